@@ -18,6 +18,7 @@ from spark_ledger.broker.catalog import Catalog
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_partition import OwnedPartition, elsewhere
 from spark_ledger.broker.owned_topic import REREAD_S, OwnedTopic
+from spark_ledger.broker.owner.membership import INCOMPLETE
 from spark_ledger.broker.owner.ownership import Owners, Ownership
 from spark_ledger.broker.owner.tail import TailBudget
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
@@ -29,6 +30,7 @@ from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.broker.wire.frames import MESSAGE_BYTES_MAX
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import StoreError
+from spark_ledger.metrics import Counter
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
@@ -61,7 +63,8 @@ class Broker:
         self.id = f"{rng.getrandbits(64):016x}"
         self.clock = StoreClock()
         self.client = TopicClient(ledgers, rng, self.clock.now_ms)
-        self.ownership = Ownership(ledgers.metadata, self.id, url)
+        self.incomplete = Counter(*INCOMPLETE)
+        self.ownership = Ownership(ledgers.metadata, self.id, url, incomplete=self.incomplete)
         self.cursors = ConsumerCursors(ledgers.metadata, self.client.subscriptions, self.id, rng)
         self.waiting_bytes = 0
         self.message_bytes_max = min(
@@ -83,11 +86,11 @@ class Broker:
         """`listen` is called before others see this broker: they bury one that does not answer.
         Raises errors.BadConfig (another broker has its URL), errors.Unavailable."""
         await self.clock.measure(self.client)
-        self.ownership.since_ms = self.clock.now_ms()
-        await self.ownership.check_url()
+        self.ownership.membership.since_ms = self.clock.now_ms()
+        await self.ownership.membership.check_url()
         self._phase = Phase.STARTING
         listen()
-        await self.ownership.register()
+        await self.ownership.membership.register()
         self._phase = Phase.OPEN
         self.watch.start()
 
@@ -114,7 +117,7 @@ class Broker:
 
     async def _close(self) -> None:
         with suppress(StoreError, errors.LedgerError):
-            await self.ownership.leave()
+            await self.ownership.membership.leave()
         await self._topics.idle()
         closes = (topic.close() for topic in self.opened())
         for failed in await asyncio.gather(*closes, return_exceptions=True):

@@ -13,7 +13,8 @@ from typing import Protocol
 from spark_ledger import errors
 from spark_ledger.async_tasks import cancel, woken
 from spark_ledger.broker.owned_topic import OwnedTopic
-from spark_ledger.broker.owner.ownership import Owners, Ownership, UrlTaken
+from spark_ledger.broker.owner.membership import UrlTaken
+from spark_ledger.broker.owner.ownership import Owners, Ownership
 from spark_ledger.broker.store_contact import StoreClock, StoreContact
 from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.store import MetadataStore, StoreError
@@ -73,10 +74,10 @@ class Watch:
 
     async def _tick(self) -> None:
         while True:
-            await woken(self._broker.ownership.stirred, TICK_S)
-            self._broker.ownership.stirred.clear()
+            await woken(self._broker.ownership.membership.stirred, TICK_S)
+            self._broker.ownership.membership.stirred.clear()
             try:
-                if await self._broker.ownership.keep():
+                if await self._broker.ownership.membership.keep():
                     _log.warning("the broker was taken for dead, and registers again")
                     self._broker.cursors.doubt_all()
                     for topic in self._broker.opened():
@@ -115,8 +116,8 @@ class Watch:
                 if loop.time() < self._others_return_s:
                     await asyncio.sleep(PROBE_EVERY_S)
                     continue
-                alive = await self._broker.ownership.probe()
-                if alive_before - alive or self._broker.ownership.has_buried:
+                alive = await self._broker.ownership.membership.probe()
+                if alive_before - alive or self._broker.ownership.membership.has_buried:
                     await self.take_over()
                 if alive_before != alive:
                     give_s = loop.time() + SETTLE_S

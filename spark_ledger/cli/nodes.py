@@ -267,7 +267,7 @@ async def alive(
     service_url: str, unreadable: dict[str, LedgerError] | None = None
 ) -> list[dict[str, str | int]]:
     """Brokers by `id`, `url` and `incomplete_messages`. Raises Unavailable."""
-    from spark_ledger.broker.owner.ownership import brokers_alive
+    from spark_ledger.broker.owner.membership import brokers_alive
 
     brokers = await of_store(service_url, lambda store: brokers_alive(store, unreadable))
     return [

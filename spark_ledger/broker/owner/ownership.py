@@ -1,8 +1,5 @@
-"""Which broker has which partition: a record for each topic, one ephemeral for each broker.
+"""Which broker has which partition: a record for each topic.
 
-    /brokers/alive/<id>          ephemeral: {"url": where the broker is reached, "incomplete": how
-                                 many chunked messages its producers left incomplete, "since_ms":
-                                 when the broker was started, by the store's clock}
     /brokers/topics/<topic id>   {"brokers": {id: {"url": ..., "partitions": [[number, epoch]]}}},
                                  stays when the brokers go
 
@@ -10,14 +7,10 @@ Always true: a partition has one owner in the record, which only decides where c
 changes by compare-and-set with the partition's epoch raised. The fence of the live ledger decides
 that an owner's successor may write (hazard 45: one ephemeral a process, however many topics), and
 no owner opens a live ledger in a commit that is made after the record has changed. A broker that
-finds another one in the record gives the partition up, and keeps its other partitions.
-
-Whether another broker lives is asked in probes.py. A node that cannot be decoded is no broker, and
-hides no other one. Of two brokers that live and advertise one URL the one that was started later
-ends: no client could choose between them, and neither could ask the other.
+finds another one in the record gives the partition up, and keeps its other partitions. Which
+brokers there are: membership.py.
 """
 
-import asyncio
 import hashlib
 import json
 import logging
@@ -28,7 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.probes import Burials, Probes, neighbours
+from spark_ledger.broker.owner.membership import Membership, UrlTaken
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     BadVersion,
@@ -37,11 +30,11 @@ from spark_ledger.metadata.store import (
     NodeExists,
     NoNode,
     OutcomeUnknown,
-    SessionState,
     Versioned,
     Watcher,
 )
-from spark_ledger.metadata.store_calls import TRIES_MAX, Tries, ensure, reachable, read
+from spark_ledger.metadata.store_calls import TRIES_MAX, Tries, reachable, read
+from spark_ledger.metrics import Counter
 
 NOT_THERE = -1
 RECORDS_KEPT = 16
@@ -85,72 +78,6 @@ class Deposed(errors.LedgerFenced):
     """Another broker has the partition."""
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """A broker as its node has it; `session` and `created_ms` are the node's."""
-
-    url: str
-    incomplete: int = 0
-    since_ms: int = 0
-    session: int = 0
-    created_ms: int = 0
-
-    def encoded(self) -> bytes:
-        plain = {"url": self.url, "incomplete": self.incomplete, "since_ms": self.since_ms}
-        return json.dumps(plain).encode()
-
-
-async def brokers_alive(
-    store: MetadataStore, unreadable: dict[str, errors.LedgerError] | None = None
-) -> dict[str, Registered]:
-    """The brokers that are registered, by id. A node that cannot be decoded is left out, and put
-    into `unreadable`. Raises errors.Unavailable."""
-    with reachable("listing brokers"):
-        try:
-            ids = await store.children(paths.BROKERS_ALIVE)
-        except NoNode:
-            return {}
-        nodes = await store.get_many([paths.broker(broker_id) for broker_id in ids])
-    decoded = {
-        broker_id: _registered(broker_id, node)
-        for broker_id, node in zip(ids, nodes, strict=True)
-        if node is not None
-    }
-    if unreadable is not None:
-        damaged = errors.UnsupportedFormat("its node cannot be decoded")
-        unreadable |= {id_: damaged for id_, broker in decoded.items() if broker is None}
-    return {broker_id: broker for broker_id, broker in decoded.items() if broker is not None}
-
-
-def _registered(broker_id: str, node: Versioned) -> Registered | None:
-    try:
-        plain = json.loads(node.value)
-        url, incomplete = plain["url"], int(plain.get("incomplete", 0))
-        if not isinstance(url, str):
-            raise ValueError(f"a URL of {url!r}")
-        since_ms = int(plain.get("since_ms", 0))
-        return Registered(url, incomplete, since_ms, node.owner, node.created_ms)
-    except errors.MALFORMED as why:
-        _unreadable(broker_id, node.value[:100], repr(why))
-        return None
-
-
-@lru_cache(maxsize=RECORDS_KEPT)
-def _unreadable(broker_id: str, value: bytes, why: str) -> None:
-    """Logged once for a node, not each time that it is read."""
-    _log.warning("the node of broker %s cannot be decoded: %s (%r)", broker_id, why, value)
-
-
-class UrlTaken(errors.BadConfig):
-    """Another broker serves at this one's URL, and was there before."""
-
-    def __init__(self, url: str, broker_id: str) -> None:
-        super().__init__(
-            f"broker {broker_id} serves at {url} already",
-            "Give each broker an address of its own: --advertised-host, --broker-port.",
-        )
-
-
 class Ownership:
     """Of one broker, whose clients reach it at `url`. Methods raise errors.Unavailable; those that
     look at other brokers also UrlTaken: then this one is to end."""
@@ -161,110 +88,13 @@ class Ownership:
         broker_id: str,
         url: str,
         answers: Callable[[str], Awaitable[bool]] | None = None,
+        incomplete: Counter | None = None,
     ) -> None:
-        """`answers`: whether a broker lives at a URL."""
+        """`answers` and `incomplete` as for Membership."""
         self.broker_id = broker_id
         self.url = url
-        self.incomplete = 0
-        """Of its producers' chunked messages; `keep` writes it."""
-        self.since_ms = 0
-        """When it was started, by the store's clock."""
-        self.has_buried = False
-        """A broker was buried since the last `take_over`."""
-        self.stirred = asyncio.Event()
-        """Set when `keep` is to look at once."""
+        self.membership = Membership(store, broker_id, url, answers, incomplete)
         self._store = store
-        self._answers = answers or Probes().answers
-        self._burials = Burials()
-        self._before: dict[str, Registered] | None = None
-        """Those of this URL that were there when this one was registered first."""
-        self._is_url_free = False
-        self._session_lost = False
-        store.add_session_listener(self._session_changed)
-
-    async def check_url(self) -> None:
-        """Before this broker listens: raises UrlTaken where another one answers at its URL."""
-        for broker_id in await self._of_this_url():
-            if await self._answers(self.url):
-                raise UrlTaken(self.url, broker_id)
-        self._is_url_free = True
-
-    async def register(self) -> None:
-        """Register this broker; again after its session was lost. One of this URL that is there
-        when it is registered first was killed, unless it answers. Raises UrlTaken."""
-        if not self._is_url_free:
-            await self.check_url()
-        with reachable("registering a broker"):
-            await ensure(self._store, paths.BROKERS_ALIVE)
-            await ensure(self._store, paths.BROKERS_TOPICS)
-            with suppress(NodeExists, OutcomeUnknown):
-                await self._store.create(self._path, self._encoded, ephemeral=True)
-        self._session_lost = False
-        self.stirred.set()
-        if self._before is None:
-            self._before = await self._of_this_url()
-            for broker_id in self._before:
-                await self.bury(broker_id)
-
-    async def _of_this_url(self) -> dict[str, Registered]:
-        """The other brokers that are registered with this one's URL."""
-        registered = await brokers_alive(self._store)
-        return {
-            broker_id: broker
-            for broker_id, broker in registered.items()
-            if broker.url == self.url and broker_id != self.broker_id
-        }
-
-    async def keep(self) -> bool:
-        """Register again if the session of the registration is over, or another broker took this
-        one for dead; returns whether that was so. If this broker is still registered, write
-        `incomplete` into its node when the count has changed."""
-        if self._store.session_state is not SessionState.CONNECTED:
-            return False
-        with reachable("looking whether this broker is registered"), suppress(NoNode):
-            node = await self._store.get(self._path, self.stirred.set)
-            if not self._session_lost:
-                await self._renew(node)
-                return False
-        await self.register()
-        return True
-
-    async def _renew(self, node: Versioned) -> None:
-        if node.value != self._encoded:
-            with suppress(NoNode, BadVersion, OutcomeUnknown):
-                await self._store.set(self._path, self._encoded, node.version)
-
-    async def leave(self) -> None:
-        with suppress(NoNode, OutcomeUnknown):
-            await self._store.delete(self._path)
-
-    async def brokers(self) -> dict[str, str]:
-        """The URL of each broker that is alive, by id."""
-        registered = await brokers_alive(self._store)
-        return {broker_id: broker.url for broker_id, broker in registered.items()}
-
-    async def bury(self, broker_id: str) -> None:
-        """Remove the node of a dead broker, even if its session still lives: all brokers see that.
-        A broker that is not dead registers again."""
-        _log.warning("broker %s does not answer: others take its partitions over", broker_id)
-        with reachable("removing a dead broker"), suppress(NoNode, OutcomeUnknown):
-            await self._store.delete(paths.broker(broker_id))
-        self._burials.buried(broker_id, asyncio.get_running_loop().time())
-
-    async def probe(self) -> frozenset[str]:
-        """Ask some of the others whether they live, and bury those that do not; returns the
-        brokers that are alive."""
-        others = await self._others_alive()
-        asked = neighbours(self.broker_id, others)
-        lives = await asyncio.gather(
-            *(self._lives(broker_id, others[broker_id]) for broker_id in asked)
-        )
-        for broker_id, alive in zip(asked, lives, strict=True):
-            if not alive:
-                await self.bury(broker_id)
-                self.has_buried = True
-                del others[broker_id]
-        return frozenset(others)
 
     async def take_over(self) -> dict[str, Owners]:
         """Take the partitions of dead brokers that fall on this one; returns their topics, each
@@ -273,8 +103,8 @@ class Ownership:
             await self._store.sync(paths.BROKERS_TOPICS)
             topics = await self._store.children(paths.BROKERS_TOPICS)
             nodes = await self._store.get_many([paths.brokers_of_topic(id_) for id_ in topics])
-        alive = await self._others_alive()
-        self.has_buried = False  # what fails from here on is found by the lookups of clients
+        alive = await self.membership.others_alive()
+        self.membership.has_buried = False  # what fails from here on clients' lookups find
         taken = {}
         for topic_id, node in zip(topics, nodes, strict=True):
             try:
@@ -297,7 +127,8 @@ class Ownership:
                 return False
             if await self._take(topic_id, now, vacant):
                 return True
-            now, alive = await self.owners(topic_id, fresh=True), await self._others_alive()
+            now = await self.owners(topic_id, fresh=True)
+            alive = await self.membership.others_alive()
         return False
 
     async def owners(
@@ -327,7 +158,7 @@ class Ownership:
         """Give partitions that fall on other brokers to these, so many at most; returns how many.
         This broker then finds itself deposed, as by any other."""
         now = await self.owners(topic_id, fresh=True)
-        others = await self._others_alive()
+        others = await self.membership.others_alive()
         mine = now.epochs_of(self.broker_id)
         falls = {number: self._falls_on(topic_id, number, others) for number in mine}
         given = {number: to for number, to in falls.items() if to != self.broker_id}
@@ -345,7 +176,7 @@ class Ownership:
         so that each has its turn: one of a later version may read what this one cannot. False:
         there is no other, or the record is another by now."""
         now = await self.owners(topic_id, fresh=True)
-        owner, others = now.of(partition), await self._others_alive()
+        owner, others = now.of(partition), await self.membership.others_alive()
         if owner is None or owner.broker != self.broker_id or not others:
             return False
         to = min(others, key=lambda broker: (broker < self.broker_id, broker))
@@ -364,52 +195,19 @@ class Ownership:
             owner = now.of(partition)
             if owner is not None and owner.broker == self.broker_id:
                 return owner
-            alive = await self._others_alive()
+            alive = await self.membership.others_alive()
             if owner is not None and owner.broker in alive:
-                if await self._lives(owner.broker, owner.url):
+                if await self.membership.lives(owner.broker, owner.url):
                     return owner
                 del alive[owner.broker]
-                await self.bury(owner.broker)
-                self.has_buried = True
+                await self.membership.bury(owner.broker)
+                self.membership.has_buried = True
             chosen = self.broker_id if here else self._falls_on(topic_id, partition, alive)
             if chosen != self.broker_id:
                 return Owner(chosen, 0 if owner is None else owner.epoch, alive[chosen])
             vacant = self._vacant(topic_id, now, range(partitions), alive)
             await self._take(topic_id, now, [partition, *vacant])
             await tries.lost(f"brokers took topic {topic_id} from each other again")
-
-    async def _others_alive(self) -> dict[str, str]:
-        """By id the URLs of the other brokers; not of one that was killed and whose port this one
-        has: its session lives on for a while. Raises UrlTaken."""
-        registered = await brokers_alive(self._store)
-        now_s = asyncio.get_running_loop().time()
-        sessions = {broker_id: broker.session for broker_id, broker in registered.items()}
-        self._burials.registered(sessions, now_s)
-        before = self._before or {}
-        others = {}
-        for broker_id, broker in registered.items():
-            if broker.url != self.url:
-                others[broker_id] = broker.url
-            elif before.get(broker_id) == broker:  # its burial was lost
-                await self.bury(broker_id)
-            elif broker_id in before or self._is_later_than(broker_id, broker):
-                raise UrlTaken(self.url, broker_id)
-        return others
-
-    def _is_later_than(self, broker_id: str, other: Registered) -> bool:
-        """Whether the other one, of this URL, was started before this one."""
-        mine = self.since_ms, self.broker_id
-        return broker_id != self.broker_id and (other.since_ms, broker_id) < mine
-
-    async def _lives(self, broker_id: str, url: str) -> bool:
-        """Whether another broker answers, or is spared."""
-        loop = asyncio.get_running_loop()
-        if self._burials.spares(broker_id, loop.time()):
-            return True
-        if not await self._answers(url):
-            return False
-        self._burials.answered(broker_id, loop.time())
-        return True
 
     def _falls_on(self, topic_id: str, partition: int, others: Iterable[str]) -> str:
         return _chosen(f"{topic_id}/{partition}", [*others, self.broker_id])
@@ -444,18 +242,6 @@ class Ownership:
                 await self._store.set(path, value, owners.version)
             return True
         return False
-
-    @property
-    def _encoded(self) -> bytes:
-        return Registered(self.url, self.incomplete, self.since_ms).encoded()
-
-    @property
-    def _path(self) -> str:
-        return paths.broker(self.broker_id)
-
-    def _session_changed(self, state: SessionState) -> None:
-        if state is SessionState.LOST:
-            self._session_lost = True
 
 
 def _chosen(what: str, brokers: list[str]) -> str:

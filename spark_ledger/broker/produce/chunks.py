@@ -17,11 +17,11 @@ import logging
 from collections.abc import Callable, Iterable
 
 from spark_ledger.broker.names import NOWHERE
-from spark_ledger.broker.owner.ownership import Ownership
 from spark_ledger.broker.produce.producer import NO_ID, Producer, Run
 from spark_ledger.broker.produce.waiting import Chunk
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.broker.wire.sends import Send
+from spark_ledger.metrics import Counter
 from spark_ledger.topic.entry import pulsar_batch
 
 GIVE_UP_S = 2.0
@@ -68,12 +68,12 @@ class ChunkedMessage:
 
 class ChunksOfProducer:
     """The messages that a producer sends in chunks now. `drop` is the error by which its client
-    drops a message; `ownership` counts the messages that are given up, and publishes the count."""
+    drops a message; `incomplete` counts the messages that are given up."""
 
-    def __init__(self, producer: Producer, ownership: Ownership, drop: ServerError) -> None:
+    def __init__(self, producer: Producer, incomplete: Counter, drop: ServerError) -> None:
         self._producer = producer
         self._refused = producer.partition.refused
-        self._ownership = ownership
+        self._incomplete = incomplete
         self._drop = drop
         self._begun: dict[str, ChunkedMessage] = {}
         self._damaged = False
@@ -163,12 +163,12 @@ class ChunksOfProducer:
             self._producer.connection.later(GIVE_UP_S, self._look)
 
     def _give_up(self, message: ChunkedMessage, why: str, *, refuse: bool = True) -> None:
-        self._ownership.incomplete += 1
+        self._incomplete.add()
         what = (
             f"a chunked message of producer '{self._producer.name}' is incomplete:"
             f" {len(message.offsets)} of {message.count} chunks came, then {why}"
         )
-        _log.warning("%s; %d such messages since the start", what, self._ownership.incomplete)
+        _log.warning("%s; %d such messages since the start", what, self._incomplete.value)
         if refuse:
             self._refuse(message.uuid, Refusal(self._drop, what))
         else:

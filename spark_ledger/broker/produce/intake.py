@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from spark_ledger import errors
 from spark_ledger.broker.names import fault_of_name
-from spark_ledger.broker.owner.ownership import Ownership
 from spark_ledger.broker.produce.chunks import ChunksOfProducer
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.produce.producer import NO_ID, Producer, Run, closed
@@ -19,6 +18,7 @@ from spark_ledger.broker.wire.commands import NO_TRANSACTIONS, Refusal, ServerEr
 from spark_ledger.broker.wire.frames import MalformedFrame, Span, encode
 from spark_ledger.broker.wire.link import Link
 from spark_ledger.broker.wire.sends import KEY_BYTES, Send, Shape
+from spark_ledger.metrics import Counter
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_batch import WALKED_MESSAGES_MAX
 
@@ -30,9 +30,9 @@ SHAPES_MAX = 1_000
 
 
 class ThisBroker(Protocol):
-    """This broker, of which `ownership` counts what was given up."""
+    """This broker, which counts the messages that were given up as `incomplete`."""
 
-    ownership: Ownership
+    incomplete: Counter
 
     def waits(self, size: int) -> None:
         """So many bytes of clients wait from now on, or wait no more where it is negative."""
@@ -223,6 +223,6 @@ class Intake:
 
     def _chunks_of(self, producer: Producer) -> ChunksOfProducer:
         if producer not in self._chunks:
-            made = ChunksOfProducer(producer, self._broker.ownership, self.drop)
+            made = ChunksOfProducer(producer, self._broker.incomplete, self.drop)
             self._chunks[producer] = made
         return self._chunks[producer]

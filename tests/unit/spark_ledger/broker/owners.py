@@ -52,7 +52,7 @@ class Owner:
         return False
 
     async def take(self, idle_s=60.0):
-        await self.ownership.register()
+        await self.ownership.membership.register()
         topic = self.stage.topic
         await self.ownership.choose(topic.id, 0, topic.partitions, here=True)
         owners = await self.ownership.owners(topic.id)

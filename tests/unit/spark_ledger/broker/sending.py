@@ -13,6 +13,7 @@ from spark_ledger.broker.produce.waiting import RefusedMessages
 from spark_ledger.broker.wire.commands import AccessMode, ServerError, SubscriptionType
 from spark_ledger.broker.wire.frames import PulsarFrameReader
 from spark_ledger.broker.wire.sends import Send
+from spark_ledger.metrics import Counter
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.read.live import ends_of, live_task
 from spark_ledger.topic.read.plan import plan_read
@@ -44,8 +45,8 @@ class Sending:
         partition.refused = vars(owner).setdefault("refused", RefusedMessages())
         mode = AccessMode.SHARED
         self.producer = Producer(self.link, 1, 1, name, mode, 0, 0, partition, None)
-        self.ownership = SimpleNamespace(incomplete=0)
-        self.chunks = ChunksOfProducer(self.producer, self.ownership, ServerError.CHECKSUM)
+        self.incomplete = Counter("incomplete", "")
+        self.chunks = ChunksOfProducer(self.producer, self.incomplete, ServerError.CHECKSUM)
 
     def append(self, run):
         run.hand_on()

@@ -8,7 +8,8 @@ import pytest
 from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.owned_topic import LEDGERS_ASKED_AT_ONCE, REREAD_S
-from spark_ledger.broker.owner.ownership import Ownership, Registered
+from spark_ledger.broker.owner.membership import Membership, Registered
+from spark_ledger.broker.owner.ownership import Ownership
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.wire.commands import Refusal
 from spark_ledger.metadata import paths
@@ -44,15 +45,15 @@ def test_a_defect_in_one_look_does_not_end_the_background(name, monkeypatch, cap
         brokers = Brokers(stage)
         a, b = await brokers.new("a"), await brokers.new("b")
         await b.ownership.choose("t", here=True)
-        right, failed = getattr(Ownership, name), asyncio.Event()
+        right, failed = getattr(Membership, name), asyncio.Event()
 
         async def wrong(self):
             failed.set()
             raise ZeroDivisionError("a defect")
 
-        monkeypatch.setattr(Ownership, name, wrong)
+        monkeypatch.setattr(Membership, name, wrong)
         await failed.wait()
-        monkeypatch.setattr(Ownership, name, right)
+        monkeypatch.setattr(Membership, name, right)
         await asyncio.sleep(1)
         assert "a defect" in caplog.text
         await b.seal()  # its background ends: it is dead
@@ -60,7 +61,7 @@ def test_a_defect_in_one_look_does_not_end_the_background(name, monkeypatch, cap
         await stage.client.store.delete(paths.broker("a"))
         await asyncio.sleep(10)
         assert await brokers.owner(a) == "a"
-        assert "a" in await a.ownership.brokers()
+        assert "a" in await a.ownership.membership.brokers()
         await a.seal()
 
     play(act)
@@ -72,7 +73,7 @@ def test_a_broker_that_another_buried_registers_again_at_once():
         await asyncio.sleep(5.3)
         await stage.client.store.delete(paths.broker("a"))
         await asyncio.sleep(0.5)
-        assert list(await a.ownership.brokers()) == ["a"]
+        assert list(await a.ownership.membership.brokers()) == ["a"]
         await a.seal()
 
     play(act)
@@ -89,11 +90,11 @@ def test_a_broker_listens_before_others_see_it_and_gives_no_partition_out_before
         asked = []
 
         async def answers(url):  # who asks b before it listens reaches no one
-            asked.append(list(await a.ownership.brokers()))
+            asked.append(list(await a.ownership.membership.brokers()))
             return bool(listening)
 
         b.ownership = Ownership(process.ledgers.metadata, "b", "pulsar://b:1", answers)
-        listening, register = [], b.ownership.register
+        listening, register = [], b.ownership.membership.register
 
         async def registers():
             assert listening
@@ -101,13 +102,13 @@ def test_a_broker_listens_before_others_see_it_and_gives_no_partition_out_before
                 await b.lookup(names.parse("t-partition-0"), authoritative=True)
             await register()
 
-        b.ownership.register = registers
+        b.ownership.membership.register = registers
         await stage.client.store.create(
             paths.broker("killed"), Registered("pulsar://b:1").encoded(), ephemeral=True
         )
         await b.start(lambda: listening.append(True))
         assert asked == [["a", "killed"]], "before it listens"
-        assert sorted(await a.ownership.brokers()) == ["a", "b"]
+        assert sorted(await a.ownership.membership.brokers()) == ["a", "b"]
         await b.lookup(names.parse("t-partition-0"), authoritative=True)
         await a.seal()
         await b.seal()

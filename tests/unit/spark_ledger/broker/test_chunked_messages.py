@@ -279,7 +279,7 @@ def test_chunks_of_a_message_that_is_not_whole_are_sent_to_nobody_and_need_no_ac
         await made.got(1)
         assert (await made.partition.last()).offset == 0
         one.chunks.give_up("it left", refuse=False)
-        assert one.ownership.incomplete == 1
+        assert one.incomplete.value == 1
         one.lone(b"after")
         assert [at for at, _ in await made.got(2)] == [0, 3]
         for offset in (0, 3):

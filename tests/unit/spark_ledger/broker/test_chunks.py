@@ -10,6 +10,7 @@ from spark_ledger.broker.produce.producer import Producer, Run
 from spark_ledger.broker.produce.waiting import Chunk, RefusedMessages
 from spark_ledger.broker.wire.commands import AccessMode, ServerError
 from spark_ledger.broker.wire.sends import Send
+from spark_ledger.metrics import Counter
 from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
 from tests.kit.pulsar_batches import chunked, lone, message, whole_of
 from tests.unit.spark_ledger.broker.sending import Link
@@ -23,9 +24,9 @@ class Sending:
         partition = SimpleNamespace(number=0, log=log)
         partition.refused = RefusedMessages()
         self.link = Link()
-        self.ownership = SimpleNamespace(incomplete=0)
+        self.incomplete = Counter("incomplete", "")
         self.producer = Producer(self.link, 1, 1, "p", AccessMode.SHARED, 0, 0, partition, None)
-        self.chunks = ChunksOfProducer(self.producer, self.ownership, ServerError.CHECKSUM)
+        self.chunks = ChunksOfProducer(self.producer, self.incomplete, ServerError.CHECKSUM)
         self.appended = []
 
     def send(self, *parts, sequence_id=5):
@@ -82,7 +83,7 @@ def test_each_chunk_is_stored_as_it_came_and_all_have_their_receipts_with_the_la
     found = pulsar_columns.decoded([pulsar_batch.put_together(payloads, last.batches[0])])
     assert found.column("value").to_pylist() == [b"abcdefgh"]
     assert found.column("key").to_pylist() == [b"k"]
-    assert sending.ownership.incomplete == 0
+    assert sending.incomplete.value == 0
 
 
 def test_a_chunk_that_is_sent_again_to_another_ledger_has_the_offset_that_it_has_there(sending):
@@ -125,11 +126,11 @@ def test_a_message_whose_last_chunk_does_not_come_is_refused_and_counted(sending
     sending.chunks.give_up("it sent another message")
     assert [one[0] for one in sending.link.said] == [5, 5]
     assert "2 of 4 chunks came" in sending.link.said[0][1]
-    assert sending.ownership.incomplete == 1
+    assert sending.incomplete.value == 1
     assert "'p' is incomplete: 2 of 4 chunks came" in caplog.text
     sending.send(*chunked(b"abcd", 3, uuid="next")[:1])
     sending.chunks.give_up("it left", refuse=False)
-    assert (len(sending.link.said), sending.ownership.incomplete) == (2, 2)
+    assert (len(sending.link.said), sending.incomplete.value) == (2, 2)
 
 
 def test_another_message_gives_up_the_one_before_it_and_is_whole(sending):
@@ -175,7 +176,7 @@ def test_messages_whose_chunks_a_producer_mixes_are_whole_and_answered_in_the_or
     assert freely.link.said == [(1, 5), (2, 4), (2, 4), (3, 3), (2, 4), (1, 5)]
     assert pulsar_batch.earlier_offsets(freely.appended[0].batches[0]) == (0,)
     assert pulsar_batch.earlier_offsets(runs[-1].batches[0]) == (1, 2)
-    assert freely.ownership.incomplete == 0
+    assert freely.incomplete.value == 0
 
 
 def test_a_message_is_given_up_once_others_come_and_no_chunk_of_it_does(freely):
@@ -197,7 +198,7 @@ def test_a_message_is_given_up_once_others_come_and_no_chunk_of_it_does(freely):
     assert [one[0] for one in freely.link.said] == [1, 2, 1, 3]
     assert "2 of 3 chunks came, then others" in freely.link.said[0][1]
     assert (freely.link.said[1], freely.link.said[3]) == ((2, 1), (3, 3))
-    assert freely.ownership.incomplete == 1
+    assert freely.incomplete.value == 1
     freely.send(parts[2], sequence_id=1)
     assert "was refused" in freely.link.said[-1][1]
     assert not freely.link.looks  # nothing is begun

@@ -3,7 +3,6 @@
 import asyncio
 import time
 import zlib
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -23,6 +22,7 @@ from spark_ledger.broker.wire.commands import (
 )
 from spark_ledger.broker.wire.frames import PulsarFrameReader, encode
 from spark_ledger.metadata.store import StoreUnavailable
+from spark_ledger.metrics import Counter
 from spark_ledger.topic.entry.pulsar_batch import built
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
 from tests.kit.pulsar_batches import batch_of, chunked, lone, message
@@ -272,7 +272,7 @@ def test_a_message_that_is_damaged_is_refused_between_the_receipts_of_those_arou
 def test_a_producer_that_is_sent_away_late_takes_no_chunks_of_the_one_that_has_its_number_now():
     async def main():
         async with connected() as (connection, _):
-            connection.client.broker.ownership = SimpleNamespace(incomplete=0)
+            connection.client.broker.incomplete = Counter("incomplete", "")
             partition = Partition(deduplication=False)
             partition.produce(connection, 1)
             before = connection.client.intake.producers[1]

@@ -222,7 +222,7 @@ def test_a_broker_looks_at_all_topics_at_once_when_another_dies():
                 return call(*some, **more)
 
             setattr(store, name, counted)
-        await b.ownership.leave()
+        await b.ownership.membership.leave()
 
         assert await a.ownership.take_over() == {}
 

@@ -87,7 +87,7 @@ def test_what_a_dead_broker_had_is_served_by_the_other_after_what_it_left():
         kept = {n: (await a.partition(named(n)))[1] for n in range(PARTITIONS) if n not in had}
         assert len(had) > 1
         brokers.dead.add(b.ownership.url)
-        assert await a.ownership.probe() == frozenset()
+        assert await a.ownership.membership.probe() == frozenset()
         await a.watch.take_over()
         topic, _ = await a.partition(named(had[0]))
         assert all(topic.has(number) for number in range(PARTITIONS))
@@ -126,7 +126,7 @@ def test_a_consumer_goes_on_at_the_next_owner_where_it_was():
         positions = await stage.client.subscriptions.positions(stage.topic.id, "s")
         assert positions == {number: 10 + number for number in range(PARTITIONS)}
         brokers.dead.add(b.ownership.url)
-        await a.ownership.probe()
+        await a.ownership.membership.probe()
         await a.watch.take_over()
         for number in [n for n, broker in there.items() if broker is b]:
             _, made = await consumer(a, number)
@@ -142,7 +142,7 @@ async def taken(brokers, to, number, *, of):
     brokers.dead.add(of.ownership.url)
     await to.lookup(named(number), authoritative=True)
     brokers.dead.discard(of.ownership.url)
-    await of.ownership.register()
+    await of.ownership.membership.register()
     return await to.partition(named(number))
 
 
@@ -402,7 +402,7 @@ def test_a_partition_whose_live_end_a_later_version_wrote_goes_round_until_a_bro
         _, partition = await made["c"].partition(named(0))
         await partition.writer._ledger.writer.append([bytes(later)], rows=1)
         brokers.dead.add(made.pop("c").ownership.url)
-        await made["a"].ownership.probe()
+        await made["a"].ownership.membership.probe()
 
         reads = seal.decode_header
 
@@ -443,7 +443,7 @@ def test_a_broker_alone_keeps_a_partition_that_it_cannot_open_and_tells_why():
         _, partition = await b.partition(named(0))
         await partition.writer._ledger.writer.append([bytes(later)], rows=1)
         brokers.dead.add(b.ownership.url)
-        await a.ownership.probe()
+        await a.ownership.membership.probe()
         await a.lookup(named(0), authoritative=True)
         with pytest.raises(errors.UnsupportedFormat, match="is of a later version"):
             await a.partition(named(0))

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from spark_ledger.broker.owner.ownership import Deposed, Ownership, UrlTaken, brokers_alive
+from spark_ledger.broker.owner.membership import UrlTaken, brokers_alive
+from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.metadata import paths
 from tests.unit.spark_ledger.topic.stage import play
 
@@ -22,7 +23,7 @@ class Brokers:
     async def new(self, name, url=None):
         url = url or f"pulsar://{name}:1"
         made = Ownership(self.stage.client.store, name, url, self.answers)
-        await made.register()
+        await made.membership.register()
         return made
 
     async def answers(self, url):
@@ -128,7 +129,7 @@ def test_partitions_of_a_dead_broker_are_taken_and_those_of_others_stay_as_they_
         brokers, a, b = await spread(stage)
         c = await brokers.new("c")
         before = await a.owners("t", fresh=True)
-        await b.leave()
+        await b.membership.leave()
         number = min(before.epochs_of("b"))
         taken = await c.choose("t", number, 30, here=True)
         assert (taken.broker, taken.epoch) == ("c", 2)
@@ -165,10 +166,10 @@ def test_a_broker_that_does_not_answer_is_buried_and_each_other_takes_what_falls
         brokers, a, b = await spread(stage, 40)
         c = await brokers.new("c")
         before = await a.owners("t", fresh=True)
-        assert await a.probe() == {"b", "c"}
+        assert await a.membership.probe() == {"b", "c"}
         brokers.dead.add(b.url)
-        assert await a.probe() == {"c"}
-        assert await c.probe() == {"a"}
+        assert await a.membership.probe() == {"c"}
+        assert await c.membership.probe() == {"a"}
         await a.take_over()
         await c.take_over()
         after = await a.owners("t", fresh=True)
@@ -208,13 +209,13 @@ def test_one_that_was_taken_for_dead_registers_again_and_finds_that_it_has_nothi
     async def act(stage):
         brokers, a, b = await spread(stage)
         had = (await a.owners("t", fresh=True)).epochs_of("b")
-        assert not await b.keep()
+        assert not await b.membership.keep()
         brokers.dead.add(b.url)
-        await a.probe()
+        await a.membership.probe()
         await a.take_over()
         brokers.dead.clear()
-        assert await b.keep()
-        assert await a.probe() == {"b"}
+        assert await b.membership.keep()
+        assert await a.membership.probe() == {"b"}
         with pytest.raises(Deposed):
             await b.check("t", min(had), 1)
 
@@ -226,8 +227,8 @@ def test_a_broker_says_how_many_chunked_messages_are_incomplete_as_long_as_it_li
         a = await Brokers(stage).new("a")
         (said,) = (await brokers_alive(stage.client.store)).values()
         assert (said.url, said.incomplete) == (a.url, 0)
-        a.incomplete = 2
-        assert not await a.keep()
+        a.membership.incomplete.add(2)
+        assert not await a.membership.keep()
         (said,) = (await brokers_alive(stage.client.store)).values()
         assert (said.url, said.incomplete) == (a.url, 2)
 
@@ -257,7 +258,7 @@ def test_brokers_that_cannot_reach_each_other_bury_each_other_less_and_less_ofte
         async def watch(this, other):
             before = True
             while loop.time() < end_s:
-                there = other.broker_id in await this.probe()
+                there = other.broker_id in await this.membership.probe()
                 if before and not there:
                     buried[this].append(loop.time())
                 before = there
@@ -265,7 +266,7 @@ def test_brokers_that_cannot_reach_each_other_bury_each_other_less_and_less_ofte
 
         async def keep(this):
             while loop.time() < end_s:
-                await this.keep()
+                await this.membership.keep()
                 await asyncio.sleep(2.0)
 
         end_s = loop.time() + 3600
@@ -285,19 +286,19 @@ def test_a_spared_broker_is_buried_by_the_end_of_its_session_and_then_anew():
         a = await brokers.new("a")
         other = await stage.world.client("other")
         b = Ownership(other.session, "b", "pulsar://b:1")
-        await b.register()
+        await b.membership.register()
         brokers.dead.add(b.url)
-        assert await a.probe() == set()
-        assert await b.keep()
-        assert await a.probe() == {"b"}
+        assert await a.membership.probe() == set()
+        assert await b.membership.keep()
+        assert await a.membership.probe() == {"b"}
         await a.choose("t", here=True)
         other.session.expire()
         await asyncio.sleep(60.0)
-        assert await a.probe() == set(), "the store has seen it die"
-        assert await b.keep()
-        assert await a.probe() == set(), "another session: its first burial"
-        assert await b.keep()
-        assert await a.probe() == {"b"}
+        assert await a.membership.probe() == set(), "the store has seen it die"
+        assert await b.membership.keep()
+        assert await a.membership.probe() == set(), "another session: its first burial"
+        assert await b.membership.keep()
+        assert await a.membership.probe() == {"b"}
 
     play(act)
 
@@ -307,9 +308,9 @@ def test_clients_are_sent_to_a_spared_owner_and_nothing_is_taken_from_it():
         brokers, a, b = await spread(stage)
         number = min((await a.owners("t", fresh=True)).epochs_of("b"))
         brokers.dead.add(b.url)
-        await a.probe()
-        await b.keep()
-        await a.probe()
+        await a.membership.probe()
+        await b.membership.keep()
+        await a.membership.probe()
         before = await a.owners("t", fresh=True)
         assert (await a.choose("t", number, 30, here=False)).broker == "b"
         assert await a.take_over() == {}
@@ -323,12 +324,12 @@ def test_a_broker_that_hung_for_longer_than_a_moment_is_buried_anew_the_next_tim
         brokers, a, b = await spread(stage)
         for _ in range(3):
             brokers.dead.add(b.url)
-            assert await a.probe() == set()
+            assert await a.membership.probe() == set()
             await asyncio.sleep(6.0)
-            assert await a.probe() == set()
-            await b.keep()
+            assert await a.membership.probe() == set()
+            await b.membership.keep()
             brokers.dead.clear()
-            assert await a.probe() == {"b"}
+            assert await a.membership.probe() == {"b"}
 
     play(act)
 
@@ -339,8 +340,8 @@ def test_a_url_at_which_another_broker_answers_is_refused_at_the_start():
         a = await brokers.new("a")
         with pytest.raises(UrlTaken, match="broker a serves at pulsar://a:1 already"):
             await brokers.new("b", a.url)
-        assert list(await a.brokers()) == ["a"]
-        assert not await a.keep()
+        assert list(await a.membership.brokers()) == ["a"]
+        assert not await a.membership.keep()
 
     play(act)
 
@@ -351,13 +352,13 @@ def test_of_two_brokers_that_live_with_one_url_the_later_one_ends():
         a = await brokers.new("a")
         brokers.dead.add(a.url)  # who asks it reaches itself, whose port is not open yet
         b = Ownership(stage.client.store, "b", a.url, brokers.answers)
-        b.since_ms = 5
-        await b.register()
-        assert await b.probe() == set()
-        assert await a.keep()
+        b.membership.since_ms = 5
+        await b.membership.register()
+        assert await b.membership.probe() == set()
+        assert await a.membership.keep()
         with pytest.raises(UrlTaken):
-            await b.probe()
-        assert await a.probe() == set()
+            await b.membership.probe()
+        assert await a.membership.probe() == set()
         with pytest.raises(UrlTaken):
             await b.choose("t", here=True)
         assert (await a.choose("t", here=True)).broker == "a"
@@ -370,10 +371,10 @@ def test_a_broker_whose_node_is_malformed_is_none_and_hides_no_other(value, capl
     async def act(stage):
         brokers, a, b = await spread(stage)
         await stage.client.store.create(paths.broker("malformed"), value)
-        assert await a.probe() == {"b"}
-        assert await b.probe() == {"a"}
+        assert await a.membership.probe() == {"b"}
+        assert await b.membership.probe() == {"a"}
         brokers.dead.add(b.url)
-        assert await a.probe() == set()
+        assert await a.membership.probe() == set()
         await stage.client.store.create(paths.brokers_of_topic("u"), b'{"brokers": {"b": 3}}')
         assert list(await a.take_over()) == ["t"], "a topic whose record is malformed hides none"
         assert "broker malformed cannot be decoded" in caplog.text

@@ -38,7 +38,7 @@ class Brokers:
             return url not in self.dead
 
         made.ownership = Ownership(process.ledgers.metadata, name, f"pulsar://{name}:1", answers)
-        await made.ownership.register()
+        await made.ownership.membership.register()
         return made
 
 

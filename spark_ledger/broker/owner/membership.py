@@ -1,0 +1,265 @@
+"""Which brokers there are: this one's registration, and whether the others live.
+
+    /brokers/alive/<id>          ephemeral: {"url": where the broker is reached, "incomplete": how
+                                 many chunked messages its producers left incomplete, "since_ms":
+                                 when the broker was started, by the store's clock}
+
+Always true: a node that cannot be decoded is no broker, and hides no other one. Of two brokers that
+live and advertise one URL the one that was started later ends: no client could choose between them,
+and neither could ask the other. Whether another broker lives is asked in probes.py.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+
+from spark_ledger import errors
+from spark_ledger.broker.owner.probes import Burials, Probes, neighbours
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import (
+    BadVersion,
+    MetadataStore,
+    NodeExists,
+    NoNode,
+    OutcomeUnknown,
+    SessionState,
+    Versioned,
+)
+from spark_ledger.metadata.store_calls import ensure, reachable
+from spark_ledger.metrics import Counter
+
+NODES_KEPT = 16
+INCOMPLETE = "incomplete_messages", "chunked messages that producers left incomplete"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A broker as its node has it; `session` and `created_ms` are the node's."""
+
+    url: str
+    incomplete: int = 0
+    since_ms: int = 0
+    session: int = 0
+    created_ms: int = 0
+
+    def encoded(self) -> bytes:
+        plain = {"url": self.url, "incomplete": self.incomplete, "since_ms": self.since_ms}
+        return json.dumps(plain).encode()
+
+
+async def brokers_alive(
+    store: MetadataStore, unreadable: dict[str, errors.LedgerError] | None = None
+) -> dict[str, Registered]:
+    """The brokers that are registered, by id. A node that cannot be decoded is left out, and put
+    into `unreadable`. Raises errors.Unavailable."""
+    with reachable("listing brokers"):
+        try:
+            ids = await store.children(paths.BROKERS_ALIVE)
+        except NoNode:
+            return {}
+        nodes = await store.get_many([paths.broker(broker_id) for broker_id in ids])
+    decoded = {
+        broker_id: _registered(broker_id, node)
+        for broker_id, node in zip(ids, nodes, strict=True)
+        if node is not None
+    }
+    if unreadable is not None:
+        damaged = errors.UnsupportedFormat("its node cannot be decoded")
+        unreadable |= {id_: damaged for id_, broker in decoded.items() if broker is None}
+    return {broker_id: broker for broker_id, broker in decoded.items() if broker is not None}
+
+
+def _registered(broker_id: str, node: Versioned) -> Registered | None:
+    try:
+        plain = json.loads(node.value)
+        url, incomplete = plain["url"], int(plain.get("incomplete", 0))
+        if not isinstance(url, str):
+            raise ValueError(f"a URL of {url!r}")
+        since_ms = int(plain.get("since_ms", 0))
+        return Registered(url, incomplete, since_ms, node.owner, node.created_ms)
+    except errors.MALFORMED as why:
+        _unreadable(broker_id, node.value[:100], repr(why))
+        return None
+
+
+@lru_cache(maxsize=NODES_KEPT)
+def _unreadable(broker_id: str, value: bytes, why: str) -> None:
+    """Logged once for a node, not each time that it is read."""
+    _log.warning("the node of broker %s cannot be decoded: %s (%r)", broker_id, why, value)
+
+
+class UrlTaken(errors.BadConfig):
+    """Another broker serves at this one's URL, and was there before."""
+
+    def __init__(self, url: str, broker_id: str) -> None:
+        super().__init__(
+            f"broker {broker_id} serves at {url} already",
+            "Give each broker an address of its own: --advertised-host, --broker-port.",
+        )
+
+
+class Membership:
+    """Of one broker, whose clients reach it at `url`. Methods raise errors.Unavailable; those that
+    look at other brokers also UrlTaken: then this one is to end."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        broker_id: str,
+        url: str,
+        answers: Callable[[str], Awaitable[bool]] | None = None,
+        incomplete: Counter | None = None,
+    ) -> None:
+        """`answers`: whether a broker lives at a URL. `incomplete`: what `keep` publishes."""
+        self._broker_id = broker_id
+        self._url = url
+        self.incomplete = incomplete or Counter(*INCOMPLETE)
+        self.since_ms = 0
+        """When it was started, by the store's clock."""
+        self.has_buried = False
+        """A broker was buried since the last `take_over`."""
+        self.stirred = asyncio.Event()
+        """Set when `keep` is to look at once."""
+        self._store = store
+        self._answers = answers or Probes().answers
+        self._burials = Burials()
+        self._before: dict[str, Registered] | None = None
+        """Those of this URL that were there when this one was registered first."""
+        self._is_url_free = False
+        self._session_lost = False
+        store.add_session_listener(self._session_changed)
+
+    async def check_url(self) -> None:
+        """Before this broker listens: raises UrlTaken where another one answers at its URL."""
+        for broker_id in await self._of_this_url():
+            if await self._answers(self._url):
+                raise UrlTaken(self._url, broker_id)
+        self._is_url_free = True
+
+    async def register(self) -> None:
+        """Register this broker; again after its session was lost. One of this URL that is there
+        when it is registered first was killed, unless it answers. Raises UrlTaken."""
+        if not self._is_url_free:
+            await self.check_url()
+        with reachable("registering a broker"):
+            await ensure(self._store, paths.BROKERS_ALIVE)
+            await ensure(self._store, paths.BROKERS_TOPICS)
+            with suppress(NodeExists, OutcomeUnknown):
+                await self._store.create(self._path, self._encoded, ephemeral=True)
+        self._session_lost = False
+        self.stirred.set()
+        if self._before is None:
+            self._before = await self._of_this_url()
+            for broker_id in self._before:
+                await self.bury(broker_id)
+
+    async def _of_this_url(self) -> dict[str, Registered]:
+        """The other brokers that are registered with this one's URL."""
+        registered = await brokers_alive(self._store)
+        return {
+            broker_id: broker
+            for broker_id, broker in registered.items()
+            if broker.url == self._url and broker_id != self._broker_id
+        }
+
+    async def keep(self) -> bool:
+        """Register again if the session of the registration is over, or another broker took this
+        one for dead; returns whether that was so. If this broker is still registered, write the
+        count of incomplete messages into its node when it has changed."""
+        if self._store.session_state is not SessionState.CONNECTED:
+            return False
+        with reachable("looking whether this broker is registered"), suppress(NoNode):
+            node = await self._store.get(self._path, self.stirred.set)
+            if not self._session_lost:
+                await self._renew(node)
+                return False
+        await self.register()
+        return True
+
+    async def _renew(self, node: Versioned) -> None:
+        if node.value != self._encoded:
+            with suppress(NoNode, BadVersion, OutcomeUnknown):
+                await self._store.set(self._path, self._encoded, node.version)
+
+    async def leave(self) -> None:
+        with suppress(NoNode, OutcomeUnknown):
+            await self._store.delete(self._path)
+
+    async def brokers(self) -> dict[str, str]:
+        """The URL of each broker that is alive, by id."""
+        registered = await brokers_alive(self._store)
+        return {broker_id: broker.url for broker_id, broker in registered.items()}
+
+    async def bury(self, broker_id: str) -> None:
+        """Remove the node of a dead broker, even if its session still lives: all brokers see that.
+        A broker that is not dead registers again."""
+        _log.warning("broker %s does not answer: others take its partitions over", broker_id)
+        with reachable("removing a dead broker"), suppress(NoNode, OutcomeUnknown):
+            await self._store.delete(paths.broker(broker_id))
+        self._burials.buried(broker_id, asyncio.get_running_loop().time())
+
+    async def probe(self) -> frozenset[str]:
+        """Ask some of the others whether they live, and bury those that do not; returns the
+        brokers that are alive."""
+        others = await self.others_alive()
+        asked = neighbours(self._broker_id, others)
+        lives = await asyncio.gather(
+            *(self.lives(broker_id, others[broker_id]) for broker_id in asked)
+        )
+        for broker_id, alive in zip(asked, lives, strict=True):
+            if not alive:
+                await self.bury(broker_id)
+                self.has_buried = True
+                del others[broker_id]
+        return frozenset(others)
+
+    async def others_alive(self) -> dict[str, str]:
+        """By id the URLs of the other brokers; not of one that was killed and whose port this one
+        has: its session lives on for a while. Raises UrlTaken."""
+        registered = await brokers_alive(self._store)
+        now_s = asyncio.get_running_loop().time()
+        sessions = {broker_id: broker.session for broker_id, broker in registered.items()}
+        self._burials.registered(sessions, now_s)
+        before = self._before or {}
+        others = {}
+        for broker_id, broker in registered.items():
+            if broker.url != self._url:
+                others[broker_id] = broker.url
+            elif before.get(broker_id) == broker:  # its burial was lost
+                await self.bury(broker_id)
+            elif broker_id in before or self._is_later_than(broker_id, broker):
+                raise UrlTaken(self._url, broker_id)
+        return others
+
+    def _is_later_than(self, broker_id: str, other: Registered) -> bool:
+        """Whether the other one, of this URL, was started before this one."""
+        mine = self.since_ms, self._broker_id
+        return broker_id != self._broker_id and (other.since_ms, broker_id) < mine
+
+    async def lives(self, broker_id: str, url: str) -> bool:
+        """Whether another broker answers, or is spared."""
+        loop = asyncio.get_running_loop()
+        if self._burials.spares(broker_id, loop.time()):
+            return True
+        if not await self._answers(url):
+            return False
+        self._burials.answered(broker_id, loop.time())
+        return True
+
+    @property
+    def _encoded(self) -> bytes:
+        return Registered(self._url, self.incomplete.value, self.since_ms).encoded()
+
+    @property
+    def _path(self) -> str:
+        return paths.broker(self._broker_id)
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.LOST:
+            self._session_lost = True
