@@ -18,7 +18,6 @@ from spark_ledger.broker.catalog import Catalog
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_partition import OwnedPartition, elsewhere
 from spark_ledger.broker.owned_topic import REREAD_S, OwnedTopic
-from spark_ledger.broker.owner.membership import INCOMPLETE
 from spark_ledger.broker.owner.ownership import Owners, Ownership
 from spark_ledger.broker.owner.tail import TailBudget
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
@@ -63,8 +62,7 @@ class Broker:
         self.id = f"{rng.getrandbits(64):016x}"
         self.clock = StoreClock()
         self.client = TopicClient(ledgers, rng, self.clock.now_ms)
-        self.incomplete = Counter(*INCOMPLETE)
-        self.ownership = Ownership(ledgers.metadata, self.id, url, incomplete=self.incomplete)
+        self.ownership = Ownership(ledgers.metadata, self.id, url)
         self.cursors = ConsumerCursors(ledgers.metadata, self.client.subscriptions, self.id, rng)
         self.waiting_bytes = 0
         self.message_bytes_max = min(
@@ -81,6 +79,11 @@ class Broker:
     @property
     def catalog(self) -> Catalog:
         return Catalog(self.client, self.settings)
+
+    @property
+    def incomplete(self) -> Counter:
+        """The chunked messages that its producers left incomplete."""
+        return self.ownership.membership.incomplete
 
     async def start(self, listen: Callable[[], None] = lambda: None) -> None:
         """`listen` is called before others see this broker: they bury one that does not answer.

@@ -33,7 +33,6 @@ from spark_ledger.metadata.store_calls import ensure, reachable
 from spark_ledger.metrics import Counter
 
 NODES_KEPT = 16
-INCOMPLETE = "incomplete_messages", "chunked messages that producers left incomplete"
 
 _log = logging.getLogger(__name__)
 
@@ -114,12 +113,14 @@ class Membership:
         broker_id: str,
         url: str,
         answers: Callable[[str], Awaitable[bool]] | None = None,
-        incomplete: Counter | None = None,
     ) -> None:
-        """`answers`: whether a broker lives at a URL. `incomplete`: what `keep` publishes."""
+        """`answers`: whether a broker lives at a URL."""
         self._broker_id = broker_id
         self._url = url
-        self.incomplete = incomplete or Counter(*INCOMPLETE)
+        self.incomplete = Counter(
+            "incomplete_messages", "chunked messages that producers left incomplete"
+        )
+        """`keep` publishes it."""
         self.since_ms = 0
         """When it was started, by the store's clock."""
         self.has_buried = False

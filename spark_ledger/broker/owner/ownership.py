@@ -34,7 +34,6 @@ from spark_ledger.metadata.store import (
     Watcher,
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, Tries, reachable, read
-from spark_ledger.metrics import Counter
 
 NOT_THERE = -1
 RECORDS_KEPT = 16
@@ -88,12 +87,11 @@ class Ownership:
         broker_id: str,
         url: str,
         answers: Callable[[str], Awaitable[bool]] | None = None,
-        incomplete: Counter | None = None,
     ) -> None:
-        """`answers` and `incomplete` as for Membership."""
+        """`answers`: whether a broker lives at a URL."""
         self.broker_id = broker_id
         self.url = url
-        self.membership = Membership(store, broker_id, url, answers, incomplete)
+        self.membership = Membership(store, broker_id, url, answers)
         self._store = store
 
     async def take_over(self) -> dict[str, Owners]:

@@ -32,7 +32,8 @@ SHAPES_MAX = 1_000
 class ThisBroker(Protocol):
     """This broker, which counts the messages that were given up as `incomplete`."""
 
-    incomplete: Counter
+    @property
+    def incomplete(self) -> Counter: ...
 
     def waits(self, size: int) -> None:
         """So many bytes of clients wait from now on, or wait no more where it is negative."""

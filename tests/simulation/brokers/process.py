@@ -168,9 +168,7 @@ class BrokerProcess:
         broker.client = self._topics
         metadata = self.client.ledgers.metadata
         probes = Probes(self._brokers.heard)
-        broker.ownership = Ownership(
-            *(metadata, broker.id, self.url, probes.answers, broker.incomplete)
-        )
+        broker.ownership = Ownership(metadata, broker.id, self.url, probes.answers)
         broker.cursors = ConsumerCursors(metadata, self._topics.subscriptions, broker.id, rng)
         broker.message_bytes_max = MESSAGE_BYTES_MAX
         await broker.start(self._listen)
