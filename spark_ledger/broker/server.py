@@ -8,12 +8,12 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 
-from spark_ledger import net
+from spark_ledger import http, net
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.serve.connection import Connection
-from spark_ledger.broker.serve.http import HEAD_BYTES_MAX, answer_http
+from spark_ledger.broker.serve.routes import respond
 from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.config import client_config
 from spark_ledger.errors import BadConfig
@@ -44,17 +44,12 @@ async def _work(service_url: str, settings: BrokerSettings) -> None:
         connections[connection] = None
         return connection
 
-    def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Awaitable[None]:
-        return answer_http(broker, reader, writer)
-
-    def accept_http() -> asyncio.StreamReaderProtocol:
-        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=HEAD_BYTES_MAX), ask)
-
     config = client_config(service_url=service_url, session_timeout_s=settings.session_timeout_s)
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     host, shown = settings.host, settings.advertised_host or settings.host
     clients = await _listener(host, settings.broker_port, "--broker-port", accept)
-    lookups = await _listener(host, settings.admin_port, "--admin-port", accept_http)
+    admin = http.application(lambda request: respond(broker, request))
+    lookups = await _listener(host, settings.admin_port, "--admin-port", admin)
     url = f"pulsar://{net.join(shown, clients.port)}"
     admin_url = f"http://{net.join(shown, lookups.port)}"
     ledgers = await connect(service_url, config)

@@ -44,7 +44,7 @@ FLOORS = {
         bookies
         metadata
         config
-        errors metrics net units
+        errors http metrics net units
         async_tasks
     """,
     "spark_ledger.topic": """

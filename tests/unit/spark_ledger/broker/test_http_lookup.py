@@ -7,8 +7,9 @@ from functools import partial
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.serve.http import HEAD_BYTES_MAX, answer_http
+from spark_ledger.broker.serve.routes import respond
 from spark_ledger.broker.wire.commands import Refusal, ServerError
+from spark_ledger.http import HEAD_BYTES_MAX, answer_http
 
 
 class Broker:
@@ -45,7 +46,7 @@ def ask(*requests):
     async def main():
         broker = Broker()
         server = await asyncio.start_server(
-            partial(answer_http, broker), "127.0.0.1", 0, limit=HEAD_BYTES_MAX
+            partial(answer_http, partial(respond, broker)), "127.0.0.1", 0, limit=HEAD_BYTES_MAX
         )
         found = []
         async with server:
@@ -96,6 +97,7 @@ def test_a_topic_is_looked_up_its_partitions_counted_and_those_of_a_namespace_li
         (get("/lookup/v2/topic/persistent/public/default/away"), 503, "did not answer"),
         (get("/lookup/v2/topic/persistent/public/default/defect"), 500, "a defect of the broker"),
         (get("/lookup/v2/topic/non-persistent/public/default/t"), 412, "persistent here"),
+        (get("//[x/lookup"), 400, "malformed"),
         (get("/admin/v2/clusters"), 404, "nothing at /admin/v2/clusters"),
         (b"PUT /admin/v2/persistent/a/b/c HTTP/1.1\r\n\r\n", 412, "the admin API is not built"),
     ],
@@ -112,7 +114,7 @@ def test_a_head_without_end_is_cut_off():
 
 
 def test_a_client_that_reads_nothing_holds_its_connection_for_a_bounded_time(monkeypatch):
-    monkeypatch.setattr("spark_ledger.broker.serve.http.ANSWER_S", 0.1)
+    monkeypatch.setattr("spark_ledger.http.RESPONSE_S", 0.1)
 
     async def main():
         broker, ended = Broker(), asyncio.Event()
@@ -121,7 +123,7 @@ def test_a_client_that_reads_nothing_holds_its_connection_for_a_bounded_time(mon
             return ["persistent://a/b/" + "x" * 1000] * 20_000
 
         async def answer(reader, writer):
-            await answer_http(broker, reader, writer)
+            await answer_http(partial(respond, broker), reader, writer)
             ended.set()
 
         broker.names_in = names_in
