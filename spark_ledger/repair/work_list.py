@@ -44,6 +44,11 @@ class Cause(StrEnum):
     MISPLACED = "misplaced"
     """No copy is missing: another is on the bookie's host or rack, and other ones are free."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> "Cause":
+        """A cause that a newer version writes: a worker looks at the copies."""
+        return cls.LACKING
+
     @property
     def goes(self) -> bool:
         """Whether the bookie is to leave the ledger."""
