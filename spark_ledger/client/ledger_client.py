@@ -41,7 +41,7 @@ from spark_ledger.ledger.add_pipeline import refuse
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.ledger_view import EntryStream
 from spark_ledger.ledger.reader import AsyncLedgerReader
-from spark_ledger.ledger.writer import AsyncLedgerWriter, own_parts
+from spark_ledger.ledger.writer import AsyncLedgerWriter, read_only_parts
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.process import Calls, background_loop, connect
 
@@ -226,7 +226,7 @@ class LedgerWriter:
         self._calls.check_process()
         future = AppendFuture(self._lock)
         size, rows = _size(payload), whole("rows", rows)
-        parts = payload if isinstance(payload, bytes) else own_parts(payload)
+        parts = payload if isinstance(payload, bytes) else read_only_parts(payload)
         with self._order:
             waiting = self._handed_bytes - self._taken_bytes
             if waiting + self._writer.inflight_bytes >= self._inflight_bytes:

@@ -119,7 +119,7 @@ class AddPipeline:
         self.on_confirmed: Callable[[], None] = lambda: None
         self._loop = asyncio.get_running_loop()
         self._write_sets = [self.quorum.write_set(e) for e in range(self.quorum.ensemble_size)]
-        self._unsettled: dict[int, PendingAdd] = {}
+        self._outstanding: dict[int, PendingAdd] = {}  # by entry id: not confirmed, or sent still
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._add_timer: asyncio.TimerHandle | None = None
 
@@ -129,7 +129,7 @@ class AddPipeline:
         """Queue an add and send it to the healthy slots of its write set."""
         assert self.failure is None
         self.pending.push(add)
-        self._unsettled[add.entry_id] = add
+        self._outstanding[add.entry_id] = add
         self._unconfirmed_bytes += add.size
         if self._add_timer is None:
             self._arm_add_timer(add.appended_at)
@@ -140,7 +140,8 @@ class AddPipeline:
                 slot.lane.submit(add, slot.done)
 
     def fail(self, failure: LedgerError, brief: str = "") -> None:
-        """End the pipeline: every pending add fails with `failure`, every later one with `ended`.
+        """End the pipeline: every pending add fails with `failure`, every later one with the error
+        of `late_add_error`.
 
         `brief`: the part of `failure`'s text that stays true; the whole text unless given.
         """
@@ -156,7 +157,7 @@ class AddPipeline:
         self._wake()
         self.on_slot_failed()  # the ensemble change has no slot left to mend
 
-    def ended(self) -> LedgerError | None:
+    def late_add_error(self) -> LedgerError | None:
         """The error of an add that comes after `fail`; None before."""
         failure = self.failure
         if failure is None or isinstance(failure, LedgerClosed | ClientClosed):
@@ -207,23 +208,23 @@ class AddPipeline:
         """Return once nothing is pending: everything confirmed, or failed."""
         await self._until(lambda: not self.pending)
 
-    async def settled(self, timeout_s: float) -> None:
-        """Return once every confirmed add has its last response, after `timeout_s` at the
-        latest."""
+    async def wait_for_responses(self, timeout_s: float) -> None:
+        """Return once each bookie has responded to the adds that are confirmed now, after
+        `timeout_s` at the latest."""
         target = self.pending.last_add_confirmed
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._until(lambda: next(iter(self._unsettled), target + 1) > target)
+                await self._until(lambda: next(iter(self._outstanding), target + 1) > target)
 
-    def unsettled(self) -> list[PendingAdd]:
+    def awaiting_response(self) -> list[PendingAdd]:
         """Confirmed adds that still wait for a response, in id order."""
-        return [add for add in self._unsettled.values() if add.confirmed]
+        return [add for add in self._outstanding.values() if add.confirmed]
 
     def lacking(self, first_entry: int) -> list[str]:
         """The bookies, sorted, that should keep a confirmed entry from `first_entry` on and have
         not acknowledged it."""
         bookies = {bookie for bookie, last in self._lacked.items() if last >= first_entry}
-        waiting = (add for add in self.unsettled() if add.entry_id >= first_entry)
+        waiting = (add for add in self.awaiting_response() if add.entry_id >= first_entry)
         return sorted(bookies.union(*map(self._lacking, waiting)))
 
     # -- slots, for the ensemble change -------------------------------------------------------
@@ -276,7 +277,7 @@ class AddPipeline:
             self._lagging_bytes += add.size
             _resolve(add, None)
             if not add.sends:
-                self._settle(add)
+                self._finish(add)
         self.on_confirmed()
         if self._waiters:
             self._wake()
@@ -373,7 +374,7 @@ class AddPipeline:
             self.confirm()
         for add in adds:
             if add.confirmed and not add.sends:
-                self._settle(add)
+                self._finish(add)
 
     def _responded(
         self,
@@ -394,7 +395,7 @@ class AddPipeline:
         elif generation == slot.generation and not slot.failed:
             self._refused(add, index, since, result)
         if add.confirmed and not add.sends:
-            self._settle(add)
+            self._finish(add)
 
     def _refused(self, add: PendingAdd, index: int, since: float, result: AddResult) -> None:
         why = say(result)
@@ -414,13 +415,17 @@ class AddPipeline:
     def _send_again(self, add: PendingAdd, index: int, generation: int, since: float) -> None:
         add.sends -= 1
         slot = self.slots[index]
-        if slot.generation == generation and not slot.failed and self._unsettled.get(add.entry_id):
+        if (
+            slot.generation == generation
+            and not slot.failed
+            and self._outstanding.get(add.entry_id)
+        ):
             add.sends += 1
             slot.lane.submit(add, self._taker(index, slot.bookie_id, slot.generation, since))
         elif add.confirmed and not add.sends:
-            self._settle(add)
+            self._finish(add)
 
-    def _settle(self, add: PendingAdd) -> None:
+    def _finish(self, add: PendingAdd) -> None:
         """Note the copies that are missing, once no further response to the add will come."""
         if self._release(add):
             if add.acks != self.pending.write_mask(add.entry_id):
@@ -443,7 +448,7 @@ class AddPipeline:
         return [self._owner(add, index) for index in slots if lacking >> index & 1]
 
     def _release(self, add: PendingAdd) -> bool:
-        if self._unsettled.pop(add.entry_id, None) is None:
+        if self._outstanding.pop(add.entry_id, None) is None:
             return False
         if add.confirmed:
             self._lagging_bytes -= add.size

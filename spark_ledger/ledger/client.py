@@ -325,8 +325,8 @@ class LedgerStore:
         return {bookie.id for bookie in bookies}
 
     async def _new_ensemble(self, quorum: Quorum) -> tuple[str, ...]:
-        """A bookie for each slot: if possible bookies that responded lately; one that is away only
-        for want of others.
+        """A bookie for each slot: if possible bookies that responded lately; one that is down only
+        if there are too few others.
 
         Raises NotEnoughBookies, BadConfig, Unavailable.
         """

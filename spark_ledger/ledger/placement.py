@@ -3,8 +3,8 @@ on different hosts.
 
 Always true: the chosen bookies are different candidates, one for a slot; the same generator and the
 same request give the same bookies. A suspect (no response lately, or in quarantine) is chosen only
-for want of others. Racks and hosts should differ *inside write sets*: in a striped ledger two slots
-that share no entry may be on one rack or host.
+if there are too few others. Racks and hosts should differ *inside write sets*: in a striped ledger
+two slots that share no entry may be on one rack or host.
 
 An operator's own policy is a function `policy(request, rng)`, named `module:function` in the
 setting `placement`; it is called as `choose` below is, may use `choose`, and is checked

@@ -193,10 +193,10 @@ class LedgerRecords:
         versioned: VersionedRecord,
         decide: Callable[[LedgerRecord], Move],
         *,
-        together: bool = False,
+        share_multi: bool = False,
     ) -> VersionedRecord:
         """Make the move that `decide` computes: from `versioned`, or from the record that the store
-        has by then. With `together` one multi writes all moves that come while such a write is
+        has by then. With `share_multi` one multi writes all moves that come while such a write is
         under way.
 
         Returns the record that the store has afterwards. Raises MoveRefused, NoSuchLedger,
@@ -213,7 +213,7 @@ class LedgerRecords:
             value = _encoded(move.record, VALUE_BYTES_MAX)
             try:
                 write = Set(paths.ledger(ledger_id), value, versioned.version)
-                version = await (self._set_together(write) if together else self._set(write))
+                version = await (self._set_together(write) if share_multi else self._set(write))
                 return VersionedRecord(move.record, version)
             except BadVersion:
                 versioned = _newer(versioned, await self._reread(ledger_id, unknown))

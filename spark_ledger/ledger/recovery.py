@@ -47,7 +47,7 @@ from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, allows
 
 WINDOW_FIRST, WINDOW_MAX = 16, 512
 LATE_POSITIVE_S = 1.0  # with enough negatives: the wait for a positive among late responses
-LAST_COPIES_S = 1.0
+LAST_RESPONSES_S = 1.0  # the longest wait of a recovery for the responses to confirmed adds
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 3.0  # between attempts
 ENTRY_ID_MAX = 2**63 - 1
 IF_GONE = (
@@ -221,7 +221,7 @@ class Recovery:
             self._check(pipeline)
         await pipeline.drained()
         self._check(pipeline)
-        await pipeline.settled(LAST_COPIES_S)
+        await pipeline.wait_for_responses(LAST_RESPONSES_S)
 
     def _write_back(self, entry: Entry, frozen_lac: int) -> PendingAdd:
         header = entry.header._replace(last_add_confirmed=frozen_lac)

@@ -1,4 +1,4 @@
-"""The writer of a ledger: gives ids, counts bytes and rows, closes.
+"""The writer of a ledger: gives entries their ids, counts bytes and rows, closes the ledger.
 
 Always true: entry ids follow each other from 0; each header carries the last add confirmed at the
 time of the append and counts that include its entry; once one add failed, all later ones fail;
@@ -32,8 +32,8 @@ from spark_ledger.ledger.quorum import PendingAdd
 from spark_ledger.ledger.records import MoveRefused, VersionedRecord
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 
-ANNOUNCE_AGAIN_S = 1.0
-LAST_COPIES_S = 0.5
+ANNOUNCE_AGAIN_S = 1.0  # the pause after an explicit LAC that fewer than Qa bookies took
+LAST_RESPONSES_S = 0.5  # the longest wait of a close for the responses to confirmed adds
 COUNT_MAX = 2**63 - 1  # what a header has room for
 
 Recover = Callable[[int], Awaitable[VersionedRecord]]
@@ -59,10 +59,11 @@ class AsyncLedgerWriter:
         self._pipeline = AddPipeline(cluster, versioned.record, NO_ENTRY)
         self._change = EnsembleChange(self._pipeline, self._commit_change, tokens.read)
         for number, slot in enumerate(self._pipeline.slots):
-            if not cluster.directory.is_registered(slot.bookie_id):  # chosen for want of others
-                self._pipeline.slot_failed(number, "it was away when the ledger was made")
+            # The ensemble names a bookie that is down only if too few bookies are registered.
+            if not cluster.directory.is_registered(slot.bookie_id):
+                self._pipeline.slot_failed(number, "the bookie was down when the ledger was made")
         if announce_lac:
-            self._pipeline.on_confirmed = self._announce_later
+            self._pipeline.on_confirmed = self._announce_or_plan
         self._announcing = BackgroundTasks()
         self._announce_timer: asyncio.TimerHandle | None = None
         self._announced = NO_ENTRY
@@ -131,8 +132,8 @@ class AsyncLedgerWriter:
         return future
 
     def append_for(self, waiter: Any, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> None:
-        """`append`, with the caller's own future to be resolved (on the event loop)."""
-        parts = own_parts(payload)
+        """As `append`, but the caller gives the future: `waiter`, resolved on the event loop."""
+        parts = read_only_parts(payload)
         size = sum(map(len, parts))
         refusal = self._refusal(size, rows)
         if refusal is not None:
@@ -147,32 +148,33 @@ class AsyncLedgerWriter:
         # Nothing above changes the writer: an entry that cannot be packed takes no id.
         self._next_entry, self._bytes, self._rows = entry_id + 1, bytes_so_far, rows_so_far
         self._appended_at = now = self._loop.time()
-        packed = encode_add(Add([header, *parts], False, self._tokens.add))
+        packed = encode_add(Add([header, *parts], recovery=False, token=self._tokens.add))
         stored = size + HEADER_BYTES
         self._pipeline.push(
             PendingAdd(entry_id, packed, stored, bytes_so_far, rows_so_far, now, waiter)
         )
 
     async def room(self) -> None:
-        """Return when fewer than `inflight_bytes` of the configuration are in flight (or the
-        writer has failed): await `room` before each append to keep memory bounded."""
+        """Return once the bytes in flight are below the limit, the setting `inflight_bytes`, or the
+        writer has failed. Await `room` before each append to keep memory bounded."""
         await self._pipeline.room()
 
     async def held_below(self, bytes_max: int) -> None:
-        """Return when `held_bytes` is `bytes_max` or less, 0 or more."""
+        """Return once `held_bytes` is at most `bytes_max`, which is not negative."""
         await self._pipeline.held_below(bytes_max)
 
-    async def fully_replicated(self, timeout_s: float, first_entry: int = 0) -> list[str]:
-        """Wait up to `timeout_s` for the last responses to the adds that are confirmed now; returns
-        the bookies that lack a copy of an entry from `first_entry` on ([]: each has Qw copies)."""
-        await self._pipeline.settled(timeout_s)
+    async def wait_for_copies(self, timeout_s: float, first_entry: int = 0) -> list[str]:
+        """Wait up to `timeout_s` until each bookie has responded to the adds that are confirmed
+        now. Returns the bookies that lack a copy of a confirmed entry from `first_entry` on; none
+        if each of these entries has Qw copies."""
+        await self._pipeline.wait_for_responses(timeout_s)
         return self._pipeline.lacking(first_entry)
 
     def _refusal(self, size: int, rows: int) -> LedgerError | None:
         if not 0 <= rows <= COUNT_MAX - self._rows:
             raise ValueError(f"rows are 0 or more, {COUNT_MAX} in a ledger at most; got {rows}")
-        if (ended := self._pipeline.ended()) is not None:
-            return ended
+        if (error := self._pipeline.late_add_error()) is not None:
+            return error
         if self._closing:
             return LedgerClosed(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
         limit = self._cluster.config.entry_bytes_max - HEADER_BYTES
@@ -183,8 +185,8 @@ class AsyncLedgerWriter:
         return None
 
     async def is_fenced(self) -> bool:
-        """Whether an add was refused by a fence, or a bookie of the last ensemble answers that the
-        ledger is fenced; False where none answers."""
+        """Whether an add was refused by a fence, or a bookie of the last ensemble responds that the
+        ledger is fenced; False if no bookie responds."""
         if isinstance(self.failure, LedgerFenced):
             return True
         bookies, token = self._cluster.bookies, self._tokens.read
@@ -193,9 +195,9 @@ class AsyncLedgerWriter:
             for slot in self._pipeline.slots
         ]
         try:
-            for response in asyncio.as_completed(requests):  # does not wait for one that hangs
-                answer = await response
-                if answer.status is Status.OK and answer.fenced:
+            for next_response in asyncio.as_completed(requests):  # a hung request delays no other
+                response = await next_response
+                if response.status is Status.OK and response.fenced:
                     return True
             return False
         finally:
@@ -215,10 +217,10 @@ class AsyncLedgerWriter:
             if self._closed is None:
                 await self._pipeline.drained()
                 await self._change.stop()
-                await self._pipeline.settled(LAST_COPIES_S)
+                await self._pipeline.wait_for_responses(LAST_RESPONSES_S)
                 self._versioned = await self._close_record()
                 self._closed = self._versioned.record
-                self._end()
+                self._stop_announcing()
             return self._closed
 
     def abandon(self, failure: LedgerError | None = None) -> None:
@@ -229,7 +231,7 @@ class AsyncLedgerWriter:
         self._closing = True
         given_up = LedgerClosed(f"the writer of ledger {self.ledger_id} was given up")
         self._pipeline.fail(failure or given_up)
-        self._end()
+        self._stop_announcing()
 
     async def _close_record(self) -> VersionedRecord:
         pipeline = self._pipeline
@@ -237,7 +239,7 @@ class AsyncLedgerWriter:
         end = transitions.LastEntry(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
         try:
             return await self._cluster.records.move(
-                self._versioned, lambda record: transitions.close(record, end), together=True
+                self._versioned, lambda record: transitions.close(record, end), share_multi=True
             )
         except MoveRefused:
             recovered = await self._recover(self.ledger_id)
@@ -249,7 +251,7 @@ class AsyncLedgerWriter:
             )
         return recovered
 
-    def _end(self) -> None:
+    def _stop_announcing(self) -> None:
         if self._announce_timer is not None:
             self._announce_timer.cancel()
         self._announcing.cancel()
@@ -261,36 +263,38 @@ class AsyncLedgerWriter:
     ) -> LedgerRecord:
         self._versioned = await self._cluster.records.move(
             self._versioned,
-            lambda now: transitions.change_ensemble(now, failed, replacements, first_entry),
+            lambda record: transitions.change_ensemble(record, failed, replacements, first_entry),
         )
         return self._versioned.record
 
     # -- explicit LACs ------------------------------------------------------------------------
 
-    def _announce_later(self) -> None:
-        """Adds were confirmed: write an explicit LAC. At once if no add is pending, but once in
-        `explicit_lac_s` at most; otherwise after `explicit_lac_s` without an append, because the
-        add that carries this LAC may be stuck."""
+    def _announce_or_plan(self) -> None:
+        """Write an explicit LAC, or plan one; the pipeline calls this when adds were confirmed.
+
+        Write it at once if no add is pending and the last LAC is `explicit_lac_s` old. Otherwise
+        write it after a pause of `explicit_lac_s`, counted again from each append: a pending add
+        carries this LAC, but may be stuck."""
         if self._announce_timer is not None or self._closing:
             return
         pause_s = self._cluster.config.explicit_lac_s
         if self._pipeline.pending or self._loop.time() < self._announced_at + pause_s:
-            self._announce_timer = self._loop.call_later(pause_s, self._announce)
+            self._announce_timer = self._loop.call_later(pause_s, self._announce_if_quiet)
         else:
-            self._write_lac_of(self.last_add_confirmed)
+            self._announce(self.last_add_confirmed)
 
-    def _announce(self) -> None:
+    def _announce_if_quiet(self) -> None:
         self._announce_timer = None
         lac = self.last_add_confirmed
         if self._closing or self.failure is not None or lac <= self._announced:
-            return  # the next confirmation calls _announce_later again
+            return  # the next confirmation calls _announce_or_plan again
         quiet_at = self._appended_at + self._cluster.config.explicit_lac_s
         if self._loop.time() < quiet_at:
-            self._announce_timer = self._loop.call_at(quiet_at, self._announce)
+            self._announce_timer = self._loop.call_at(quiet_at, self._announce_if_quiet)
             return
-        self._write_lac_of(lac)
+        self._announce(lac)
 
-    def _write_lac_of(self, lac: int) -> None:
+    def _announce(self, lac: int) -> None:
         self._announced, self._announced_at = lac, self._loop.time()
         self._announcing.start(self._write_lac(lac), name=f"lac of {self.ledger_id}")
 
@@ -311,19 +315,22 @@ class AsyncLedgerWriter:
         if taken < pipeline.quorum.ack_quorum and self._announced == lac and not self._closing:
             self._announced = NO_ENTRY
             if self._announce_timer is None:
-                self._announce_timer = self._loop.call_later(ANNOUNCE_AGAIN_S, self._announce)
+                self._announce_timer = self._loop.call_later(
+                    ANNOUNCE_AGAIN_S, self._announce_if_quiet
+                )
 
 
-def own_parts(payload: Sequence[Buffer] | Buffer) -> list[Buffer]:
-    """The payload as a list of buffers whose lengths are bytes and that no caller can change: those
-    that are not read-only are copied. (The last copy is sent long after the caller's response.)"""
+def read_only_parts(payload: Sequence[Buffer] | Buffer) -> list[Buffer]:
+    """The payload as a list of buffers that the caller cannot change: a buffer that is not
+    read-only is copied. `len` of each is its number of bytes. (The pipeline may still send them to
+    a bookie long after the caller's future is done.)"""
     if isinstance(payload, bytes):
         return [payload]
     if isinstance(payload, (bytearray, memoryview)) or not isinstance(payload, (list, tuple)):
-        return [_own(payload)]  # type: ignore[arg-type]
-    return [part if isinstance(part, bytes) else _own(part) for part in payload]
+        return [_read_only(payload)]  # type: ignore[arg-type]
+    return [part if isinstance(part, bytes) else _read_only(part) for part in payload]
 
 
-def _own(part: Buffer) -> Buffer:
+def _read_only(part: Buffer) -> Buffer:
     view = memoryview(part)
     return view.cast("B") if view.readonly else view.tobytes()

@@ -518,7 +518,7 @@ class EntrySender:
         mine = [made.ids for at, made in self._recorded.items() if at.ledger_id == ledger_id]
         if mine:
             first = min(ids[0] for ids in mine)
-            await writer.fully_replicated(REPLICATED_WAIT_S, first)
+            await writer.wait_for_copies(REPLICATED_WAIT_S, first)
         self._left.append(writer)
         self._cache.release(self._ledger)
         self._ledger = None

@@ -45,7 +45,7 @@ async def written(chaos: Chaos, entries: int = 8, password: bytes = b""):
         writer = await client.ledgers.create(3, 3, 2, password=password)
         for number in range(entries):
             await writer.append(b"entry %d" % number * 100)
-        await writer.fully_replicated(5.0)
+        await writer.wait_for_copies(5.0)
         return writer
 
     return client, await client.run(write())

@@ -166,7 +166,7 @@ class HeldLedgers:
                 if failed >= FAILED_LEDGERS_MAX:
                     raise
                 continue
-            missing = await ledger.writer.fully_replicated(REPLICATED_WAIT_S, stored.first)
+            missing = await ledger.writer.wait_for_copies(REPLICATED_WAIT_S, stored.first)
             if missing:
                 self._leave()
             return stored, missing

@@ -49,7 +49,7 @@ class LedgerStage(Stage):
         self.ledger_id = writer.ledger_id
         for number in range(SETTLED):
             await writer.append([b"%d" % number], rows=1)
-        await writer.fully_replicated(5.0)
+        await writer.wait_for_copies(5.0)
         return writer
 
     def members(self) -> list[BookieNode]:

@@ -8,7 +8,7 @@ from bookie_server.api import messages as m
 async def written(ledgers, count, size=10, sizes=(3, 3, 2), close=True):
     writer = await ledgers.create(*sizes)
     await asyncio.gather(*(writer.append(bytes([n % 256]) * size, 1) for n in range(count)))
-    await writer.fully_replicated(1)
+    await writer.wait_for_copies(1)
     if close:
         await writer.close()
     return writer

@@ -136,9 +136,12 @@ async def test_a_frame_of_answers_counts_for_each_of_its_adds():
     pipe.lanes["b"].answer(1)
     pipe.lanes["c"].answer_all()
     assert pipe.acked == [0, 1, 2]
-    assert [add.entry_id for add in pipe.pipeline.unsettled()] == [0, 2]  # b has not answered
+    assert [add.entry_id for add in pipe.pipeline.awaiting_response()] == [
+        0,
+        2,
+    ]  # b has not answered
     pipe.lanes["b"].answer_all()
-    assert (pipe.pipeline.inflight_bytes, pipe.pipeline.unsettled()) == (0, [])
+    assert (pipe.pipeline.inflight_bytes, pipe.pipeline.awaiting_response()) == (0, [])
 
 
 @simulated
@@ -442,4 +445,4 @@ async def test_an_add_that_is_not_tried_again_after_busy_is_settled_once_it_is_c
     assert pipe.acked == [0, 1]
     pipe.pipeline.slot_failed(2, "no answer")
     await asyncio.sleep(60)
-    assert (pipe.pipeline.unsettled(), pipe.pipeline.held_bytes) == ([], 0)
+    assert (pipe.pipeline.awaiting_response(), pipe.pipeline.held_bytes) == ([], 0)

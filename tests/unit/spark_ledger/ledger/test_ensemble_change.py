@@ -49,7 +49,7 @@ async def test_delayed_tolerates_a_failure_while_every_write_set_keeps_an_ack_qu
         assert await writer.append(b"x") == entry
         await asyncio.sleep(2)
     assert await writes_of(ledgers, writer) == 0
-    assert await writer.fully_replicated(1) == [first[1]]
+    assert await writer.wait_for_copies(1) == [first[1]]
 
 
 @simulated
@@ -77,7 +77,7 @@ async def test_delayed_takes_a_bookie_back_that_answers_again():
     failing.refusing = False
     await asyncio.sleep(6)
     await writer.append(b"1")
-    await writer.fully_replicated(1)
+    await writer.wait_for_copies(1)
     assert failing.name in cluster.holders(writer.ledger_id, 1)
     assert await writes_of(ledgers, writer) == 0
 
@@ -153,7 +153,7 @@ async def test_a_burst_of_busy_below_the_replica_timeout_changes_nothing_in_the_
     for bookie in cluster.bookies.values():
         bookie.override = None
     assert await asyncio.gather(*adds) == list(range(50))
-    assert await writer.fully_replicated(1) == []
+    assert await writer.wait_for_copies(1) == []
     assert ensemble(writer) == first
     assert await writes_of(ledgers, writer) == 0
     assert ledgers.cluster.bookies.quarantine.suspects() == []
@@ -225,7 +225,7 @@ async def test_as_many_slots_are_replaced_as_there_are_spares_and_the_rest_later
     await asyncio.sleep(1)
     assert set(ensemble(writer)) & set(first) == {first[0], first[3]}
     assert await writer.append(b"1") == 1
-    assert await writer.fully_replicated(1, 1) == []
+    assert await writer.wait_for_copies(1, 1) == []
 
 
 @simulated
@@ -583,7 +583,7 @@ def test_in_every_stall_adds_end_in_their_time_and_nothing_is_left(stall, spares
         cluster, ledgers = await cluster_of(3 + spares, ensemble_change=change)
         writer = await ledgers.create(3, 3, 2)
         assert await writer.append(b"0") == 0
-        await writer.fully_replicated(1)
+        await writer.wait_for_copies(1)
         await stall(cluster, ledgers, writer)
         began = current().time()
         adds = [writer.append(b"x") for _ in range(4)]

@@ -50,7 +50,7 @@ async def add(ledgers, record, base):
         pipeline.push(PendingAdd(entry_id, message, len(payload), *sizes, now, future))
         futures.append(future)
     await asyncio.gather(*futures)
-    await pipeline.settled(1)
+    await pipeline.wait_for_responses(1)
 
 
 def keep_one_copy(cluster, record, entries, kept):

@@ -10,7 +10,7 @@ from bookie_server.api.entry import unpack_entry
 from bookie_server.api.status import Status
 from spark_ledger import errors
 from spark_ledger.bookies.bookie_client import CallFailed
-from spark_ledger.ledger.writer import own_parts
+from spark_ledger.ledger.writer import read_only_parts
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import RecordState, decode
 from spark_ledger.metadata.store import OutcomeUnknown, StoreUnavailable
@@ -72,7 +72,7 @@ def test_a_buffer_that_is_used_again_once_an_append_returned_changes_no_copy(wra
         assert await added == 0
         buffer[:] = b"third" * 20_000
         late.override = None
-        assert await writer.fully_replicated(5) == []
+        assert await writer.wait_for_copies(5) == []
         for bookie in cluster.bookies.values():
             stored = unpack_entry(bookie.entries[writer.ledger_id, 0])
             assert bytes(stored.payload) == b"first" * 20_000
@@ -86,7 +86,7 @@ def test_what_nobody_can_change_is_not_copied(payload):
         return np.frombuffer(buffer, np.uint8).ctypes.data
 
     given = payload if isinstance(payload, list) else [payload]
-    assert list(map(address, own_parts(payload))) == list(map(address, given))
+    assert list(map(address, read_only_parts(payload))) == list(map(address, given))
 
 
 @simulated
@@ -108,8 +108,8 @@ async def test_a_failed_bookie_is_replaced_by_a_spare_and_the_copies_are_made():
     first = writer.record.last_fragment.ensemble
     cluster.bookies[first[1]].refusing = True
     await asyncio.gather(*(writer.append(b"1") for _ in range(3)))
-    assert await writer.fully_replicated(5) in ([], [first[1]])
-    assert await writer.fully_replicated(0, 2) == []
+    assert await writer.wait_for_copies(5) in ([], [first[1]])
+    assert await writer.wait_for_copies(0, 2) == []
     last = writer.record.last_fragment
     spare = ({"a", "b", "c", "d"} - set(first)).pop()
     assert last.ensemble == (first[0], spare, first[2])
@@ -124,9 +124,9 @@ async def test_a_failed_bookie_without_a_spare_puts_the_change_off_and_writes_go
     cluster.bookies["b"].refusing = True
     assert await asyncio.gather(*(writer.append(b"x") for _ in range(5))) == [0, 1, 2, 3, 4]
     assert len(writer.record.fragments) == 1
-    assert await writer.fully_replicated(1) == ["b"]
-    assert await writer.fully_replicated(1, 4) == ["b"]
-    assert await writer.fully_replicated(1, 5) == []
+    assert await writer.wait_for_copies(1) == ["b"]
+    assert await writer.wait_for_copies(1, 4) == ["b"]
+    assert await writer.wait_for_copies(1, 5) == []
 
 
 @simulated
@@ -151,7 +151,7 @@ async def test_a_bookie_that_comes_back_is_taken_back_without_a_change():
     cluster.bookies["b"].refusing = False
     await asyncio.sleep(6)
     await writer.append(b"1")
-    await writer.fully_replicated(1)
+    await writer.wait_for_copies(1)
     assert cluster.holders(writer.ledger_id, 1) == ["a", "b", "c"]
     assert len(writer.record.fragments) == 1
 
@@ -501,7 +501,7 @@ async def test_a_late_failure_of_an_earlier_try_does_not_fail_the_slot_again():
     for _ in range(5):
         await writer.append(b"x")
         await asyncio.sleep(1)
-    await writer.fully_replicated(1)
+    await writer.wait_for_copies(1)
     assert "b" in cluster.holders(writer.ledger_id, 4)
 
 

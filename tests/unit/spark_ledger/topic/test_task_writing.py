@@ -69,7 +69,7 @@ class FakeWriter:
     async def room(self):
         return
 
-    async def fully_replicated(self, timeout_s, first_entry=0):
+    async def wait_for_copies(self, timeout_s, first_entry=0):
         self.waited.append((timeout_s, first_entry))
         return []
 
