@@ -40,7 +40,7 @@ FIELDS = {
     "WriteOptions": (19, "options"),
     "LedgerRecord": (16, "the fields of a record in the store"),
     "Bookie": (19, "the parts of one node, put together once"),
-    "MainJob": (18, "what Spark pickles of a write, one field for each thing a task needs"),
+    "MainJob": (18, "what a run of the demo has started, and what its steps share"),
     "AsyncLedgerWriter": (19, "an open ledger for its callers; the pipeline below has the adds"),
     "Cursor": (24, "the I/O around the pure machine beside it, with each thing it waits for"),
     "ConsumerCursor": (19, "what is in memory of a cursor, and what of that is durable"),
@@ -95,3 +95,8 @@ def test_no_class_has_more_fields_than_the_limit_but_those_listed_and_the_list_o
     print("\n" + "\n".join(f"{name}: {count} fields" for name, count in sorted(over.items())))
     assert all(count <= FIELDS.get(name, (0,))[0] for name, count in over.items()), over
     assert over.keys() == FIELDS.keys(), "take out of the list what is within the limit"
+
+
+def test_fields_are_counted_where_they_are_set_and_where_they_are_declared():
+    text = "class A:\n    a: int\n    def f(self):\n        self.b, self.c.d = self.a, 2"
+    assert _fields(ast.parse(text).body[0]) == {"a", "b"}
