@@ -2,8 +2,8 @@
 
 The safety of recovery rests on never mixing three classes of response (docs/protocol.md):
 a *positive* carries data with a valid digest; a *negative* means "I never acknowledged it";
-everything else is *unknown*. A bookie that might have had the entry responds *unknown*. One kind of
-unknown, LIMBO_TORN, has a meaning of its own to recovery's reads (`testimony`).
+everything else is *unknown*. A bookie that might have had the entry responds *unknown*. Recovery's
+reads treat one kind of unknown, LIMBO_TORN, as a class of its own (`recovery_meaning`).
 """
 
 from enum import Enum, IntEnum
@@ -38,7 +38,8 @@ class Meaning(Enum):
     POSITIVE = "positive"
     NEGATIVE = "negative"
     UNKNOWN = "unknown"
-    TORN = "torn"  # unknown, for no other reason than a torn tail; only `testimony` returns it
+    TORN = "torn"
+    """Unknown only because the bookie has the ledger in torn limbo; see `recovery_meaning`."""
 
 
 _NEGATIVES = frozenset({Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER})
@@ -51,8 +52,8 @@ def meaning(status: Status) -> Meaning:
     return Meaning.NEGATIVE if status in _NEGATIVES else Meaning.UNKNOWN
 
 
-def testimony(status: Status) -> Meaning:
-    """Classify the status of an entry for recovery, to which TORN is a class of its own."""
+def recovery_meaning(status: Status) -> Meaning:
+    """Classify the status of an entry for recovery, which tells TORN from other unknowns."""
     return Meaning.TORN if status is Status.LIMBO_TORN else meaning(status)
 
 

@@ -14,7 +14,7 @@ from bookie_server.api.messages import (
     ReadResponse,
     StoredResponse,
 )
-from bookie_server.api.status import Meaning, Status, testimony
+from bookie_server.api.status import Meaning, Status, recovery_meaning
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory, BookieInfo
 from spark_ledger.config import ClientConfig
@@ -143,14 +143,14 @@ def judge(
     was not delivered. `at` is the number of entries before it in the request. None if the response
     stops before the entry."""
     if response.status is not Status.OK:
-        return testimony(response.status), Undelivered.of(response)
+        return recovery_meaning(response.status), Undelivered.of(response)
     if at >= len(response.results):
         return None
     result = response.results[at]
     if result.status is Status.IO_ERROR:
-        return testimony(result.status), BAD_COPY
+        return recovery_meaning(result.status), BAD_COPY
     if result.status is not Status.OK:
-        return testimony(result.status), Undelivered(result.status, result.status.name)
+        return recovery_meaning(result.status), Undelivered(result.status, result.status.name)
     try:
         entry = result.checked or unpack_entry(result.entry)
     except DamagedEntry as damage:

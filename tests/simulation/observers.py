@@ -20,7 +20,7 @@ from typing import Any
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY, Buffer, EntryHeader, unpack_header
-from bookie_server.api.status import Meaning, Status, meaning, testimony
+from bookie_server.api.status import Meaning, Status, meaning, recovery_meaning
 from bookie_server.serve.handler import Credit, hear, serve_stream
 from spark_ledger.errors import TimedOut
 from spark_ledger.metadata import paths
@@ -321,7 +321,7 @@ class Observers:
             return
         assert isinstance(request, m.ReadRequest)
         for entry_id, result in contents.results(request, response, len(ledger.submitted)):
-            told.hear(entry_id, bookie_id, testimony(result.status))
+            told.hear(entry_id, bookie_id, recovery_meaning(result.status))
 
     def _compared(self, client: str, request: m.ReadRequest, response: m.ReadResponse) -> None:
         ledger = self.ghost.ledgers[request.ledger_id]

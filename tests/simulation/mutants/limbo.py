@@ -31,9 +31,9 @@ def torn_is_negative(verdict: Any) -> Any:
     return judged
 
 
-def lost_is_torn(testimony: Any) -> Any:
+def lost_is_torn(recovery_meaning: Any) -> Any:
     def told(status: Status) -> Meaning:
-        meaning: Meaning = testimony(status)
+        meaning: Meaning = recovery_meaning(status)
         return Meaning.TORN if status is Status.LIMBO else meaning
 
     return told
@@ -62,7 +62,7 @@ MUTANTS = (
         torn_is_negative,
         TORN,
     ),
-    Mutant("lost counts like torn", "limbo", cluster, "testimony", lost_is_torn, MIXED),
+    Mutant("lost counts like torn", "limbo", cluster, "recovery_meaning", lost_is_torn, MIXED),
     Mutant(
         "limbo cleared without its copies",
         "BP-46",
