@@ -42,11 +42,11 @@ class ClusterLedgers:
         the ledgers of a folder, and one for each ledger that the set names."""
         deleted, count = [], 0
         for folder, ids in deleted_ledgers.by_folder(ledger_ids).items():
-            named = await self._named(folder)
+            deleted_ids = await self._read_deleted(folder)
             count += 1
             await _pause(count)
             for ledger_id in ids:
-                if ledger_id not in named:
+                if ledger_id not in deleted_ids:
                     continue
                 if await read(self._metadata, paths.ledger(ledger_id)) is None:
                     deleted.append(ledger_id)
@@ -72,15 +72,15 @@ class ClusterLedgers:
             if await read(self._metadata, paths.ledger(ledger_id)) is None:
                 absent.append(ledger_id)
             await _pause(count)
-        named = {i: None for i in await self.deleted(absent)}
+        deleted_ids = {i: None for i in await self.deleted(absent)}
         if not await self.store_is_ours():
             return None
-        return [ledger_id for ledger_id in absent if ledger_id not in named]
+        return [ledger_id for ledger_id in absent if ledger_id not in deleted_ids]
 
-    async def _named(self, folder: str) -> frozenset[int]:
+    async def _read_deleted(self, folder: str) -> frozenset[int]:
         """The ledgers that the set of the folder names; empty if the set is damaged."""
         try:
-            return await deleted_ledgers.named(self._metadata, folder)
+            return await deleted_ledgers.read_deleted(self._metadata, folder)
         except BadDeletedSet as damage:
             _log.error("%s: no ledger of it counts as deleted", damage)
             return frozenset()

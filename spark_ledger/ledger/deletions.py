@@ -109,10 +109,10 @@ class Deletions:
     async def _operations(self, batch: Sequence[_Deletion]) -> list[Operation]:
         """The conditions, the writes that name the ledgers, then those that remove the records."""
         ids = [deletion.ledger_id for deletion in batch]
-        names = await deleted_ledgers.naming(self._metadata, ids)
+        writes = await deleted_ledgers.writes_that_name(self._metadata, ids)
         conditions = [operation for deletion in batch for operation in deletion.conditions]
         records = [Delete(paths.ledger(d.ledger_id), d.version) for d in batch]
-        return [*conditions, *names, *records]
+        return [*conditions, *writes, *records]
 
 
 def _end(batch: Sequence[_Deletion], error: Exception | None) -> None:

@@ -1,15 +1,16 @@
-"""Which ledgers were deleted: their deleters name them here, as a record that is merely absent may
-be absent because the metadata store was restored from a backup, or because the record was lost.
+"""The set of deleted ledgers, in the metadata store: the process that deletes a ledger names its id
+here. A missing record proves no deletion: it is also missing if the store was restored from an
+older backup, or if the record was lost.
 
 Always true: the multi that deletes a ledger's record also names its id; an id that was named stays
 named. So a store that is restored from an older copy names fewer ledgers, never more, and a record
 that is lost adds no name. Copies of a ledger go only if it is named AND has no record
 (bookie_server/ledgers/cluster_ledgers.py).
 
-The set is the value of the folders that hold the records: a folder (paths.ledger_folder) has the
-records of IDS_PER_FOLDER ids, and its value is a bitmap of those among them that were deleted. A
-million ledgers that are deleted are 100 values of 1.3 KB; a bookie reads one for each folder that
-it has ledgers of. An empty value, which folders had before, names none.
+Each folder of records keeps its part of the set: a folder (paths.ledger_folder) has the records of
+IDS_PER_FOLDER ids, and its value is a bitmap of those among them that were deleted. A million
+ledgers that are deleted are 100 values of 1.3 KB; a bookie reads one for each folder that it has
+ledgers of. An empty value, which earlier versions left, names no ledger.
 
     0        4        8
     +--------+--------+---------------------------------------------------------------+
@@ -35,7 +36,7 @@ class BadDeletedSet(ValueError):
 
 
 def encode(ledger_ids: Iterable[int]) -> bytes:
-    """The value of the folder of these ids; of none it is empty."""
+    """The folder's value that names these ids; empty if there are no ids."""
     bitmap = bytearray(_BITMAP_BYTES_MAX)
     for ledger_id in ledger_ids:
         place = ledger_id % IDS_PER_FOLDER
@@ -63,7 +64,7 @@ def decode(value: bytes, folder: str) -> frozenset[int]:
     )
 
 
-async def named(store: MetadataStore, folder: str) -> frozenset[int]:
+async def read_deleted(store: MetadataStore, folder: str) -> frozenset[int]:
     """The deleted ledgers of the folder. Raises BadDeletedSet, StoreError."""
     try:
         return decode((await store.get(folder)).value, folder)
@@ -71,9 +72,9 @@ async def named(store: MetadataStore, folder: str) -> frozenset[int]:
         return frozenset()
 
 
-async def naming(store: MetadataStore, ledger_ids: Sequence[int]) -> list[Set]:
-    """The writes that name these ledgers too, one for each folder. Raises BadDeletedSet, StoreError
-    (NoNode: of an id that never had a record)."""
+async def writes_that_name(store: MetadataStore, ledger_ids: Sequence[int]) -> list[Set]:
+    """Writes, one for each folder, that name these ledgers beside those already named. Raises
+    BadDeletedSet, StoreError (NoNode if the folder of an id never had a record)."""
     writes = []
     for folder, ids in by_folder(ledger_ids).items():
         node = await store.get(folder)

@@ -86,12 +86,12 @@ async def kept_by(store: MetadataStore, bookie_id: str) -> list[int]:
     kept = []
     for folder, ids in deleted_ledgers.by_folder([] if node is None else _ids(node.value)).items():
         try:
-            named = await deleted_ledgers.named(store, folder)
+            deleted_ids = await deleted_ledgers.read_deleted(store, folder)
         except BadDeletedSet:
-            named = frozenset()
+            deleted_ids = frozenset()
         nodes = await store.get_many([paths.ledger(ledger_id) for ledger_id in ids])
         pairs = zip(ids, nodes, strict=True)
-        kept += [i for i, record in pairs if record is None and i not in named]
+        kept += [i for i, record in pairs if record is None and i not in deleted_ids]
     return kept
 
 
@@ -111,25 +111,25 @@ async def name_as_deleted(store: MetadataStore, ledger_ids: Iterable[int]) -> li
     for folder, ids in deleted_ledgers.by_folder(sorted(ledger_ids)).items():
         await ensure(store, folder)
         for at in range(0, len(ids), TOGETHER_MAX):
-            done += await _named(store, guard, ids[at : at + TOGETHER_MAX])
+            done += await _name_absent(store, guard, ids[at : at + TOGETHER_MAX])
     return done
 
 
-async def _named(store: MetadataStore, guard: ClusterGuard, ids: Sequence[int]) -> list[int]:
+async def _name_absent(store: MetadataStore, guard: ClusterGuard, ids: Sequence[int]) -> list[int]:
     for _ in range(TRIES_MAX):
         absent = [i for i in ids if await read(store, paths.ledger(i)) is None]
         if not absent:
             return []
         try:
-            await store.multi([*await guard.checks(), *await _naming(store, absent)])
+            await store.multi([*await guard.checks(), *await _writes_that_name(store, absent)])
             return absent
         except (MultiFailed, OutcomeUnknown, NoNode, NodeExists):
             await guard.look()
     raise StoreUnavailable(f"others wrote the folder of ledger {ids[0]} again and again")
 
 
-async def _naming(store: MetadataStore, absent: Sequence[int]) -> list[Operation]:
+async def _writes_that_name(store: MetadataStore, absent: Sequence[int]) -> list[Operation]:
     """A node that is made and taken away in one multi was not there, and no read ever sees it."""
     records = map(paths.ledger, absent)
     none = [step for path in records for step in (Create(path), Delete(path, ANY_VERSION))]
-    return [*none, *await deleted_ledgers.naming(store, absent)]
+    return [*none, *await deleted_ledgers.writes_that_name(store, absent)]

@@ -7,8 +7,8 @@ from spark_ledger.metadata.store import ANY_VERSION, Delete, MetadataStore
 async def delete_ledgers(store: MetadataStore, *ledger_ids: int) -> None:
     await store.sync()
     for ledger_id in ledger_ids:
-        naming = await deleted_ledgers.naming(store, [ledger_id])
-        await store.multi([*naming, Delete(paths.ledger(ledger_id), ANY_VERSION)])
+        writes = await deleted_ledgers.writes_that_name(store, [ledger_id])
+        await store.multi([*writes, Delete(paths.ledger(ledger_id), ANY_VERSION)])
 
 
 async def lose_records(store: MetadataStore, *ledger_ids: int) -> None:

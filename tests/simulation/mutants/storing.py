@@ -163,7 +163,7 @@ MUTANTS = (
         UNREADABLE,
     ),
     Mutant(
-        *("absence taken for a deletion", "C9", cluster_ledgers.ClusterLedgers, "_named"),
+        *("absence taken for a deletion", "C9", cluster_ledgers.ClusterLedgers, "_read_deleted"),
         *(absence_taken_for_a_deletion, OLDER),
     ),
 )

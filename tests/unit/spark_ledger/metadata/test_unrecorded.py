@@ -24,7 +24,7 @@ async def store_of(*recorded):
 
 async def named(session, ledger_id):
     await session.sync()
-    return await deleted_ledgers.named(session, paths.ledger_folder(ledger_id))
+    return await deleted_ledgers.read_deleted(session, paths.ledger_folder(ledger_id))
 
 
 def test_what_bookies_publish_is_listed_by_ledger_and_goes_when_there_is_none():
