@@ -53,15 +53,19 @@ _connected: OncePerProcess[tuple[str, float], "BlockingTopics"] = OncePerProcess
 
 
 def topics(
-    service_url: str, outage_timeout_s: float = DEFAULTS.outage_timeout_s, *, begins: bool = False
+    service_url: str,
+    outage_timeout_s: float = DEFAULTS.outage_timeout_s,
+    *,
+    fail_fast: bool = False,
 ) -> "BlockingTopics":
-    """The process's client of that cluster, connected at first use. Its calls wait so long for the
-    end of an outage of the metadata store (0: the default). So does connecting, unless the query
-    only `begins`: then a wrong URL is an error soon.
+    """The process's client of that cluster, connected at first use. In an outage of the metadata
+    store, connecting and all calls wait up to `outage_timeout_s` for its end (0: the default). With
+    `fail_fast` connecting waits `connect_timeout_s` only, so that a new query with a wrong URL
+    fails soon.
 
     Raises errors.Unavailable, errors.BadConfig.
     """
-    ledgers = ledger_store(service_url, _config(service_url, outage_timeout_s, begins=begins))
+    ledgers = ledger_store(service_url, _config(service_url, outage_timeout_s, fail_fast=fail_fast))
     return _connected.get(
         (service_url, outage_timeout_s),
         lambda: BlockingTopics(background_loop().run(_wire(ledgers))),
@@ -69,12 +73,12 @@ def topics(
     )
 
 
-def _config(service_url: str, outage_timeout_s: float, *, begins: bool) -> ClientConfig | None:
+def _config(service_url: str, outage_timeout_s: float, *, fail_fast: bool) -> ClientConfig | None:
     if not outage_timeout_s:
         return None
     config = client_config(service_url=service_url, outage_timeout_s=outage_timeout_s)
     patience = {
-        "connect_timeout_s": config.connect_timeout_s if begins else outage_timeout_s,
+        "connect_timeout_s": config.connect_timeout_s if fail_fast else outage_timeout_s,
         "metadata_timeout_s": min(config.metadata_timeout_s, outage_timeout_s),
     }
     return config.model_copy(update=patience)

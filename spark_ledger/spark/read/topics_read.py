@@ -68,7 +68,9 @@ class TopicsRead:
     def __init__(self, options: ReadOptions) -> None:
         """Connects and finds the topics. Raises Unavailable, TopicNotFound, TopicNameInvalid."""
         self.options = options
-        self.cluster = blocking.topics(options.service_url, options.outage_timeout_s, begins=True)
+        self.cluster = blocking.topics(
+            options.service_url, options.outage_timeout_s, fail_fast=True
+        )
         set_aside(Moment.CONNECTED)
         self.infos: dict[str, TopicInfo] = {}
         self._left_out: dict[str, TopicInfo] = {}

@@ -297,10 +297,10 @@ def misfits(
 
 
 def good_and_bad(
-    rows: WrittenRows, reasons: pa.Array, about: Mapping[str, str]
+    rows: WrittenRows, reasons: pa.Array, extra_headers: Mapping[str, str]
 ) -> tuple[WrittenRows, WrittenRows]:
-    """The good rows, and the bad ones as records of the topic for bad records. `about` are more
-    headers, the same for each record."""
+    """The good rows, and the bad ones as records of the topic for bad records, each with the
+    `extra_headers` too."""
     bad = as_numpy(reasons.is_valid())
     indexes = of_numpy(np.flatnonzero(bad))
     lost = rows.take(indexes)
@@ -310,7 +310,7 @@ def good_and_bad(
     records = WrittenRows(
         values=values,
         keys=None if lost.keys is None else _cut(lost.keys),
-        headers=_headers(lost, reasons.take(indexes), about),
+        headers=_headers(lost, reasons.take(indexes), extra_headers),
         event_times=lost.event_times,
     )
     return rows.take(of_numpy(np.flatnonzero(~bad))), records
@@ -368,7 +368,7 @@ def _cut(column: pa.Array) -> pa.Array:
     return pc.binary_slice(whole, 0, VALUE_BYTES_MAX)
 
 
-def _headers(rows: WrittenRows, reasons: pa.Array, about: Mapping[str, str]) -> pa.Array:
+def _headers(rows: WrittenRows, reasons: pa.Array, extra_headers: Mapping[str, str]) -> pa.Array:
     """For each row a list of headers, with the same names in all rows."""
     count = len(rows)
     nothing = pa.nulls(count, pa.binary())
@@ -377,7 +377,7 @@ def _headers(rows: WrittenRows, reasons: pa.Array, about: Mapping[str, str]) -> 
         "reason": reasons,
         "topic": nothing if rows.topics is None else rows.topics,
         "partition": nothing if partitions is None else partitions,
-        **{name: pa.repeat(pa.scalar(text), count) for name, text in about.items()},
+        **{name: pa.repeat(pa.scalar(text), count) for name, text in extra_headers.items()},
     }
     width = len(columns)
     values = pa.concat_arrays([column.cast(pa.binary()) for column in columns.values()])

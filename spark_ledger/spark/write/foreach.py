@@ -31,10 +31,10 @@ from spark_ledger.spark.options.values import as_given
 from spark_ledger.spark.write.job import WriteJob
 from spark_ledger.spark.write.tasks import (
     TaskProperties,
-    forget,
+    drop_cached,
     heartbeats,
-    naming_deleted,
     query_intent,
+    topic_names_in_errors,
     topics_of,
 )
 from spark_ledger.spark.write.topic_writers import Task, TopicWriters
@@ -44,7 +44,8 @@ from spark_ledger.topic.parts import Part, commit_part
 from spark_ledger.topic.write import TaskResult
 
 ROWS_MAX = 512
-"""At most so many rows, or an eighth of maxInFlightBytes, are turned to columns at a time."""
+"""Gathered rows are turned to columns and written once there are so many, or once they take more
+than an eighth of maxInFlightBytes."""
 
 _BYTES = (str, bytes, bytearray)
 _TIMES = ("eventtime", "timestamp")
@@ -60,7 +61,7 @@ class ForeachWriter:
         self._schema = schema
         self._app_id = app_id
         if schema is not None:
-            WriteJob.of(self._options, schema)
+            WriteJob.of(self._options, schema)  # raises now if such rows cannot be written
         elif self._options.typed:
             raise OptionMissing(
                 f"schema is not given, and valueFormat={self._options.value_format} needs it",
@@ -68,8 +69,8 @@ class ForeachWriter:
             )
 
     def open(self, partition_id: int, epoch_id: int) -> bool:
-        self._part = (partition_id, epoch_id)
-        self._spark = TaskProperties.of(TaskContext.get())
+        self._partition_and_epoch = (partition_id, epoch_id)
+        self._properties = TaskProperties.of(TaskContext.get())
         self._rows: list[Row] = []
         self._bytes = 0
         self._digest = hashlib.blake2b(digest_size=16)
@@ -88,7 +89,7 @@ class ForeachWriter:
             if error is None and self._rows:
                 self._write()
             if error is None and self._task is not None:
-                self._task.commit(Part(*self._part, self._digest.hexdigest()))
+                self._task.commit(Part(*self._partition_and_epoch, self._digest.hexdigest()))
                 self._task = None
         finally:
             self._rows = []
@@ -100,12 +101,12 @@ class ForeachWriter:
         schema = self._schema or schema_of(rows)
         job = WriteJob.of(self._options, schema)
         if self._task is None:
-            app_id = self._app_id or self._spark.query_id
+            app_id = self._app_id or self._properties.query_id
             if app_id is None:
                 raise OptionMissing(
                     "Spark does not name this query", "Give app_id, a name of your own."
                 )
-            self._task = _ForeachTask(job, self._spark, app_id)
+            self._task = _ForeachTask(job, self._properties, app_id)
         table = LocalDataToArrowConversion.convert(rows, schema, use_large_var_types=False)
         for batch in table.combine_chunks().to_batches():
             self._digest.update(batch.serialize())
@@ -115,18 +116,19 @@ class ForeachWriter:
 class _ForeachTask:
     """The write of one task between open and close, once there are rows."""
 
-    def __init__(self, job: WriteJob, spark: TaskProperties, app_id: str) -> None:
-        run_id = spark.run_id or app_id
+    def __init__(self, job: WriteJob, properties: TaskProperties, app_id: str) -> None:
+        run_id = properties.run_id or app_id
         self._job = job
         service_url, outage_s = job.options.service_url, job.options.outage_timeout_s
-        begins = spark.batch_id == 0
-        self._cluster = cluster = blocking.topics(service_url, outage_s, begins=begins)
+        is_first_batch = properties.batch_id == 0
+        self._cluster = cluster = blocking.topics(service_url, outage_s, fail_fast=is_first_batch)
         self._intent: Intent = query_intent(
-            job, app_id, run_id, again=spark.attempt > 0, kind=PARTS
+            job, app_id, run_id, again=properties.attempt > 0, kind=PARTS
         )
         self._beating = ExitStack()
         self._beating.enter_context(heartbeats(cluster, self._intent))
-        task = Task(self._intent, spark.index, spark.attempt, spark.about)
+        headers = properties.extra_headers
+        task = Task(self._intent, properties.index, properties.attempt, headers)
         self.writers = TopicWriters(
             cluster, job, task, lambda names: topics_of(cluster, job.options, names, run_id)
         )
@@ -134,17 +136,17 @@ class _ForeachTask:
     def commit(self, part: Part) -> None:
         client, user_metadata = self._cluster.client, self._job.options.user_metadata or ""
         results: dict[str, list[TaskResult]] = {}
-        with self._beating, naming_deleted(self._cluster):
+        with self._beating, topic_names_in_errors(self._cluster):
             for result in self.writers.finish():
                 results.setdefault(result.topic_id, []).append(result)
-            kinds = self._job.kinds(results, self.writers.versions)
+            row_kinds = self._job.row_kinds(results, self.writers.versions)
             committing = commit_part(
-                client, results, self._intent, part, user_metadata=user_metadata, kinds=kinds
+                client, results, self._intent, part, user_metadata=user_metadata, kinds=row_kinds
             )
             self._cluster.run(committing)
 
     def abort(self) -> None:
-        forget(lambda kept: kept.id == self._intent.id)
+        drop_cached(lambda cached: cached.id == self._intent.id)
         self._beating.close()
         self.writers.abort()
 
@@ -184,11 +186,11 @@ def schema_of(rows: list[Row]) -> StructType:
     columns = []
     for at, name in enumerate(rows[0].__fields__):
         first = next((row[at] for row in rows if row[at] is not None), None)
-        columns.append(StructField(name, _kind(name, first)))
+        columns.append(StructField(name, _data_type(name, first)))
     return StructType(columns)
 
 
-def _kind(name: str, value: Any) -> DataType:
+def _data_type(name: str, value: Any) -> DataType:
     lower = name.lower()
     if lower in ("key", "value"):
         if value is not None and not isinstance(value, _BYTES):
@@ -198,20 +200,22 @@ def _kind(name: str, value: Any) -> DataType:
             )
         return StringType() if isinstance(value, str) else BinaryType()
     if lower == "headers":
-        return _headers_kind(value)
+        return _headers_type(value)
     if lower in _TIMES:
         return TimestampType()
     return IntegerType() if lower == "partition" else StringType()
 
 
-def _headers_kind(value: Any) -> DataType:
-    """A map, or a list of pairs, of text to bytes, unless the first value is text."""
-    pairs = value.items() if isinstance(value, dict) else value or ()
-    texts = any(isinstance(pair[1], str) for pair in pairs)
-    inner: DataType = StringType() if texts else BinaryType()
-    if isinstance(value, dict):
-        return MapType(StringType(), inner)
-    return ArrayType(StructType([StructField("key", StringType()), StructField("value", inner)]))
+def _headers_type(headers: Any) -> DataType:
+    """A map, or an array of pairs, as `headers` is. The values are STRING if one of them is text,
+    else BINARY."""
+    pairs = headers.items() if isinstance(headers, dict) else headers or ()
+    has_text = any(isinstance(pair[1], str) for pair in pairs)
+    value_type: DataType = StringType() if has_text else BinaryType()
+    if isinstance(headers, dict):
+        return MapType(StringType(), value_type)
+    fields = [StructField("key", StringType()), StructField("value", value_type)]
+    return ArrayType(StructType(fields))
 
 
 def _size(value: Any) -> int:

@@ -236,7 +236,7 @@ class WriteJob:
             return OnReplay(self.options.on_replay)
         return OnReplay.REPLACE if self.overwrite else OnReplay.FAIL
 
-    def kinds(
+    def row_kinds(
         self, topic_ids: Iterable[str], versions: Mapping[str, frozenset[int]]
     ) -> dict[str, RowKind]:
         """The kinds of the rows of these topics, which the commit checks: none with

@@ -77,7 +77,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         options = self.job.options
         cluster = None
         try:
-            cluster = blocking.topics(options.service_url, options.outage_timeout_s, begins=True)
+            cluster = blocking.topics(options.service_url, options.outage_timeout_s, fail_fast=True)
             if cluster.away:
                 return
             cluster.run(check(cluster.client, self.job, fresh=True))
@@ -97,7 +97,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         if self.unreachable is not None and spark.batch_id == 0:
             raise self.unreachable
         intent = query_intent(self.job, spark.query_id, spark.run_id, again=spark.attempt > 0)
-        task = Task(intent, spark.index, spark.attempt, spark.about)
+        task = Task(intent, spark.index, spark.attempt, spark.extra_headers)
         on_replay = self.job.on_replay
         return write_rows(self.job, task, iterator, version=spark.batch_id, on_replay=on_replay)
 
@@ -115,7 +115,7 @@ def planned_writer(
 ) -> "LedgerBatchWriter":
     """The writer of one job, made in the driver after all checks, with an open intent."""
     job = WriteJob.of(options, schema, overwrite)
-    cluster = blocking.topics(options.service_url, options.outage_timeout_s, begins=True)
+    cluster = blocking.topics(options.service_url, options.outage_timeout_s, fail_fast=True)
     topics = cluster.run(check(cluster.client, job, fresh=True))
     replaced = []
     target = options.txn_target
@@ -150,7 +150,7 @@ class LedgerBatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         spark = TaskProperties.of(TaskContext.get())
-        task = Task(self.intent, spark.index, spark.attempt, self._about(spark))
+        task = Task(self.intent, spark.index, spark.attempt, self._extra_headers(spark))
         on_replay = self._on_replay(in_query=spark.query_id is not None)
         topics, version = self.topics, self.version
         return write_rows(
@@ -172,8 +172,8 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         asked = self.job.options.on_replay is not None
         return self.job.on_replay if in_query or asked else OnReplay.IGNORE
 
-    def _about(self, spark: TaskProperties) -> Mapping[str, str]:
+    def _extra_headers(self, spark: TaskProperties) -> Mapping[str, str]:
         if self.job.options.txn_app_id is None:
-            return spark.about
+            return spark.extra_headers
         txn = {"txnAppId": self.job.options.txn_app_id, "txnVersion": str(self.version)}
-        return {**spark.about, **txn}
+        return {**spark.extra_headers, **txn}

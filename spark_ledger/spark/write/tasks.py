@@ -92,8 +92,8 @@ class TaskProperties:
         )
 
     @property
-    def about(self) -> dict[str, str]:
-        """The headers of bad records with the query's facts."""
+    def extra_headers(self) -> dict[str, str]:
+        """Headers for bad records: which query and batch wrote them."""
         facts = {"queryId": self.query_id, "batchId": self.batch_id}
         return {name: str(value) for name, value in facts.items() if value is not None}
 
@@ -136,7 +136,7 @@ def write_rows(
         unknown = [name for name in names if name not in there]
         return {**there, **topics_of(cluster, job.options, unknown, intent.run_id)}
 
-    with naming_deleted(cluster), heartbeats(cluster, intent):
+    with topic_names_in_errors(cluster), heartbeats(cluster, intent):
         writers = TopicWriters(cluster, job, task, find)
         try:
             for batch in batches:
@@ -146,7 +146,7 @@ def write_rows(
             cluster.until_back()  # here Spark can stop the query, not while its commit waits
             return Written(intent, results, _batch(counted, on_replay), writers.versions)
         except BaseException:
-            forget(lambda kept: kept.id == intent.id)
+            drop_cached(lambda cached: cached.id == intent.id)
             writers.abort()
             raise
 
@@ -196,7 +196,7 @@ def commit_rows(
         for topic_id, numbers in message.versions.items():
             versions[topic_id] = versions.get(topic_id, frozenset()) | numbers
     txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
-    with naming_deleted(cluster):
+    with topic_names_in_errors(cluster):
         if not results and options.topic is not None and version > intent.record.w0:
             made = cluster.run(find_or_make(cluster.client, options, options.topic))
             results[made.info.id] = []
@@ -212,7 +212,7 @@ def commit_rows(
             intent.id,
             overwrite=replaced,
             overwrite_held=options.overwrite_held,
-            kinds=job.kinds(results, versions),
+            kinds=job.row_kinds(results, versions),
             user_metadata=options.user_metadata or "",
             finish_intent=last,
             batch=batch,
@@ -259,7 +259,7 @@ def query_intent(
     options = job.options
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
     if again:
-        forget(lambda kept: (kept.app_id, kept.run_id) == (query_id, run_id))
+        drop_cached(lambda cached: (cached.app_id, cached.run_id) == (query_id, run_id))
     target, replaced = options.txn_target, []
     if options.topic is not None:
         topic = topics_of(cluster, options, [options.topic], run_id)[options.topic]
@@ -276,16 +276,17 @@ def query_intent(
     return _intents.put(key, intent)
 
 
-def forget(is_meant: Callable[[Intent], bool]) -> None:
-    """Drop these intents, and all topics: the next caller reads them again."""
+def drop_cached(is_meant: Callable[[Intent], bool]) -> None:
+    """Drop the kept intents that are meant, and all kept topics: the next caller reads them
+    again."""
     _intents.forget(is_meant)
     _topics.forget(lambda _: True)
 
 
 @contextmanager
-def naming_deleted(cluster: BlockingTopics) -> Iterator[None]:
-    """An error for a topic that was deleted meanwhile gets its name and id, and a writer's remedy;
-    an error for a topic that does not take the rows gets its name."""
+def topic_names_in_errors(cluster: BlockingTopics) -> Iterator[None]:
+    """Errors in the context name the topic, not only its id. An error of a topic that was deleted
+    meanwhile also gets a remedy for writers."""
     try:
         yield
     except SchemaIncompatible as error:

@@ -39,12 +39,12 @@ Find = Callable[[Sequence[str]], Mapping[str, WrittenTopic]]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The task that writes, and its intent; each bad record has the headers `about`."""
+    """The task that writes, and its intent; each bad record also has the `extra_headers`."""
 
     intent: Intent
     index: int
     attempt: int
-    about: Mapping[str, str]
+    extra_headers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,26 +117,28 @@ class TopicWriters:
     def _fitting(self, opened: _OneTopic, rows: WrittenRows) -> WrittenRows:
         """The rows that can be written, with their values as the topic has them."""
         values, aside = self._job.values, self._job.options.bad_records_topic is not None
-        about = {"topic": opened.topic.info.name.short}
+        extra_headers = {"topic": opened.topic.info.name.short}
         if values is not None:
             assert isinstance(rows.values, pa.RecordBatch), "a typed row's payload is columns"
             if aside:
-                rows = self._set_aside(rows, values.misfits(rows.values, opened.version), about)
+                rows = self._set_aside(
+                    rows, values.misfits(rows.values, opened.version), extra_headers
+                )
             rows = replace(rows, values=values.values(rows.values, opened.version))
         if not aside:
             return rows
         reasons = misfits(
             rows, entry_bytes_max=self._entry_bytes_max, partitions=opened.topic.partitions
         )
-        return self._set_aside(rows, reasons, about)
+        return self._set_aside(rows, reasons, extra_headers)
 
     def _set_aside(
-        self, rows: WrittenRows, reasons: pa.Array | None, about: Mapping[str, str]
+        self, rows: WrittenRows, reasons: pa.Array | None, extra_headers: Mapping[str, str]
     ) -> WrittenRows:
         """The good rows; the bad ones are written to the topic for bad records."""
         if reasons is None:
             return rows
-        good, bad = good_and_bad(rows, reasons, {**about, **self._task.about})
+        good, bad = good_and_bad(rows, reasons, {**extra_headers, **self._task.extra_headers})
         name = self._job.options.bad_records_topic
         assert name is not None, "rows are set aside only with a topic for bad records"
         writer = self._one(name).writer

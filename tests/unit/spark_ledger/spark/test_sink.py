@@ -96,7 +96,7 @@ def test_who_cannot_connect_leaves_it_to_tasks_which_wait_unless_the_query_only_
     monkeypatch.setattr(sink, "query_intent", waits)
     made = writer()
     sent = [pickle.loads(pickle.dumps(made)) for _ in range(2)]
-    assert asked == [{"begins": True}]
+    assert asked == [{"fail_fast": True}]
     for one in sent:
         with pytest.raises(Unavailable if batch_id == 0 else Waits):
             one.write(iter(()))
