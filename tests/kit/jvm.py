@@ -11,6 +11,7 @@ from pathlib import Path
 # threads take from a small machine; a fifth of what starting Spark costs is checking its classes.
 UNCHECKED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 OPTIONS = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 {UNCHECKED}"
+COMPILE_SOON = "-XX:CompileThresholdScaling=0.4"  # Spark interprets for long what it calls often
 QUIET = "-Xlog:disable"  # no word on stdout about an archive that does not fit
 FOLDER = Path(sys.prefix) / "share" / "spark-ledger" / "classes"
 ZOOKEEPER = "zookeeper"
@@ -21,7 +22,8 @@ KINDS = ("spark", "delta", ZOOKEEPER)
 def options(kind: str = "spark") -> str:
     """The JVM's options, with the archive of that kind if there is one."""
     there = archive(kind)
-    return f"{OPTIONS} {QUIET} -XX:SharedArchiveFile={there}" if there.exists() else OPTIONS
+    given = OPTIONS if kind == ZOOKEEPER else f"{OPTIONS} {COMPILE_SOON}"
+    return f"{given} {QUIET} -XX:SharedArchiveFile={there}" if there.exists() else given
 
 
 def archive(kind: str) -> Path:
