@@ -195,14 +195,14 @@ async def _run(config: BookieConfig) -> None:
         )
         if was_another:
             log.error("another process served as this bookie since its last start: all is in limbo")
-            await bookie.doubt_all()
+            await bookie.put_all_in_limbo()
         lineage.attach(bookie.storage, bookie.ledgers)
         bookie.phase = "starting"
         service.serve(bookie)
         frames.serve(bookie)
         registration = _registration(config, bookie, store, address, frames_at, lineage)
         closing.push_async_callback(cancel, asyncio.create_task(lineage.run(), name="lineage"))
-        bookie.also(twin.run(partial(bookie.doubt_all, until_restart=True)))
+        bookie.also(twin.run(partial(bookie.put_all_in_limbo, until_restart=True)))
         async with hosted(config.service_url, enabled=config.autorecovery):
             await _serve(bookie, (service, frames), registration, stop, config.drain_timeout_s)
 

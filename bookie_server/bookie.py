@@ -198,12 +198,12 @@ class Bookie:
         self.ledgers.wake_all()
         self.storage.hurry()
 
-    async def doubt_all(self, *, until_restart: bool = False) -> None:
+    async def put_all_in_limbo(self, *, until_restart: bool = False) -> None:
         """Acknowledged entries of any ledger may be missing here: from this step on no entry is
         denied, until the walk has judged each ledger; with `until_restart`, until the next start.
         Durable when it returns. Raises JournalFailed."""
         self._limbo.halted = self._limbo.halted or until_restart
-        await self.ledgers.doubt([(EVERY_LEDGER, LimboReason.LOST, False)])
+        await self.ledgers.put_in_limbo_or_fence([(EVERY_LEDGER, LimboReason.LOST, False)])
         self._limbo.wake()
         self._standing_changed()
 

@@ -30,7 +30,7 @@ class JournalMark(NamedTuple):
     """The mark of one journal directory. `retired`: none of its records is needed, nor ever will
     be: the directory may be missing, and is not replayed if it is there. `missed`: retired because
     it was missing at a start, which put every ledger in limbo: if it is there again, it is replayed
-    after all (start/replayed.py)."""
+    after all (start/applier.py)."""
 
     position: Position
     retired: bool = False

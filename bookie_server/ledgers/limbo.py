@@ -172,7 +172,7 @@ class Limbo:
             lost += limbo == LimboReason.LOST
             judged.append((ledger_id, limbo, fence))
             if count % READS_AT_ONCE == 0:
-                await self._ledgers.doubt(judged)
+                await self._ledgers.put_in_limbo_or_fence(judged)
                 judged = []
                 await asyncio.sleep(READS_AT_ONCE / READS_PER_S)
         unrecorded = await self._records.unrecorded(list(unlisted))
@@ -180,7 +180,7 @@ class Limbo:
             return
         judged += [(ledger_id, every.limbo, True) for ledger_id in unrecorded]
         concerned += len(unrecorded)
-        await self._ledgers.doubt(judged)
+        await self._ledgers.put_in_limbo_or_fence(judged)
         ours = await self._records.store_is_ours()
         if ours and not self.halted and self._ledgers.every() is every:
             await self._ledgers.clear_limbo(EVERY_LEDGER)

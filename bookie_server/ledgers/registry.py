@@ -258,7 +258,7 @@ class LedgerHandles:
         ):  # without a record too: reclaim/collect.py decides what was deleted
             return
         if record.state is not RecordState.OPEN:
-            await self.doubt([(handle.ledger_id, LimboReason.NONE, True)])
+            await self.put_in_limbo_or_fence([(handle.ledger_id, LimboReason.NONE, True)])
         handle.doubted = False
 
     def _session_changed(self, state: SessionState) -> None:
@@ -408,9 +408,9 @@ class LedgerHandles:
         state = self._storage.set_state(before)
         await asyncio.shield(self._storage.append([_ledger_record(state)]))
 
-    async def doubt(self, judged: Sequence[tuple[int, LimboReason, bool]]) -> None:
-        """(ledger, reason, fence): put the ledger in limbo for that reason too, and with `fence`
-        fence it; durable when this returns. Raises JournalFailed."""
+    async def put_in_limbo_or_fence(self, judged: Sequence[tuple[int, LimboReason, bool]]) -> None:
+        """Each item is (ledger, reason, fence): put the ledger in limbo for that reason too, if it
+        is not NONE, and with `fence` fence it. Durable when this returns. Raises JournalFailed."""
         changed = []
         for ledger_id, limbo, fence in judged:
             before = self._storage.state(ledger_id)

@@ -1,6 +1,6 @@
 """The entry log of one directory to which large entries go before they are acknowledged: it is
 their journal, and what it holds beyond its mark in the index is replayed at the next start
-(start/replayed.py).
+(start/applier.py).
 
 Always true:
 - a put gets its locations only after its records are synced, and the log's name and its mark in the

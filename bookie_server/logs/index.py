@@ -360,14 +360,14 @@ class LedgerStates:
             for ledger_id, state in copy.items():
                 present = self._states.get(ledger_id)
                 self._states[ledger_id] = (
-                    doubted(state) if present is None else brought_back(present, state)
+                    worst_case(state) if present is None else brought_back(present, state)
                 )
         for ledger_id, state in self._states.items():
             if any(copy.get(ledger_id) != state for copy in (*every, *older)):
                 self._dirty[ledger_id] = None
 
 
-def doubted(state: LedgerState) -> LedgerState:
+def worst_case(state: LedgerState) -> LedgerState:
     """The worst that the state may have become before it was forgotten: fenced, entries lost. A
     tombstone stays as it is: nothing is worse."""
     if state.deleted or state.ledger_id == EVERY_LEDGER:

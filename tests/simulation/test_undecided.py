@@ -48,7 +48,7 @@ def declared(monkeypatch):
         for node in chaos.world.nodes:
             if node.bookie_id == torn:
                 doubts = [(ledger.ledger_id, LimboReason.TORN, False) for ledger in ledgers]
-                await node.bookie.ledgers.doubt(doubts)
+                await node.bookie.ledgers.put_in_limbo_or_fence(doubts)
             elif node.bookie_id == lost:
                 chaos.kill(node, "none", back_s=0.1, blank=True)
         await heal(chaos)

@@ -62,7 +62,7 @@ REPLACED: Mapping[str, str] = {
 EXCEPTIONS: Mapping[str, str] = {
     "bookie_server.Bookie.abandon": "ends a bookie as a crash would: here the process is killed",
     "bookie_server.Bookie.also": "of the program, for its watch for a twin (test_twin.py)",
-    "bookie_server.Bookie.doubt_all": "a twin was beside it (test_limbo.py, test_twin.py)",
+    "bookie_server.Bookie.put_all_in_limbo": "a twin was beside it (test_limbo.py, test_twin.py)",
     "bookie_server.Journal.abandon": "as that",
     "bookie_server.Journals.abandon": "as that",
     "bookie_server.LedgerStorage.abandon": "as that",
@@ -71,7 +71,7 @@ EXCEPTIONS: Mapping[str, str] = {
     " (test_ids_given_again.py)",
     "bookie_server.peers.nobody_responds": "of a bookie that asks no other: world.py has one that"
     " does",
-    "bookie_server.LateReplayed.apply": "no journal directory is away at a start and back"
+    "bookie_server.LateRecordApplier.apply": "no journal directory is away at a start and back"
     " (test_late_replay.py)",
     "bookie_server.handler.respond": "of the gRPC port: the simulation calls respond_counted",
     "bookies.HostFiles.read": "the host's real files: local_files.py",

@@ -10,7 +10,7 @@ from bookie_server.logs.direct_log import DirectLog
 from bookie_server.logs.entry_log import GrowingLog
 from bookie_server.logs.scan import Scanned
 from bookie_server.start import replay
-from bookie_server.start.replayed import Coverage, Replayed
+from bookie_server.start.applier import Coverage, RecordApplier
 from bookie_server.storage.appends import DirectWrites
 from bookie_server.storage.directories import DirectoryStore, Stores
 from bookie_server.storage.storage import LedgerStorage
@@ -313,7 +313,7 @@ BUGS: dict[str, tuple[Bug, Shape, Scenario, dict[str, Any]]] = {
         *(direct_logs.TWO, direct_logs.no_directory_has_space, {}),
     ),
     "a place counts whatever is stored": (
-        (Replayed, "_stored", nothing_is_known),
+        (RecordApplier, "_stored", nothing_is_known),
         *(
             direct_logs.TWO,
             direct_logs.another_is_taken_while_the_directory_is_away,
@@ -321,7 +321,7 @@ BUGS: dict[str, tuple[Bug, Shape, Scenario, dict[str, Any]]] = {
         ),
     ),
     "places of ledgers that no journal tells of are forgotten": (
-        (Replayed, "add_locations", only_of_ledgers_that_are_known),
+        (RecordApplier, "add_locations", only_of_ledgers_that_are_known),
         *(direct_logs.TWO_JOURNALS, direct_logs.a_journal_is_missing_at_one_start, {}),
     ),
     "nothing is rescued from memory": (

@@ -11,7 +11,7 @@ from bookie_server.journal import writer as journal
 from bookie_server.ledgers import registry as ledger_handles
 from bookie_server.ledgers.registry import FirstContactFailed
 from bookie_server.start import replay
-from bookie_server.start.replayed import Replayed
+from bookie_server.start.applier import RecordApplier
 from bookie_server.storage import storage as ledger_storage
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.store import NoNode, StoreError
@@ -214,8 +214,12 @@ def looks_without_a_sync(record: Any) -> Any:
 S, H = ledger_storage.LedgerStorage, ledger_handles.LedgerHandle
 B, D = bookie.Bookie, ledger_handles.LedgerHandles
 MUTANTS = (
-    Mutant("fence forgotten at replay", "BP-46, 1", Replayed, "apply", forgets_fences, CRASHING),
-    Mutant("entries forgotten at replay", "BP-46, 2", Replayed, "apply", forgets_entries, CRASHING),
+    Mutant(
+        "fence forgotten at replay", "BP-46, 1", RecordApplier, "apply", forgets_fences, CRASHING
+    ),
+    Mutant(
+        "entries forgotten at replay", "BP-46, 2", RecordApplier, "apply", forgets_entries, CRASHING
+    ),
     Mutant("ack before sync", "BP-46 (15)", journal.Journal, "append", ack_before_sync, SLOW_SYNC),
     Mutant("reply before the fence", "D1", B, "_fence", replies_before_fence_is_durable, SLOW_SYNC),
     Mutant("adds taken when fenced", "1.8", H, "refusal_of_add", takes_adds_when_fenced),

@@ -4,7 +4,7 @@ logs, and how far their marks may go."""
 from typing import Any
 
 from bookie_server.logs import direct_log, entry_log
-from bookie_server.start import replay, replayed
+from bookie_server.start import applier, replay
 from bookie_server.storage import appends
 from bookie_server.storage import storage as ledger_storage
 from bookie_server.storage.directories import DirectoryStore
@@ -173,7 +173,7 @@ def waits_for_nothing(before: Any) -> Any:
 
 SYNC = "BP-46 (15)"
 P, L = appends.DirectWrites, direct_log.DirectLog
-G, C = entry_log.GrowingLog, replayed.Coverage
+G, C = entry_log.GrowingLog, applier.Coverage
 S = ledger_storage.LedgerStorage
 MUTANTS = (
     Mutant("data of a place not synced", SYNC, G, "append", no_sync_of_the_data, PLACED),

@@ -389,12 +389,22 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         ),
         COMPACTIONS,
     ),
-    (T("no tail in doubt", "limbo", replay, "doubt_the_tail", no_tail_in_doubt, CACHED), ()),
+    (T("no tail in doubt", "limbo", replay, "judge_ending", no_tail_in_doubt, CACHED), ()),
     (
         T("closed ones are whole", "limbo", Limbo, "_judge_closed", closed_ones_are_whole, LOST),
         WALKS,
     ),
-    (T("walk fences no ledger", "limbo", LedgerHandles, "doubt", walk_fences_nobody, LOST), WALKS),
+    (
+        T(
+            "walk fences no ledger",
+            "limbo",
+            LedgerHandles,
+            "put_in_limbo",
+            walk_fences_nobody,
+            LOST,
+        ),
+        WALKS,
+    ),
     (T("any revision clears", "limbo", Limbo, "respond", any_revision_clears, LOST), ()),
     (
         T(

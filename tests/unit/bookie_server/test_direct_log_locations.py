@@ -13,7 +13,7 @@ from bookie_server.logs.entry_log import (
 )
 from bookie_server.logs.index import Location
 from bookie_server.logs.scan import Scanned, parse
-from bookie_server.start.replayed import Coverage, LogHole
+from bookie_server.start.applier import Coverage, LogHole
 from tests.unit.bookie_server.node import entry
 
 LOG_ID = 3

@@ -11,7 +11,7 @@ from bookie_server.journal.format import Record
 from bookie_server.logs.entry_log import BLOCK_BYTES, FOLDER, log_path, record_end
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, Location
 from bookie_server.logs.scan import read_map
-from bookie_server.start.replayed import Replayed, replay_direct_logs
+from bookie_server.start.applier import RecordApplier, replay_direct_logs
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.storage.storage import LedgerStorage
 from tests.simulation.disk import SimDisk
@@ -54,7 +54,7 @@ async def started(
     storage = await opened(disk)
     if every is not None and storage.state(EVERY_LEDGER) is None:
         storage.set_state(LedgerState(EVERY_LEDGER, limbo=every))
-    replayed = Replayed(storage)
+    replayed = RecordApplier(storage)
     await replayed.apply(records)
     await replay_direct_logs(storage, replayed)
     await replayed.end()
@@ -194,7 +194,7 @@ def test_a_log_that_is_missing_is_not_replaced_by_what_a_start_flushes_that_is_c
         await disk.remove(log_path(1))
         await disk.sync_dir(FOLDER)
         storage = await opened(disk)
-        await Replayed(storage).apply([*KNOWN, *added(2, *range(9), payload=bytes(4 * KIB))])
+        await RecordApplier(storage).apply([*KNOWN, *added(2, *range(9), payload=bytes(4 * KIB))])
         await storage.flush()
         crash(storage, disk)
         assert log_path(1) not in disk.paths() and log_path(2) in disk.paths()
@@ -470,7 +470,7 @@ def test_a_directory_whose_logs_cannot_be_read_is_dropped_and_serves_all_when_it
         await written(disks[0], (1, 0))
         storage = await two(disks)
         unreadable(storage)
-        replayed = Replayed(storage)
+        replayed = RecordApplier(storage)
         await replayed.apply(KNOWN)
         await replay_direct_logs(storage, replayed)
         assert list(storage.failures) == ["ledger-1"]
@@ -479,7 +479,7 @@ def test_a_directory_whose_logs_cannot_be_read_is_dropped_and_serves_all_when_it
         for disk in disks:
             crash(storage, disk)
         storage = await two(disks)
-        replayed = Replayed(storage)
+        replayed = RecordApplier(storage)
         await replayed.apply(KNOWN)
         await replay_direct_logs(storage, replayed)
         await finished(storage)
@@ -496,6 +496,6 @@ def test_without_another_directory_a_start_fails():
         storage = await opened(disk)
         unreadable(storage)
         with pytest.raises(DiskFailed, match="cannot be read"):
-            await replay_direct_logs(storage, Replayed(storage))
+            await replay_direct_logs(storage, RecordApplier(storage))
 
     run(scenario())

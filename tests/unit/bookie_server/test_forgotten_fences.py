@@ -239,7 +239,7 @@ def test_a_fence_whose_journal_failed_is_made_durable_for_whoever_meets_the_ledg
             disk.faults.sync_s = (5.0, 5.0)  # the flush that makes the failure good takes long
         node.journals["j0"].faults.sync_fails = 1
         with pytest.raises(JournalFailed):
-            await node.handles.doubt([(1, "", True)])
+            await node.handles.put_in_limbo_or_fence([(1, "", True)])
         fence = asyncio.ensure_future(node.fence(1))
         await asyncio.sleep(1)
         assert not fence.done()

@@ -9,7 +9,7 @@ from bookie_server.api.status import Status
 from bookie_server.journal import checkpoint
 from bookie_server.journal.format import Record, RecordKind, body_crc
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, encode_ledger_state
-from bookie_server.start.replayed import LateReplayed, Replayed
+from bookie_server.start.applier import LateRecordApplier, RecordApplier
 from spark_ledger.metadata import cluster
 from tests.kit.deleting import delete_ledgers
 from tests.kit.nodes import on_a_node
@@ -182,11 +182,13 @@ def test_of_a_known_ledger_only_what_was_set_for_good_counts():
     async def scenario():
         storage = await opened(SimDisk())
         known = storage.set_state(LedgerState(1, explicit_lac=3))
-        await LateReplayed(storage).apply([logged(99, limbo="lost", fenced=True, explicit_lac=2)])
+        await LateRecordApplier(storage).apply(
+            [logged(99, limbo="lost", fenced=True, explicit_lac=2)]
+        )
         now = storage.state(1)
         assert (now.limbo, now.fenced, now.explicit_lac) == ("", True, 3)
         assert now.directories == known.directories
-        await LateReplayed(storage).apply([logged(99, deleted=True), *added(1, 5)])
+        await LateRecordApplier(storage).apply([logged(99, deleted=True), *added(1, 5)])
         assert storage.state(1).deleted
         assert not await storage.reader.stored(1, 0, 10)
 
@@ -197,7 +199,7 @@ def test_of_a_known_ledger_only_what_was_set_for_good_counts():
 def test_a_ledger_that_only_it_knows_is_fenced_and_in_limbo(found):
     async def scenario():
         storage = await opened(SimDisk())
-        await LateReplayed(storage).apply([*found, Record(RecordKind.SEAL, -1, -1, b"", 0)])
+        await LateRecordApplier(storage).apply([*found, Record(RecordKind.SEAL, -1, -1, b"", 0)])
         assert (storage.state(1).fenced, storage.limbo(1)) == (True, "lost")
         assert storage.state(EVERY_LEDGER) is None
 
@@ -211,8 +213,8 @@ def test_what_a_direct_log_has_is_no_newer_than_what_a_journal_has_that_was_away
         storage = await opened(SimDisk())
         storage.set_state(LedgerState(1, **HOME))
         places = await placed(storage, 1, 0, 1)
-        await LateReplayed(storage).apply(added(1, 1, payload=b"another"))
-        await Replayed(storage).add_locations("ledger-1", 1, places)
+        await LateRecordApplier(storage).apply(added(1, 1, payload=b"another"))
+        await RecordApplier(storage).add_locations("ledger-1", 1, places)
         await storage.flush()
         assert await ids(storage, 1) == [0, 1]
         assert bytes((await storage.reader.read(1, range(1, 2), 1000)).entries[1]).endswith(
@@ -227,8 +229,8 @@ def test_places_count_of_a_ledger_that_only_a_journal_knows_that_was_away():
     async def scenario():
         storage = await opened(SimDisk())
         places = await placed(storage, 1, 0)
-        await LateReplayed(storage).apply([state(1, **HOME)])
-        await Replayed(storage).add_locations("ledger-1", 1, places)
+        await LateRecordApplier(storage).apply([state(1, **HOME)])
+        await RecordApplier(storage).add_locations("ledger-1", 1, places)
         assert (storage.state(1).fenced, storage.limbo(1)) == (True, "lost")
         await storage.flush()
         assert await ids(storage, 1) == [0]

@@ -171,7 +171,7 @@ def test_limbo_is_not_cleared_if_anything_changed_since_it_was_asked():
         await node.start()
         await asyncio.sleep(10)
         told = await ask(node, OPEN)
-        await node.handles.doubt([(OPEN, "lost", False)])
+        await node.handles.put_in_limbo_or_fence([(OPEN, "lost", False)])
         again = await ask(node, OPEN, told.revision)
         assert (again.status, again.limbo) == (LIMBO, "lost")
         assert again.revision != told.revision
@@ -284,7 +284,7 @@ def test_what_is_halted_leaves_limbo_at_the_next_start_alone():
     """As of a bookie that met a process on a copy of its directories."""
 
     async def test(node):
-        await node.bookie.doubt_all(until_restart=True)
+        await node.bookie.put_all_in_limbo(until_restart=True)
         assert await node.statuses(OPEN, 99, 99) == [Status.LIMBO]
         await asyncio.sleep(60)
         assert node.handles.every().limbo == "lost"
@@ -420,7 +420,7 @@ def test_a_first_contact_that_is_under_way_does_not_forget_the_limbo_found_meanw
         meeting = asyncio.ensure_future(node.statuses(UNMET, 9, 9))
         await asyncio.sleep(1)  # it waits for the record
         assert not meeting.done()
-        await node.handles.doubt([(UNMET, "lost", False)])
+        await node.handles.put_in_limbo_or_fence([(UNMET, "lost", False)])
         assert await meeting == [LIMBO]
         await asyncio.sleep(10)
         assert await lacks(node, UNMET) is LIMBO

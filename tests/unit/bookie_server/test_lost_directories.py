@@ -402,8 +402,8 @@ def test_a_doubt_whose_journal_failed_is_made_good_before_it_is_called_durable()
             disk.faults.sync_s = (3.0, 3.0)
         node.journals["j0"].faults.sync_fails = 1
         with pytest.raises(JournalFailed):
-            await ledgers.doubt([(ledger, "torn", False)])
-        again = asyncio.ensure_future(ledgers.doubt([(ledger, "torn", False)]))
+            await ledgers.put_in_limbo_or_fence([(ledger, "torn", False)])
+        again = asyncio.ensure_future(ledgers.put_in_limbo_or_fence([(ledger, "torn", False)]))
         await asyncio.sleep(1)
         assert not again.done()
         await again

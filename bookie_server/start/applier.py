@@ -32,9 +32,9 @@ from bookie_server.logs.index import (
     LimboReason,
     Location,
     decode_ledger_state,
-    doubted,
     merged,
     worse,
+    worst_case,
 )
 from bookie_server.logs.scan import Damage, Scanned, read_map, scan
 from bookie_server.storage.directories import DirectoryStore
@@ -46,7 +46,7 @@ _Locations = AsyncGenerator[dict[int, list[Location]]]
 _log = logging.getLogger(__name__)
 
 
-class Replayed:
+class RecordApplier:
     """Applies records. One for all journals; `end` or `cancel` it."""
 
     def __init__(self, storage: LedgerStorage) -> None:
@@ -90,14 +90,14 @@ class Replayed:
         """The ledger's state, with the directory if journals may have lost the record that named
         it."""
         state, every = self._storage.state(ledger_id), self._storage.state(EVERY_LEDGER)
-        doubt = every.limbo if every is not None else LimboReason.NONE
+        every_limbo = every.limbo if every is not None else LimboReason.NONE
         if state is None:
-            if not doubt:
+            if not every_limbo:
                 return None  # it was deleted and forgotten
-            state = LedgerState(ledger_id, limbo=doubt, met=False)
-            state = doubted(state) if doubt == LimboReason.LOST else state
+            state = LedgerState(ledger_id, limbo=every_limbo, met=False)
+            state = worst_case(state) if every_limbo == LimboReason.LOST else state
         is_named = directory in (*state.directories, *dict(state.given_up))
-        if is_named or state.deleted or not (doubt or state.limbo):
+        if is_named or state.deleted or not (every_limbo or state.limbo):
             return state
         return self._storage.restore_state(
             replace(state, directories=(directory, *state.directories))
@@ -167,17 +167,17 @@ class Replayed:
             self._flush = asyncio.ensure_future(self._storage.carry_out())
 
 
-class LateReplayed(Replayed):
+class LateRecordApplier(RecordApplier):
     """Applies the records of journals that were away, after those of all others."""
 
     async def apply(self, records: list[Record]) -> None:
-        """See Replayed.apply."""
+        """See RecordApplier.apply."""
         await super().apply([record for record in records if record.ledger_id != EVERY_LEDGER])
 
     def _state_of(self, ledger_id: int) -> LedgerState:
         state = self._storage.state(ledger_id)
         if state is None:
-            state = doubted(LedgerState(ledger_id, met=False))
+            state = worst_case(LedgerState(ledger_id, met=False))
             self._storage.restore_state(state)
         return state
 
@@ -188,7 +188,7 @@ class LateReplayed(Replayed):
         present = self._storage.state(record.ledger_id)
         logged = decode_ledger_state(bytes(record.body))
         if present is None:
-            self._storage.restore_state(doubted(logged))
+            self._storage.restore_state(worst_case(logged))
         else:
             both = merged(present, replace(logged, revision=0))
             self._storage.restore_state(replace(both, limbo=present.limbo))
@@ -272,7 +272,7 @@ def _block(position: int) -> int:
     return -(-position // BLOCK_BYTES) * BLOCK_BYTES
 
 
-async def replay_direct_logs(storage: LedgerStorage, replayed: Replayed) -> None:
+async def replay_direct_logs(storage: LedgerStorage, applier: RecordApplier) -> None:
     """Called after the journals were replayed and judged. A directory whose logs cannot be read is
     dropped while others live: its entries count again when it is back. Raises DiskFailed."""
     for store in storage.stores:
@@ -288,7 +288,7 @@ async def replay_direct_logs(storage: LedgerStorage, replayed: Replayed) -> None
             if locations is None:
                 break
             for ledger_id, of_ledger in locations.items():
-                await replayed.add_locations(store.id, ledger_id, of_ledger)
+                await applier.add_locations(store.id, ledger_id, of_ledger)
         await reading.aclose()
 
 
@@ -298,7 +298,7 @@ async def _read_logs(store: DirectoryStore, storage: LedgerStorage) -> _Location
         try:
             file = await store.logs.open_log(log_id)
         except NoSuchFile:
-            doubt_all(storage, LimboReason.LOST, f"direct log {log_id} is missing")
+            put_all_in_limbo(storage, LimboReason.LOST, f"direct log {log_id} is missing")
             continue
         try:
             async for locations in _read_log(store, log_id, file, start, storage):
@@ -323,7 +323,7 @@ async def _read_log(
         yield locations
     _log.info("direct log %d: %d entries replayed", log_id, count)
     if end < start:
-        doubt_all(
+        put_all_in_limbo(
             storage, LimboReason.LOST, f"direct log {log_id} ends at {end}, before its mark {start}"
         )
     damaged, torn = coverage.judge(end, ended or reader.unreadable_end)
@@ -370,14 +370,14 @@ def _judge(hole: LogHole, limbo: LimboReason, what: str, storage: LedgerStorage)
     for ledger_id in hole.ledger_ids or ():
         state = storage.state(ledger_id)
         if state is not None and not state.deleted:
-            doubt(storage, ledger_id, limbo)
+            put_in_limbo(storage, ledger_id, limbo)
     if hole.ledger_ids is None or limbo == LimboReason.TORN:
-        doubt_all(storage, limbo, what)
+        put_all_in_limbo(storage, limbo, what)
     else:
         _log.error("%s: ledgers %s are in limbo", what, hole.ledger_ids)
 
 
-def doubt(
+def put_in_limbo(
     storage: LedgerStorage, ledger_id: int, limbo: LimboReason, *, fence: bool = False
 ) -> None:
     """Put the ledger, or EVERY_LEDGER, in limbo for that reason too, and with `fence` fence it.
@@ -387,7 +387,7 @@ def doubt(
     storage.set_state(replace(state, limbo=limbo, fenced=fenced))
 
 
-def doubt_all(storage: LedgerStorage, limbo: LimboReason, why: str) -> None:
-    """`doubt` of EVERY_LEDGER, with a log line."""
+def put_all_in_limbo(storage: LedgerStorage, limbo: LimboReason, why: str) -> None:
+    """`put_in_limbo` of EVERY_LEDGER, with a log line."""
     _log.error("%s: every ledger is in limbo", why)
-    doubt(storage, EVERY_LEDGER, limbo)
+    put_in_limbo(storage, EVERY_LEDGER, limbo)
