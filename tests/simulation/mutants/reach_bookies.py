@@ -399,7 +399,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
             "walk fences no ledger",
             "limbo",
             LedgerHandles,
-            "put_in_limbo",
+            "put_in_limbo_or_fence",
             walk_fences_nobody,
             LOST,
         ),
