@@ -365,11 +365,11 @@ class _Watch:
     async def _check_identity(self) -> None:
         """Fail if the identity file is gone: the file system was unmounted, or the folder
         replaced."""
-        there = identity.FILE in await self.directory.disk.list()
-        if self._has_identity and not there:
+        has_identity = identity.FILE in await self.directory.disk.list()
+        if self._has_identity and not has_identity:
             path = f"{self.directory.name}/{identity.FILE}"
             raise DiskFailed(f"{path} is gone: was the disk unmounted, or the folder replaced?")
-        self._has_identity = there
+        self._has_identity = has_identity
 
     def _say(self) -> None:
         name, free = self.directory.name, self.space.free_bytes

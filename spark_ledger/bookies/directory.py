@@ -138,7 +138,7 @@ class BookieDirectory:
             await self.find(name)
         return len({**dict.fromkeys(names), **self._latest})
 
-    async def away(self) -> list[BookieInfo]:
+    async def down(self) -> list[BookieInfo]:
         """Bookies that ever registered and are not registered now, as they last were: first those
         that this process saw, the last one to leave first; then the others, by id. Raises
         StoreError."""
@@ -186,15 +186,15 @@ class BookieDirectory:
                 folder: [f"{folder}/{name}" for name in await self._names(folder)]
                 for folder in _FOLDERS
             }
-            there = dict.fromkeys(path for folder in _FOLDERS for path in paths_in[folder])
-            others = [path for path in self._read_at if path in there]
-            moved = len(others) < max(len(there), len(self._read_at))
-            came = [path for path in there if path not in self._read_at]
+            listed = dict.fromkeys(path for folder in _FOLDERS for path in paths_in[folder])
+            others = [path for path in self._read_at if path in listed]
+            moved = len(others) < max(len(listed), len(self._read_at))
+            came = [path for path in listed if path not in self._read_at]
             for path in (*came, *again(others, moved)):
                 bookie = await self._read(path, path.rpartition("/")[2])
                 self._read_at.pop(path, None)
                 self._read_at[path] = bookie
-            self._read_at = {path: info for path, info in self._read_at.items() if path in there}
+            self._read_at = {path: info for path, info in self._read_at.items() if path in listed}
             before = _places(self._writable, self._readonly)
             were = [*self._writable, *self._readonly]
             self._writable, self._readonly = (

@@ -542,6 +542,6 @@ def _settings(now: "AutorecoverySettings | AutorecoveryStatus") -> dict[str, str
 
 
 def _since(bookies: Mapping[str, int]) -> str:
-    """The bookies, each with the time since when it is away."""
+    """The bookies, each with the time since which it is down."""
     texts = [f"{bookie} since {in_utc(since_ms)}" for bookie, since_ms in bookies.items()]
     return ", ".join(texts) or "none"

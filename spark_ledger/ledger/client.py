@@ -40,7 +40,7 @@ __all__ = ["LedgerStore", "VersionedRecord"]
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 ENSEMBLE_SIZE_MAX = 1000
-AWAY_KNOWN_S = 1.0
+DOWN_KNOWN_S = 1.0
 
 
 class LedgerStore:
@@ -63,9 +63,9 @@ class LedgerStore:
         """Shared by the parts of the ledger; public for repair, which works beside them."""
         self._ids = LedgerIds(metadata)
         self._writers: WeakValueDictionary[int, AsyncLedgerWriter] = WeakValueDictionary()
-        self._away: list[BookieInfo] = []
+        self._down: list[BookieInfo] = []
         """Bookies that are not registered now and may return."""
-        self._away_s = float("-inf")
+        self._down_s = float("-inf")
         self._closed = False
 
     async def create(
@@ -83,7 +83,7 @@ class LedgerStore:
         announce_lac: bool = False,
     ) -> AsyncLedgerWriter:
         """Make a ledger on `ensemble_size` writable bookies and return its writer. If there are
-        fewer, the ledger also names bookies that are away, as long as an ack quorum of each write
+        fewer, the ledger also names bookies that are down, as long as an ack quorum of each write
         set is registered.
 
         Each entry goes to `write_quorum` of its bookies and is acknowledged when `ack_quorum` have
@@ -331,8 +331,8 @@ class LedgerStore:
         Raises NotEnoughBookies, BadConfig, Unavailable.
         """
         chosen = self._place(quorum)
-        if len(chosen) < quorum.ensemble_size and self._is_away_known():
-            chosen = self._with_away(quorum, chosen)
+        if len(chosen) < quorum.ensemble_size and self._knows_which_are_down():
+            chosen = self._with_down(quorum, chosen)
         if len(chosen) < quorum.ensemble_size:
             chosen = await self._place_later(quorum)
         return tuple(chosen[slot] for slot in range(quorum.ensemble_size))
@@ -341,8 +341,8 @@ class LedgerStore:
         slots = range(quorum.ensemble_size)
         return self.cluster.place(quorum, slots, self._directory.writable(), {})
 
-    def _with_away(self, quorum: Quorum, chosen: Mapping[int, str]) -> Mapping[int, str]:
-        """The ensemble `chosen`, its empty slots filled with bookies that are away, if every write
+    def _with_down(self, quorum: Quorum, chosen: Mapping[int, str]) -> Mapping[int, str]:
+        """The ensemble `chosen`, its empty slots filled with bookies that are down, if every write
         set keeps an ack quorum of registered bookies. The ledger is then like one whose bookies
         left just after it was made: its writer asks them again or replaces them, and repair copies
         to them."""
@@ -350,26 +350,26 @@ class LedgerStore:
         slots = [slot for slot in range(quorum.ensemble_size) if slot not in chosen]
         if len(slots) > quorum.write_quorum - quorum.ack_quorum:
             return chosen
-        away = [bookie for bookie in self._away if not self._directory.is_registered(bookie.id)]
-        for candidates in (away[: len(slots)], away):  # the last to leave, if racks allow it
+        down = [bookie for bookie in self._down if not self._directory.is_registered(bookie.id)]
+        for candidates in (down[: len(slots)], down):  # the last to leave, if racks allow it
             filled = self.cluster.place(quorum, slots, candidates, members)
             if len(filled) == len(slots):
                 return {**chosen, **filled}
         return chosen
 
-    async def _look_who_is_away(self) -> None:
+    async def _look_which_are_down(self) -> None:
         """Raises StoreError."""
         going = await draining(self.metadata)
-        away = await self._directory.away()
-        self._away = [bookie for bookie in away if bookie.id not in going]
-        self._away_s = asyncio.get_running_loop().time()
+        down = await self._directory.down()
+        self._down = [bookie for bookie in down if bookie.id not in going]
+        self._down_s = asyncio.get_running_loop().time()
 
-    def _is_away_known(self) -> bool:
+    def _knows_which_are_down(self) -> bool:
         """Whether this client looked a moment ago: hundreds of ledgers may be made at once."""
-        return asyncio.get_running_loop().time() - self._away_s < AWAY_KNOWN_S
+        return asyncio.get_running_loop().time() - self._down_s < DOWN_KNOWN_S
 
     async def _place_later(self, quorum: Quorum) -> Mapping[int, str]:
-        """Choose again, with bookies that are away if that is enough. Otherwise choose again as
+        """Choose again, with bookies that are down if that is enough. Otherwise choose again as
         bookies register, for as long as a restart may take; but raise at once if no further bookie
         may come, because all that ever registered are writable."""
         changed = asyncio.Event()
@@ -379,8 +379,8 @@ class LedgerStore:
             grace_s = min(self.config.spare_grace_s, self.config.add_timeout_s / 2)
             async with asyncio.timeout(grace_s):
                 while len(chosen := self._place(quorum)) < quorum.ensemble_size:
-                    await self._look_who_is_away()
-                    chosen = self._with_away(quorum, chosen)
+                    await self._look_which_are_down()
+                    chosen = self._with_down(quorum, chosen)
                     if len(chosen) == quorum.ensemble_size:
                         break
                     ever = await self._directory.known()

@@ -341,13 +341,13 @@ class AbsentMembers:
             self._since = dict.fromkeys(self._since, now)
             return
         members = [slot.bookie_id for slot in self._pipeline.slots]
-        away = [bookie for bookie in members if not directory.is_registered(bookie)]
+        down = [bookie for bookie in members if not directory.is_registered(bookie)]
         readonly = [bookie for bookie in members if directory.is_readonly(bookie)]
         if self._pipeline.recovery:  # read-only members take the entries that it writes back
             readonly = []
-        self._since = {bookie: self._since.get(bookie, now) for bookie in away}
+        self._since = {bookie: self._since.get(bookie, now) for bookie in down}
         self._readonly = readonly
-        self.overdue = {b: None for b in self.overdue if b in (*away, *readonly)}
+        self.overdue = {b: None for b in self.overdue if b in (*down, *readonly)}
 
     async def _watch(self) -> None:
         try:

@@ -197,7 +197,7 @@ class Auditor:
         self._places: set[tuple[str, str]] = set()
         self._unchecked: dict[int, None] = {}
         self._checked: dict[int, frozenset[str]] = {}
-        """By ledger, the members that were away and so were not asked."""
+        """By ledger, the members that were down and so were not asked."""
         self._checked_since = asyncio.get_running_loop().time()
         self._store.add_session_listener(self._heard)
         self._directory = ledgers.cluster.directory

@@ -111,8 +111,8 @@ class Copies:
         async for window, response in windows(entries, ask, ENTRIES_AT_ONCE):
             kept = [entry_id for entry_id in window if keeps(self._record, slot, entry_id)]
             self.compared += len(kept)
-            there = () if self._open else delivered(response, self._ledger_id, window)
-            yield [entry_id for entry_id in kept if entry_id not in there]
+            stored = () if self._open else delivered(response, self._ledger_id, window)
+            yield [entry_id for entry_id in kept if entry_id not in stored]
 
     async def _copy(self, run: range) -> None:
         """Give the bookie a run of entries, from bookies that have them."""

@@ -129,9 +129,9 @@ async def repair_everywhere(
                 address = await ledgers.cluster.directory.find(bookie_id)
             if address is None:
                 raise never_seen(bookie_id)
-        there = sorted(filter(ledgers.cluster.directory.is_registered, gone))
-        doubting = await _listing(ledgers.metadata, ledger_id) if there else []
-        for bookie_id in there:
+        registered = sorted(filter(ledgers.cluster.directory.is_registered, gone))
+        doubting = await _listing(ledgers.metadata, ledger_id) if registered else []
+        for bookie_id in registered:
             if bookie_id not in doubting:
                 raise BadConfig(
                     f"bookie {bookie_id} is registered, and misses nothing of ledger {ledger_id}",

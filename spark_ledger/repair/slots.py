@@ -228,8 +228,8 @@ class _Move:
         if not self._entries(record):
             return True
         directory = self._cluster.directory
-        there = {bookie.id for bookie in (*directory.writable(), *directory.readonly())}
-        return not there.isdisjoint(record.fragment_of(self._slot.first_entry).ensemble)
+        registered = {bookie.id for bookie in (*directory.writable(), *directory.readonly())}
+        return not registered.isdisjoint(record.fragment_of(self._slot.first_entry).ensemble)
 
     def _joining(self, record: LedgerRecord) -> JoiningBookie | None:
         """The bookie that is joining already, if it takes copies; otherwise a new one that can."""

@@ -329,8 +329,10 @@ async def _trim_some(
     except MultiFailed as failed:
         if failed.index == 0 or not isinstance(failed.cause, NoNode):
             raise
-        there = [path for path in doomed if await read(store, path) is not None]  # removed by hand
-        await store.multi([mark, *(Delete(path, _LOG_VERSION) for path in there)])
+        present = [
+            path for path in doomed if await read(store, path) is not None
+        ]  # removed by hand
+        await store.multi([mark, *(Delete(path, _LOG_VERSION) for path in present)])
     return trimmed
 
 
@@ -387,19 +389,19 @@ async def with_losses(state: TopicState, before: TopicState, chunks: ChunkStore)
 def _of_partition(was: PartitionState, now: PartitionState) -> Iterator[tuple[TableChunk, Loss]]:
     for interval in was.intervals:
         if isinstance(interval.source, TableChunk):
-            there = (
+            same_chunk = (
                 at
                 for at in now.intervals.between(interval.lo, interval.hi)
                 if at.source == interval.source
             )
-            for lo, hi in _without(interval, there):
+            for lo, hi in _without(interval, same_chunk):
                 yield interval.source, Loss(was.number, lo, hi)
 
 
-def _without(interval: Interval, there: Iterable[Interval]) -> Iterator[tuple[int, int]]:
-    """The offsets of the interval that are in none of `there`, which come in order."""
+def _without(interval: Interval, others: Iterable[Interval]) -> Iterator[tuple[int, int]]:
+    """The offsets of the interval that are in none of `others`, which come in order."""
     at = interval.lo
-    for other in there:
+    for other in others:
         if at < other.lo:
             yield at, other.lo
         at = max(at, other.hi)

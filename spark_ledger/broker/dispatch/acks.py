@@ -131,8 +131,8 @@ class SentBatches:
     def messages(self, start: int) -> int | None:
         """How many the batch has that begins there; None if none was sent that does."""
         at = bisect_left(self._starts, start)
-        there = at < len(self._starts) and self._starts[at] == start
-        return self._messages[at] if there else None
+        was_sent = at < len(self._starts) and self._starts[at] == start
+        return self._messages[at] if was_sent else None
 
     def acknowledged(self, message_id: MessageId, offset: int) -> list[tuple[int, int]]:
         """The offsets that an id, which names `offset`, acknowledges by itself: one message of a

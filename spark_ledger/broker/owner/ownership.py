@@ -214,11 +214,11 @@ class Ownership:
         self, topic_id: str, now: Owners, numbers: Iterable[int], others: Mapping[str, str]
     ) -> list[int]:
         """Those of these partitions without a living owner that fall on this broker."""
-        there = {*others, self.broker_id}
+        live_brokers = {*others, self.broker_id}
         return [
             number
             for number in numbers
-            if ((owner := now.of(number)) is None or owner.broker not in there)
+            if ((owner := now.of(number)) is None or owner.broker not in live_brokers)
             and self._falls_on(topic_id, number, others) == self.broker_id
         ]
 
@@ -255,8 +255,8 @@ def _chosen(what: str, brokers: list[str]) -> str:
 def _encoded(owners: Owners) -> bytes:
     plain: dict[str, dict[str, Any]] = {}
     for number, owner in sorted(owners.by_partition.items()):
-        there = plain.setdefault(owner.broker, {"url": owner.url, "partitions": []})
-        there["partitions"].append([number, owner.epoch])
+        item = plain.setdefault(owner.broker, {"url": owner.url, "partitions": []})
+        item["partitions"].append([number, owner.epoch])
     return json.dumps({"brokers": plain}, separators=(",", ":")).encode()
 
 
@@ -266,9 +266,9 @@ def _decoded(value: bytes, version: int) -> Owners:
     without "brokers" is of a time when a broker had all of a topic; no process of then lives."""
     try:
         by_partition = {
-            int(number): Owner(broker, int(epoch), str(there["url"]))
-            for broker, there in json.loads(value).get("brokers", {}).items()
-            for number, epoch in there["partitions"]
+            int(number): Owner(broker, int(epoch), str(item["url"]))
+            for broker, item in json.loads(value).get("brokers", {}).items()
+            for number, epoch in item["partitions"]
         }
     except errors.MALFORMED as why:
         raise errors.UnsupportedFormat(

@@ -303,9 +303,9 @@ def _at_time(place: AtTime, topic_ends: Ends, looked_up: ByPartition) -> Positio
     times = times_wanted(place, topic_ends)
     positions: Positions = {}
     for topic, ends in topic_ends.items():
-        there = looked_up.get(topic, {})
+        at_time = looked_up.get(topic, {})
         positions[topic] = {
-            p: there[p] if p in there else _missing(place, topic, p, ends, times[topic][p])
+            p: at_time[p] if p in at_time else _missing(place, topic, p, ends, times[topic][p])
             for p in ends.partitions
         }
     return positions

@@ -99,13 +99,13 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._behind = first
             self._move_cursor(start, first)
         self._cursor.check()
-        there = self._bounded(first, topic_ends)
-        if there == first:
+        latest = self._bounded(first, topic_ends)
+        if latest == first:
             self._idle = (topic_ends, first)
             if self._target is not None:
                 self._cursor.release()
             return start
-        end = self._admitted(first, there, limit)
+        end = self._admitted(first, latest, limit)
         if end == first:
             return start
         self._gave_s = time.monotonic()

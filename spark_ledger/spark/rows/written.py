@@ -346,8 +346,8 @@ def _short(name: str) -> str | None:
 
 
 def _by_partition(column: pa.Array, partitions: int) -> tuple[Mask, str]:
-    there = pc.and_(pc.greater_equal(column, 0), pc.less(column, partitions))
-    mask = ~as_numpy(pc.fill_null(there, False))
+    exists = pc.and_(pc.greater_equal(column, 0), pc.less(column, partitions))
+    mask = ~as_numpy(pc.fill_null(exists, False))
     reason = f"[{PartitionInvalid.error_class}] the topic has {partitions} partitions"
     return mask, reason
 

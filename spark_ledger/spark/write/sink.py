@@ -91,15 +91,19 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if self.refusal is not None:
             raise self.refusal
-        spark = TaskProperties.of(TaskContext.get())
-        assert spark.query_id and spark.run_id, "a stream is written by a streaming query"
-        assert spark.batch_id is not None, "a micro-batch has a number"
-        if self.unreachable is not None and spark.batch_id == 0:
+        properties = TaskProperties.of(TaskContext.get())
+        assert properties.query_id and properties.run_id, "a stream is written by a streaming query"
+        assert properties.batch_id is not None, "a micro-batch has a number"
+        if self.unreachable is not None and properties.batch_id == 0:
             raise self.unreachable
-        intent = query_intent(self.job, spark.query_id, spark.run_id, again=spark.attempt > 0)
-        task = Task(intent, spark.index, spark.attempt, spark.extra_headers)
+        intent = query_intent(
+            self.job, properties.query_id, properties.run_id, again=properties.attempt > 0
+        )
+        task = Task(intent, properties.index, properties.attempt, properties.extra_headers)
         on_replay = self.job.on_replay
-        return write_rows(self.job, task, iterator, version=spark.batch_id, on_replay=on_replay)
+        return write_rows(
+            self.job, task, iterator, version=properties.batch_id, on_replay=on_replay
+        )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = [message for message in messages if isinstance(message, Written)]
@@ -149,9 +153,11 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         self.version = job.options.txn_version or 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        spark = TaskProperties.of(TaskContext.get())
-        task = Task(self.intent, spark.index, spark.attempt, self._extra_headers(spark))
-        on_replay = self._on_replay(in_query=spark.query_id is not None)
+        properties = TaskProperties.of(TaskContext.get())
+        task = Task(
+            self.intent, properties.index, properties.attempt, self._extra_headers(properties)
+        )
+        on_replay = self._on_replay(in_query=properties.query_id is not None)
         topics, version = self.topics, self.version
         return write_rows(
             self.job, task, iterator, version=version, on_replay=on_replay, topics=topics
@@ -172,8 +178,8 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         asked = self.job.options.on_replay is not None
         return self.job.on_replay if in_query or asked else OnReplay.IGNORE
 
-    def _extra_headers(self, spark: TaskProperties) -> Mapping[str, str]:
+    def _extra_headers(self, properties: TaskProperties) -> Mapping[str, str]:
         if self.job.options.txn_app_id is None:
-            return spark.extra_headers
+            return properties.extra_headers
         txn = {"txnAppId": self.job.options.txn_app_id, "txnVersion": str(self.version)}
-        return {**spark.extra_headers, **txn}
+        return {**properties.extra_headers, **txn}

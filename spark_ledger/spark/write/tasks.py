@@ -132,9 +132,9 @@ def write_rows(
             return Written(intent, (), _batch(counted, on_replay))
 
     def find(names: Sequence[str]) -> Mapping[str, WrittenTopic]:
-        there = topics or {}
-        unknown = [name for name in names if name not in there]
-        return {**there, **topics_of(cluster, job.options, unknown, intent.run_id)}
+        topics_of_driver = topics or {}
+        unknown = [name for name in names if name not in topics_of_driver]
+        return {**topics_of_driver, **topics_of(cluster, job.options, unknown, intent.run_id)}
 
     with topic_names_in_errors(cluster), heartbeats(cluster, intent):
         writers = TopicWriters(cluster, job, task, find)

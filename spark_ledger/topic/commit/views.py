@@ -164,8 +164,8 @@ class CommitViews:
         StoreUnavailable, errors.UnsupportedFormat."""
         numbers = range(1, head.last + 1)
         nodes = await self._store.get_many([paths.topic_schema(topic_id, n) for n in numbers])
-        there = [node for node in nodes if node is not None]
-        versions = [decode_version(node.value) for node in there]
+        present = [node for node in nodes if node is not None]
+        versions = [decode_version(node.value) for node in present]
         if len(versions) < len(numbers):
             raise errors.UnsupportedFormat(
                 f"the store has {len(versions)} of {len(numbers)} versions of the schema of topic"

@@ -106,8 +106,8 @@ def of_list(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
     Raises TypeError for another type, OverflowError for a number that does not fit.
     """
-    there = [value is not None for value in values]
-    gone = None if all(there) else _bits(there)
+    valid = [value is not None for value in values]
+    gone = None if all(valid) else _bits(valid)
     if pa.types.is_boolean(kind):
         return _array(kind, values, gone, [_bits([bool(value) for value in values])])
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):

@@ -20,10 +20,10 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
     Raises errors.SchemaIncompatible, which names the column.
     """
-    there = {field.name.lower(): at for at, field in enumerate(batch.schema)}
+    indexes = {field.name.lower(): at for at, field in enumerate(batch.schema)}
     columns = []
     for field in schema:
-        at = there.get(field.name.lower())
+        at = indexes.get(field.name.lower())
         column = pa.nulls(batch.num_rows, pa.null()) if at is None else batch.column(at)
         columns.append(_field(column, field, field.name))
     if not columns:
@@ -31,16 +31,16 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def check_convertible(there: pa.Schema, declared: pa.Schema) -> None:
+def check_convertible(canonical: pa.Schema, declared: pa.Schema) -> None:
     """Raises errors.SchemaMissingColumn or errors.SchemaTypeMismatch for the first column of
-    `wanted` that rows of the canonical schema `there` can never be brought to."""
-    types = {field.name.lower(): field.type for field in there}
+    `declared` to which rows of the `canonical` schema can never be converted."""
+    types = {field.name.lower(): field.type for field in canonical}
     for field in declared:
         kind = types.get(field.name.lower())
         if kind is None:
             raise errors.SchemaMissingColumn(
                 f"no version of the schema has a column {field.name!r}",
-                f"Declare some of: {', '.join(there.names)}.",
+                f"Declare some of: {', '.join(canonical.names)}.",
             )
         try:
             _conformed(pa.array([], kind), field.type, field.name)
@@ -80,11 +80,11 @@ def _conformed(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
 
 
 def _struct(column: pa.StructArray, kind: pa.StructType, path: str) -> pa.Array:
-    there = {field.name.lower(): at for at, field in enumerate(column.type)}
+    indexes = {field.name.lower(): at for at, field in enumerate(column.type)}
     gone = _gone(column)
     children = []
     for field in kind:
-        at = there.get(field.name.lower())
+        at = indexes.get(field.name.lower())
         child = pa.nulls(len(column), pa.null()) if at is None else column.field(at)
         if not field.nullable and gone is not None:  # null only where the struct is: no fault
             child = pc.if_else(gone, pa.scalar(None, child.type), child)

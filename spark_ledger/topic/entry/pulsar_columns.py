@@ -144,9 +144,9 @@ def _head(metadata: MessageMetadata, size: int) -> bytes:
 def _copied(
     data: pa.Buffer,
     spans: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
-    there: npt.NDArray[np.bool_] | None = None,
+    valid: npt.NDArray[np.bool_] | None = None,
 ) -> pa.Array:
-    """The spans of the buffer, which rise, as bytes; null where `there` is false."""
+    """The spans of the buffer, which rise, as bytes; null where `valid` is false."""
     starts, stops = spans
     count = len(starts)
     offsets = np.empty(2 * count, dtype=np.int32)  # a span, the gap to the next, a span, ...
@@ -155,7 +155,7 @@ def _copied(
         return of_list([], pa.binary())
     buffers = [None, pa.py_buffer(offsets), data]
     pieces = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
-    bits = None if there is None or bool(there.all()) else _bits(there)
+    bits = None if valid is None or bool(valid.all()) else _bits(valid)
     spots = pa.py_buffer(np.arange(0, 2 * count, 2, dtype=np.int32))
     return pieces.take(pa.Array.from_buffers(pa.int32(), count, [bits, spots]))
 
@@ -253,9 +253,9 @@ def _key_bytes(text: bytes) -> bytes:
 def _times(ms: Longs) -> pa.Array:
     """The event times in microseconds; null for a message without one, or with one that is out of
     their range (294,000 years from 1970). A time sent as 2**63 or more is before 1970."""
-    there = (ms != 0) & (ms >= -TIME_MS_MAX) & (ms <= TIME_MS_MAX)
-    values = pa.py_buffer(np.ascontiguousarray(np.where(there, ms, 0) * 1000))
-    return pa.Array.from_buffers(TYPES[EVENT_TIME], len(ms), [_bits(there), values])
+    valid = (ms != 0) & (ms >= -TIME_MS_MAX) & (ms <= TIME_MS_MAX)
+    values = pa.py_buffer(np.ascontiguousarray(np.where(valid, ms, 0) * 1000))
+    return pa.Array.from_buffers(TYPES[EVENT_TIME], len(ms), [_bits(valid), values])
 
 
 def _bits(flags: npt.NDArray[np.bool_]) -> pa.Buffer:

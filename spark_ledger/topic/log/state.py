@@ -298,8 +298,8 @@ class _Folding:
         self._rearrange(held, interval)
 
     def grow(self, action: Grow) -> None:
-        there = len(self._partitions)
-        self._partitions += [PartitionState(p) for p in range(there, action.partitions)]
+        count = len(self._partitions)
+        self._partitions += [PartitionState(p) for p in range(count, action.partitions)]
 
     def open(self, opens: Sequence[OpenLive]) -> None:
         for action in opens:
@@ -444,8 +444,8 @@ class _Folding:
         """The partition, to be changed."""
         held = self._changing.get(partition)
         if held is None:
-            there = len(self._partitions)
-            self._check(0 <= partition < there, f"names partition {partition} of {there}")
+            count = len(self._partitions)
+            self._check(0 <= partition < count, f"names partition {partition} of {count}")
             held = self._changing[partition] = replace(self._partitions[partition])
         return held
 

@@ -146,8 +146,8 @@ class Topics:
         topic = await self.find(name, fresh=fresh)
         if topic is not None:
             return topic
-        there = [name.short for name in await self.names()]
-        raise self._not_found(parse_topic(name), there)
+        existing = [name.short for name in await self.names()]
+        raise self._not_found(parse_topic(name), existing)
 
     async def find(self, name: str, *, fresh: bool = True) -> TopicInfo | None:
         """The topic of that name if there is one; with `fresh` not older than this call."""
@@ -239,8 +239,8 @@ class Topics:
     async def inherited(self, name: str) -> TopicPolicies:
         """The policies of a topic of that name without own policies."""
         topic = parse_topic(name)
-        there = await self.namespace(f"{topic.tenant}/{topic.namespace}")
-        return changed(TopicPolicies(), {} if there is None else there.topics)
+        namespace = await self.namespace(f"{topic.tenant}/{topic.namespace}")
+        return changed(TopicPolicies(), {} if namespace is None else namespace.topics)
 
     async def namespace(self, namespace: str) -> NamespacePolicies | None:
         """The namespace's policies; None if there is no such namespace. Raises

@@ -410,8 +410,8 @@ def lost_of(task: ReadTask, ends: LedgerEnds) -> list[Lost]:
     """The rows of the task beyond the ends of their ledgers."""
     table = task.table
     ledgers, indices = distinct_and_which(table.ledgers)
-    there = [ends.get(ledger) or LedgerEnd(ENDLESS, ENDLESS) for ledger in ledgers.tolist()]
-    reach, rows = np.array(there, dtype=np.int64).reshape(-1, 2)[indices].T
+    ledger_ends = [ends.get(ledger) or LedgerEnd(ENDLESS, ENDLESS) for ledger in ledgers.tolist()]
+    reach, rows = np.array(ledger_ends, dtype=np.int64).reshape(-1, 2)[indices].T
     short = table.last_entries > reach
     if not bool(short.any()):
         return []
@@ -420,8 +420,8 @@ def lost_of(task: ReadTask, ends: LedgerEnds) -> list[Lost]:
         Lost(task.topic, span.partition, start, min(span.hi, end), int(table.ledgers[i]))
         for span in task.spans
         for i in span.first + np.flatnonzero((short & table.counted)[span.first : span.end])
-        for there in [max(0, int(rows[i] - table.rows_before[i]))]
-        for start, end in [(max(span.lo, int(table.bases[i]) + there), int(table.ends[i]))]
+        for stored_rows in [max(0, int(rows[i] - table.rows_before[i]))]
+        for start, end in [(max(span.lo, int(table.bases[i]) + stored_rows), int(table.ends[i]))]
         if start < min(span.hi, end)
     ]
     return sorted([*listed, *counted], key=lambda lost: (lost.partition, lost.start))

@@ -188,11 +188,11 @@ class FetchedEntry:
 
     def _disagrees(self, header: Header, wrong: int, at: int) -> errors.BadEntry:
         partition, first_row, skip, take, offset = self.pieces[wrong].tolist()
-        there = header.shares[at]
+        share = header.shares[at]
         place = self.entry.header
         return errors.BadEntry(
-            f"entry {place.ledger_id}:{place.entry_id} holds {there.rows} rows from row"
-            f" {there.first_row} of partition {there.partition}, but the topic's log records"
+            f"entry {place.ledger_id}:{place.entry_id} holds {share.rows} rows from row"
+            f" {share.first_row} of partition {share.partition}, but the topic's log records"
             f" {take} rows from row {first_row} + {skip} of partition {partition}, from offset"
             f" {offset} on"
         )

@@ -235,9 +235,9 @@ def _by_name(fields: Sequence[pa.Field]) -> dict[str, pa.Field]:
 def _fields_misfit(
     reader: Sequence[pa.Field], written: Sequence[pa.Field], within: str
 ) -> Misfit | None:
-    there = _by_name(written)
+    written_fields = _by_name(written)
     for field in reader:
-        path, other = within + field.name, there.get(field.name.lower())
+        path, other = within + field.name, written_fields.get(field.name.lower())
         if other is None:
             if not field.nullable:
                 return Misfit(path, "is NOT NULL and is not there everywhere")

@@ -105,7 +105,7 @@ class TopicAdmin:
         state, read = await self._read(info)
         kept = set(state.ledgers(read))
         dropped = sorted(state.dropped.keys() - kept)  # until a checkpoint, also deleted ledgers
-        there = await self._client.ledgers.cluster.records.read_many(dropped)
+        records = await self._client.ledgers.cluster.records.read_many(dropped)
         return TopicFacts(
             info=info,
             commits=state.next,
@@ -114,7 +114,9 @@ class TopicAdmin:
             partitions=tuple(_facts(held, read) for held in state.partitions),
             ledgers=tuple(sorted(kept)),
             reclaimable=tuple(
-                ledger for ledger, record in zip(dropped, there, strict=True) if record is not None
+                ledger
+                for ledger, record in zip(dropped, records, strict=True)
+                if record is not None
             ),
         )
 
@@ -156,10 +158,10 @@ class TopicAdmin:
                 f"`spark-ledger topic set {info.name.short} partitioned=true` first, and start"
                 " those clients again.",
             )
-        there = len((await self._state(info)).partitions)
-        if partitions <= there:
+        current = len((await self._state(info)).partitions)
+        if partitions <= current:
             raise errors.BadConfig(
-                f"topic '{info.name}' has {there} partitions, {partitions} were asked for",
+                f"topic '{info.name}' has {current} partitions, {partitions} were asked for",
                 "Ask for more than there are: partitions only grow.",
             )
         await self._commit(info, "grow", [Grow(partitions)])

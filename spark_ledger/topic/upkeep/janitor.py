@@ -410,8 +410,8 @@ class Janitor:
         recorded = await names_in(self.store, paths.BROKERS_TOPICS)
         if not recorded:
             return
-        there = {*await names_in(self.store, paths.TOPIC_IDS)}
-        gone = [id_ for id_ in recorded if id_ not in there] if there else []
+        topic_ids = {*await names_in(self.store, paths.TOPIC_IDS)}
+        gone = [id_ for id_ in recorded if id_ not in topic_ids] if topic_ids else []
         nodes = [paths.brokers_of_topic(id_) for id_ in gone[:DELETED_PER_PASS]]
         await each(lambda path: _delete(self.store, path), nodes, DELETING_AT_ONCE)
 
