@@ -89,7 +89,7 @@ class OwnedPartition:
             alone = producer.mode is not AccessMode.SHARED
             return other not in there and (alone or other.name == producer.name)
 
-        settled = await self.writer.settled(has_gone)
+        settled = await self.writer.until_decided(has_gone)
         if producer in there:
             if settled:
                 producer.ready()

@@ -60,11 +60,12 @@ class SegmentHold:
 
 
 class AskedSegments:
-    """The segments of one partition that committers asked for: `now` is the hold of the segment at
-    hand, or of the last one; `hold` the one that ends before the owner opens the next segment."""
+    """The segments of one partition that committers asked for: `current` is the hold of the open
+    segment, or of the last one; `hold` is the one after whose end the owner opens the next
+    segment."""
 
     def __init__(self) -> None:
-        self.now: SegmentHold | None = None
+        self.current: SegmentHold | None = None
         self.hold: SegmentHold | None = None
         self._next: SegmentHold | None = None  # of the segment that is not read back yet
 
@@ -78,29 +79,29 @@ class AskedSegments:
         return self._next
 
     def begin(self, live: LiveSegment | None) -> None:
-        """The next segment is at hand, and what waited before was sent to it; or none is."""
+        """The next segment is open, and it got the runs that waited; None: no segment is open."""
         asked, self._next = self._next, None
         if asked is not None and live is not None and asked.ledger_id == live.ledger_id:
-            asked.opened, self.now = live.opened, asked
+            asked.opened, self.current = live.opened, asked
         elif asked is not None:
             asked.hand(None)
 
     def hand(self, handed: Handed) -> None:
-        """Answer the committers that asked for the segment at hand, and wait for their commit."""
-        if self.now is not None:
-            self.hold = self.now
-            self.now.hand(handed)
+        """Answer the committers that asked for the open segment, and wait for their commit."""
+        if self.current is not None:
+            self.hold = self.current
+            self.current.hand(handed)
 
     def forget(self) -> None:
         """The wait for a commit after the last segment is over."""
-        self.now = self.hold = None
+        self.current = self.hold = None
 
     def refuse(self) -> None:
         """No segment is handed over."""
-        for asked in (self.now, self._next):
+        for asked in (self.current, self._next):
             if asked is not None:
                 asked.hand(None)
-        self.now = self._next = self.hold = None
+        self.current = self._next = self.hold = None
 
 
 class SegmentHolds:

@@ -314,7 +314,7 @@ class Partition:
         return first if rows is None else await since_in(self._client.ledgers, rows, ms)
 
     async def _readable(self, offset: int) -> None:
-        """Return once the offset is in a commit or in the ledger at hand: for a moment it may be in
+        """Return once the offset is in a commit or in the open ledger: for a moment it may be in
         one that has ended, and whose seal comes. Raises errors.Unavailable."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + SEALED_S

@@ -110,13 +110,13 @@ class RollLimits:
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """The ledger that is opened next, made under `intent`: a new one, or one that stopped, which
-    `has` so much, whose last segment commit `after` had opened, and whose first one was opened at
+    """The ledger that is opened next, made under `intent`: a new one, or one that stopped with
+    that `extent`, whose last segment commit `after` had opened, and whose first one was opened at
     `opened_s` of the loop's clock."""
 
     writer: AsyncLedgerWriter
     intent: Intent
-    has: Extent = NOTHING
+    extent: Extent = NOTHING
     after: int = ANY_OPENING
     opened_s: float = 0.0
 
@@ -292,11 +292,11 @@ class TopicCommits:
 
     def opening(self, partition: int, following: Next) -> OpenLive:
         """That the partition, which this broker has, goes on in that ledger."""
-        writer, has = following.writer, following.has
+        writer, extent = following.writer, following.extent
         return OpenLive(
             *(partition, writer.ledger_id, writer.version, self.owner_name),
             *(self.epochs[partition], self.topic.policies.deduplication),
-            *(has.entries, has.rows, has.bytes),
+            *(extent.entries, extent.rows, extent.bytes),
         )
 
     async def commit(

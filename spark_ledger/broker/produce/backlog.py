@@ -10,30 +10,30 @@ from collections.abc import Callable, Iterable, Mapping
 from spark_ledger import errors
 from spark_ledger.broker.produce.waiting import (
     Changes,
+    EntryRuns,
     Joining,
     PendingEntry,
     SequenceIds,
-    TakenRuns,
     Undecided,
-    Waiting,
-    taken,
+    WaitingRun,
+    take_runs,
     without,
 )
 
 
 class Backlog:
-    """`stored` is called with the first offset of each run and the run, in order, before the run's
-    own `stored`."""
+    """`on_stored` is called with the first offset of each stored run and the run, in order, before
+    the run's own `stored`."""
 
     def __init__(
-        self, stored: Callable[[int, Waiting], None], bytes_max: int, deduplicates: bool
+        self, on_stored: Callable[[int, WaitingRun], None], bytes_max: int, deduplicates: bool
     ) -> None:
         self.deduplicates = deduplicates
-        self.waiting: deque[Waiting] = deque()
+        self.waiting: deque[WaitingRun] = deque()
         self.under_way: deque[PendingEntry] = deque()
         self.ids = SequenceIds()
-        self._stored = stored
-        self._late: deque[Waiting] = deque()  # that came while the partition was given up
+        self._on_stored = on_stored
+        self._late: deque[WaitingRun] = deque()  # that came while the partition was given up
         self._gone: dict[object, None] = {}  # producers, of which something is under way
         self._runs = Undecided()  # of the three queues above
         self._joining = Joining(bytes_max)
@@ -45,13 +45,13 @@ class Backlog:
         """Whether the first entry under way has failed, once `next_stored` has no more."""
         return bool(self.under_way) and self.under_way[0].acked.done()
 
-    def add(self, run: Waiting) -> None:
+    def add(self, run: WaitingRun) -> None:
         """The run waits; without batches that were sent before, of a topic with deduplication."""
         new = self.ids.new_of(run) if self.deduplicates else (run,)
         self.waiting.extend(new)
         self._runs.add(new)
 
-    def add_late(self, run: Waiting) -> None:
+    def add_late(self, run: WaitingRun) -> None:
         """The run is not sent any more, and fails after what came before it has its outcome."""
         self._late.append(run)
         self._runs.add((run,))
@@ -63,9 +63,9 @@ class Backlog:
             self.waiting = self.ids.new_in(self.waiting)
             self._recount()
 
-    def next_entry(self) -> TakenRuns:
-        """As `taken`; the caller sends them."""
-        return taken(self.waiting, self._joining.bytes_max)
+    def take_runs(self) -> EntryRuns:
+        """Take the runs of the next entry off the queue; the caller sends them."""
+        return take_runs(self.waiting, self._joining.bytes_max)
 
     def next_stored(self) -> PendingEntry | None:
         """The first entry under way, which was acknowledged; it is under way no more."""
@@ -80,7 +80,7 @@ class Backlog:
         """The entry is stored, from that offset on."""
         self._runs.remove(entry.runs)
         for run in entry.runs:
-            self._stored(offset, run)
+            self._on_stored(offset, run)
             run.stored(offset)
             offset += run.messages
             if self.deduplicates:
@@ -111,7 +111,7 @@ class Backlog:
         self._gone = {producer: None for producer in sent if producer in self._gone}
         for run in out:
             run.failed(errors.LedgerClosed("its producer has gone"))
-        self.tell()
+        self.wake_waiters()
 
     def fail(self, error: errors.LedgerError) -> None:
         """Whatever waits has failed; what was sent may be stored all the same."""
@@ -127,26 +127,28 @@ class Backlog:
         self.ids.doubt()
         for run in waiting:
             run.failed(error)
-        self.tell()
+        self.wake_waiters()
 
     def fail_late(self, error: errors.LedgerError) -> None:
         """What came late fails: its producer is sent away, and sends again what has no receipt."""
         while self._late:
             self._late.popleft().failed(error)
         self._recount()
-        self.tell()
+        self.wake_waiters()
 
-    def tell(self) -> None:
-        """Something is decided."""
+    def wake_waiters(self) -> None:
+        """Some run has its outcome, or the ledger that was undecided is sealed."""
         self._decided.tell()
 
-    async def settled(self, of: Callable[[object], bool], is_open: Callable[[], bool]) -> bool:
-        """Wait until nothing of such producers waits or is under way, and `is_open` does not hold.
-        False: what waited has failed meanwhile."""
+    async def until_decided(
+        self, matches: Callable[[object], bool], is_undecided: Callable[[], bool]
+    ) -> bool:
+        """Wait until no run of the producers that match waits or is under way, and `is_undecided`
+        does not hold. False: what waited has failed meanwhile."""
         failures = self._failures
 
         def is_decided() -> bool:
-            return self._failures != failures or not (is_open() or self._runs.has_any(of))
+            return self._failures != failures or not (is_undecided() or self._runs.has_any(matches))
 
         await self._decided.until(is_decided)
         return self._failures == failures

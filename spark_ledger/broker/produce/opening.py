@@ -15,7 +15,7 @@ from spark_ledger import errors
 from spark_ledger.broker.owner.holds import AskedSegments, SegmentHold
 from spark_ledger.broker.owner.topic_commits import Next, TopicCommits
 from spark_ledger.broker.produce.step import LedgerCounts
-from spark_ledger.broker.produce.waiting import Chunk, PendingEntry, TakenRuns, parts_of_entry
+from spark_ledger.broker.produce.waiting import Chunk, EntryRuns, PendingEntry, parts_of_entry
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
@@ -42,12 +42,12 @@ class OpenLedger:
     @staticmethod
     def of(following: Next, now_s: float) -> "OpenLedger":
         """The ledger `following`, after its opening was read back."""
-        has, reopened = following.has, following.after != ANY_OPENING
+        has, reopened = following.extent, following.after != ANY_OPENING
         opened_s = following.opened_s if reopened else now_s
         counts = LedgerCounts(has.entries, has.rows, has.bytes)
         return OpenLedger(following.writer, following.intent, counts, opened_s, reopened)
 
-    def append(self, live: LiveSegment, taken: TakenRuns, now_ms: int) -> PendingEntry:
+    def append(self, live: LiveSegment, taken: EntryRuns, now_ms: int) -> PendingEntry:
         """Send an entry of these runs."""
         runs, size, rows = taken
         counts, writer = self.counts, self.writer
@@ -97,10 +97,10 @@ class Openings:
     ) -> SegmentHold | None:
         """The hold of a committer that commits past the segment that commit `opened`, or a later
         one, began in that ledger; None if there is none, and no `new` one begins."""
-        asked, following = self.asked.now, self._next
+        asked, following = self.asked.current, self._next
         if asked is None and live is not None:
             if live.ledger_id == ledger_id and new:
-                asked = self.asked.now = SegmentHold(ledger_id, live.opened, until_s)
+                asked = self.asked.current = SegmentHold(ledger_id, live.opened, until_s)
         elif following is not None and (asked is None or asked.opened < opened):
             new = new and following.writer.ledger_id == ledger_id
             asked = self.asked.ask_next(ledger_id, opened, until_s, new=new)
@@ -159,7 +159,7 @@ class Openings:
 
     def _opened(self, live: LiveSegment, state: TopicState) -> Opened:
         following, self._next, self._ended = self._next, None, None
-        assert following is not None and live.first_entry == following.has.entries
+        assert following is not None and live.first_entry == following.extent.entries
         return Opened(live, state, following)
 
     async def _next_ledger(self) -> Next:

@@ -3,7 +3,7 @@
     nothing open -> open -> stopped, rolling, idle, failed or undecided -> open | nothing open
 
 Always true: a state changes along MOVES alone; a segment ends with nothing under way, or by the
-CLOSED record of its ledger; what waits comes before the end of the work.
+CLOSED record of its ledger; the work does not end while a batch waits.
 """
 
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from spark_ledger import errors
 from spark_ledger.metadata.ledger_record import LedgerRecord
-from spark_ledger.topic.entry.message_batch import NONE, Rowless
+from spark_ledger.topic.entry.message_batch import NO_ROWLESS, Rowless
 
 INFLIGHT_ENTRIES_MAX = 8
 
 
 class WriterState(Enum):
-    """Of the last segment that this owner opened. After all but the first two its seal is not
-    known to be in a commit."""
+    """The state of the last segment that this owner opened. In all but the first two states this
+    owner does not know whether a commit has its seal."""
 
     NOTHING = "nothing is open"
     OPEN = "it is open, by the log that was read back"
@@ -62,7 +62,8 @@ class WriterStep(Enum):
 class WriterSituation(NamedTuple):
     """`waits`: there is a batch to send; the others, but for `closing`, are of an open segment.
     `under_way`: entries; `asked`: a committer asked for the segment; `broken`: its ledger failed,
-    or an entry did; `is_long`: a successor had much to read; `full`: its ledger is to be left;
+    or an entry did; `is_long`: an owner after this one would have much of it
+    to read; `full`: its ledger is to be left;
     `idle`: nothing waited or was under way for long."""
 
     state: WriterState
@@ -101,25 +102,26 @@ def has_room(now: WriterSituation) -> bool:
 
 
 def state_after_leaving(now: WriterSituation) -> WriterState:
-    """Of an open segment whose ledger is closed."""
+    """The state after the ledger of the open segment was closed."""
     return WriterState.IDLE if now.idle or now.closing else WriterState.ROLLING
 
 
 @dataclass(slots=True)
 class LedgerCounts:
-    """Of a ledger up to the last entry that was sent to it: entries, rows and bytes. Of its last
-    segment the offsets without a row, sent and stored, and when its first and its last entry were
-    made."""
+    """The entries, rows and bytes that were sent to a ledger. Of its last segment: the offsets
+    without a row, `rowless` of all entries that were sent, `rowless_stored` of those that are
+    stored; `written_ms`: when the first and the last entry were made."""
 
     entries: int = 0
     rows: int = 0
     bytes: int = 0
-    rowless: Rowless = NONE
-    rowless_stored: Rowless = NONE
+    rowless: Rowless = NO_ROWLESS
+    rowless_stored: Rowless = NO_ROWLESS
     written_ms: tuple[int, ...] = ()
 
     def add(self, rows: int, size: int, rowless: Rowless, now_ms: int) -> None:
-        """One more entry is sent. `rowless`: the segment's offsets without a row, with its own."""
+        """One more entry is sent. `rowless`: the segment's offsets without a row,
+        with those of this entry."""
         self.entries += 1
         self.rows += rows
         self.bytes += size
@@ -127,14 +129,14 @@ class LedgerCounts:
         self.written_ms = (*self.written_ms[:1], now_ms)
 
 
-def stored_from(first: int, ledger_id: int, closed: LedgerRecord, confirmed: int) -> int:
-    """How many entries from `first` on, before which all are acknowledged, with so many rows, are
-    in the CLOSED ledger. Raises errors.RowsLost."""
+def stored_count(first: int, ledger_id: int, closed: LedgerRecord, rows_before: int) -> int:
+    """How many entries from `first` on are in the CLOSED ledger. The entries before `first` are
+    acknowledged, and have `rows_before` rows. Raises errors.RowsLost if one of them is missing."""
     last = closed.last_entry
     assert last is not None
     if last + 1 < first:
         raise errors.RowsLost(
             f"ledger {ledger_id} was closed at entry {last}, and {first - 1} was acknowledged",
-            rows=confirmed - (closed.rows or 0),
+            rows=rows_before - (closed.rows or 0),
         )
     return last + 1 - first

@@ -38,7 +38,7 @@ class Chunk(Enum):
     LAST = "the last, at whose offset the message has its row"
 
 
-class Waiting(Protocol):
+class WaitingRun(Protocol):
     """A run: successive batches of a producer until they are stored, all in one entry. With
     deduplication their last sequence ids rise."""
 
@@ -68,7 +68,7 @@ class Waiting(Protocol):
     def last_sequence_id(self) -> int:
         """The last sequence id of the last batch."""
 
-    def each(self) -> Sequence["Waiting"]:
+    def each(self) -> Sequence["WaitingRun"]:
         """The run's batches, each as a run by itself."""
 
     def sent(self, offset: int) -> None:
@@ -89,7 +89,7 @@ class PendingEntry:
     """An entry under way, with its runs. `rowless`: the offsets without a row in its segment,
     including those of this entry."""
 
-    runs: list[Waiting]
+    runs: list[WaitingRun]
     rows: int
     rowless: Rowless
     acked: "asyncio.Future[int]"
@@ -99,15 +99,15 @@ class PendingEntry:
         self.acked.add_done_callback(lambda acked: acked.cancelled() or acked.exception())
 
 
-class TakenRuns(NamedTuple):
+class EntryRuns(NamedTuple):
     """The runs of an entry, with their bytes and messages."""
 
-    runs: list[Waiting]
+    runs: list[WaitingRun]
     size: int
     rows: int
 
 
-def taken(queue: deque[Waiting], bytes_max: int) -> TakenRuns:
+def take_runs(queue: deque[WaitingRun], bytes_max: int) -> EntryRuns:
     """The runs of the next entry, from the head of the queue: one run of any size, several within
     `bytes_max` and the limits above, or a chunk by itself."""
     runs = [queue.popleft()]
@@ -124,7 +124,7 @@ def taken(queue: deque[Waiting], bytes_max: int) -> TakenRuns:
         size += runs[-1].size
         unpacked += runs[-1].unpacked
         rows += runs[-1].messages
-    return TakenRuns(runs, size, rows)
+    return EntryRuns(runs, size, rows)
 
 
 class Joining:
@@ -155,7 +155,7 @@ class Joining:
 
 
 def parts_of_entry(
-    runs: Sequence[Waiting],
+    runs: Sequence[WaitingRun],
     size: int,
     share: Share,
     now_ms: int,
@@ -211,17 +211,17 @@ class Undecided:
     def __init__(self) -> None:
         self._counts: dict[object, int] = {}
 
-    def add(self, runs: Iterable[Waiting]) -> None:
+    def add(self, runs: Iterable[WaitingRun]) -> None:
         for run in runs:
             self._counts[run.producer] = self._counts.get(run.producer, 0) + 1
 
-    def remove(self, runs: Iterable[Waiting]) -> None:
+    def remove(self, runs: Iterable[WaitingRun]) -> None:
         for run in runs:
             self._counts[run.producer] -= 1
             if not self._counts[run.producer]:
                 del self._counts[run.producer]
 
-    def count(self, *queues: Iterable[Waiting]) -> None:
+    def count(self, *queues: Iterable[WaitingRun]) -> None:
         """Count anew: these queues have all the runs."""
         self._counts.clear()
         self.add(chain(*queues))
@@ -232,11 +232,11 @@ class Undecided:
 
 
 def without(
-    queue: deque[Waiting],
+    queue: deque[WaitingRun],
     gone: Collection[object],
     ids: "SequenceIds | None",
     sent: Iterable[PendingEntry],
-) -> tuple[deque[Waiting], list[Waiting]]:
+) -> tuple[deque[WaitingRun], list[WaitingRun]]:
     """The queue without the runs of producers that have gone, and the runs taken out; entries that
     are `sent` stay. With `ids`, runs of other producers under the same names are taken out too:
     they may follow those of the producers that have gone, and are to be sent again after them."""
@@ -245,7 +245,7 @@ def without(
         waiting = (*queue, *ids.again)
         names = dict.fromkeys(run.producer_name for run in waiting if run.producer in gone)
 
-    def goes(run: Waiting) -> bool:
+    def goes(run: WaitingRun) -> bool:
         return run.producer in gone or run.producer_name in names
 
     out = [run for run in queue if goes(run)]
@@ -280,7 +280,7 @@ class RefusedMessages:
 
 
 class SequenceIds:
-    """Of one partition; `of_segment` are those that are stored in the segment at hand, the producer
+    """Of one partition; `of_segment` are those that are stored in the open segment, the producer
     that sent last at the end. Always true: a producer that has something on its way is known; of
     others those are that sent last, as many as a seal keeps, and at most NEW_BYTES_MAX more."""
 
@@ -289,7 +289,7 @@ class SequenceIds:
         self._stored: dict[str, int] = {}  # the last one, by producer; the latest sender at the end
         self._sent: dict[str, int] = {}  # that on its way, of producers that have one
         self._new_bytes = 0  # of names that came since others were forgotten
-        self.again: deque[Waiting] = deque()
+        self.again: deque[WaitingRun] = deque()
         """Runs that were sent again before the first sending was stored."""
         self._unsure = False
 
@@ -308,7 +308,7 @@ class SequenceIds:
         stored = self._stored.get(producer_name, -1)
         return stored if self._unsure else max(stored, self._sent.get(producer_name, -1))
 
-    def new_of(self, run: Waiting) -> list[Waiting]:
+    def new_of(self, run: WaitingRun) -> list[WaitingRun]:
         """The part that was not sent before; the rest is answered as duplicates, once the batches
         that came first are stored."""
         name, last = run.producer_name, run.last_sequence_id
@@ -325,11 +325,11 @@ class SequenceIds:
             self.again.append(run)
         return []
 
-    def new_in(self, queue: Iterable[Waiting]) -> deque[Waiting]:
+    def new_in(self, queue: Iterable[WaitingRun]) -> deque[WaitingRun]:
         """What of these, and of what was sent again, is new after `begin`."""
         return deque(new for run in (*queue, *self.take_again()) for new in self.new_of(run))
 
-    def note(self, run: Waiting) -> None:
+    def note(self, run: WaitingRun) -> None:
         """It is stored."""
         if run.chunk is Chunk.EARLIER:
             return
@@ -359,10 +359,10 @@ class SequenceIds:
 
     def drop(
         self,
-        goes: Callable[[Waiting], bool],
+        goes: Callable[[WaitingRun], bool],
         names: Iterable[str],
-        under_way: Iterable[Waiting],
-    ) -> list[Waiting]:
+        under_way: Iterable[WaitingRun],
+    ) -> list[WaitingRun]:
         """For these names only the runs `under_way` are on their way; returns the runs sent again
         that `goes` selects, which are taken out."""
         out = [run for run in self.again if goes(run)]
@@ -377,7 +377,7 @@ class SequenceIds:
                 self._sent.pop(name, None)
         return out
 
-    def take_again(self) -> list[Waiting]:
+    def take_again(self) -> list[WaitingRun]:
         """Take out the batches that wait for the one that came first: the caller fails them or
         takes them in anew."""
         waiting, self.again = list(self.again), deque()

@@ -225,7 +225,7 @@ async def _close_producer(client: Caller, part: Any) -> None:
     existing = client.intake.producers.get(part.producer_id)
     if existing is not None:
         client.intake.remove(existing)
-        await existing.partition.writer.settled(lambda producer: producer is existing)
+        await existing.partition.writer.until_decided(lambda producer: producer is existing)
     _reply(client, part, "success")
 
 

@@ -25,7 +25,7 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import LedgerRecord
-from spark_ledger.topic.entry.message_batch import NONE, Header, Rowless, decode_header
+from spark_ledger.topic.entry.message_batch import NO_ROWLESS, Header, Rowless, decode_header
 from spark_ledger.topic.log.actions import SealLive
 from spark_ledger.topic.log.producers import newest
 from spark_ledger.topic.log.segments import LiveSegment, Segment
@@ -94,7 +94,7 @@ async def sealed(
     producers: dict[str, int] = {}
     if live.deduplicated:
         await _read_producers(reader, range(first, extent.entries), producers, without_damaged)
-    rowless = NONE if tail.header is None else tail.header.rowless
+    rowless = NO_ROWLESS if tail.header is None else tail.header.rowless
     return seal_of(live, closed.version, extent, times, producers, rowless)
 
 
@@ -263,7 +263,7 @@ def seal_of(
     extent: Extent,
     written_ms: Sequence[int],
     producers: Mapping[str, int] = MappingProxyType({}),
-    rowless: Rowless = NONE,
+    rowless: Rowless = NO_ROWLESS,
 ) -> SealLive:
     """The action that seals a live segment. `version` is that of its ledger's record, `extent` is
     what the ledger has up to the segment's end, the times of the segment's entries are between the

@@ -95,7 +95,7 @@ class Rowless(NamedTuple):
         return Rowless(self.lo if self.number else place, place + 1, self.number + 1)
 
     def moved(self, by: int) -> "Rowless":
-        return Rowless(self.lo + by, self.hi + by, self.number) if self.number else NONE
+        return Rowless(self.lo + by, self.hi + by, self.number) if self.number else NO_ROWLESS
 
     def within(self, lo: int, hi: int) -> int:
         """An estimate of how many are in [lo, hi); the counts of adjacent ranges add up exactly."""
@@ -106,7 +106,7 @@ class Rowless(NamedTuple):
         return self.number * inside // (self.hi - self.lo) if inside > 0 else 0
 
 
-NONE = Rowless()
+NO_ROWLESS = Rowless()
 
 
 def count_within(groups: Iterable[Rowless], lo: int, hi: int) -> int:
@@ -146,7 +146,7 @@ class Header:
     body_at: int
     batches: bool = False
     chunks: int = 0
-    rowless: Rowless = NONE
+    rowless: Rowless = NO_ROWLESS
     at_offset: bool = False
 
     @property
@@ -181,7 +181,7 @@ def encode_header(
     times: TimeRuns = (),
     batches: bool = False,
     chunks: int = 0,
-    rowless: Rowless = NONE,
+    rowless: Rowless = NO_ROWLESS,
     at_offset: bool = False,
 ) -> bytes:
     """The bytes before the body: with an index if there are several shares, with `times` if there
@@ -283,7 +283,7 @@ def decode_header(payload: Buffer) -> Header:
     if flags & TIMES:
         times = _times(view[body_at:], rows)
         body_at += TIMES_BYTES * (1 + len(times))
-    chunks, rowless = 0, NONE
+    chunks, rowless = 0, NO_ROWLESS
     if flags & CHUNKS:
         chunks, rowless = _chunks(view[body_at:])
         body_at += CHUNKS_BYTES

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_ledger import errors
-from spark_ledger.topic.entry.message_batch import NONE, Rowless
+from spark_ledger.topic.entry.message_batch import NO_ROWLESS, Rowless
 from spark_ledger.topic.log import segments
 from spark_ledger.topic.log.segments import CommitTimes, CommitTokens, Segment
 
@@ -111,7 +111,7 @@ class SealLive:
     segment: Segment | None
     producers: tuple[tuple[str, int], ...] = ()
     opened: int = ANY_OPENING
-    rowless: Rowless = NONE
+    rowless: Rowless = NO_ROWLESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ _FROM_JSON: dict[str, Callable[[Mapping[str, Any]], Action]] = {
         None if plain["segment"] is None else segments.from_json(plain["segment"]),
         tuple((str(name), int(last)) for name, last in plain.get("producers", ())),
         int(plain.get("opened", ANY_OPENING)),
-        Rowless(*map(int, plain.get("rowless", NONE))),
+        Rowless(*map(int, plain.get("rowless", NO_ROWLESS))),
     ),
     "terminate": lambda plain: Terminate(),
 }

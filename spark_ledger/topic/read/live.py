@@ -26,7 +26,7 @@ from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.process import Newest
 from spark_ledger.topic.commit.seal import owned_header
-from spark_ledger.topic.entry.message_batch import NONE, Rowless, decode_header
+from spark_ledger.topic.entry.message_batch import NO_ROWLESS, Rowless, decode_header
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
@@ -57,7 +57,7 @@ class LiveEnd:
     closed: bool = False
     first_ms: int = 0
     last_ms: int = 0
-    rowless: Rowless = NONE
+    rowless: Rowless = NO_ROWLESS
 
 
 EMPTY = LiveEnd()

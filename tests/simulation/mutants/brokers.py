@@ -103,7 +103,7 @@ def takes_all_for_stored(decide: Any) -> Any:
 
     async def stored(self: Any, *after: Any) -> None:
         while self.backlog.under_way:
-            self._is_stored(self.backlog.under_way.popleft())
+            self._store_entry(self.backlog.under_way.popleft())
         await decide(self, *after)
 
     return stored
@@ -274,10 +274,10 @@ def goes_on_without_a_commit(commit: Any) -> Any:
         if following is None or live is None or live.opened != following.after:
             return await commit(self, seal_only=seal_only)
         self.asked.forget()
-        has = following.has
-        base = live.base + has.rows - live.rows_before
-        before = {"rows_before": has.rows, "bytes_before": has.bytes}
-        live = replace(live, base=base, first_entry=has.entries, **before)
+        extent = following.extent
+        base = live.base + extent.rows - live.rows_before
+        before = {"rows_before": extent.rows, "bytes_before": extent.bytes}
+        live = replace(live, base=base, first_entry=extent.entries, **before)
         return self._opened(live, state)
 
     return at_once
@@ -439,7 +439,12 @@ EVERY = (
         *(serves_what_is_sent, SERVES),
     ),
     Mutant(
-        *("duplicate reported before the first is stored", "hazard 31", LiveWriter, "settled"),
+        *(
+            "duplicate reported before the first is stored",
+            "hazard 31",
+            LiveWriter,
+            "until_decided",
+        ),
         *(tells_duplicates_at_once, CUT),
     ),
     Mutant(
@@ -460,7 +465,7 @@ EVERY = (
         *(acknowledges_all_before, SERVES),
     ),
     Mutant(
-        *("offsets counted on in the next ledger", "hazard 32", LiveWriter, "_goes_on"),
+        *("offsets counted on in the next ledger", "hazard 32", LiveWriter, "_begin_segment"),
         *(counts_on, SERVES),
     ),
     Mutant(

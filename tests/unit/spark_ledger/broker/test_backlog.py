@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from spark_ledger import errors
 from spark_ledger.broker.produce.backlog import Backlog
 from spark_ledger.broker.produce.waiting import PendingEntry
-from spark_ledger.topic.entry.message_batch import NONE
+from spark_ledger.topic.entry.message_batch import NO_ROWLESS
 
 
 class Run:
@@ -32,8 +32,8 @@ def backlog_of(*runs):
 
 def sent(backlog):
     """The next entry, under way."""
-    taken = backlog.next_entry()
-    entry = PendingEntry(taken.runs, taken.rows, NONE, Future())
+    taken = backlog.take_runs()
+    entry = PendingEntry(taken.runs, taken.rows, NO_ROWLESS, Future())
     backlog.under_way.append(entry)
     return entry
 

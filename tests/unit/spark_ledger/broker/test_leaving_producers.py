@@ -125,7 +125,7 @@ def test_who_waits_for_its_turn_is_let_in_after_what_the_one_before_has_stored(c
         await asyncio.sleep(SOON_S)
         assert not new.is_ready
         here.go_on()
-        await here.partition.writer.settled(lambda producer: producer is here.first)
+        await here.partition.writer.until_decided(lambda producer: producer is here.first)
         await asyncio.sleep(SOON_S)
         assert new.is_ready
         await here.sends(new, 0)
@@ -288,7 +288,7 @@ def test_a_successor_asks_once_for_each_producer_after_a_change_whatever_is_queu
             asked += 1
             return producer is here.first
 
-        settling = asyncio.create_task(here.partition.writer.settled(has_gone))
+        settling = asyncio.create_task(here.partition.writer.until_decided(has_gone))
         await asyncio.sleep(SOON_S)
         assert not settling.done()
         here.go_on()

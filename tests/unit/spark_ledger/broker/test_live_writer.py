@@ -10,7 +10,7 @@ from spark_ledger.broker.owner.ownership import Deposed
 from spark_ledger.broker.owner.topic_commits import RollLimits
 from spark_ledger.broker.produce import opening
 from spark_ledger.broker.produce.live_writer import LiveWriter
-from spark_ledger.broker.produce.waiting import ENTRY_UNPACKED_MAX, taken
+from spark_ledger.broker.produce.waiting import ENTRY_UNPACKED_MAX, take_runs
 from spark_ledger.topic.log import producers
 from spark_ledger.topic.log.actions import OpenLive
 from spark_ledger.topic.subscription.seek_target import End
@@ -49,7 +49,7 @@ def test_an_entry_has_a_bounded_number_of_bytes_when_it_is_decompressed():
     queue[3].unpacked = 10 * ENTRY_UNPACKED_MAX
     sizes = []
     while queue:
-        sizes.append(len(taken(queue, 1 << 20)[0]))
+        sizes.append(len(take_runs(queue, 1 << 20)[0]))
     assert sizes == [2, 1, 1, 1]
 
 

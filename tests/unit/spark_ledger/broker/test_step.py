@@ -14,10 +14,10 @@ from spark_ledger.broker.produce.step import (
     moved,
     next_step,
     state_after_leaving,
-    stored_from,
+    stored_count,
 )
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, RecordState
-from spark_ledger.topic.entry.message_batch import NONE
+from spark_ledger.topic.entry.message_batch import NO_ROWLESS
 
 SEALED_NEXT = (
     WriterState.STOPPED,
@@ -131,13 +131,13 @@ def test_a_move_that_is_not_in_the_table_names_both_ends_and_its_cause(before, a
 
 def test_the_counts_of_a_segment_go_on_from_what_its_ledger_had_before():
     counts = LedgerCounts(entries=3, rows=30, bytes=300)
-    rowless = NONE.with_one(31)
-    counts.add(2, 20, NONE, 1000)
+    rowless = NO_ROWLESS.with_one(31)
+    counts.add(2, 20, NO_ROWLESS, 1000)
     counts.add(1, 10, rowless, 1005)
     counts.add(4, 40, rowless, 1010)
     assert (counts.entries, counts.rows, counts.bytes) == (6, 37, 370)
     assert counts.written_ms == (1000, 1010), "of its first and its last entry"
-    assert (counts.rowless, counts.rowless_stored) == (rowless, NONE)
+    assert (counts.rowless, counts.rowless_stored) == (rowless, NO_ROWLESS)
 
 
 def closed_at(last_entry, rows):
@@ -147,10 +147,10 @@ def closed_at(last_entry, rows):
 
 @pytest.mark.parametrize(("last_entry", "stored"), [(4, 0), (5, 1), (7, 3)])
 def test_a_closed_record_decides_how_many_entries_under_way_are_stored(last_entry, stored):
-    assert stored_from(5, 1, closed_at(last_entry, 100), 50) == stored
+    assert stored_count(5, 1, closed_at(last_entry, 100), 50) == stored
 
 
 def test_a_ledger_that_was_closed_before_an_acknowledged_entry_has_lost_rows():
     with pytest.raises(errors.RowsLost) as lost:
-        stored_from(5, 1, closed_at(3, 40), 50)
+        stored_count(5, 1, closed_at(3, 40), 50)
     assert lost.value.facts["rows"] == 10

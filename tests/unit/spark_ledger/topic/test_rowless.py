@@ -7,7 +7,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.topic.entry import message_batch
 from spark_ledger.topic.entry.message_batch import (
-    NONE,
+    NO_ROWLESS,
     Rowless,
     Share,
     count_within,
@@ -42,14 +42,14 @@ def sealed(*some):
 
 
 def test_a_range_without_a_break_is_counted_exactly_and_others_outside_of_it():
-    one = NONE.with_one(3).with_one(4).with_one(5)
+    one = NO_ROWLESS.with_one(3).with_one(4).with_one(5)
     assert one == Rowless(3, 6, 3)
     assert [one.within(lo, 9) for lo in (0, 3, 4, 5, 6, 7)] == [3, 3, 2, 1, 0, 0]
-    assert one.within(7, 9) == one.within(0, 3) == NONE.within(0, 9) == 0
+    assert one.within(7, 9) == one.within(0, 3) == NO_ROWLESS.within(0, 9) == 0
     apart = one.with_one(9)
     assert (apart.within(0, 10), apart.within(10, 20), apart.within(0, 3)) == (4, 0, 0)
     assert one.moved(10) == Rowless(13, 16, 3)
-    assert NONE.moved(10) == NONE
+    assert NO_ROWLESS.moved(10) == NO_ROWLESS
 
 
 def test_ranges_that_follow_each_other_have_as_many_as_all_together():
@@ -67,7 +67,7 @@ def test_so_many_are_kept_and_the_oldest_are_put_together(monkeypatch):
         kept = with_more(kept, Rowless(at, at + 2, 2), 0)
     assert kept == (Rowless(0, 22, 6), Rowless(30, 32, 2))
     assert count_within(kept, 0, 100) == 8
-    assert with_more(kept, NONE, 25) == (Rowless(30, 32, 2),)
+    assert with_more(kept, NO_ROWLESS, 25) == (Rowless(30, 32, 2),)
 
 
 def test_a_header_says_them_and_how_many_of_the_batches_are_chunks():
@@ -79,7 +79,7 @@ def test_a_header_says_them_and_how_many_of_the_batches_are_chunks():
     found = decode_header(head)
     assert (found.chunks, found.rowless, found.body_at) == (1, Rowless(3, 6, 3), 64)
     plain = decode_header(encode_header([Share(2, 1, 5)], 9, batches=True))
-    assert (plain.chunks, plain.rowless, plain.body_at) == (0, NONE, 32)
+    assert (plain.chunks, plain.rowless, plain.body_at) == (0, NO_ROWLESS, 32)
     for damaged in (head[:-1], head[:-8] + b"\x04" + bytes(7)):
         with pytest.raises(errors.UnsupportedFormat):
             decode_header(damaged)
@@ -92,7 +92,7 @@ def test_a_seal_is_the_same_in_json_and_without_them_as_it_was():
 
 
 def test_a_state_counts_rows_without_them_wherever_their_segment_begins():
-    held = sealed(NONE, Rowless(3, 6, 3)).partitions[0]
+    held = sealed(NO_ROWLESS, Rowless(3, 6, 3)).partitions[0]
     assert held.rowless == (Rowless(13, 16, 3),)
     counts = [held.rows_between(lo, 20) for lo in (0, 10, 13, 16, 19)]
     assert counts == [17, 7, 4, 4, 1]
@@ -108,9 +108,11 @@ def test_what_is_trimmed_is_forgotten_with_the_next_seal():
 
 
 def test_only_a_plan_of_a_partition_that_has_them_puts_messages_together():
-    last_chunk_alone = sealed(Rowless(9, 10, 1), NONE)
+    last_chunk_alone = sealed(Rowless(9, 10, 1), NO_ROWLESS)
     assert [task.chunked for task in plan_read(last_chunk_alone, {0: (10, 20)})] == [True]
-    assert [task.chunked for task in plan_read(sealed(NONE, NONE), {0: (0, 20)})] == [False]
+    assert [task.chunked for task in plan_read(sealed(NO_ROWLESS, NO_ROWLESS), {0: (0, 20)})] == [
+        False
+    ]
 
 
 def test_a_checkpoints_root_keeps_them():
