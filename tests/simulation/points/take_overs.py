@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from spark_ledger.broker import broker
+from spark_ledger.broker import watch
 from spark_ledger.broker.owner import keeping
 from spark_ledger.broker.produce import live_writer
 from spark_ledger.broker.settings import BrokerSettings
@@ -317,7 +317,7 @@ async def a_janitor_cleans(stage: Stage) -> None:
 
 
 SMALL = {(live_writer, "ENTRY_BYTES_MAX"): ENTRY_BYTES_MAX}
-LATE: dict[Any, Any] = {**SMALL, (keeping, "FIRST_LOOK_S"): 600.0, (broker, "TICK_S"): 60.0}
+LATE: dict[Any, Any] = {**SMALL, (keeping, "FIRST_LOOK_S"): 600.0, (watch, "TICK_S"): 60.0}
 """A broker does not look by itself whether it has its partitions still: their record has to do.
 (It learns by a watch that another broker took it for dead, and ComesBack has it miss that.)"""
 DEEDS = (
