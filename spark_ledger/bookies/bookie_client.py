@@ -404,7 +404,7 @@ class BookieClient:
         request = ReadRequest(bookie_id, ledger_id, first_entry, last_entry, max_bytes, token=token)
         try:
             stream = ReadStream(
-                self._network.stream(address, "ReadStream"), partial(self._told, bookie_id)
+                self._network.stream(address, "ReadStream"), partial(self._note_outcome, bookie_id)
             )
             await stream.begin(request, credit_bytes)
         except CallFailed as failure:
@@ -412,7 +412,7 @@ class BookieClient:
             raise Unreachable(f"no answer from {address}: {failure}") from failure
         return stream
 
-    def _told(self, bookie_id: str, responded: bool) -> None:
+    def _note_outcome(self, bookie_id: str, responded: bool) -> None:
         if responded:
             self.quarantine.responded(bookie_id)
         elif not self._closed:

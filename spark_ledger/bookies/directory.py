@@ -117,9 +117,9 @@ class BookieDirectory:
 
     def rack(self, bookie_id: str) -> str:
         """The bookie's rack, or the one when last registered; "" if unknown."""
-        return self.told(bookie_id).rack
+        return self.info(bookie_id).rack
 
-    def told(self, bookie_id: str) -> BookieInfo:
+    def info(self, bookie_id: str) -> BookieInfo:
         """Id, address and rack, as last registered."""
         return self._latest.get(bookie_id) or BookieInfo(bookie_id, "")
 
@@ -148,7 +148,7 @@ class BookieDirectory:
         gone = [name for name in (*seen, *others) if not self.is_registered(name)]
         for name in gone:
             await self.find(name)
-        return [self.told(name) for name in gone]
+        return [self.info(name) for name in gone]
 
     def heard_of(self, without: Collection[str]) -> list[str]:
         """All bookies with a known address, except those in `without`, by id."""
@@ -422,7 +422,7 @@ async def registered(store: MetadataStore) -> list[dict[str, Any]]:
     return [bookies[bookie_id] for bookie_id in sorted(bookies)]
 
 
-def told(bookie: dict[str, Any]) -> dict[str, Any]:
+def listed_status(bookie: dict[str, Any]) -> dict[str, Any]:
     """A bookie of `registered` as listings show it; free bytes are unknown for one that is
     down."""
     why = bookie.get("reason") or bookie.get("degraded") or ""

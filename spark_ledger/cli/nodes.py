@@ -297,9 +297,9 @@ _SHORT = {"writable": "rw", "read-only": "ro"}
 
 def _listed(bookie: dict[str, Any]) -> dict[str, Any]:
     """A bookie as `list` shows it."""
-    from spark_ledger.bookies.directory import told
+    from spark_ledger.bookies.directory import listed_status
 
-    return {**told(bookie), "state": _SHORT.get(bookie["state"], bookie["state"])}
+    return {**listed_status(bookie), "state": _SHORT.get(bookie["state"], bookie["state"])}
 
 
 def checked_address(address: str) -> str:

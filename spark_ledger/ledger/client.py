@@ -346,7 +346,7 @@ class LedgerStore:
         set keeps an ack quorum of registered bookies. The ledger is then like one whose bookies
         left just after it was made: its writer asks them again or replaces them, and repair copies
         to them."""
-        members = {slot: self._directory.told(bookie) for slot, bookie in chosen.items()}
+        members = {slot: self._directory.info(bookie) for slot, bookie in chosen.items()}
         slots = [slot for slot in range(quorum.ensemble_size) if slot not in chosen]
         if len(slots) > quorum.write_quorum - quorum.ack_quorum:
             return chosen

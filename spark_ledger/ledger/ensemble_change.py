@@ -153,7 +153,7 @@ class EnsembleChange:
             return {}
         failed = [index for index, slot in enumerate(slots) if slot.failed]
         directory, taken = self._cluster.directory, self._no_spares()
-        owners = {index: directory.told(slot.bookie_id) for index, slot in enumerate(slots)}
+        owners = {index: directory.info(slot.bookie_id) for index, slot in enumerate(slots)}
         members = {index: owners[index] for index in owners if index not in failed}
         spares = [bookie for bookie in directory.writable() if bookie.id not in taken]
         place, quorum = self._cluster.place, self._pipeline.quorum

@@ -111,7 +111,7 @@ def kept(
     spares: Collection[str],
 ) -> int:
     """A mask of the slots whose member `stays`, or for which placement finds one of the spares."""
-    info = cluster.directory.told
+    info = cluster.directory.info
     members = {slot: info(bookie) for slot, bookie in enumerate(ensemble) if bookie in stays}
     others = [slot for slot in range(len(ensemble)) if slot not in members]
     able = _able(cluster, ensemble, spares)
@@ -121,7 +121,7 @@ def kept(
 
 def _able(cluster: Cluster, ensemble: Sequence[str], spares: Collection[str]) -> list[BookieInfo]:
     """Those of the spares that are not members of the ensemble."""
-    info = cluster.directory.told
+    info = cluster.directory.info
     return [info(bookie) for bookie in sorted(spares) if bookie not in ensemble]
 
 
@@ -129,7 +129,7 @@ def _better(
     cluster: Cluster, quorum: Quorum, ensemble: Sequence[str], slot: int, taken: Collection[str]
 ) -> list[BookieInfo]:
     """The writable bookies that are not `taken` and clash less than the slot's member does."""
-    info = cluster.directory.told
+    info = cluster.directory.info
     near = neighbours(slot, quorum.ensemble_size, quorum.write_quorum)
     others = [info(ensemble[other]) for other in near]
     present = clashes(info(ensemble[slot]), others)
@@ -147,7 +147,7 @@ def _choose(
     spares: Sequence[BookieInfo],
 ) -> str | None:
     """The spare that placement takes for the slot, if any."""
-    info = cluster.directory.told
+    info = cluster.directory.info
     members = {index: info(b) for index, b in enumerate(ensemble) if index != slot}
     return cluster.place(quorum, [slot], spares, members).get(slot)
 

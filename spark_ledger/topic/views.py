@@ -384,7 +384,7 @@ def _ledger_row(record: LedgerRecord, names: Mapping[str, str], alive: frozenset
 
 
 def _bookie_row(bookie: dict[str, Any]) -> Row:
-    status = directory.told(bookie)
+    status = directory.listed_status(bookie)
     names = ("id", "state", "address", "rack", "free_bytes", "total_bytes", "limbo_ledgers")
     return (*(status[name] for name in names), status["version"], status["why"] or None)
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from spark_ledger.bookies.directory import AGAIN_AT_ONCE, BookieDirectory, registered, told
+from spark_ledger.bookies.directory import AGAIN_AT_ONCE, BookieDirectory, listed_status, registered
 from spark_ledger.metadata import cluster, hold, paths
 from spark_ledger.metadata.store import StoreUnavailable
 from tests.simulation.loop import current
@@ -299,7 +299,7 @@ async def test_a_malformed_node_is_known_by_a_field_and_not_by_what_its_reason_r
     await admin.create(f"{HERE}/c", words)
     listed = {one["id"]: one for one in await registered(store.session("client"))}
     assert [bool(listed[one].get("malformed")) for one in "abc"] == [False, True, False]
-    assert told(listed["b"])["why"] == "its node is malformed: b'{'"
+    assert listed_status(listed["b"])["why"] == "its node is malformed: b'{'"
 
 
 @simulated
@@ -327,8 +327,8 @@ async def test_a_bookie_that_does_not_register_under_a_hold_is_listed_with_the_h
     await cluster.ensure(session, "c")
     await session.create(f"{paths.BOOKIES_KNOWN}/b1", registration("h:1"), parents=True)
     (bookie,) = await registered(session)
-    assert "held" not in told(bookie)["why"]
+    assert "held" not in listed_status(bookie)["why"]
     await hold.put(session, "c", cluster.Hold("older", "b1"))
     (bookie,) = await registered(session)
     assert bookie["held"] == "older"
-    assert "held" in told(bookie)["why"]
+    assert "held" in listed_status(bookie)["why"]
