@@ -28,7 +28,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata import autorecovery, ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, RecordState
-from spark_ledger.metadata.store_calls import each
+from spark_ledger.metadata.store_calls import call_each
 from spark_ledger.process import connect
 from spark_ledger.repair import work_list
 from spark_ledger.repair.auditor import Auditor
@@ -195,7 +195,7 @@ def audit_pass(count: int) -> list[Figure]:
                 value = ledger_record.encode(record)
                 await ledgers.metadata.create(paths.ledger(ledger_id), value, parents=True)
 
-            await each(make, range(1, count + 1), 256)
+            await call_each(make, range(1, count + 1), 256)
             auditor = Auditor(ledgers, autorecovery.repair_tokens("none"))
             before = processes.cpu_s(os.getpid())
             began = time.monotonic()

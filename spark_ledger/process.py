@@ -1,6 +1,6 @@
 """Things that a process has once: an event loop in a background thread, its connections to clusters
 (ZooKeeper for metadata, frames to the bookies), and other values in an `OncePerProcess`; and the
-bounded memory of what it used last (`Newest`).
+bounded memory of what it used last (`LruCache`).
 
 Always true: all of them belong to the process that made them; after a fork the child makes its own
 and touches nothing of the parent. The loop's thread is a daemon: it never keeps a process alive. A
@@ -71,7 +71,7 @@ class OncePerProcess(Generic[K, T]):
         self._made = {}
 
 
-class Newest(Generic[K, T]):
+class LruCache(Generic[K, T]):
     """The values that were put or read last. `most` bounds the sum of their sizes, by default their
     number: the value that was used longest ago goes first. For one thread."""
 

@@ -19,7 +19,7 @@ from spark_ledger.broker.owner.tail import TailBudget
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.metadata.store import Watcher
-from spark_ledger.metadata.store_calls import each
+from spark_ledger.metadata.store_calls import call_each
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.follower import TopicFollower
@@ -166,7 +166,7 @@ class OwnedTopic:
             if self._partitions.get(number) is partition:
                 self._lose([number], UNDECIDED_S)
 
-        await each(look, list(self._partitions), LEDGERS_ASKED_AT_ONCE)
+        await call_each(look, list(self._partitions), LEDGERS_ASKED_AT_ONCE)
 
     def _lose(self, numbers: list[int], decide_s: float = DECIDE_S) -> None:
         for number in numbers:

@@ -18,7 +18,7 @@ from spark_ledger.broker.owner.ownership import Owners, Ownership
 from spark_ledger.broker.store_contact import StoreClock, StoreContact
 from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.store import MetadataStore, StoreError
-from spark_ledger.metadata.store_calls import each
+from spark_ledger.metadata.store_calls import call_each
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
@@ -146,7 +146,9 @@ class Watch:
             try:
                 if self._contact.is_lost and was_away:
                     self._others_return_s = asyncio.get_running_loop().time() + RETURN_S
-                    await each(OwnedTopic.leave_fenced, self._broker.opened(), TOPICS_ASKED_AT_ONCE)
+                    await call_each(
+                        OwnedTopic.leave_fenced, self._broker.opened(), TOPICS_ASKED_AT_ONCE
+                    )
             except Exception:
                 _log.exception("bookies are not asked for fences now: a defect")
             was_away = self._contact.is_lost

@@ -74,10 +74,11 @@ async def ensure(store: MetadataStore, path: str, value: bytes = b"") -> None:
     raise StoreUnavailable(f"{path} could not be made: {TRIES_MAX} answers were lost")
 
 
-async def each(
+async def call_each(
     do: Callable[[A], Awaitable[B]], items: Iterable[A], at_once: int = CALLS_AT_ONCE
 ) -> list[B]:
-    """The results in order, so many under way at a time. An exception of one ends the others."""
+    """Calls `do` with each item, `at_once` calls at a time; returns the results in the order of the
+    items. An exception of one call cancels the others."""
     todo = list(items)
     if len(todo) <= 1:
         return [await do(item) for item in todo]
@@ -164,9 +165,9 @@ class Tries:
         self._most = most
         self._free = free
 
-    async def lost(self, why: str | errors.LedgerError) -> None:
-        """Returns when the change may be tried again. After the last try it raises `why`, a text as
-        errors.CommitContended."""
+    async def retry_or_raise(self, why: str | errors.LedgerError) -> None:
+        """After a failed try: returns when the change may be tried again. After the last try it
+        raises `why`, a text as errors.CommitContended."""
         if self._rng is not None and self.made >= self._free:
             await asyncio.sleep(pause_s(self._rng, self.made))
         self.made += 1

@@ -22,7 +22,7 @@ from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.transitions import is_settled
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, entries_of, keeps
-from spark_ledger.metadata.store_calls import each, in_batches, reachable
+from spark_ledger.metadata.store_calls import call_each, in_batches, reachable
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.copies import count_in, delivered, windows
 from spark_ledger.repair.work_list import ListedLedger
@@ -130,7 +130,7 @@ async def audit_some(
             kept = referred.get(record.topic, ())
             result.unreferenced += kept is not None and ledger_id not in kept
 
-    await each(check, ledger_ids, LEDGERS_AT_ONCE)
+    await call_each(check, ledger_ids, LEDGERS_AT_ONCE)
     return result
 
 

@@ -39,7 +39,7 @@ from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import AutorecoverySettings, BadAutorecoverySettings
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 from spark_ledger.metadata.store import SessionState, StoreError
-from spark_ledger.metadata.store_calls import each, in_batches, names_in, store_now_ms
+from spark_ledger.metadata.store_calls import call_each, in_batches, names_in, store_now_ms
 from spark_ledger.repair import limbo, slots, work_list
 from spark_ledger.repair.audit import check_ledger
 from spark_ledger.repair.limbo import LimboLedger
@@ -327,7 +327,7 @@ class Auditor:
             nonlocal listed
             listed += await work_list.add(self._store, ledger_id, reasons[ledger_id])
 
-        await each(add, sorted(reasons), RECORDS_AT_ONCE)
+        await call_each(add, sorted(reasons), RECORDS_AT_ONCE)
         self._limbo_listed.update((listing.bookie_id, listing.ledger_id) for listing in in_limbo)
         self._index.joining = {}
         for bookie in judged.lost | now.draining:  # once a pass: a worker may be done with them
@@ -371,7 +371,7 @@ class Auditor:
                 log.warning("audit: ledger %d lacks copies: %s", ledger_id, checked.lacking)
                 listed += await work_list.add(self._store, ledger_id, reasons)
 
-        await each(check, batch, CHECKS_AT_ONCE)
+        await call_each(check, batch, CHECKS_AT_ONCE)
         return listed
 
     async def _in_limbo(self, now: Bookies) -> list[LimboLedger]:

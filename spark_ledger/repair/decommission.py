@@ -46,7 +46,13 @@ from spark_ledger.metadata.store import (
     NoNode,
     OutcomeUnknown,
 )
-from spark_ledger.metadata.store_calls import each, in_batches, names_in, reachable, store_now_ms
+from spark_ledger.metadata.store_calls import (
+    call_each,
+    in_batches,
+    names_in,
+    reachable,
+    store_now_ms,
+)
 from spark_ledger.repair import slots, status, work_list
 from spark_ledger.repair.limbo import never_seen
 from spark_ledger.repair.work_list import Cause, Reason
@@ -156,7 +162,7 @@ async def _list(store: MetadataStore, bookie_id: str, records: Collection[Ledger
         await work_list.add(store, record.ledger_id, [reason])
 
     with reachable("listing the ledgers of a bookie"):
-        await each(add, records, RECORDS_AT_ONCE)
+        await call_each(add, records, RECORDS_AT_ONCE)
 
 
 async def _check_bookie(store: MetadataStore, bookie_id: str) -> None:
@@ -296,7 +302,7 @@ async def _naming(
             if record.names(bookie_id):
                 naming.append(record)
 
-    await each(see, among, RECORDS_AT_ONCE)
+    await call_each(see, among, RECORDS_AT_ONCE)
     return naming
 
 
@@ -311,7 +317,7 @@ async def _left(
         hindrance = f"it keeps {counted(kept, 'ledger')} without a record: `ledger unrecorded`"
     if len(records) > stuck or kept:
         with reachable("asking what hinders the draining"):
-            works = await each(
+            works = await call_each(
                 lambda record: work_list.find(store, record.ledger_id), records, RECORDS_AT_ONCE
             )
         blocked = {w.ledger_id: w.blocked for w in works if w is not None and w.blocked}

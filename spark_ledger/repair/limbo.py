@@ -31,7 +31,7 @@ from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, derive, entries_kept
 from spark_ledger.metadata.store import MetadataStore
-from spark_ledger.metadata.store_calls import each, names_in, reachable, read
+from spark_ledger.metadata.store_calls import call_each, names_in, reachable, read
 from spark_ledger.repair.copies import CannotCompare, Copies, Pace, unpaced
 
 COMPARISONS_MAX = 4
@@ -86,7 +86,7 @@ async def listed_of(
 ) -> list[LimboLedger]:
     """Those of these (bookie, ledger) pairs that are still listed. Raises Unavailable."""
     with reachable("reading what is in limbo"):
-        listings = await each(lambda pair: _one_listed(metadata, *pair), pairs)
+        listings = await call_each(lambda pair: _one_listed(metadata, *pair), pairs)
     return [listing for listing in listings if listing is not None]
 
 

@@ -21,7 +21,7 @@ from spark_ledger.metadata.autorecovery import (
 )
 from spark_ledger.metadata.cluster import why_held
 from spark_ledger.metadata.store import BadVersion, MetadataStore, NoNode, OutcomeUnknown
-from spark_ledger.metadata.store_calls import each, names_in, reachable
+from spark_ledger.metadata.store_calls import call_each, names_in, reachable
 from spark_ledger.repair import work_list
 from spark_ledger.repair.auditor import alarm
 from spark_ledger.repair.work_list import ListedLedger
@@ -135,7 +135,9 @@ async def underreplicated(store: MetadataStore) -> list[ListedLedger]:
     """Every ledger on the list, by id. Raises Unavailable."""
     ledger_ids = await work_list.listed(store)
     with reachable("reading what is under-replicated"):
-        works = await each(lambda number: work_list.find(store, number), ledger_ids, READS_AT_ONCE)
+        works = await call_each(
+            lambda number: work_list.find(store, number), ledger_ids, READS_AT_ONCE
+        )
     return [work for work in works if work is not None]
 
 

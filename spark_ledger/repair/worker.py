@@ -31,7 +31,7 @@ from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import AutorecoverySettings, BadAutorecoverySettings
 from spark_ledger.metadata.ledger_record import RecordState, Tokens
 from spark_ledger.metadata.store import MetadataStore
-from spark_ledger.metadata.store_calls import each, names_in, reachable
+from spark_ledger.metadata.store_calls import call_each, names_in, reachable
 from spark_ledger.repair import limbo, slots, work_list
 from spark_ledger.repair.copies import Pace
 from spark_ledger.repair.work_list import Cause, ListedLedger, Reason
@@ -168,7 +168,7 @@ class Worker:
             if outcome is not None:
                 outcomes.append(outcome)
 
-        await each(work, filter(self._is_due, ledger_ids), LEDGERS_AT_ONCE)
+        await call_each(work, filter(self._is_due, ledger_ids), LEDGERS_AT_ONCE)
         return outcomes
 
     def _is_due(self, ledger_id: int) -> bool:

@@ -33,7 +33,7 @@ from spark_ledger.metadata.store import (
     StoreError,
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, reachable, read
-from spark_ledger.process import Newest
+from spark_ledger.process import LruCache
 from spark_ledger.topic.log import checkpoint
 from spark_ledger.topic.log.blobs import Blobs, ChunkStore, HeldLedgers
 from spark_ledger.topic.log.checkpoint import (
@@ -86,7 +86,7 @@ class Checkpointer:
         self._log_of = log_of
         self._every = every
         self._log_nodes_max = log_nodes_max
-        self._tried = Newest[str, int](TRIED_MAX)
+        self._tried = LruCache[str, int](TRIED_MAX)
         self._making = BackgroundTasks()
 
     def after_commit(self, topic_id: str, number: int, intent_id: str | None) -> None:

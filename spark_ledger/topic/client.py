@@ -13,7 +13,7 @@ from spark_ledger.async_tasks import SharedTasks
 from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import Check
-from spark_ledger.metadata.store_calls import each
+from spark_ledger.metadata.store_calls import call_each
 from spark_ledger.topic.commit.draft import (
     NEXT_VERSION,
     SNAPSHOT_OF_INTENT,
@@ -271,7 +271,7 @@ class TopicClient:
         self, request: Wanted, timeout_s: float, *, past_live: bool = False
     ) -> CommitOutcome:
         before = partial(self.checkpoints.before_commit, intent_id=request.intent_id)
-        await each(before, request.drafts)
+        await call_each(before, request.drafts)
         waits_s = max(timeout_s, self.ledgers.config.outage_timeout_s)
         if past_live:
             outcome = await self.past_live.commit(request, waits_s)

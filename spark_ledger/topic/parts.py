@@ -90,4 +90,4 @@ async def _commit(
         except errors.LedgerFenced as fenced:
             if "recorded_by" not in fenced.facts:  # else another attempt was faster: look again
                 raise
-        await tries.lost(f"others committed part {part.number} of {intent.app_id} too")
+        await tries.retry_or_raise(f"others committed part {part.number} of {intent.app_id} too")

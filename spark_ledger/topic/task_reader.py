@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer
 from spark_ledger import errors
-from spark_ledger.process import Newest
+from spark_ledger.process import LruCache
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry.message_batch import VALUE, Header, decode_header
 from spark_ledger.topic.entry.routing import Hashes
@@ -269,7 +269,7 @@ class _Chunks:
         self._task = task
         self._value = value
         self._lossy = lossy
-        self._kept = Newest[tuple[int, int], Buffer](KEPT_BYTES, lambda b: EACH_BYTES + len(b))
+        self._kept = LruCache[tuple[int, int], Buffer](KEPT_BYTES, lambda b: EACH_BYTES + len(b))
 
     async def put_together(self, fetched: FetchedEntry, chunks: "list[_Chunk]") -> FetchedEntry:
         from spark_ledger.topic.entry import pulsar_batch  # only if an entry has chunks

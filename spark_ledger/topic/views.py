@@ -21,7 +21,7 @@ from spark_ledger.bookies import directory
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.store import NoNode
-from spark_ledger.metadata.store_calls import Tries, each, reachable, store_now_ms
+from spark_ledger.metadata.store_calls import Tries, call_each, reachable, store_now_ms
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.log import actions
@@ -136,7 +136,7 @@ async def _planned(client: TopicClient, view: str, names: Iterable[str] | None) 
         return [ViewPart(view, named or (), (), tuple(few), named is not None) for few in runs]
     infos = tuple(await topics.list()) if named is None else named
     if view == "segments":
-        planned = await each(lambda info: _segment_parts(client, info), infos, AT_ONCE)
+        planned = await call_each(lambda info: _segment_parts(client, info), infos, AT_ONCE)
         return [part for parts in planned for part in parts]
     return [ViewPart(view, tuple(few)) for few in _runs(infos, TOPICS_PER_PART)]
 
@@ -153,7 +153,9 @@ async def read(client: TopicClient, part: ViewPart) -> list[pa.RecordBatch]:
             bookies = await directory.registered(client.store)
             return [_table("bookies", map(_bookie_row, bookies))]
         of_topic = _OF_TOPIC[part.view]
-        of_topics = await each(lambda info: _there(of_topic(client, info)), part.topics, AT_ONCE)
+        of_topics = await call_each(
+            lambda info: _there(of_topic(client, info)), part.topics, AT_ONCE
+        )
         return [_table(part.view, rows) for rows in of_topics if rows]
 
 
@@ -214,10 +216,12 @@ async def _lag(client: TopicClient, info: TopicInfo) -> list[Row]:
         return []
     now_ms = await store_now_ms(client.store)
     state = await _state(client, info)
-    lives = await ends_of(client.ledgers, state)
+    live_ends = await ends_of(client.ledgers, state)
     rows: list[Row] = []
     for subscription in subscriptions:
-        for partition, lag in topic_lag(state, subscription.positions, now_ms, lives=lives).items():
+        for partition, lag in topic_lag(
+            state, subscription.positions, now_ms, live_ends=live_ends
+        ).items():
             cells = (lag.position, lag.end, lag.rows, lag.bytes, lag.millis)
             rows.append((info.name.short, subscription.name, partition, *cells))
     return rows
@@ -275,7 +279,7 @@ async def _segments(client: TopicClient, part: ViewPart) -> pa.RecordBatch:
             tables = await client.chunks.load(_chunks_needed(state, part.ranges))
             return _of_ranges(state, info.name.short, part.ranges, tables)
         except errors.NoSuchLedger as gone:  # a newer checkpoint took the place of a chunk
-            await tries.lost(gone)
+            await tries.retry_or_raise(gone)
     return _joined([], info.name.short)
 
 
@@ -360,13 +364,13 @@ async def _ledgers(client: TopicClient, part: ViewPart) -> list[Row]:
             return None
 
     records = [
-        record for record in await each(record_of, part.ledgers, AT_ONCE) if record is not None
+        record for record in await call_each(record_of, part.ledgers, AT_ONCE) if record is not None
     ]
     if part.only_topics:
         topic_ids = {info.id for info in part.topics}
         records = [record for record in records if record.topic in topic_ids]
     ids = [topic_id for topic_id in dict.fromkeys(record.topic for record in records) if topic_id]
-    topic_names = await each(client.topics.name_of, ids, AT_ONCE)
+    topic_names = await call_each(client.topics.name_of, ids, AT_ONCE)
     there = zip(ids, topic_names, strict=True)
     names = {id_: id_ if name is None else name.short for id_, name in there}
     return [_ledger_row(record, names, alive) for record in records]

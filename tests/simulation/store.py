@@ -39,7 +39,7 @@ from spark_ledger.metadata.store import (
     Versioned,
     Watcher,
 )
-from spark_ledger.metadata.store_calls import each, read
+from spark_ledger.metadata.store_calls import call_each, read
 from tests.simulation.loop import running
 from tests.simulation.network import _outside
 from tests.simulation.store_tree import Change, Tree, Write, split
@@ -234,7 +234,7 @@ class SimSession:
         return await self._read(read)  # type: ignore[no-any-return]
 
     async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
-        return await each(partial(read, self), paths, 128)
+        return await call_each(partial(read, self), paths, 128)
 
     async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
         context = copy_context()

@@ -82,7 +82,7 @@ class TopicCursors:
             )
             self.world.ghost.meet("subscription opened")
             found = await cursor.recovered()  # from now on no earlier owner can write
-            epoch = cursor._seen.record.epoch
+            epoch = cursor._subscription.record.epoch
             known.epoch = max(known.epoch, epoch)
             if sought is not None and epoch == sought_in + 1:
                 starts = dict(log.starts())

@@ -205,7 +205,7 @@ class Ownership:
                 return Owner(chosen, 0 if owner is None else owner.epoch, alive[chosen])
             vacant = self._vacant(topic_id, now, range(partitions), alive)
             await self._take(topic_id, now, [partition, *vacant])
-            await tries.lost(f"brokers took topic {topic_id} from each other again")
+            await tries.retry_or_raise(f"brokers took topic {topic_id} from each other again")
 
     def _falls_on(self, topic_id: str, partition: int, others: Iterable[str]) -> str:
         return _chosen(f"{topic_id}/{partition}", [*others, self.broker_id])

@@ -119,12 +119,12 @@ class Planner:
         for topic, parts in positions.items():
             if topic in states:
                 state, ends = states[topic], dict(enumerate(topic_ends[topic].ends))
-                lives = {
+                live_ends = {
                     held.number: self._live.known(held.live)
                     for held in state.partitions
                     if held.live is not None
                 }
-                lags += topic_lag(state, parts, now_ms, ends=ends, lives=lives).values()
+                lags += topic_lag(state, parts, now_ms, ends=ends, live_ends=live_ends).values()
         return lags
 
     async def plan(self, states: States, start: Positions, end: Positions) -> list[ReadTask]:

@@ -28,7 +28,7 @@ from spark_ledger.errors import (
     TopicExists,
     TopicTerminated,
 )
-from spark_ledger.metadata.store_calls import each
+from spark_ledger.metadata.store_calls import call_each
 from spark_ledger.spark.options.options import WriteOptions
 from spark_ledger.spark.options.table import NO_SCHEMA
 from spark_ledger.spark.rows.typed_values import SCHEMA, ValueWriter
@@ -187,7 +187,7 @@ async def find_or_make_all(
             return error
 
     topics = []
-    for topic in await each(one, names, TOPICS_AT_ONCE):
+    for topic in await call_each(one, names, TOPICS_AT_ONCE):
         if isinstance(topic, Exception):
             raise topic
         topics.append(topic)
@@ -199,7 +199,7 @@ async def too_many_topics(
 ) -> CommitOverTooManyTopics:
     """The error of a batch for more topics than one commit takes. It names those of `topic_ids`
     that have no commit: this write made them, or they were never used."""
-    empty = [name for name in await each(partial(_if_empty, client), topic_ids) if name]
+    empty = [name for name in await call_each(partial(_if_empty, client), topic_ids) if name]
     remedy = "Write fewer topics in one batch, or one topic with more partitions."
     if empty:
         named = ", ".join(f"'{name}'" for name in empty)

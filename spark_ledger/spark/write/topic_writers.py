@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from spark_ledger.metadata.store_calls import each
+from spark_ledger.metadata.store_calls import call_each
 from spark_ledger.spark.rows.written import (
     WrittenRows,
     by_topic,
@@ -176,7 +176,7 @@ class TopicWriters:
         async def version(topic: WrittenTopic) -> SchemaVersion | None:
             return await values.version(schemas, topic.info)
 
-        versions = self._cluster.run(each(version, topics, TOPICS_AT_ONCE))
+        versions = self._cluster.run(call_each(version, topics, TOPICS_AT_ONCE))
         return {topic.info.id: under for topic, under in zip(topics, versions, strict=True)}
 
     def _is_bad(self, name: str) -> bool:

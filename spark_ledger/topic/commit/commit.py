@@ -30,7 +30,7 @@ from spark_ledger.metadata.store import (
     Set,
     StoreUnavailable,
 )
-from spark_ledger.metadata.store_calls import each, pause_s, reachable
+from spark_ledger.metadata.store_calls import call_each, pause_s, reachable
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit import guards
 from spark_ledger.topic.commit import views as commit_views
@@ -527,7 +527,7 @@ class CommitPayloads:
         if commit_draft.inline_bytes(drafts) <= INLINE_COMMIT_BYTES_MAX:
             return drafts
         if self._moved is None:
-            moved = await each(
+            moved = await call_each(
                 lambda draft: self._move(intent, *draft), drafts.items(), LEDGERS_AT_ONCE
             )
             self._moved = dict(zip(drafts, moved, strict=True))
@@ -548,7 +548,7 @@ class CommitPayloads:
         beside = other_bytes + POINTER_BYTES_MAX * len(bodies)
         spilled = commit_draft.to_spill(bodies, beside)
         nodes = {topic_id: LogNode(body) for topic_id, body in bodies.items()}
-        stored = await each(
+        stored = await call_each(
             lambda topic_id: self._spill(intent, topic_id, bodies[topic_id]),
             spilled,
             LEDGERS_AT_ONCE,
@@ -559,7 +559,7 @@ class CommitPayloads:
         """For the multi: checks of the records of the ledgers that the commit wrote to, as they are
         now. Raises errors.NoSuchLedger, errors.RowsLost if one is not whole any more: the caller
         calls `let_go`, then writes again."""
-        by_topic = await each(lambda held: held.checks(), self._held.values())
+        by_topic = await call_each(lambda held: held.checks(), self._held.values())
         return [check for checks in by_topic for check in checks]
 
     async def let_go(self) -> None:

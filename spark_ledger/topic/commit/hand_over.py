@@ -26,7 +26,7 @@ from spark_ledger.async_tasks import BackgroundTasks
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.metadata.store_calls import Tries, each, reachable, read
+from spark_ledger.metadata.store_calls import Tries, call_each, reachable, read
 from spark_ledger.topic.commit.commit import Committer
 from spark_ledger.topic.commit.draft import CommitOutcome, Wanted
 from spark_ledger.topic.commit.seal import sealed
@@ -282,7 +282,9 @@ class PastLive:
                     for topic_id, _ in endings:
                         self._fold_later(topic_id)
                     return outcome
-                await tries.lost("the owners of live segments opened new ones before each try")
+                await tries.retry_or_raise(
+                    "the owners of live segments opened new ones before each try"
+                )
                 fresh, hold_s = True, min(2 * hold_s, HOLD_S_MAX)
 
     async def _in_the_way(self, request: Wanted, *, fresh: bool) -> list[EndingSegment]:
@@ -344,7 +346,7 @@ class PastLive:
                 return Handed(ending.topic_id, await sealed(self._ledgers, ending.live))
 
             names = [ending.name for ending in left]
-            handed |= dict(zip(names, await each(fenced, left), strict=True))
+            handed |= dict(zip(names, await call_each(fenced, left), strict=True))
             yield Ended(tuple(handed[ending.name] for ending in lives))
         finally:
             for let_go in holds:
@@ -372,7 +374,7 @@ class PastLive:
                 return []
 
         by_live: dict[LiveName, Handed] = {}
-        for broker, response in zip(by_broker, await each(asked, by_broker), strict=True):
+        for broker, response in zip(by_broker, await call_each(asked, by_broker), strict=True):
             requested = {live[:3]: live for live in by_broker[broker]}
             for handed in response:
                 seal = handed.seal

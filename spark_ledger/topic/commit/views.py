@@ -34,8 +34,8 @@ from spark_ledger.metadata.store import (
     StoreError,
     Watcher,
 )
-from spark_ledger.metadata.store_calls import each, look_up, read
-from spark_ledger.process import Newest
+from spark_ledger.metadata.store_calls import call_each, look_up, read
+from spark_ledger.process import LruCache
 from spark_ledger.topic.log import records, state
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.records import Commit, Head, TxnRecord
@@ -81,9 +81,9 @@ class CommitViews:
     def __init__(self, store: MetadataStore, log: Callable[[str], TopicLog]) -> None:
         self._store = store
         self._log = log
-        self._intents = Newest[str, Intent](KEPT_MAX)
-        self._txns = Newest[str, tuple[TxnRecord, int]](KEPT_MAX)
-        self._topics = Newest[str, _TopicView](KEPT_MAX)
+        self._intents = LruCache[str, Intent](KEPT_MAX)
+        self._txns = LruCache[str, tuple[TxnRecord, int]](KEPT_MAX)
+        self._topics = LruCache[str, _TopicView](KEPT_MAX)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def one_at_a_time(self, name: str) -> asyncio.Lock:
@@ -244,7 +244,7 @@ class Turns:
     async def let_others_go(self, topic_ids: Sequence[str]) -> None:
         """Waits while another commit has the turn on one of the topics, as long as patience lasts.
         Raises store.StoreUnavailable."""
-        heads = await each(self._head, sorted(topic_ids))
+        heads = await call_each(self._head, sorted(topic_ids))
         for topic_id, head in zip(sorted(topic_ids), heads, strict=True):
             if self._waits_for(head):
                 await self._free_head(topic_id)

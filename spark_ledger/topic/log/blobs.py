@@ -24,7 +24,7 @@ from spark_ledger.async_tasks import SharedTasks
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check
-from spark_ledger.process import Newest
+from spark_ledger.process import LruCache
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.ledger_cache import LedgerCache, TaskLedger
 from spark_ledger.topic.log.policies import TopicPolicies
@@ -286,7 +286,7 @@ class ChunkStore:
 
     def __init__(self, ledgers: LedgerStore) -> None:
         self._ledgers = ledgers
-        self._kept = Newest[TableChunk, SegmentTable](KEPT_BYTES_MAX, lambda table: table.nbytes)
+        self._kept = LruCache[TableChunk, SegmentTable](KEPT_BYTES_MAX, lambda table: table.nbytes)
         self._reading = SharedTasks[TableChunk, SegmentTable]()
         self._turns = asyncio.Semaphore(READS_AT_ONCE)
 

@@ -36,7 +36,7 @@ from spark_ledger.metadata.store import (
     Versioned,
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, Tries, ensure, look_up, reachable, read
-from spark_ledger.process import Newest
+from spark_ledger.process import LruCache
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.names import escape
 from spark_ledger.topic.log.records import (
@@ -145,9 +145,9 @@ class Intents:
         self.store = store
         self._ledgers = ledgers
         self._rng = rng
-        self._ids = Newest[str, tuple[float, int, deque[int]]](INTENTS_HELD_MAX)
+        self._ids = LruCache[str, tuple[float, int, deque[int]]](INTENTS_HELD_MAX)
         self._allocating = asyncio.Lock()
-        self._beaten = Newest[str, float](INTENTS_HELD_MAX)
+        self._beaten = LruCache[str, float](INTENTS_HELD_MAX)
 
     async def open_query_intent(
         self,
@@ -177,7 +177,9 @@ class Intents:
                 if current is not None:
                     return current
                 await self._mint_query(pointer, record, overwrites)
-                await tries.lost(f"other runs of query {query_id} took over again and again")
+                await tries.retry_or_raise(
+                    f"other runs of query {query_id} took over again and again"
+                )
                 await self.store.sync(path)
 
     async def open_batch_intent(
@@ -216,7 +218,7 @@ class Intents:
             made = await read(self.store, paths.intent(intent_id))
             if made is not None:
                 return _decoded(intent_id, made)
-            await tries.lost(f"others committed as {record.app_id} again and again")
+            await tries.retry_or_raise(f"others committed as {record.app_id} again and again")
             await self.store.sync(paths.INTENTS)
 
     async def get(self, intent_id: str) -> Intent:

@@ -201,7 +201,9 @@ class Topics:
         with reachable(f"deleting topic '{topic}'"):
             tries = Tries(self._rng)
             while not await self._delete_once(info):
-                await tries.lost(f"topic '{topic}' stays: commits came before each deletion")
+                await tries.retry_or_raise(
+                    f"topic '{topic}' stays: commits came before each deletion"
+                )
                 await self.store.sync(topic.path)
                 now = await self._find(topic)
                 if now is None or now.id != info.id:
@@ -231,7 +233,7 @@ class Topics:
                         change = Set(paths.topic(info.id), value, node.version)
                         await multi_unless_held(self.store, [change])
                     return replace(info, policies=_effective(after, above))
-                await tries.lost(f"others changed topic '{topic}' again and again")
+                await tries.retry_or_raise(f"others changed topic '{topic}' again and again")
                 await self.store.sync(topic.path)
 
     # -- namespaces --------------------------------------------------------------------------
@@ -270,7 +272,9 @@ class Topics:
                 with suppress(MultiFailed, OutcomeUnknown):
                     await multi_unless_held(self.store, [Set(path, value, node.version)])
                     return after
-                await tries.lost(f"others changed namespace '{namespace}' again and again")
+                await tries.retry_or_raise(
+                    f"others changed namespace '{namespace}' again and again"
+                )
                 await self.store.sync(path)
 
     async def namespaces(self) -> builtins.list[str]:

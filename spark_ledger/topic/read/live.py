@@ -24,7 +24,7 @@ from spark_ledger.async_tasks import cancel
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import LedgerRecord
-from spark_ledger.process import Newest
+from spark_ledger.process import LruCache
 from spark_ledger.topic.commit.seal import owned_header
 from spark_ledger.topic.entry.message_batch import NO_ROWLESS, Rowless, decode_header
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
@@ -262,7 +262,7 @@ def live_task(
     return ReadTask(topic, state.topic_id, (), NO_SEGMENTS, rows)
 
 
-EntryStarts = Newest[tuple[int, int], int]
+EntryStarts = LruCache[tuple[int, int], int]
 """By ledger and row, the entry that begins there, as earlier reads found: a read that continues
 where another one ended need not search. The STARTS_KEPT used last are kept."""
 

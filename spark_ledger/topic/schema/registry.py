@@ -30,8 +30,8 @@ from spark_ledger.metadata.store import (
     Set,
     Versioned,
 )
-from spark_ledger.metadata.store_calls import Tries, each, look_up, reachable, read
-from spark_ledger.process import Newest
+from spark_ledger.metadata.store_calls import Tries, call_each, look_up, reachable, read
+from spark_ledger.process import LruCache
 from spark_ledger.topic.log.records import TopicLife, decode_head
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema import records as schema_records
@@ -73,7 +73,7 @@ class SchemaRegistry:
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:
         self._store = store
         self._rng = rng
-        self._kept = Newest[str, _Kept](CACHE_BYTES_MAX, lambda kept: kept.size)
+        self._kept = LruCache[str, _Kept](CACHE_BYTES_MAX, lambda kept: kept.size)
 
     async def of(self, topic: TopicInfo, *, fresh: bool = True) -> TopicSchema:
         """The schema of the topic; with `fresh` with all that was registered before this call."""
@@ -247,7 +247,9 @@ class SchemaRegistry:
                 if not isinstance(failed.cause, BadVersion | NodeExists | NoNode):
                     raise
                 is_taken = failed.index > 0 and isinstance(failed.cause, NodeExists)
-            await tries.lost(f"others changed the schema of topic '{topic.name}' again and again")
+            await tries.retry_or_raise(
+                f"others changed the schema of topic '{topic.name}' again and again"
+            )
 
     async def _head(self, topic: TopicInfo) -> Versioned:
         """The head of the topic's log. Raises errors.TopicDeleted."""
@@ -276,7 +278,7 @@ class SchemaRegistry:
                 )
             return record.value
 
-        values = await each(record_of, numbers, READS_AT_ONCE)
+        values = await call_each(record_of, numbers, READS_AT_ONCE)
         versions = (*kept.versions, *map(schema_records.decode_version, values))
         kept = _Kept(versions, kept.size + sum(map(len, values)), head)
         self._kept.put(topic_id, kept)

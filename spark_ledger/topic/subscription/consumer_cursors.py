@@ -50,7 +50,7 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import Tries, pause_s, reachable
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription import records
-from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes, brokers_alive
+from spark_ledger.topic.subscription.nodes import SubscriptionNodes, SubscriptionView, brokers_alive
 from spark_ledger.topic.subscription.records import (
     SubscriptionKind,
     SubscriptionShare,
@@ -85,11 +85,11 @@ class ConsumerCursor:
         self,
         cursors: "ConsumerCursors",
         nodes: SubscriptionNodes,
-        seen: Seen,
+        subscription: SubscriptionView,
         share: SubscriptionShare,
         version: int,
     ) -> None:
-        self.name = seen.name
+        self.name = subscription.name
         self.failure: errors.LedgerError | None = None
         self.on_failure: Callable[[], None] = _nothing
         self.used = True
@@ -100,7 +100,7 @@ class ConsumerCursor:
         self._watching = False  # a watch is set on the record
         self._cursors = cursors
         self._nodes = nodes
-        self._seen = seen
+        self._subscription = subscription
         self._written = share
         self._version = version
         self.history: History = _one_history
@@ -126,13 +126,13 @@ class ConsumerCursor:
         """The subscription's position in a partition that this broker owns in that epoch. Raises as
         `check`, errors.Unavailable."""
         with reachable(f"reading subscription '{self.name}'"):
-            seen = await self._nodes.read(self.name)
-        self._judge(seen)
+            subscription = await self._nodes.read(self.name)
+        self._judge(subscription)
         self.check()
-        assert seen is not None, "else it has failed"
-        shares = [share for share, _ in seen.shares.values()]
-        own = SubscriptionShare(seen.record.epoch, True, self._at)
-        positions = with_shares(seen.record.floor, seen.record.epoch, [*shares, own])
+        assert subscription is not None, "else it has failed"
+        shares, record = [share for share, _ in subscription.shares.values()], subscription.record
+        own = SubscriptionShare(record.epoch, True, self._at)
+        positions = with_shares(record.floor, record.epoch, [*shares, own])
         self._at[partition] = (epoch, positions.get(partition, 0))
         self._cursors.changed()
         return self._at[partition][1]
@@ -174,11 +174,11 @@ class ConsumerCursor:
         return any(at[1] < self._highest.get(p, at)[1] for p, at in self._at.items())
 
     def share(self) -> SubscriptionShare:
-        return SubscriptionShare(self._seen.record.epoch, self.used, dict(self._at))
+        return SubscriptionShare(self._subscription.record.epoch, self.used, dict(self._at))
 
     async def operations(self, share: SubscriptionShare) -> list[Operation]:
         """The operations that write the share. Raises StoreUnavailable."""
-        nodes, seen = self._nodes, self._seen
+        nodes, subscription = self._nodes, self._subscription
         write = Set(
             nodes.share(self.name, self._cursors.broker_id),
             records.encode_share(share),
@@ -187,11 +187,11 @@ class ConsumerCursor:
         if not self.goes_back:
             for partition, at in share.at.items():
                 self._highest[partition] = max(at, self._highest.get(partition, at))
-            return [Check(nodes.path(self.name), seen.version), write]
-        positions = with_shares(seen.floor, share.epoch, [share])
-        record = records.encode_subscription(seen.record)
-        back = nodes.going_back(self.name, await nodes.marks(self.name), positions)
-        return [Set(nodes.path(self.name), record, seen.version), write, *back]
+            return [Check(nodes.path(self.name), subscription.version), write]
+        positions = with_shares(subscription.floor, share.epoch, [share])
+        record = records.encode_subscription(subscription.record)
+        back = nodes.step_back(self.name, await nodes.marks(self.name), positions)
+        return [Set(nodes.path(self.name), record, subscription.version), write, *back]
 
     def was_written(self, share: SubscriptionShare, changes: int, *, back: bool) -> None:
         """`changes`: their number when the share was made."""
@@ -213,15 +213,15 @@ class ConsumerCursor:
         watch = None if self._watching else self._record_changed
         self._watching = True
         try:
-            seen = await self._nodes.read(self.name, watch=watch)
+            subscription = await self._nodes.read(self.name, watch=watch)
         except BaseException:
             if watch is not None:  # it may not be set
                 self._watching = False
             raise
-        self._judge(seen)
-        if seen is not None and self.failure is None:
-            self._written, self._version = seen.shares[self._cursors.broker_id]
-            self._seen, self.doubt = seen, False
+        self._judge(subscription)
+        if subscription is not None and self.failure is None:
+            self._written, self._version = subscription.shares[self._cursors.broker_id]
+            self._subscription, self.doubt = subscription, False
         self.looked_s = asyncio.get_running_loop().time()
 
     def _record_changed(self) -> None:
@@ -229,15 +229,15 @@ class ConsumerCursor:
         self.doubt = True
         self._cursors.changed()
 
-    def _judge(self, seen: Seen | None) -> None:
+    def _judge(self, subscription: SubscriptionView | None) -> None:
         """Fails unless this is the subscription that was opened, with this broker's share."""
-        if seen is None:
+        if subscription is None:
             gone = f"subscription '{self.name}' was deleted"
             self.fail(errors.SubscriptionNotFound(gone, subscription=self.name))
             return
-        mine = seen.shares.get(self._cursors.broker_id)
-        before = (self._seen.record.epoch, self._seen.record.owner)
-        if (seen.record.epoch, seen.record.owner) != before or mine is None:
+        mine = subscription.shares.get(self._cursors.broker_id)
+        before = (self._subscription.record.epoch, self._subscription.record.owner)
+        if (subscription.record.epoch, subscription.record.owner) != before or mine is None:
             why = "another broker has what this one knew" if mine is None else "it was sought"
             self._open_again(why)
 
@@ -331,7 +331,7 @@ class ConsumerCursors:
                     if opened is not None:
                         opened.history, opened.opened_in = history, opened_in
                         return self._opened(path, opened)
-                    await tries.lost(f"subscription '{name}' changes again and again")
+                    await tries.retry_or_raise(f"subscription '{name}' changes again and again")
         finally:
             if self._opening.get(path) is turn:
                 del self._opening[path]
@@ -351,18 +351,18 @@ class ConsumerCursors:
         start: Callable[[], Awaitable[Mapping[int, int]]],
     ) -> ConsumerCursor | None:
         connection = self._store.connections
-        seen = await nodes.read(name)
-        if seen is None:
+        subscription = await nodes.read(name)
+        if subscription is None:
             await self._subscriptions.create_for_consumers(topic.id, name, await start())
             return None
-        if seen.record.kind is SubscriptionKind.QUERY or seen.record.live:
+        if subscription.record.kind is SubscriptionKind.QUERY or subscription.record.live:
             with suppress(errors.LedgerFenced):  # another broker takes it over at the same time
                 await self._take_from_cursor(topic, name)
             return None
-        if seen.record.ledger_id is not None:
+        if subscription.record.ledger_id is not None:
             raise too_many(name)
         await nodes.ensure_shares(name)
-        return await self._with_share(nodes, seen, connection)
+        return await self._with_share(nodes, subscription, connection)
 
     async def _take_from_cursor(self, topic: TopicInfo, name: str) -> None:
         """A query owned it, or a single broker: puts the position of its cursor ledger into the
@@ -378,29 +378,29 @@ class ConsumerCursors:
         await cursor.release()
 
     async def _with_share(
-        self, nodes: SubscriptionNodes, seen: Seen, connection: int
+        self, nodes: SubscriptionNodes, subscription: SubscriptionView, connection: int
     ) -> ConsumerCursor | None:
-        alive = await brokers_alive(self._store)
-        mine = seen.shares.get(self.broker_id)
-        own = {b: had for b, had in seen.shares.items() if b not in alive or b == self.broker_id}
-        at = newest(seen.record.epoch, (share for share, _ in own.values()))
-        share = SubscriptionShare(seen.record.epoch, True, at)
-        path, value = nodes.share(seen.name, self.broker_id), records.encode_share(share)
+        alive, shares = await brokers_alive(self._store), subscription.shares
+        mine = shares.get(self.broker_id)
+        own = {b: had for b, had in shares.items() if b not in alive or b == self.broker_id}
+        at = newest(subscription.record.epoch, (share for share, _ in own.values()))
+        share = SubscriptionShare(subscription.record.epoch, True, at)
+        path, value = nodes.share(subscription.name, self.broker_id), records.encode_share(share)
         if not _is_on(self._store, connection):
             return None
         written = await self._multi(
             [
-                Check(nodes.path(seen.name), seen.version),
+                Check(nodes.path(subscription.name), subscription.version),
                 Create(path, value) if mine is None else Set(path, value, mine[1]),
                 *(
-                    Delete(nodes.share(seen.name, broker), version)
+                    Delete(nodes.share(subscription.name, broker), version)
                     for broker, (_, version) in own.items()
                     if broker != self.broker_id
                 ),
             ]
         )
         version = 0 if mine is None else mine[1] + 1
-        return ConsumerCursor(self, nodes, seen, share, version) if written else None
+        return ConsumerCursor(self, nodes, subscription, share, version) if written else None
 
     async def _multi(self, operations: Sequence[Operation]) -> bool:
         """Whether all is written. False: none of it, or the outcome is unknown until the nodes are

@@ -40,7 +40,7 @@ from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription import cursor_ledger
 from spark_ledger.topic.subscription.cursor_ledger import CursorEntry, CursorLedger
-from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes
+from spark_ledger.topic.subscription.nodes import SubscriptionNodes, SubscriptionView
 from spark_ledger.topic.subscription.records import (
     Claim,
     Positions,
@@ -51,7 +51,7 @@ from spark_ledger.topic.subscription.records import (
     goes_back,
     inline,
     later,
-    stored,
+    storable,
 )
 
 WRITE_EVERY_S = 1.0
@@ -124,7 +124,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class CursorContext:
     """The parts with which a cursor works."""
 
     nodes: SubscriptionNodes
@@ -139,15 +139,21 @@ class Cursor:
     """Made by Subscriptions.open, on the event loop that it stays on."""
 
     def __init__(
-        self, around: Surroundings, seen: Seen, claim: Claim, intent: Intent, *, new: bool
+        self,
+        context: CursorContext,
+        subscription: SubscriptionView,
+        claim: Claim,
+        intent: Intent,
+        *,
+        new: bool,
     ) -> None:
         """`new`: the subscription was made just now; its first rows may have been trimmed."""
-        self.name = seen.name
+        self.name = subscription.name
         self.failure: errors.LedgerError | None = None
         """Why it writes nothing more, once it was taken over or deleted."""
-        self.confirmed: Positions = dict(seen.record.floor)
-        self._around = around
-        self._seen = seen
+        self.confirmed: Positions = dict(subscription.record.floor)
+        self._context = context
+        self._subscription = subscription
         self._claim = claim
         self._intent = intent
         self._loop = asyncio.get_running_loop()
@@ -202,7 +208,7 @@ class Cursor:
             async with asyncio.timeout(timeout_s):
                 while self.failure is None:
                     if not await self._patiently(self._let_go()):
-                        await asyncio.sleep(self._around.rng.uniform(PAUSE_S, 2 * PAUSE_S))
+                        await asyncio.sleep(self._context.rng.uniform(PAUSE_S, 2 * PAUSE_S))
         except TimeoutError:
             _log.warning("subscription '%s' could not be released in %s s", self.name, timeout_s)
         finally:
@@ -224,7 +230,7 @@ class Cursor:
             else:
                 failures += 1
                 pause_s = min(PAUSE_S_MAX, PAUSE_S * 2 ** min(failures, 20))
-                await asyncio.sleep(self._around.rng.uniform(0.5, 1.0) * pause_s)
+                await asyncio.sleep(self._context.rng.uniform(0.5, 1.0) * pause_s)
 
     async def _patiently(self, doing: Coroutine[Any, Any, None]) -> bool:
         """Whether it succeeded. If not, and we are still the owner, the caller tries again."""
@@ -242,7 +248,7 @@ class Cursor:
         return False
 
     async def _round(self) -> None:
-        await self._around.intents.heartbeat(self._intent)
+        await self._context.intents.heartbeat(self._intent)
         await self._settle()
         while (step := next_step(self._situation())) is not Step.NOTHING:
             if self._loop.time() < self._written_s + WRITE_EVERY_S:
@@ -272,47 +278,47 @@ class Cursor:
         if not self._recovered.done():
             await self._recover()
         if self._clip:
-            state = await self._around.log.fold(fresh=True)
+            state = await self._context.log.fold(fresh=True)
             self._starts, self._clip = state.start_offsets(), False
             self._wanted = clipped({**self.confirmed, **self._wanted}, self._starts)
 
     async def _look(self) -> None:
         """Reads the nodes, and goes on under another intent if ours was condemned."""
-        around = self._around
-        seen = await around.nodes.read(self.name)
-        if seen is None:
-            gone = f"subscription '{self.name}' of topic '{around.topic.name}' was deleted"
+        context = self._context
+        subscription = await context.nodes.read(self.name)
+        if subscription is None:
+            gone = f"subscription '{self.name}' of topic '{context.topic.name}' was deleted"
             raise _Overtaken(errors.SubscriptionNotFound(gone, subscription=self.name))
-        mine = (self._claim.owner, self._seen.record.epoch)
-        if (seen.record.owner, seen.record.epoch) != mine:
-            raise _Overtaken(_fenced(self.name, seen.record))
-        self._seen = seen
-        named = seen.record.ledger_id
+        mine = (self._claim.owner, self._subscription.record.epoch)
+        if (subscription.record.owner, subscription.record.epoch) != mine:
+            raise _Overtaken(_fenced(self.name, subscription.record))
+        self._subscription = subscription
+        named = subscription.record.ledger_id
         assert self._ledger is None or self._ledger.id == named, "we left it before we unnamed it"
-        intent = await around.intents.get(self._intent.id)
+        intent = await context.intents.get(self._intent.id)
         if not intent.open:
             await self._renew_intent()
         self._doubt, self._looked_s = False, self._loop.time()
 
     async def _renew_intent(self) -> None:
-        around = self._around
+        context = self._context
         try:
             self._intent = await open_intent(
-                around.intents, self._claim, around.topic.id, self.name
+                context.intents, self._claim, context.topic.id, self.name
             )
         except errors.LedgerFenced as error:
             raise _Overtaken(error) from error
         self._leave_ledger()
-        await self._move(self._seen.record)
+        await self._move(self._subscription.record)
 
     async def _recover(self) -> None:
         """Reads and thereby fences the ledger of the earlier owner, and goes on without it."""
-        record = self._seen.record
+        record = self._subscription.record
         recovered: Positions = record.floor
         if record.ledger_id is not None:
             try:
                 last = await cursor_ledger.last_entry(
-                    self._around.ledgers, record.ledger_id, fence=True
+                    self._context.ledgers, record.ledger_id, fence=True
                 )
             except errors.NoSuchLedger as error:
                 last = None
@@ -338,10 +344,10 @@ class Cursor:
         elif step is Step.NEW_LEDGER:
             await self._move_to_new_ledger(positions)
         elif step is Step.FLOOR:
-            await self._move(replace(self._seen.record, floor=positions))
+            await self._move(replace(self._subscription.record, floor=positions))
         elif step is Step.INLINE:
             self._leave_ledger()
-            await self._move(inline(self._seen.record, positions))
+            await self._move(inline(self._subscription.record, positions))
         elif step is Step.LEAVE:
             await self._close_ledger()
             return
@@ -358,28 +364,28 @@ class Cursor:
             raise
 
     async def _go_back(self, positions: Positions) -> None:
-        nodes = self._around.nodes
-        others = nodes.going_back(self.name, await nodes.marks(self.name), positions)
+        nodes = self._context.nodes
+        others = nodes.step_back(self.name, await nodes.marks(self.name), positions)
         self._clip = True
         if fits(positions):
             self._leave_ledger()
-            await self._move(inline(self._seen.record, positions), *others)
+            await self._move(inline(self._subscription.record, positions), *others)
         else:
             await self._move_to_new_ledger(positions, *others)
 
     async def _move_to_new_ledger(self, positions: Positions, *others: Operation) -> None:
-        around = self._around
+        context = self._context
         self._leave_ledger()
         try:
             made = await cursor_ledger.create(
-                around.ledgers, around.intents, self._intent, around.topic
+                context.ledgers, context.intents, self._intent, context.topic
             )
             self._left[made.id] = None
             await made.append(self._entry(positions))
         except errors.LedgerError:
             self._refused_s = self._loop.time()
             raise
-        record = replace(self._seen.record, ledger_id=made.id, floor=stored(positions))
+        record = replace(self._subscription.record, ledger_id=made.id, floor=storable(positions))
         del self._left[made.id]
         try:
             await self._move(record, *others)
@@ -395,11 +401,11 @@ class Cursor:
         await self._put(replace(record, intent=self._intent.id), Check(path, version), *others)
 
     async def _put(self, record: SubscriptionRecord, *others: Operation) -> None:
-        before = self._seen.record.ledger_id
-        seen = await self._around.nodes.write(self._seen, record, *others)
-        if seen is None:
-            raise _LostRace(f"its record is not of version {self._seen.version} any more")
-        self._seen = seen
+        before = self._subscription.record.ledger_id
+        subscription = await self._context.nodes.write(self._subscription, record, *others)
+        if subscription is None:
+            raise _LostRace(f"its record is not of version {self._subscription.version} any more")
+        self._subscription = subscription
         self._floor_s = self._loop.time()
         if before is not None and before != record.ledger_id:
             self._left[before] = None
@@ -414,12 +420,12 @@ class Cursor:
         positions = dict(self._wanted)
         if fits(positions):
             self._leave_ledger()
-            record = inline(self._seen.record, positions)
+            record = inline(self._subscription.record, positions)
         else:
             if self._is_dirty():
                 await self._write(Step.APPEND if self._ledger else Step.NEW_LEDGER)
             await self._close_ledger()
-            record = self._seen.record
+            record = self._subscription.record
         released = replace(record, life=SubscriptionLife.RELEASED, intent=self._intent.id)
         done = records.encode_intent(replace(self._intent.record, state=IntentState.DONE))
         await self._put(released, Set(paths.intent(self._intent.id), done, self._intent.version))
@@ -442,14 +448,16 @@ class Cursor:
 
     def _discard_left(self) -> None:
         """Deletes the left ledgers that the record, which was just written, does not name."""
-        for ledger_id in [left for left in self._left if left != self._seen.record.ledger_id]:
+        for ledger_id in [
+            left for left in self._left if left != self._subscription.record.ledger_id
+        ]:
             del self._left[ledger_id]
-            self._discarding.start(cursor_ledger.discard(self._around.ledgers, ledger_id))
+            self._discarding.start(cursor_ledger.discard(self._context.ledgers, ledger_id))
 
     # -- the state -------------------------------------------------------------------------
 
     def _entry(self, positions: Positions) -> CursorEntry:
-        return CursorEntry(self._seen.record.epoch, positions)
+        return CursorEntry(self._subscription.record.epoch, positions)
 
     def _is_dirty(self) -> bool:
         return self._recovered.done() and (self._wanted != self.confirmed or bool(self._unheard))
@@ -465,7 +473,7 @@ class Cursor:
             self._written_s,
             self._floor_s,
             dirty=self._is_dirty(),
-            behind=self._seen.record.floor != self._wanted,
+            behind=self._subscription.record.floor != self._wanted,
             small=fits(self._wanted),
             refused=now_s - self._refused_s < OFTEN_S,
             open=ledger is not None,

@@ -13,7 +13,7 @@ from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicSt
 from spark_ledger.topic.read.live import EMPTY, LiveEnd
 from spark_ledger.topic.subscription.records import Positions
 
-NO_LIVES: Mapping[int, LiveEnd] = {}
+NO_LIVE_ENDS: Mapping[int, LiveEnd] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,15 @@ def topic_lag(
     now_ms: int,
     *,
     ends: Mapping[int, int] | None = None,
-    lives: Mapping[int, LiveEnd] = NO_LIVES,
+    live_ends: Mapping[int, LiveEnd] = NO_LIVE_ENDS,
     read: Tables = UNREAD,
 ) -> dict[int, PartitionLag]:
     """The lag of each partition in `positions` that the topic has; `now_ms` is by the store's
-    clock. `lives` are the ends of live segments; their rows count up to `ends`, if it is given."""
+    clock. `live_ends` are the ends of live segments; their rows count up to `ends`, if given."""
     lags = {}
     for partition in sorted(positions):
         if partition < len(state.partitions):
-            held, live = state.partitions[partition], lives.get(partition, EMPTY)
+            held, live = state.partitions[partition], live_ends.get(partition, EMPTY)
             seen = held.end_offset + live.rows if ends is None else ends.get(partition, 0)
             end = max(held.end_offset, seen)
             now = max(now_ms, state.commit_ms)

@@ -41,7 +41,7 @@ from spark_ledger.topic.subscription.records import (
     SubscriptionRecord,
     SubscriptionShare,
     needed_before_going_back,
-    stored,
+    storable,
     with_shares,
 )
 
@@ -51,7 +51,7 @@ NEAREST_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SubscriptionView:
     """A subscription as it was read. `created_ms` is by the store's clock; `shares` are by broker,
     each with its node's version."""
 
@@ -106,7 +106,7 @@ class SubscriptionNodes:
 
     async def read(
         self, name: str, *, fresh: bool = True, watch: Watcher | None = None
-    ) -> Seen | None:
+    ) -> SubscriptionView | None:
         """The subscription, not older than this call if `fresh`; None if it does not exist. `watch`
         is set on its record before the record is read."""
         path = self.path(name)
@@ -118,7 +118,7 @@ class SubscriptionNodes:
         record = subscription_records.decode_subscription(node.value)
         consumers = record.kind is SubscriptionKind.CONSUMER
         shares = await self._shares(name) if consumers else {}
-        return Seen(name, record, node.version, node.created_ms, shares)
+        return SubscriptionView(name, record, node.version, node.created_ms, shares)
 
     async def _shares(self, name: str) -> dict[str, tuple[SubscriptionShare, int]]:
         """The multi that removes a share puts it into another one: so if one goes while they are
@@ -139,12 +139,12 @@ class SubscriptionNodes:
             with suppress(NodeExists, NoNode, OutcomeUnknown):
                 await self.store.create(self.share(name))
 
-    async def get(self, name: str) -> Seen:
+    async def get(self, name: str) -> SubscriptionView:
         """As `read`. Raises errors.SubscriptionNotFound, which lists near names."""
-        seen = await self.read(name)
-        if seen is None:
+        subscription = await self.read(name)
+        if subscription is None:
             raise await self.not_found(name)
-        return seen
+        return subscription
 
     async def not_found(self, name: str) -> errors.SubscriptionNotFound:
         nearest = difflib.get_close_matches(name, await self.names(), n=NEAREST_MAX)
@@ -165,7 +165,7 @@ class SubscriptionNodes:
 
     async def create(
         self, name: str, record: SubscriptionRecord, *others: Operation
-    ) -> Seen | None:
+    ) -> SubscriptionView | None:
         """Makes it, with its first mark; None: it exists, or one of `others` did not hold."""
         value = subscription_records.encode_subscription(record)
         operations = [
@@ -174,50 +174,61 @@ class SubscriptionNodes:
             self.mark(name, 0, record.floor),
             self.touch(),
         ]
-        return await self._write(name, record, NEW, [*operations, *others], by_user=True)
+        return await self._write(name, record, NEW, [*operations, *others], unless_held=True)
 
     async def write(
-        self, seen: Seen, record: SubscriptionRecord, *others: Operation, by_user: bool = False
-    ) -> Seen | None:
+        self,
+        subscription: SubscriptionView,
+        record: SubscriptionRecord,
+        *others: Operation,
+        unless_held: bool = False,
+    ) -> SubscriptionView | None:
         """Replaces the record that was read; None: it has changed since, or one of `others` did not
-        hold. `by_user`: only while the cluster is not held; the process that uses the subscription
-        goes on under a hold."""
+        hold. `unless_held`: only while the cluster is not held, for a user's request; the process
+        that uses the subscription goes on under a hold."""
         value = subscription_records.encode_subscription(record)
-        operation = Set(self.path(seen.name), value, seen.version)
+        operation = Set(self.path(subscription.name), value, subscription.version)
         operations = [operation, *others]
-        return await self._write(seen.name, record, seen.version, operations, by_user=by_user)
+        return await self._write(
+            subscription.name, record, subscription.version, operations, unless_held=unless_held
+        )
 
-    async def delete(self, seen: Seen, *others: Operation) -> bool:
+    async def delete(self, subscription: SubscriptionView, *others: Operation) -> bool:
         """Removes it with its marks; False: it has changed since, or one of `others` did not hold.
         Raises OutcomeUnknown if it may be gone."""
-        numbers = [mark.number for mark in await self.marks(seen.name)]
+        numbers = [mark.number for mark in await self.marks(subscription.name)]
         operations: list[Operation] = [
-            *(Delete(self.share(seen.name, broker), ANY_VERSION) for broker in seen.shares),
-            *(Delete(self._marks(seen.name, number), ANY_VERSION) for number in numbers),
-            Delete(self._marks(seen.name), ANY_VERSION),
-            Delete(self.path(seen.name), seen.version),
+            *(
+                Delete(self.share(subscription.name, broker), ANY_VERSION)
+                for broker in subscription.shares
+            ),
+            *(Delete(self._marks(subscription.name, number), ANY_VERSION) for number in numbers),
+            Delete(self._marks(subscription.name), ANY_VERSION),
+            Delete(self.path(subscription.name), subscription.version),
             self.touch(),
         ]
-        if await read(self.store, self.share(seen.name)) is not None:
-            operations.insert(len(seen.shares), Delete(self.share(seen.name), ANY_VERSION))
+        if await read(self.store, self.share(subscription.name)) is not None:
+            operations.insert(
+                len(subscription.shares), Delete(self.share(subscription.name), ANY_VERSION)
+            )
         try:
             await multi_unless_held(self.store, [*operations, *others])
             return True
         except MultiFailed:
             return False
 
-    def without_shares(self, seen: Seen) -> list[Operation]:
+    def without_shares(self, subscription: SubscriptionView) -> list[Operation]:
         """The operations that remove its shares, if they have not changed since they were read."""
         return [
-            Delete(self.share(seen.name, broker), version)
-            for broker, (_, version) in seen.shares.items()
+            Delete(self.share(subscription.name, broker), version)
+            for broker, (_, version) in subscription.shares.items()
         ]
 
     def touch(self) -> Operation:
         """The operation that makes every trim fail that was planned before."""
         return Set(self.folder, subscription_records.encode_subscriptions(), ANY_VERSION)
 
-    def going_back(self, name: str, marks: Sequence[Mark], positions: Positions) -> list[Operation]:
+    def step_back(self, name: str, marks: Sequence[Mark], positions: Positions) -> list[Operation]:
         """The operations of a step back to `positions`; `marks` were read for it. If the newest
         mark is already as low, no mark is made; but then the multi checks that no mark came since:
         it would hide the step back once it is the mark that counts."""
@@ -229,22 +240,25 @@ class SubscriptionNodes:
         return [self.touch(), self.mark(name, following, positions), none]
 
     def mark(self, name: str, number: int, positions: Positions) -> Operation:
-        value = subscription_records.encode_mark(stored(positions))
+        value = subscription_records.encode_mark(storable(positions))
         return Create(self._marks(name, number), value)
 
-    async def renew_marks(self, seen: Seen, add: int | None, forget: Sequence[int]) -> None:
-        """Makes a mark of the subscription's positions in `seen`, if it has not changed since (else
-        it may have gone back, and the mark would hide that), and removes the marks in `forget`. A
-        lost race or response is not an error: the next caller does it."""
-        name = seen.name
+    async def renew_marks(
+        self, subscription: SubscriptionView, add: int | None, forget: Sequence[int]
+    ) -> None:
+        """Makes the mark with number `add`, of the positions in `subscription`, if the record has
+        not changed since it was read (else it may have gone back, and the mark would hide that);
+        removes the marks in `forget`. A lost race or response is not an error: the next caller does
+        it."""
+        name = subscription.name
         operations: list[Operation] = [
             Delete(self._marks(name, number), ANY_VERSION) for number in forget
         ]
         if add is not None:
-            operations.append(self.mark(name, add, seen.floor))
+            operations.append(self.mark(name, add, subscription.floor))
         if operations:
             try:
-                await self.store.multi([Check(self.path(name), seen.version), *operations])
+                await self.store.multi([Check(self.path(name), subscription.version), *operations])
             except (MultiFailed, OutcomeUnknown):
                 return
 
@@ -270,10 +284,10 @@ class SubscriptionNodes:
         version: int,
         operations: list[Operation],
         *,
-        by_user: bool,
-    ) -> Seen | None:
+        unless_held: bool,
+    ) -> SubscriptionView | None:
         try:
-            if by_user:
+            if unless_held:
                 await multi_unless_held(self.store, operations)
             else:
                 await self.store.multi(operations)
@@ -287,7 +301,7 @@ class SubscriptionNodes:
             return current if mine else None
         if version == NEW:
             return await self.read(name, fresh=False)
-        return Seen(name, record, version + 1, 0)
+        return SubscriptionView(name, record, version + 1, 0)
 
 
 async def brokers_alive(store: MetadataStore) -> frozenset[str]:

@@ -211,7 +211,7 @@ def created(claim: Claim, positions: Positions) -> SubscriptionRecord:
         1,
         SubscriptionLife.LIVE,
         *(claim.query_id, claim.run_id, claim.owner, claim.intent),
-        floor=stored(positions),
+        floor=storable(positions),
         partitions=claim.partitions,
     )
 
@@ -255,7 +255,7 @@ def sought(record: SubscriptionRecord, owner: str, positions: Positions) -> Subs
     """The record once another process than its owner has set these positions; the owner loses
     it."""
     released = SubscriptionLife.RELEASED
-    floor = stored(positions)
+    floor = storable(positions)
     moved = replace(record, owner=owner, life=released, ledger_id=None, floor=floor)
     return replace(moved, epoch=record.epoch + 1)
 
@@ -266,7 +266,7 @@ def inline(record: SubscriptionRecord, positions: Positions) -> SubscriptionReco
     return replace(record, ledger_id=None, floor=dict(positions))
 
 
-def stored(positions: Positions) -> dict[int, int]:
+def storable(positions: Positions) -> dict[int, int]:
     """The positions that a node keeps: all, or none if they are too many (all rows are held)."""
     return dict(positions) if fits(positions) else {}
 
@@ -292,7 +292,9 @@ def clipped(positions: Positions, starts: Positions) -> dict[int, int]:
     return {p: max(offset, starts.get(p, 0)) for p, offset in positions.items()}
 
 
-def held_by(record: SubscriptionRecord, since: Positions, partitions: int) -> Mapping[int, int]:
+def held_offsets(
+    record: SubscriptionRecord, since: Positions, partitions: int
+) -> Mapping[int, int]:
     """The first held offset of each of the topic's partitions, by a subscription whose lowest
     positions in the grace period are `since`; a partition that it does not read is not held."""
     read = range(partitions) if record.partitions is None else record.partitions
@@ -312,7 +314,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LowestPositions:
     """The lowest positions of the grace period; in a partition left out the position may have been
     any. `forget` are marks that do not count any more, `add` is the number of a mark to make now
     (None: make no mark)."""
@@ -322,19 +324,21 @@ class Held:
     add: int | None = None
 
 
-def held(marks: Sequence[Mark], floor: Positions, now_ms: int, grace_ms: int) -> Held:
+def lowest_positions(
+    marks: Sequence[Mark], floor: Positions, now_ms: int, grace_ms: int
+) -> LowestPositions:
     """`marks` are in the order in which they were made, `floor` is at or before the present
     position, `now_ms` is by the store's clock. Without a mark the earlier positions are unknown,
     and all rows are held."""
     if not marks:
-        return Held({}, add=0)
+        return LowestPositions({}, add=0)
     old = [at for at, mark in enumerate(marks) if mark.created_ms <= now_ms - grace_ms]
     base = old[-1] if old else 0
     counted = [mark.positions for mark in marks[base:]]
     newest = marks[-1]
     due = now_ms - newest.created_ms >= grace_ms // MARKS_PER_GRACE
     add = newest.number + 1 if due and dict(newest.positions) != dict(floor) else None
-    return Held(
+    return LowestPositions(
         reduce(earlier, counted, floor),
         tuple(mark.number for mark in marks[:base]),
         add,

@@ -3,8 +3,8 @@
 Always true: a time is a commit time, by the store's clock, and means the first row that was
 committed at or after it, or the end if there is no such row; rows of a segment born live have the
 time at which its owner stored them, by that clock (hazard 35). Offsets below the first row kept
-mean that row (hazard 38). The end includes the rows of live segments that `lives` has. The given
-state decides all of this, except the row within a segment born live: its entries decide that
+mean that row (hazard 38). The end includes the rows of live segments that `live_ends` has. The
+given state decides all of this, except the row within a segment born live: its entries decide that
 (`exactly`).
 """
 
@@ -35,7 +35,7 @@ class CommittedSince:
 
 
 SeekTarget = End | CommittedSince | Mapping[int, int]
-NO_LIVES: Mapping[int, LiveEnd] = {}
+NO_LIVE_ENDS: Mapping[int, LiveEnd] = {}
 MS_MIN = 10**11
 
 
@@ -45,7 +45,7 @@ def in_seconds(number: int) -> bool:
     return 0 < number < MS_MIN
 
 
-def needs_lives(state: TopicState, target: SeekTarget) -> bool:
+def needs_live_ends(state: TopicState, target: SeekTarget) -> bool:
     """Whether `exactly` needs the ends of live segments: offsets before them do not need them."""
     if target is End.EARLIEST or all(held.live is None for held in state.partitions):
         return False
@@ -68,7 +68,7 @@ def resolve(
     state: TopicState,
     target: SeekTarget,
     read: Tables = UNREAD,
-    lives: Mapping[int, LiveEnd] = NO_LIVES,
+    live_ends: Mapping[int, LiveEnd] = NO_LIVE_ENDS,
 ) -> dict[int, int]:
     """The position in each partition; if the target is offsets, in their partitions. A time within
     a segment born live means its first row.
@@ -78,11 +78,11 @@ def resolve(
     if target is End.EARLIEST:
         return state.start_offsets()
     if target is End.LATEST:
-        return {p.number: _end(p, lives) for p in state.partitions}
+        return {p.number: _end(p, live_ends) for p in state.partitions}
     if isinstance(target, CommittedSince):
         return {p.number: offset_since(p, target.ms, read) for p in state.partitions}
     assert isinstance(target, Mapping)
-    return {p: _within(state, p, offset, lives) for p, offset in sorted(target.items())}
+    return {p: _within(state, p, offset, live_ends) for p, offset in sorted(target.items())}
 
 
 async def exactly(
@@ -90,17 +90,17 @@ async def exactly(
     state: TopicState,
     target: SeekTarget,
     read: Tables = UNREAD,
-    lives: Mapping[int, LiveEnd] = NO_LIVES,
+    live_ends: Mapping[int, LiveEnd] = NO_LIVE_ENDS,
 ) -> dict[int, int]:
     """As `resolve`, but a time within a live segment, or a segment born live, means the row that
     was stored then. Raises errors.NoSuchLedger if such a segment was merged and is gone,
     errors.DataUnavailable."""
-    positions = resolve(state, target, read, lives)
+    positions = resolve(state, target, read, live_ends)
     if isinstance(target, CommittedSince):
         for held in state.partitions:
             rows = rows_around(held, target.ms, read)
             if positions[held.number] == held.end_offset:  # no committed row is so late
-                rows = _live_rows(held, lives)
+                rows = _live_rows(held, live_ends)
             if rows is not None:
                 positions[held.number] = await since_in(ledgers, rows, target.ms)
     return positions
@@ -157,25 +157,27 @@ def _first_since(held: PartitionState, ms: int) -> Interval | None:
     return None
 
 
-def _end(held: PartitionState, lives: Mapping[int, LiveEnd]) -> int:
-    return held.end_offset + lives.get(held.number, EMPTY).rows
+def _end(held: PartitionState, live_ends: Mapping[int, LiveEnd]) -> int:
+    return held.end_offset + live_ends.get(held.number, EMPTY).rows
 
 
-def _live_rows(held: PartitionState, lives: Mapping[int, LiveEnd]) -> LiveRows | None:
-    end = lives.get(held.number, EMPTY)
+def _live_rows(held: PartitionState, live_ends: Mapping[int, LiveEnd]) -> LiveRows | None:
+    end = live_ends.get(held.number, EMPTY)
     if held.live is None or not end.rows:
         return None
     base = held.live.base
     return LiveRows(held.live, base, base + end.rows, end.last_entry, end.rows)
 
 
-def _within(state: TopicState, partition: int, offset: int, lives: Mapping[int, LiveEnd]) -> int:
+def _within(
+    state: TopicState, partition: int, offset: int, live_ends: Mapping[int, LiveEnd]
+) -> int:
     if not 0 <= partition < len(state.partitions):
         raise errors.OffsetsNotAssigned(
             f"partition {partition} of {len(state.partitions)} was named", partition=partition
         )
     held = state.partitions[partition]
-    end = _end(held, lives)
+    end = _end(held, live_ends)
     if not 0 <= offset <= end:
         raise errors.OffsetsOutOfRange(
             f"offset {offset} of partition {partition}, which ends at {end}",

@@ -1,11 +1,11 @@
 """Subscriptions of a topic by name: opened by queries, created, sought, deleted, listed, and the
 rows that they hold against retention.
 
-Always true: a subscription has one owner at a time, that of the record's epoch; its own query takes
-over at once, another query once the owner released it, or the owner's intent has ended, or this
-process saw no heartbeat of the intent for a lease in one unbroken session (it never compares
-clocks); creating, deleting, seeking and taking over give the subscriptions' node a new version,
-which a trim checks (hazards 37, 38).
+Always true: a subscription has one owner at a time, that of the record's epoch. A new run of the
+owner's query takes over at once. Another query takes over once the owner has released it, or its
+intent has ended, or this process has seen no heartbeat of that intent for a lease, in one unbroken
+session; clocks are never compared. Creating, deleting, seeking and taking over give the
+subscriptions' node a new version, which a trim checks (hazards 37, 38).
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import (
     TRIES_MAX,
     Tries,
-    each,
+    call_each,
     reachable,
     read,
     store_now_ms,
 )
-from spark_ledger.process import Newest
+from spark_ledger.process import LruCache
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.holds import GRACE_MS, Holds
 from spark_ledger.topic.log.intents import SUPERSEDED, Intent, Intents, Sighting
@@ -47,16 +47,20 @@ from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.live import ends_of
 from spark_ledger.topic.subscription import cursor_ledger, seek_target
 from spark_ledger.topic.subscription import records as subscription_records
-from spark_ledger.topic.subscription.cursor import Cursor, Surroundings, open_intent
+from spark_ledger.topic.subscription.cursor import Cursor, CursorContext, open_intent
 from spark_ledger.topic.subscription.lag import PartitionLag, topic_lag
-from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes, brokers_serving
+from spark_ledger.topic.subscription.nodes import (
+    SubscriptionNodes,
+    SubscriptionView,
+    brokers_serving,
+)
 from spark_ledger.topic.subscription.records import (
     Claim,
     Positions,
     SubscriptionKind,
     SubscriptionRecord,
     fits,
-    stored,
+    storable,
 )
 from spark_ledger.topic.subscription.seek_target import End, SeekTarget
 
@@ -107,7 +111,7 @@ class Subscriptions:
         self._read_chunks = read_chunks
         self._lease_s = lease_s
         self._cursors: dict[Cursor, None] = {}
-        self._sightings = Newest[str, Sighting](SIGHTINGS_MAX)
+        self._sightings = LruCache[str, Sighting](SIGHTINGS_MAX)
         self._session = 0
         self.store.add_session_listener(self._session_changed)
 
@@ -134,22 +138,24 @@ class Subscriptions:
         """
         nodes = SubscriptionNodes(self.store, topic.id)
         claim = Claim(query_id, run_id, self._token(), partitions=partitions, kind=kind)
-        nodes.path(name)
+        nodes.path(name)  # checks the name
         with reachable(f"opening subscription '{name}' of topic '{topic.name}'"):
             await nodes.ensure_folder()
             tries = Tries(self._rng)
             while True:
-                seen = await self._seen_free(nodes, name, claim)
+                subscription = await self._read_claimable(nodes, name, claim)
                 intent = await open_intent(self._intents, claim, topic.id, name)
                 claim = replace(claim, intent=intent.id)
-                opened = await self._claim(nodes, name, seen, claim, intent, start)
+                opened = await self._claim(nodes, name, subscription, claim, intent, start)
                 if opened is not None:
                     log = self._log_of(topic.id)
-                    around = Surroundings(
+                    context = CursorContext(
                         nodes, self._ledgers, self._intents, log, topic, self._rng
                     )
-                    return self._kept(Cursor(around, opened, claim, intent, new=seen is None))
-                await tries.lost(f"others took subscription '{name}' again and again")
+                    return self._remember(
+                        Cursor(context, opened, claim, intent, new=subscription is None)
+                    )
+                await tries.retry_or_raise(f"others took subscription '{name}' again and again")
 
     async def reserve(
         self,
@@ -166,18 +172,18 @@ class Subscriptions:
         """
         nodes = SubscriptionNodes(self.store, topic.id)
         claim = Claim("", "", self._token(), partitions=partitions)
-        nodes.path(name)
+        nodes.path(name)  # checks the name
         with reachable(f"reading subscription '{name}' of topic '{topic.name}'"):
             await nodes.ensure_folder()
             tries = Tries(self._rng)
-            while await self._seen_free(nodes, name, claim) is None:
-                floor = stored(await self._resolve(topic.id, start, partitions))
+            while await self._read_claimable(nodes, name, claim) is None:
+                floor = storable(await self._resolve(topic.id, start, partitions))
                 record = SubscriptionRecord(
                     claim.kind, owner=claim.owner, floor=floor, partitions=partitions
                 )
-                if await self._made(nodes, name, record) is not None:
+                if await self._create_record(nodes, name, record) is not None:
                     return
-                await tries.lost(f"others took subscription '{name}' again and again")
+                await tries.retry_or_raise(f"others took subscription '{name}' again and again")
 
     async def close(self) -> None:
         """Gives up every open cursor, as a crash would; the caller releases them before."""
@@ -204,7 +210,7 @@ class Subscriptions:
             if await nodes.read(name) is None:
                 positions = _fitting(await self._resolve(topic_id, at))
                 record = SubscriptionRecord(kind, owner=self._token(), floor=positions)
-                made = await self._made(nodes, name, record)
+                made = await self._create_record(nodes, name, record)
                 if made is not None:
                     return made
         if not exist_ok:
@@ -215,8 +221,8 @@ class Subscriptions:
 
     async def create_for_consumers(self, topic_id: str, name: str, at: Positions) -> None:
         """Makes a subscription for Pulsar's consumers, at these positions, which may be in live
-        segments; does nothing if it exists. Positions that do not fit into the record may only be
-        the first rows kept.
+        segments; does nothing if it exists. Positions that do not fit into the record are
+        refused, unless they are those of the first rows kept.
 
         Raises errors.OptionInvalid, errors.TopicNotFound, errors.TopicDeleted.
         """
@@ -225,9 +231,9 @@ class Subscriptions:
             await nodes.ensure_folder()
             if not fits(at) and dict(at) != (await self._state(topic_id)).start_offsets():
                 raise subscription_records.too_many(name)
-            kind, floor = SubscriptionKind.CONSUMER, stored(at)
+            kind, floor = SubscriptionKind.CONSUMER, storable(at)
             record = SubscriptionRecord(kind, owner=self._token(), floor=floor)
-            await self._made(nodes, name, record)
+            await self._create_record(nodes, name, record)
 
     async def delete(self, topic_id: str, name: str, *, force: bool = False) -> None:
         """Removes it: it holds no rows any more. If it is in use, only with `force`; its query then
@@ -236,21 +242,23 @@ class Subscriptions:
         with reachable(f"deleting subscription '{name}'"):
             tries = Tries(self._rng)
             while True:
-                seen = await nodes.read(name)
-                if seen is None:
+                subscription = await nodes.read(name)
+                if subscription is None:
                     if tries.made:
                         return
                     raise await nodes.not_found(name)
-                await self._check_free(topic_id, seen, force)
+                await self._check_free(topic_id, subscription, force)
                 gone = False
                 try:
-                    gone = await nodes.delete(seen, *await self._condemn_owner(seen.record))
+                    gone = await nodes.delete(
+                        subscription, *await self._ending_owner(subscription.record)
+                    )
                 except OutcomeUnknown:
                     _log.info("subscription '%s' may be deleted: it is read again", name)
                 if gone:
-                    await self._discard(seen.record)
+                    await self._discard(subscription.record)
                     return
-                await tries.lost(f"subscription '{name}' changes again and again")
+                await tries.retry_or_raise(f"subscription '{name}' changes again and again")
 
     async def seek(
         self, topic_id: str, name: str, target: SeekTarget, *, force: bool = False
@@ -265,19 +273,21 @@ class Subscriptions:
         with reachable(f"seeking subscription '{name}'"):
             tries = Tries(self._rng)
             while True:
-                seen = await nodes.get(name)
-                await self._check_free(topic_id, seen, force)
+                subscription = await nodes.get(name)
+                await self._check_free(topic_id, subscription, force)
                 resolved = await self._resolve(topic_id, target)
-                positions = _fitting({**await self._position(nodes, seen), **resolved})
+                positions = _fitting(
+                    {**await self._present_positions(nodes, subscription), **resolved}
+                )
                 marks = await nodes.marks(name)
-                others = nodes.going_back(name, marks, positions)
-                others += await self._condemn_owner(seen.record)
-                record = subscription_records.sought(seen.record, self._token(), positions)
-                moved = await nodes.write(seen, record, *others, by_user=True)
+                operations = nodes.step_back(name, marks, positions)
+                operations += await self._ending_owner(subscription.record)
+                record = subscription_records.sought(subscription.record, self._token(), positions)
+                moved = await nodes.write(subscription, record, *operations, unless_held=True)
                 if moved is not None:
-                    await self._discard(seen.record)
+                    await self._discard(subscription.record)
                     return await self._clip(nodes, moved)
-                await tries.lost(f"subscription '{name}' changes again and again")
+                await tries.retry_or_raise(f"subscription '{name}' changes again and again")
 
     async def list(
         self,
@@ -291,12 +301,14 @@ class Subscriptions:
         name, and the others are returned; without `unreadable` the error is raised."""
         nodes = SubscriptionNodes(self.store, topic_id)
 
-        async def position(name: str) -> tuple[Seen, dict[int, int]] | None:
+        async def with_positions(name: str) -> tuple[SubscriptionView, dict[int, int]] | None:
             try:
-                seen = await nodes.read(name, fresh=False)
-                if seen is None:
+                subscription = await nodes.read(name, fresh=False)
+                if subscription is None:
                     return None
-                return seen, await self._position(nodes, seen) if exact else seen.floor
+                return subscription, await self._present_positions(
+                    nodes, subscription
+                ) if exact else subscription.floor
             except errors.LedgerError as error:
                 if unreadable is None:
                     raise
@@ -305,24 +317,26 @@ class Subscriptions:
 
         with reachable("listing subscriptions"):
             await self.store.sync(nodes.folder)
-            there = await each(position, await nodes.names(), READS_AT_ONCE)
+            listed = await call_each(with_positions, await nodes.names(), READS_AT_ONCE)
             brokers = await brokers_serving(self.store, topic_id)
-            return [_info(*listed, brokers) for listed in there if listed is not None]
+            return [_info(*pair, brokers) for pair in listed if pair is not None]
 
     async def used_by_consumers(self, topic_id: str, name: str) -> bool:
         """Whether its consumers are connected at a broker that has a partition of the topic."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"reading subscription '{name}'"):
-            seen = await nodes.read(name)
-            return seen is not None and seen.used_by(await brokers_serving(self.store, topic_id))
+            subscription = await nodes.read(name)
+            return subscription is not None and subscription.used_by(
+                await brokers_serving(self.store, topic_id)
+            )
 
     async def positions(self, topic_id: str, name: str) -> dict[int, int]:
         """The subscription's positions, from the record and its cursor ledger, without disturbing
         its owner: they may lack a write under way. Raises errors.SubscriptionNotFound."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"reading subscription '{name}'"):
-            seen = await nodes.get(name)
-            return await self._position(nodes, seen)
+            subscription = await nodes.get(name)
+            return await self._present_positions(nodes, subscription)
 
     async def lag(self, topic_id: str, name: str, now_ms: int) -> dict[int, PartitionLag]:
         """Its lag by partition, which includes confirmed rows of live segments; `now_ms` is by the
@@ -330,88 +344,93 @@ class Subscriptions:
         positions = await self.positions(topic_id, name)
         with reachable(f"reading topic {topic_id}"):
             state = await self._log_of(topic_id).fold(fresh=True)
-        return topic_lag(state, positions, now_ms, lives=await ends_of(self._ledgers, state))
+        return topic_lag(state, positions, now_ms, live_ends=await ends_of(self._ledgers, state))
 
     # -- for retention and the janitor -----------------------------------------------------------
 
     async def holds(
         self, topic_id: str, partitions: int, now_ms: int | None = None, grace_ms: int = GRACE_MS
     ) -> Holds:
-        """The rows that the topic's subscriptions hold: those from the lowest position on that each
-        had since `grace_ms` ago; `now_ms` is by the store's clock (None: the time is read if there
-        is a subscription). Makes and removes marks of these positions. A trim or an overwrite
-        checks in the same multi that no subscription came or went back since. Raises
-        errors.TopicNotFound."""
+        """The rows that the topic's subscriptions hold: each holds the rows from the lowest
+        position on that it has had in the last `grace_ms`; `now_ms` is by the store's clock (None:
+        the time is read if there is a subscription). Makes and removes marks of these positions.
+        The multi of a trim or an overwrite has the `check` that is returned: it fails if a
+        subscription was made or went back since. Raises errors.TopicNotFound."""
         nodes = SubscriptionNodes(self.store, topic_id)
-        held: dict[int, int] = {}
-        by: dict[int, str] = {}
+        offsets: dict[int, int] = {}
+        holders: dict[int, str] = {}
         with reachable(f"reading the subscriptions of topic {topic_id}"):
             await self.store.sync(nodes.folder)
             version = await nodes.ensure_folder()  # before the records: see Holds.check
             names = await nodes.names()
             if names and now_ms is None:
                 now_ms = await store_now_ms(self.store)
-            held_by = partial(self._held, nodes, now_ms or 0, grace_ms)
-            read_holds = await each(held_by, names, READS_AT_ONCE)
-        for name, its in zip(names, read_holds, strict=True):
-            if its is None:
+            lowest_of = partial(self._lowest, nodes, now_ms or 0, grace_ms)
+            lowest_by_name = await call_each(lowest_of, names, READS_AT_ONCE)
+        for name, with_lowest in zip(names, lowest_by_name, strict=True):
+            if with_lowest is None:
                 continue
-            record, lowest = its
-            for p, offset in subscription_records.held_by(record, lowest, partitions).items():
-                if p not in held or offset < held[p]:
-                    held[p], by[p] = offset, name
-        return Holds(held, Check(nodes.folder, version), by)
+            record, lowest = with_lowest
+            for p, offset in subscription_records.held_offsets(record, lowest, partitions).items():
+                if p not in offsets or offset < offsets[p]:
+                    offsets[p], holders[p] = offset, name
+        return Holds(offsets, Check(nodes.folder, version), holders)
 
-    async def _held(
+    async def _lowest(
         self, nodes: SubscriptionNodes, now_ms: int, grace_ms: int, name: str
     ) -> tuple[SubscriptionRecord, Positions] | None:
         """A subscription with its lowest position of the grace period; its marks are renewed."""
-        seen = await nodes.read(name, fresh=False)
-        if seen is None:
+        subscription = await nodes.read(name, fresh=False)
+        if subscription is None:
             return None
         marks = await nodes.marks(name)
-        held = subscription_records.held(marks, seen.floor, now_ms, grace_ms)
-        await nodes.renew_marks(seen, held.add, held.forget)
-        return seen.record, held.positions
+        lowest = subscription_records.lowest_positions(marks, subscription.floor, now_ms, grace_ms)
+        await nodes.renew_marks(subscription, lowest.add, lowest.forget)
+        return subscription.record, lowest.positions
 
     # -- owners --------------------------------------------------------------------------------
 
-    async def _seen_free(self, nodes: SubscriptionNodes, name: str, claim: Claim) -> Seen | None:
-        """The subscription, if `claim` may have it; None: it does not exist. Raises
+    async def _read_claimable(
+        self, nodes: SubscriptionNodes, name: str, claim: Claim
+    ) -> SubscriptionView | None:
+        """The subscription, if `claim` may take it; None: it does not exist. Raises
         errors.SubscriptionBusy."""
-        seen = await nodes.read(name)
-        if seen is None:
+        subscription = await nodes.read(name)
+        if subscription is None:
             return None
-        if seen.record.query_id != claim.query_id and await self._alive(seen.record):
-            raise subscription_records.busy(name, seen.record)
+        if subscription.record.query_id != claim.query_id and await self._alive(
+            subscription.record
+        ):
+            raise subscription_records.busy(name, subscription.record)
         if claim.kind is SubscriptionKind.QUERY:
-            await self._check_no_consumers(nodes.topic_id, seen)
-        return seen
+            await self._check_no_consumers(nodes.topic_id, subscription)
+        return subscription
 
     async def _claim(
         self,
         nodes: SubscriptionNodes,
         name: str,
-        seen: Seen | None,
+        subscription: SubscriptionView | None,
         claim: Claim,
         intent: Intent,
         start: SeekTarget,
-    ) -> Seen | None:
+    ) -> SubscriptionView | None:
         """Tries once to make the claim the owner; None: the nodes changed meanwhile."""
         check = Check(paths.intent(intent.id), intent.version)
-        if seen is None:
+        if subscription is None:
             positions = await self._resolve(nodes.topic_id, start, claim.partitions)
             return await nodes.create(name, subscription_records.created(claim, positions), check)
-        record = subscription_records.taken(seen.record, claim)
-        others = [nodes.touch(), check, *await self._condemn_owner(seen.record, but=intent.id)]
-        if seen.shares:
-            record = replace(record, floor=_fitting(seen.floor))
-            others += nodes.without_shares(seen)
-        return await nodes.write(seen, record, *others)
+        record = subscription_records.taken(subscription.record, claim)
+        ending = await self._ending_owner(subscription.record, except_intent=intent.id)
+        operations = [nodes.touch(), check, *ending]
+        if subscription.shares:
+            record = replace(record, floor=_fitting(subscription.floor))
+            operations += nodes.without_shares(subscription)
+        return await nodes.write(subscription, record, *operations)
 
     async def _alive(self, record: SubscriptionRecord) -> bool:
         """Whether its owner may be at work: the owner did not release it, the owner's intent is
-        open, and this process has not seen the intent silent for a lease."""
+        open, and this process has not observed the intent silent for a lease."""
         if not record.live:
             return False
         intent = await self._intent(record.intent)
@@ -421,23 +440,23 @@ class Subscriptions:
         if node is None:
             return False
         now_s = asyncio.get_running_loop().time()
-        seen = self._sightings.get(intent.id)
-        changed = seen is None or not seen.same(node.version, self._session)
-        if seen is None or changed:
-            seen = Sighting(node.version, now_s, self._session)
-        self._sightings.put(intent.id, seen)
+        sighting = self._sightings.get(intent.id)
+        changed = sighting is None or not sighting.same(node.version, self._session)
+        if sighting is None or changed:
+            sighting = Sighting(node.version, now_s, self._session)
+        self._sightings.put(intent.id, sighting)
         if changed:
             return True
         connected = self.store.session_state is SessionState.CONNECTED
-        return not connected or now_s - seen.since_s < self._lease_s
+        return not connected or now_s - sighting.since_s < self._lease_s
 
-    async def _condemn_owner(
-        self, record: SubscriptionRecord, but: str = ""
+    async def _ending_owner(
+        self, record: SubscriptionRecord, except_intent: str = ""
     ) -> builtins.list[Operation]:
-        """The operations that end the owner's intent in a multi that takes the subscription from
-        it."""
+        """The operations that end the owner's intent, for a multi that takes the subscription from
+        it; none if the intent is `except_intent`."""
         intent = await self._intent(record.intent)
-        if intent is None or not intent.open or intent.id == but:
+        if intent is None or not intent.open or intent.id == except_intent:
             return []
         ended = replace(intent.record, state=IntentState.CONDEMNED, why=SUPERSEDED)
         return [Set(paths.intent(intent.id), records.encode_intent(ended), intent.version)]
@@ -450,20 +469,22 @@ class Subscriptions:
         except errors.LedgerFenced:
             return None
 
-    async def _check_free(self, topic_id: str, seen: Seen, force: bool) -> None:
+    async def _check_free(self, topic_id: str, subscription: SubscriptionView, force: bool) -> None:
         """Raises errors.SubscriptionBusy if it must not be taken from its owner."""
         if force:
             return
-        if await self._alive(seen.record):
-            raise subscription_records.busy(seen.name, seen.record)
-        await self._check_no_consumers(topic_id, seen)
+        if await self._alive(subscription.record):
+            raise subscription_records.busy(subscription.name, subscription.record)
+        await self._check_no_consumers(topic_id, subscription)
 
-    async def _check_no_consumers(self, topic_id: str, seen: Seen) -> None:
+    async def _check_no_consumers(self, topic_id: str, subscription: SubscriptionView) -> None:
         """Raises errors.SubscriptionBusy."""
-        if seen.shares and seen.used_by(await brokers_serving(self.store, topic_id)):
+        if subscription.shares and subscription.used_by(
+            await brokers_serving(self.store, topic_id)
+        ):
             raise errors.SubscriptionBusy(
-                f"subscription '{seen.name}' is used by consumers of a broker",
-                subscription=seen.name,
+                f"subscription '{subscription.name}' is used by consumers of a broker",
+                subscription=subscription.name,
             )
 
     async def _discard(self, record: SubscriptionRecord) -> None:
@@ -473,7 +494,7 @@ class Subscriptions:
 
     # -- positions -------------------------------------------------------------------------------
 
-    async def _made(
+    async def _create_record(
         self, nodes: SubscriptionNodes, name: str, record: SubscriptionRecord
     ) -> dict[int, int] | None:
         """Makes it; returns its positions. None: it exists already."""
@@ -486,10 +507,11 @@ class Subscriptions:
         """The target's positions in these partitions (None: in all)."""
         state = await self._state(topic_id)
         chunks = seek_target.chunks_needed(state, target)
-        read = await self._read_chunks(chunks) if chunks else UNREAD
-        needs_lives = seek_target.needs_lives(state, target)
-        lives = await ends_of(self._ledgers, state) if needs_lives else seek_target.NO_LIVES
-        positions = await seek_target.exactly(self._ledgers, state, target, read, lives)
+        tables = await self._read_chunks(chunks) if chunks else UNREAD
+        live_ends = seek_target.NO_LIVE_ENDS
+        if seek_target.needs_live_ends(state, target):
+            live_ends = await ends_of(self._ledgers, state)
+        positions = await seek_target.exactly(self._ledgers, state, target, tables, live_ends)
         return {p: at for p, at in positions.items() if partitions is None or p in partitions}
 
     async def _state(self, topic_id: str) -> TopicState:
@@ -498,38 +520,43 @@ class Subscriptions:
             raise errors.TopicDeleted(f"topic {topic_id} was deleted", topic_id=topic_id)
         return state
 
-    async def _clip(self, nodes: SubscriptionNodes, seen: Seen) -> dict[int, int]:
-        """Raises the positions to the first rows kept. Once a step back is written, no trim passes
-        it, so only earlier trims count."""
+    async def _clip(
+        self, nodes: SubscriptionNodes, subscription: SubscriptionView
+    ) -> dict[int, int]:
+        """Raises the positions to the first rows kept. No trim passes a position once the step back
+        to it is written, so only earlier trims matter."""
         state = await self._state(nodes.topic_id)
-        positions = subscription_records.clipped(seen.record.floor, state.start_offsets())
-        if positions != seen.record.floor:
-            await nodes.write(seen, replace(seen.record, floor=positions))
+        positions = subscription_records.clipped(subscription.record.floor, state.start_offsets())
+        if positions != subscription.record.floor:
+            await nodes.write(subscription, replace(subscription.record, floor=positions))
         return positions
 
-    async def _position(self, nodes: SubscriptionNodes, seen: Seen) -> dict[int, int]:
+    async def _present_positions(
+        self, nodes: SubscriptionNodes, subscription: SubscriptionView
+    ) -> dict[int, int]:
         for _ in range(TRIES_MAX):
-            if seen.record.ledger_id is None:
+            if subscription.record.ledger_id is None:
                 break
             try:
                 last = await cursor_ledger.last_entry(
-                    self._ledgers, seen.record.ledger_id, fence=False
+                    self._ledgers, subscription.record.ledger_id, fence=False
                 )
                 floor = subscription_records.later(
-                    seen.record.floor, {} if last is None else last.positions
+                    subscription.record.floor, {} if last is None else last.positions
                 )
-                return replace(seen, record=replace(seen.record, floor=floor)).floor
+                return replace(subscription, record=replace(subscription.record, floor=floor)).floor
             except errors.NoSuchLedger:  # its owner went on in another ledger, or it is lost
-                again = await nodes.get(seen.name)
-                if again.record.ledger_id == seen.record.ledger_id:
+                reread = await nodes.get(subscription.name)
+                if reread.record.ledger_id == subscription.record.ledger_id:
                     break
-                seen = again
-        return seen.floor
+                subscription = reread
+        return subscription.floor
 
-    def _kept(self, cursor: Cursor) -> Cursor:
-        failed = [open_ for open_ in self._cursors if open_.failure is not None]
-        for open_ in failed:
-            del self._cursors[open_]
+    def _remember(self, cursor: Cursor) -> Cursor:
+        """Keeps the cursor for `close`, and forgets those that have failed."""
+        failed = [open_cursor for open_cursor in self._cursors if open_cursor.failure is not None]
+        for open_cursor in failed:
+            del self._cursors[open_cursor]
         self._cursors[cursor] = None
         return cursor
 
@@ -549,16 +576,18 @@ def _fitting(positions: dict[int, int]) -> dict[int, int]:
     return positions
 
 
-def _info(seen: Seen, positions: Positions, brokers: Container[str]) -> SubscriptionInfo:
-    record = seen.record
+def _info(
+    subscription: SubscriptionView, positions: Positions, brokers: Container[str]
+) -> SubscriptionInfo:
+    record = subscription.record
     return SubscriptionInfo(
-        seen.name,
+        subscription.name,
         record.kind,
-        record.live or seen.used_by(brokers),
+        record.live or subscription.used_by(brokers),
         record.query_id,
         record.run_id,
         record.epoch,
-        seen.created_ms,
+        subscription.created_ms,
         record.ledger_id,
         positions,
     )

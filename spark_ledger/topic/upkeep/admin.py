@@ -195,7 +195,7 @@ class TopicAdmin:
                         await self._commit(info, purpose, actions)
                     return
                 except errors.TxnConflict as conflict:  # an owner went on meanwhile
-                    await tries.lost(conflict)
+                    await tries.retry_or_raise(conflict)
 
     async def trim(self, name: str, target: SeekTarget, *, force: bool = False) -> Trimmed:
         """Takes away the rows below the target: offsets by partition, or a commit time, or the end,
@@ -222,7 +222,7 @@ class TopicAdmin:
                 await self._commit(info, "trim", [Trim(tuple(sorted(points.items())))], checks)
                 return Trimmed(points, _rows_below(state, points))
             except errors.TxnConflict as conflict:
-                await tries.lost(conflict)
+                await tries.retry_or_raise(conflict)
 
     async def _free(self, info: TopicInfo, state: TopicState, points: Mapping[int, int]) -> Check:
         """The check by which the multi makes sure that no subscription needs a row below the
@@ -272,7 +272,7 @@ class TopicAdmin:
             try:
                 return state, await self._client.chunks.load(state.chunks())
             except errors.NoSuchLedger as gone:  # a newer checkpoint replaced a chunk
-                await tries.lost(gone)
+                await tries.retry_or_raise(gone)
 
 
 async def retain(

@@ -179,7 +179,7 @@ class Compaction:
                 tasks = await self._planned(state)
                 break
             except errors.NoSuchLedger as gone:  # a newer checkpoint replaced a chunk
-                await tries.lost(gone)
+                await tries.retry_or_raise(gone)
         self._snapshot = state.next
         if tasks and self._intent is None:
             if self._open_intent is not None:

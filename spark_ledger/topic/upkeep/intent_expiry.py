@@ -29,7 +29,7 @@ from spark_ledger.metadata.store import (
     OutcomeUnknown,
     Versioned,
 )
-from spark_ledger.metadata.store_calls import each, names_in, read
+from spark_ledger.metadata.store_calls import call_each, names_in, read
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import BATCH, SYSTEM
 from spark_ledger.topic.log.names import escape
@@ -65,7 +65,7 @@ class IntentExpiry:
         """A pass, at `now_ms` by the store's clock. Raises StoreUnavailable."""
         await self._begin_round()
         names = [self._left.popleft() for _ in range(min(INTENTS_PER_PASS, len(self._left)))]
-        removed = await each(lambda name: self._look(name, now_ms), names, INTENTS_AT_ONCE)
+        removed = await call_each(lambda name: self._look(name, now_ms), names, INTENTS_AT_ONCE)
         intents = sum(expired.intents for expired in removed)
         return Expired(intents, sum(expired.blocks for expired in removed))
 

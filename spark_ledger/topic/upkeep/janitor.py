@@ -47,7 +47,7 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.store_calls import (
     LONG_AGO_MS,
-    each,
+    call_each,
     look_up,
     names_in,
     reachable,
@@ -198,7 +198,7 @@ class Janitor:
             return []
         by_id = {name: self._ended.get(name) for name in await self.store.children(paths.INTENTS)}
         asked = [name for name, ended in by_id.items() if ended is None]
-        by_id.update(zip(asked, await each(self._intent, asked), strict=True))
+        by_id.update(zip(asked, await call_each(self._intent, asked), strict=True))
         intents = [intent for intent in by_id.values() if intent is not None]
         self._ended = {intent.id: intent for intent in intents if not intent.open}
         return intents
@@ -214,7 +214,7 @@ class Janitor:
         """The open intents that are condemned in this pass."""
         beating = [intent for intent in intents if intent.open]
         opened = [intent.id for intent in beating]
-        expired = await each(self._expired, beating)
+        expired = await call_each(self._expired, beating)
         silent = [intent for intent, is_silent in zip(opened, expired, strict=True) if is_silent]
         now_s = asyncio.get_running_loop().time()
         judged = garbage.judge(len(opened), silent, self._silent_since_s, now_s, self._lease_s)
@@ -266,7 +266,7 @@ class Janitor:
         them."""
         every = a_pass.ledgers.values()
         opened = sorted({ledger.topic for ledger in every if not ledger.closed})
-        policies = await each(self._references.policies, opened)
+        policies = await call_each(self._references.policies, opened)
         seen = {
             id_: TopicSeen(id_, its or TopicPolicies(), deleted_ms=a_pass.deleted.get(id_))
             for id_, its in zip(opened, policies, strict=True)
@@ -276,10 +276,10 @@ class Janitor:
         if report.dry_run:
             a_pass.assumed = dict.fromkeys(closing)
             return replace(report, closed=tuple(closing))
-        problems = await each(self._recover, closing[:CLOSED_PER_PASS], CLOSING_AT_ONCE)
+        problems = await call_each(self._recover, closing[:CLOSED_PER_PASS], CLOSING_AT_ONCE)
         outcomes = dict(zip(closing, problems, strict=False))
         done = [ledger for ledger, problem in outcomes.items() if not problem]
-        await each(lambda ledger: self._see_closed(a_pass, ledger), done)
+        await call_each(lambda ledger: self._see_closed(a_pass, ledger), done)
         unclosed = {ledger: problem for ledger, problem in outcomes.items() if problem}
         return replace(report, closed=tuple(done), unclosed=unclosed)
 
@@ -303,7 +303,7 @@ class Janitor:
         intents committed last. It reads them before any fold, so that the fold has these commits.
         """
         counting = [intent for intent in a_pass.by_id.values() if a_pass.intents[intent.id].counts]
-        commits = await each(self._committed_in, counting)
+        commits = await call_each(self._committed_in, counting)
         for intent, committed_in in zip(counting, commits, strict=True):
             seen = a_pass.intents[intent.id]
             a_pass.intents[intent.id] = replace(seen, committed_in=committed_in)
@@ -373,7 +373,7 @@ class Janitor:
                 waiting[ledger_id] = damage.what
                 return False
 
-        outcomes = await each(gone, going, DELETING_AT_ONCE)
+        outcomes = await call_each(gone, going, DELETING_AT_ONCE)
         went = [id_ for id_, is_gone in zip(going, outcomes, strict=True) if is_gone]
         self._inventory.forget(went)
         for ledger_id in went:
@@ -413,7 +413,7 @@ class Janitor:
         topic_ids = {*await names_in(self.store, paths.TOPIC_IDS)}
         gone = [id_ for id_ in recorded if id_ not in topic_ids] if topic_ids else []
         nodes = [paths.brokers_of_topic(id_) for id_ in gone[:DELETED_PER_PASS]]
-        await each(lambda path: _delete(self.store, path), nodes, DELETING_AT_ONCE)
+        await call_each(lambda path: _delete(self.store, path), nodes, DELETING_AT_ONCE)
 
     def _session_changed(self, state: SessionState) -> None:
         self._session += 1

@@ -22,7 +22,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.metadata.store import MetadataStore, NoNode
-from spark_ledger.metadata.store_calls import Tries, each, look_up, names_in, reachable, read
+from spark_ledger.metadata.store_calls import Tries, call_each, look_up, names_in, reachable, read
 from spark_ledger.topic.checkpointer import with_losses
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log import checkpoint, records
@@ -77,7 +77,7 @@ class LedgerInventory:
         self._ended = {id_: ended for id_, ended in self._ended.items() if id_ in ids}
         opened = {intent.id for intent in intents if intent.open}
         self._blocks = {id_: blocks for id_, blocks in self._blocks.items() if id_ in opened}
-        by_intent = await each(self._of_intent, intents, 8)
+        by_intent = await call_each(self._of_intent, intents, 8)
         ledgers = [ledger for of_intent in by_intent for ledger in of_intent]
         self.met = {ledger.id: None for ledger in ledgers if ledger.intent in opened}
         there = {ledger.id for ledger in ledgers}
@@ -140,7 +140,7 @@ class LedgerInventory:
 
         names = await self.store.children(path)
         new = [name for name in names if name not in before]
-        listed = await each(lambda name: self._block(f"{path}/{name}"), new)
+        listed = await call_each(lambda name: self._block(f"{path}/{name}"), new)
         came = dict(zip(new, listed, strict=True))
         blocks = {name: before[name] if name in before else came[name] for name in names}
         ledgers = await self._read_all([i for ids in blocks.values() for i in ids], intent.id)
@@ -167,13 +167,13 @@ class LedgerInventory:
             if await look_up(self.store, paths.intent(intent_id)) is not None:
                 raise  # the listing failed
             return ()  # removed just now
-        blocks = await each(lambda name: self._block(f"{path}/{name}"), names)
+        blocks = await call_each(lambda name: self._block(f"{path}/{name}"), names)
         return tuple(i for ids in blocks for i in ids)
 
     async def _read_all(self, ids: Iterable[int], intent_id: str) -> list[LedgerSeen]:
         by_id = {ledger_id: self.closed.get(ledger_id) for ledger_id in ids}
         asked = [ledger_id for ledger_id, closed in by_id.items() if closed is None]
-        answers = await each(lambda ledger_id: self.read(ledger_id, intent_id), asked)
+        answers = await call_each(lambda ledger_id: self.read(ledger_id, intent_id), asked)
         by_id.update(zip(asked, answers, strict=True))
         return [seen for seen in by_id.values() if seen is not None]
 
@@ -203,7 +203,7 @@ class References:
         """The topics that were deleted and are not wholly gone, with the time of their deletion
         (the store's clock)."""
         names = await names_in(self.store, paths.TOPICS_DELETED)
-        nodes = await each(lambda name: read(self.store, paths.topic_deleted(name)), names)
+        nodes = await call_each(lambda name: read(self.store, paths.topic_deleted(name)), names)
         by_name = zip(names, nodes, strict=True)
         return {name: node.created_ms for name, node in by_name if node is not None}
 
@@ -211,7 +211,7 @@ class References:
         """The topics that were deleted and have no tree any more: no process makes a ledger for
         them."""
         names = await names_in(self.store, paths.TOPICS_DELETED)
-        trees = await each(lambda name: read(self.store, paths.topic(name)), names)
+        trees = await call_each(lambda name: read(self.store, paths.topic(name)), names)
         return frozenset(name for name, tree in zip(names, trees, strict=True) if tree is None)
 
     async def policies(self, topic_id: str) -> TopicPolicies | None:
@@ -227,7 +227,7 @@ class References:
         async def seen(topic_id: str) -> TopicSeen:
             return await self._of(topic_id, deleted.get(topic_id))
 
-        return {topic.id: topic for topic in await each(seen, topic_ids, TOPICS_AT_ONCE)}
+        return {topic.id: topic for topic in await call_each(seen, topic_ids, TOPICS_AT_ONCE)}
 
     async def _of(self, topic_id: str, deleted_ms: int | None) -> TopicSeen:
         policies = await self.policies(topic_id)
@@ -252,7 +252,7 @@ class References:
                 rows = await self._of_rows(topic_id, state, newest)
             except errors.NoSuchLedger:  # of a chunk: a newer checkpoint replaced it
                 gone = f"chunks of topic {topic_id} are not there"
-                await tries.lost(errors.DataUnavailable(gone))
+                await tries.retry_or_raise(errors.DataUnavailable(gone))
                 continue
             cursors = await self._of_subscriptions(topic_id)
             referred = rows.ledgers | cursors
@@ -279,7 +279,9 @@ class References:
         """The cursor ledgers."""
         path = paths.subscriptions(topic_id)
         names = await names_in(self.store, path)
-        nodes = await each(lambda name: read(self.store, f"{path}/{name}"), names, READS_AT_ONCE)
+        nodes = await call_each(
+            lambda name: read(self.store, f"{path}/{name}"), names, READS_AT_ONCE
+        )
         there = [subscription_records.decode_subscription(node.value) for node in nodes if node]
         ids = (subscription.ledger_id for subscription in there)
         return frozenset(ledger_id for ledger_id in ids if ledger_id is not None)

@@ -22,7 +22,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.chain import EXTEND_S, Extender, loop_clock
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.metadata.store_calls import each, reachable, read, store_now_ms
+from spark_ledger.metadata.store_calls import call_each, reachable, read, store_now_ms
 from spark_ledger.topic.checkpointer import CHECKPOINT_EVERY
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log import checkpoint, records
@@ -281,7 +281,7 @@ class Upkeep:
                 _log.exception("the upkeep of topic %s ended: a defect", name)
                 problems[name] = repr(error)
 
-        await each(maintain, topics, TOPICS_AT_ONCE)
+        await call_each(maintain, topics, TOPICS_AT_ONCE)
         clean = await self._janitor.clean(dry_run=dry_run, force=force)
         if dry_run:
             return UpkeepReport(clean, NOTHING_EXPIRED, trimmed, problems=problems)

@@ -337,7 +337,7 @@ def discards_before_it_unnames(leave: Any) -> Any:
         ledger = self._ledger
         leave(self)
         if ledger is not None:
-            doing = cursor_ledger.discard(self._around.ledgers, ledger.id)
+            doing = cursor_ledger.discard(self._context.ledgers, ledger.id)
             task = self._loop.create_task(doing)
             self._aside[task] = None
             task.add_done_callback(lambda done: self._aside.pop(done, None))
@@ -383,7 +383,7 @@ def confirms_an_unknown_outcome(put: Any) -> Any:
         try:
             await put(self, record, *others)
         except (OutcomeUnknown, LedgerError):
-            self._seen = replace(self._seen, record=record)
+            self._subscription = replace(self._subscription, record=record)
 
     return written
 

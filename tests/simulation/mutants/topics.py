@@ -231,7 +231,9 @@ def goes_back_without_a_mark(going_back: Any) -> Any:
 
 def holds_where_it_is(held: Any) -> Any:
     """Where a subscription was a moment ago is not asked."""
-    return lambda marks, floor, now_ms, grace_ms: subscription_records.Held(floor, add=None)
+    return lambda marks, floor, now_ms, grace_ms: subscription_records.LowestPositions(
+        floor, add=None
+    )
 
 
 def reads_what_was_announced(read_entries: Any) -> Any:
@@ -307,7 +309,7 @@ MUTANTS = (
         *(asks_no_intent, CHURN),
     ),
     Mutant(
-        *("subscriptions hold nothing", "hazard 37", subscription_records, "held_by"),
+        *("subscriptions hold nothing", "hazard 37", subscription_records, "held_offsets"),
         *(holds_nothing, CHURN),
     ),
     Mutant(
@@ -323,11 +325,11 @@ MUTANTS = (
         *(goes_back_without_a_word, CHURN),
     ),
     Mutant(
-        *("step back without its mark", "hazard 38", SubscriptionNodes, "going_back"),
+        *("step back without its mark", "hazard 38", SubscriptionNodes, "step_back"),
         *(goes_back_without_a_mark, CHURN),
     ),
     Mutant(
-        *("nothing held of the hour before", "hazard 38", subscription_records, "held"),
+        *("nothing held of the hour before", "hazard 38", subscription_records, "lowest_positions"),
         *(holds_where_it_is, CHURN),
     ),
     Mutant(

@@ -349,7 +349,7 @@ async def lags(stage, *positions):
     """How many rows each position is behind."""
     state = await stage.client.log(stage.topic.id).fold(fresh=True)
     lives = await ends_of(stage.client.ledgers, state)
-    return [topic_lag(state, {0: at}, NOW_MS, lives=lives)[0].rows for at in positions]
+    return [topic_lag(state, {0: at}, NOW_MS, live_ends=lives)[0].rows for at in positions]
 
 
 @pytest.mark.parametrize("by_owner", [True, False])

@@ -259,7 +259,7 @@ def test_a_lag_counts_the_rows_of_the_segment_that_is_open_now_alone():
         live = state.partitions[0].live
         known = await heard(stage, live)
         assert known.rows == 4
-        assert topic_lag(state, {0: 0}, 0, lives={0: known})[0].rows == 7 + 4
+        assert topic_lag(state, {0: 0}, 0, live_ends={0: known})[0].rows == 7 + 4
         whole = await heard(stage, replace(live, first_entry=0, rows_before=0, bytes_before=0))
         assert 0 < known.bytes < whole.bytes
         await owner.writer.close()

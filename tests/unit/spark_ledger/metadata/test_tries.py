@@ -24,7 +24,7 @@ def pauses(monkeypatch):
 def lose(tries, times, why="others were first"):
     async def run():
         for _ in range(times):
-            await tries.lost(why)
+            await tries.retry_or_raise(why)
 
     asyncio.run(run())
 

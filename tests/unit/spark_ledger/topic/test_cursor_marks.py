@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ledger.topic.subscription.records import Mark, held, needed_before_going_back
+from spark_ledger.topic.subscription.records import Mark, lowest_positions, needed_before_going_back
 
 HOUR = 3_600_000
 
@@ -12,34 +12,34 @@ def marks(*found):
 
 def test_what_is_held_is_where_the_subscription_was_a_grace_period_ago():
     some = marks((0, 100), (HOUR, 500), (2 * HOUR, 900))
-    assert held(some, {0: 950}, 3 * HOUR, HOUR).positions == {0: 900}
-    assert held(some, {0: 950}, 3 * HOUR - 1, HOUR).positions == {0: 500}
+    assert lowest_positions(some, {0: 950}, 3 * HOUR, HOUR).positions == {0: 900}
+    assert lowest_positions(some, {0: 950}, 3 * HOUR - 1, HOUR).positions == {0: 500}
 
 
 def test_a_young_subscription_holds_from_where_it_began():
-    assert held(marks((0, 100)), {0: 900}, HOUR - 1, HOUR).positions == {0: 100}
+    assert lowest_positions(marks((0, 100)), {0: 900}, HOUR - 1, HOUR).positions == {0: 100}
 
 
 def test_a_step_back_within_the_grace_period_is_held():
     some = marks((0, 800), (2 * HOUR, 200))
-    assert held(some, {0: 900}, 2 * HOUR + 10, HOUR).positions == {0: 200}
+    assert lowest_positions(some, {0: 900}, 2 * HOUR + 10, HOUR).positions == {0: 200}
 
 
 def test_marks_before_the_one_that_counts_are_forgotten_and_that_one_is_not():
     some = marks((0, 100), (HOUR, 500), (2 * HOUR, 900))
-    assert held(some, {0: 950}, 2 * HOUR + 5, HOUR).forget == (0,)
+    assert lowest_positions(some, {0: 950}, 2 * HOUR + 5, HOUR).forget == (0,)
 
 
 def test_a_mark_is_added_when_the_newest_is_old_and_says_something_else():
     some = marks((0, 100))
-    assert held(some, {0: 200}, HOUR // 4, HOUR).add == 1
-    assert held(some, {0: 200}, HOUR // 4 - 1, HOUR).add is None
-    assert held(some, {0: 100}, 5 * HOUR, HOUR).add is None
+    assert lowest_positions(some, {0: 200}, HOUR // 4, HOUR).add == 1
+    assert lowest_positions(some, {0: 200}, HOUR // 4 - 1, HOUR).add is None
+    assert lowest_positions(some, {0: 100}, 5 * HOUR, HOUR).add is None
 
 
 def test_without_a_mark_or_for_a_partition_without_one_everything_is_held():
-    assert held([], {0: 900}, 9 * HOUR, HOUR).positions == {}
-    assert held(marks((0, 100)), {0: 900, 1: 50}, 9 * HOUR, HOUR).positions == {0: 100}
+    assert lowest_positions([], {0: 900}, 9 * HOUR, HOUR).positions == {}
+    assert lowest_positions(marks((0, 100)), {0: 900, 1: 50}, 9 * HOUR, HOUR).positions == {0: 100}
 
 
 def test_a_step_back_makes_a_mark_unless_the_newest_says_as_much():
@@ -68,7 +68,7 @@ def test_nothing_that_a_subscription_was_at_within_the_grace_period_is_let_go(mo
         position = offset
         history.append((now, position))
         if asked:
-            found = held(some, {0: position}, now, HOUR)
+            found = lowest_positions(some, {0: position}, now, HOUR)
             was_at = [at for at, _ in history if at <= now - HOUR]
             since = max(was_at, default=0)
             lowest = min(offset for at, offset in history if at >= since)

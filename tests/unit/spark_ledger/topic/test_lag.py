@@ -70,12 +70,18 @@ def test_rows_of_a_live_segment_count_as_far_as_they_were_seen():
 
 def test_bytes_and_time_of_rows_of_a_live_segment_count_as_if_they_were_spread_evenly():
     lives = {0: LiveEnd(9, 10, 1000, first_ms=6000, last_ms=8000)}
-    assert topic_lag(TOPIC, {0: 35}, 9000, lives=lives) == {0: PartitionLag(35, 45, 10, 1000, 3000)}
-    assert topic_lag(TOPIC, {0: 40}, 9000, lives=lives) == {0: PartitionLag(40, 45, 5, 500, 2000)}
-    assert topic_lag(TOPIC, {0: 25}, 9000, lives=lives) == {0: PartitionLag(25, 45, 20, 2000, 5000)}
-    assert topic_lag(TOPIC, {0: 45}, 9000, lives=lives) == {0: PartitionLag(45, 45, 0, 0, 0)}
+    assert topic_lag(TOPIC, {0: 35}, 9000, live_ends=lives) == {
+        0: PartitionLag(35, 45, 10, 1000, 3000)
+    }
+    assert topic_lag(TOPIC, {0: 40}, 9000, live_ends=lives) == {
+        0: PartitionLag(40, 45, 5, 500, 2000)
+    }
+    assert topic_lag(TOPIC, {0: 25}, 9000, live_ends=lives) == {
+        0: PartitionLag(25, 45, 20, 2000, 5000)
+    }
+    assert topic_lag(TOPIC, {0: 45}, 9000, live_ends=lives) == {0: PartitionLag(45, 45, 0, 0, 0)}
     seen = {0: 43}
-    assert topic_lag(TOPIC, {0: 41}, 9000, ends=seen, lives=lives)[0].bytes == 200
+    assert topic_lag(TOPIC, {0: 41}, 9000, ends=seen, live_ends=lives)[0].bytes == 200
 
 
 def test_a_clock_behind_the_stores_makes_no_negative_lag():

@@ -125,5 +125,5 @@ def test_a_checkpoints_root_keeps_them():
 def test_those_of_a_live_segment_are_no_lag():
     topic = folded(OpenLive(0, 7, 1, "o", 1))
     live = LiveEnd(9, 10, 1000, rowless=Rowless(3, 6, 3))
-    lags = [topic_lag(topic, {0: at}, 9, lives={0: live})[0].rows for at in (0, 5, 6, 10)]
+    lags = [topic_lag(topic, {0: at}, 9, live_ends={0: live})[0].rows for at in (0, 5, 6, 10)]
     assert lags == [7, 4, 4, 0]

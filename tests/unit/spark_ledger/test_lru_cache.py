@@ -1,6 +1,6 @@
 """What a bounded memory of values keeps."""
 
-from spark_ledger.process import Newest
+from spark_ledger.process import LruCache
 
 
 def kept(newest, keys):
@@ -8,7 +8,7 @@ def kept(newest, keys):
 
 
 def test_beyond_the_bound_the_value_that_was_used_longest_ago_goes():
-    newest = Newest[str, int](2)
+    newest = LruCache[str, int](2)
     newest.put("a", 1)
     newest.put("b", 2)
     assert newest.get("a") == 1  # so "b" was used longest ago
@@ -20,7 +20,7 @@ def test_beyond_the_bound_the_value_that_was_used_longest_ago_goes():
 
 
 def test_sizes_are_bounded_together_and_a_value_larger_than_the_bound_is_not_kept():
-    newest = Newest[str, bytes](10, len)
+    newest = LruCache[str, bytes](10, len)
     newest.put("a", b"1234")
     newest.put("b", b"123456")
     assert (newest.size, kept(newest, "ab")) == (10, ["a", "b"])
@@ -31,6 +31,6 @@ def test_sizes_are_bounded_together_and_a_value_larger_than_the_bound_is_not_kep
 
 
 def test_a_value_that_is_taken_away_gives_its_size_back():
-    newest = Newest[str, bytes](10, len)
+    newest = LruCache[str, bytes](10, len)
     newest.put("a", b"1234")
     assert (newest.pop("a"), newest.pop("a"), newest.size) == (b"1234", None, 0)
