@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.topic.entry.arrow_arrays import offsets_of
 from spark_ledger.topic.entry.json_values import shown
 from spark_ledger.topic.entry.message_batch import (
     EVENT_TIME,
@@ -116,7 +117,7 @@ def _cells(column: pa.Array) -> "Longs | int":
         return sum(map(_cells, column.flatten()))
     if not (pa.types.is_list(kind) or pa.types.is_map(kind) or pa.types.is_large_list(kind)):
         return 1
-    offsets = column.offsets.to_numpy()
+    offsets = offsets_of(column)
     inside = [column.keys, column.items] if pa.types.is_map(kind) else [column.values]
     counts = np.ones(len(column), dtype=np.int64)
     for values in inside:

@@ -1,5 +1,7 @@
 """An entry's batches are made in steps, and a step has a bounded number of rows and cells."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -113,3 +115,30 @@ def test_steps_end_before_they_have_too_many_cells():
     cells = np.array([1, STEP_CELLS_MAX - 1, 1, STEP_CELLS_MAX + 1, 1])
     assert ends_of_steps(cells).tolist() == [2, 3, 4, 5]
     assert ends_of_steps(np.array([], dtype=np.int64)).tolist() == []
+
+
+READS_ALONE = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+import numpy as np
+from spark_ledger.broker.owner.entry_batches import batches_in
+from spark_ledger.topic.read.pieces import WANTED
+from spark_ledger.topic.read.slice_reader import FetchedEntry
+
+header = SimpleNamespace(ledger_id=1, entry_id=0)
+entry = SimpleNamespace(payload=Path(sys.argv[1]).read_bytes(), header=header)
+pieces = np.array([(0, 0, 0, int(sys.argv[2]), 100)], dtype=WANTED)
+print(sum(len(step) for step in batches_in(FetchedEntry(entry, pieces))))
+assert "pandas" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("make", [with_headers, one_has_all])
+def test_an_entry_is_encoded_without_loading_pandas_which_takes_more_than_a_step(tmp_path, make):
+    rows = make()
+    entry = fetched(encode_body(rows), COUNT, typed="value" not in rows.schema.names)
+    (tmp_path / "entry").write_bytes(entry.entry.payload)
+    command = [sys.executable, "-c", READS_ALONE, str(tmp_path / "entry"), str(COUNT)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert int(done.stdout) > 1
