@@ -97,7 +97,7 @@ class Watch:
             return
         self._cluster_s = now_s
         with suppress(errors.MetadataHeld):  # each commit reports it
-            if await self._guard.look():
+            if await self._guard.refresh():
                 return
             self._broker.client.forget_logs()
             accepted = errors.LedgerFenced("an older metadata store was accepted")

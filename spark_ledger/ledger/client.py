@@ -115,7 +115,7 @@ class LedgerStore:
                 except IdSpent:
                     if ledger_id is not None:
                         raise
-                    record = replace(record, ledger_id=await self._ids.next(self.breaks))
+                    record = replace(record, ledger_id=await self._ids.next(self.invalidations))
 
     async def create_several(
         self,
@@ -148,12 +148,12 @@ class LedgerStore:
         write is unknown, the token shows whether the record is this client's. Raises what `create`
         raises."""
         if ledger_id is None:
-            ledger_id = await self._ids.next(self.breaks)
+            ledger_id = await self._ids.next(self.invalidations)
         try:
             ensemble = await self._new_ensemble(quorum)
         except NotEnoughBookies:  # no bookie registers while the metadata store is held
             with suppress(StoreError):
-                await ClusterGuard(self.metadata).look()
+                await ClusterGuard(self.metadata).refresh()
             raise
         return LedgerRecord(
             ledger_id=ledger_id,
@@ -245,10 +245,10 @@ class LedgerStore:
                 yield ledger_id
 
     @property
-    def breaks(self) -> int:
+    def invalidations(self) -> int:
         """When this number changes, ids that were allocated before must not be used
-        (ClusterGuard.breaks)."""
-        return self.cluster.records.guard.breaks
+        (ClusterGuard.invalidations)."""
+        return self.cluster.records.guard.invalidations
 
     async def allocate_ids(self, count: int) -> range:
         """`count` consecutive ledger ids that no other caller gets. Raises Unavailable."""

@@ -2,12 +2,13 @@
 blocks taken off one counter.
 
 Always true: every write is a compare-and-set on the version that was judged; a write whose response
-was lost is never repeated blindly: sync, read again, judge again (transitions.py). Whatever decides
-is read after a sync. A record that the store would not take is refused before it is sent, because
-the store's refusal looks like a lost response. A listing is whole or an error. An id is handed out
-once; ids rise from FIRST_ID; a block whose response was lost is left unused (a gap), never handed
-out a second time. A record is made by a multi that fails while the store is held, and never with an
-id of an earlier epoch. Errors of the store leave this file as errors of spark_ledger.errors.
+was lost is never repeated blindly: sync, read again, judge again (transitions.py). A record by
+which something is decided is read after a sync. A record that the store would not take is refused
+before it is sent, because the store's refusal looks like a lost response. A listing is whole or an
+error. An id is handed out once; ids rise from FIRST_ID; a block whose response was lost is left
+unused (a gap), never handed out a second time. A record is made by a multi that fails while the
+store is held, and never with an id of an earlier epoch. Errors of the store leave this file as
+errors of spark_ledger.errors.
 """
 
 import asyncio
@@ -105,7 +106,7 @@ class LedgerRecords:
         try:
             if fresh:
                 await self.metadata.sync(path)
-            versioned = _understood(ledger_id, await self.metadata.get(path, watch))
+            versioned = _decoded(ledger_id, await self.metadata.get(path, watch))
         except NoNode:
             raise NoSuchLedger(f"there is no ledger {ledger_id}", ledger_id=ledger_id) from None
         except StoreError as failure:
@@ -127,7 +128,7 @@ class LedgerRecords:
         except StoreError as failure:
             raise _unavailable("records of ledgers cannot be read", failure) from failure
         pairs = zip(ledger_ids, nodes, strict=True)
-        return [None if node is None else _understood(number, node) for number, node in pairs]
+        return [None if node is None else _decoded(number, node) for number, node in pairs]
 
     async def create(self, record: LedgerRecord) -> VersionedRecord:
         """Make the record. A record for a topic is made only while the topic's node exists: a
@@ -137,27 +138,27 @@ class LedgerRecords:
         Raises LedgerError if another ledger has the id, TopicDeleted, RecordTooBig,
         OutcomeUnresolved, Unavailable, MetadataHeld (nothing was written). Raises IdSpent if the
         response was lost and there is no record (the ledger may have been made, then closed and
-        deleted by other processes, and bookies may have met and forgotten it), and if the id is of
-        an earlier epoch.
+        deleted by other processes, and bookies may have served and forgotten it), and if the id is
+        of an earlier epoch.
         """
         value = _encoded(record, NEW_RECORD_BYTES_MAX)
-        unknown = False
+        outcome_unknown = False
         try:
             await self._make(record, value)
             return VersionedRecord(record, 0)
         except NodeExists:
             pass
         except OutcomeUnknown:
-            unknown = True
+            outcome_unknown = True
         except StoreError as failure:
             what = f"ledger {record.ledger_id} cannot be created"
             raise _unavailable(what, failure) from failure
-        return await self._made(record, unknown)
+        return await self._read_created(record, outcome_unknown)
 
-    async def _made(self, record: LedgerRecord, unknown: bool) -> VersionedRecord:
-        """The record, if it is there and this client made it."""
+    async def _read_created(self, record: LedgerRecord, outcome_unknown: bool) -> VersionedRecord:
+        """The record, after a creation without a clear response, if this client made it."""
         try:
-            present = await self._reread(record.ledger_id, unknown)
+            present = await self._reread(record.ledger_id, outcome_unknown)
         except NoSuchLedger as absent:
             raise IdSpent(
                 f"ledger {record.ledger_id} may have been made, and has no record now"
@@ -176,14 +177,14 @@ class LedgerRecords:
             for record, value in zip(records, values, strict=True)
         ]
         try:
-            guard = await self._not_held([record.ledger_id for record in records])
+            guard = await self._creation_checks([record.ledger_id for record in records])
             topics = dict.fromkeys(record.topic for record in records)
             checks = [Check(paths.topic(topic), ANY_VERSION) for topic in topics]
             await self.metadata.multi((*guard, *checks, *creates))
         except MultiFailed:
             return [await self.create(record) for record in records]
-        except OutcomeUnknown:  # made or not: an id that may be spent is not used again
-            return [await self._made(record, unknown=True) for record in records]
+        except OutcomeUnknown:  # each id may be spent, so none is tried again
+            return [await self._read_created(record, outcome_unknown=True) for record in records]
         except StoreError as failure:
             raise _unavailable(f"{len(records)} ledgers cannot be created", failure) from failure
         return [VersionedRecord(record, 0) for record in records]
@@ -203,7 +204,7 @@ class LedgerRecords:
         RecordTooBig; OutcomeUnresolved when the write may have been applied, Unavailable when it
         certainly was not.
         """
-        ledger_id, unknown = versioned.record.ledger_id, False
+        ledger_id, outcome_unknown = versioned.record.ledger_id, False
         while True:
             move = decide(versioned.record)
             if isinstance(move, Done):
@@ -216,15 +217,15 @@ class LedgerRecords:
                 version = await (self._set_together(write) if share_multi else self._set(write))
                 return VersionedRecord(move.record, version)
             except BadVersion:
-                versioned = _newer(versioned, await self._reread(ledger_id, unknown))
+                versioned = _newer(versioned, await self._reread(ledger_id, outcome_unknown))
             except OutcomeUnknown:
-                unknown = True
-                versioned = _newer(versioned, await self._reread(ledger_id, unknown))
+                outcome_unknown = True
+                versioned = _newer(versioned, await self._reread(ledger_id, outcome_unknown))
             except NoNode:
                 raise NoSuchLedger(f"ledger {ledger_id} was deleted", ledger_id=ledger_id) from None
             except StoreError as failure:
                 what = f"the record of ledger {ledger_id} cannot be written"
-                raise _unavailable(what, failure, unknown) from failure
+                raise _unavailable(what, failure, outcome_unknown) from failure
 
     async def _set(self, write: Set) -> int:
         """Write the record; returns its new version. Raises as MetadataStore.set."""
@@ -281,10 +282,10 @@ class LedgerRecords:
         OutcomeUnresolved when the record may be gone; Unavailable, MetadataHeld when it certainly
         is not.
         """
-        unknown = False
+        outcome_unknown = False
         while True:
             try:
-                present = await self._reread(ledger_id, unknown)
+                present = await self._reread(ledger_id, outcome_unknown)
                 if not present.record.closed:
                     state = present.record.state.value
                     raise LedgerNotClosed(
@@ -299,12 +300,12 @@ class LedgerRecords:
             except BadVersion:
                 continue
             except OutcomeUnknown:
-                unknown = True
+                outcome_unknown = True
             except BadDeletedSet as damage:
                 raise UnsupportedFormat(f"ledger {ledger_id} cannot be deleted: {damage}") from None
             except StoreError as failure:
                 what = f"ledger {ledger_id} cannot be deleted"
-                raise _unavailable(what, failure, unknown) from failure
+                raise _unavailable(what, failure, outcome_unknown) from failure
 
     async def list(self) -> AsyncIterator[int]:
         """Ascending, the ids of all ledgers that exist from the first call to the last; a ledger
@@ -326,7 +327,7 @@ class LedgerRecords:
         path = paths.ledger(record.ledger_id)
         topic = [Check(paths.topic(record.topic), ANY_VERSION)] if record.topic else []
         while True:
-            guard = await self._not_held([record.ledger_id])
+            guard = await self._creation_checks([record.ledger_id])
             if not (guard or topic):
                 return await self.metadata.create(path, value, parents=True)
             operations: Sequence[Operation] = [*guard, *topic, Create(path, value)]
@@ -334,7 +335,7 @@ class LedgerRecords:
                 return await self.metadata.multi(operations)
             except MultiFailed as failure:
                 if failure.index < len(guard):
-                    await self.guard.look()
+                    await self.guard.refresh()
                     continue
                 if not isinstance(failure.cause, NoNode):
                     raise failure.cause from None
@@ -345,7 +346,7 @@ class LedgerRecords:
             with suppress(NodeExists, OutcomeUnknown):
                 await self.metadata.create(path.rpartition("/")[0], parents=True)
 
-    async def _not_held(self, ledger_ids: Sequence[int]) -> Sequence[Check]:
+    async def _creation_checks(self, ledger_ids: Sequence[int]) -> Sequence[Check]:
         """The checks for a multi that makes records with these ids. Raises IdSpent, MetadataHeld,
         StoreError."""
         checks = await self.guard.checks()
@@ -357,21 +358,22 @@ class LedgerRecords:
                 )
         return checks
 
-    async def _reread(self, ledger_id: int, unknown: bool) -> VersionedRecord:
-        """The record after a sync. If a write with an `unknown` outcome was sent, it raises
+    async def _reread(self, ledger_id: int, outcome_unknown: bool) -> VersionedRecord:
+        """The record after a sync. If a write with an unknown outcome was sent, it raises
         OutcomeUnresolved in the place of Unavailable."""
         try:
             return await self.read(ledger_id, fresh=True)
         except Unavailable as failure:
-            if not unknown:
+            if not outcome_unknown:
                 raise
             raise OutcomeUnresolved(failure.what) from failure
 
 
 def _newer(before: VersionedRecord, now: VersionedRecord) -> VersionedRecord:
-    """The record to move on from: the client had `before`, the store has `now`. If `now` has a
-    lower version, the store went back in time: while the ledger is OPEN there, `before` may replace
-    `now`, and nothing newer is lost. Raises NoSuchLedger if the id is another ledger's now."""
+    """The record from which the next try of a move starts: the client had `before`, the store has
+    `now`. If `now` has a lower version, the store went back in time: while the ledger is OPEN
+    there, the next try starts from the record of `before`, because `now` has nothing newer. Raises
+    NoSuchLedger if the id is another ledger's now."""
     ours, ledger_id = before.record.creator, before.record.ledger_id
     if ours and now.record.creator and now.record.creator != ours:
         raise NoSuchLedger(
@@ -384,7 +386,8 @@ def _newer(before: VersionedRecord, now: VersionedRecord) -> VersionedRecord:
     return now
 
 
-def _understood(ledger_id: int, node: Versioned) -> VersionedRecord | UnsupportedFormat:
+def _decoded(ledger_id: int, node: Versioned) -> VersionedRecord | UnsupportedFormat:
+    """The record; an error, which is not raised, if it is damaged or of a later version."""
     try:
         return VersionedRecord(ledger_record.decode(node.value), node.version)
     except ledger_record.BadLedgerRecord as damage:
@@ -405,8 +408,10 @@ def _encoded(record: LedgerRecord, limit: int) -> bytes:
     return value
 
 
-def _unavailable(what: str, failure: StoreError, unknown: bool = False) -> Unavailable:
-    kind = OutcomeUnresolved if unknown or isinstance(failure, OutcomeUnknown) else Unavailable
+def _unavailable(what: str, failure: StoreError, outcome_unknown: bool = False) -> Unavailable:
+    kind = (
+        OutcomeUnresolved if outcome_unknown or isinstance(failure, OutcomeUnknown) else Unavailable
+    )
     return kind(f"{what}: {type(failure).__name__} {failure}".rstrip())
 
 
@@ -418,15 +423,15 @@ class LedgerIds:
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
-        self._block, self._breaks = range(0), 0
+        self._block, self._invalidations = range(0), 0
         self._allocating = asyncio.Lock()
 
-    async def next(self, breaks: int = 0) -> int:
-        """The next id; callers share a block as long as `breaks` is the same (ClusterGuard). Raises
-        Unavailable, MetadataHeld."""
+    async def next(self, invalidations: int = 0) -> int:
+        """The next id. The rest of a block is dropped if `invalidations`, the count of the caller's
+        ClusterGuard, has changed since the last call. Raises Unavailable, MetadataHeld."""
         async with self._allocating:
-            if not self._block or breaks != self._breaks:
-                self._block, self._breaks = await self.allocate(BLOCK_IDS), breaks
+            if not self._block or invalidations != self._invalidations:
+                self._block, self._invalidations = await self.allocate(BLOCK_IDS), invalidations
             first, self._block = self._block[0], self._block[1:]
             return first
 

@@ -152,54 +152,54 @@ async def multi_unless_held(store: MetadataStore, operations: Sequence[Operation
 
 class ClusterGuard:
     """Makes this process's multis fail once the cluster is held: they check the version of its
-    node, which is read once, and again when a multi failed by it. An accept raises the version by
+    node, which is read once, and again after a multi failed by it. An accept raises the version by
     VERSIONS_PER_EPOCH, so two epochs never share a version, whatever copy of the store was put
-    back. While `look` refuses, the version stays: a multi succeeds only after a look that does not
-    refuse."""
+    back. While `refresh` refuses, the version stays: a multi succeeds only after a refresh that
+    does not refuse."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._version: int | None = None
         self._epoch: int | None = None
         self._refused = False
-        """Whether the last look refused."""
-        self.breaks = 0
-        """How often a look found a hold, or another epoch: unused ledger ids that were taken before
-        that are dropped."""
+        """Whether the last refresh refused."""
+        self.invalidations = 0
+        """How often `refresh` found a hold, or another epoch: each time, ledger ids that were taken
+        before and are not used yet become invalid."""
 
     @property
     def epoch(self) -> int:
-        """The epoch as of the last look."""
+        """The epoch as of the last refresh."""
         return self._epoch or 0
 
     async def checks(self) -> list[Check]:
-        """The checks for a multi; empty without a cluster's node. Raises as `look`."""
+        """The checks for a multi; empty without a cluster's node. Raises as `refresh`."""
         if self._version is None or self._refused:
             node = await store_calls.read(self._store, paths.CLUSTER)
             if node is None:
                 return []
             if _refusal(node.value) is not None:
-                await self.look()
+                await self.refresh()
             elif self._version is None:
                 self._learn(node)
         return [] if self._version is None else [Check(paths.CLUSTER, self._version)]
 
-    async def look(self) -> bool:
-        """Read the node after a sync. Returns whether the epoch is that of the last look: if not, a
-        person accepted an older store meanwhile, which may lack nodes that this process read or
-        wrote. Raises errors.MetadataHeld, errors.UnsupportedFormat, StoreError."""
+    async def refresh(self) -> bool:
+        """Read the node after a sync. Returns whether the epoch is that of the last refresh: if
+        not, a person accepted an older store meanwhile, which may lack nodes that this process read
+        or wrote. Raises errors.MetadataHeld, errors.UnsupportedFormat, StoreError."""
         await self._store.sync(paths.CLUSTER)
         node = await store_calls.read(self._store, paths.CLUSTER)
         if node is None:
             return True
         if (refusal := _refusal(node.value)) is not None:
             self._refused = True
-            self.breaks += 1
+            self.invalidations += 1
             raise refusal
         before, self._refused = self._epoch, False
         self._learn(node)
         same = before in (None, self._epoch)
-        self.breaks += not same
+        self.invalidations += not same
         return same
 
     def _learn(self, node: Versioned) -> None:

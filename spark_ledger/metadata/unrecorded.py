@@ -107,7 +107,7 @@ async def name_as_deleted(store: MetadataStore, ledger_ids: Iterable[int]) -> li
     """Name those of the ledgers as deleted that have no record; returns which. Raises
     errors.MetadataHeld, BadDeletedSet, StoreError."""
     guard, done = ClusterGuard(store), []
-    await guard.look()
+    await guard.refresh()
     for folder, ids in deleted_ledgers.by_folder(sorted(ledger_ids)).items():
         await ensure(store, folder)
         for at in range(0, len(ids), TOGETHER_MAX):
@@ -124,7 +124,7 @@ async def _name_absent(store: MetadataStore, guard: ClusterGuard, ids: Sequence[
             await store.multi([*await guard.checks(), *await _writes_that_name(store, absent)])
             return absent
         except (MultiFailed, OutcomeUnknown, NoNode, NodeExists):
-            await guard.look()
+            await guard.refresh()
     raise StoreUnavailable(f"others wrote the folder of ledger {ids[0]} again and again")
 
 

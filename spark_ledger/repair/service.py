@@ -86,7 +86,7 @@ class Autorecovery:
 
     async def look(self) -> None:
         """One look, if this process is the auditor. Raises LedgerError."""
-        await self._guard.look()
+        await self._guard.refresh()
         if await elected(self._ledgers.metadata, paths.AUDITOR):
             report = await self._auditor.look()
             if report.alarm != self._alarm:
@@ -104,7 +104,7 @@ class Autorecovery:
 
     async def work(self) -> None:
         """One round of work. Raises LedgerError."""
-        await self._guard.look()
+        await self._guard.refresh()
         await self._worker.round()
 
     async def _again(self, once: Callable[[], Awaitable[None]]) -> None:

@@ -66,7 +66,7 @@ class History:
 
     async def link(self) -> None:
         """The process of maintenance, five minutes later."""
-        await ClusterGuard(self.session).look()
+        await ClusterGuard(self.session).refresh()
         extender = Extender(self.store.session("maintenance"), 300.0, lambda: self.now_s)
         for _ in range(2):
             self.now_s += 300.0

@@ -119,7 +119,7 @@ class Committer:
         """Raises errors.MetadataHeld; errors.LedgerFenced if a person accepted an older store
         since this process began: ledgers that this process wrote, and commits that it remembers,
         may have no record there. It forgets them, so that later commits read the store."""
-        if not await self.guard.look():
+        if not await self.guard.refresh():
             self.views = CommitViews(self.store, self._log)
             self._forget()
             raise errors.LedgerFenced(

@@ -276,11 +276,15 @@ class Intents:
         with reachable(f"taking ledger ids for intent {intent.id}"):
             async with self._allocating:
                 now_s = asyncio.get_running_loop().time()
-                breaks = self._ledgers.breaks
-                since_s, taken, ids = self._ids.get(intent.id) or (now_s, breaks, deque[int]())
-                if not ids or taken != breaks or now_s - since_s >= IDS_KEPT_S:
+                invalidations = self._ledgers.invalidations
+                since_s, taken, ids = self._ids.get(intent.id) or (
+                    now_s,
+                    invalidations,
+                    deque[int](),
+                )
+                if not ids or taken != invalidations or now_s - since_s >= IDS_KEPT_S:
                     ids = deque(await self._record_block(intent))
-                    self._ids.put(intent.id, (now_s, breaks, ids))
+                    self._ids.put(intent.id, (now_s, invalidations, ids))
                 return ids.popleft()
 
     async def _record_block(self, intent: Intent) -> range:

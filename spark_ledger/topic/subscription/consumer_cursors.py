@@ -564,7 +564,7 @@ class ConsumerCursors:
                     cursor.doubt = False
                     cursor.was_written(share, changes, back=back)
                 continue
-            if not await self._guard.look():
+            if not await self._guard.refresh():
                 self.fail_all(errors.LedgerFenced("an older metadata store was accepted"))
             if len(part) > 1:
                 for cursor, *_ in part:

@@ -35,8 +35,8 @@ class ModelLedgers:
         self._ids = LedgerIds(process)
 
     @property
-    def breaks(self) -> int:
-        return self._records.guard.breaks
+    def invalidations(self) -> int:
+        return self._records.guard.invalidations
 
     async def make(self, ledger_id: int, *, intent: str, topic: str, creator: str) -> int:
         """A ledger without entries; its record's version."""

@@ -64,11 +64,11 @@ def test_a_multi_that_checks_the_cluster_fails_once_it_is_held():
         with pytest.raises(MultiFailed) as failed:
             await session.multi([Create("/b"), *checks])
         assert failed.value.index == 1
-        for ask in (guard.look, guard.checks, ClusterGuard(session).checks):
+        for ask in (guard.refresh, guard.checks, ClusterGuard(session).checks):
             with pytest.raises(errors.MetadataHeld):
                 await ask()
         await hold.accept(store.session("person"))
-        await guard.look()
+        await guard.refresh()
         await session.multi([Create("/b"), *await guard.checks()])
 
     run(act(), seed=1)
@@ -87,7 +87,7 @@ def test_no_version_is_that_of_two_epochs_though_the_same_copy_is_put_back_again
             await hold.accept(store.session("person"))
             with pytest.raises(MultiFailed):
                 await store.session("later").multi([Create("/b"), *checks])
-            assert not await guard.look()
+            assert not await guard.refresh()
 
     run(act(), seed=1)
 
