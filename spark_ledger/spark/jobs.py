@@ -119,13 +119,13 @@ def grouped(tasks: Sequence[MergeTask]) -> list[Group]:
     total = sum(task.bytes for task in tasks)
     limit = min(TASK_BYTES, max(TASK_BYTES_MIN, total // TASKS_MIN))
     groups: list[list[MergeTask]] = []
-    held = 0
+    group_bytes = 0
     for task in tasks:
-        if not groups or held + task.bytes > limit:
+        if not groups or group_bytes + task.bytes > limit:
             groups.append([])
-            held = 0
+            group_bytes = 0
         groups[-1].append(task)
-        held += task.bytes
+        group_bytes += task.bytes
     return [tuple(group) for group in groups]
 
 

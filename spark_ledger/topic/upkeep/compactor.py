@@ -8,10 +8,10 @@ task's rows do. A merge is a commit of `replace` actions, refused if anything bu
 of rows before it, came to its partition since it was planned; then it is planned again. Ledgers
 that were written in vain are under an intent that ends with the merging, and the janitor deletes
 them. Merging may end at any moment; when it begins again, it goes on with the remaining segments.
-No two commits name one ledger: a round writes its rows to its own ledgers, and bodies of commits
-and checkpoints are never in them (log/blobs.py), so that the janitor may delete a ledger under an
-open intent once the topic has dropped it (garbage.py). The commit nevertheless checks that the
-ledgers of its rows have records.
+The janitor may delete a ledger under an open intent once the topic has dropped it (garbage.py). For
+that reason no two commits name the same ledger: each round writes its rows to ledgers of its own,
+which never hold bodies of commits or checkpoints (log/blobs.py). The commit nevertheless checks
+that the ledgers of its rows have records.
 
 `Compaction` plans and commits; its tasks are carried out here, or on many machines by a Spark job
 (spark/jobs.py).
@@ -43,17 +43,17 @@ from spark_ledger.topic.read.slice_reader import FetchedEntry
 from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.upkeep.merge_encoding import (
     MergeEncoder,
-    Runs,
+    RunQueue,
     StoredRows,
     parts_of,
-    times_with,
+    with_stored_times,
 )
 from spark_ledger.topic.upkeep.merge_plan import (
-    ALL,
+    ALL_MERGEABLE,
     Merge,
     MergeLimits,
     plan_merges,
-    worth_looking,
+    ranges_to_search,
 )
 from spark_ledger.topic.write import EntrySender
 
@@ -83,14 +83,14 @@ class MergeTask:
 @dataclass(frozen=True, slots=True)
 class Merged:
     """A merge that was written: its rows are in `segments`, which are not committed yet.
-    `committed` are the commit times of its rows, from the process that read them. A merge that is
-    `left` has an entry that no version wrote, that is damaged, or that is larger than entries may
-    be now: its old segments stay as they are. Picklable."""
+    `commit_times` are those of its rows. A merge is `skipped` if one of its entries is damaged, has
+    a format that no version writes, or is larger than entries may be now: its old segments stay as
+    they are. Picklable."""
 
     merge: Merge
     segments: tuple[Segment, ...] = ()
-    committed: CommitTimes = ()
-    left: bool = False
+    commit_times: CommitTimes = ()
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ async def compact(
     client: TopicClient,
     name: str,
     *,
-    limits: MergeLimits = ALL,
+    limits: MergeLimits = ALL_MERGEABLE,
     bytes_per_s: float | None = None,
 ) -> Compacted:
     """Merges the small segments that the topic has now; copies `bytes_per_s` at most on average.
@@ -135,32 +135,32 @@ async def compact(
 
 class Compaction:
     """Merges a topic round by round: `plan`, carry the tasks out under `intent`, `commit`, until no
-    task is planned. Close it. `since` are the offsets, by partition, where it begins. Without an
-    `intent` it opens one for each round and ends it with the round: other processes may carry the
-    tasks out, and the ledgers that they keep open belong to one intent."""
+    task is planned. Close it. `since` are the offsets, by partition, where it begins. Without
+    `open_intent` each round has an intent of its own: processes that carry out tasks keep ledgers
+    open under an intent, and no ledger may get rows of two rounds."""
 
     def __init__(
         self,
         client: TopicClient,
         topic: TopicInfo,
-        limits: MergeLimits = ALL,
+        limits: MergeLimits = ALL_MERGEABLE,
         round_bytes: int = ROUND_BYTES_MAX,
         *,
         since: Mapping[int, int] | None = None,
-        intent: Callable[[], Awaitable[Intent]] | None = None,
+        open_intent: Callable[[], Awaitable[Intent]] | None = None,
     ) -> None:
         self.done = Compacted()
         self._client = client
         self._topic = topic
         self._limits = limits
         self._round_bytes = round_bytes
-        self._open_intent = intent
+        self._open_intent = open_intent
         self._intent: Intent | None = None
         self._since: Mapping[int, int] = since or {}
         self._reached: Mapping[int, int] = {}
         """The offsets up to which the last plan goes. It was made on the commits below `_snapshot`,
-        and `_merges` is its number of merges."""
-        self._snapshot = self._merges = 0
+        and has `_merge_count` merges."""
+        self._snapshot = self._merge_count = 0
         self._conflicts = 0
 
     @property
@@ -205,33 +205,35 @@ class Compaction:
         possible. Merges whose partition has changed are planned again, and so are merges that are
         missing in `merged`. Raises as TopicClient.commit_actions, errors.TxnConflict (others
         rearrange the topic again and again)."""
-        written = [result for result in merged if not result.left]
-        self._merges -= len(merged) - len(written)
+        written = [result for result in merged if not result.skipped]
+        self._merge_count -= len(merged) - len(written)
         merged = written
         for _ in range(CONFLICTS_MAX):
             if not merged:
                 break
             try:
                 replaced = [self._replace(result) for result in merged]
-                records = dict.fromkeys(path for result in merged for path in _records(result))
-                there = [Check(path, ANY_VERSION) for path in records]
+                record_paths = dict.fromkeys(
+                    path for result in merged for path in _record_paths(result)
+                )
+                checks = [Check(path, ANY_VERSION) for path in record_paths]
                 await self._client.commit_actions(
-                    self._topic.id, replaced, self.intent, checks=there
+                    self._topic.id, replaced, self.intent, checks=checks
                 )
                 self.done = self.done.plus(merged)
                 break
             except errors.TxnConflict as conflict:
-                gone = conflict.facts.get("path")
+                missing_path = conflict.facts.get("path")
                 state = await self._state()
                 merged = [
                     result
                     for result in merged
-                    if gone not in _records(result) and self._holds(state, result)
+                    if missing_path not in _record_paths(result) and self._holds(state, result)
                 ]
         else:
             merged = ()
         await self.aclose()
-        if len(merged) == self._merges:
+        if len(merged) == self._merge_count:
             self._since = self._reached
             return
         self._conflicts += 1
@@ -253,32 +255,33 @@ class Compaction:
         merges: list[Merge] = []
         tables: dict[TableChunk, SegmentTable] = {}
         self._reached = reached = dict(self._since)
-        full = state.deleted
-        for held in state.partitions:
-            for lo, hi in worth_looking(held, reached.get(held.number, 0), self._limits):
-                if full:
+        is_full = False
+        for partition in () if state.deleted else state.partitions:
+            start = reached.get(partition.number, 0)
+            for lo, hi in ranges_to_search(partition, start, self._limits):
+                if is_full:
                     break
-                read = await self._client.chunks.load(held.chunks_between(lo, hi))
-                for merge_ in plan_merges(held, lo, hi, self._limits, read):
-                    full = full or _full(merges, self._round_bytes)
-                    if not full:
+                loaded = await self._client.chunks.load(partition.chunks_between(lo, hi))
+                for merge_ in plan_merges(partition, lo, hi, self._limits, loaded):
+                    is_full = is_full or _is_full(merges, self._round_bytes)
+                    if not is_full:
                         merges.append(merge_)
-                        tables |= read
-                        reached[held.number] = merge_.end
-        self._merges = len(merges)
+                        tables |= loaded
+                        reached[partition.number] = merge_.end
+        self._merge_count = len(merges)
         return tuple(_task(state, group, tables) for group in together(merges))
 
     def _replace(self, result: Merged) -> Replace:
         planned, segments = result.merge, result.segments
-        times, tokens = Runs(result.committed), Runs(planned.tokens)
+        times, tokens = RunQueue(result.commit_times), RunQueue(planned.commit_tokens)
         return Replace(
             partition=planned.partition,
             start=planned.start,
             end=planned.end,
             segments=segments,
             snapshot=self._snapshot,
-            committed=tuple(tuple(times.taken(segment.rows)) for segment in segments),
-            tokens=tuple(tuple(tokens.taken(segment.rows)) for segment in segments),
+            committed=tuple(tuple(times.take(segment.rows)) for segment in segments),
+            tokens=tuple(tuple(tokens.take(segment.rows)) for segment in segments),
         )
 
     def _holds(self, state: TopicState, result: Merged) -> bool:
@@ -289,7 +292,7 @@ class Compaction:
         return True
 
 
-def _records(result: Merged) -> list[str]:
+def _record_paths(result: Merged) -> list[str]:
     """The paths of the records of the ledgers to which its rows were written."""
     return [paths.ledger(segment.ledger_id) for segment in result.segments]
 
@@ -298,20 +301,20 @@ def together(merges: Sequence[Merge]) -> list[list[Merge]]:
     """The merges in groups. Merges that are small, or that read entries which other partitions
     share, are put together: a group has merges of different partitions, of GROUP_BYTES at most."""
     groups = [[planned] for planned in merges if not _joins(planned)]
-    turns: dict[int, list[Merge]] = {}  # the first small merges of all partitions, the second ...
-    of_partition: Counter[int] = Counter()
+    by_rank: dict[int, list[Merge]] = {}  # at 0 the first small merge of each partition, and so on
+    ranks: Counter[int] = Counter()  # the next rank by partition
     for planned in merges:
         if _joins(planned):
-            turns.setdefault(of_partition[planned.partition], []).append(planned)
-            of_partition[planned.partition] += 1
-    for turn in turns.values():
-        held = GROUP_BYTES
-        for planned in turn:
-            if held + planned.bytes > GROUP_BYTES:
+            by_rank.setdefault(ranks[planned.partition], []).append(planned)
+            ranks[planned.partition] += 1
+    for same_rank in by_rank.values():
+        group_bytes = GROUP_BYTES  # the first merge begins a group
+        for planned in same_rank:
+            if group_bytes + planned.bytes > GROUP_BYTES:
                 groups.append([])
-                held = 0
+                group_bytes = 0
             groups[-1].append(planned)
-            held += planned.bytes
+            group_bytes += planned.bytes
     return groups
 
 
@@ -319,10 +322,10 @@ def _joins(planned: Merge) -> bool:
     return planned.shared or planned.bytes < SHARE_BYTES
 
 
-def _task(state: TopicState, merges: Sequence[Merge], read: Tables) -> MergeTask:
+def _task(state: TopicState, merges: Sequence[Merge], tables: Tables) -> MergeTask:
     by_partition = sorted(merges, key=lambda planned: planned.partition)
     ranges = {planned.partition: (planned.start, planned.end) for planned in by_partition}
-    reads = plan_read(state, ranges, cutting=ONE_TASK, read=read)
+    reads = plan_read(state, ranges, cutting=ONE_TASK, read=tables)
     return MergeTask(tuple(by_partition), tuple(reads))
 
 
@@ -330,14 +333,15 @@ async def merge(
     client: TopicClient, topic: TopicInfo, intent: Intent, task: MergeTask
 ) -> list[Merged]:
     """Reads the rows, from their present segments, and writes them under the intent. Returns no
-    merge if some rows are gone, and merges that are `left` if an entry is bad or too large. Raises
-    as reading and writing."""
+    merge if some rows are gone, and merges that are `skipped` if an entry is bad or too large.
+    Raises as reading and writing."""
     sender = client.sender(topic, intent)
     entries = MergeEncoder(task.merges, client.ledgers.config.entry_bytes_max)
     stored: dict[int, list[StoredRows]] = {}
     try:
         for read in task.reads:
-            born_live = frozenset(read.table.ledgers[read.table.counted].tolist())
+            table = read.table  # its `counted` segments were born live
+            born_live = frozenset(table.ledgers[table.counted].tolist())
             async for run in fetch_kept(client, read):
                 for fetched in run:
                     if fetched.entry.header.ledger_id in born_live:
@@ -352,7 +356,7 @@ async def merge(
     except (errors.BadEntry, errors.MessageTooBig) as why:
         await sender.abort()
         _log.warning("segments of topic %s stay as they are: %s", topic.name, why)
-        return [Merged(planned, left=True) for planned in task.merges]
+        return [Merged(planned, skipped=True) for planned in task.merges]
     except BaseException:
         await sender.abort()
         raise
@@ -363,7 +367,7 @@ async def merge(
         Merged(
             planned,
             tuple(by_partition.get(planned.partition, ())),
-            times_with(planned, stored.get(planned.partition, ())),
+            with_stored_times(planned, stored.get(planned.partition, ())),
         )
         for planned in task.merges
     ]
@@ -375,8 +379,8 @@ async def merge(
 
 def _note_stored(fetched: FetchedEntry, stored: dict[int, list[StoredRows]]) -> None:
     written_ms = decode_header(fetched.entry.payload).written_ms
-    for partition, _, _, take, offset in fetched.pieces.tolist():
-        stored.setdefault(partition, []).append(StoredRows(offset, take, written_ms))
+    for partition, _, _, rows, offset in fetched.pieces.tolist():
+        stored.setdefault(partition, []).append(StoredRows(offset, rows, written_ms))
 
 
 class MergePace:
@@ -409,8 +413,8 @@ async def _send(sender: EntrySender, entries: Iterable[EncodedEntry]) -> None:
         await sender.send(entry)
 
 
-def _full(merges: Sequence[Merge], round_bytes: int) -> bool:
+def _is_full(merges: Sequence[Merge], round_bytes: int) -> bool:
     size = sum(planned.bytes for planned in merges)
-    times = sum(len(planned.committed) for planned in merges)
+    times = sum(len(planned.commit_times) for planned in merges)
     many = len(merges) >= ROUND_MERGES_MAX or times >= ROUND_TIMES_MAX
     return many or size >= round_bytes

@@ -156,12 +156,12 @@ class BatchCopies:
         return EncodedEntry((share,), held.written_ms, body, batches=True, chunks=held.chunks)
 
 
-def times_with(merge: Merge, stored: Iterable[StoredRows]) -> CommitTimes:
+def with_stored_times(merge: Merge, stored: Iterable[StoredRows]) -> CommitTimes:
     """The commit times of the merge's rows from its plan, replaced by the times in `stored` for
     rows that were stored earlier. Times never fall."""
     times = np.repeat(
-        np.array([ms for _, ms in merge.committed], dtype=np.int64),
-        [rows for rows, _ in merge.committed],
+        np.array([ms for _, ms in merge.commit_times], dtype=np.int64),
+        [rows for rows, _ in merge.commit_times],
     )
     for offset, rows, ms in _few(list(stored)):
         lo, hi = max(offset - merge.start, 0), offset + rows - merge.start
@@ -230,7 +230,7 @@ class _Encoding:
     def __init__(self, first: Block, merges: Sequence[Merge], entry_bytes_max: int) -> None:
         self._first = first
         self._several = len(merges) > 1
-        self._times: dict[int, Runs] = {}
+        self._times: dict[int, RunQueue] = {}
         self._waiting = 0  # times of rows that are in no entry yet
         self._times_max = min(TIMES_MAX, entry_bytes_max // TIME_PART)
         self._waiting_max = entry_bytes_max // TIME_PART_SHARED
@@ -283,7 +283,7 @@ class _Encoding:
     def _note_times(self, rows: Block) -> None:
         times, start = rows.each_ms(), 0
         for partition, count in rows.runs[["partition", "rows"]].tolist():
-            of_partition = self._times.setdefault(partition, Runs())
+            of_partition = self._times.setdefault(partition, RunQueue())
             before = len(of_partition)
             of_partition.add(times[start : start + count])
             self._waiting += len(of_partition) - before
@@ -294,13 +294,13 @@ class _Encoding:
         for share in entry.shares:
             of_share = self._times[share.partition]
             before = len(of_share)
-            times += of_share.taken(share.rows)
+            times += of_share.take(share.rows)
             self._waiting += len(of_share) - before
         return replace(entry, written_ms=max(ms for _, ms in times), times=times)
 
 
-class Runs:
-    """Runs of rows with one time each, taken from the front."""
+class RunQueue:
+    """Runs of rows, each with one time or token, to be taken from the front."""
 
     def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
         self._runs = deque(runs)
@@ -317,7 +317,7 @@ class Runs:
                 count += self._runs.pop()[0]
             self._runs.append((count, ms))
 
-    def taken(self, rows: int) -> list[tuple[int, int]]:
+    def take(self, rows: int) -> list[tuple[int, int]]:
         """Takes the runs of the next `rows` rows."""
         runs = []
         while rows:

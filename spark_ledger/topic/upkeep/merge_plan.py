@@ -94,15 +94,15 @@ class MergeLimits:
         return min((ms + 1 for ms in moments if ms >= self.upkept.now_ms), default=None)
 
 
-ALL = MergeLimits()
-"""All segments that can be merged are."""
+ALL_MERGEABLE = MergeLimits()
+"""Without limits of upkeep: all segments that can be merged are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
     """Offsets [start, end) of a partition: how many `segments` they have now, of about how many
-    `bytes`, in which ledgers; `committed` are the commit times of the rows, `tokens` those of their
-    commits. `shared`: the entries also have rows of other partitions."""
+    `bytes`, in which ledgers; `commit_times` and `commit_tokens` are those of the commits that
+    made the rows. `shared`: the entries also have rows of other partitions."""
 
     partition: int
     start: int
@@ -110,18 +110,18 @@ class Merge:
     segments: int
     bytes: int
     ledgers: tuple[int, ...]
-    committed: CommitTimes
+    commit_times: CommitTimes
     shared: bool = False
-    tokens: CommitTokens = ()
+    commit_tokens: CommitTokens = ()
 
 
-def worth_looking(
-    held: PartitionState, lo: int, limits: MergeLimits = ALL
+def ranges_to_search(
+    partition: PartitionState, lo: int, limits: MergeLimits = ALL_MERGEABLE
 ) -> list[tuple[int, int]]:
     """Ranges of offsets from `lo` on in which there may be merges, by the intervals alone. Merging
     by upkeep skips a chunk whose segments are not small on average, even if some of them are."""
     ranges: list[tuple[int, int]] = []
-    for interval in held.intervals.between(lo, held.end_offset):
+    for interval in partition.intervals.between(lo, partition.end_offset):
         if limits.upkept is None or not _large(interval, limits.small_bytes):
             joins = bool(ranges) and ranges[-1][1] == interval.lo
             start = ranges.pop()[0] if joins else max(lo, interval.lo)
@@ -139,39 +139,39 @@ def _large(interval: Interval, small_bytes: int) -> bool:
     return interval.bytes * chunk.rows // rows >= small_bytes * chunk.segments
 
 
-def merged_up_to(held: PartitionState, lo: int, limits: MergeLimits) -> int:
+def merged_up_to(partition: PartitionState, lo: int, limits: MergeLimits) -> int:
     """The offset below which no merge will ever be worth it, once all merges from `lo` on are done:
     only closed slots are below it."""
-    for interval in held.intervals.between(lo, held.end_offset):
+    for interval in partition.intervals.between(lo, partition.end_offset):
         if not limits.closed(limits.slot(interval.last_ms)):
             return max(lo, interval.lo)
-    return max(lo, held.end_offset)
+    return max(lo, partition.end_offset)
 
 
 def plan_merges(
-    held: PartitionState,
+    partition: PartitionState,
     lo: int,
     hi: int,
-    limits: MergeLimits = ALL,
+    limits: MergeLimits = ALL_MERGEABLE,
     read: Tables = UNREAD,
 ) -> list[Merge]:
     """The merges of the rows that the partition keeps at offsets [lo, hi), in order."""
-    lo, hi = max(lo, held.start_offset), min(hi, held.end_offset)
-    stretches = _cut(held, lo, hi, read)
-    by_stretch = (_of_stretch(held.number, stretch, limits) for stretch in stretches)
+    lo, hi = max(lo, partition.start_offset), min(hi, partition.end_offset)
+    stretches = _cut(partition, lo, hi, read)
+    by_stretch = (_of_stretch(partition.number, stretch, limits) for stretch in stretches)
     return [merge for merges in by_stretch for merge in merges]
 
 
-def _cut(held: PartitionState, lo: int, hi: int, read: Tables) -> Iterator[Stretch]:
+def _cut(partition: PartitionState, lo: int, hi: int, read: Tables) -> Iterator[Stretch]:
     """The stretches of [lo, hi), cut such that each begins and ends with a segment or with the
     partition."""
-    for stretch in held.stretches(lo, hi, read):
+    for stretch in partition.stretches(lo, hi, read):
         bases, ends = stretch.table.bases, stretch.table.ends
-        first = int(bases[0]) if bases[0] >= held.start_offset else held.start_offset
+        first = int(bases[0]) if bases[0] >= partition.start_offset else partition.start_offset
         start = stretch.lo if stretch.lo == first else int(ends[0])
         end = stretch.hi if stretch.hi == int(ends[-1]) else int(bases[-1])
         if start < end:
-            yield Stretch(start, end, stretch.table.between(held.number, start, end))
+            yield Stretch(start, end, stretch.table.between(partition.number, start, end))
 
 
 def _of_stretch(partition: int, stretch: Stretch, limits: MergeLimits) -> Iterator[Merge]:

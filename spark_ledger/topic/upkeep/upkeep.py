@@ -33,7 +33,13 @@ from spark_ledger.topic.upkeep.admin import Trimmed, retain
 from spark_ledger.topic.upkeep.compactor import Compacted, Compaction, MergePace
 from spark_ledger.topic.upkeep.intent_expiry import NOTHING_EXPIRED, Expired, IntentExpiry
 from spark_ledger.topic.upkeep.janitor import CleanReport, Janitor
-from spark_ledger.topic.upkeep.merge_plan import ALL, QUIET_MS, MergeLimits, Upkept, merged_up_to
+from spark_ledger.topic.upkeep.merge_plan import (
+    ALL_MERGEABLE,
+    QUIET_MS,
+    MergeLimits,
+    Upkept,
+    merged_up_to,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +84,7 @@ class Merging:
     def __init__(
         self,
         client: TopicClient,
-        limits: MergeLimits = ALL,
+        limits: MergeLimits = ALL_MERGEABLE,
         *,
         pass_bytes: int = PASS_BYTES,
         bytes_per_s: float | None = BYTES_PER_S,
@@ -140,7 +146,9 @@ class Merging:
         client = self._client
         limits = replace(self._limits, upkept=Upkept(now_ms, self._quiet_ms))
         since = self._looked.get(topic.id, NEVER_LOOKED).since
-        compaction = Compaction(client, topic, limits, left, since=since, intent=self._open_intent)
+        compaction = Compaction(
+            client, topic, limits, left, since=since, open_intent=self._open_intent
+        )
         while tasks := await compaction.plan():
             await compaction.carry_out(tasks, pace)
             if compaction.done.bytes >= left:

@@ -4,7 +4,7 @@ from spark_ledger.topic.log.actions import Trim
 from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.subscription.seek_target import CommittedSince, exactly
 from spark_ledger.topic.upkeep.compactor import compact
-from spark_ledger.topic.upkeep.merge_encoding import StoredRows, times_with
+from spark_ledger.topic.upkeep.merge_encoding import StoredRows, with_stored_times
 from spark_ledger.topic.upkeep.merge_plan import Merge
 from tests.unit.spark_ledger.topic.batches import batches_of, numbered, produced, rows_of
 from tests.unit.spark_ledger.topic.stage import play
@@ -70,7 +70,7 @@ def test_a_time_means_the_same_row_after_rows_born_live_were_merged():
 def test_of_many_times_a_merge_keeps_some_each_the_last_of_its_stretch():
     planned = Merge(0, 100, 1150, 2, 1, (7,), ((1000, 9985), (50, 11_000)))
     stored = [StoredRows(100 + n, 1, 10 * n) for n in range(1000)]
-    runs = times_with(planned, stored)
+    runs = with_stored_times(planned, stored)
     assert sum(rows for rows, _ in runs) == 1050
     assert len(runs) == 251
     assert runs[0] == (4, 30)

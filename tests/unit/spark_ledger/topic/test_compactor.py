@@ -470,7 +470,7 @@ def test_no_two_rounds_of_merges_write_to_one_ledger(monkeypatch, shared):
 
         compaction = Compaction(
             *(stage.client, stage.topic, MergeLimits(bytes_max=8 * size + 8)),
-            intent=one_for_all if shared else None,
+            open_intent=one_for_all if shared else None,
         )
         while tasks := await compaction.plan():
             await compaction.carry_out(tasks, compactor.MergePace(None))

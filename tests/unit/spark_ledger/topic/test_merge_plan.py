@@ -19,7 +19,7 @@ from spark_ledger.topic.upkeep.merge_plan import (
     Upkept,
     merged_up_to,
     plan_merges,
-    worth_looking,
+    ranges_to_search,
 )
 from tests.kit.segments_seen import segments_of
 from tests.unit.spark_ledger.topic.stage import segment
@@ -53,7 +53,7 @@ def test_a_merge_says_what_it_takes_away():
     merge = plan_merges(topic_of(1, 2, 3, at_ms=7).partitions[0], 0, 6, LIMITS)[0]
 
     assert (merge.partition, merge.segments, merge.bytes) == (0, 3, 600)
-    assert (merge.ledgers, merge.committed) == ((0, 1, 2), ((6, 7),))
+    assert (merge.ledgers, merge.commit_times) == ((0, 1, 2), ((6, 7),))
 
 
 def test_a_merge_says_when_each_row_was_committed_also_of_segments_that_were_merged_before():
@@ -66,8 +66,8 @@ def test_a_merge_says_when_each_row_was_committed_also_of_segments_that_were_mer
     (first,) = plan_merges(topic.partitions[0], 0, 8, LIMITS)
     (again,) = plan_merges(once.partitions[0], 0, 8, LIMITS)
 
-    assert first.committed == ((2, 100), (4, 200), (2, 300))
-    assert (again.start, again.committed) == (1, ((1, 100), (4, 200), (2, 300)))
+    assert first.commit_times == ((2, 100), (4, 200), (2, 300))
+    assert (again.start, again.commit_times) == (1, ((1, 100), (4, 200), (2, 300)))
 
 
 def test_a_merge_is_no_larger_than_it_may_be():
@@ -141,7 +141,7 @@ def carried_out(topic, at_ms, merges):
     done = [
         Replace(
             *(m.partition, m.start, m.end, (segment(1000 + m.start, m.end - m.start),)),
-            *(topic.next, (), (m.committed,)),
+            *(topic.next, (), (m.commit_times,)),
         )
         for m in merges
     ]
@@ -209,7 +209,7 @@ def test_of_a_checkpoints_chunk_whose_segments_are_not_small_nothing_is_looked_f
         some = [Interval(0, 100, chunk, bytes_, 0, 0), Interval(100, 130, None, 0, 0, 0)]
         return PartitionState(0, 0, 130, Intervals(some))
 
-    assert worth_looking(held(10 * 10_000), 0, upkept(0)) == [(100, 130)]
-    assert worth_looking(held(10 * 9_999), 0, upkept(0)) == [(0, 130)]
-    assert worth_looking(held(10 * 10_000), 0) == [(0, 130)]
-    assert worth_looking(held(10 * 9_999), 120, upkept(0)) == [(120, 130)]
+    assert ranges_to_search(held(10 * 10_000), 0, upkept(0)) == [(100, 130)]
+    assert ranges_to_search(held(10 * 9_999), 0, upkept(0)) == [(0, 130)]
+    assert ranges_to_search(held(10 * 10_000), 0) == [(0, 130)]
+    assert ranges_to_search(held(10 * 9_999), 120, upkept(0)) == [(120, 130)]
