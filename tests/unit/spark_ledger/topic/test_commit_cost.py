@@ -149,7 +149,7 @@ def test_a_round_of_merges_makes_one_ledger_and_one_more_for_a_large_body(
                 await batches.commit(intent, version, row)
             counted.taken(), counted.multis.clear()
             before = len(ledgers_made(stage.world))
-            compaction = Compaction(stage.client, stage.topic, intent=one_for_all)
+            compaction = Compaction(stage.client, stage.topic, open_intent=one_for_all)
             await compaction.carry_out(await compaction.plan(), MergePace(None))
             await stage.client.cache.close()
 

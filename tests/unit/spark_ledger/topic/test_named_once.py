@@ -66,13 +66,13 @@ def test_rows_of_a_merge_are_not_in_a_ledger_that_its_intent_has_named_before(
             return own
 
         await batches(stage, intent, 0, 6)
-        first = Compaction(stage.client, stage.topic, intent=one_for_all)
+        first = Compaction(stage.client, stage.topic, open_intent=one_for_all)
         while tasks := await first.plan():
             await first.carry_out(tasks, MergePace(None))
         if named_by == "a checkpoint":
             await stage.client.checkpoints.make(stage.topic.id, own.id)
         await batches(stage, intent, 6, 6)
-        second = Compaction(stage.client, stage.topic, intent=one_for_all)
+        second = Compaction(stage.client, stage.topic, open_intent=one_for_all)
         written = await all_merged(stage, second)
         await later_checkpoints(stage, intent, 12)
         await stage.client.cache.close()
