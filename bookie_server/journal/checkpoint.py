@@ -1,10 +1,12 @@
-"""The checkpoint: for each journal directory, the position before which no record is needed.
+"""The checkpoint: for each journal directory a mark, before which no record is needed.
 
-Always true: each mark by itself is a statement about all stores of the node: every record before it
-is durable in every ledger directory that lives. So marks of two journals are never compared
-(BK#4844), of several copies the furthest mark of each journal is right, and no mark moves back
-(BK#4105). Only LedgerStorage writes the checkpoint, to every living ledger directory; a copy is
-replaced whole (temporary file, sync, rename, folder sync), so there is the old one or the new.
+Always true:
+- every living ledger directory durably has all records before a journal's mark;
+- marks of two journals are never compared (BK#4844);
+- of several copies of the checkpoint, the furthest mark of each journal is right;
+- no mark moves back (BK#4105);
+- only LedgerStorage writes the checkpoint, to every living ledger directory, by a temporary file,
+  sync, rename and folder sync: a crash leaves either the old copy or the new one.
 docs/formats.md has the picture.
 """
 
@@ -27,10 +29,10 @@ _CRC = struct.Struct("<I")
 
 
 class JournalMark(NamedTuple):
-    """The mark of one journal directory. `retired`: none of its records is needed, nor ever will
-    be: the directory may be missing, and is not replayed if it is there. `missed`: retired because
-    it was missing at a start, which put every ledger in limbo: if it is there again, it is replayed
-    after all (start/applier.py)."""
+    """The mark of one journal directory. `retired`: its records are not needed any more, so the
+    directory may be missing, and a start does not replay it. `missed`: the directory was retired
+    because it was missing at a start, which put every ledger in limbo; a start that finds it again
+    replays it (start/applier.py)."""
 
     position: Position
     retired: bool = False
@@ -67,7 +69,7 @@ def decode(data: bytes) -> Marks:
     try:
         return _decode_items(body)
     except (struct.error, UnicodeDecodeError) as error:
-        raise BadCheckpoint(f"the checkpoint's marks do not fit into it: {error}") from error
+        raise BadCheckpoint(f"the checkpoint's marks cannot be decoded: {error}") from error
 
 
 def _decode_items(body: bytes) -> Marks:

@@ -7,9 +7,9 @@ Always true:
 - a batch is the records that one sync makes durable; its header has the position up to which the
   journal was synced when the batch was written: bad bytes below it are damage, bad bytes beyond it
   a torn write;
-- every header has a CRC, its file and its position, so bytes of another file or another place
+- every header has a CRC, its file id and its position, so bytes from another file or position
   never count as records;
-- an entry's record carries the payload's CRC from the entry's own header: one CRC pass per hop.
+- an entry's record has the payload CRC of the entry's header: the payload's CRC is computed once.
 
 docs/formats.md has the pictures. All integers are little-endian.
 """
@@ -39,7 +39,7 @@ _CRC = struct.Struct("<I")
 _WHOLE = struct.Struct("<8sqqQQQII8x5s3xqq24xII8x")  # headers of record and entry together
 _WHOLE_RECORD = _RECORD.pack(RECORD_MAGIC, VERSION, 1, *[0] * 9)[:8]
 _WHOLE_ENTRY = struct.pack("<4sB", entry_format.MAGIC, entry_format.VERSION)
-_CHECKED = crc32c(bytes(4) + _CRC.pack(crc32c(bytes(4))))  # of any bytes and then their CRC
+_CRC_OF_CHECKED = crc32c(bytes(4) + _CRC.pack(crc32c(bytes(4))))  # of bytes followed by their CRC
 assert _WHOLE.size == RECORD_HEADER_BYTES + entry_format.HEADER_BYTES
 assert _BATCH.size + _CRC.size == BATCH_HEADER_BYTES
 assert _RECORD.size + _CRC.size == RECORD_HEADER_BYTES
@@ -56,14 +56,14 @@ class RecordKind(IntEnum):
 
 
 class Position(NamedTuple):
-    """A place in the journal; compares in the order of writing."""
+    """A position in the journal; compares in the order of writing."""
 
     file_id: int
     offset: int
 
 
 class Record(NamedTuple):
-    """A record of the journal. `body_crc`: of an entry its payload's, else the body's."""
+    """A record of the journal. `body_crc`: the CRC of an entry's payload, or of another body."""
 
     kind: RecordKind
     ledger_id: int
@@ -129,8 +129,8 @@ def encode_file_header(file_id: int, segment_bytes: int) -> bytes:
 def encode_batch(
     file_id: int, offset: int, batch_no: int, synced: Position, records: Sequence[Record]
 ) -> list[Buffer]:
-    """The buffers of a batch to be written at `offset`; bodies are passed on, not copied. Column by
-    column: a step of Python for each record would be the largest cost of a batch of small ones."""
+    """The buffers of a batch to be written at `offset`; bodies are not copied. The work is done
+    column by column: a Python loop over the records would be a small batch's largest cost."""
     kinds, ledger_ids, entry_ids, bodies, crcs = zip(*records, strict=True)
     sizes = list(map(len, bodies))
     starts = [RECORD_HEADER_BYTES + size for size in sizes]
@@ -170,7 +170,7 @@ def decode_file_header(data: Buffer, file_id: int) -> int:
 
 
 def decode_batch_header(data: Buffer, file_id: int, offset: int) -> BatchHeader:
-    """Raises BadJournal when `data` does not begin with the header of a batch of that place."""
+    """Raises BadJournal when `data` does not begin with the header of a batch at that position."""
     if len(data) < BATCH_HEADER_BYTES:
         raise BadJournal("the segment ends inside a batch header")
     magic, version, _, file, at, number, synced_file, synced_at, length, _, _ = _BATCH.unpack_from(
@@ -184,7 +184,8 @@ def decode_batch_header(data: Buffer, file_id: int, offset: int) -> BatchHeader:
 
 
 def decode_records(data: Buffer, batch: BatchHeader) -> tuple[list[Record], list[Suspect]]:
-    """The whole records of a batch, and its unreadable bytes. `data` starts at the batch's header.
+    """The undamaged records of a batch, and its unreadable bytes. `data` starts at the batch's
+    header.
 
     A damaged body costs its record; a damaged record header costs the rest of the batch.
     """
@@ -202,7 +203,7 @@ def decode_records(data: Buffer, batch: BatchHeader) -> tuple[list[Record], list
         at += RECORD_HEADER_BYTES
         record = record._replace(body=view[at : at + length])
         at += length
-        if why := _damage_of_body(record, length):
+        if why := _body_fault(record, length):
             suspects.append(Suspect(where, record.ledger_id, record.kind, why))
         else:
             records.append(record)
@@ -212,11 +213,11 @@ def decode_records(data: Buffer, batch: BatchHeader) -> tuple[list[Record], list
 def _take_entries(
     view: memoryview, at: int, end: int, batch: BatchHeader, records: list[Record]
 ) -> int:
-    """Take the whole entries from `at` on; returns where something else begins.
+    """Append the undamaged entry records from `at` on to `records`, until a record that is another
+    kind or has an unusual field or CRC; returns its position. The caller decodes that record.
 
-    A journal is nearly all whole entries, so this takes few steps for them: a record with an
-    unusual field or CRC is left to the caller, which judges it. All three CRCs are needed: each
-    covers other bytes (record header, entry header, payload).
+    Nearly all records are undamaged entries: this loop takes few steps for each. The three CRCs
+    cover record header, entry header and payload.
     """
     unpack, new, entry_kind = _WHOLE.unpack_from, tuple.__new__, RecordKind.ENTRY
     shift, file_id, batch_no = batch.offset, batch.file_id, batch.batch_no
@@ -238,8 +239,8 @@ def _take_entries(
             and entry == entry_id
             and payload_bytes == after - payload
             and after <= end
-            and crc32c(view[at:header]) == _CHECKED
-            and crc32c(view[header:payload]) == _CHECKED
+            and crc32c(view[at:header]) == _CRC_OF_CHECKED
+            and crc32c(view[header:payload]) == _CRC_OF_CHECKED
             and len(body := view[header:after]) == length
             and crc32c(view[payload:after]) == payload_crc
         ):
@@ -265,7 +266,7 @@ def _decode_record_header(data: memoryview, batch: BatchHeader, at: int) -> tupl
     return Record(RecordKind(kind), ledger_id, entry_id, b"", crc), length
 
 
-def _damage_of_body(record: Record, length: int) -> str:
+def _body_fault(record: Record, length: int) -> str:
     """Why the body is not the one that was written; empty if it is."""
     if len(record.body) < length:
         return "the segment ends inside a record"

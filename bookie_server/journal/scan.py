@@ -1,14 +1,14 @@
-"""Reading a journal at a start: its records, and its torn or damaged bytes (`Replay`); a segment
-from its start to its end in large pieces, the next one ahead of need, and any file around its bad
-blocks (`SegmentReader`).
+"""Reading a journal at a start. `Replay` gives its records, and its torn or damaged bytes.
+`SegmentReader` reads a segment in large pieces, each ahead of need, and any file except its bad
+blocks.
 
-Always true: two pieces are in memory, and a read gives a view into one, or a copy if it is small:
-zeros follow a batch up to the next multiple of 4096, and a caller that keeps an entry of a small
-batch must not keep the zeros as well. A piece begins where a batch does, so that few batches span
-two. A block that the disk cannot read is handed out as bytes that no bookie writes (`UNREADABLE`):
-decoding finds them damaged, and `unreadable_end` shows that they are no torn write; one bad sector
-costs its block and not the segment. After BAD_BLOCKS_MAX of them the rest of the segment is not
-tried any more, and a read that hangs is not repeated at all: a start ends in time.
+Always true: at most two pieces are in memory. A read gives a view into a piece; a small read gives
+a copy, so that a caller that keeps a small entry does not keep the zeros that fill up its batch's
+block. A piece begins where a batch begins, so few batches span two pieces. The reader gives
+`UNREADABLE` bytes, which no bookie writes, for a block that the disk cannot read: decoding finds
+them damaged, `unreadable_end` shows that they are no torn write, and one bad sector costs its block
+and not the segment. So that a start ends in time, the reader does not try the rest of the segment
+after BAD_BLOCKS_MAX bad blocks, and never repeats a read that hangs.
 """
 
 import asyncio
@@ -37,23 +37,23 @@ from bookie_server.journal.format import (
 from bookie_server.journal.writer import segment_ids, segment_path
 
 PIECE_BYTES = 8 << 20
-AHEAD_BYTES = PIECE_BYTES // 8  # the next piece is read when so much is left, which is read twice
+AHEAD_BYTES = PIECE_BYTES // 8  # when so much of a piece is left, the next piece is read
 UNREADABLE = b"\xff"
 BAD_BLOCKS_MAX = 64
-COPIED_BYTES_MAX = 64 << 10  # beyond it the zeros are less than a sixteenth of the batch
+COPIED_BYTES_MAX = 64 << 10  # in a larger read the zeros are less than a sixteenth
 _SCAN_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
 class _Piece(NamedTuple):
-    """A piece of a segment. `ends`: the file ends where the piece does."""
+    """A piece of a segment. `is_last`: the file ends where the piece ends."""
 
     start: int
     data: memoryview
-    ends: bool
+    is_last: bool
 
     def holds(self, at: int, length: int) -> bool:
-        return self.start <= at and (self.ends or at + length <= self.start + len(self.data))
+        return self.start <= at and (self.is_last or at + length <= self.start + len(self.data))
 
 
 class SegmentReader:
@@ -65,24 +65,24 @@ class SegmentReader:
         """Where the last unreadable block ends; 0: all blocks could be read."""
         self._bad_blocks: dict[int, None] = {}
         self._piece = _Piece(0, memoryview(b""), False)
-        self._next: asyncio.Task[_Piece] | None = None
+        self._next_piece: asyncio.Task[_Piece] | None = None
 
-    async def read(self, at: int, length: int, following: int | None = None) -> memoryview:
-        """As read_around; `following`: where the next read will begin, None if that is unknown.
+    async def read(self, at: int, length: int, next_at: int | None = None) -> memoryview:
+        """As `read_around`. `next_at`: where the next read will begin; None: unknown.
 
         Raises DiskHung.
         """
         if not self._piece.holds(at, length):
-            await self._move_to(at, length)
-        start, data, ends = self._piece
+            await self._load_piece(at, length)
+        start, data, is_last = self._piece
         view = data[at - start : at - start + length]
-        if following is not None and self._next is None and not ends:
-            self._read_ahead(following, length, start + len(data) - following)
+        if next_at is not None and self._next_piece is None and not is_last:
+            self._read_ahead(next_at, length, start + len(data) - next_at)
         return memoryview(bytes(view)) if length <= COPIED_BYTES_MAX else view
 
     def _read_ahead(self, start: int, length: int, left: int) -> None:
         if left < max(length, AHEAD_BYTES):
-            self._next = asyncio.ensure_future(self._read(start, max(length, PIECE_BYTES)))
+            self._next_piece = asyncio.ensure_future(self._read(start, max(length, PIECE_BYTES)))
 
     async def close(self) -> None:
         """When this returns, no read of the file is under way, except in a thread that hangs."""
@@ -90,8 +90,8 @@ class SegmentReader:
             await self._take_next()
 
     async def read_around(self, start: int, length: int) -> bytes:
-        """As File.read, with UNREADABLE for the blocks that cannot be read. These are found by
-        halves: few bad blocks take few reads. Raises DiskHung."""
+        """As File.read, with UNREADABLE for the blocks that cannot be read. A failed read is
+        repeated in two halves until the bad blocks are found. Raises DiskHung."""
         end = min(start + length, self.file.end)
         if len(self._bad_blocks) >= BAD_BLOCKS_MAX:
             return self._unreadable(start, end)
@@ -120,15 +120,15 @@ class SegmentReader:
         self.unreadable_end = max(self.unreadable_end, end)
         return UNREADABLE * max(0, end - start)
 
-    async def _move_to(self, at: int, length: int) -> None:
+    async def _load_piece(self, at: int, length: int) -> None:
         piece = await self._take_next()
         if piece is None or not piece.holds(at, length):
             piece = await self._read(at, max(length, PIECE_BYTES))
         self._piece = piece
 
     async def _take_next(self) -> _Piece | None:
-        coming, self._next = self._next, None
-        return None if coming is None else await coming
+        task, self._next_piece = self._next_piece, None
+        return None if task is None else await task
 
     async def _read(self, start: int, length: int) -> _Piece:
         data = await self.read_around(start, length)
@@ -150,50 +150,53 @@ class Ending(Enum):
 class Replay:
     """Reads the segments at and after a mark.
 
-    Iterate `records()` to the end; then `damage` are the unreadable bytes below a position that was
-    surely synced (acknowledged data may be lost), `torn` those beyond it (a write that was not
-    synced: acknowledged in the page-cache lane only), `ending` is how the last run ended, and `end`
-    is where the journal ends. No crash cuts a segment short or makes a block unreadable: in such a
-    segment all unreadable bytes are damage.
+    Iterate `records()` to the end, then read the results:
+    - `damage`: unreadable bytes before a position that was synced: acknowledged data may be lost;
+    - `torn`: unreadable bytes after it, of a write that was not synced: only the page-cache lane
+      may have acknowledged it;
+    - `ending`: how the last run ended; `end`: where the journal ends.
+
+    No crash cuts a segment short or makes a block unreadable: in such a segment all unreadable
+    bytes are damage.
     """
 
     def __init__(self, disk: Disk, mark: Position | None) -> None:
         self._disk = disk
-        self._known_synced = mark or Position(0, 0)
-        self._synced_in: dict[int, int] = {}  # by segment: the highest synced offset in batches
+        self._synced = mark or Position(0, 0)
+        self._synced_offsets: dict[int, int] = {}  # by segment: the highest that batches name
         self._mark = mark
         self._suspects: list[Suspect] = []
-        self._missing: list[Suspect] = []
-        self._no_crash: dict[int, None] = {}  # segments with harm that no crash does
-        self._sealed = False
-        self.end = self._known_synced
+        self._losses: list[Suspect] = []
+        self._damaged_segments: dict[int, None] = {}  # damaged as no crash damages a segment
+        self._is_sealed = False
+        self.end = self._synced
         self.file_ids: list[int] = []
 
     @property
     def damage(self) -> list[Suspect]:
-        return [s for s in self._suspects if self._is_damage(s)] + self._missing
+        return [s for s in self._suspects if self._is_damage(s)] + self._losses
 
     @property
     def torn(self) -> list[Suspect]:
-        return [s for s in self._suspects if s.why != _END and not self._is_damage(s)]
+        return [s for s in self._suspects if s.why != _END_OF_READABLE and not self._is_damage(s)]
 
     @property
     def ending(self) -> Ending:
         if self.torn:
             return Ending.TORN
-        never_ran = self._mark is None and not self.file_ids
-        return Ending.CLEAN if self._sealed or never_ran else Ending.UNCLEAN
+        has_no_run = self._mark is None and not self.file_ids
+        return Ending.CLEAN if self._is_sealed or has_no_run else Ending.UNCLEAN
 
     def _is_damage(self, suspect: Suspect) -> bool:
-        below = suspect.position < self._known_synced
-        if suspect.why == _END:
-            return below and self._ends_early(suspect.position)
-        return below or suspect.position.file_id in self._no_crash
+        is_below = suspect.position < self._synced
+        if suspect.why == _END_OF_READABLE:
+            return is_below and self._lacks_synced_bytes(suspect.position)
+        return is_below or suspect.position.file_id in self._damaged_segments
 
-    def _ends_early(self, end: Position) -> bool:
-        """Whether more of the segment was synced than can be read; the first batch of the next
-        segment has the end of a full one."""
-        return end.offset < self._synced_in.get(end.file_id, 0)
+    def _lacks_synced_bytes(self, end: Position) -> bool:
+        """Whether synced bytes follow the readable ones. (The first batch of the next segment shows
+        how far a full segment was synced.)"""
+        return end.offset < self._synced_offsets.get(end.file_id, 0)
 
     async def records(self) -> AsyncIterator[list[Record]]:
         """The whole records, batch by batch, in the order of writing. Raises DiskFailed.
@@ -207,7 +210,7 @@ class Replay:
         for file_id in range(first, max([first, *self.file_ids]) + 1):
             if file_id not in self.file_ids:
                 where = Position(file_id, 0)
-                self._missing.append(Suspect(where, None, None, "the segment is missing"))
+                self._losses.append(Suspect(where, None, None, "the segment is missing"))
                 continue
             async for records in self._records_of(file_id):
                 yield records
@@ -216,7 +219,7 @@ class Replay:
         file = await self._disk.open(segment_path(file_id))
         reader = SegmentReader(file)
         try:
-            missing = _missing_of(await reader.read_around(0, BLOCK_BYTES), file_id, file.end)
+            loss = _loss_of(await reader.read_around(0, BLOCK_BYTES), file_id, file.end)
             start = self._mark.offset if self._mark and self._mark.file_id == file_id else 0
             start = at = max(start, BLOCK_BYTES)
             while (batch := await self._next_batch(reader, file_id, at)) is not None:
@@ -225,36 +228,36 @@ class Replay:
                 records, suspects = decode_records(data, batch)
                 self._suspects += suspects
                 self._note_synced(batch.synced)
-                self._sealed = bool(records) and records[-1].kind is RecordKind.SEAL
+                self._is_sealed = bool(records) and records[-1].kind is RecordKind.SEAL
                 at = batch.end
                 yield records
             self.end = Position(file_id, at)
-            if missing:
-                self._missing.append(Suspect(self.end, None, None, missing))
+            if loss:
+                self._losses.append(Suspect(self.end, None, None, loss))
             else:
-                self._suspects.append(Suspect(self.end, None, None, _END))
-            if missing or reader.unreadable_end > start:
-                self._no_crash[file_id] = None
+                self._suspects.append(Suspect(self.end, None, None, _END_OF_READABLE))
+            if loss or reader.unreadable_end > start:
+                self._damaged_segments[file_id] = None
         finally:
             await reader.close()
             await file.close()
 
     def _note_synced(self, synced: Position) -> None:
-        self._known_synced = max(self._known_synced, synced)
-        earlier = self._synced_in.get(synced.file_id, 0)
-        self._synced_in[synced.file_id] = max(earlier, synced.offset)
+        self._synced = max(self._synced, synced)
+        earlier = self._synced_offsets.get(synced.file_id, 0)
+        self._synced_offsets[synced.file_id] = max(earlier, synced.offset)
 
     async def _next_batch(self, reader: SegmentReader, file_id: int, at: int) -> BatchHeader | None:
         """The batch at `at`, or the next one after bytes that are no batch."""
         try:
             return decode_batch_header(await reader.read(at, BATCH_HEADER_BYTES), file_id, at)
         except BadJournal as error:
-            if not await self._is_written(reader, at):
-                return None  # so nearly every segment ends: there is nothing to search
+            if not await self._has_written_bytes(reader, at):
+                return None  # nearly every segment ends so: only zeros follow
             self._suspects.append(Suspect(Position(file_id, at), None, None, str(error)))
-            return await self._search_batch(reader, file_id, at + BLOCK_BYTES)
+            return await self._find_batch(reader, file_id, at + BLOCK_BYTES)
 
-    async def _is_written(self, reader: SegmentReader, at: int) -> bool:
+    async def _has_written_bytes(self, reader: SegmentReader, at: int) -> bool:
         """Whether any byte from `at` on is not a zero of reserved space."""
         while data := await reader.read_around(at, _SCAN_BYTES):
             if data != bytes(len(data)):
@@ -262,9 +265,7 @@ class Replay:
             at += len(data)
         return False
 
-    async def _search_batch(
-        self, reader: SegmentReader, file_id: int, at: int
-    ) -> BatchHeader | None:
+    async def _find_batch(self, reader: SegmentReader, file_id: int, at: int) -> BatchHeader | None:
         while data := await reader.read_around(at, _SCAN_BYTES):
             candidates = BATCH_MAGIC in data and range(0, len(data), BLOCK_BYTES)
             for offset in candidates or ():
@@ -275,9 +276,9 @@ class Replay:
         return None
 
 
-def _missing_of(head: Buffer, file_id: int, end: int) -> str:
-    """What the segment that begins with `head` and ends at `end` has lost; empty: nothing that
-    shows. A damaged header is no loss: each batch has its own file and position."""
+def _loss_of(head: Buffer, file_id: int, end: int) -> str:
+    """What a segment with the first block `head` and the length `end` has lost; empty: nothing. A
+    damaged header is no loss, as each batch header has the file id and position."""
     if len(head) < BLOCK_BYTES or not any(head):
         return "the segment has lost its header"
     try:
@@ -288,4 +289,4 @@ def _missing_of(head: Buffer, file_id: int, end: int) -> str:
     return f"the segment is cut: it had {length} bytes, not {end}" if end < length else ""
 
 
-_END = "the segment's readable part ends here"
+_END_OF_READABLE = "the segment's readable part ends here"

@@ -11,17 +11,17 @@ Always true:
 - the first failed write or sync, and a next segment that cannot be made, end the journal: all
   waiting appends fail with JournalFailed, and later ones are refused; if the next segment only
   lacks space, the journal tries again until there is some;
-- a segment has its name only when its header and its whole length are durable: a shorter one, or
-  one without header, is damaged. A segment that a crash left half made has another name, and no
-  number;
+- a segment gets its name only when its header and its whole length are durable: a segment that is
+  shorter or has no header is damaged. A segment whose making a crash interrupted has another name
+  (MAKING_SUFFIX) and does not count as a segment;
 - after a restart a new segment is begun; an old one is only read (scan.py).
 
-Of the records of the next batch:
-- records of one ledger leave in the order they came, whatever their lanes;
-- appends of the recovery lane leave ahead of all that wait of other ledgers in other lanes, and
-  take the waiting records of their own ledger with them;
-- the oldest bulk goes along with every batch, or has the next one to itself, so recovery, however
-  much it sends, starves no other lane;
+Always true of the order of records:
+- the records of one ledger are written in the order of their appends, whatever their lanes;
+- records of the recovery lane are written before the waiting records of other ledgers in other
+  lanes; the waiting records of their own ledger become urgent with them;
+- every batch takes the oldest bulk group; if it has no room for that group, the next batch takes
+  bulk groups only. So recovery starves no other lane;
 - an append's future is done when the last of its records is written as its lane requires.
 
 The next segment is made (space reserved, header and name synced) ahead of need.
@@ -53,8 +53,8 @@ from bookie_server.lanes import Lane, Work
 
 FOLDER = "journal"
 SUFFIX, DAMAGED_SUFFIX, MAKING_SUFFIX = ".journal", ".damaged", ".making"
-ANY_BYTES = 1 << 62  # whatever its size
-FENCES_PART = 8  # of the least segment, kept for fences when there is no space for another
+UNLIMITED_BYTES = 1 << 62
+FENCE_SHARE = 8  # while no next segment can be made, 1/8 of a least segment is kept for fences
 SPACE_PAUSE_S = 1.0  # between two tries to make a segment for which there was no space
 _log = logging.getLogger(__name__)
 
@@ -75,26 +75,26 @@ async def segment_ids(disk: Disk) -> list[int]:
 
 
 class Ack:
-    """The future of an append, of which `parts` groups are still to be written."""
+    """The future of an append; `groups` of its groups are still to be written."""
 
-    __slots__ = ("done", "parts")
+    __slots__ = ("done", "groups")
 
-    def __init__(self, done: asyncio.Future[None], parts: int) -> None:
+    def __init__(self, done: asyncio.Future[None], groups: int) -> None:
         self.done = done
-        self.parts = parts
+        self.groups = groups
 
-    def written(self) -> None:
-        self.parts -= 1
-        if not self.parts and not self.done.done():
+    def count_written(self) -> None:
+        self.groups -= 1
+        if not self.groups and not self.done.done():
             self.done.set_result(None)
 
-    def failed(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         if not self.done.done():
             self.done.set_exception(error)
 
 
 class _Part(NamedTuple):
-    """Records of a ledger that are written together."""
+    """What becomes a Group: records of one ledger."""
 
     ledger_id: int
     records: Sequence[Record]
@@ -102,8 +102,8 @@ class _Part(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Records of one ledger that are written in one batch. An empty group is a barrier for its
-    ledger; with `ledger_id` None, for the batch being written."""
+    """Records of one ledger that are written in one batch. An empty group waits for the earlier
+    records of its ledger; with `ledger_id` None, for the batch that is being written."""
 
     ledger_id: int | None
     records: Sequence[Record]
@@ -113,7 +113,7 @@ class Group(NamedTuple):
 
 
 class JournalQueue:
-    """The records that wait to be written, and which of them the next batch takes. A group has at
+    """The records that wait to be written; `take` chooses those of the next batch. A group has at
     most `group_bytes_max`, or one larger record; a batch has at most `batch_bytes_max`."""
 
     def __init__(self, group_bytes_max: int, batch_bytes_max: int) -> None:
@@ -121,8 +121,8 @@ class JournalQueue:
         self._batch_bytes_max = batch_bytes_max
         self._urgent: deque[Group] = deque()
         self._bulk: deque[Group] = deque()
-        self._urgent_groups: dict[int, int] = {}  # by ledger, how many
-        self._passed_over = False  # the last batch had no room for the head of the bulk
+        self._urgent_counts: dict[int, int] = {}  # by ledger: how many urgent groups it has
+        self._is_bulk_passed_over = False  # the last batch had no room for the first bulk group
 
     def __len__(self) -> int:
         return len(self._urgent) + len(self._bulk)
@@ -139,10 +139,10 @@ class JournalQueue:
         when all earlier records are."""
         needs_sync = lane is not Lane.PAGE_CACHE
         assert needs_sync or all(record.kind is RecordKind.ENTRY for record in records)
-        barrier = not records and not after
-        parts = self._parts(records, self._waiting_ledgers() if barrier else after)
-        ack = Ack(done, len(parts) + barrier)
-        if barrier:  # for the batch that is being written
+        is_barrier = not records and not after
+        parts = self._parts(records, self._waiting_ledgers() if is_barrier else after)
+        ack = Ack(done, len(parts) + is_barrier)
+        if is_barrier:  # for the batch that is being written
             self._bulk.append(Group(None, (), 0, needs_sync, ack))
         total = 0
         for ledger_id, part, size in parts:
@@ -152,14 +152,16 @@ class JournalQueue:
 
     def take(self) -> list[Group]:
         """The groups of the next batch, at least one if any waits."""
-        half = self._group_bytes_max // 2 if self._bulk else self._group_bytes_max
-        taken = [] if self._passed_over else _take(self._urgent, half, ANY_BYTES)
+        urgent_max = self._group_bytes_max // 2 if self._bulk else self._group_bytes_max
+        taken = (
+            [] if self._is_bulk_passed_over else _take(self._urgent, urgent_max, UNLIMITED_BYTES)
+        )
         for group in taken:
-            self._not_urgent_any_more(group)
+            self._uncount_urgent(group)
         used = sum([group.bytes for group in taken])
-        room_for_first = self._batch_bytes_max - used if taken else ANY_BYTES
+        room_for_first = self._batch_bytes_max - used if taken else UNLIMITED_BYTES
         bulk = _take(self._bulk, self._group_bytes_max - used, room_for_first)
-        self._passed_over = bool(self._bulk) and not bulk
+        self._is_bulk_passed_over = bool(self._bulk) and not bulk
         return taken + bulk
 
     def has(self, ledger_id: int) -> bool:
@@ -174,18 +176,18 @@ class JournalQueue:
         """Fail all waiting appends."""
         for queue in (self._bulk, self._urgent):
             while queue:
-                queue.popleft().ack.failed(error)
-        self._urgent_groups.clear()
+                queue.popleft().ack.fail(error)
+        self._urgent_counts.clear()
 
     def _parts(self, records: Sequence[Record], after: Sequence[int]) -> list[_Part]:
         parts: list[_Part] = []
         by_ledger = _by_ledger(records)
-        for ledger_id, own in by_ledger.items():
-            size = records_bytes(own)
+        for ledger_id, ledger_records in by_ledger.items():
+            size = records_bytes(ledger_records)
             if size <= self._group_bytes_max:
-                parts.append(_Part(ledger_id, own, size))
+                parts.append(_Part(ledger_id, ledger_records, size))
                 continue
-            split = _split(own, self._group_bytes_max)
+            split = _split(ledger_records, self._group_bytes_max)
             parts += [_Part(ledger_id, part, records_bytes(part)) for part in split]
         parts += [_Part(ledger_id, (), 0) for ledger_id in after if ledger_id not in by_ledger]
         return parts
@@ -198,13 +200,13 @@ class JournalQueue:
         assert group.ledger_id is not None
         if lane is Lane.RECOVERY:
             self._move_ahead(group.ledger_id)
-        elif group.ledger_id not in self._urgent_groups:
+        elif group.ledger_id not in self._urgent_counts:
             self._bulk.append(group)
             return
         self._make_urgent(group)
 
     def _move_ahead(self, ledger_id: int) -> None:
-        """Make the ledger's waiting groups leave before the recovery that is about to be queued."""
+        """Make the ledger's waiting groups urgent, before its recovery group is queued."""
         if not any(group.ledger_id == ledger_id for group in self._bulk):
             return
         waiting, self._bulk = self._bulk, deque()
@@ -217,13 +219,13 @@ class JournalQueue:
     def _make_urgent(self, group: Group) -> None:
         assert group.ledger_id is not None
         self._urgent.append(group)
-        self._urgent_groups[group.ledger_id] = self._urgent_groups.get(group.ledger_id, 0) + 1
+        self._urgent_counts[group.ledger_id] = self._urgent_counts.get(group.ledger_id, 0) + 1
 
-    def _not_urgent_any_more(self, group: Group) -> None:
+    def _uncount_urgent(self, group: Group) -> None:
         assert group.ledger_id is not None
-        left = self._urgent_groups.pop(group.ledger_id) - 1
+        left = self._urgent_counts.pop(group.ledger_id) - 1
         if left:
-            self._urgent_groups[group.ledger_id] = left
+            self._urgent_counts[group.ledger_id] = left
 
 
 class _Segment(NamedTuple):
@@ -245,17 +247,17 @@ class Journal:
         self._segment = segment
         self._batch_no = 0
         self._synced = synced  # for the next batch's header
-        self._sync_at: float | None = None  # when written bytes are to be synced
-        least = _least_bytes(config)
-        self._queue = JournalQueue(config.journal_batch_bytes_max, least - 2 * BLOCK_BYTES)
+        self._sync_at: float | None = None  # when to sync written bytes; None: all are synced
+        least_bytes = _least_segment_bytes(config)
+        self._queue = JournalQueue(config.journal_batch_bytes_max, least_bytes - 2 * BLOCK_BYTES)
         self._batch: Sequence[Group] = ()  # being written
         self._wake = asyncio.Event()
-        self._closing = False
-        self._hurry = False
+        self._is_closing = False
+        self._is_hurrying = False
         self._failure: JournalFailed | None = None
-        self._lost: DiskFailed | None = None
-        self._next = self._make_next()
-        self._writing = Work()
+        self._directory_error: DiskFailed | None = None
+        self._next_segment = self._begin_next_segment()
+        self._write_rate = Work()
         self.pending_bytes = 0
         """Bytes appended and not yet acknowledged."""
         self.task = asyncio.ensure_future(self._run())
@@ -275,19 +277,19 @@ class Journal:
 
     @property
     def room_bytes(self) -> int:
-        """How many bytes of adds may be pending without a wait for disk space: without limit while
-        the next segment exists, else the rest of the present one, without a part that is kept for
-        fences (and padding)."""
-        if self._has_next:
-            return ANY_BYTES
-        kept_bytes = _least_bytes(self._config) // FENCES_PART
+        """How many bytes of adds may be pending without a wait for disk space. While the next
+        segment exists there is no limit; else it is the rest of the present segment, less a part
+        that is kept for fences (and padding)."""
+        if self._has_next_segment:
+            return UNLIMITED_BYTES
+        kept_bytes = _least_segment_bytes(self._config) // FENCE_SHARE
         return self._segment.bytes_max - self._segment.file.end - kept_bytes
 
     @property
     def wait_s(self) -> float:
-        """Seconds in which half of the pending bytes should be written: then there is room."""
+        """Seconds until half of the pending bytes should be written: then there is room."""
         now_s = asyncio.get_running_loop().time()
-        return self._writing.left_s(now_s, self.pending_bytes // 2)
+        return self._write_rate.left_s(now_s, self.pending_bytes // 2)
 
     def append(
         self, records: Sequence[Record], lane: Lane = Lane.BULK, after: Sequence[int] = ()
@@ -297,11 +299,11 @@ class Journal:
         when they are written.
 
         With neither records nor `after` it is a barrier: done when all earlier appends are. Fails
-        with JournalFailed. Shield it: to cancel it would end only the waiting.
+        with JournalFailed. Callers shield it: the append goes on even if its future is cancelled.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done.add_done_callback(retrieve)
-        if self._failure is not None or self._closing:
+        done.add_done_callback(retrieve_error)
+        if self._failure is not None or self._is_closing:
             done.set_exception(self._failure or JournalFailed("the journal is closed"))
             return done
         self.pending_bytes += self._queue.put(records, lane, after, done)
@@ -310,14 +312,14 @@ class Journal:
 
     def is_under_way(self, ledger_id: int) -> bool:
         """Whether a record of the ledger waits, or is being written."""
-        batched = any(group.ledger_id == ledger_id for group in self._batch)
-        return batched or self._queue.has(ledger_id)
+        is_in_batch = any(group.ledger_id == ledger_id for group in self._batch)
+        return is_in_batch or self._queue.has(ledger_id)
 
     async def forget_before(self, mark: Position) -> None:
-        """Remove the segments that a durable checkpoint `mark` no longer needs, durably: a missing
-        segment shows that a copy of the checkpoint is an older one."""
-        needed = min(mark.file_id, self._segment.file_id)
-        unneeded = [i for i in await segment_ids(self._disk) if i < needed]
+        """Remove the segments before `mark`, which is in a durable checkpoint. The removal is
+        durable: if a segment is missing at a start, the checkpoint read there is an older one."""
+        first_needed = min(mark.file_id, self._segment.file_id)
+        unneeded = [i for i in await segment_ids(self._disk) if i < first_needed]
         for file_id in unneeded:
             await self._disk.remove(segment_path(file_id), unread=True)
         if unneeded:
@@ -332,13 +334,13 @@ class Journal:
 
     def fail(self, error: DiskFailed) -> None:
         """The directory is lost: end as after a failed write."""
-        self._lost = error
+        self._directory_error = error
         self._wake.set()
 
     def hurry(self) -> None:
-        """The node stops: appends do not wait for disk space any more; if a segment is full and the
-        next one lacks space, the journal ends."""
-        self._hurry = True
+        """The node stops: appends no longer wait for disk space. If the segment is full and there
+        is no space for the next one, the journal ends."""
+        self._is_hurrying = True
 
     async def close(self) -> None:
         """Write and sync the queued records and the seal; later appends are refused.
@@ -346,38 +348,38 @@ class Journal:
         Raises JournalFailed.
         """
         self.hurry()
-        sealed = self.append([Record(RecordKind.SEAL, NO_ENTRY, NO_ENTRY, b"", 0)])
-        self._closing = True
+        seal = self.append([Record(RecordKind.SEAL, NO_ENTRY, NO_ENTRY, b"", 0)])
+        self._is_closing = True
         try:
-            await asyncio.shield(sealed)
+            await asyncio.shield(seal)
             await self.task
         finally:
             with contextlib.suppress(DiskFailed):
-                await (await self._next).file.close()
+                await (await self._next_segment).file.close()
             await self._segment.file.close()
 
     def abandon(self) -> None:
         """End at once, as a crash would."""
         self.task.cancel()
-        self._next.cancel()
+        self._next_segment.cancel()
 
     # -- the writing task --
 
     async def _run(self) -> None:
         try:
-            while self._queue or not self._closing:
-                self._check_next()
+            while self._queue or not self._is_closing:
+                self._check_next_segment()
                 if self._queue:
                     await self._write(self._queue.take())
-                elif not await self._something_came():
+                elif not await self._wait_for_append():
                     await self._sync()
         except Exception as error:
             self._failure = JournalFailed(f"the journal failed: {error}")
             self._queue.fail(self._failure)
             raise
 
-    async def _something_came(self) -> bool:
-        """Wait for an append. False: none came before the written bytes are to be synced."""
+    async def _wait_for_append(self) -> bool:
+        """Wait for an append. False: it is time to sync the written bytes, and no append came."""
         self._wake.clear()
         if self._sync_at is None:
             return await self._wake.wait()
@@ -399,35 +401,35 @@ class Journal:
             elif needs_sync:
                 await self._sync()
         except Exception:
-            self._queue.put_back(groups)  # all waiting appends end, these first
+            self._queue.put_back(groups)  # `_run` fails all waiting appends, these first
             raise
         self.pending_bytes -= size
         self._batch = ()
         for group in groups:
-            group.ack.written()
+            group.ack.count_written()
 
     async def _write_batch(self, records: list[Record], size: int, sync: bool) -> None:
         if self._segment.file.end + size > self._segment.bytes_max:
             await self._roll()
         file_id, file = self._segment.file_id, self._segment.file
         batch = encode_batch(file_id, file.end, self._batch_no, self._synced, records)
-        self._writing.begun(size, asyncio.get_running_loop().time())
+        self._write_rate.begun(size, asyncio.get_running_loop().time())
         await file.append(batch, sync=sync)
         self._batch_no += 1
         ended_s = asyncio.get_running_loop().time()
-        self._writing.ended(ended_s)
+        self._write_rate.ended(ended_s)
         if sync:
-            self._all_is_synced()
+            self._note_all_synced()
         elif self._sync_at is None:
             self._sync_at = ended_s + self._config.page_cache_sync_s
 
     async def _roll(self) -> None:
         """Go on in the next segment, after the present one is synced."""
         await self._sync()
-        following = await self._next
+        next_segment = await self._next_segment
         await self._segment.file.close()
-        self._segment, self._batch_no = following, 0
-        self._next = self._make_next()
+        self._segment, self._batch_no = next_segment, 0
+        self._next_segment = self._begin_next_segment()
 
     # -- the sync that follows a page-cache write --
 
@@ -438,22 +440,26 @@ class Journal:
     async def _sync(self) -> None:
         if self._sync_at is not None:
             await self._segment.file.sync()
-            self._all_is_synced()
+            self._note_all_synced()
 
-    def _all_is_synced(self) -> None:
+    def _note_all_synced(self) -> None:
         self._synced = Position(self._segment.file_id, self._segment.file.end)
         self._sync_at = None
 
     # -- the next segment --
 
     @property
-    def _has_next(self) -> bool:
-        return self._next.done() and not self._next.cancelled() and not self._next.exception()
+    def _has_next_segment(self) -> bool:
+        return (
+            self._next_segment.done()
+            and not self._next_segment.cancelled()
+            and not self._next_segment.exception()
+        )
 
-    def _make_next(self) -> asyncio.Task[_Segment]:
-        making = asyncio.ensure_future(self._make_when_there_is_space(self._segment.file_id + 1))
-        making.add_done_callback(lambda _: self._wake.set())
-        return making
+    def _begin_next_segment(self) -> asyncio.Task[_Segment]:
+        task = asyncio.ensure_future(self._make_when_there_is_space(self._segment.file_id + 1))
+        task.add_done_callback(lambda _: self._wake.set())
+        return task
 
     async def _make_when_there_is_space(self, file_id: int) -> _Segment:
         is_logged = False
@@ -464,34 +470,34 @@ class Journal:
                 if not is_logged:
                     _log.warning("journal segment %d cannot be made yet: %s", file_id, error)
                 is_logged = True
-                if self._hurry:
+                if self._is_hurrying:
                     raise
             await asyncio.sleep(SPACE_PAUSE_S)
 
-    def _check_next(self) -> None:
+    def _check_next_segment(self) -> None:
         """A disk on which no segment can be made is dead, also before the roll. Raises
         DiskFailed."""
-        if self._lost is not None:
-            raise self._lost
-        if self._next.done() and not self._next.cancelled():
-            error = self._next.exception()
+        if self._directory_error is not None:
+            raise self._directory_error
+        if self._next_segment.done() and not self._next_segment.cancelled():
+            error = self._next_segment.exception()
             if error is not None and not isinstance(error, DiskFull):
                 raise error
 
 
 async def _make_segment(disk: Disk, file_id: int, config: StorageConfig) -> _Segment:
-    """A segment of the usual size or, when there is no space for that, of the least.
+    """A segment of the usual size; when there is no space for it, of the least size.
 
-    Raises DiskFull when the space for both is missing, else DiskFailed.
+    Raises DiskFull when there is no space for the least size either, else DiskFailed.
     """
     path, bytes_max = segment_path(file_id), config.journal_bytes_max
-    await _remove_half_made(disk)
+    await _remove_unfinished(disk)
     if file_id in await segment_ids(disk):
         raise DiskFailed(f"{path}: exists already")
     try:
         file = await disk.create(path + MAKING_SUFFIX, bytes_max, direct=True)
     except DiskFull:
-        bytes_max = _least_bytes(config)
+        bytes_max = _least_segment_bytes(config)
         file = await disk.create(path + MAKING_SUFFIX, bytes_max, direct=True)
     try:
         await file.append([encode_file_header(file_id, bytes_max)], sync=True)
@@ -502,22 +508,21 @@ async def _make_segment(disk: Disk, file_id: int, config: StorageConfig) -> _Seg
     return _Segment(file_id, file, bytes_max)
 
 
-async def _remove_half_made(disk: Disk) -> None:
-    """Remove a segment that a crash left half made."""
+async def _remove_unfinished(disk: Disk) -> None:
+    """Remove a segment whose making a crash interrupted."""
     for name in await disk.list(FOLDER):
         if name.endswith(MAKING_SUFFIX):
             await disk.remove(f"{FOLDER}/{name}")
 
 
-def _least_bytes(config: StorageConfig) -> int:
-    """The size of the least segment, which takes any batch; StorageConfig refuses a smaller usual
-    one."""
+def _least_segment_bytes(config: StorageConfig) -> int:
+    """The size of the least segment: any batch fits. StorageConfig refuses a smaller usual size."""
     largest = config.journal_batch_bytes_max + config.entry_bytes_max
     return min(config.journal_bytes_max, largest + 16 * BLOCK_BYTES)
 
 
-def retrieve(done: asyncio.Future[None]) -> None:
-    """Retrieve the error: `task` reports it, and not every append is awaited."""
+def retrieve_error(done: asyncio.Future[None]) -> None:
+    """Keep asyncio from logging the error of an append that is not awaited: `task` reports it."""
     if not done.cancelled():
         done.exception()
 

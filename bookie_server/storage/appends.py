@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.format import Position, Record, RecordKind
-from bookie_server.journal.writer import Journal, JournalFailed, retrieve
+from bookie_server.journal.writer import Journal, JournalFailed, retrieve_error
 from bookie_server.lanes import Lane
 from bookie_server.logs.index import LedgerStates, Location
 from bookie_server.storage.directories import DirectoryStore, Stores
@@ -224,7 +224,7 @@ class Journals:
         del self._live[journal_id]
         self.failures[journal_id] = str(error)
         relief: Appended = asyncio.get_running_loop().create_future()
-        relief.add_done_callback(retrieve)
+        relief.add_done_callback(retrieve_error)
         self._reliefs.append(relief)
         for ledger_id in [i for i, home in self.home.items() if home == journal_id]:
             del self.home[ledger_id]
@@ -339,7 +339,7 @@ class DirectWrites:
     def _put(self, store: DirectoryStore, half: CacheHalf, records: Sequence[Record]) -> Appended:
         loop, ledger_id = asyncio.get_running_loop(), records[0].ledger_id
         done: Appended = loop.create_future()
-        done.add_done_callback(retrieve)
+        done.add_done_callback(retrieve_error)
         size = sum([len(record.body) for record in records])
         named = self._name(ledger_id, store)
         large = _Large(ledger_id, records, size, store, half, named, done)
@@ -439,7 +439,7 @@ def gathered(futures: Sequence[Appended], *, at_once: bool = True) -> Appended:
     if len(futures) == 1:
         return futures[0]
     done: Appended = asyncio.get_running_loop().create_future()
-    done.add_done_callback(retrieve)
+    done.add_done_callback(retrieve_error)
     left = len(futures)
 
     def ended(last: Appended) -> None:
@@ -464,6 +464,6 @@ def gathered(futures: Sequence[Appended], *, at_once: bool = True) -> Appended:
 
 def _failed(error: Exception) -> Appended:
     done: Appended = asyncio.get_running_loop().create_future()
-    done.add_done_callback(retrieve)
+    done.add_done_callback(retrieve_error)
     done.set_exception(error)
     return done

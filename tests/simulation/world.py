@@ -431,7 +431,7 @@ class BookieNode:
         if self.bookie is None:
             return False
         journals = self.bookie.storage._journals._live.values()
-        following = [journal._next for journal in journals]
+        following = [journal._next_segment for journal in journals]
         return all(f.done() and not f.cancelled() and bool(f.exception()) for f in following)
 
     @property

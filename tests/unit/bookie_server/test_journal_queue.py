@@ -29,7 +29,7 @@ def numbers(groups):
 
 def write(groups):
     for group in groups:
-        group.ack.written()
+        group.ack.count_written()
 
 
 def test_recovery_leaves_with_the_next_batch_whatever_waits_of_other_ledgers():
@@ -118,14 +118,14 @@ def test_a_ledgers_records_leave_in_order_and_who_waits_is_told_after_all_he_wai
                 for group in groups:
                     for record in group.records:
                         written.setdefault(record.ledger_id, []).append(record.entry_id)
-                    group.ack.written()
+                    group.ack.count_written()
                 check()
         while queue:
             groups = queue.take()
             for group in groups:
                 for record in group.records:
                     written.setdefault(record.ledger_id, []).append(record.entry_id)
-                group.ack.written()
+                group.ack.count_written()
             check()
         assert written == queued
         assert all(done.done() for done, _ in promises)
