@@ -6,7 +6,8 @@ Always true:
 - entries are carried as views into the frame; if less than half of a frame is taken, the taken
   entries are copied, so that they do not keep the frame in memory;
 - an entry id above all stored ones needs no look-up: only other ids can be in conflict;
-- while a fence of the ledger may be forgotten here no normal add is taken (LedgerHandle.doubted).
+- while a fence of the ledger may be lost here no normal add is taken
+  (LedgerHandle.fence_uncertain).
 """
 
 import asyncio
@@ -84,7 +85,7 @@ class Adder:
         try:
             handles = await self._meet(items, results)
             for handle in handles.values():
-                handle.adds += 1
+                handle.uses += 1
             stored = await self._look_up(items, handles)
             decided = self._decide(items, handles, stored, results)
             durable = self._append(decided, admitted_bytes)
@@ -157,18 +158,20 @@ class Adder:
         handles = {i: handle for i in ids if (handle := self._ledgers.get(i)) is not None}
         if len(handles) < len(ids):
             await self._meet_missing(items, handles, results)
-        doubted = [handle for handle in handles.values() if handle.doubted]
-        if doubted:
+        uncertain = [handle for handle in handles.values() if handle.fence_uncertain]
+        if uncertain:
             normal = {item.header.ledger_id: None for item in items if not item.add.recovery}
-            asked = [handle for handle in doubted if handle.ledger_id in normal]
-            await asyncio.gather(*map(self._ledgers.make_sure, asked))
-        await self._make_certain(list(handles.values()), below=False)
+            asked = [handle for handle in uncertain if handle.ledger_id in normal]
+            await asyncio.gather(*map(self._ledgers.check_fence, asked))
+        await self._compare_if_needed(list(handles.values()), new_session=False)
         return handles
 
-    async def _make_certain(self, handles: Sequence[LedgerHandle], *, below: bool) -> None:
+    async def _compare_if_needed(
+        self, handles: Sequence[LedgerHandle], *, new_session: bool
+    ) -> None:
         """Compare the ledgers with their records, if the metadata store may have gone back in
         time."""
-        asked = [h for h in handles if self._ledgers.is_uncertain(h, below=below)]
+        asked = [h for h in handles if self._ledgers.needs_comparison(h, new_session=new_session)]
         if asked:
             await asyncio.gather(*map(self._ledgers.compare, asked))
 
@@ -198,10 +201,12 @@ class Adder:
         """Headers of the frame's entries that are in an entry log already."""
         candidates = _perhaps_stored(items, handles)
         if candidates:
-            await self._make_certain([handles[ledger_id] for ledger_id in candidates], below=True)
+            await self._compare_if_needed(
+                [handles[ledger_id] for ledger_id in candidates], new_session=True
+            )
         while candidates := candidates and _perhaps_stored(items, handles):
             flushes = self._storage.flushes
-            await self._ledgers.settled(candidates)
+            await self._ledgers.wait_until_left(candidates)
             stored: _Stored = {}
             for ledger_id, ids in candidates.items():
                 headers = await self._storage.reader.headers(ledger_id, ids)
@@ -239,12 +244,12 @@ class Adder:
         if len(ids) < len(run) or ids[0] <= handle.last_entry or ids != sorted(ids):
             return False
         add, ledger_id = run[0].add, handle.ledger_id
-        if handle.unknown:
+        if handle.origin_unknown:
             return False
         if not self._storage.put_all(ledger_id, entries, reserve=add.recovery):
             return False
-        handle.heard(max([item.header for item in run], key=_LAC))
-        handle.heard(run[-1].header)
+        handle.took_add(max([item.header for item in run], key=_LAC))
+        handle.took_add(run[-1].header)
         decided.taken.setdefault(_lane(add, handle), []).extend(run)
         return True
 
@@ -265,7 +270,7 @@ class Adder:
                 if status is Status.OK:
                     decided.repeated.setdefault(lane, {})[header.ledger_id] = None
                     continue
-            if status is None and handle.unknown:  # another bookie can take it
+            if status is None and handle.origin_unknown:  # another bookie can take it
                 status = Status.LIMBO
             if status is not None:
                 results[index] = m.AddResult(status)
@@ -273,7 +278,7 @@ class Adder:
                 results[index] = self._busy
             else:
                 storage.put(header.ledger_id, header.entry_id, entry)
-                handle.heard(header)
+                handle.took_add(header)
                 decided.taken.setdefault(lane, []).append(item)
 
     def _compare(self, header: EntryHeader, stored: _Stored, recovery: bool) -> Status | None:

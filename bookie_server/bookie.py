@@ -29,11 +29,16 @@ from bookie_server.disk.monitor import DiskMonitor, Role, Watched
 from bookie_server.journal import checkpoint
 from bookie_server.journal.format import Record, RecordKind
 from bookie_server.journal.writer import JournalFailed
-from bookie_server.lanes import RETRY_AFTER_MS_MAX, Budget, Lane, calling, travelling
+from bookie_server.lanes import RETRY_AFTER_MS_MAX, Budget, Lane, calling, request_lane
 from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
 from bookie_server.ledgers.limbo import Limbo, absence
 from bookie_server.ledgers.peers import Ask, Peers, nobody_responds
-from bookie_server.ledgers.registry import FirstContactFailed, LedgerHandle, LedgerHandles
+from bookie_server.ledgers.registry import (
+    FirstContactFailed,
+    LedgerHandle,
+    LedgerHandles,
+    LedgerJudgement,
+)
 from bookie_server.logs.index import EVERY_LEDGER, LimboReason, worse
 from bookie_server.reclaim.reclaim import Reclaim
 from bookie_server.start.replay import open_storage
@@ -154,7 +159,7 @@ class Bookie:
         if self.failed.done():
             return f"the storage failed: {self.failed.exception()}"
         limbo = self.storage.directories.damage or ("it is being drained" if self.drained else "")
-        if self.ledgers.every().limbo == LimboReason.LOST:
+        if self.ledgers.every_ledger().limbo == LimboReason.LOST:
             limbo = "acknowledged data may have been lost here; every ledger is in limbo"
         if not self.disks.any_full:
             return limbo
@@ -177,7 +182,7 @@ class Bookie:
             return _refuse_all(request, Status.IO_ERROR, str(self.failed.exception()))
         self.under_way += 1
         self._idle.clear()
-        lane = travelling.set(Lane.RECOVERY if _is_recovery(request) else Lane.BULK)
+        lane = request_lane.set(Lane.RECOVERY if _is_recovery(request) else Lane.BULK)
         try:
             return await self._dispatch(request)
         except (JournalFailed, DiskFailed) as error:
@@ -185,7 +190,7 @@ class Bookie:
         except FirstContactFailed as error:
             return _refuse_all(request, error.status, error.reason)
         finally:
-            travelling.reset(lane)
+            request_lane.reset(lane)
             self.under_way -= 1
             if not self.under_way:
                 self._idle.set()
@@ -203,7 +208,9 @@ class Bookie:
         denied, until the walk has judged each ledger; with `until_restart`, until the next start.
         Durable when it returns. Raises JournalFailed."""
         self._limbo.halted = self._limbo.halted or until_restart
-        await self.ledgers.put_in_limbo_or_fence([(EVERY_LEDGER, LimboReason.LOST, False)])
+        await self.ledgers.put_in_limbo_or_fence(
+            [LedgerJudgement(EVERY_LEDGER, LimboReason.LOST, fence=False)]
+        )
         self._limbo.wake()
         self._standing_changed()
 
@@ -266,7 +273,7 @@ class Bookie:
     async def _met(self, ledger_id: int) -> LedgerHandle:
         """Raises FirstContactFailed."""
         handle = await self.ledgers.meet(ledger_id)
-        await self.ledgers.assure(handle)
+        await self.ledgers.check_origin(handle)
         return handle
 
     # -- read --
@@ -280,9 +287,9 @@ class Bookie:
         if not handle.allows("recover" if request.fence else "read", request.token):
             return m.ReadResponse(Status.UNAUTHORIZED)
         if request.fence:
-            handle.adds += 1  # repair relies on these copies and the fence: they are no surplus
+            handle.uses += 1  # repair relies on these copies and the fence: they are no surplus
             await self._fence(handle)
-            await self.ledgers.settled([request.ledger_id])
+            await self.ledgers.wait_until_left([request.ledger_id])
         bytes_max = min(request.max_bytes, self._config.read_bytes_max)
         caller = calling.get()
         if not self.responses.has_room(bytes_max, recovery=request.fence, caller=caller):
@@ -400,7 +407,7 @@ class Bookie:
             return m.WriteLacResponse(Status.LEDGER_DELETED)
         lac = max(handle.state.explicit_lac, request.last_add_confirmed)
         state = self.storage.set_state(replace(handle.state, explicit_lac=lac))
-        handle.heard_lac(lac)
+        handle.raise_lac(lac)
         record = Record(RecordKind.LAC, state.ledger_id, state.explicit_lac, b"", 0)
         await asyncio.shield(self.storage.append([record]))
         return m.WriteLacResponse(Status.OK)
@@ -419,7 +426,7 @@ class Bookie:
                 m.DirectoryInfo(d.name, d.role.value, *d.space, d.full, d.failure)
                 for d in self.disks.states
             ],
-            len(self.ledgers.in_limbo()) + bool(self.ledgers.every().limbo),
+            len(self.ledgers.in_limbo()) + bool(self.ledgers.every_ledger().limbo),
             self.reclaim.describe(),
         )
 

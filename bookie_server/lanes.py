@@ -30,7 +30,7 @@ class Lane(Enum):
     """Acknowledged when synced, and never behind waiting records of other ledgers."""
 
 
-travelling: ContextVar[Lane] = ContextVar("lane", default=Lane.BULK)
+request_lane: ContextVar[Lane] = ContextVar("lane", default=Lane.BULK)
 """The lane of the request that the running task works for."""
 
 
@@ -40,7 +40,7 @@ calling: ContextVar[str] = ContextVar("caller", default="")
 
 def in_recovery() -> bool:
     """Whether the running task works for recovery."""
-    return travelling.get() is Lane.RECOVERY
+    return request_lane.get() is Lane.RECOVERY
 
 
 class Budget:

@@ -17,7 +17,7 @@ Always true:
 - a ledger that the walk finds IN_RECOVERY or CLOSED is fenced here, if the node has a state of it
   or its record names this node: a recovery sets the record before it sends a fence, so this brings
   back a fence that went with the tail. Until the walk is over, a ledger that was met in an earlier
-  run takes no normal add before its record was read (LedgerHandles.make_sure);
+  run takes no normal add before its record was read (LedgerHandles.check_fence);
 - a ledger that the node has, that has no record and is not named as deleted is in limbo for that
   reason and fenced: the store may be an older copy, and the newer one will bring the record back;
 - only ClearLimbo clears limbo, if the limbo is the same since the comparison began (`revision`); so
@@ -44,7 +44,7 @@ from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.writer import JournalFailed
 from bookie_server.ledgers.cluster_ledgers import READS_AT_ONCE, READS_PER_S, ClusterLedgers
-from bookie_server.ledgers.registry import LedgerHandles
+from bookie_server.ledgers.registry import LedgerHandles, LedgerJudgement
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, LimboReason
 from bookie_server.storage.storage import LedgerStorage
 from spark_ledger.metadata import ledger_record, paths
@@ -143,7 +143,7 @@ class Limbo:
         (then the next look goes on), JournalFailed."""
         if self.halted:
             return
-        every = self._ledgers.every()
+        every = self._ledgers.every_ledger()
         if not every.limbo and not self._ledgers.in_limbo() and self._listed == {}:
             return
         if not await self._records.store_is_ours():
@@ -161,7 +161,7 @@ class Limbo:
 
     async def _walk(self, every: LedgerState) -> None:
         """Put the ledgers concerned in limbo, durably, and take EVERY_LEDGER out of it."""
-        judged: list[tuple[int, LimboReason, bool]] = []
+        judgements: list[LedgerJudgement] = []
         count = concerned = lost = 0
         unlisted = dict.fromkeys(self._ledgers.alive())
         async for ledger_id in ledger_ids(self._metadata):
@@ -170,19 +170,19 @@ class Limbo:
             limbo, fence = await self._judge(ledger_id, every.limbo)
             concerned += bool(limbo)
             lost += limbo == LimboReason.LOST
-            judged.append((ledger_id, limbo, fence))
+            judgements.append(LedgerJudgement(ledger_id, limbo, fence))
             if count % READS_AT_ONCE == 0:
-                await self._ledgers.put_in_limbo_or_fence(judged)
-                judged = []
+                await self._ledgers.put_in_limbo_or_fence(judgements)
+                judgements = []
                 await asyncio.sleep(READS_AT_ONCE / READS_PER_S)
         unrecorded = await self._records.unrecorded(list(unlisted))
         if unrecorded is None:
             return
-        judged += [(ledger_id, every.limbo, True) for ledger_id in unrecorded]
+        judgements += [LedgerJudgement(i, every.limbo, fence=True) for i in unrecorded]
         concerned += len(unrecorded)
-        await self._ledgers.put_in_limbo_or_fence(judged)
+        await self._ledgers.put_in_limbo_or_fence(judgements)
         ours = await self._records.store_is_ours()
-        if ours and not self.halted and self._ledgers.every() is every:
+        if ours and not self.halted and self._ledgers.every_ledger() is every:
             await self._ledgers.clear_limbo(EVERY_LEDGER)
             self._standing_changed()
             text = '%d of %d ledgers are in limbo here (%s), %d of them are "lost"'
@@ -284,7 +284,7 @@ class Limbo:
         if ledger_id < 0:
             return ClearLimboResponse(Status.BAD_REQUEST, reason="a ledger id is not negative")
         self._storage.reader.deleted(ledger_id)  # an entry only in the read cache counts as lost
-        every = self._ledgers.every()
+        every = self._ledgers.every_ledger()
         if every.limbo:
             reason = "the node still looks for the ledgers that are in limbo here"
             return ClearLimboResponse(Status.LIMBO, every.limbo, reason=reason)
@@ -301,7 +301,7 @@ class Limbo:
         limbo, revision = self._sent_state(ledger_id)
         if limbo and ledger_id not in self._sent:
             self._sent[ledger_id] = None
-            await self._ledgers.renew(ledger_id)
+            await self._ledgers.renew_revision(ledger_id)
             limbo, revision = self._sent_state(ledger_id)
         if not request.clear or not limbo:
             return ClearLimboResponse(Status.OK, limbo, revision)

@@ -96,7 +96,7 @@ class Lineage:
         self.extender = Extender(store, BOOKIE_EXTENDS_S, chains.loop_clock)
         self._looking = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._was_another = False
+        self._went_back = False
         self._reported: LineageVerdict | Hold | None = None
         self.refusal = ""
         """Why the bookie does not register, as of the last look; empty: it may."""
@@ -116,8 +116,8 @@ class Lineage:
         """From now on the stored ledgers count, and are compared when the store is another."""
         self.storage, self.ledgers = storage, ledgers
         ledgers.epoch = self._seen.epoch
-        if self._was_another:
-            ledgers.store_is_another()
+        if self._went_back:
+            ledgers.store_went_back()
 
     async def run(self) -> None:
         """Look again and again, until cancelled; also after a failure."""
@@ -207,9 +207,9 @@ class Lineage:
                 _log.error("%s; the bookie serves on and does not register", self.refusal)
             else:
                 _log.warning("the metadata store was accepted, epoch %s", stored and stored.epoch)
-            self._was_another = True
+            self._went_back = True
             if self.ledgers is not None:
-                self.ledgers.store_is_another()
+                self.ledgers.store_went_back()
         self._reported = now
         if self.refusal != before:
             for listener in self.listeners:

@@ -5,25 +5,28 @@ loop, so an add is either before a fence or refused by it; its last add confirme
 Only the storage (logs/index.LedgerStates) keeps whether the ledger is fenced, deleted or in limbo:
 a handle has no copy of it.
 
-Always true of all: there is one handle per ledger; a ledger is met once, however many requests come
-for it meanwhile; verifiers come from the metadata, never from a request; first contact is logged (a
-ledger record in the journal) before any other record of that ledger; a ledger that was buried
-(reclaim/collect.py) stays buried; a ledger that is CLOSED and kept by other bookies only is met as
-fenced, as reclaim forgot a fence that it may have had here. While EVERY_LEDGER is in limbo any
-fence may be forgotten. A recovery sets the record before it sends a fence, so then a ledger is met
-as fenced unless its record is OPEN, and a ledger that was met in an earlier run takes no normal add
-before its record was read (`make_sure`).
+Always true of all: there is one handle per ledger; a ledger is met once (first contact), however
+many requests come for it meanwhile; verifiers come from the metadata, never from a request; first
+contact is logged (a ledger record in the journal) before any other record of that ledger; a ledger
+that was buried, that is, has a tombstone (reclaim/collect.py), stays buried. A CLOSED ledger whose
+record does not name this node is fenced at first contact: reclaim may have dropped its state here,
+and a fence with it.
+
+EVERY_LEDGER is the id of a state whose limbo holds for all ledgers. While it is in limbo, the fence
+of any ledger may be lost. But a recovery changes the record before it sends a fence. So in that
+time a ledger is fenced at first contact unless its record is OPEN, and a ledger that was met in an
+earlier run takes no normal add before its record was read (`check_fence`).
 
 If the metadata store went back in time and gave an id out again, the two ledgers of that id are
-never mixed: the creator token of the record that was read at first contact stays with the stored
-entries. It is compared with the record again (`compare`) before an add below the highest entry in a
-new session with the store, and before any read or add once the store was found to be another. If
-the two differ, the stored entries are another ledger's: adds are refused, reads answer *unknown*;
-while no entry is stored the token is replaced. A store that does not respond stops nothing. Entries
-that an earlier version stored have no token, and once the store went back no record can prove which
-ledger they belong to, so the bookie never takes a record's token for them. It adds entries to such
-a ledger until the store is found to be another, or of a later epoch than the ledger's id. From then
-on it adds none, and reads go on.
+never mixed. The creator token of the record that was read at first contact stays with the stored
+entries (`LedgerState.creation`), and `compare` compares it with the record's: in each new session
+with the store before the first add that is not above the highest entry; and once the store went
+back, before any read or add. If the two differ, the stored entries are another ledger's: adds are
+refused, reads answer *unknown*; while no entry is stored the token is replaced. A store that does
+not respond stops nothing. Entries that an earlier version of the bookie stored have no token, and
+once the store went back no record can prove which ledger they belong to, so the bookie never gives
+them the token of a record. It adds entries to such a ledger until the store goes back, or has a
+later epoch than the ledger's id. From then on it adds none, and reads go on.
 """
 
 import asyncio
@@ -32,13 +35,13 @@ import hmac
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from bookie_server.api.entry import NO_ENTRY, EntryHeader
 from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.format import Record, RecordKind, body_crc
-from bookie_server.lanes import Lane, travelling
+from bookie_server.lanes import Lane, request_lane
 from bookie_server.logs.index import (
     EVERY_LEDGER,
     LedgerState,
@@ -77,22 +80,24 @@ class LedgerHandle:
         self._state_of = state_of
         state = self.state
         self.lane = Lane.PAGE_CACHE if state.durability == PAGE_CACHE else Lane.BULK  # of adds
-        self.doubted = False
-        """A fence of the ledger may be forgotten here: LedgerHandles.make_sure reads its record."""
-        self.other = False
-        """The stored entries are another ledger's than the record of this id names."""
-        self.unknown = False
-        """Which ledger the stored entries belong to: see the head of this file. The bookie adds no
-        entry to them."""
-        self.compared = -1  # the look of LedgerHandles in which the record named this ledger
+        self.fence_uncertain = False
+        """A fence of the ledger may be lost here. Until LedgerHandles.check_fence has read its
+        record, the ledger takes no normal add."""
+        self.holds_other_ledger = False
+        """The stored entries belong to another ledger than the record of this id."""
+        self.origin_unknown = False
+        """No token proves which ledger the stored entries belong to (see the head of this file).
+        The bookie adds no entry to them."""
+        self.compared_at = -1
+        """LedgerHandles._store_changes when the entries were last compared with the record."""
         self.forgotten = False
-        self.adds = 0  # frames of adds that came, and fencing reads
+        self.uses = 0  # frames of adds, and fencing reads, that came
         self.last_entry = last_entry
         self.last_add_confirmed = max(last_add_confirmed, state.explicit_lac)
         self.fence_durable: asyncio.Future[None] | None = None
         self.waiter_count = 0  # calls of wait_beyond
         self._news = asyncio.Event()  # replaced each time that it is set
-        self._quiet_for_good = state.fenced or state.deleted
+        self._waiting_ended = state.fenced or state.deleted
         self._checked: dict[tuple[str, bytes], bool] = {}
 
     @property
@@ -121,7 +126,7 @@ class LedgerHandle:
             return Status.UNAUTHORIZED
         if self.forgotten:
             return Status.BUSY  # the client repeats it, and the ledger is met anew
-        if self.other:
+        if self.holds_other_ledger:
             return Status.CONFLICTING_ENTRY
         if recovery:
             return None
@@ -130,21 +135,21 @@ class LedgerHandle:
             return Status.LEDGER_DELETED
         if state.fenced:
             return Status.FENCED
-        return Status.METADATA_UNAVAILABLE if self.doubted else None
+        return Status.METADATA_UNAVAILABLE if self.fence_uncertain else None
 
-    def heard(self, header: EntryHeader) -> None:
-        """An add was taken."""
+    def took_add(self, header: EntryHeader) -> None:
+        """Note an add that was put into the write cache."""
         self.last_entry = max(self.last_entry, header.entry_id)
-        self.heard_lac(header.last_add_confirmed)
+        self.raise_lac(header.last_add_confirmed)
 
-    def heard_lac(self, last_add_confirmed: int) -> None:
+    def raise_lac(self, last_add_confirmed: int) -> None:
         if last_add_confirmed > self.last_add_confirmed:
             self.last_add_confirmed = last_add_confirmed
             self._wake()
 
     def forget(self) -> None:
-        """From the end of this step on the node has no state of the ledger. This handle takes no
-        more adds, and gives requests that still have it the last state."""
+        """The node drops its state of the ledger in this step of the event loop. This handle takes
+        no more adds, and requests that still use it see the state as it was."""
         last = self.state
         self._state_of = lambda _: last
         self.forgotten = True
@@ -158,7 +163,7 @@ class LedgerHandle:
         self.waiter_count += 1
         try:
             async with asyncio.timeout(wait_s):
-                while self.last_add_confirmed <= previous_lac and not self._quiet_for_good:
+                while self.last_add_confirmed <= previous_lac and not self._waiting_ended:
                     await self._news.wait()
         except TimeoutError:
             return
@@ -167,7 +172,7 @@ class LedgerHandle:
 
     def end_waiting(self) -> None:
         """End all waiting, now and later."""
-        self._quiet_for_good = True
+        self._waiting_ended = True
         self._wake()
 
     def _wake(self) -> None:
@@ -177,8 +182,17 @@ class LedgerHandle:
             self._news = asyncio.Event()
 
 
-_MISSING_SHIFT, _INT64_MAX = 40, 2**63 - 1  # beyond any revision (rebuild.py begins at 2**32)
-METADATA_WAIT_S = 2.0  # well below a caller's time-out, as its contact may have begun before
+_MISSING_SHIFT, _INT64_MAX = 40, 2**63 - 1  # the shift is more than the bits of any revision
+METADATA_WAIT_S = 2.0
+"""Well below a client's time-out: a request may join a first contact that is stuck already."""
+
+
+class LedgerJudgement(NamedTuple):
+    """Put the ledger in limbo for the reason `limbo`, if it is not NONE, and `fence` it."""
+
+    ledger_id: int
+    limbo: LimboReason
+    fence: bool
 
 
 class FirstContactFailed(Exception):
@@ -206,20 +220,20 @@ class LedgerHandles:
         self._bookie_id = bookie_id
         self._handles: dict[int, LedgerHandle] = {}
         self._meeting = SharedTasks[int, LedgerHandle]()
-        self._asking = SharedTasks[int, None]()  # by `make_sure`
+        self._fence_checks = SharedTasks[int, None]()
         self._fences: dict[int, asyncio.Future[None]] = {}  # set, and not durable yet
-        self._going: dict[int, asyncio.Future[None]] = {}
-        self._comparing = SharedTasks[int, None]()
-        self._look = 0  # counts sessions with the store, and each time that it became another
-        self._other_since = -1  # the latest look at which the store had become another
+        self._leaving: dict[int, asyncio.Future[None]] = {}  # done when the entries left the index
+        self._comparisons = SharedTasks[int, None]()
+        self._store_changes = 0  # how often a session began or the store went back
+        self._went_back_at = -1  # `_store_changes` when the store last went back; -1: never
         self.epoch = 0
         """The epoch of the metadata store: ledgers with ids below the epoch's first are older than
         the acceptance of a store that had gone back. Lineage sets it."""
         metadata.add_session_listener(self._session_changed)
 
     def known(self, ledger_id: int) -> bool:
-        """Whether this node ever met the ledger. In every-ledger limbo "never" is uncertain."""
-        return self._storage.state(ledger_id) is not None or bool(self.every().limbo)
+        """Whether this node may have met the ledger: while EVERY_LEDGER is in limbo, any ledger."""
+        return self._storage.state(ledger_id) is not None or bool(self.every_ledger().limbo)
 
     def get(self, ledger_id: int) -> LedgerHandle | None:
         return self._handles.get(ledger_id)
@@ -228,7 +242,7 @@ class LedgerHandles:
         """The ledger's handle, after first contact if need be. Raises FirstContactFailed."""
         while (handle := self._handles.get(ledger_id)) is None:
             handle = await self._meeting.result(ledger_id, lambda: self._meet(ledger_id))
-            if not handle.forgotten:  # else it was forgotten in the moment it was met
+            if not handle.forgotten:  # else meet the ledger again
                 break
         return handle
 
@@ -244,67 +258,69 @@ class LedgerHandles:
             handle.forget()
         return True
 
-    async def make_sure(self, handle: LedgerHandle) -> None:
-        """Read the ledger's record, once for all calls meanwhile: if that succeeds, the handle is
-        not `doubted` when this returns, and a forgotten fence is durable again. Raises
-        JournalFailed."""
-        await self._asking.result(handle.ledger_id, lambda: self._make_sure(handle))
+    async def check_fence(self, handle: LedgerHandle) -> None:
+        """Read the ledger's record, once for all calls meanwhile, and fence the ledger again,
+        durably, if its record is not OPEN. Then its fence is not uncertain any more; it still is if
+        the record could not be read. Raises JournalFailed."""
+        await self._fence_checks.result(handle.ledger_id, lambda: self._check_fence(handle))
 
-    async def _make_sure(self, handle: LedgerHandle) -> None:
+    async def _check_fence(self, handle: LedgerHandle) -> None:
         try:
             record = await self._record(handle.ledger_id)
-        except (
-            FirstContactFailed
-        ):  # without a record too: reclaim/collect.py decides what was deleted
+        except FirstContactFailed:  # or there is no record: reclaim/collect.py judges that
             return
         if record.state is not RecordState.OPEN:
-            await self.put_in_limbo_or_fence([(handle.ledger_id, LimboReason.NONE, True)])
-        handle.doubted = False
+            judgement = LedgerJudgement(handle.ledger_id, LimboReason.NONE, fence=True)
+            await self.put_in_limbo_or_fence([judgement])
+        handle.fence_uncertain = False
 
     def _session_changed(self, state: SessionState) -> None:
-        self._look += state is SessionState.CONNECTED
+        self._store_changes += state is SessionState.CONNECTED
 
-    def store_is_another(self) -> None:
+    def store_went_back(self) -> None:
         """The store went back in time, or a person accepted that: every ledger is compared before
         it is used again."""
-        self._look += 1
-        self._other_since = self._look
+        self._store_changes += 1
+        self._went_back_at = self._store_changes
 
-    def is_uncertain(self, handle: LedgerHandle, *, below: bool) -> bool:
-        """Whether the record may name another ledger than the handle's. `below`: for an add that is
-        not above the highest entry; if the id was given out again, the first add is such a one."""
-        return handle.compared < (self._look if below else self._other_since)
+    def needs_comparison(self, handle: LedgerHandle, *, new_session: bool) -> bool:
+        """Whether the entries must be compared with the record, as the store went back since they
+        were; with `new_session` also if a session began since. Adds that are not above the highest
+        entry need that: the first add of a ledger whose id was given out again is one of them."""
+        since = self._store_changes if new_session else self._went_back_at
+        return handle.compared_at < since
 
-    async def assure(self, handle: LedgerHandle) -> None:
+    async def check_origin(self, handle: LedgerHandle) -> None:
         """Called before any read. Raises FirstContactFailed: another ledger's entries are here."""
-        if self.is_uncertain(handle, below=False):
+        if self.needs_comparison(handle, new_session=False):
             await self.compare(handle)
-        if handle.other:
+        if handle.holds_other_ledger:
             reason = "the metadata store went back in time, and gave the ledger's id to another"
             raise FirstContactFailed(Status.LIMBO, reason)
 
     async def compare(self, handle: LedgerHandle) -> None:
         """Read the ledger's record, once for all calls meanwhile, and see whether the stored
         entries are its own. Raises JournalFailed."""
-        await self._comparing.result(handle.ledger_id, lambda: self._compare(handle))
+        await self._comparisons.result(handle.ledger_id, lambda: self._compare(handle))
 
     async def _compare(self, handle: LedgerHandle) -> None:
-        look = self._look
+        store_changes = self._store_changes
         try:
             if self._metadata.session_state is not SessionState.CONNECTED:
-                return  # the next session is another look
+                return  # the next session asks for a comparison again
             record = await self._record(handle.ledger_id)
         except FirstContactFailed as refused:
-            if refused.status is Status.LEDGER_DELETED or look > self._other_since:
-                handle.compared = look
+            # an unread record stops nothing, except in the session in which the store went back
+            if refused.status is Status.LEDGER_DELETED or store_changes > self._went_back_at:
+                handle.compared_at = store_changes
             return
         if handle.forgotten:
             return
         before = handle.state
-        handle.unknown = self._is_unknown(handle)
+        handle.origin_unknown = self._is_origin_unknown(handle)
         names_other = bool(before.creation and record.creator and before.creation != record.creator)
-        handle.other = names_other and handle.last_entry != NO_ENTRY
-        handle.compared = look
+        handle.holds_other_ledger = names_other and handle.last_entry != NO_ENTRY
+        handle.compared_at = store_changes
         if handle.last_entry == NO_ENTRY and before.creation != record.creator:
             met = replace(
                 before,
@@ -312,8 +328,8 @@ class LedgerHandles:
                 verifiers=record.verifiers,
                 durability=record.durability,
             )
-            await asyncio.gather(*self._changed(met, before))
-        elif handle.other:
+            await asyncio.gather(*self._set_state(met, before))
+        elif handle.holds_other_ledger:
             _log.error(
                 "the record of ledger %d is another ledger's than the entries stored here: its id"
                 " was given out again, after the metadata store went back in time; none of its"
@@ -321,30 +337,31 @@ class LedgerHandles:
                 handle.ledger_id,
             )
 
-    def _is_unknown(self, handle: LedgerHandle) -> bool:
-        stored_before = handle.last_entry != NO_ENTRY and not handle.state.creation
-        went_back = self._other_since >= 0 or handle.ledger_id < self.epoch * IDS_PER_EPOCH
-        return stored_before and went_back
+    def _is_origin_unknown(self, handle: LedgerHandle) -> bool:
+        entries_lack_token = handle.last_entry != NO_ENTRY and not handle.state.creation
+        went_back = self._went_back_at >= 0 or handle.ledger_id < self.epoch * IDS_PER_EPOCH
+        return entries_lack_token and went_back
 
-    def adds(self, ledger_id: int) -> int:
-        """Counts up with each frame of adds for the ledger, and each fencing read."""
+    def uses(self, ledger_id: int) -> int:
+        """How many frames of adds for the ledger came, and fencing reads of it."""
         handle = self._handles.get(ledger_id)
-        return 0 if handle is None else handle.adds
+        return 0 if handle is None else handle.uses
 
     @contextlib.contextmanager
-    def going(self, ledger_id: int) -> Iterator[None]:
-        """While the ledger's entries leave an index: entries found there count as gone."""
-        done = self._going[ledger_id] = asyncio.get_running_loop().create_future()
+    def leaving_index(self, ledger_id: int) -> Iterator[None]:
+        """Around the removal of the ledger's entries from an index. Adds and fencing reads wait for
+        its end (`wait_until_left`): an entry that they still found there is about to go."""
+        done = self._leaving[ledger_id] = asyncio.get_running_loop().create_future()
         try:
             yield
         finally:
-            del self._going[ledger_id]
+            del self._leaving[ledger_id]
             done.set_result(None)
 
-    async def settled(self, ledger_ids: Iterable[int]) -> None:
+    async def wait_until_left(self, ledger_ids: Iterable[int]) -> None:
         """Wait while entries of these ledgers are leaving an index."""
         for ledger_id in ledger_ids:
-            while (done := self._going.get(ledger_id)) is not None:
+            while (done := self._leaving.get(ledger_id)) is not None:
                 await asyncio.shield(done)
 
     def alive(self) -> list[int]:
@@ -356,7 +373,8 @@ class LedgerHandles:
         ]
 
     async def bury(self, ledger_ids: Sequence[int]) -> None:
-        """Take no normal add of these ledgers from now on; durable when it returns.
+        """Set the tombstones of these ledgers, which take no normal add from now on; durable when
+        it returns.
 
         Raises JournalFailed.
         """
@@ -374,18 +392,18 @@ class LedgerHandles:
 
     # -- limbo (limbo.py decides) --
 
-    def every(self) -> LedgerState:
-        """The state that holds for all ledgers."""
+    def every_ledger(self) -> LedgerState:
+        """The state of EVERY_LEDGER: its limbo holds for all ledgers."""
         return self._storage.state(EVERY_LEDGER) or LedgerState(EVERY_LEDGER)
 
     def limbo(self, ledger_id: int) -> tuple[LimboReason, int]:
-        """Why the ledger itself is in limbo, NONE if it is not, and the revision of that. When one
-        of its directories is lost or comes back, the revision is another."""
+        """Why the ledger itself is in limbo, NONE if it is not, and the revision of its limbo: the
+        state's revision and, in the bits above, which of the ledger's directories are missing."""
         state = self._storage.state(ledger_id)
         if state is None:
             return LimboReason.NONE, 0
         missing = self._storage.directories.missing(state) << _MISSING_SHIFT
-        return self._reason(state), state.revision | missing & _INT64_MAX
+        return self._reason(state), state.revision | (missing & _INT64_MAX)
 
     def in_limbo(self) -> dict[int, LimboReason]:
         """The ledgers that are in limbo themselves, by id, and why."""
@@ -400,25 +418,26 @@ class LedgerHandles:
         whole = self._storage.directories.is_whole(state)
         return state.limbo if whole else LimboReason.LOST
 
-    async def renew(self, ledger_id: int) -> None:
-        """Give the ledger's limbo a new revision, durably: a revision sent before (by an earlier
-        run, say, which had other directories) does not clear it. Raises JournalFailed."""
+    async def renew_revision(self, ledger_id: int) -> None:
+        """Give the ledger's limbo a new revision, durably. A ClearLimbo with an older one (of an
+        earlier run, say, which had other directories) then does not clear it. Raises
+        JournalFailed."""
         if (before := self._storage.state(ledger_id)) is None:
             return
         state = self._storage.set_state(before)
         await asyncio.shield(self._storage.append([_ledger_record(state)]))
 
-    async def put_in_limbo_or_fence(self, judged: Sequence[tuple[int, LimboReason, bool]]) -> None:
-        """Each item is (ledger, reason, fence): put the ledger in limbo for that reason too, if it
-        is not NONE, and with `fence` fence it. Durable when this returns. Raises JournalFailed."""
+    async def put_in_limbo_or_fence(self, judgements: Sequence[LedgerJudgement]) -> None:
+        """Put the ledgers in limbo and fence them; of two reasons the worse one counts. Durable
+        when this returns. Raises JournalFailed."""
         changed = []
-        for ledger_id, limbo, fence in judged:
+        for ledger_id, limbo, fence in judgements:
             before = self._storage.state(ledger_id)
             if before is not None or limbo or fence:
                 base = before or LedgerState(ledger_id, met=False)
                 reason = worse(base.limbo, limbo)
                 state = replace(base, limbo=reason, fenced=base.fenced or fence)
-                changed += self._changed(state, before)
+                changed += self._set_state(state, before)
         await asyncio.gather(*changed)
 
     async def clear_limbo(self, ledger_id: int) -> None:
@@ -428,19 +447,19 @@ class LedgerHandles:
         if before is not None:
             directories = self._storage.directories
             state = directories.without_missing(replace(before, limbo=LimboReason.NONE))
-            rescued = self._storage.rescue(ledger_id)  # the comparison may have seen it in memory
-            changed = [*rescued, *self._changed(state, before)]
+            rescued = self._storage.rescue(ledger_id)  # repair may have compared entries in memory
+            changed = [*rescued, *self._set_state(state, before)]
             if ledger_id == EVERY_LEDGER:
                 for handle in self._handles.values():
-                    handle.doubted = False
+                    handle.fence_uncertain = False
             await asyncio.gather(*changed)
 
-    def _changed(
+    def _set_state(
         self, state: LedgerState, before: LedgerState | None
     ) -> list[asyncio.Future[None]]:
-        """Set the state, which was `before` in this same step; futures that are done when it is
-        durable. An unchanged state may not be durable yet: its journal failed, say, and a flush is
-        to make that good."""
+        """Set the state; `before` is the present one, read in this same step of the event loop.
+        Returns futures that are done when it is durable. Even an unchanged state may not be durable
+        yet, for example if its journal failed and the next flush is to write it."""
         if state == before:
             return [asyncio.shield(self._storage.append([], after=[state.ledger_id]))]
         ledger_id, state = state.ledger_id, self._storage.set_state(state)
@@ -449,20 +468,20 @@ class LedgerHandles:
             if (handle := self._handles.get(ledger_id)) is not None:
                 handle.end_waiting()
                 handle.fence_durable = done
-            self._fence_until(ledger_id, done)
+            self._note_fence(ledger_id, done)
         return [asyncio.shield(done)]
 
-    def _fence_until(self, ledger_id: int, done: asyncio.Future[None]) -> None:
-        """Note a fence that is durable when `done` is: a request that meets the ledger before that
-        waits for it, or sets the fence again if it failed."""
+    def _note_fence(self, ledger_id: int, durable: asyncio.Future[None]) -> None:
+        """Note a fence that is durable when the future is done. A request that meets the ledger
+        before that waits for the future, or sets the fence again if it failed."""
 
-        def ended(done: asyncio.Future[None]) -> None:
-            failed = done.cancelled() or done.exception() is not None
-            if not failed and self._fences.get(ledger_id) is done:
+        def ended(durable: asyncio.Future[None]) -> None:
+            failed = durable.cancelled() or durable.exception() is not None
+            if not failed and self._fences.get(ledger_id) is durable:
                 del self._fences[ledger_id]
 
-        self._fences[ledger_id] = done
-        done.add_done_callback(ended)
+        self._fences[ledger_id] = durable
+        durable.add_done_callback(ended)
 
     def wake_all(self) -> None:
         """The node stops: all waiting ends."""
@@ -470,9 +489,11 @@ class LedgerHandles:
             handle.end_waiting()
 
     async def _meet(self, ledger_id: int) -> LedgerHandle:
-        travelling.set(Lane.RECOVERY)  # of this task: a fence may wait for it, whatever began it
+        request_lane.set(
+            Lane.RECOVERY
+        )  # whichever request began this task, a fence may wait for it
         state = self._storage.state(ledger_id)
-        first, look = state is None or not state.met, self._look
+        first, store_changes = state is None or not state.met, self._store_changes
         if first:
             await self._first_contact(ledger_id, state)
         try:
@@ -483,34 +504,34 @@ class LedgerHandles:
         handle = LedgerHandle(ledger_id, self._storage.state, last, lac, credential)
         self._handles[ledger_id] = handle
         handle.fence_durable = self._fences.get(ledger_id)
-        handle.doubted = bool(self.every().limbo) and not first
-        handle.compared = look if first else -1
-        handle.unknown = self._is_unknown(handle)
+        handle.fence_uncertain = bool(self.every_ledger().limbo) and not first
+        handle.compared_at = store_changes if first else -1
+        handle.origin_unknown = self._is_origin_unknown(handle)
         return handle
 
-    async def _first_contact(self, ledger_id: int, damaged: LedgerState | None) -> None:
-        """Read the ledger's record and log that it was met; `damaged`: the state that replay could
-        save."""
-        doubted = bool(self.every().limbo)
+    async def _first_contact(self, ledger_id: int, replayed: LedgerState | None) -> None:
+        """Read the ledger's record and log that it was met; `replayed`: the state that replay could
+        save of a damaged journal."""
+        any_fence_uncertain = bool(self.every_ledger().limbo)
         record = await self._record(ledger_id)
-        damaged = self._storage.state(ledger_id) or damaged  # it may be doubted by now
-        saved = damaged or LedgerState(ledger_id)
-        # a bookie that is no member, or is only joining, may have forgotten a fence
+        # the state may have been fenced, or put in limbo, while the record was read
+        saved = self._storage.state(ledger_id) or replayed or LedgerState(ledger_id)
+        # a bookie that is no member, or is only joining, may have lost a fence
         members = [bookie for fragment in record.fragments for bookie in fragment.ensemble]
         surplus = bool(self._bookie_id) and record.closed and self._bookie_id not in members
-        forgotten = doubted and record.state is not RecordState.OPEN
+        maybe_fenced = any_fence_uncertain and record.state is not RecordState.OPEN
         state = replace(
             saved,
             verifiers=record.verifiers,
             durability=record.durability,
             met=True,
             creation=saved.creation or record.creator,
-            fenced=saved.fenced or surplus or forgotten,
+            fenced=saved.fenced or surplus or maybe_fenced,
         )
         state = self._storage.set_state(state)
         done = self._storage.append([_ledger_record(state)])
         if state.fenced:
-            self._fence_until(ledger_id, done)
+            self._note_fence(ledger_id, done)
 
     async def _record(self, ledger_id: int) -> LedgerRecord:
         """The ledger's record, after a sync. Raises FirstContactFailed."""

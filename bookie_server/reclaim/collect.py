@@ -250,7 +250,7 @@ class _Surplus(NamedTuple):
 
     state: LedgerState
     last_entries: tuple[int | None, ...]
-    adds: int
+    uses: int
 
 
 class MassRule:
@@ -299,7 +299,7 @@ class GarbageCollector:
         self._bookie_id = bookie_id
         self._stray_mass: dict[str, MassRule] = {}  # by directory
         self._surplus: dict[int, _Surplus] = {}
-        self._dropped: dict[int, int] = {}  # surplus ledgers until they are forgotten, and `adds`
+        self._dropped: dict[int, int] = {}  # surplus ledgers until they are forgotten, and `uses`
         self._idle: dict[int, _Idle] = {}
 
     def lives(self, ledger_id: int, directory_id: str = "") -> bool:
@@ -322,7 +322,7 @@ class GarbageCollector:
         dropped = mass.allowed(list(filter(still, stored)), len(stored))
         if dropped:
             _log.info("%d strays go, the first is %d", len(dropped), dropped[0])
-            await directory.delete_ledgers(dropped, still, self._handles.going)
+            await directory.delete_ledgers(dropped, still, self._handles.leaving_index)
         for ledger_id in filter(still, dropped):
             logs.found_dead(ledger_id)
         return dropped
@@ -359,22 +359,23 @@ class GarbageCollector:
         for ledger_id in records:
             state = self._storage.state(ledger_id)
             if state is not None and self._can_be_surplus(ledger_id):
-                adds = self._handles.adds(ledger_id)
+                uses = self._handles.uses(ledger_id)
                 last = await _last_entries(ledger_id, directories)
-                surplus[ledger_id] = _Surplus(state, last, adds)
+                surplus[ledger_id] = _Surplus(state, last, uses)
         again = [i for i, now in surplus.items() if self._surplus.get(i) == now]
         self._surplus = surplus
         dropped = [i for i in again if await self._peers.have_all(records[i])]
-        self._dropped.update((ledger_id, surplus[ledger_id].adds) for ledger_id in dropped)
+        self._dropped.update((ledger_id, surplus[ledger_id].uses) for ledger_id in dropped)
         touched = await self._drop(dropped, directories, lambda i: self._is_still(i, surplus[i]))
         for ledger_id in touched:
             self._dropped.pop(ledger_id, None)
         return [ledger_id for ledger_id in dropped if ledger_id not in touched]
 
     def _is_still(self, ledger_id: int, surplus: _Surplus) -> bool:
-        """Whether no add of the ledger came since the look, not even of equal entries."""
+        """Whether no add or fencing read of the ledger came since the look, not even of equal
+        entries."""
         same = self._storage.state(ledger_id) == surplus.state
-        quiet = self._handles.adds(ledger_id) == surplus.adds
+        quiet = self._handles.uses(ledger_id) == surplus.uses
         return same and quiet and not self._storage.in_cache(ledger_id)
 
     def _can_be_surplus(self, ledger_id: int) -> bool:
@@ -398,7 +399,7 @@ class GarbageCollector:
         _log.info("entries of %d ledgers go, the first is %d", len(ledger_ids), ledger_ids[0])
         for logs in directories:
             try:
-                going = self._handles.going
+                going = self._handles.leaving_index
                 touched.update(await _delete(logs.store, ledger_ids, is_still, going))
             except DiskFailed as error:
                 logs.index_failed = True
@@ -439,7 +440,7 @@ class GarbageCollector:
     def _is_untouched(self, ledger_id: int) -> bool:
         """Whether no entry of a surplus ledger came or was compared here since the look: a process
         that finds its fence here relies on the fence."""
-        return self._dropped.get(ledger_id) == self._handles.adds(ledger_id)
+        return self._dropped.get(ledger_id) == self._handles.uses(ledger_id)
 
 
 async def _last_entries(ledger_id: int, directories: Sequence[StoreLogs]) -> tuple[int | None, ...]:

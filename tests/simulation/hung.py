@@ -56,7 +56,9 @@ async def well(world: World) -> bool:
         return False
     await asyncio.sleep(SYNCED_S)
     for _ in range(FORGOTTEN_S):
-        doubts = [n for n in nodes if n.bookie is not None and n.bookie.ledgers.every().limbo]
+        doubts = [
+            n for n in nodes if n.bookie is not None and n.bookie.ledgers.every_ledger().limbo
+        ]
         available = world.observers.situations.available
         running = sorted(node.bookie_id for node in nodes if node.running)
         if sorted(available) == running and not doubts:

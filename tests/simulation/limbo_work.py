@@ -102,7 +102,7 @@ class LimboWork:
         for node in self._world.nodes:
             if node.bookie is None or node.bookie_id in self._world.ghost.cut_off:
                 continue
-            if node.bookie.ledgers.every().limbo:
+            if node.bookie.ledgers.every_ledger().limbo:
                 found.append(f"every ledger at {node.address}")
             for ledger_id, reason in node.bookie.ledgers.in_limbo().items():
                 ledger = self._world.ghost.ledgers.get(ledger_id)

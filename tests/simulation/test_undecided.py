@@ -2,6 +2,7 @@
 
 import pytest
 
+from bookie_server.ledgers.registry import LedgerJudgement
 from bookie_server.logs.index import LimboReason
 from spark_ledger.metadata.ledger_record import RecordState
 from tests.simulation import replay
@@ -47,8 +48,8 @@ def declared(monkeypatch):
         lost, torn = ledgers[-1].record.last_fragment.ensemble
         for node in chaos.world.nodes:
             if node.bookie_id == torn:
-                doubts = [(ledger.ledger_id, LimboReason.TORN, False) for ledger in ledgers]
-                await node.bookie.ledgers.put_in_limbo_or_fence(doubts)
+                torn_ones = [LedgerJudgement(i.ledger_id, LimboReason.TORN, False) for i in ledgers]
+                await node.bookie.ledgers.put_in_limbo_or_fence(torn_ones)
             elif node.bookie_id == lost:
                 chaos.kill(node, "none", back_s=0.1, blank=True)
         await heal(chaos)

@@ -67,7 +67,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "bookie_server.Journals.abandon": "as that",
     "bookie_server.LedgerStorage.abandon": "as that",
     "bookie_server.DirectLog.abandon": "as that",
-    "bookie_server.LedgerHandles.store_is_another": "the store went back in time, and was accepted"
+    "bookie_server.LedgerHandles.store_went_back": "the store went back in time, and was accepted"
     " (test_ids_given_again.py)",
     "bookie_server.peers.nobody_responds": "of a bookie that asks no other: world.py has one that"
     " does",
@@ -114,7 +114,7 @@ RARE: Mapping[str, str] = {
     "bookie_server.Journal.fail": "one of two journals fails in the midst of a write",
     "bookie_server.Journal.set_aside": "a journal's segment rotted, and its node started again",
     "bookie_server.Journals.set_aside": "as that",
-    "bookie_server.LedgerHandles.make_sure": "an add comes between a torn start and its walk's end",
+    "bookie_server.LedgerHandles.check_fence": "an add before the end of the walk of a torn start",
     "bookies.BookieDirectory.heard_of": "the text of an error: too few bookies to create a ledger",
     "ledger.AsyncLedgerWriter.is_fenced": "the session of a broker with a live ledger has ended",
     "topic.ConsumerCursor.use_again": "a broker does not hear whether a subscription was deleted",

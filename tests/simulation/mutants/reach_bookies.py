@@ -248,11 +248,13 @@ def closed_ones_are_whole(judge: Any) -> Any:
     return whole
 
 
-def walk_fences_nobody(doubt: Any) -> Any:
+def walk_fences_nobody(put_in_limbo_or_fence: Any) -> Any:
     """What a walk finds IN_RECOVERY or CLOSED is not fenced again."""
 
-    async def unfenced(self: Any, judged: Any) -> None:
-        await doubt(self, [(ledger_id, reason, False) for ledger_id, reason, _ in judged])
+    async def unfenced(self: Any, judgements: Any) -> None:
+        await put_in_limbo_or_fence(
+            self, [(ledger_id, limbo, False) for ledger_id, limbo, _ in judgements]
+        )
 
     return unfenced
 

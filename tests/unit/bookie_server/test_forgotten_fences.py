@@ -9,6 +9,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from bookie_server.journal.format import BATCH_HEADER_BYTES, BATCH_MAGIC
 from bookie_server.journal.writer import JournalFailed, segment_ids, segment_path
+from bookie_server.ledgers.registry import LedgerJudgement
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Fragment, RecordState
 from spark_ledger.metadata.store import NoNode
@@ -182,7 +183,7 @@ def test_a_ledger_of_which_rot_took_everything_is_met_as_fenced_when_its_record_
         if walked:
             await asyncio.sleep(10)
             assert await lacks(node, OPEN) is TORN, "the walk is over"
-            assert not node.handles.every().limbo
+            assert not node.handles.every_ledger().limbo
         else:
             hold(node)
         assert await node.add(entry(UNMET, 0)) == [FENCED]
@@ -239,7 +240,7 @@ def test_a_fence_whose_journal_failed_is_made_durable_for_whoever_meets_the_ledg
             disk.faults.sync_s = (5.0, 5.0)  # the flush that makes the failure good takes long
         node.journals["j0"].faults.sync_fails = 1
         with pytest.raises(JournalFailed):
-            await node.handles.put_in_limbo_or_fence([(1, "", True)])
+            await node.handles.put_in_limbo_or_fence([LedgerJudgement(1, "", True)])
         fence = asyncio.ensure_future(node.fence(1))
         await asyncio.sleep(1)
         assert not fence.done()

@@ -67,10 +67,10 @@ class Node:
         self.known.pop(ledger_id, None)
         return True
 
-    def adds(self, ledger_id):
+    def uses(self, ledger_id):
         return self.added.get(ledger_id, 0)
 
-    def going(self, ledger_id):
+    def leaving_index(self, ledger_id):
         return contextlib.nullcontext()
 
     def bury(self, *ledger_ids):

@@ -55,7 +55,7 @@ def test_an_add_of_another_ledger_of_the_id_is_refused(entries, recovery):
 def test_what_is_another_ledgers_is_never_read_and_never_denied():
     async def act() -> None:
         node = await with_ledger([0, 1, 2])
-        node.bookie.ledgers.store_is_another()
+        node.bookie.ledgers.store_went_back()
         for more in ({}, {"fence": True}):
             assert await node.statuses(7, 0, 5, **more) == [Status.LIMBO]
         assert (await node.read_lac(7)).status is Status.LIMBO
@@ -68,7 +68,7 @@ def test_a_record_that_was_read_of_the_store_before_says_nothing_of_the_store_si
         node = await Node().start()
         await create(node, "A")
         await node.add_all(*(entry(7, number) for number in range(3)))
-        node.bookie.ledgers.store_is_another()
+        node.bookie.ledgers.store_went_back()
         get, given_again = node.session.get, []
 
         async def late(path, *more):
@@ -76,7 +76,7 @@ def test_a_record_that_was_read_of_the_store_before_says_nothing_of_the_store_si
             if path == paths.ledger(7) and not given_again:
                 given_again.append(path)
                 await create(node, "B")
-                node.bookie.ledgers.store_is_another()
+                node.bookie.ledgers.store_went_back()
             return found
 
         node.session.get = late
@@ -103,7 +103,7 @@ def test_the_ledger_whose_record_is_gone_is_written_and_read_on():
         await create(node, "A")
         await node.add_all(entry(7, 0))
         await node.store.session("admin").delete(paths.ledger(7))
-        node.bookie.ledgers.store_is_another()
+        node.bookie.ledgers.store_went_back()
         assert await node.add(entry(7, 0), entry(7, 1)) == [Status.OK, Status.OK]
         assert await node.statuses(7, 0, 1) == [Status.OK, Status.OK]
 
@@ -114,7 +114,7 @@ def test_the_same_ledger_is_written_on_after_the_store_went_back():
     async def act() -> None:
         node = await with_ledger([0, 1])
         await create(node, "A")
-        node.bookie.ledgers.store_is_another()
+        node.bookie.ledgers.store_went_back()
         assert await node.add(entry(7, 1), entry(7, 2)) == [Status.OK, Status.OK]
 
     run(act(), seed=1)
@@ -124,7 +124,7 @@ def test_a_bookie_that_has_no_entry_of_the_first_ledger_takes_those_of_the_secon
     async def act() -> None:
         node = await with_ledger([])
         assert await node.read_lac(7)  # met by a request of A, say: nothing came
-        node.bookie.ledgers.store_is_another()
+        node.bookie.ledgers.store_went_back()
         assert await node.add(entry(7, 0, b"B")) == [Status.OK]
         await node.crash()
         assert await node.add(entry(7, 0, b"B"), entry(7, 1, b"B")) == [Status.OK, Status.OK]
@@ -177,7 +177,7 @@ def test_no_record_names_the_creator_of_entries_of_before_once_the_store_went_ba
         await create(node, "B")
         if seen_before:
             await node.add(entry(7, 0))
-        node.bookie.ledgers.store_is_another()
+        node.bookie.ledgers.store_went_back()
         for number in (1, 3):
             assert await node.add(entry(7, number, b"B"), recovery=recovery) == [Status.LIMBO]
         assert await node.add(entry(7, 0, b"B"), recovery=recovery) == [Status.CONFLICTING_ENTRY]

@@ -10,7 +10,7 @@ from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from bookie_server.disk.os_disk import OsDisk
-from bookie_server.lanes import Lane, calling, travelling
+from bookie_server.lanes import Lane, calling, request_lane
 from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES, respond
 from tests.kit.nodes import on_a_node
 from tests.kit.settings import with_settings
@@ -216,7 +216,7 @@ def test_recovery_reads_in_threads_of_its_own_named_by_their_work(tmp_path, monk
         monkeypatch.setattr(os, "pread", pread)
         bulk = [asyncio.ensure_future(file.read(0, 1)) for _ in range(40)]
         await asyncio.sleep(0)
-        travelling.set(Lane.RECOVERY)
+        request_lane.set(Lane.RECOVERY)
         assert await file.read(0, 1) == bytes(1)
         assert sum(name.startswith("ledger-0-recovery") for name in names) == 1
         assert not any(each.done() for each in bulk)

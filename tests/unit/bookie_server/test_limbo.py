@@ -6,6 +6,7 @@ import pytest
 
 from bookie_server.api.status import Status
 from bookie_server.ledgers.limbo import absence
+from bookie_server.ledgers.registry import LedgerJudgement
 from bookie_server.logs.index import worse
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.ledger_record import (
@@ -171,7 +172,7 @@ def test_limbo_is_not_cleared_if_anything_changed_since_it_was_asked():
         await node.start()
         await asyncio.sleep(10)
         told = await ask(node, OPEN)
-        await node.handles.put_in_limbo_or_fence([(OPEN, "lost", False)])
+        await node.handles.put_in_limbo_or_fence([LedgerJudgement(OPEN, "lost", False)])
         again = await ask(node, OPEN, told.revision)
         assert (again.status, again.limbo) == (LIMBO, "lost")
         assert again.revision != told.revision
@@ -256,7 +257,7 @@ def test_c9_a_torn_ledger_that_an_older_copy_of_the_store_lacks_is_in_limbo_and_
         await lose_records(admin, OPEN)
         await node.start()
         await asyncio.sleep(10)
-        assert not node.handles.every().limbo, "the walk is over"
+        assert not node.handles.every_ledger().limbo, "the walk is over"
         await admin.create(paths.ledger(OPEN), record)
         assert await node.statuses(OPEN, 99, 99) == [Status.LIMBO_TORN]
         assert await node.add(entry(OPEN, 3)) == [Status.FENCED]
@@ -287,11 +288,11 @@ def test_what_is_halted_leaves_limbo_at_the_next_start_alone():
         await node.bookie.put_all_in_limbo(until_restart=True)
         assert await node.statuses(OPEN, 99, 99) == [Status.LIMBO]
         await asyncio.sleep(60)
-        assert node.handles.every().limbo == "lost"
+        assert node.handles.every_ledger().limbo == "lost"
         await node.crash("none")
-        assert node.handles.every().limbo == "lost"
+        assert node.handles.every_ledger().limbo == "lost"
         await asyncio.sleep(60)
-        assert not node.handles.every().limbo
+        assert not node.handles.every_ledger().limbo
         assert await node.statuses(OPEN, 99, 99) == [Status.LIMBO]
 
     on_a_node(test, with_ledgers_in_all_states())
@@ -420,7 +421,7 @@ def test_a_first_contact_that_is_under_way_does_not_forget_the_limbo_found_meanw
         meeting = asyncio.ensure_future(node.statuses(UNMET, 9, 9))
         await asyncio.sleep(1)  # it waits for the record
         assert not meeting.done()
-        await node.handles.put_in_limbo_or_fence([(UNMET, "lost", False)])
+        await node.handles.put_in_limbo_or_fence([LedgerJudgement(UNMET, "lost", False)])
         assert await meeting == [LIMBO]
         await asyncio.sleep(10)
         assert await lacks(node, UNMET) is LIMBO

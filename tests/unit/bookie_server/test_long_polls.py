@@ -46,7 +46,7 @@ def test_what_ends_a_poll_is_not_missed_while_it_looks_at_old_news(event):
         polling = asyncio.ensure_future(node.read_lac(1, previous_lac=2, wait_ms=50_000))
         await asyncio.sleep(1)
         handle = await node.handles.meet(1)
-        handle.heard_lac(1)  # and in the same step of the loop:
+        handle.raise_lac(1)  # and in the same step of the loop:
         handle.end_waiting() if event == "fence" else node.handles.wake_all()
         await asyncio.wait_for(polling, 1)
         assert handle.waiter_count == 0

@@ -10,6 +10,7 @@ from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal import checkpoint
 from bookie_server.journal.writer import JournalFailed, segment_ids, segment_path
+from bookie_server.ledgers.registry import LedgerJudgement
 from bookie_server.logs.index import EVERY_LEDGER
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, RecordState
@@ -402,8 +403,10 @@ def test_a_doubt_whose_journal_failed_is_made_good_before_it_is_called_durable()
             disk.faults.sync_s = (3.0, 3.0)
         node.journals["j0"].faults.sync_fails = 1
         with pytest.raises(JournalFailed):
-            await ledgers.put_in_limbo_or_fence([(ledger, "torn", False)])
-        again = asyncio.ensure_future(ledgers.put_in_limbo_or_fence([(ledger, "torn", False)]))
+            await ledgers.put_in_limbo_or_fence([LedgerJudgement(ledger, "torn", False)])
+        again = asyncio.ensure_future(
+            ledgers.put_in_limbo_or_fence([LedgerJudgement(ledger, "torn", False)])
+        )
         await asyncio.sleep(1)
         assert not again.done()
         await again
