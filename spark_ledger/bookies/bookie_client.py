@@ -2,10 +2,10 @@
 value.
 
 Always true: every failure on the way (no address, no response, a malformed response) comes back as
-a status of class *unknown* with its reason, never as a negative and never as an exception; only a
-request to a client that was closed, before it or meanwhile, raises ClientClosed. After "busy" the
-client repeats the request to the same bookie, until the request's time is over. Every outcome goes
-to `quarantine`, which decides which bookies to choose last; "busy" is a response. After an
+a status of class *unknown* with its reason, never as a negative and never as an exception; only if
+the client is closed, before a request or during it, the request raises ClientClosed. After "busy"
+the client repeats the request to the same bookie, until the request's time is over. Every outcome
+goes to `quarantine`, which decides which bookies to choose last; "busy" is a response. After an
 exception of the network it is unknown whether the bookie carried the request out; messages of a
 stream arrive in the order they were sent; if one does not arrive, none after it does.
 """
@@ -51,7 +51,7 @@ from spark_ledger.errors import ClientClosed
 from spark_ledger.metadata.store import StoreError
 
 RETRY_AFTER_MS = 50
-WORTH_A_FRAME = 16  # the part of `frame_bytes_max` that is worth a frame of its own
+WORTH_A_FRAME = 1 / 16  # a share of `frame_bytes_max`: adds with fewer bytes wait for a free wire
 FRAME_ADDS_MAX = 256  # so that the next frame is encoded while bookies work on this one
 
 AnyResponse = TypeVar(
@@ -96,8 +96,8 @@ class Network(Protocol):
     async def call(
         self, address: str, method: str, request: Sequence[Buffer], timeout_s: float
     ) -> Buffer:
-        """Send the buffers, one after the other the bytes of bookie.proto's request of `method`,
-        and return the response's.
+        """Send a request of `method` and return the response, both as bytes of bookie.proto; the
+        request's bytes are those of the buffers, one after the other.
 
         `address` is "host:port". Raises CallFailed after `timeout_s` at the latest.
         """
@@ -112,22 +112,22 @@ class Network(Protocol):
         """Give connections back; calls under way fail."""
 
 
-class Packed(Protocol):
-    """An add as the lane takes it: the buffers of codec.encode_add, and the entry's bytes."""
+class PackedAdd(Protocol):
+    """An add as the lane takes it: the buffers of codec.encode_add, and the size of the entry."""
 
     packed: Sequence[Buffer]
     size: int
 
 
-Done = Callable[[Sequence[Any], Sequence[AddResult]], object]
+OnResults = Callable[[Sequence[Any], Sequence[AddResult]], object]
 SendFrame = Callable[[list[Sequence[Buffer]]], Awaitable[Sequence[AddResult]]]
 
 
 class _Run(NamedTuple):
-    """Adds that follow each other in the lane and whose responses `done` takes at once."""
+    """Adds that follow each other in the lane and whose results `on_results` takes together."""
 
-    done: Done
-    adds: list[Packed]
+    on_results: OnResults
+    adds: list[PackedAdd]
 
 
 class AddLane:
@@ -136,8 +136,8 @@ class AddLane:
 
     Always true: adds leave in the order they came; no timer delays one. When the wire to the bookie
     is free, all that waits leaves as one frame (up to `frame_bytes_max`); while frames are under
-    way another leaves only if it is worth one of its own (a sixteenth of `frame_bytes_max`), since
-    a message costs the same whatever its size. When a frame gets no response, what waits behind it
+    way what waits leaves only if it has a sixteenth of `frame_bytes_max` (or FRAME_ADDS_MAX adds),
+    since a frame costs the same whatever its size. When a frame gets no response, what waits behind it
     is given up with it: the bookie does not respond. What waits is bounded by the in-flight bytes
     of the writers.
     """
@@ -149,39 +149,40 @@ class AddLane:
         self._waiting: deque[_Run] = deque()
         self._waiting_bytes = 0
         self._waiting_adds = 0
-        self._frames = BackgroundTasks(ended=self._pump)
+        self._frames_under_way = BackgroundTasks(ended=self._pump)  # a task for each
         self._pump_scheduled = False
 
-    def submit(self, add: Packed, done: Done) -> None:
-        """Send `add`. `done` is called once with it, never from inside this call, and with the
-        bookie's response or an unknown in its place; adds that were submitted one after the other
-        with the same `done`, and left in one frame, are handed to it together."""
+    def submit(self, add: PackedAdd, on_results: OnResults) -> None:
+        """Send `add`. Later (never from inside this call) `on_results` is called once with the add
+        and its result: the bookie's, or an unknown if the bookie does not respond. Adds that were
+        submitted one after the other with the same `on_results`, and left in one frame, are handed
+        to it in one call."""
         waiting = self._waiting
-        if waiting and waiting[-1].done is done:
+        if waiting and waiting[-1].on_results is on_results:
             waiting[-1].adds.append(add)
         else:
-            waiting.append(_Run(done, [add]))
+            waiting.append(_Run(on_results, [add]))
         self._waiting_bytes += add.size
         self._waiting_adds += 1
-        if not self._pump_scheduled and len(self._frames) < self._frames_max:
+        if not self._pump_scheduled and len(self._frames_under_way) < self._frames_max:
             self._pump_scheduled = True
             asyncio.get_running_loop().call_soon(self._pump)
 
     def close(self) -> None:
-        """Give up frames under way and all that waits; no `done` is called any more."""
+        """Give up frames under way and all that waits; no `on_results` is called any more."""
         self._take_all()
-        self._frames.cancel()
+        self._frames_under_way.cancel()
 
     def _pump(self) -> None:
         self._pump_scheduled = False
-        while self._waiting and len(self._frames) < self._frames_max:
-            if self._frames and not self._worth_a_frame():
+        while self._waiting and len(self._frames_under_way) < self._frames_max:
+            if self._frames_under_way and not self._worth_a_frame():
                 return
-            self._frames.start(self._carry(self._take_frame()))
+            self._frames_under_way.start(self._carry(self._take_frame()))
 
     def _worth_a_frame(self) -> bool:
         return (
-            self._waiting_bytes * WORTH_A_FRAME >= self._frame_bytes_max
+            self._waiting_bytes >= self._frame_bytes_max * WORTH_A_FRAME
             or self._waiting_adds >= FRAME_ADDS_MAX
         )
 
@@ -192,7 +193,7 @@ class AddLane:
         frame: list[_Run] = []
         bytes_left, adds_left = self._frame_bytes_max, FRAME_ADDS_MAX
         while self._waiting:
-            done, adds = self._waiting[0]
+            on_results, adds = self._waiting[0]
             count = 0
             for add in adds[:adds_left]:
                 if (count or frame) and add.size > bytes_left:
@@ -202,11 +203,11 @@ class AddLane:
             if not count:
                 break
             adds_left -= count
-            frame.append(_Run(done, adds[:count]))
+            frame.append(_Run(on_results, adds[:count]))
             self._waiting_bytes -= sum([add.size for add in adds[:count]])
             self._waiting_adds -= count
             if count < len(adds):
-                self._waiting[0] = _Run(done, adds[count:])
+                self._waiting[0] = _Run(on_results, adds[count:])
                 break
             self._waiting.popleft()
         return frame
@@ -224,10 +225,10 @@ class AddLane:
             frame += self._take_all()
             unknown = AddResult(Status.IO_ERROR, 0, str(failure))
             results = [unknown] * sum([len(run.adds) for run in frame])
-        at = 0
-        for done, adds in frame:
-            done(adds, results[at : at + len(adds)])
-            at += len(adds)
+        first = 0
+        for on_results, adds in frame:
+            on_results(adds, results[first : first + len(adds)])
+            first += len(adds)
 
 
 class Silent(Unreachable):
@@ -283,8 +284,8 @@ class ReadStream:
 
 
 @dataclass(slots=True)
-class _OneAdd:
-    """An add that is no writer's; see Packed."""
+class _SingleAdd:
+    """The PackedAdd of BookieClient.add, which sends an add without a writer."""
 
     packed: Sequence[Buffer]
     size: int
@@ -318,12 +319,12 @@ class BookieClient:
     # -- adds ---------------------------------------------------------------------------------
 
     def lane(self, bookie_id: str, *, recovery: bool = False) -> AddLane:
-        """The lane of adds to the bookie, which the adds of all ledgers share; recovery's go in
-        one of their own, and so wait behind no others and share no frame with them."""
+        """The lane of adds to the bookie, which all ledgers share. Adds of recoveries have a second
+        lane: they neither wait behind normal adds nor share a frame with them."""
         lane = self._lanes.get((bookie_id, recovery))
         if lane is None:
-            sizes = self._config.frame_bytes_max, self._config.frames_in_flight
-            lane = AddLane(partial(self._send_frame, bookie_id), *sizes)
+            config, send = self._config, partial(self._send_frame, bookie_id)
+            lane = AddLane(send, config.frame_bytes_max, config.frames_in_flight)
             self._lanes[bookie_id, recovery] = lane
         return lane
 
@@ -342,11 +343,11 @@ class BookieClient:
         """Send one add and wait for its response. BUSY is returned, not retried."""
         response: asyncio.Future[AddResult] = asyncio.get_running_loop().create_future()
 
-        def responded(_: Sequence[_OneAdd], results: Sequence[AddResult]) -> None:
+        def responded(_: Sequence[_SingleAdd], results: Sequence[AddResult]) -> None:
             if not response.done():
                 response.set_result(results[0])
 
-        packed = _OneAdd(codec.encode_add(add), sum(map(len, add.entry)))
+        packed = _SingleAdd(codec.encode_add(add), sum(map(len, add.entry)))
         self.lane(bookie_id, recovery=add.recovery).submit(packed, responded)
         return await response
 
@@ -366,16 +367,17 @@ class BookieClient:
         locations: Locations | None = None,
         ahead: EntryIds = (),
     ) -> ReadResponse:
-        """Entries first..last, both included, and those of `further` spans, which rise, as far as
-        `max_bytes` reach. With `locations`, a map that the caller keeps from read to read, those
-        that are in files of this host are read there (LocalReads.read); `ahead` are entries after
-        all these that the caller will read later."""
+        """The entries from first to last, both included, and then those of the `further` spans, in
+        rising order; the response ends where it would exceed `max_bytes`. `locations` is a map that
+        the caller keeps from read to read: with it the client reads entries from files of this host
+        if it can (LocalReads.read), and the bookie also locates the entries `ahead`, which the
+        caller will read later."""
         request = ReadRequest(
             bookie_id, ledger_id, first_entry, last_entry, max_bytes, fence, token, further
         )
 
         async def ask(request: ReadRequest) -> ReadResponse:
-            return await self._ask(bookie_id, "Read", request, ReadResponse)
+            return await self._repeat_while_busy(bookie_id, "Read", request, ReadResponse)
 
         if locations is None or fence or not self.reads_files_of(bookie_id):
             return await ask(request)
@@ -398,8 +400,9 @@ class BookieClient:
         credit_bytes: int,
         token: bytes = b"",
     ) -> ReadStream:
-        """Begin a stream of the entries; each response has `max_bytes` at most, all that come
-        before more credit is granted `credit_bytes`. Raises Unreachable when it cannot begin."""
+        """Begin a stream of the entries. A response has `max_bytes` at most, and the bookie sends
+        `credit_bytes` at most before the reader grants more. Raises Unreachable when the stream
+        cannot begin."""
         address = await self._address(bookie_id)
         request = ReadRequest(bookie_id, ledger_id, first_entry, last_entry, max_bytes, token=token)
         try:
@@ -430,32 +433,36 @@ class BookieClient:
     ) -> ReadLacResponse:
         """The bookie's last add confirmed; with `wait_ms` a long poll."""
         request = ReadLacRequest(bookie_id, ledger_id, fence, token, previous_lac, wait_ms)
-        return await self._ask(bookie_id, "ReadLac", request, ReadLacResponse, wait_ms / 1000)
+        return await self._repeat_while_busy(
+            bookie_id, "ReadLac", request, ReadLacResponse, wait_ms / 1000
+        )
 
     async def write_lac(
         self, bookie_id: str, ledger_id: int, last_add_confirmed: int, *, token: bytes = b""
     ) -> WriteLacResponse:
         """Send the bookie the last add confirmed, so that readers see it."""
         request = WriteLacRequest(bookie_id, ledger_id, last_add_confirmed, token)
-        return await self._ask(bookie_id, "WriteLac", request, WriteLacResponse)
+        return await self._repeat_while_busy(bookie_id, "WriteLac", request, WriteLacResponse)
 
     async def clear_limbo(
         self, bookie_id: str, ledger_id: int, revision: int | None = None, *, token: bytes = b""
     ) -> ClearLimboResponse:
-        """Take the ledger out of limbo at the bookie: it was compared with its peers since the
-        bookie sent `revision`; without one, ask for the ledger's limbo there and its revision."""
+        """With `revision`: take the ledger out of limbo at the bookie, whose copies were compared
+        with those of other bookies after it sent that revision. Without it: ask for the ledger's
+        limbo at the bookie, and its revision."""
         clear = revision is not None
         request = ClearLimboRequest(bookie_id, ledger_id, token, clear, revision or 0)
-        return await self._ask(bookie_id, "ClearLimbo", request, ClearLimboResponse)
+        return await self._repeat_while_busy(bookie_id, "ClearLimbo", request, ClearLimboResponse)
 
-    async def stored(
+    async def stored_entries(
         self, bookie_id: str, ledger_id: int, first: int, last: int, *, token: bytes = b""
     ) -> StoredResponse:
-        """Which of the entries first..last the bookie has in its index, as far as `through`."""
+        """Which of the entries first..last the bookie has in its index; the response is complete up
+        to its field `through`."""
         request = StoredRequest(bookie_id, ledger_id, first, last, token)
-        return await self._ask(bookie_id, "Stored", request, StoredResponse)
+        return await self._repeat_while_busy(bookie_id, "Stored", request, StoredResponse)
 
-    # -- the way there ------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Give up all that is under way and the connections."""
@@ -465,12 +472,12 @@ class BookieClient:
         self._files.close()
         await self._network.close()
 
-    async def _ask(
+    async def _repeat_while_busy(
         self,
         bookie_id: str,
         method: str,
         request: Request,
-        kind: Callable[..., AnyResponse],
+        response_class: Callable[..., AnyResponse],
         extra_s: float = 0.0,
     ) -> AnyResponse:
         loop = asyncio.get_running_loop()
@@ -482,7 +489,7 @@ class BookieClient:
             except Unreachable as failure:
                 if self._closed:
                     raise ClientClosed from failure
-                return kind(status=Status.IO_ERROR, reason=str(failure))
+                return response_class(status=Status.IO_ERROR, reason=str(failure))
             pause_s = (response.retry_after_ms or RETRY_AFTER_MS) / 1000
             if response.status is not Status.BUSY or loop.time() + pause_s >= deadline:
                 return response
@@ -493,9 +500,9 @@ class BookieClient:
         try:
             address = self._directory.address(bookie_id) or await self._directory.find(bookie_id)
         except StoreError as failure:
-            raise Unreachable(f"its address cannot be looked up: {failure!r}") from failure
+            raise Unreachable(f"the bookie's address cannot be looked up: {failure!r}") from failure
         if address is None:
-            raise Unreachable("it never registered an address")
+            raise Unreachable("the bookie never registered an address")
         return address
 
     async def _call(
@@ -519,9 +526,9 @@ class BookieClient:
         return response
 
 
-async def ask(network: Network, address: str, timeout_s: float) -> InfoResponse:
-    """The response of whatever bookie speaks frames at `address` ("host:port"). Raises
-    CallFailed."""
+async def ask_info(network: Network, address: str, timeout_s: float) -> InfoResponse:
+    """What the bookie at `address` ("host:port") responds to an Info request, whatever its id.
+    Raises CallFailed."""
     body = await network.call(address, "Info", (codec.encode(InfoRequest()),), timeout_s)
     try:
         response = codec.decode_response("Info", body)

@@ -329,12 +329,12 @@ async def _address(bookie_id: str, service_url: str | None) -> str:
 
 
 async def _ask(address: str, timeout_s: float) -> "InfoResponse":
-    from spark_ledger.bookies.bookie_client import CallFailed, ask
+    from spark_ledger.bookies.bookie_client import CallFailed, ask_info
     from spark_ledger.bookies.frame_network import FrameNetwork
 
     network = FrameNetwork(timeout_s)
     try:
-        return await ask(network, address, timeout_s)
+        return await ask_info(network, address, timeout_s)
     except CallFailed as failure:
         raise Unavailable(
             f"the bookie at {address} does not answer: {failure}",

@@ -26,7 +26,7 @@ from typing import Any
 
 from bookie_server.api.messages import AddResult
 from bookie_server.api.status import Status
-from spark_ledger.bookies.bookie_client import AddLane, Done
+from spark_ledger.bookies.bookie_client import AddLane, OnResults
 from spark_ledger.errors import (
     ClientClosed,
     LedgerClosed,
@@ -68,11 +68,11 @@ _MOVES = {
 class Slot:
     """A slot of the ensemble and its owner. `why` is the reason of its failure, for people.
     `generation` counts owners and tries: a late failure of an earlier one has a lower number.
-    `done` takes the responses to adds that this generation sends for the first time."""
+    `on_results` takes the responses to adds that this generation sends for the first time."""
 
     bookie_id: str
     lane: AddLane
-    done: Done
+    on_results: OnResults
     generation: int = 0
     state: SlotState = SlotState.HEALTHY
     why: str = ""
@@ -137,7 +137,7 @@ class AddPipeline:
             slot = self.slots[index]
             if slot.state is _HEALTHY:  # does not call `failed`: this line runs for each copy
                 add.sends += 1
-                slot.lane.submit(add, slot.done)
+                slot.lane.submit(add, slot.on_results)
 
     def fail(self, failure: LedgerError, brief: str = "") -> None:
         """End the pipeline: every pending add fails with `failure`, every later one with the error
@@ -262,7 +262,7 @@ class AddPipeline:
         slot = self.slots[index]
         slot.move(SlotState.HEALTHY)
         slot.why, slot.generation = "", slot.generation + 1
-        slot.done = self._taker(index, slot.bookie_id, slot.generation)
+        slot.on_results = self._taker(index, slot.bookie_id, slot.generation)
         self._resend(index)
 
     def confirm(self) -> None:
@@ -328,21 +328,21 @@ class AddPipeline:
     # -- sending and responses -----------------------------------------------------------------
 
     def _new_slot(self, index: int, bookie_id: str, generation: int) -> Slot:
-        done = self._taker(index, bookie_id, generation)
+        on_results = self._taker(index, bookie_id, generation)
         lane = self.cluster.bookies.lane(bookie_id, recovery=self.recovery)
-        return Slot(bookie_id, lane, done, generation)
+        return Slot(bookie_id, lane, on_results, generation)
 
     def _taker(
         self, index: int, bookie_id: str, generation: int, since: float | None = None
-    ) -> Done:
+    ) -> OnResults:
         return partial(self._responded_all, index, bookie_id, generation, since)
 
     def _resend(self, index: int) -> None:
         slot, now = self.slots[index], self._loop.time()
-        done = self._taker(index, slot.bookie_id, slot.generation, now)
+        on_results = self._taker(index, slot.bookie_id, slot.generation, now)
         for add in self.pending.lacking(index):
             add.sends += 1
-            slot.lane.submit(add, done)
+            slot.lane.submit(add, on_results)
 
     def _responded_all(
         self,

@@ -200,7 +200,7 @@ async def _of_member(
 
     async def ask(first: int, last: int) -> ReadResponse | StoredResponse:
         if not deep:
-            return await bookies.stored(*asked, first, last, token=tokens.read)
+            return await bookies.stored_entries(*asked, first, last, token=tokens.read)
         size = ledgers.config.read_request_bytes
         return await bookies.read(*asked, first, last, max_bytes=size, token=tokens.read)
 

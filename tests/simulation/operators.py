@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from spark_ledger.bookies.bookie_client import CallFailed, ask
+from spark_ledger.bookies.bookie_client import CallFailed, ask_info
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
@@ -81,7 +81,7 @@ class LedgerOperator:
         await client.ledgers.check_registered(self._work.plan.quorum[0], "a ledger")
         for info in client.directory.writable()[:1]:
             with suppress(CallFailed):
-                await ask(client.network, info.address, 5.0)
+                await ask_info(client.network, info.address, 5.0)
         listed = [ledger_id async for ledger_id in client.ledgers.list()]
         self._world.trace.note(client.name, f"lists {len(listed)} ledgers")
 

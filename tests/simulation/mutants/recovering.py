@@ -174,12 +174,14 @@ MUTANTS = (
     Mutant("recovery closes at the LAC", "1.7", R, "_write_back_tail", closes_at_what_was_heard),
     Mutant("one negative is enough", "1.2", Q, "negatives_needed", one_negative_is_enough, SLOW),
     Mutant("one answer covers the ensemble", "1.2", Q, "covered", one_answer_covers, SLOW),
-    Mutant("silence counted as negative", "1.1", B, "_ask", silence_is_negative, SILENT),
+    Mutant(
+        "silence counted as negative", "1.1", B, "_repeat_while_busy", silence_is_negative, SILENT
+    ),
     Mutant(
         "refused token counted as negative",
         "hazard 42",
         B,
-        "_ask",
+        "_repeat_while_busy",
         refusal_is_negative,
         WRONG_TOKENS,
     ),

@@ -90,7 +90,7 @@ def test_what_waits_behind_a_frame_leaves_once_it_is_worth_a_frame():
         wire = Wire(frame_bytes_max=1600, frames_in_flight=2)
         wire.submit("a", 10)
         await asyncio.sleep(0.001)
-        wire.submit("b", 1600 // WORTH_A_FRAME - 1)
+        wire.submit("b", int(1600 * WORTH_A_FRAME) - 1)
         await asyncio.sleep(0.001)
         assert wire.frames == [["a"]]
         wire.submit("c", 1)

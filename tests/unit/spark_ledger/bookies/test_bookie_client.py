@@ -110,7 +110,7 @@ async def test_settings_say_how_many_failures_and_for_how_long():
 @simulated
 async def test_a_bookie_without_an_address_is_unknown_and_nobody_is_called():
     made = client()
-    assert (await made.bookies.read_lac("b", 7)).reason == "it never registered an address"
+    assert (await made.bookies.read_lac("b", 7)).reason == "the bookie never registered an address"
     answer = await made.bookies.read_lac("lost", 7)
     assert (answer.status, "cannot be looked up" in answer.reason) == (Status.IO_ERROR, True)
     assert made.network.calls == 0

@@ -5,7 +5,7 @@ import pytest
 from bookie_server.api import codec
 from bookie_server.api.messages import InfoResponse
 from bookie_server.api.status import Status
-from spark_ledger.bookies.bookie_client import CallFailed, ask, why_not_ready
+from spark_ledger.bookies.bookie_client import CallFailed, ask_info, why_not_ready
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ class Network:
 
 def test_what_a_bookie_answers_is_decoded_and_what_no_bookie_answers_is_no_answer():
     said = InfoResponse(Status.OK, "b", "writable", free_bytes=3)
-    answer = asyncio.run(ask(Network(codec.encode(said)), "b:1", 2.0))
+    answer = asyncio.run(ask_info(Network(codec.encode(said)), "b:1", 2.0))
     assert (answer.bookie_id, answer.free_bytes) == ("b", 3)
     with pytest.raises(CallFailed, match="no bookie answers there"):
-        asyncio.run(ask(Network(b"\xff\xff\xff"), "b:1", 2.0))
+        asyncio.run(ask_info(Network(b"\xff\xff\xff"), "b:1", 2.0))
