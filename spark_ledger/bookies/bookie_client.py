@@ -137,9 +137,9 @@ class AddLane:
     Always true: adds leave in the order they came; no timer delays one. When the wire to the bookie
     is free, all that waits leaves as one frame (up to `frame_bytes_max`); while frames are under
     way what waits leaves only if it has a sixteenth of `frame_bytes_max` (or FRAME_ADDS_MAX adds),
-    since a frame costs the same whatever its size. When a frame gets no response, what waits behind it
-    is given up with it: the bookie does not respond. What waits is bounded by the in-flight bytes
-    of the writers.
+    since a frame costs the same whatever its size. When a frame gets no response, what waits behind
+    it is given up with it: the bookie does not respond. What waits is bounded by the in-flight
+    bytes of the writers.
     """
 
     def __init__(self, send: SendFrame, frame_bytes_max: int, frames_in_flight: int) -> None:

@@ -114,7 +114,7 @@ class OwnedTopic:
     async def _catch_up(self) -> int:
         if self._follower.behind:
             await self._follower.caught_up(CATCH_UP_S)
-        return await self._follower.certain(CERTAIN_S)
+        return await self._follower.confirmed_history(CERTAIN_S)
 
     def has(self, number: int) -> bool:
         return number in self._partitions
@@ -234,12 +234,12 @@ class OwnedTopic:
 
     # -- for its subscriptions -----------------------------------------------------------------
 
-    def log(self, number: int) -> Partition:
+    def readable_partition(self, number: int) -> Partition:
         """Raises Refusal if this broker does not have the partition."""
         return self.partition(number).log
 
     async def history(self) -> int:
-        return await self._follower.certain(CERTAIN_S)
+        return await self._follower.confirmed_history(CERTAIN_S)
 
     async def offsets(self, *, earliest: bool) -> Mapping[int, int]:
         return self.state.start_offsets() if earliest else await self._ends()

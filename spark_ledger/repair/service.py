@@ -1,5 +1,5 @@
-"""The service of a process that heals the cluster: it works at the list and, if it is elected, is
-the auditor that fills the list.
+"""The service of a process that heals the cluster: it repairs the ledgers that are listed as
+under-replicated and, if it is elected, is the auditor, which lists them.
 
 Always true: a pass that fails is logged, and the next pass tries again; while the metadata store is
 held (metadata/hold.py) nothing is listed or repaired; the auditor looks while this process copies,
@@ -30,8 +30,11 @@ from spark_ledger.repair.work_list import Cause, Reason
 from spark_ledger.repair.worker import Worker
 
 PASS_S, PASS_MIN_S = 10.0, 0.5
-PASSES_A_DELAY = 10
+PASSES_PER_DELAY = 10  # passes in the time after which a bookie counts as lost
 IDLE_S = 300.0
+"""repair_once recovers an open ledger in limbo if nothing is added to it for so long."""
+
+ALARM_ENDED = "the alarm is over: the bookies are registered again, or were declared lost"
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +42,14 @@ log = logging.getLogger(__name__)
 async def tokens_of(ledgers: LedgerStore) -> Tokens:
     """The tokens that repair sends with its requests. Raises Unavailable."""
     with reachable("looking up the credential of repair"):
-        new = secrets.token_hex(32)
-        return autorecovery.repair_tokens(
-            await autorecovery.repair_credential(ledgers.metadata, new)
-        )
+        if_absent = secrets.token_hex(32)
+        credential = await autorecovery.repair_credential(ledgers.metadata, if_absent)
+        return autorecovery.repair_tokens(credential)
 
 
 class Autorecovery:
-    """The service of one process, which is `pid` of `host` to others. Made by `start`."""
+    """The service of one process. It publishes its findings under the names `host` and `pid`. Made
+    by `start`."""
 
     def __init__(
         self,
@@ -78,20 +81,20 @@ class Autorecovery:
     async def run(self) -> None:
         """Look and work again and again, until cancelled."""
         loop = asyncio.get_running_loop()
-        tasks = [loop.create_task(self._again(once)) for once in (self.look, self.work)]
+        tasks = [loop.create_task(self._repeat(action)) for action in (self.look, self.work)]
         try:
             await asyncio.gather(*tasks)
         finally:
             await cancel(*tasks)
 
     async def look(self) -> None:
-        """One look, if this process is the auditor. Raises LedgerError."""
-        await self._guard.refresh()
+        """One pass of the auditor, if this process is elected. Raises LedgerError."""
+        await self._guard.refresh()  # raises MetadataHeld
         if await elected(self._ledgers.metadata, paths.AUDITOR):
             report = await self._auditor.look()
             if report.alarm != self._alarm:
                 self._alarm = report.alarm
-                log.error("%s", report.alarm or "the bookies that were gone are back")
+                log.error("%s", report.alarm or ALARM_ENDED)
             findings = status.Findings(
                 host=self._host,
                 pid=self._pid,
@@ -103,14 +106,14 @@ class Autorecovery:
             await status.publish(self._ledgers.metadata, findings)
 
     async def work(self) -> None:
-        """One round of work. Raises LedgerError."""
-        await self._guard.refresh()
+        """One pass of the worker. Raises LedgerError."""
+        await self._guard.refresh()  # raises MetadataHeld
         await self._worker.round()
 
-    async def _again(self, once: Callable[[], Awaitable[None]]) -> None:
+    async def _repeat(self, action: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
-                await once()
+                await action()
             except StoreError as failure:
                 log.warning("a pass of autorecovery ended early: %r", failure)
             except LedgerError as failure:
@@ -120,46 +123,49 @@ class Autorecovery:
             await asyncio.sleep(await self._pause_s())
 
     async def _pause_s(self) -> float:
-        """Short enough for the cluster's delay to take effect."""
+        """The pause between passes: PASS_S, or less if `lost_bookie_delay_s` is short."""
         try:
             settings = await autorecovery.read_settings(self._ledgers.metadata)
         except (StoreError, BadAutorecoverySettings):
             return PASS_S
-        return min(PASS_S, max(PASS_MIN_S, settings.lost_bookie_delay_s / PASSES_A_DELAY))
+        return min(PASS_S, max(PASS_MIN_S, settings.lost_bookie_delay_s / PASSES_PER_DELAY))
 
 
-class Pass(NamedTuple):
-    """The results of the comparisons, and the ledgers that were left alone, each with the
-    reason."""
+class LimboRepair(NamedTuple):
+    """What repair_once did: the results of its comparisons, and the ledgers that it left alone,
+    each with the reason."""
 
     repaired: list[Repaired]
     left: dict[int, str]
 
 
-async def repair_once(ledgers: LedgerStore, idle_s: float = IDLE_S) -> Pass:
+async def repair_once(ledgers: LedgerStore, idle_s: float = IDLE_S) -> LimboRepair:
     """Repair each ledger in limbo once, for an operator who does not wait for the workers of the
-    cluster. If there are open ledgers it takes `idle_s`. Raises Unavailable, ClientClosed."""
+    cluster. If it finds open ledgers it waits `idle_s` and recovers those that got no entry in
+    that time. Raises Unavailable, ClientClosed."""
     worker = Worker(ledgers, await tokens_of(ledgers), idle_s=idle_s, always=True)
     reasons: dict[int, list[Reason]] = {}
     for listing in await limbo.listed(ledgers.metadata):
         reason = Reason(Cause.LIMBO, listing.bookie_id, listing.since_ms)
         reasons.setdefault(listing.ledger_id, []).append(reason)
-    done = Pass([], {})
+    done = LimboRepair([], {})
     with reachable("listing what is in limbo as under-replicated"):
         for ledger_id in sorted(reasons):
             await work_list.add(ledgers.metadata, ledger_id, reasons[ledger_id])
     for ledger_id in sorted(reasons):
         await _work_at(worker, ledger_id, done)
-    open_ones = [ledger_id for ledger_id in done.left if worker.watches(ledger_id)]
-    if open_ones:
-        log.warning("open ledgers are in limbo: whether they move is watched for %s s", idle_s)
+    open_ledgers = [i for i in done.left if worker.left_open(i)]
+    if open_ledgers:
+        log.warning(
+            "open ledgers are in limbo: waiting %s s to see whether they get entries", idle_s
+        )
         await asyncio.sleep(idle_s)
-        for ledger_id in open_ones:
+        for ledger_id in open_ledgers:
             await _work_at(worker, ledger_id, done)
     return done
 
 
-async def _work_at(worker: Worker, ledger_id: int, done: Pass) -> None:
+async def _work_at(worker: Worker, ledger_id: int, done: LimboRepair) -> None:
     outcome = await worker.work_at(ledger_id)
     done.left.pop(ledger_id, None)
     if outcome is None:

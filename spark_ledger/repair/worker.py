@@ -185,7 +185,7 @@ class Worker:
             finally:
                 await self._unlock(ledger_id)
 
-    def watches(self, ledger_id: int) -> bool:
+    def left_open(self, ledger_id: int) -> bool:
         """Whether the ledger was left alone because it is open, and may be recovered later."""
         return ledger_id in self._watched
 

@@ -10,7 +10,12 @@ from bisect import bisect_right
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.store import SessionState, StoreError
 from spark_ledger.topic.log.topic_log import agree, fold_agreeing
-from spark_ledger.topic.read.follower import REARM_S, REREAD_S, UNCONFIRMED_REREADS, TopicFollower
+from spark_ledger.topic.read.follower import (
+    READ_GAP_S,
+    REREAD_S,
+    UNCONFIRMED_REREADS,
+    TopicFollower,
+)
 from tests.simulation import invariants
 from tests.simulation.topic_ghost import LogGhost
 from tests.simulation.topic_work import TopicWork
@@ -73,5 +78,5 @@ def _age_s_max(work: TopicWork, client: Client, *, heard: bool) -> float:
     connected = client.session.session_state is SessionState.CONNECTED
     late = (*BEHIND, *WITHOUT_BODIES) if heard else BEHIND
     if connected and not any(name in late for name in work.plan.faults):
-        return REREAD_S + REARM_S + lag_s + SLACK_S
+        return REREAD_S + READ_GAP_S + lag_s + SLACK_S
     return UNCONFIRMED_REREADS * REREAD_S + lag_s + SLACK_S

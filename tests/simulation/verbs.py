@@ -87,7 +87,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "repair.decommission.cancel": "as that",
     "repair.decommission.decommission": "as that",
     "repair.service.repair_once": "of the command `ledger limbo --repair` (test_limbo.py)",
-    "repair.Worker.watches": "as that",
+    "repair.Worker.left_open": "as that",
     "repair.status.change": "of an operator, for settings that healing.py sets (test_status.py)",
     "repair.status.enable": "as that",
     "repair.status.status": "tells an operator (test_status.py)",

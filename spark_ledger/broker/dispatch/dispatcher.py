@@ -82,7 +82,7 @@ class Dispatcher:
         self.acks = Acks(mark)
         self.consumers: list[Consumer] = []
         self.active: Consumer | None = None
-        self.sought = False
+        self.awaits_consumers = False
         """A seek has sent its consumers away, and they are not back yet."""
         self._policy = policy
         self._cursor = cursor
@@ -101,7 +101,7 @@ class Dispatcher:
     def join(self, consumer: Consumer) -> None:
         self.partition.listeners[self._wake] = None
         self.consumers.append(consumer)
-        self.sought = False
+        self.awaits_consumers = False
         self._choose()
 
     def leave(self, consumer: Consumer) -> None:
@@ -152,7 +152,7 @@ class Dispatcher:
         """Nothing from there on is acknowledged, all before it is; the consumers are sent away, and
         come back to that offset. Raises as `moved`."""
         self.acks.reset(offset)
-        self.sought = True
+        self.awaits_consumers = True
         self.moved()
         for consumer in list(self.consumers):
             consumer.end()

@@ -1,10 +1,10 @@
-"""Subscriptions of a topic at its broker: opened, used, sought, released and deleted.
+"""Subscriptions of a topic at its broker: opened, used, moved by a seek, released, deleted.
 
-Always true: a durable subscription is a cursor of the topic layer, of kind CONSUMER:
-acknowledging moves it in the background, a second apart at most, and the last consumer that leaves
-writes where it is. The durable position is never beyond the first offset that is not acknowledged,
-and only a seek moves it back. All consumers of a subscription have one type. A subscription is
-opened and released by one call at a time.
+Always true: a durable subscription has a cursor of the topic layer, of kind CONSUMER. After an
+acknowledgement the cursor writes the new position in the background, within a second; after the
+last consumer has left it writes the position and is released. The durable position is never beyond
+the first offset that is not acknowledged, and only a seek moves it back. All consumers of a
+subscription have one type. A subscription is opened and released by one call at a time.
 """
 
 import asyncio
@@ -23,15 +23,16 @@ from spark_ledger.broker.wire.commands import Refusal, ServerError, Subscription
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursor, ConsumerCursors
 
 RELEASE_S = 5.0
-LET_GO_S = 1.0
-"""So long a consumer's close waits at most until its subscription is free."""
+CLOSE_WAIT_S = 1.0
+"""How long the close of a subscription's last consumer waits for the release, at most."""
 UNSUBSCRIBE_S = 25.0  # a client waits for half a minute
-COME_BACK_S = 10.0
-"""For so long a seek waits for the consumers that it sent away."""
+RETURN_WAIT_S = 10.0
+"""How long a subscription waits, before its release, for consumers that a seek sent away."""
 
 
 class Subscription:
-    """By name, while consumers of this broker have it. `cursor` None: it is not durable."""
+    """A subscription while consumers at this broker use it. `cursor` None: it is not durable (a
+    reader's)."""
 
     def __init__(self, name: str, kind: SubscriptionType, cursor: ConsumerCursor | None) -> None:
         self.name = name
@@ -48,9 +49,9 @@ class Subscription:
         return any(dispatcher.consumers for dispatcher in self._dispatchers.values())
 
     @property
-    def sought(self) -> bool:
-        """Whether a seek has sent consumers away that are not back."""
-        return any(dispatcher.sought for dispatcher in self._dispatchers.values())
+    def awaits_consumers(self) -> bool:
+        """Whether a seek has sent consumers away that are not back yet."""
+        return any(dispatcher.awaits_consumers for dispatcher in self._dispatchers.values())
 
     @property
     def consumers(self) -> list[Consumer]:
@@ -67,16 +68,20 @@ class Subscription:
         return [] if dispatcher is None else list(dispatcher.consumers)
 
     def dispatcher(self, partition: Partition, mark: int) -> Dispatcher:
-        """The partition's; new, or of a reader that comes, it is at `mark`."""
+        """The partition's dispatcher. A new one begins at `mark`; a reader gets a new one if the
+        present one has no consumers."""
         dispatcher = self._dispatchers.get(partition.number)
-        left = dispatcher is not None and not dispatcher.sought and not dispatcher.consumers
-        if dispatcher is None or (left and not self.durable):
+        unused = dispatcher is not None and not (
+            dispatcher.awaits_consumers or dispatcher.consumers
+        )
+        if dispatcher is None or (unused and not self.durable):
             dispatcher = Dispatcher(partition, POLICIES[self.kind], mark, self.cursor)
             self._dispatchers[partition.number] = dispatcher
         return dispatcher
 
-    def before(self, kind: SubscriptionType, partition: int) -> list[Consumer]:
-        """The consumers because of which one more cannot come, or is not the active one."""
+    def rivals(self, kind: SubscriptionType, partition: int) -> list[Consumer]:
+        """The consumers whose presence keeps one more consumer of that type from joining, or from
+        being the active one."""
         if kind is not self.kind:
             return self.consumers
         dispatcher = self._dispatchers.get(partition)
@@ -103,14 +108,14 @@ class ServedTopic(Protocol):
 
     is_ended: bool
 
-    def log(self, number: int) -> Partition:
+    def readable_partition(self, number: int) -> Partition:
         """Raises Refusal if this broker does not have the partition."""
 
     async def offsets(self, *, earliest: bool) -> Mapping[int, int]:
         """The first offset of each partition, or the end. Raises errors.Unavailable."""
 
     async def history(self) -> int:
-        """As ConsumerCursors.open asks for it."""
+        """TopicLog.history_number, once compared with the store. Raises errors.Unavailable."""
 
     async def look_for_lost(self) -> None:
         """Give up the partitions that other brokers have by now. Raises errors.Unavailable."""
@@ -124,16 +129,16 @@ class TopicSubscriptions:
         topic: ServedTopic,
         commits: TopicCommits,
         cursors: ConsumerCursors,
-        beside: BackgroundTasks,
+        background: BackgroundTasks,
     ) -> None:
         self._topic = topic
         self._commits = commits
         self._cursors = cursors
-        self._beside = beside
+        self._background = background
         self._by_name: dict[str, Subscription] = {}
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By subscription, as long as a call holds the lock or waits for it: each reader has a name
-        of its own."""
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By subscription, while a call holds the lock or waits for it: names of readers are many,
+        as each reader has a new one."""
 
     def named(self, name: str) -> Subscription:
         """Raises Refusal."""
@@ -144,10 +149,10 @@ class TopicSubscriptions:
             )
         return subscription
 
-    def consumers_before(self, name: str, kind: SubscriptionType, partition: int) -> list[Consumer]:
-        """As Subscription.before."""
+    def rivals(self, name: str, kind: SubscriptionType, partition: int) -> list[Consumer]:
+        """As Subscription.rivals."""
         subscription = self._by_name.get(name)
-        return [] if subscription is None else subscription.before(kind, partition)
+        return [] if subscription is None else subscription.rivals(kind, partition)
 
     async def subscribe(
         self,
@@ -163,18 +168,19 @@ class TopicSubscriptions:
         """One more consumer. A reader begins at `start`, a new durable subscription at the
         `earliest` offset of each partition, or at the end. Raises Refusal, errors of the topic
         layer."""
-        async with self._turn(name):
+        async with self._lock(name):
             subscription = self._by_name.get(name)
             unused = subscription is None or not subscription.used
-            same = subscription is not None and subscription.durable is durable
-            if not unused and not same:
+            durable_alike = subscription is not None and subscription.durable is durable
+            if not unused and not durable_alike:
                 raise Refusal(
                     ServerError.NOT_ALLOWED,
                     f"subscription '{name}' is used by a {'reader' if durable else 'consumer'}:"
                     f" a {'consumer' if durable else 'reader'} cannot join it",
                 )
-            if subscription is None or (unused and not (same and subscription.kind is kind)):
-                await self._release_now(name)
+            reusable = durable_alike and subscription is not None and subscription.kind is kind
+            if subscription is None or (unused and not reusable):
+                await self._release_locked(name)
                 subscription = await self._opened(name, kind, durable, earliest)
                 self._by_name[name] = subscription
             try:
@@ -182,8 +188,8 @@ class TopicSubscriptions:
                 consumer = make(dispatcher)
                 dispatcher.join(consumer)
             finally:
-                if not subscription.used:  # no consumer came, and a query may want it
-                    self._beside.start(self._release(name))
+                if not subscription.used:  # else a query could not use the name
+                    self._background.start(self._release_unused(name))
             return consumer
 
     async def _dispatcher(
@@ -196,15 +202,15 @@ class TopicSubscriptions:
         """The dispatcher that one more consumer of the subscription joins."""
         number = partition.number
         subscription.check(kind, number)
-        self._topic.log(number)  # else no epoch of it is known
+        self._topic.readable_partition(number)  # raises Refusal if it is not this broker's
         if subscription.cursor is None:
             mark = await start()
         elif not subscription.has_dispatcher(number):
             epoch = self._commits.epochs[number]
             mark = max(await subscription.cursor.adopt(number, epoch), partition.start)
         else:
-            mark = partition.start  # it stays where it is
-        partition = self._topic.log(number)  # it may be another broker's by now
+            mark = partition.start  # not used: the dispatcher keeps its own
+        partition = self._topic.readable_partition(number)  # it may be another broker's by now
         return subscription.dispatcher(partition, mark)
 
     async def _opened(
@@ -233,33 +239,35 @@ class TopicSubscriptions:
         subscription = self._by_name.get(name)
         consumer.dispatcher.leave(consumer)
         if subscription is not None and not subscription.used:
-            self._beside.start(self._release(name))
+            self._background.start(self._release_unused(name))
 
-    async def released(self, name: str) -> None:
-        """Wait until a subscription without consumers here is written and released, for LET_GO_S at
-        most; the release goes on after that. A subscription that was sought is kept for the
-        consumers that the seek sent away."""
+    async def wait_released(self, name: str) -> None:
+        """Wait until a subscription without consumers here is written and released, CLOSE_WAIT_S at
+        most; the release goes on after that. A subscription that awaits consumers after a seek is
+        kept."""
         subscription = self._by_name.get(name)
-        if subscription is not None and not subscription.used and not subscription.sought:
-            await asyncio.wait([self._beside.start(self._release(name))], timeout=LET_GO_S)
+        if subscription is not None and not subscription.used and not subscription.awaits_consumers:
+            await asyncio.wait(
+                [self._background.start(self._release_unused(name))], timeout=CLOSE_WAIT_S
+            )
 
-    async def _release(self, name: str) -> None:
+    async def _release_unused(self, name: str) -> None:
         subscription = self._by_name.get(name)
-        if subscription is not None and subscription.sought and not self._topic.is_ended:
-            await asyncio.sleep(COME_BACK_S)
-        async with self._turn(name):
+        if subscription is not None and subscription.awaits_consumers and not self._topic.is_ended:
+            await asyncio.sleep(RETURN_WAIT_S)
+        async with self._lock(name):
             subscription = self._by_name.get(name)
             if subscription is not None and not subscription.used:
-                await self._release_now(name)
+                await self._release_locked(name)
 
-    def _turn(self, name: str) -> asyncio.Lock:
+    def _lock(self, name: str) -> asyncio.Lock:
         """The lock of calls that open, release or delete the subscription."""
-        turn = self._turns.get(name)
-        if turn is None:
-            turn = self._turns[name] = asyncio.Lock()
-        return turn
+        lock = self._locks.get(name)
+        if lock is None:
+            lock = self._locks[name] = asyncio.Lock()
+        return lock
 
-    async def _release_now(self, name: str) -> None:
+    async def _release_locked(self, name: str) -> None:
         subscription = self._by_name.pop(name, None)
         if subscription is not None and subscription.cursor is not None:
             await self._cursors.release(subscription.cursor, RELEASE_S)
@@ -277,7 +285,7 @@ class TopicSubscriptions:
     async def unsubscribe(self, name: str, consumer: Consumer) -> None:
         """Delete the subscription, which no other consumer uses: it is gone when this returns.
         Raises Refusal, and as ConsumerCursors.delete; then the consumer stays."""
-        async with self._turn(name):
+        async with self._lock(name):
             subscription = self.named(name)
             others = [
                 other
@@ -287,10 +295,12 @@ class TopicSubscriptions:
             ]
             if others:
                 raise Refusal(ServerError.METADATA, f"subscription '{name}' has other consumers")
-            # this client's of other partitions: each comes by itself
+            # the same client's consumers of other partitions stay: it unsubscribes each of them
             if any(other is not consumer for other in subscription.consumers):
                 with suppress(errors.Unavailable):
-                    await self._topic.look_for_lost()  # their consumers do not count
+                    await (
+                        self._topic.look_for_lost()
+                    )  # it sends away the consumers of lost partitions
             last = all(other is consumer for other in subscription.consumers)
             if last and subscription.cursor is not None:
                 await self._cursors.delete(subscription.cursor, UNSUBSCRIBE_S)
@@ -307,4 +317,4 @@ class TopicSubscriptions:
     async def release_all(self) -> None:
         """Write the positions of the subscriptions without consumers."""
         for name in list(self._by_name):
-            await self._release(name)
+            await self._release_unused(name)

@@ -82,7 +82,7 @@ async def follow(
     that was given up, until it is deleted or its follower has failed
     for good; then `gone` is called with the reason. What passes is logged once as long as it lasts,
     and tried again with pauses."""
-    seen, histories, pause_s = -1, follower.log.histories, AGAIN_S
+    seen, history_number, pause_s = -1, follower.log.history_number, AGAIN_S
     while True:
         try:
             state = await follower.beyond(seen)
@@ -90,8 +90,8 @@ async def follow(
             if state.deleted:
                 gone(errors.TopicDeleted(f"topic {name} was deleted"))
                 return
-            before, histories = histories, follower.log.histories
-            heard(before != histories)
+            before, history_number = history_number, follower.log.history_number
+            heard(before != history_number)
         except Exception as error:
             if follower.failure is not None:
                 gone(follower.failure)

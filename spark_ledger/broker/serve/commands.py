@@ -269,8 +269,8 @@ async def _subscribe(client: Caller, part: Any) -> None:
     existing = client.consumers.get(part.consumer_id)
     if existing is not None:
         client.forget_consumer(existing[0])
-    before = subscriptions.consumers_before(part.subscription, kind, partition.number)
-    await _are_there(other.link for other in before if other.link is not client.link)
+    rivals = subscriptions.rivals(part.subscription, kind, partition.number)
+    await _are_there(other.link for other in rivals if other.link is not client.link)
     consumer = await subscriptions.subscribe(
         partition,
         part.subscription,
@@ -299,7 +299,7 @@ async def _close_consumer(client: Caller, part: Any) -> None:
     if consuming is not None:
         consumer, subscriptions, name = consuming
         client.forget_consumer(consumer)
-        await subscriptions.released(name)  # a query may begin behind the last one
+        await subscriptions.wait_released(name)  # a query may begin behind the last one
     _reply(client, part, "success")
 
 

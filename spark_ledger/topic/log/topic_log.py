@@ -84,8 +84,8 @@ class TopicLog:
         self._next: tuple[int, Versioned] | None = None  # a commit that was read beside head
         self._last: tuple[int, str] | None = None  # number and id of the commit folded last
         self._compared = store.connections
-        self.histories = 0
-        """How often the folded state was given up, as it turned out to be of another store."""
+        self.history_number = 0
+        """Counted up when the folded state is given up, as the metadata store went back."""
         self._turn = asyncio.Lock()
 
     @property
@@ -110,13 +110,13 @@ class TopicLog:
         return self._compared != self.store.connections
 
     async def fold(
-        self, *, fresh: bool = False, watch: Watcher | None = None, heard: bool = False
+        self, *, fresh: bool = False, watch: Watcher | None = None, commit_expected: bool = False
     ) -> TopicState:
         """The topic's state at the head; reads only commits that are not folded yet.
 
         `fresh` syncs first, so that the state has every commit acknowledged before the call.
-        `watch` is set on head, before head is read. `heard`: there is probably a new commit, and it
-        is read together with head. Deleted topics fold to a state with `deleted`.
+        `watch` is set on head, before head is read. `commit_expected`: there is probably a new
+        commit, and it is read together with head. Deleted topics fold to a state with `deleted`.
         Raises errors.TopicNotFound, errors.TopicDeleted (its log is not whole any more),
         errors.UnsupportedFormat, errors.DataUnavailable, errors.DigestMismatch,
         errors.Unavailable (bodies and checkpoints), store.StoreUnavailable.
@@ -124,7 +124,7 @@ class TopicLog:
         if fresh:
             await self.store.sync(self._head_path)
         async with self._turn:
-            return await self._fold(watch, heard=heard, synced=fresh)
+            return await self._fold(watch, commit_expected=commit_expected, synced=fresh)
 
     async def fold_from_checkpoint(self) -> tuple[TopicState, Checkpointed | None]:
         """The state, folded from the newest checkpoint, and that checkpoint. Raises as `fold`."""
@@ -162,7 +162,7 @@ class TopicLog:
 
     def forget(self) -> None:
         """The metadata store went back in time: the next fold reads everything anew."""
-        self.histories += 1
+        self.history_number += 1
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -172,13 +172,13 @@ class TopicLog:
     # -- folding ------------------------------------------------------------------------------
 
     async def _fold(
-        self, watch: Watcher | None, *, heard: bool = False, synced: bool = False
+        self, watch: Watcher | None, *, commit_expected: bool = False, synced: bool = False
     ) -> TopicState:
         before, connections = self._state, self.store.connections
         doubted = self.is_doubted
         if doubted and not synced:
             await self.store.sync(self._head_path)
-        node, self._next = await self._head_and_next(watch, heard)
+        node, self._next = await self._head_and_next(watch, commit_expected)
         if doubted:
             await self._compare()
             self._compared = connections
@@ -194,7 +194,7 @@ class TopicLog:
             else:
                 self._next = None
                 if self._state is None and before is not None and folded.next < before.next:
-                    self.histories += 1  # a checkpoint showed it
+                    self.history_number += 1  # a checkpoint showed it
                 self._state = _at_head(folded, self._state, node, head)
                 return self._state
             await self.store.sync(self._head_path)

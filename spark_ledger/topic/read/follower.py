@@ -2,11 +2,11 @@
 
 Always true: at most one watch, on head, is outstanding; a follower folds a change as soon as its
 watch fires, but reads head at most every 50 ms; without a change it reads head again every 10 s; it
-does not give out a state that was not confirmed for 30 s. A process with thousands of topics that
-decides nothing by their states makes both times six times as long. The watch also fires when the
-session is in doubt. If the store or a ledger of the topic cannot be read now, the follower tries
-again. Once the topic is deleted nothing changes any more: the following ends, and the follower
-gives out that state for ever.
+does not give out a state that was not confirmed for 30 s. A broker, which has thousands of topics
+and decides nothing by their states, makes the 10 s and the 30 s six times as long. The watch also
+fires when the session is in doubt. If the store or a ledger of the topic cannot be read now, the
+follower tries again. Once the topic is deleted nothing changes any more: the following ends, and
+the follower gives out that state for ever.
 """
 
 import asyncio
@@ -20,11 +20,12 @@ from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
 
 REREAD_S = 10.0
-REARM_S = 0.05
+READ_GAP_S = 0.05
+"""Between the beginnings of two reads of head."""
 RETRY_S = 1.0
 UNCONFIRMED_REREADS = 3
-_PASSING = (StoreUnavailable, OutcomeUnknown, errors.Unavailable, errors.DataUnavailable)
-"""Errors that may have passed at the next look: bodies and checkpoints are on bookies."""
+_RETRIED = (StoreUnavailable, OutcomeUnknown, errors.Unavailable, errors.DataUnavailable)
+"""Errors of the store, or of bookies (bodies and checkpoints are there), that may pass."""
 
 
 class TopicFollower:
@@ -44,9 +45,10 @@ class TopicFollower:
         self._changed = asyncio.Event()
         self._folded = asyncio.Event()
         self._armed = False
-        self._heard_times = self._folded_times = 0
+        self._changes_heard = 0  # how often a watch fired
+        self._changes_folded = 0  # those of them that `_latest` has
         self._latest: tuple[TopicState, float] | None = None
-        self._history = log.histories  # of `_latest`
+        self._latest_history = log.history_number  # that of `_latest`
         self._failure: Exception | None = None
         self._task: asyncio.Task[None] | None = None
         self.listeners: dict[Callable[[TopicState], None], None] = {}
@@ -54,7 +56,7 @@ class TopicFollower:
         self.on_end: Callable[[], None] = _nothing
         """Called when the following ends by itself."""
         self._loop = asyncio.get_running_loop()
-        self._read_again_s = self._loop.time()
+        self._next_read_at = self._loop.time()
 
     async def start(self) -> TopicState:
         """Fold freshly (sync first) and go on following in the background.
@@ -90,23 +92,23 @@ class TopicFollower:
     @property
     def behind(self) -> bool:
         """Whether a watch reported a change that is not in `state` yet."""
-        return self._folded_times < self._heard_times
+        return self._changes_folded < self._changes_heard
 
     async def caught_up(self, within_s: float) -> None:
         """Return once `state` has the changes reported before this call, or after `within_s`."""
-        heard_times = self._heard_times
+        changes_heard = self._changes_heard
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while self._folded_times < heard_times:
+                while self._changes_folded < changes_heard:
                     await self._folded.wait()
 
-    async def certain(self, within_s: float) -> int:
-        """Return once `state` is of the store that this process is connected to, with the number of
-        its history (TopicLog.histories). Raises errors.Unavailable after `within_s`, and as
-        `state`."""
+    async def confirmed_history(self, within_s: float) -> int:
+        """The number of the history (TopicLog.history_number) that `state` belongs to, once it was
+        compared with the store after the newest connection. Raises errors.Unavailable after
+        `within_s`, and as `state`."""
         try:
             async with asyncio.timeout(within_s):
-                while self.log.is_doubted or self._history != self.log.histories:
+                while self.log.is_doubted or self._latest_history != self.log.history_number:
                     self.state()
                     self._changed.set()
                     await self._folded.wait()
@@ -114,14 +116,14 @@ class TopicFollower:
             raise errors.Unavailable(
                 f"{self._named} was not compared with the metadata store in {within_s:.0f} s"
             ) from None
-        return self._history
+        return self._latest_history
 
     async def beyond(self, number: int) -> TopicState:
-        """Wait, without a limit, until the state has commit `number` or is of another store; return
-        it. Raises as `state`."""
-        histories = self.log.histories
+        """Wait, without a limit, until the state has commit `number`, or another history, as the
+        metadata store went back in time; return it. Raises as `state`."""
+        history_number = self.log.history_number
         while (state := self.state()).next <= number and not state.deleted:
-            if histories != self.log.histories:
+            if history_number != self.log.history_number:
                 return state
             await woken(self._folded, self._reread_s)
         return state
@@ -135,10 +137,10 @@ class TopicFollower:
         try:
             while not self._is_deleted:
                 await self._wait_for_change()
-                await asyncio.sleep(self._read_again_s - self._loop.time())
+                await asyncio.sleep(self._next_read_at - self._loop.time())
                 try:
                     await self._read(fresh=False)
-                except _PASSING:
+                except _RETRIED:
                     self._changed.set()
                     await asyncio.sleep(RETRY_S)
         except Exception as error:  # `state` raises it, of whatever class
@@ -155,28 +157,28 @@ class TopicFollower:
     async def _read(self, *, fresh: bool) -> TopicState:
         """Fold, with a new watch unless one is outstanding."""
         self._changed.clear()
-        began_s, heard_times = self._loop.time(), self._heard_times
-        self._read_again_s = began_s + REARM_S
+        began_s, changes_heard = self._loop.time(), self._changes_heard
+        self._next_read_at = began_s + READ_GAP_S
         watch = None if self._armed else self._heard
         self._armed = True
         try:
-            state = await self.log.fold(fresh=fresh, watch=watch, heard=self.behind)
+            state = await self.log.fold(fresh=fresh, watch=watch, commit_expected=self.behind)
         except BaseException:
             self._armed = self._armed and watch is None
             raise
-        self._latest, self._folded_times = (state, began_s), heard_times
-        self._history = self.log.histories
+        self._latest, self._changes_folded = (state, began_s), changes_heard
+        self._latest_history = self.log.history_number
         self._folded.set()
         self._folded = asyncio.Event()  # of the next fold
         for listener in list(self.listeners):
             listener(state)
-        if self._loop.time() - began_s > self._reread_s:  # as in an outage: this confirms little
+        if self._loop.time() - began_s > self._reread_s:  # it is old already: read again
             self._changed.set()
         return state
 
     def _heard(self) -> None:
         self._armed = False
-        self._heard_times += 1
+        self._changes_heard += 1
         self._changed.set()
 
 

@@ -71,7 +71,7 @@ MULTI_WRITES_MAX = 250
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 History = Callable[[], Awaitable[int]]
-"""The number of a topic's history (TopicLog.histories) in the store of the present connection."""
+"""TopicLog.history_number of a topic, in the store of the present connection."""
 
 
 async def _one_history() -> int:

@@ -57,7 +57,7 @@ class Followed:
 
     def __init__(self, *outcomes):
         self.outcomes, self.failure, self.calls = list(outcomes), None, 0
-        self.log = SimpleNamespace(histories=0)
+        self.log = SimpleNamespace(history_number=0)
 
     async def beyond(self, number):
         self.calls += 1

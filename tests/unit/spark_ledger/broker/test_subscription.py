@@ -206,14 +206,14 @@ def test_those_are_asked_whether_they_are_there_because_of_which_another_is_not_
     async def act(made):
         partition, other = Batches(), Batches(number=1)
         alone, several = Subscription("s", EXCLUSIVE, None), Subscription("s", FAILOVER, None)
-        assert alone.before(EXCLUSIVE, 0) == []
+        assert alone.rivals(EXCLUSIVE, 0) == []
         one = consumer_of(alone, partition)
         first, second = consumer_of(several, partition, "a"), consumer_of(several, partition, "b")
         made += [one, first, second]
-        assert alone.before(EXCLUSIVE, 0) == [one] == alone.before(FAILOVER, 1)
-        assert alone.before(EXCLUSIVE, 1) == []
-        assert several.before(FAILOVER, 0) == [first]
-        assert several.before(EXCLUSIVE, 1) == [first, second]
+        assert alone.rivals(EXCLUSIVE, 0) == [one] == alone.rivals(FAILOVER, 1)
+        assert alone.rivals(EXCLUSIVE, 1) == []
+        assert several.rivals(FAILOVER, 0) == [first]
+        assert several.rivals(EXCLUSIVE, 1) == [first, second]
         made.append(consumer_of(alone, other))
 
     play(act)
@@ -248,10 +248,10 @@ def test_a_seek_of_one_partition_keeps_its_place_while_consumers_of_others_come_
         for one, offset in zip(made, (1, 2, 3), strict=True):
             one.dispatcher.seek(offset)
             one.dispatcher.leave(one)
-        assert subscription.sought
+        assert subscription.awaits_consumers
         back = [consumer_of(subscription, partition) for partition in partitions]
         assert [one.dispatcher.acks.mark for one in back] == [1, 2, 3]
-        assert not subscription.sought
+        assert not subscription.awaits_consumers
         made += back
         for one in back:
             one.dispatcher.leave(one)
