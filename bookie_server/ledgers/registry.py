@@ -489,9 +489,8 @@ class LedgerHandles:
             handle.end_waiting()
 
     async def _meet(self, ledger_id: int) -> LedgerHandle:
-        request_lane.set(
-            Lane.RECOVERY
-        )  # whichever request began this task, a fence may wait for it
+        # whichever request began this task, a fence may wait for it
+        request_lane.set(Lane.RECOVERY)
         state = self._storage.state(ledger_id)
         first, store_changes = state is None or not state.met, self._store_changes
         if first:

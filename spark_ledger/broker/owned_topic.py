@@ -29,8 +29,8 @@ from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 REREAD_S = 60.0
 """How often the head of a topic is read without a change."""
 CATCH_UP_S, CERTAIN_S = 0.1, 5.0
-"""So long a read of a partition waits at most for a commit that was heard of, and for a look
-whether the store is the same after a new connection to it."""
+"""How long a read of a partition waits, at most, for the fold of a commit that a watch reported;
+and, after a new connection to the store, for the check that the store did not go back."""
 LEDGERS_ASKED_AT_ONCE = 8
 DECIDE_S, UNDECIDED_S = 10.0, 0.5
 

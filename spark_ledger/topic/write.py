@@ -324,7 +324,7 @@ class EntrySender:
         self._intent = intent
         self._topic_id = topic_id
         self._policies = policies
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._ledger: TaskLedger | None = None
         self._sent: deque[_Sent] = deque()
         self._again: deque[EncodedEntry] = deque()
@@ -351,14 +351,14 @@ class EntrySender:
         Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable,
         or the error of the last of FAILED_LEDGERS_MAX ledgers.
         """
-        async with self._turn:
+        async with self._lock:
             self._again.append(entry)
             await self._intents.heartbeat(self._intent)
             await self._send_waiting()
 
     async def drain(self) -> None:
         """Wait for every ack; more may be sent. Raises as `send`."""
-        async with self._turn:
+        async with self._lock:
             await self._all_acked()
 
     async def settled(self) -> None:
@@ -369,7 +369,7 @@ class EntrySender:
     async def finish(self) -> tuple[Segment, ...]:
         """Wait for every ack, then up to REPLICATED_WAIT_S for all copies; the ledger goes back
         to the cache. Raises as `send`."""
-        async with self._turn:
+        async with self._lock:
             await self._all_acked()
             await self._leave_ledger()
         return tuple(made.segment(place) for place, made in self._recorded.items())
@@ -377,7 +377,7 @@ class EntrySender:
     async def abort(self) -> None:
         """Forget the sent entries, without waiting for them; the ledger is closed in the
         background."""
-        async with self._turn:
+        async with self._lock:
             self._again.clear()
             for sent in self._sent:
                 sent.acked.add_done_callback(_taken)

@@ -17,7 +17,7 @@ from spark_ledger.broker.wire.frames import encode
 ACK_STEPS_MAX = 2000
 """Ids, or stretches of their sets, that are acknowledged in one step of the loop; an ACK with more
 takes several steps."""
-_WORDS_A_STEP = 16  # of an id's set: so many are unpacked in the time of a stretch
+_WORDS_PER_STEP = 16  # of an id's set: to unpack them takes the time of a stretch
 
 
 class Consuming(NamedTuple):
@@ -101,7 +101,7 @@ class Acking:
             raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
         consumer, moved, cost = consuming.consumer, False, 0
         for message_id in part.message_id:
-            cost += len(message_id.ack_set) // _WORDS_A_STEP
+            cost += len(message_id.ack_set) // _WORDS_PER_STEP
             for moves in consumer.dispatcher.acknowledge(consumer, message_id, part.ack_type):
                 moved |= moves
                 cost += 1

@@ -49,7 +49,7 @@ from spark_ledger.topic.commit.replay import OnReplay
 from spark_ledger.topic.log.intents import Intent
 
 CHECKED_S = 60.0
-"""So long a process relies on its last check of the topics that a query's options name."""
+"""How long a process relies on its last check of the topics that a query's options name."""
 
 _checked: TtlCache[tuple[WriteOptions, str, bool], bool] = TtlCache(CHECKED_S)
 

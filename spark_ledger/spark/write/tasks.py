@@ -51,7 +51,7 @@ RUN_ID = "spark.jobGroup.id"
 HEARTBEAT_S = 60.0
 """The time between heartbeats of an intent in use; the janitor's lease is many times as long."""
 TOPIC_S = 10.0
-"""So long a query's tasks use the kept facts of a topic: then they see that it has grown."""
+"""How long a query's tasks keep what they read of a topic; after that they see that it grew."""
 WRITE_AGAIN = (
     "Write again, or restart the query from the same checkpoint: the topic is made again then."
 )

@@ -86,7 +86,7 @@ class TopicLog:
         self._compared = store.connections
         self.history_number = 0
         """Counted up when the folded state is given up, as the metadata store went back."""
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     @property
     def known(self) -> TopicState | None:
@@ -123,13 +123,13 @@ class TopicLog:
         """
         if fresh:
             await self.store.sync(self._head_path)
-        async with self._turn:
+        async with self._lock:
             return await self._fold(watch, commit_expected=commit_expected, synced=fresh)
 
     async def fold_from_checkpoint(self) -> tuple[TopicState, Checkpointed | None]:
         """The state, folded from the newest checkpoint, and that checkpoint. Raises as `fold`."""
         await self.store.sync(self._head_path)
-        async with self._turn:
+        async with self._lock:
             newest = await self._newest()
             if newest is not None and newest.root.state.next > self._root_next:
                 self._offered = newest.root.state

@@ -42,7 +42,7 @@ TAKEN_S = 1.0
 POLL_S = 30.0
 ENDS_AT_ONCE = 64
 STARTS_KEPT = 1024
-_PASSING = (errors.Unavailable, errors.DataUnavailable)
+_RETRIED = (errors.Unavailable, errors.DataUnavailable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class LiveEnds:
         while not self.known(live).closed:
             try:
                 await self._hear(live)
-            except _PASSING:
+            except _RETRIED:
                 await asyncio.sleep(RETRY_S)
             except errors.LedgerError as error:
                 _log.warning("ledger %d is not heard: %s", live.ledger_id, error)

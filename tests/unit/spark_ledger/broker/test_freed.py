@@ -181,7 +181,7 @@ def test_readers_each_of_a_name_of_its_own_leave_nothing_at_the_topic():
             topic.subscriptions.leave(f"reader-{n}", consumer)
         await asyncio.sleep(1)
 
-        assert dict(topic.subscriptions._turns) == {}
+        assert dict(topic.subscriptions._locks) == {}
         await broker.close()
 
     play(act)
