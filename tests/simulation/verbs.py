@@ -102,8 +102,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "topic.live_repair.repair": "of an operator, for bytes that no owner can open"
     " (test_foreign_entries.py)",
     "topic.hand_over.ask_over_tcp": "a real network: brokers/process.py asks over its own",
-    "topic.task_reader.with_chunks": "of Spark's tasks and the command (test_chunked_messages.py)",
-    "topic.task_reader.read_blocks": "as that",
+    "topic.task_reader.read_blocks": "of Spark's tasks and the command (test_chunked_messages.py)",
     "topic.parts.commit_part": "of Spark's foreach: at points (points/background.py)",
 }
 """By verb: why no seed calls it."""
