@@ -70,11 +70,11 @@ def first_key_only(might_contain: Any) -> Any:
     return asked
 
 
-def rack_of_a_member_forgotten(told: Any) -> Any:
+def rack_of_a_member_forgotten(info: Any) -> Any:
     """A change does not know on which racks the members are that stay."""
 
     def without(self: Any, bookie_id: str) -> Any:
-        return replace(told(self, bookie_id), rack="")
+        return replace(info(self, bookie_id), rack="")
 
     return without
 
@@ -141,7 +141,7 @@ MUTANTS = (
         "rack of a member forgotten",
         "placement",
         directory.BookieDirectory,
-        "told",
+        "info",
         rack_of_a_member_forgotten,
         {**CHANGED, "racks": "hard"},
     ),
