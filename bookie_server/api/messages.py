@@ -242,7 +242,7 @@ METHODS: dict[str, tuple[type, type]] = {
 STREAMS: dict[str, tuple[type, type]] = {"ReadStream": (ReadStreamRequest, ReadResponse)}
 
 
-def neat(ids: Sequence[int]) -> EntryIds:
+def as_entry_ids(ids: Sequence[int]) -> EntryIds:
     """Ascending ids, as a range if they are consecutive."""
     if isinstance(ids, range) and ids.step == 1:
         return ids
@@ -272,18 +272,18 @@ def ids_in(spans: Sequence[Span], count_max: int) -> EntryIds:
         first, last = spans[0]
         return range(first, min(last, first + count_max - 1) + 1)
     every: Iterable[int] = chain.from_iterable(range(first, last + 1) for first, last in spans)
-    return neat(tuple(islice(every, count_max)))
+    return as_entry_ids(tuple(islice(every, count_max)))
 
 
-def since(ids: EntryIds, entry_id: int) -> EntryIds:
-    """Those from `entry_id` on."""
+def ids_from(ids: EntryIds, entry_id: int) -> EntryIds:
+    """The ids from `entry_id` on."""
     if isinstance(ids, range):
         return range(max(ids.start, entry_id), ids.stop)
-    return neat(ids[bisect_left(ids, entry_id) :])
+    return as_entry_ids(ids[bisect_left(ids, entry_id) :])
 
 
-def has(ids: EntryIds, entry_id: int) -> bool:
-    """Whether it is among them."""
+def has_id(ids: EntryIds, entry_id: int) -> bool:
+    """Whether `entry_id` is one of the ids."""
     if isinstance(ids, range):
         return entry_id in ids
     at = bisect_left(ids, entry_id)

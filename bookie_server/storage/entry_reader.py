@@ -28,7 +28,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
-from bookie_server.api.messages import EntryIds, EntryLocation, neat
+from bookie_server.api.messages import EntryIds, EntryLocation, as_entry_ids
 from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import DiskFailed, NoSuchFile
 from bookie_server.lanes import in_recovery
@@ -161,7 +161,7 @@ class EntryReader:
         missing = entry_ids if len(entries) < len(entry_ids) else ()
         if not entries:
             entries.update(self._read_cache.leading(ledger_id, entry_ids, max_bytes))
-            missing = neat(entry_ids[len(entries) :])
+            missing = as_entry_ids(entry_ids[len(entries) :])
             left -= sum(map(_size, entries.values()))
         if missing and left > 0:
             copies, through = await self._look_up(ledger_id, missing, left)
@@ -195,7 +195,7 @@ class EntryReader:
             if (entry := self._cache.get(ledger_id, entry_id)) is not None:
                 entries[entry_id] = entry
         if missing := sorted(dict.fromkeys(e for e in entry_ids if e not in entries)):
-            copies, _ = await self._look_up(ledger_id, neat(missing), _EVERYTHING)
+            copies, _ = await self._look_up(ledger_id, as_entry_ids(missing), _EVERYTHING)
             entries.update(await self._fetch(ledger_id, copies))
         return {
             entry_id: entry if isinstance(entry, Undeliverable) else unpack_header(entry)

@@ -38,7 +38,7 @@ from spark_ledger.errors import (
     TimedOut,
     Unauthorized,
 )
-from spark_ledger.ledger.cluster import Cluster, say
+from spark_ledger.ledger.cluster import Cluster, status_text
 from spark_ledger.ledger.quorum import PendingAdd, PendingAdds, Quorum
 from spark_ledger.metadata.ledger_record import LedgerRecord
 
@@ -340,7 +340,7 @@ class AddPipeline:
     def _resend(self, index: int) -> None:
         slot, now = self.slots[index], self._loop.time()
         on_results = self._taker(index, slot.bookie_id, slot.generation, now)
-        for add in self.pending.lacking(index):
+        for add in self.pending.without_ack_of(index):
             add.sends += 1
             slot.lane.submit(add, on_results)
 
@@ -370,7 +370,7 @@ class AddPipeline:
         slot.pause_s = 0.0
         for add in adds:
             add.sends -= 1
-        if self.pending.acknowledged(adds, index):
+        if self.pending.note_acks(adds, index):
             self.confirm()
         for add in adds:
             if add.confirmed and not add.sends:
@@ -390,7 +390,7 @@ class AddPipeline:
         if result.status is Status.OK:
             if slot.bookie_id == bookie_id:
                 slot.pause_s = 0.0
-            if self._owner(add, index) == bookie_id and self.pending.acknowledged((add,), index):
+            if self._owner(add, index) == bookie_id and self.pending.note_acks((add,), index):
                 self.confirm()
         elif generation == slot.generation and not slot.failed:
             self._refused(add, index, since, result)
@@ -398,7 +398,7 @@ class AddPipeline:
             self._finish(add)
 
     def _refused(self, add: PendingAdd, index: int, since: float, result: AddResult) -> None:
-        why = say(result)
+        why = status_text(result)
         terminal = _terminal(self.ledger_id, add, result.status, why)
         if terminal is not None:
             self.fail(terminal)
@@ -487,7 +487,7 @@ class AddPipeline:
         timeout_s = self.cluster.config.add_timeout_s
         if head.appended_at + timeout_s > self._loop.time():
             self._arm_add_timer(head.appended_at)
-        elif not self.quorum.writable(self.failed_mask()):
+        elif not self.quorum.is_writable(self.failed_mask()):
             self.give_up()
         else:
             brief = (

@@ -35,7 +35,8 @@ class Cluster:
     rng: random.Random
     placement: Placement = choose
     at_close: dict[object, Callable[[LedgerError], None]] = field(default_factory=dict)
-    """How to end work that waits for bookies when the client is closed, by the work's owner."""
+    """For each owner of work that waits for bookies: the function that ends the work with an error.
+    The client calls it when it is closed."""
 
     def place(
         self,
@@ -44,8 +45,8 @@ class Cluster:
         candidates: Sequence[BookieInfo],
         members: Mapping[int, BookieInfo],
     ) -> Mapping[int, str]:
-        """Bookies for `slots` of an ensemble out of `candidates`, as far as there are any that
-        fit. Raises BadConfig for a placement policy that misbehaves."""
+        """A bookie out of `candidates` for each of `slots`, by slot; a slot that no candidate fits
+        is left out. Raises BadConfig for a placement policy that misbehaves."""
         request = PlacementRequest(
             candidates=tuple(candidates),
             slots=tuple(slots),
@@ -58,20 +59,20 @@ class Cluster:
         )
         return self.placement(request, self.rng)
 
-    def explained(self, reasons: Mapping[str, str]) -> str:
-        """For an error text: each of these bookies, and the reason why it is in the way."""
+    def reasons_text(self, reasons: Mapping[str, str]) -> str:
+        """For an error text: each of these bookies with its reason. `reasons` are by bookie id."""
         describe = self.directory.describe
         return "; ".join(f"{describe(bookie)}: {why}" for bookie, why in reasons.items())
 
     def describe(self, bookie_id: str) -> str:
-        """One bookie for an error text, with its rack and, if it is chosen last, the reason."""
+        """One bookie for an error text: address, rack and, if it is a suspect, the reason."""
         rack = self.directory.rack(bookie_id)
         facts = [f"rack {rack}" if rack else "", self.bookies.quarantine.why(bookie_id)]
         return ", ".join([self.directory.describe(bookie_id), *filter(None, facts)])
 
     def remedy_for(self, lacking: Collection[str]) -> str | None:
-        """What to do about bookies that take no new entries, if some are read-only (as a bookie
-        with a full disk is); None if all are missing."""
+        """What to do about the bookies `lacking`, which take no new entries: None if none of them
+        is read-only, as a bookie with a full disk is."""
         readonly = [bookie for bookie in lacking if self.directory.is_readonly(bookie)]
         if not readonly:
             return None
@@ -83,40 +84,42 @@ class Cluster:
 T = TypeVar("T")
 
 
-class Undelivered(NamedTuple):
-    """Why a bookie did not deliver an entry: the status (None: the bookie sent none for this entry)
-    and a text for people. `of_copy`: the bookie responded, and its copy of the entry is damaged or
-    cannot be read."""
+class DeliveryFailure(NamedTuple):
+    """Why a bookie did not deliver an entry: the status for this entry (None: the bookie sent no
+    status) and a text for people. `is_copy_damaged`: the bookie responded that its copy cannot be
+    read, or sent a damaged copy."""
 
     status: Status | None
     text: str
-    of_copy: bool = False
+    is_copy_damaged: bool = False
 
     def __str__(self) -> str:
         return self.text
 
     @classmethod
-    def of(cls, response: ReadResponse | ReadLacResponse) -> "Undelivered":
-        """The bookie refused the whole request."""
-        return cls(response.status, say(response))
+    def of(cls, response: ReadResponse | ReadLacResponse) -> "DeliveryFailure":
+        """The failure when the bookie refused the whole request."""
+        return cls(response.status, status_text(response))
 
     @classmethod
-    def damaged(cls, why: str) -> "Undelivered":
-        """The bookie sent its copy, and the copy is not the entry."""
-        return cls(Status.BAD_DIGEST, f"{Status.BAD_DIGEST.name} {why}", of_copy=True)
+    def of_damaged_copy(cls, why: str) -> "DeliveryFailure":
+        """The failure when the bookie sent a copy that is not the entry."""
+        return cls(Status.BAD_DIGEST, f"{Status.BAD_DIGEST.name} {why}", is_copy_damaged=True)
 
 
-BAD_COPY = Undelivered(Status.IO_ERROR, "IO_ERROR its copy is damaged or unreadable", of_copy=True)
+BAD_COPY = DeliveryFailure(
+    Status.IO_ERROR, "IO_ERROR its copy is damaged or unreadable", is_copy_damaged=True
+)
 
 
-def say(
+def status_text(
     response: AddResult | ReadResponse | ReadLacResponse | ClearLimboResponse | StoredResponse,
 ) -> str:
     """The status of a response and its reason, for an error text."""
     return f"{response.status.name} {response.reason}".strip()
 
 
-async def as_responded(
+async def responses_on_arrival(
     requests: Sequence[Coroutine[Any, Any, T]],
 ) -> AsyncGenerator[tuple[int, T], None]:
     """(index of the request, its response) in the order of arrival.
@@ -136,30 +139,30 @@ async def as_responded(
             task.cancel()
 
 
-def judge(
+def judge_response(
     response: ReadResponse, ledger_id: int, at: int, entry_id: int
-) -> tuple[Meaning, Entry | Undelivered] | None:
-    """The meaning of a read's response for one entry, with the checked entry, or the reason why it
-    was not delivered. `at` is the number of entries before it in the request. None if the response
-    stops before the entry."""
+) -> tuple[Meaning, Entry | DeliveryFailure] | None:
+    """What the response to a read means for one entry, with the checked entry or the reason why it
+    was not delivered; None if the response stops before the entry. `at` is the entry's position in
+    the request, counted from 0."""
     if response.status is not Status.OK:
-        return recovery_meaning(response.status), Undelivered.of(response)
+        return recovery_meaning(response.status), DeliveryFailure.of(response)
     if at >= len(response.results):
         return None
     result = response.results[at]
     if result.status is Status.IO_ERROR:
         return recovery_meaning(result.status), BAD_COPY
     if result.status is not Status.OK:
-        return recovery_meaning(result.status), Undelivered(result.status, result.status.name)
+        return recovery_meaning(result.status), DeliveryFailure(result.status, result.status.name)
     try:
         entry = result.checked or unpack_entry(result.entry)
     except DamagedEntry as damage:
-        return Meaning.UNKNOWN, Undelivered.damaged(str(damage))
+        return Meaning.UNKNOWN, DeliveryFailure.of_damaged_copy(str(damage))
     if (entry.header.ledger_id, entry.header.entry_id) != (ledger_id, entry_id):
-        return Meaning.UNKNOWN, Undelivered.damaged("another entry came")
+        return Meaning.UNKNOWN, DeliveryFailure.of_damaged_copy("another entry came")
     return Meaning.POSITIVE, entry
 
 
-def has_entry(judged: tuple[Meaning, Entry | Undelivered] | None) -> bool:
-    """Whether a response, as `judge` judged it, delivers the entry."""
+def has_entry(judged: tuple[Meaning, Entry | DeliveryFailure] | None) -> bool:
+    """Whether the result of `judge_response` has the entry."""
     return judged is not None and isinstance(judged[1], Entry)

@@ -131,7 +131,7 @@ class EnsembleChange:
         for slot in self._pipeline.slots:
             if slot.failed:
                 self._rejected[slot.bookie_id] = now
-        if self._pipeline.quorum.writable(self._pipeline.failed_mask()):
+        if self._pipeline.quorum.is_writable(self._pipeline.failed_mask()):
             self._short_since = None
         elif self._short_since is None or self._was_enough_since(self._short_since):
             self._short_since = now

@@ -1,26 +1,27 @@
 """A reader's knowledge of its ledger: the record, and how far entries are confirmed (`LedgerView`);
-and how the reader learns of more while the ledger is being written (`News`):
+and how the reader learns of further entries while the ledger is open (`NewsListener`):
 
-    a LAC above the known one (an add, or an explicit LAC)  -> read on
-    a fence, a changed record                               -> read the record again
-    CLOSED, and every entry returned                        -> the end
+    a LAC above the known LAC (an add, or an explicit LAC)  -> the reader reads on
+    a fence, a changed record                               -> it reads the record again
+    the record is CLOSED, every entry was returned          -> the read ends
 
-Always true of what is known: record and LAC only move forward, however old the responses are. The
-known LAC is a lower bound of what is confirmed: -1 (NO_ENTRY) does not mean that nothing was
-written, and only a CLOSED record gives the ledger's end. A closed ledger that ends before an entry
-that was confirmed has lost entries: its record is never adopted, the reader raises RowsLost.
+Always true of `LedgerView`: record and LAC never go back, however old a response is. The known LAC
+is a lower bound of what is confirmed: -1 (NO_ENTRY) does not mean that the ledger is empty. Only a
+CLOSED record gives the ledger's end. A closed ledger that ends before an entry that was confirmed
+has lost entries: the reader raises RowsLost and never adopts such a record.
 
-Always true of the waiting:
-- all members of the last fragment are asked at once (one write set alone may not hear of an add to
-  another); each is asked again when it has nothing new, and after a pause when it does not respond;
-- the record is watched. It is also read again when a bookie responds early without news, and now
-  and then (a watch can be missed): only a CLOSED record ends a stream, never a last add confirmed,
-  -1 or other;
-- a reason to look at the record stays until a look has ended: entries that arrive first cancel the
-  look;
+Always true of `NewsListener`:
+- all members of the last fragment are asked at once, because the bookies of one write set do not
+  learn of an add to another write set. A bookie without news is asked again at once, a bookie that
+  does not respond after a pause;
+- the record is watched. As a watch can be missed, the record is also read again now and then, and
+  when a bookie responds early without news. Only a CLOSED record ends a stream, never a last add
+  confirmed;
+- if entries arrive while the record is being read, the read is cancelled, and the reason for it
+  still holds;
 - while bookies respond, a metadata store that does not respond is no error;
-- when the waiting ends, for whatever reason, every request still open is cancelled, and the
-  bookie forgets it: at once, or when its `wait_ms` is over if the cancellation is lost.
+- when the waiting ends, for whatever reason, every open request is cancelled. The bookie drops the
+  request at once or, if the cancellation is lost, when `wait_ms` is over.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ from spark_ledger.errors import (
     Unauthorized,
     Unavailable,
 )
-from spark_ledger.ledger.cluster import Cluster, as_responded, say
+from spark_ledger.ledger.cluster import Cluster, responses_on_arrival, status_text
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import LedgerRecord, RecordState
@@ -60,7 +61,7 @@ class LedgerView:
         self._versioned = versioned
         self._lac = NO_ENTRY
         self.last_taken = NO_ENTRY
-        """The last entry that a bookie had taken when it was asked, confirmed or not."""
+        """The last entry that any bookie had when it was asked, confirmed or not."""
 
     @property
     def record(self) -> LedgerRecord:
@@ -76,8 +77,8 @@ class LedgerView:
         end = self.record.last_entry
         return self._lac if end is None else end
 
-    def heard(self, lac: int) -> None:
-        """Note a bookie's response that entries up to `lac` are confirmed."""
+    def note_lac(self, lac: int) -> None:
+        """Note that entries up to `lac` are confirmed, by a bookie's response."""
         self._lac = max(self._lac, lac)
 
     # -- asking -------------------------------------------------------------------------------
@@ -97,37 +98,38 @@ class LedgerView:
         self._adopt(versioned)
 
     async def refresh(self) -> bool:
-        """Read the record and, of an open ledger, ask the bookies; whether the store responded.
+        """Read the record and, if the ledger is open, ask the bookies; whether the metadata store
+        responded.
 
-        The reader asks the bookies also if the metadata store does not respond: beside it, when the
-        store takes longer than `speculative_read_delay_s`. It waits for the store no longer than
-        `read_timeout_s`. Raises NoSuchLedger, RowsLost, DataUnavailable when no bookie responds,
-        Unauthorized.
+        If the store takes longer than `speculative_read_delay_s`, the bookies are asked meanwhile.
+        The call waits `read_timeout_s` for the store at most. Raises NoSuchLedger, RowsLost,
+        DataUnavailable when no bookie responds, Unauthorized.
         """
         if self.record.closed:
             return True
         loop, config = asyncio.get_running_loop(), self.cluster.config
-        began, looking = loop.time(), loop.create_task(self._look())
+        began, look_task = loop.time(), loop.create_task(self._look())
         try:
-            responded = await _outcome_by(began + config.speculative_read_delay_s, looking)
+            responded = await _outcome_by(began + config.speculative_read_delay_s, look_task)
             if responded is None:
-                responded = await self._ask_beside(looking, began + config.read_timeout_s)
+                responded = await self._ask_beside(look_task, began + config.read_timeout_s)
             elif not self.record.closed:
                 await self.ask_lac()
             return bool(responded)
         finally:
-            if not looking.cancel() and not looking.cancelled():
-                looking.exception()  # retrieved, also if this call was cancelled in the same moment
+            if not look_task.cancel() and not look_task.cancelled():
+                look_task.exception()  # so that asyncio does not report it as never retrieved
 
-    async def _ask_beside(self, looking: "asyncio.Task[bool]", deadline: float) -> bool | None:
-        """Ask the bookies while the store does not respond, by a record that may turn out old;
-        whether the store has responded, None if it has not by the deadline."""
+    async def _ask_beside(self, look_task: "asyncio.Task[bool]", deadline: float) -> bool | None:
+        """Ask the bookies of the known record while the store does not respond. If the store's
+        record then names other bookies, ask these too. The result of `look_task`; None if the store
+        has not responded by the deadline."""
         asked, failure = self.record.last_fragment, None
         try:
             await self.ask_lac()
-        except LedgerError as unheard:
-            failure = unheard
-        responded = await _outcome_by(deadline, looking)
+        except LedgerError as error:
+            failure = error
+        responded = await _outcome_by(deadline, look_task)
         if not self.record.closed and self.record.last_fragment != asked:
             await self.ask_lac()
         elif not self.record.closed and failure is not None:
@@ -143,40 +145,42 @@ class LedgerView:
         return True
 
     async def ask_lac(self) -> None:
-        """Ask the bookies of the last fragment until those that responded cover it. Then the LAC is
-        not below any LAC that an entry's header carried before this call, and `last_taken` is not
-        below any entry that was acknowledged before it.
+        """Ask the bookies of the last fragment until the responses cover the ensemble. Then the LAC
+        is at least the highest LAC that an entry's header carried before this call, and
+        `last_taken` is at least the highest entry that was acknowledged before this call.
 
-        Once other bookies have responded, the call does not wait for those that lately did not.
-        Raises DataUnavailable when no bookie responds, Unauthorized.
+        Once any bookie has responded, the call does not wait for suspects. Raises DataUnavailable
+        when no bookie responds, Unauthorized.
         """
         ensemble = self.record.last_fragment.ensemble
         suspects = self.cluster.bookies.quarantine.suspects()
-        hopeless = sum(1 << slot for slot, bookie in enumerate(ensemble) if bookie in suspects)
+        unlikely = sum(1 << slot for slot, bookie in enumerate(ensemble) if bookie in suspects)
         requests = [
             self.cluster.bookies.read_lac(bookie, self.ledger_id, token=self.token)
             for bookie in ensemble
         ]
-        silent, refused = (1 << len(ensemble)) - 1, {}
-        async with aclosing(as_responded(requests)) as responses:
+        silent, refusals = (1 << len(ensemble)) - 1, {}
+        async with aclosing(responses_on_arrival(requests)) as responses:
             async for slot, response in responses:
                 if meaning(response.status) is Meaning.UNKNOWN:
-                    refused[ensemble[slot]] = response
-                    hopeless |= 1 << slot
+                    refusals[ensemble[slot]] = response
+                    unlikely |= 1 << slot
                 else:
                     silent &= ~(1 << slot)
-                    self.heard(response.last_add_confirmed)
+                    self.note_lac(response.last_add_confirmed)
                     self.last_taken = max(self.last_taken, response.taken - 1)
                 heard_some = silent.bit_count() < len(ensemble)
-                if self.quorum.covered(silent) or (heard_some and not silent & ~hopeless):
+                if self.quorum.covers_ensemble(silent) or (heard_some and not silent & ~unlikely):
                     return
-        raise self.no_lac(refused)
+        raise self.no_lac_error(refusals)
 
-    def no_lac(self, refused: dict[str, ReadLacResponse]) -> LedgerError:
-        """The error when no bookie responds with a LAC. Unauthorized if so many bookies refuse the
-        token that damage of a few is not the cause."""
-        why = self.cluster.explained({bookie: say(refused[bookie]) for bookie in sorted(refused)})
-        refusing = [response.status for response in refused.values()].count(Status.UNAUTHORIZED)
+    def no_lac_error(self, refusals: dict[str, ReadLacResponse]) -> LedgerError:
+        """The error when no bookie responds with a LAC: Unauthorized if an ack quorum of bookies
+        refuses the token, because damage at some bookies cannot be the cause then."""
+        why = self.cluster.reasons_text(
+            {bookie: status_text(refusals[bookie]) for bookie in sorted(refusals)}
+        )
+        refusing = [response.status for response in refusals.values()].count(Status.UNAUTHORIZED)
         if refusing >= self.quorum.ack_quorum:
             text = f"the password of ledger {self.ledger_id} is another: {why}"
             return Unauthorized(text, ledger_id=self.ledger_id)
@@ -199,29 +203,29 @@ class LedgerView:
         self._versioned = versioned
 
 
-async def _outcome_by(deadline: float, looking: "asyncio.Task[bool]") -> bool | None:
-    """The result of `looking`; None if it has not returned by the deadline, and goes on."""
+async def _outcome_by(deadline: float, look_task: "asyncio.Task[bool]") -> bool | None:
+    """The result of `look_task`; None if the task is still under way at the deadline."""
     try:
         async with asyncio.timeout_at(deadline):
-            return await asyncio.shield(looking)
+            return await asyncio.shield(look_task)
     except TimeoutError:
         return None
 
 
-Entries = AsyncGenerator[tuple[int, Entry], None]
+NumberedEntries = AsyncGenerator[tuple[int, Entry], None]
 
 
 class EntryStream:
     """(entry id, checked entry) in order; made by AsyncLedgerReader.read and tail, iterated
     once."""
 
-    def __init__(self, first: int, begin: Callable[[int], Entries]) -> None:
-        """`begin` gives the entries from an id on: called for the first entry, and again after a
-        call that failed."""
+    def __init__(self, first: int, begin: Callable[[int], NumberedEntries]) -> None:
+        """`begin(entry_id)` gives the entries from that id on. It is called for the first entry,
+        and again after a failure."""
         self.next_entry = first
         """The first entry that was not returned yet."""
         self._begin = begin
-        self._entries: Entries | None = None
+        self._entries: NumberedEntries | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -235,14 +239,13 @@ class EntryStream:
         except StopAsyncIteration:
             raise
         except BaseException:
-            self._entries = None  # it is over, which would look like the end of the ledger
+            self._entries = None  # a generator that raised would end: no end of the ledger
             raise
         self.next_entry = numbered[0] + 1
         return numbered
 
     async def aclose(self) -> None:
-        """End the stream before its last entry and give up its requests; no entry comes after
-        it."""
+        """End the stream and give up its requests; it returns no further entry."""
         if self._entries is None:
             self._entries = self._begin(self.next_entry)
         await self._entries.aclose()
@@ -254,51 +257,59 @@ WAIT_S_MAX = 60.0  # the longest that a bookie lets a request wait
 
 @dataclass(slots=True)
 class LacResponses:
-    """Which bookies responded while one caller waited, and which did not."""
+    """Whether a bookie responded with a LAC while one caller waited, and, by bookie id, the
+    responses that had none."""
 
-    responded: bool = False
-    refused: dict[str, ReadLacResponse] = field(default_factory=dict)
+    has_response: bool = False
+    refusals: dict[str, ReadLacResponse] = field(default_factory=dict)
 
 
-class News:
-    """Waits for news of one ledger, for any number of callers; keeps one watch on its record."""
+class NewsListener:
+    """Waits for news of one ledger (a LAC, a changed record), for any number of callers; keeps one
+    watch on the record."""
 
     def __init__(self, view: LedgerView) -> None:
         self._cluster = view.cluster
         self._view = view
-        self._must_look = asyncio.Event()  # there is a reason to look at the record
-        self._doubted = False  # a bookie knows of a change that is not in our record
+        self._must_look = asyncio.Event()  # there is a reason to read the record
+        self._is_record_doubted = False  # a bookie may know of a change that our record lacks
         self._looked_at = float("-inf")
 
     async def wait_beyond(self, after: int, timeout_s: float) -> None:
-        """Return when more than entry `after` is confirmed or the ledger is closed, or after
+        """Return when an entry after `after` is confirmed or the ledger is closed, or after
         `timeout_s`.
 
-        Raises NoSuchLedger, RowsLost, Unauthorized; DataUnavailable when in all that time every
-        bookie that was asked failed to respond.
+        Raises NoSuchLedger, RowsLost, Unauthorized; DataUnavailable when no bookie has responded
+        with a LAC in all that time.
         """
         loop = asyncio.get_running_loop()
-        deadline, heard = loop.time() + timeout_s, LacResponses()
+        deadline, lac_responses = loop.time() + timeout_s, LacResponses()
         while not self._view.record.closed and self._view.last_add_confirmed <= after:
             if loop.time() >= deadline:
                 members = self._view.record.last_fragment.ensemble
-                if not heard.responded and all(bookie in heard.refused for bookie in members):
-                    raise self._view.no_lac(heard.refused)
+                if not lac_responses.has_response and all(
+                    bookie in lac_responses.refusals for bookie in members
+                ):
+                    raise self._view.no_lac_error(lac_responses.refusals)
                 return
-            await self._listen_to_all(after, deadline, heard)
+            await self._listen_to_all(after, deadline, lac_responses)
 
-    async def _listen_to_all(self, after: int, deadline: float, heard: LacResponses) -> None:
-        """Return at the first news: of entries, or of a new version of the record."""
+    async def _listen_to_all(
+        self, after: int, deadline: float, lac_responses: LacResponses
+    ) -> None:
+        """Return when an entry after `after` is confirmed or the record has a new version."""
         members = self._view.record.last_fragment.ensemble
-        listening = [self._listen(bookie, after, deadline, heard) for bookie in members]
+        listening = [self._listen(bookie, after, deadline, lac_responses) for bookie in members]
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
-                await first_of([*listening, self._follow_record()])
+                await run_until_one_ends([*listening, self._follow_record()])
 
     # -- the bookies ----------------------------------------------------------------------------
 
-    async def _listen(self, bookie: str, after: int, deadline: float, heard: LacResponses) -> None:
-        """Ask one bookie until entries beyond `after` are known to be confirmed."""
+    async def _listen(
+        self, bookie: str, after: int, deadline: float, lac_responses: LacResponses
+    ) -> None:
+        """Ask one bookie until an entry after `after` is known to be confirmed."""
         view, loop, pause_s = self._view, asyncio.get_running_loop(), PAUSE_MIN_S
         while (lac := view.last_add_confirmed) <= after:
             began = loop.time()
@@ -310,45 +321,47 @@ class News:
                 wait_ms=max(1, int(wait_s * 1000)),
             )
             if response.status is not Status.OK:
-                self._refused(bookie, response, heard)
+                self._note_refusal(bookie, response, lac_responses)
             else:
-                heard.responded = True
-                view.heard(response.last_add_confirmed)
+                lac_responses.has_response = True
+                view.note_lac(response.last_add_confirmed)
                 if response.last_add_confirmed > lac or loop.time() - began >= wait_s / 2:
                     pause_s = PAUSE_MIN_S
                     continue
-                self._doubt()  # the bookie responded early, and has nothing new
+                self._doubt_record()  # the bookie responded early, and has nothing new
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
-    def _refused(self, bookie: str, response: ReadLacResponse, heard: LacResponses) -> None:
-        heard.refused[bookie] = response
-        statuses = [refusal.status for refusal in heard.refused.values()]
+    def _note_refusal(
+        self, bookie: str, response: ReadLacResponse, lac_responses: LacResponses
+    ) -> None:
+        lac_responses.refusals[bookie] = response
+        statuses = [refusal.status for refusal in lac_responses.refusals.values()]
         if statuses.count(Status.UNAUTHORIZED) >= self._view.quorum.ack_quorum:
-            raise self._view.no_lac(heard.refused)
+            raise self._view.no_lac_error(lac_responses.refusals)
         if response.status is Status.LEDGER_DELETED:
-            self._doubt()
+            self._doubt_record()
 
-    def _doubt(self) -> None:
-        """A bookie responded early without news, most likely after a fence: if our record is OPEN,
-        it may be old."""
+    def _doubt_record(self) -> None:
+        """Read the record again if it is OPEN: a bookie responded early without news, most likely
+        because a recovery fenced the ledger."""
         if self._view.record.state is RecordState.OPEN:
-            self._doubted = True
+            self._is_record_doubted = True
             self._must_look.set()
 
     # -- the record -----------------------------------------------------------------------------
 
     async def _follow_record(self) -> None:
-        """Look at the record whenever there is a reason, until its version changes."""
+        """Read the record whenever there is a reason, until its version changes."""
         version = self._view.version
         while self._view.version == version:
-            await self._reason()
+            await self._wait_for_reason()
             await self._look()
         self._must_look.set()  # other waiting calls look, too
 
-    async def _reason(self) -> None:
-        """Return when there is a reason to look, or the time for the next look has come; the first
-        time at once, to set the watch."""
+    async def _wait_for_reason(self) -> None:
+        """Return when there is a reason to read the record, or the period since the last read is
+        over. The first call returns at once: the first read sets the watch."""
         period_s = self._cluster.config.long_poll_s
         if self._view.record.state is RecordState.IN_RECOVERY:
             period_s = min(period_s, PAUSE_MAX_S)
@@ -357,24 +370,25 @@ class News:
                 await self._must_look.wait()
 
     async def _look(self) -> None:
-        """Read the record; after a sync if an old record would mislead: it is about to change."""
-        doubted, must_look = self._doubted, self._must_look.is_set()
+        """Read the record; after a sync if the record is about to change or may have changed."""
+        doubted, must_look = self._is_record_doubted, self._must_look.is_set()
         fresh = doubted or self._view.record.state is RecordState.IN_RECOVERY
-        self._doubted = False
+        self._is_record_doubted = False
         self._must_look.clear()
         self._looked_at = asyncio.get_running_loop().time()
         try:
             with suppress(Unavailable):
                 await self._view.reread(fresh=fresh, watch=self._must_look.set)
-        except asyncio.CancelledError:  # entries came first: the reason to look still holds
-            self._doubted = self._doubted or doubted
+        except asyncio.CancelledError:  # entries arrived first: the reason to read still holds
+            self._is_record_doubted = self._is_record_doubted or doubted
             if must_look:
                 self._must_look.set()
             raise
 
 
-async def first_of(work: list[Coroutine[Any, Any, None]]) -> None:
-    """Run all until one ends, and cancel the rest; if that one failed, raise its error."""
+async def run_until_one_ends(work: list[Coroutine[Any, Any, None]]) -> None:
+    """Run all coroutines until the first one ends, then cancel the others. Raises the error of the
+    first one."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         for ended in asyncio.as_completed(tasks):

@@ -3,17 +3,17 @@
 Nothing in this file knows of time or messages.
 
 Always true of quorums: a write set is `write_quorum` consecutive slots (mod `ensemble_size`)
-beginning at the entry's slot; its order is only a preference, the set is what votes. The predicates
-are those of the protocol's table of quorums: fewer than Qa silent members in every write set is the
-same as Qw - Qa + 1 heard in each.
+beginning at the entry's slot. The order of the slots is a preference of reads; no rule depends on
+it. The predicates are those of the protocol's table of quorums: "fewer than Qa members of every
+write set are silent" is the same as "at least Qw - Qa + 1 members of every write set responded".
 
 Always true of pending adds:
 - entry ids are consecutive; an add is confirmed only when its ack quorum is met by the present
   owners of its slots, every lower one is confirmed, and no ensemble change is in flight;
-- when slots change their owner, their acknowledgements are dropped from every pending add before
-  any is confirmed again (one pass over all, then delivery): an add confirmed with the
-  acknowledgement of a bookie that is no longer in the ledger's metadata is a lost add;
-- copies are counted after confirmation too, until all Qw are there or known to be missing.
+- when slots change their owner, their acknowledgements are first dropped from every pending add;
+  only then any add is confirmed: an add that was confirmed with the acknowledgement of a bookie
+  which the ledger's record no longer names is a lost add;
+- copies of a confirmed add are still counted, until all Qw bookies have acknowledged it or failed.
 """
 
 from collections import deque
@@ -62,20 +62,20 @@ class Quorum:
         """For each `entry_id % ensemble_size` its write set as a bit mask over slots."""
         return _write_masks(self)
 
-    def acked(self, acks: int) -> bool:
-        """Whether the slots in the mask `acks`, all of one write set, make an ack quorum."""
+    def is_acked(self, acks: int) -> bool:
+        """Whether the slots in the mask `acks`, all of one write set, are an ack quorum."""
         return acks.bit_count() >= self.ack_quorum
 
-    def covered(self, silent: int) -> bool:
+    def covers_ensemble(self, silent: int) -> bool:
         """Whether the slots *not* in the mask `silent` cover the ensemble: fewer than Qa members
-        of every write set are silent, so no entry can be acknowledged, or have been, unseen."""
+        of every write set are silent, so the silent bookies alone cannot acknowledge an entry."""
         return all((mask & silent).bit_count() < self.ack_quorum for mask in self.write_masks())
 
-    def writable(self, failed: int) -> bool:
+    def is_writable(self, failed: int) -> bool:
         """Whether every write set keeps at least Qa members outside the mask `failed`."""
-        return all(self.acked(mask & ~failed) for mask in self.write_masks())
+        return all(self.is_acked(mask & ~failed) for mask in self.write_masks())
 
-    def cover(self, first_slot: int) -> tuple[int, ...]:
+    def covering_slots(self, first_slot: int) -> tuple[int, ...]:
         """Few slots, beginning at `first_slot`, that together keep a copy of every entry."""
         return tuple(
             (first_slot + step) % self.ensemble_size
@@ -99,11 +99,11 @@ class Verdict(Enum):
 
 
 def recovery_verdict(quorum: Quorum, responses: list[Meaning | None]) -> Verdict:
-    """Judge the responses of an entry's write set; None is a response still outstanding.
+    """Judge the responses of an entry's write set; None stands for a response that is outstanding.
 
-    Negatives prove by their number. TORN (absent, after a torn tail) proves only together with
-    all the others: once the whole write set has responded, no member has the entry and no other
-    bookie may have it (docs/protocol.md, "Limbo").
+    Enough negatives prove that the entry is absent. TORN (the bookie lacks the entry after an
+    unclean end) proves it only when the whole write set has responded and no member has the entry
+    (docs/protocol.md, "Limbo").
     """
     if Meaning.POSITIVE in responses:
         return Verdict.RECOVER
@@ -116,9 +116,9 @@ def recovery_verdict(quorum: Quorum, responses: list[Meaning | None]) -> Verdict
 
 @dataclass(slots=True, eq=False)
 class PendingAdd:
-    """One entry between its append and its last response, encoded once for all lanes (`packed`).
-    `waiter` takes the outcome: it has `set_result` and `set_exception`, as the futures of asyncio
-    and concurrent.futures do."""
+    """One entry from its append to its last response, encoded once for all lanes (`packed`). The
+    future `waiter`, of asyncio or concurrent.futures, gets the outcome. `acks` is the mask of the
+    slots that acknowledged the entry; `sends` counts the requests without a response."""
 
     entry_id: int
     packed: Sequence[Buffer]
@@ -162,9 +162,9 @@ class PendingAdds:
         assert add.entry_id == last + 1, f"entry {add.entry_id} after {last}"
         self._queue.append(add)
 
-    def acknowledged(self, adds: Sequence[PendingAdd], slot: int) -> bool:
-        """Note that the present owner of `slot` has these adds; whether an add may be confirmed
-        now."""
+    def note_acks(self, adds: Sequence[PendingAdd], slot: int) -> bool:
+        """Note that the present owner of `slot` acknowledged these adds; whether `confirm` may
+        confirm an add now."""
         bit = 1 << slot
         for add in adds:
             add.acks |= bit
@@ -174,21 +174,21 @@ class PendingAdds:
         return head.acks.bit_count() >= self.quorum.ack_quorum and head in adds
 
     def drop_acks(self, slots: int) -> None:
-        """Drop the acknowledgements of pending adds by the slots in the mask: they have new
-        owners."""
+        """Drop the acknowledgements by the old owners of the slots in the mask `slots`."""
         for add in self._queue:
             add.acks &= ~slots
 
-    def lacking(self, slot: int) -> list[PendingAdd]:
-        """Pending adds that `slot` should keep and has not acknowledged, in id order."""
+    def without_ack_of(self, slot: int) -> list[PendingAdd]:
+        """Pending adds that the owner of `slot` should keep and has not acknowledged, in id
+        order."""
         bit = 1 << slot
         return [
             add for add in self._queue if self.write_mask(add.entry_id) & bit and not add.acks & bit
         ]
 
     def confirm(self) -> list[PendingAdd]:
-        """Take from the head the adds that may be confirmed, in id order; moves
-        last_add_confirmed."""
+        """Take the adds that may be confirmed from the head of the queue, and set
+        last_add_confirmed to the last of them."""
         confirmed: list[PendingAdd] = []
         if self.change_in_flight:
             return confirmed

@@ -1,25 +1,25 @@
 """Fetch entries of one fragment from its bookies: replica after replica (`RangeFetch`), or a long
 range as one stream from one of them, with no request between two responses (`LongRead`).
 
-Always true of what is fetched replica after replica:
-- an entry is requested of one replica at a time. Only for a chunk that a reader waits for (`hurry`)
-  the next replica is asked too, once the last one asked has kept the reader waiting for
-  `speculative_read_delay_s`, and so on down the write set; the first response that has the entry
-  wins, and the other requests are given up;
+Always true of `RangeFetch`:
+- an entry is requested of one replica at a time. Only when a reader waits for the chunk (`hurry`)
+  a second replica is asked, once the first has kept the reader waiting for
+  `speculative_read_delay_s`, then a third, and so on through the write set. The first response that
+  has the entry wins, and the other requests are given up;
 - after any response without the entry (damaged, denied, not known, not allowed) the next replica is
   asked; no such response ends the fetch;
-- after `fill` each entry is there, or a response stopped before it (ask again from there), or every
-  member of its write set was asked and has refused (`Refusals` has the reasons);
-- what one set of requests may bring is limited to the chunk's `bytes_max` in all. (Where Qw does
-  not divide E a range does not leave out the few entries that two of its bookies hold: they come
-  twice, within that limit. Of entries apart, each bookie is asked only for those that it keeps.)
+- after `fill` each entry has arrived, or a response stopped before the entry (the caller asks again
+  from this entry on), or no member of its write set delivers it (the result has the reasons);
+- the responses to the requests that are sent together have the chunk's `bytes_max` in all at most.
+  A bookie is asked for a range as a whole: if Qw does not divide E, two bookies may send the same
+  entry, within that limit. For entries apart, each bookie is asked only for entries that it keeps.
 
-Always true of a stream:
+Always true of `LongRead`:
 - entries are returned checked and in order; the caller has made sure that the whole range is
-  confirmed. At anything but the next entry (damage, denial, BUSY, silence) the stream ends, and its
-  caller goes on in the usual way, replica after replica;
-- what is under way stays within `ahead_bytes`: the bookie has credit for one response less, because
-  the last response may exceed its credit, and gets more only as entries are taken.
+  confirmed. If anything but the next entry arrives (damage, denial, BUSY), or nothing in time, the
+  stream ends, and the caller fetches the rest with `RangeFetch`;
+- the responses under way have `ahead_bytes` at most. As the last response may exceed its credit,
+  the bookie gets credit for one response less, and more credit only as entries are taken.
 """
 
 import asyncio
@@ -28,59 +28,61 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from bookie_server.api.entry import Entry
-from bookie_server.api.messages import EntryIds, ReadResponse, has, neat, spans_of
+from bookie_server.api.messages import EntryIds, ReadResponse, as_entry_ids, has_id, spans_of
 from bookie_server.api.status import Status
 from spark_ledger.bookies.bookie_client import ReadStream, Silent, Unreachable
 from spark_ledger.bookies.local_reads import Locations
-from spark_ledger.ledger.cluster import Undelivered, judge
+from spark_ledger.ledger.cluster import DeliveryFailure, judge_response
 from spark_ledger.ledger.ledger_view import LedgerView
 from spark_ledger.ledger.quorum import Quorum
 
 
 @dataclass(slots=True, eq=False)
 class SlotRequest:
-    """A request for entries to the bookie of one slot; `open` until its response. A response after
-    `due_at` (seconds of the loop's clock) keeps the reader waiting for too long."""
+    """A request for entries to the bookie of one slot; `is_open` until its response. It is overdue
+    after `due_at`, in seconds of the loop's clock."""
 
     slot: int
     ids: EntryIds
     due_at: float
-    open: bool = True
+    is_open: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Entries to request of one slot."""
+class PlannedRequest:
+    """Entries to request of the bookie of one slot."""
 
     slot: int
     ids: EntryIds
 
 
 def preference(
-    quorum: Quorum, turn: int, suspects: Iterable[int], near: Iterable[int] = ()
+    quorum: Quorum, turn: int, suspects: Iterable[int], local_slots: Iterable[int] = ()
 ) -> list[int]:
-    """All slots in the order in which to ask them. `turn` is any number; with the next number
-    another slot comes first. `suspects` are the slots to ask last, `near` those to ask first unless
-    they are suspects."""
+    """All slots in the order in which to ask their bookies. Suspects come last, and slots whose
+    bookies' files may be read here come first unless they are suspects. `turn` is any number: with
+    the next number another slot comes first, so that the load is shared."""
     size = quorum.ensemble_size
-    cover = quorum.cover(turn % size)
+    cover = quorum.covering_slots(turn % size)
     others = [slot for step in range(size) if (slot := (turn + step) % size) not in cover]
-    last, first = sum(1 << slot for slot in suspects), sum(1 << slot for slot in near)
+    last, first = sum(1 << slot for slot in suspects), sum(1 << slot for slot in local_slots)
     return sorted((*cover, *others), key=lambda slot: (last >> slot & 1, ~first >> slot & 1))
 
 
-def first_asks(quorum: Quorum, ids: EntryIds, order: Sequence[int]) -> list[Ask]:
-    """The first requests for these entries: each entry of one slot."""
+def plan_first_requests(
+    quorum: Quorum, ids: EntryIds, order: Sequence[int]
+) -> list[PlannedRequest]:
+    """The first requests for these entries: each entry is requested of one slot."""
     size = quorum.ensemble_size
     apart = not isinstance(ids, range)
     if apart or len(ids) <= 2 * size:
-        return next_asks(quorum, ids, [], None, order, apart=apart)
+        return plan_next_requests(quorum, ids, [], None, order, apart=apart)
     # Each slot's first and last entries are among these, however long the range is.
     edges = (*ids[:size], *ids[-size:])
-    return next_asks(quorum, edges, [], None, order)
+    return plan_next_requests(quorum, edges, [], None, order)
 
 
-def next_asks(
+def plan_next_requests(
     quorum: Quorum,
     missing: Iterable[int],
     asked: Sequence[SlotRequest],
@@ -88,68 +90,71 @@ def next_asks(
     order: Sequence[int],
     *,
     apart: bool = False,
-) -> list[Ask]:
-    """The next requests for the entries that are missing, after the requests `asked` before.
+) -> list[PlannedRequest]:
+    """The next requests for the missing entries, after the requests `asked`.
 
-    No request is made for an entry while another one for it is open and not overdue at `now` (None:
-    no request is ever overdue), nor once every member of its write set was asked. A slot is asked
-    for a range, which may hold entries that are not needed of it; with `apart`, for the needed
-    entries only.
+    No request is made for an entry while another request for it is open and not overdue at `now`
+    (None: no request is ever overdue), nor once every member of its write set was asked. A slot is
+    asked for a range, which may have entries that other slots deliver; with `apart`, only for the
+    entries that the slot is to deliver.
     """
     masks, size = quorum.write_masks(), quorum.ensemble_size
     askable = {}
     for entry_id in missing:
-        left = _may_be_asked(masks[entry_id % size], entry_id, asked, now)
+        left = _askable_slots(masks[entry_id % size], entry_id, asked, now)
         if left:
             askable[entry_id] = left
-    asks = []
+    plans = []
     for slot in order:
         own = [entry_id for entry_id, left in askable.items() if left >> slot & 1]
         if own:
-            asks.append(Ask(slot, neat(own) if apart else range(own[0], own[-1] + 1)))
+            plans.append(
+                PlannedRequest(slot, as_entry_ids(own) if apart else range(own[0], own[-1] + 1))
+            )
             for entry_id in own:
                 del askable[entry_id]
-    return asks
+    return plans
 
 
-def _may_be_asked(
+def _askable_slots(
     holders: int, entry_id: int, asked: Sequence[SlotRequest], now: float | None
 ) -> int:
-    """The mask of slots that may be asked for one entry now."""
+    """The mask of the slots that may be asked for the entry now, out of the mask `holders`."""
     for request in asked:
-        if has(request.ids, entry_id) and holders >> request.slot & 1:
+        if has_id(request.ids, entry_id) and holders >> request.slot & 1:
             holders &= ~(1 << request.slot)
-            if request.open and (now is None or request.due_at > now):
+            if request.is_open and (now is None or request.due_at > now):
                 return 0
     return holders
 
 
 @dataclass(slots=True)
 class ReadChunk:
-    """Entries to fetch, and those that are there. `version` is the version of the record that names
-    the ensemble; `addresses` are the addresses of its bookies at that time. `reached`: no response
-    stopped before an entry up to this one. `block`: if files of bookies are read here, one replica
-    serves all chunks with this number; `later` are the entries of the block's later chunks."""
+    """The ids of entries to fetch, and the entries that have arrived. `version` is the version of
+    the record that names the ensemble; `addresses` are the addresses of its bookies at that time.
+    No response stopped before an entry up to `reached_entry`. If files of bookies are read here,
+    one replica serves all chunks of one `block_number`, and `later_ids` are the entries of later
+    chunks of this block."""
 
     ids: EntryIds
     ensemble: tuple[str, ...]
     version: int
     bytes_max: int
     addresses: tuple[str | None, ...] = ()
-    block: int | None = None
-    later: EntryIds = ()
+    block_number: int | None = None
+    later_ids: EntryIds = ()
     entries: dict[int, Entry] = field(default_factory=dict)
-    reached: int = -1
-    hurried: bool = False
+    reached_entry: int = -1
+    is_hurried: bool = False
     on_hurry: Callable[[], None] | None = None
 
     @property
     def last(self) -> int:
         return self.ids[-1]
 
-    def cut_short(self, entry_id: int) -> bool:
+    def is_cut_short(self, entry_id: int) -> bool:
         """Whether the entry is missing only because responses stopped before it."""
-        return self.reached < entry_id <= self.last
+        return self.reached_entry < entry_id <= self.last
 
     def take(self, ids: EntryIds) -> list[Entry]:
         """Take out these entries, up to the first that is missing."""
@@ -162,33 +167,35 @@ class ReadChunk:
 
     def hurry(self) -> None:
         """A reader waits for the chunk now."""
-        self.hurried = True
+        self.is_hurried = True
         if self.on_hurry is not None:
             self.on_hurry()
 
 
-class Refusals:
-    """Why replicas did not deliver. Kept by request, because one reason often covers all of it."""
+class DeliveryFailures:
+    """Why replicas did not deliver entries. One reason often holds for all entries of a request, so
+    a reason is noted with the entries that it holds for."""
 
     def __init__(self, quorum: Quorum) -> None:
         self._quorum = quorum
-        self._reasons: list[tuple[int, str, EntryIds, Undelivered]] = []
+        self._reasons: list[tuple[int, str, EntryIds, DeliveryFailure]] = []
 
-    def add(self, slot: int, bookie: str, ids: EntryIds, why: Undelivered) -> None:
+    def add(self, slot: int, bookie: str, ids: EntryIds, why: DeliveryFailure) -> None:
         self._reasons.append((slot, bookie, ids, why))
 
-    def of(self, entry_id: int) -> dict[str, Undelivered]:
-        """Bookie -> why it did not deliver the entry."""
+    def of(self, entry_id: int) -> dict[str, DeliveryFailure]:
+        """For each bookie that did not deliver the entry, by id, the reason."""
         write_set = self._quorum.write_set(entry_id)
         return {
             bookie: why
             for slot, bookie, ids, why in self._reasons
-            if slot in write_set and has(ids, entry_id)
+            if slot in write_set and has_id(ids, entry_id)
         }
 
 
 class RangeFetch:
-    """Fills chunks of one ledger; gives its view every last add confirmed that responses carry."""
+    """Fetches chunks of one ledger, and notes in the ledger's view the last add confirmed of each
+    response."""
 
     def __init__(self, view: LedgerView) -> None:
         self.quorum = view.quorum
@@ -196,30 +203,30 @@ class RangeFetch:
         self._view = view
         self._turn = self._ledger_id = view.ledger_id
         self._locations: dict[str, Locations] = {}  # by bookie
-        self.avoided = ""
-        """A bookie to ask last for now, as those in doubt."""
+        self.avoided_bookie = ""
+        """The id of a bookie to ask last for now, as bookies in doubt are; "" for none."""
 
-    async def fill(self, chunk: ReadChunk, ids: EntryIds | None = None) -> Refusals:
-        """Fetch the missing entries of the chunk, or those of `ids`, its last entries."""
-        filling = Filling(self, chunk, chunk.ids if ids is None else ids)
+    async def fill(self, chunk: ReadChunk, ids: EntryIds | None = None) -> DeliveryFailures:
+        """Fetch the entries of the chunk; with `ids`, only these last entries of it."""
+        fill = ChunkFill(self, chunk, chunk.ids if ids is None else ids)
         try:
-            return await filling.run()
+            return await fill.run()
         finally:
-            filling.give_up()
+            fill.give_up()
 
-    # -- what a filling needs -----------------------------------------------------------------
+    # -- for a ChunkFill ----------------------------------------------------------------------
 
     def order(self, ensemble: tuple[str, ...], block: int | None = None) -> list[int]:
-        """The slots in the order in which to ask them this time. If files of bookies are read here,
-        all chunks of a block get the same order."""
+        """The slots in the order in which to ask their bookies this time. If files of bookies are
+        read here, all chunks of a block get the same order."""
         self._turn += 1
-        near = self.near(ensemble)
-        turn = self._turn if block is None or not near else self._ledger_id + block
-        suspects = [*self.cluster.bookies.quarantine.suspects(), self.avoided]
+        local_slots = self.local_slots(ensemble)
+        turn = self._turn if block is None or not local_slots else self._ledger_id + block
+        suspects = [*self.cluster.bookies.quarantine.suspects(), self.avoided_bookie]
         doubtful = [slot for slot, bookie in enumerate(ensemble) if bookie in suspects]
-        return preference(self.quorum, turn, doubtful, near)
+        return preference(self.quorum, turn, doubtful, local_slots)
 
-    def near(self, ensemble: tuple[str, ...]) -> list[int]:
+    def local_slots(self, ensemble: tuple[str, ...]) -> list[int]:
         """The slots whose bookies' files may be read here."""
         if not self.cluster.config.local_reads:
             return []
@@ -240,38 +247,42 @@ class RangeFetch:
             ahead=later,
         )
 
-    def kept_in(self, slot: int, ids: EntryIds) -> EntryIds:
-        """Those of the entries that the slot's bookie keeps."""
+    def ids_of_slot(self, slot: int, ids: EntryIds) -> EntryIds:
+        """The entries of `ids` that the slot's bookie keeps."""
         if self.quorum.write_quorum == self.quorum.ensemble_size:
             return ids
         masks, size = self.quorum.write_masks(), self.quorum.ensemble_size
-        return neat([entry_id for entry_id in ids if masks[entry_id % size] >> slot & 1])
+        return as_entry_ids([entry_id for entry_id in ids if masks[entry_id % size] >> slot & 1])
 
-    def sort_in(
-        self, chunk: ReadChunk, request: SlotRequest, response: ReadResponse, refusals: Refusals
+    def take_response(
+        self,
+        chunk: ReadChunk,
+        request: SlotRequest,
+        response: ReadResponse,
+        failures: DeliveryFailures,
     ) -> None:
-        """Take from a response the missing entries, and the reasons why others did not come."""
+        """Add the entries of a response to the chunk, and note why other entries are missing."""
         slot, bookie = request.slot, chunk.ensemble[request.slot]
         if response.status is not Status.OK:
-            refusals.add(slot, bookie, request.ids, Undelivered.of(response))
+            failures.add(slot, bookie, request.ids, DeliveryFailure.of(response))
             return
-        self._view.heard(response.last_add_confirmed)
+        self._view.note_lac(response.last_add_confirmed)
         for at, entry_id in self._missing_of(chunk, request):
-            judged = judge(response, self._ledger_id, at, entry_id)
+            judged = judge_response(response, self._ledger_id, at, entry_id)
             if judged is None and at > 0:
-                chunk.reached = min(chunk.reached, entry_id - 1)
+                chunk.reached_entry = min(chunk.reached_entry, entry_id - 1)
                 return
             if judged is None:
-                why = Undelivered(None, "an empty answer")
-                refusals.add(slot, bookie, request.ids[:1], why)
+                why = DeliveryFailure(None, "an empty answer")
+                failures.add(slot, bookie, request.ids[:1], why)
             elif isinstance(judged[1], Entry):
                 chunk.entries[entry_id] = judged[1]
             else:
-                refusals.add(slot, bookie, request.ids[at : at + 1], judged[1])
+                failures.add(slot, bookie, request.ids[at : at + 1], judged[1])
 
     def _missing_of(self, chunk: ReadChunk, request: SlotRequest) -> Iterator[tuple[int, int]]:
-        """The entries of the request that its bookie keeps and that are not there yet, each after
-        its position in the response."""
+        """(position in the response, entry id) of the entries of the request that its bookie keeps
+        and that have not arrived yet."""
         size, bit = self.quorum.ensemble_size, 1 << request.slot
         held = [bool(mask & bit) for mask in self.quorum.write_masks()]
         for at, entry_id in enumerate(request.ids):
@@ -279,40 +290,42 @@ class RangeFetch:
                 yield at, entry_id
 
 
-class Filling:
-    """One fill of one chunk: its requests, with and without a response."""
+class ChunkFill:
+    """One fetch of one chunk: the requests that were sent for it."""
 
     def __init__(self, fetch: RangeFetch, chunk: ReadChunk, ids: EntryIds) -> None:
         self._fetch = fetch
         self._quorum = fetch.quorum
         self._chunk = chunk
         self._ids = ids
-        self._order = fetch.order(chunk.ensemble, chunk.block)
+        self._order = fetch.order(chunk.ensemble, chunk.block_number)
         self._requests: dict[SlotRequest, asyncio.Task[ReadResponse]] = {}
         self._arrived: asyncio.Queue[SlotRequest | None] = asyncio.Queue()  # None: look again
         self._loop = asyncio.get_running_loop()
 
-    async def run(self) -> Refusals:
-        """Ask until no entry is missing that a bookie may deliver."""
-        chunk, refusals = self._chunk, Refusals(self._quorum)
-        chunk.reached = chunk.last
+    async def run(self) -> DeliveryFailures:
+        """Ask bookies until no entry is missing that a bookie may deliver."""
+        chunk, failures = self._chunk, DeliveryFailures(self._quorum)
+        chunk.reached_entry = chunk.last
         chunk.on_hurry = lambda: self._arrived.put_nowait(None)
-        self._ask(first_asks(self._quorum, self._ids, self._order))
+        self._send(plan_first_requests(self._quorum, self._ids, self._order))
         while True:
             responded = await self._next_response()
             if responded is not None:
-                responded.open = False
+                responded.is_open = False
                 response = self._requests[responded].result()
-                self._fetch.sort_in(chunk, responded, response, refusals)
-            missing = [e for e in self._ids if e not in chunk.entries and e <= chunk.reached]
+                self._fetch.take_response(chunk, responded, response, failures)
+            missing = [e for e in self._ids if e not in chunk.entries and e <= chunk.reached_entry]
             if not missing:
                 self._note_overtaken()
-                return refusals
-            now = self._loop.time() if chunk.hurried else None
+                return failures
+            now = self._loop.time() if chunk.is_hurried else None
             asked, apart = list(self._requests), not isinstance(self._ids, range)
-            self._ask(next_asks(self._quorum, missing, asked, now, self._order, apart=apart))
-            if not any(request.open for request in self._requests):
-                return refusals
+            self._send(
+                plan_next_requests(self._quorum, missing, asked, now, self._order, apart=apart)
+            )
+            if not any(request.is_open for request in self._requests):
+                return failures
 
     def give_up(self) -> None:
         """Cancel the requests that are still open."""
@@ -322,15 +335,15 @@ class Filling:
 
     # -- asking -------------------------------------------------------------------------------
 
-    def _ask(self, asks: list[Ask]) -> None:
-        """Send these requests at once; all their responses together may bring the chunk's bytes."""
-        for ask in asks:
+    def _send(self, plans: list[PlannedRequest]) -> None:
+        """Send these requests at once; their responses share the chunk's `bytes_max`."""
+        for plan in plans:
             due_at = self._loop.time() + self._fetch.cluster.config.speculative_read_delay_s
-            request = SlotRequest(ask.slot, ask.ids, due_at)
-            bookie = self._chunk.ensemble[ask.slot]
-            bytes_max = max(1, self._chunk.bytes_max // len(asks))
-            later = self._fetch.kept_in(ask.slot, self._chunk.later)
-            task = self._loop.create_task(self._fetch.ask(bookie, ask.ids, bytes_max, later))
+            request = SlotRequest(plan.slot, plan.ids, due_at)
+            bookie = self._chunk.ensemble[plan.slot]
+            bytes_max = max(1, self._chunk.bytes_max // len(plans))
+            later = self._fetch.ids_of_slot(plan.slot, self._chunk.later_ids)
+            task = self._loop.create_task(self._fetch.ask(bookie, plan.ids, bytes_max, later))
             task.add_done_callback(partial(self._ended, request))
             self._requests[request] = task
 
@@ -340,8 +353,8 @@ class Filling:
     # -- waiting ------------------------------------------------------------------------------
 
     async def _next_response(self) -> SlotRequest | None:
-        """The request whose response is next; None when a request became overdue or a reader
-        hurries."""
+        """The request whose response is the next to arrive; None when a request has become overdue,
+        or a reader begins to wait for the chunk."""
         try:
             async with asyncio.timeout_at(self._overdue_at()):
                 return await self._arrived.get()
@@ -349,27 +362,29 @@ class Filling:
             return None
 
     def _overdue_at(self) -> float | None:
-        """When the next open request will be overdue; None if no reader waits for the chunk."""
-        if not self._chunk.hurried:
+        """When the next open request becomes overdue; None if no reader waits for the chunk."""
+        if not self._chunk.is_hurried:
             return None
         now = self._loop.time()
-        due = [request.due_at for request in self._requests if request.open]
+        due = [request.due_at for request in self._requests if request.is_open]
         return min((at for at in due if at > now), default=None)
 
     def _note_overtaken(self) -> None:
+        """Note the bookies whose requests are overdue, after others delivered all entries."""
         now = self._loop.time()
         for request in self._requests:
-            if request.open and request.due_at <= now:
+            if request.is_open and request.due_at <= now:
                 bookie = self._chunk.ensemble[request.slot]
                 self._fetch.cluster.bookies.quarantine.overtaken(bookie)
 
 
 class LongRead:
-    """Entries first..last from one bookie. Used by one task; `give_up` when done, always."""
+    """A stream of the entries first..last from one bookie. One task uses it, and always calls
+    `give_up` in the end."""
 
     def __init__(self, view: LedgerView, bookie_id: str, first: int, last: int) -> None:
         self.bookie_id = bookie_id
-        self.silent = False
+        self.is_bookie_silent = False
         """Whether the stream ended because the bookie kept the reader waiting."""
         self._cluster = view.cluster
         self._view = view
@@ -396,7 +411,7 @@ class LongRead:
                 self._granted_bytes = received_bytes
             response = await self._stream.next(self._cluster.config.speculative_read_delay_s)
         except Unreachable as failure:
-            self.silent = isinstance(failure, Silent)
+            self.is_bookie_silent = isinstance(failure, Silent)
             return []
         run = self._entries(response)
         self._next = self._next + len(run) if len(run) == len(response.results) else self.last + 1
@@ -408,13 +423,13 @@ class LongRead:
             self._stream.give_up()
 
     def _entries(self, response: ReadResponse) -> list[Entry]:
-        """The entries that the response brings, up to the first that it does not bring."""
+        """The entries of the response, up to the first entry that is missing or damaged in it."""
         run: list[Entry] = []
         if response.status is not Status.OK:
             return run
-        self._view.heard(response.last_add_confirmed)
+        self._view.note_lac(response.last_add_confirmed)
         for entry_id in range(self._next, self.last + 1):
-            judged = judge(response, self._view.ledger_id, len(run), entry_id)
+            judged = judge_response(response, self._view.ledger_id, len(run), entry_id)
             if judged is None or not isinstance(judged[1], Entry):
                 return run
             run.append(judged[1])

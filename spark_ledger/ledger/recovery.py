@@ -38,7 +38,12 @@ from spark_ledger.errors import (
 )
 from spark_ledger.ledger import transitions
 from spark_ledger.ledger.add_pipeline import AddPipeline
-from spark_ledger.ledger.cluster import Cluster, Undelivered, as_responded, judge
+from spark_ledger.ledger.cluster import (
+    Cluster,
+    DeliveryFailure,
+    judge_response,
+    responses_on_arrival,
+)
 from spark_ledger.ledger.ensemble_change import EnsembleChange
 from spark_ledger.ledger.quorum import PendingAdd, Quorum, Verdict, recovery_verdict
 from spark_ledger.ledger.records import MoveRefused, VersionedRecord
@@ -54,8 +59,8 @@ IF_GONE = (
     "Start the bookies named, or repair what they lost. If one will never come back:"
     " `spark-ledger ledger recover {} --gone BOOKIE_ID` (docs/protocol.md, Limbo)."
 )
-NO_ANSWER = Undelivered(None, "no answer yet")
-CUT_SHORT = Undelivered(None, "the answer stops before it")
+NO_ANSWER = DeliveryFailure(None, "no answer yet")
+CUT_SHORT = DeliveryFailure(None, "the answer stops before it")
 
 
 # Statuses that a second request does not change: if only these are in the way, waiting is no use.
@@ -174,18 +179,18 @@ class Recovery:
             for bookie in self._ensemble
         ]
         silent, lac = (1 << len(requests)) - 1, NO_ENTRY
-        lost, reasons = 0, dict[int, Undelivered]()
-        async with aclosing(as_responded(requests)) as responses:
+        lost, reasons = 0, dict[int, DeliveryFailure]()
+        async with aclosing(responses_on_arrival(requests)) as responses:
             async for slot, response in responses:
                 if meaning(response.status) is Meaning.UNKNOWN and slot not in self._gone:
-                    reasons[slot] = Undelivered.of(response)
+                    reasons[slot] = DeliveryFailure.of(response)
                     lost |= 1 << slot
-                    if self._quorum.covered(lost):
+                    if self._quorum.covers_ensemble(lost):
                         continue
                     break
                 silent &= ~(1 << slot)
                 lac = max(lac, response.last_add_confirmed)
-                if self._quorum.covered(silent):
+                if self._quorum.covers_ensemble(silent):
                     return lac
         raise self._undecidable("it cannot be fenced", reasons)
 
@@ -262,7 +267,7 @@ class Recovery:
         ]
         tail = TailWindow(self._quorum, self._ledger_id, first, window, self._gone)
         late: float | None = None  # until when a positive may still come
-        async with aclosing(as_responded(requests)) as responses:
+        async with aclosing(responses_on_arrival(requests)) as responses:
             while True:
                 if tail.ended and late is None:
                     late = asyncio.get_running_loop().time() + LATE_POSITIVE_S
@@ -294,10 +299,10 @@ class Recovery:
             )
             for slot in slots
         ]
-        reasons: dict[int, Undelivered] = {}
-        async with aclosing(as_responded(requests)) as responses:
+        reasons: dict[int, DeliveryFailure] = {}
+        async with aclosing(responses_on_arrival(requests)) as responses:
             async for index, response in responses:
-                judged = judge(response, self._ledger_id, 0, last)
+                judged = judge_response(response, self._ledger_id, 0, last)
                 delivered = CUT_SHORT if judged is None else judged[1]
                 if isinstance(delivered, Entry):
                     header = delivered.header
@@ -319,7 +324,10 @@ class Recovery:
             ) from refused
 
     def _undecidable(
-        self, what: str, reasons: Mapping[int, Undelivered], ensemble: tuple[str, ...] | None = None
+        self,
+        what: str,
+        reasons: Mapping[int, DeliveryFailure],
+        ensemble: tuple[str, ...] | None = None,
     ) -> LedgerError:
         """The error when recovery cannot go on. It is `lasting`, not worth another attempt, if each
         bookie in the way would respond in the same way again. Unauthorized if so many bookies
@@ -327,7 +335,9 @@ class Recovery:
         """
         members = ensemble or self._ensemble
         why = {members[slot]: reasons[slot].text for slot in sorted(reasons)}
-        text = f"ledger {self._ledger_id} stays IN_RECOVERY: {what}; {self._cluster.explained(why)}"
+        text = (
+            f"ledger {self._ledger_id} stays IN_RECOVERY: {what}; {self._cluster.reasons_text(why)}"
+        )
         statuses = [reason.status for reason in reasons.values()]
         if statuses.count(Status.UNAUTHORIZED) >= self._quorum.ack_quorum:
             return Unauthorized(text, ledger_id=self._ledger_id)
@@ -385,18 +395,18 @@ class TailWindow:
         )
         return False
 
-    def _judged(self, slot: int, entry_id: int) -> tuple[Meaning | None, Entry | Undelivered]:
+    def _judged(self, slot: int, entry_id: int) -> tuple[Meaning | None, Entry | DeliveryFailure]:
         response = self._responses.get(slot)
         if response is None:
             return None, NO_ANSWER
-        judged = judge(response, self._ledger_id, entry_id - self._first, entry_id)
+        judged = judge_response(response, self._ledger_id, entry_id - self._first, entry_id)
         if judged is None:
             return Meaning.UNKNOWN, CUT_SHORT
         if judged[0] is Meaning.UNKNOWN and slot in self._gone:
             return Meaning.TORN, judged[1]
         return judged
 
-    def reasons(self) -> dict[int, Undelivered]:
+    def reasons(self) -> dict[int, DeliveryFailure]:
         """Why each member of the first entry's write set did not deliver that entry, by slot."""
         reasons = {}
         for slot in self._quorum.write_set(self._first):

@@ -21,7 +21,7 @@ from bookie_server.api.entry import Entry, pack_header
 from bookie_server.api.messages import Add, AddResult, ReadResponse, StoredResponse
 from bookie_server.api.status import Status
 from spark_ledger.errors import DataUnavailable
-from spark_ledger.ledger.cluster import Cluster, has_entry, judge, say
+from spark_ledger.ledger.cluster import Cluster, has_entry, judge_response, status_text
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import Tokens, keeps
@@ -88,7 +88,7 @@ class Copies:
         CannotCompare."""
         response = await self._read(entry_id, entry_id)
         if response.status not in (Status.OK, Status.NO_SUCH_LEDGER):
-            raise CannotCompare(say(response))
+            raise CannotCompare(status_text(response))
 
     async def _read(self, first: int, last: int) -> ReadResponse:
         return await self._cluster.bookies.read(
@@ -105,7 +105,7 @@ class Copies:
         async def ask(first: int, last: int) -> ReadResponse:
             response = await self._read(first, last)
             if not count_in(response, first) and response.status is not Status.NO_SUCH_LEDGER:
-                raise CannotCompare(say(response))
+                raise CannotCompare(status_text(response))
             return response
 
         async for window, response in windows(entries, ask, ENTRIES_AT_ONCE):
@@ -142,7 +142,7 @@ class Copies:
         results = await asyncio.gather(*map(self._give_one, batch))
         refused = [result for result in results if result.status is not Status.OK]
         if refused:
-            raise CannotCompare(f"it does not take a copy: {say(refused[0])}")
+            raise CannotCompare(f"it does not take a copy: {status_text(refused[0])}")
         self.copied += len(batch)
         await self._pace(_bytes(batch))
 
@@ -190,7 +190,7 @@ def count_in(response: ReadResponse | StoredResponse, first: int) -> int:
 
 def delivered(response: ReadResponse, ledger_id: int, window: range) -> frozenset[int]:
     """The entries that the response to a read of the window has, checked."""
-    judged = ((e, judge(response, ledger_id, e - window.start, e)) for e in window)
+    judged = ((e, judge_response(response, ledger_id, e - window.start, e)) for e in window)
     return frozenset(entry_id for entry_id, entry in judged if has_entry(entry))
 
 

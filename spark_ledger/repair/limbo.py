@@ -26,7 +26,7 @@ from bookie_server.api.status import Status
 from spark_ledger import errors
 from spark_ledger.errors import BadConfig, LedgerError
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.cluster import Cluster, say
+from spark_ledger.ledger.cluster import Cluster, status_text
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, derive, entries_kept
@@ -224,13 +224,13 @@ class _Repair:
             if responded and not asked.limbo and (done or not self._everything):
                 return self.result()
             if not responded and not (self._everything and asked.status is Status.LIMBO):
-                raise CannotCompare(say(asked))
+                raise CannotCompare(status_text(asked))
             await self._bring_back()
             done = True
             if self._copies.unsupplied:
                 return self.result(self._copies.missing())
             if not responded:
-                raise CannotCompare(say(asked))
+                raise CannotCompare(status_text(asked))
             if not asked.limbo:
                 continue  # the comparison may have made the bookie doubt the ledger
             cleared = await self._cluster.bookies.clear_limbo(
@@ -239,7 +239,7 @@ class _Repair:
             if cleared.status is Status.OK:
                 return self.result()
             if cleared.status is not Status.LIMBO:
-                raise CannotCompare(say(cleared))
+                raise CannotCompare(status_text(cleared))
         raise CannotCompare("more was found damaged there while it was compared")
 
     async def _bring_back(self) -> None:

@@ -36,12 +36,12 @@ T = TypeVar("T")
 def small_blocks() -> Iterator[None]:
     """Clients take any entry for one that is worth to be read in the files of a bookie, and ask for
     the locations of a few ahead of time."""
-    before = reader.NEAR_ENTRY_BYTES, reader.BLOCK
+    before = reader.LOCAL_READ_BYTES_MIN, reader.BLOCK_ENTRIES
     try:
-        reader.NEAR_ENTRY_BYTES, reader.BLOCK = 1, BLOCK
+        reader.LOCAL_READ_BYTES_MIN, reader.BLOCK_ENTRIES = 1, BLOCK
         yield
     finally:
-        reader.NEAR_ENTRY_BYTES, reader.BLOCK = before
+        reader.LOCAL_READ_BYTES_MIN, reader.BLOCK_ENTRIES = before
 
 
 def root(address: str, directory: str) -> str:

@@ -94,7 +94,7 @@ def polls_one_write_set(listen_to_all: Any) -> Any:
         listening = [self._listen(bookie, after, deadline, heard) for bookie in of_one]
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
-                await ledger_view.first_of([*listening, self._follow_record()])
+                await ledger_view.run_until_one_ends([*listening, self._follow_record()])
 
     return listen
 
@@ -102,7 +102,12 @@ def polls_one_write_set(listen_to_all: Any) -> Any:
 L = reader.AsyncLedgerReader
 MUTANTS = (
     Mutant(
-        "undelivered taken for the end", "1.6", L, "_unreadable", undelivered_is_the_end, TAILED
+        "undelivered taken for the end",
+        "1.6",
+        L,
+        "_unreadable_error",
+        undelivered_is_the_end,
+        TAILED,
     ),
     Mutant(
         "a reader's LAC goes back",
@@ -148,7 +153,7 @@ MUTANTS = (
     Mutant(
         "long poll of one write set",
         "BK#1404",
-        ledger_view.News,
+        ledger_view.NewsListener,
         "_listen_to_all",
         polls_one_write_set,
         WAITING,

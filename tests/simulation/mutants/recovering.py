@@ -173,7 +173,7 @@ MUTANTS = (
     Mutant("length not of the last entry", "D3", R, "_end_at", length_of_what_was_heard),
     Mutant("recovery closes at the LAC", "1.7", R, "_write_back_tail", closes_at_what_was_heard),
     Mutant("one negative is enough", "1.2", Q, "negatives_needed", one_negative_is_enough, SLOW),
-    Mutant("one answer covers the ensemble", "1.2", Q, "covered", one_answer_covers, SLOW),
+    Mutant("one answer covers the ensemble", "1.2", Q, "covers_ensemble", one_answer_covers, SLOW),
     Mutant(
         "silence counted as negative", "1.1", B, "_repeat_while_busy", silence_is_negative, SILENT
     ),

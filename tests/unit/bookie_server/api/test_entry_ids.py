@@ -5,14 +5,14 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie_server.api.messages import has, ids_in, neat, since, spans_of
+from bookie_server.api.messages import as_entry_ids, has_id, ids_from, ids_in, spans_of
 
 RISING = st.sets(st.integers(0, 60), min_size=1).map(sorted)
 
 
 @given(RISING)
 def test_spans_are_neighbours_that_rise_and_hold_just_the_ids(ids):
-    spans = spans_of(neat(ids))
+    spans = spans_of(as_entry_ids(ids))
     assert [e for first, last in spans for e in range(first, last + 1)] == ids
     assert all(first > last + 1 for (_, last), (first, _) in pairwise(spans))
     assert spans == spans_of(ids), "whatever they are kept in"
@@ -25,14 +25,14 @@ def test_of_spans_as_many_ids_are_taken_as_are_allowed(ids, count_max):
 
 @given(RISING, st.integers(0, 61))
 def test_ids_are_found_and_cut_at_any_id(ids, at):
-    assert has(neat(ids), at) == (at in ids)
-    assert list(since(neat(ids), at)) == [e for e in ids if e >= at]
+    assert has_id(as_entry_ids(ids), at) == (at in ids)
+    assert list(ids_from(as_entry_ids(ids), at)) == [e for e in ids if e >= at]
 
 
 @given(RISING)
 def test_neighbours_are_a_range(ids):
-    assert isinstance(neat(ids), range) == (ids[-1] - ids[0] == len(ids) - 1)
-    assert list(neat(ids)) == ids
+    assert isinstance(as_entry_ids(ids), range) == (ids[-1] - ids[0] == len(ids) - 1)
+    assert list(as_entry_ids(ids)) == ids
 
 
 def test_a_range_is_never_counted_out():
@@ -40,9 +40,9 @@ def test_a_range_is_never_counted_out():
     assert spans_of(whole) == [(0, 2**63 - 1)]
     assert ids_in([(5, 2**63 - 1)], 3) == range(5, 8)
     assert ids_in([(5, 5), (7, 2**63 - 1)], 3) == (5, 7, 8)
-    assert since(whole, 2**62) == range(2**62, 2**63)
+    assert ids_from(whole, 2**62) == range(2**62, 2**63)
 
 
 def test_of_no_ids_there_are_no_spans():
     assert spans_of(()) == spans_of(range(0)) == []
-    assert neat(()) == ()
+    assert as_entry_ids(()) == ()

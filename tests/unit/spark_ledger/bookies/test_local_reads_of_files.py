@@ -172,7 +172,7 @@ def test_a_reader_asks_for_locations_only_if_its_setting_says_so(tmp_path, local
     async def test(rig: Rig) -> None:
         cluster = SimpleNamespace(bookies=rig.client, config=ClientConfig(local_reads=local))
         view = SimpleNamespace(cluster=cluster, quorum=Quorum(1, 1, 1), ledger_id=LEDGER, token=b"")
-        view.heard = lambda lac: None
+        view.note_lac = lambda lac: None
         fetch = RangeFetch(view)
         chunk = ReadChunk(range(2), (BOOKIE,), 0, 1 << 20)
         await fetch.fill(chunk)

@@ -5,7 +5,7 @@ import gc
 import warnings
 from contextlib import aclosing
 
-from spark_ledger.ledger.cluster import as_responded
+from spark_ledger.ledger.cluster import responses_on_arrival
 
 
 def test_requests_that_are_given_up_before_they_began_are_no_forgotten_coroutines() -> None:
@@ -16,7 +16,7 @@ def test_requests_that_are_given_up_before_they_began_are_no_forgotten_coroutine
         return number
 
     async def ask() -> None:
-        async with aclosing(as_responded([request(0), request(1)])) as responses:
+        async with aclosing(responses_on_arrival([request(0), request(1)])) as responses:
             async for _ in responses:
                 raise AssertionError("cancelled before the first response")
 
@@ -42,7 +42,7 @@ def test_responses_come_in_the_order_of_arrival_with_the_index_of_their_request(
         return number
 
     async def ask() -> list[tuple[int, int]]:
-        async with aclosing(as_responded([request(10, 5), request(11, 0)])) as responses:
+        async with aclosing(responses_on_arrival([request(10, 5), request(11, 0)])) as responses:
             return [one async for one in responses]
 
     assert asyncio.run(ask()) == [(1, 11), (0, 10)]

@@ -24,7 +24,7 @@ async def ends_at_once_when_closed(store, *coroutines):
     assert current().time() - began < 0.1
 
 
-async def first_of(entries):
+async def run_until_one_ends(entries):
     return await anext(entries)
 
 
@@ -52,9 +52,9 @@ async def test_a_tail_a_wait_a_read_and_an_append_end_when_the_client_is_closed(
         cluster.bookies[name].handle = silent
     await ends_at_once_when_closed(
         ledgers,
-        first_of(reader.tail(50)),
+        run_until_one_ends(reader.tail(50)),
         reader.wait_beyond(50, 60),
-        first_of(reader.read(0, 2, known_confirmed=4)),
+        run_until_one_ends(reader.read(0, 2, known_confirmed=4)),
         appended(held),
     )
 

@@ -110,8 +110,8 @@ async def test_an_entry_that_no_bookie_delivers_ends_a_long_scan_as_any_other():
 
 @pytest.mark.parametrize(("near", "asked"), [([0, 1, 2], 3), ([1], 1), ([], 1)], ids=str)
 def test_what_lies_in_files_that_can_be_read_here_is_not_streamed(monkeypatch, near, asked):
-    monkeypatch.setattr("spark_ledger.ledger.reader.NEAR_ENTRY_BYTES", 1)
-    monkeypatch.setattr(RangeFetch, "near", lambda *_: near)
+    monkeypatch.setattr("spark_ledger.ledger.reader.LOCAL_READ_BYTES_MIN", 1)
+    monkeypatch.setattr(RangeFetch, "local_slots", lambda *_: near)
 
     @simulated
     async def test():

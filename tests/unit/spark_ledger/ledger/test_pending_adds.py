@@ -25,17 +25,17 @@ def ids(adds):
 
 def test_an_add_is_confirmed_by_its_ack_quorum():
     pending, (add,) = queue(1)
-    assert not pending.acknowledged([add], 0)
+    assert not pending.note_acks([add], 0)
     assert pending.confirm() == []
-    assert pending.acknowledged([add], 2)
+    assert pending.note_acks([add], 2)
     assert ids(pending.confirm()) == [0]
     assert pending.last_add_confirmed == 0
 
 
 def test_the_same_bookie_acknowledging_twice_counts_once():
     pending, (add,) = queue(1)
-    pending.acknowledged([add], 1)
-    pending.acknowledged([add], 1)
+    pending.note_acks([add], 1)
+    pending.note_acks([add], 1)
     assert pending.confirm() == []
 
 
@@ -43,18 +43,18 @@ def test_adds_are_confirmed_in_id_order_only():
     pending, adds = queue(3)
     for add in adds[1:]:
         for slot in (0, 1):
-            assert not pending.acknowledged([add], slot)
+            assert not pending.note_acks([add], slot)
     assert pending.confirm() == []
-    pending.acknowledged([adds[0]], 0)
-    assert pending.acknowledged([adds[0]], 1)
+    pending.note_acks([adds[0]], 0)
+    assert pending.note_acks([adds[0]], 1)
     assert ids(pending.confirm()) == [0, 1, 2]
 
 
 def test_nothing_is_confirmed_while_an_ensemble_change_is_in_flight():
     pending, (add,) = queue(1)
     pending.change_in_flight = True
-    pending.acknowledged([add], 0)
-    assert not pending.acknowledged([add], 1)
+    pending.note_acks([add], 0)
+    assert not pending.note_acks([add], 1)
     assert pending.confirm() == []
     pending.change_in_flight = False
     assert ids(pending.confirm()) == [0]
@@ -66,28 +66,28 @@ def test_acks_of_a_replaced_slot_are_dropped_from_all_adds_before_any_is_confirm
     pending.change_in_flight = True
     for add, slots in zip(adds, ((0, 1), (1, 2), (2, 0)), strict=True):
         for slot in slots:
-            pending.acknowledged([add], slot)
+            pending.note_acks([add], slot)
     pending.drop_acks(1 << 2)
     pending.change_in_flight = False
     assert ids(pending.confirm()) == [0]
-    assert ids(pending.lacking(2)) == [1, 2]
-    pending.acknowledged([adds[1]], 2)
+    assert ids(pending.without_ack_of(2)) == [1, 2]
+    pending.note_acks([adds[1]], 2)
     assert ids(pending.confirm()) == [1]
 
 
 def test_lacking_names_only_adds_that_the_slot_should_keep():
     pending, adds = queue(6, sizes=(3, 2, 1))
-    assert ids(pending.lacking(0)) == [0, 2, 3, 5]
-    pending.acknowledged([adds[2]], 0)
-    assert ids(pending.lacking(0)) == [0, 3, 5]
+    assert ids(pending.without_ack_of(0)) == [0, 2, 3, 5]
+    pending.note_acks([adds[2]], 0)
+    assert ids(pending.without_ack_of(0)) == [0, 3, 5]
 
 
 def test_copies_are_counted_after_confirmation_too():
     pending, (add,) = queue(1)
     for slot in (0, 1):
-        pending.acknowledged([add], slot)
+        pending.note_acks([add], slot)
     pending.confirm()
-    assert not pending.acknowledged([add], 2)
+    assert not pending.note_acks([add], 2)
     assert add.acks == 0b111
 
 
@@ -95,7 +95,7 @@ def test_after_a_failure_nothing_is_left():
     pending, adds = queue(2)
     assert pending.fail_all() == adds
     assert len(pending) == 0
-    assert not pending.acknowledged([adds[0]], 0)
+    assert not pending.note_acks([adds[0]], 0)
 
 
 def test_ids_that_do_not_follow_are_a_defect():
@@ -125,7 +125,7 @@ def test_by_chance_what_is_confirmed_has_an_ack_quorum_of_present_owners(seed):
             add = rng.choice(adds)
             slot = rng.choice(quorum.write_set(add.entry_id))
             held[slot].add(add.entry_id)
-            pending.acknowledged([add], slot)
+            pending.note_acks([add], slot)
         elif step < 0.93:
             pending.change_in_flight = True
         elif pending.change_in_flight:

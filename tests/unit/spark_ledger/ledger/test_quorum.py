@@ -44,7 +44,7 @@ def test_four_forms_of_coverage_agree_for_every_set_of_silent_bookies(quorum):
             for window in windows(quorum)
             for acks in itertools.combinations(window, quorum.ack_quorum)
         )
-        assert quorum.covered(silent) == by_heard == by_silent
+        assert quorum.covers_ensemble(silent) == by_heard == by_silent
         assert by_silent == by_ack_quorums_hit == no_silent_ack_quorum
 
 
@@ -53,13 +53,13 @@ def test_writable_means_that_each_write_set_keeps_an_ack_quorum(quorum):
     for failed in range(1 << quorum.ensemble_size):
         left = {slot for slot in range(quorum.ensemble_size) if not failed >> slot & 1}
         expected = all(len(set(w) & left) >= quorum.ack_quorum for w in windows(quorum))
-        assert quorum.writable(failed) == expected
+        assert quorum.is_writable(failed) == expected
 
 
 @pytest.mark.parametrize("quorum", SIZES, ids=str)
 def test_a_cover_has_a_copy_of_every_entry(quorum):
     for first in range(quorum.ensemble_size):
-        cover = set(quorum.cover(first))
+        cover = set(quorum.covering_slots(first))
         assert first in cover
         assert all(cover & set(window) for window in windows(quorum))
 
@@ -72,7 +72,7 @@ def test_an_ack_quorum_is_any_so_many_of_a_write_set(quorum):
             expected = any(
                 set(some) <= by for some in itertools.combinations(window, quorum.ack_quorum)
             )
-            assert quorum.acked(sum(1 << slot for slot in by)) == expected
+            assert quorum.is_acked(sum(1 << slot for slot in by)) == expected
 
 
 @pytest.mark.parametrize("quorum", SIZES, ids=str)
@@ -81,7 +81,7 @@ def test_after_coverage_no_add_can_be_acknowledged_any_more(quorum):
     long as it is not covered, some entry still could be."""
     for silent in range(1 << quorum.ensemble_size):
         still_taking = [mask & silent for mask in quorum.write_masks()]
-        assert quorum.covered(silent) == (not any(map(quorum.acked, still_taking)))
+        assert quorum.covers_ensemble(silent) == (not any(map(quorum.is_acked, still_taking)))
 
 
 @pytest.mark.parametrize("quorum", SIZES, ids=str)

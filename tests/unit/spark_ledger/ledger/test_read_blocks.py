@@ -4,12 +4,12 @@ import pytest
 
 from spark_ledger.ledger import reader as reader_module
 from spark_ledger.ledger.range_fetch import RangeFetch
-from spark_ledger.ledger.reader import BLOCK
+from spark_ledger.ledger.reader import BLOCK_ENTRIES
 from tests.unit.spark_ledger.ledger.collecting import ENTRY, collect
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
 from tests.unit.spark_ledger.ledger.reads import written
 
-COUNT = 3 * BLOCK + 10
+COUNT = 3 * BLOCK_ENTRIES + 10
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def asks(monkeypatch):
         return await ask(self, bookie_id, ids, bytes_max, later)
 
     monkeypatch.setattr(RangeFetch, "ask", noted)
-    monkeypatch.setattr(reader_module, "NEAR_ENTRY_BYTES", ENTRY)
+    monkeypatch.setattr(reader_module, "LOCAL_READ_BYTES_MIN", ENTRY)
     return asked
 
 
@@ -50,14 +50,16 @@ def asked_by_two(asks, ids):
 
 @pytest.fixture
 def near(monkeypatch):
-    monkeypatch.setattr(RangeFetch, "near", lambda *_: [0, 1, 2])
+    monkeypatch.setattr(RangeFetch, "local_slots", lambda *_: [0, 1, 2])
 
 
 @pytest.mark.usefixtures("near")
 @pytest.mark.parametrize("step", [1, 2])
 def test_one_replica_is_asked_for_all_of_a_block_and_of_the_next_another_one(asks, step):
     asked, again = asked_by_two(asks, range(0, COUNT, step))
-    of_block = [{b for b, own, _ in asked if own[0] // BLOCK == block} for block in range(4)]
+    of_block = [
+        {b for b, own, _ in asked if own[0] // BLOCK_ENTRIES == block} for block in range(4)
+    ]
     assert [len(bookies) for bookies in of_block] == [1] * 4
     assert len(set.union(*of_block)) == 3
     assert again == asked, "what lies in memory of the host once is read from there"
@@ -70,7 +72,9 @@ def test_with_a_question_go_all_entries_of_its_block_that_are_still_to_be_read(a
     asked, _ = asked_by_two(asks, ids)
     assert len(asked) > 3
     for _, own, later in asked:
-        assert later == [e for e in ids if e > own[-1] and e // BLOCK == own[0] // BLOCK]
+        assert later == [
+            e for e in ids if e > own[-1] and e // BLOCK_ENTRIES == own[0] // BLOCK_ENTRIES
+        ]
 
 
 @pytest.mark.usefixtures("near")
@@ -92,9 +96,9 @@ def test_of_striped_entries_a_replica_is_asked_for_the_locations_of_its_own(asks
 @pytest.mark.parametrize("why", ["small", "elsewhere"])
 def test_entries_that_bookies_send_are_asked_of_all_in_turn(monkeypatch, asks, near, why):
     if why == "small":
-        monkeypatch.setattr(reader_module, "NEAR_ENTRY_BYTES", 1 << 20)
+        monkeypatch.setattr(reader_module, "LOCAL_READ_BYTES_MIN", 1 << 20)
     else:
-        monkeypatch.setattr(RangeFetch, "near", lambda *_: [])
+        monkeypatch.setattr(RangeFetch, "local_slots", lambda *_: [])
     asked, _ = asked_by_two(asks, range(0, COUNT, 2))
-    first = [bookie for bookie, own, _ in asked if own[0] // BLOCK == 0]
+    first = [bookie for bookie, own, _ in asked if own[0] // BLOCK_ENTRIES == 0]
     assert len(set(first)) == 3
