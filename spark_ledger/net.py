@@ -98,28 +98,35 @@ def join(host: str, port: int) -> str:
 
 async def dial(address: str, within_s: float = DIAL_S) -> socket.socket:
     """A connection to "host:port" or "scheme://host:port"; its caller closes it. Each address of
-    the host is tried. Raises OSError, also for a text that is no address."""
+    the host is tried. Raises OSError, also for a text that is no address; ConnectionRefusedError
+    only if every address refused."""
     loop = asyncio.get_running_loop()
     failure = OSError(f"{address} is no address")
     async with asyncio.timeout(within_s):
         try:
             host, port = split_url(address)
-            there = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except ValueError:  # UnicodeError is one
             raise failure from None
-        for family, kind, protocol, _, where in there:
-            sock = socket.socket(family, kind, protocol)
+        failures: list[OSError] = []
+        for family, kind, protocol, _, where in addresses:
             try:
-                sock.setblocking(False)
-                await loop.sock_connect(sock, where)
-                return sock
+                return await _connected(socket.socket(family, kind, protocol), where)
             except OSError as error:
-                sock.close()
-                failure = error
-            except BaseException:
-                sock.close()
-                raise
-    raise failure
+                failures.append(error)
+    others = (error for error in failures if not isinstance(error, ConnectionRefusedError))
+    raise next(others, failures[-1] if failures else failure)
+
+
+async def _connected(sock: socket.socket, where: tuple[object, ...]) -> socket.socket:
+    """The socket, connected; closed if that fails."""
+    try:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, where)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 async def dial_streams(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -1,6 +1,7 @@
 """Hosts and ports as text, and a listener that leaves descriptors to the rest of its process."""
 
 import asyncio
+import errno
 import logging
 import os
 import resource
@@ -193,5 +194,56 @@ def test_a_dial_ends_within_its_deadline(monkeypatch):
         monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", never)
         with pytest.raises(TimeoutError):
             await net.dial("127.0.0.1:1", within_s=0.01)
+
+    asyncio.run(run())
+
+
+def addressed(monkeypatch, *addresses):
+    """Each host has these addresses, (family, where), in this order."""
+
+    async def found(*_, **__):
+        return [(family, socket.SOCK_STREAM, 0, "", where) for family, where in addresses]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found)
+
+
+def test_a_dial_passes_over_an_address_of_a_family_that_the_system_lacks(monkeypatch):
+    class WithoutIpv6(socket.socket):
+        def __init__(self, family=-1, *others, **named):
+            if family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+            super().__init__(family, *others, **named)
+
+    async def run():
+        listener = net.Listener(await net.bound("127.0.0.1", 0), lambda sock: sock.close())
+        listener.start()
+        ipv6, ipv4 = ("::1", listener.port), ("127.0.0.1", listener.port)
+        monkeypatch.setattr(socket, "socket", WithoutIpv6)
+        addressed(monkeypatch, (socket.AF_INET6, ipv6), (socket.AF_INET, ipv4))
+        (await net.dial(f"here:{listener.port}")).close()
+        listener.close()
+
+    asyncio.run(run())
+
+
+def test_a_dial_is_refused_only_if_each_address_refuses(monkeypatch):
+    """A probe takes a refusal for the end of the process."""
+
+    async def run():
+        unreachable, refusing = ("10.0.0.1", 1), ("127.0.0.1", 1)
+
+        async def connect(_, where):
+            if where == unreachable:
+                raise OSError(errno.EHOSTUNREACH, "No route to host")
+            raise ConnectionRefusedError
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", connect)
+        for first, last in ((unreachable, refusing), (refusing, unreachable)):
+            addressed(monkeypatch, (socket.AF_INET, first), (socket.AF_INET, last))
+            with pytest.raises(OSError, match="No route to host"):
+                await net.dial("here:1")
+        addressed(monkeypatch, (socket.AF_INET, refusing), (socket.AF_INET, refusing))
+        with pytest.raises(ConnectionRefusedError):
+            await net.dial("here:1")
 
     asyncio.run(run())
