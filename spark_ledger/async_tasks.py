@@ -1,8 +1,8 @@
 """Tasks that outlive the call that starts them, for every room.
 
 Always true:
-- work that callers share ends with its result for each of them; a caller that is cancelled cancels
-  only its own wait;
+- work that callers share ends with its result for each of them; a caller of one result that is
+  cancelled cancels only its own wait;
 - a task is kept until it is done, so that the event loop does not drop it;
 - no error is lost: a caller gets it, or the event loop's exception handler.
 """
@@ -72,7 +72,7 @@ class SharedTasks(Generic[K, T]):
         return self._tasks.pop(key, None)
 
     async def idle(self) -> None:
-        """Wait for the tasks that are under way."""
+        """Wait for the tasks that are under way. A caller that is cancelled cancels these too."""
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def close(self) -> list[T]:

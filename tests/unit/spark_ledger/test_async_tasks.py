@@ -132,6 +132,23 @@ def test_close_cancels_the_work_under_way_and_returns_what_was_kept():
     assert scenario(main) == []
 
 
+def test_a_wait_for_all_shared_work_cancels_the_work_if_it_is_cancelled():
+    """A broker that stops without its store does not leave topics half open."""
+
+    async def main():
+        shared, work = SharedTasks[str, int](keep=True), Work()
+        call = asyncio.ensure_future(shared.result("a", work.run))
+        await begun(work, 1)
+        waiting = asyncio.ensure_future(shared.idle())
+        await asyncio.sleep(0)
+        await cancel(waiting)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert len(shared) == 0
+
+    assert scenario(main) == []
+
+
 def test_a_wait_for_an_event_ends_when_it_is_set_or_its_time_is_over():
     async def main():
         event = asyncio.Event()
