@@ -1,10 +1,10 @@
-"""Removing the records of ledgers, and naming the ledgers as deleted in the same multi.
+"""Removes the records of ledgers, and names the ledgers as deleted in the same multi.
 
-Always true: a record goes only in a multi that names its ledger as deleted
-(metadata/deleted_ledgers.py) and checks its deleter's conditions and that the cluster is not held.
-Deletions that come while a write is under way go together in the next write: otherwise deletions of
-one folder would keep each other from their turn. After a write that changed nothing each deletion
-is tried and judged by itself.
+Always true: a record is removed only by a multi that names its ledger as deleted
+(metadata/deleted_ledgers.py), checks the conditions of the caller, and checks that the store is not
+held. All deletions that are requested while a write is under way share the next multi: separate
+multis would fail one another, because they write the same set of deleted ledgers. If that multi
+fails, it has changed nothing, and each deletion is tried by itself.
 """
 
 import asyncio
@@ -45,13 +45,13 @@ class Deletions:
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
         self._waiting: deque[_Deletion] = deque()
-        self._writing: asyncio.Task[None] | None = None
+        self._write_task: asyncio.Task[None] | None = None
 
     async def remove(
         self, ledger_id: int, version: int, conditions: Sequence[Operation] = ()
     ) -> None:
-        """Remove the record, if it has this version, and name the ledger as deleted, if the
-        `conditions` hold in the same multi.
+        """Remove the record and name the ledger as deleted, in one multi that checks the record's
+        version and the `conditions`.
 
         Raises ConditionFailed; NoNode, BadVersion (of the record); errors.MetadataHeld,
         BadDeletedSet, StoreError.
@@ -59,8 +59,8 @@ class Deletions:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         self._waiting.append(_Deletion(ledger_id, version, tuple(conditions), done))
-        if self._writing is None:
-            self._writing = loop.create_task(self._write_waiting())
+        if self._write_task is None:
+            self._write_task = loop.create_task(self._write_waiting())
         await done
 
     async def _write_waiting(self) -> None:
@@ -68,22 +68,22 @@ class Deletions:
             while self._waiting:
                 count = min(len(self._waiting), TOGETHER_MAX)
                 batch = [self._waiting.popleft() for _ in range(count)]
-                if count == 1 or not await self._written_together(batch):
+                if count == 1 or not await self._write_together(batch):
                     for deletion in batch:
                         await self._write_alone(deletion)
         finally:
-            self._writing = None
+            self._write_task = None
 
-    async def _written_together(self, batch: Sequence[_Deletion]) -> bool:
-        """Write the deletions in one multi; whether all of them have their outcome."""
+    async def _write_together(self, batch: Sequence[_Deletion]) -> bool:
+        """Write the deletions in one multi; whether each of them has its outcome now."""
         try:
             await multi_unless_held(self._metadata, await self._operations(batch))
         except (MultiFailed, NoNode, BadDeletedSet):
             return False
         except Exception as error:
-            _end(batch, error)
+            _resolve_all(batch, error)
         else:
-            _end(batch, None)
+            _resolve_all(batch, None)
         return True
 
     async def _write_alone(self, deletion: _Deletion) -> None:
@@ -104,10 +104,10 @@ class Deletions:
                 await self._metadata.sync(paths.ledger_folder(deletion.ledger_id))
         except Exception as error:
             outcome = error
-        _end([deletion], outcome)
+        _resolve_all([deletion], outcome)
 
     async def _operations(self, batch: Sequence[_Deletion]) -> list[Operation]:
-        """The conditions, the writes that name the ledgers, then those that remove the records."""
+        """The conditions, the writes that name the ledgers, then the deletes of the records."""
         ids = [deletion.ledger_id for deletion in batch]
         writes = await deleted_ledgers.writes_that_name(self._metadata, ids)
         conditions = [operation for deletion in batch for operation in deletion.conditions]
@@ -115,7 +115,7 @@ class Deletions:
         return [*conditions, *writes, *records]
 
 
-def _end(batch: Sequence[_Deletion], error: Exception | None) -> None:
+def _resolve_all(batch: Sequence[_Deletion], error: Exception | None) -> None:
     for deletion in batch:
         if deletion.done.done():  # its caller was cancelled
             continue

@@ -1,23 +1,23 @@
-"""Failed slots are replaced, tried again, or given up. Members that are no longer registered, or
-that are being drained, are replaced also while the writer appends nothing.
+"""Mends failed slots of a ledger's ensemble: the bookie of a failed slot is replaced, or tried
+again; if neither is possible for too long, the adds fail. Members that are down or being drained
+are replaced also while the writer appends nothing.
 
 Always true:
-- a slot gets a new owner only after the change is in the store; while that write is under way no
-  add is confirmed (`change_in_flight`), and `adopt` then does its two passes;
-- without a spare bookie the change is put off as long as every write set keeps Qa members that
-  respond: it is made when a bookie registers; meanwhile the failed bookie is asked now and then,
-  and taken back when it responds;
-- `delayed` (ensemble_change = "delayed") puts off every change in this way, spare or not, except
-  for members that are not registered for so long that they are replaced at once and in any case
-  (`AbsentMembers`);
-- with fewer than Qa, adds that have waited for spare_grace_s fail with NotEnoughBookies: long
-  enough for a bookie to restart, short enough for the user to learn of it;
-- a bookie that failed here is no spare for DOUBT_S, nor is a bookie in doubt: so a change cannot
-  go round in circles faster. A bookie in quarantine is a spare when there is no other;
-- an absent member is replaced only if this client saw it not registered, in a session without
-  a break, for half of the cluster's `lost_bookie_delay_s` and ABSENT_MIN_S, or if it is read-only
-  and the store names it as drained. This comes before a worker of repair concludes that a ledger
-  which still names this member has no writer (repair/worker.py).
+- a slot gets a new owner only after the change is in the store. While that write is under way no
+  add is confirmed (`change_in_flight`); then `AddPipeline.adopt` gives the slots their new owners;
+- without a spare the change is put off as long as every write set keeps Qa healthy members.
+  Meanwhile the failed bookie is asked now and then, and gets adds again when it responds. The
+  change is made when another bookie registers;
+- with ensemble_change = "delayed" every change is put off in this way, even if there is a spare,
+  except the replacement of members that are down for too long or drained (`AbsentMembers`);
+- if a write set has fewer than Qa healthy members, adds that have waited for spare_grace_s fail
+  with NotEnoughBookies: a bookie can restart in that time, and the user does not wait long;
+- a bookie that failed here is no spare for DOUBT_S, nor is a bookie in doubt, so that a ledger does
+  not change from one failing bookie to another and back. A bookie in quarantine is the last choice;
+- a member that is down is replaced only if this client's session had no break while the member was
+  not registered for half of the cluster's `lost_bookie_delay_s`, and for ABSENT_MIN_S at least; a
+  read-only member only if the store lists it as drained. A worker of repair waits longer: only then
+  it concludes that a ledger which still names this member has no writer (repair/worker.py).
 """
 
 import asyncio
@@ -40,13 +40,13 @@ from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.store import SessionState, StoreError
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.2, 5.0
-ASK_S = 1.0
+SIGN_OF_LIFE_S = 1.0
 
-_GONE = (Status.WRONG_BOOKIE, Status.SHUTTING_DOWN)
+_TAKES_NO_ADDS = (Status.WRONG_BOOKIE, Status.SHUTTING_DOWN)  # responses that are no sign of life
 
 log = logging.getLogger(__name__)
 
-# (failed slots, replacements, first entry) -> the record with the change in it
+# (failed bookies by slot, replacements by slot, first entry) -> the record with the change
 CommitChange = Callable[[Mapping[int, str], Mapping[int, str], int], Awaitable[LedgerRecord]]
 
 
@@ -66,39 +66,39 @@ class EnsembleChange:
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._stopping = False
-        self._rejected: dict[str, float] = {}
-        self._short_since: float | None = None
-        self._mending: asyncio.Task[None] | None = None
-        self._absent = AbsentMembers(pipeline)
+        self._failed_at: dict[str, float] = {}
+        self._too_few_since: float | None = None
+        self._mend_task: asyncio.Task[None] | None = None
+        self._absent_members = AbsentMembers(pipeline)
         pipeline.on_slot_failed = self._slot_failed
         self._cluster.directory.add_listener(self._directory_changed)
 
     async def stop(self) -> None:
-        """Make no further change; return when the one under way, if any, has ended."""
+        """Make no further change; return when no change is under way."""
         self._stop_listening()
         self._news.set()
-        if self._mending is not None:
-            await asyncio.gather(self._mending)
+        if self._mend_task is not None:
+            await asyncio.gather(self._mend_task)
 
     # -- events -------------------------------------------------------------------------------
 
     def _stop_listening(self) -> None:
         if not self._stopping:
             self._stopping = True
-            self._absent.stop()
+            self._absent_members.stop()
             self._cluster.directory.remove_listener(self._directory_changed)
 
     def _slot_failed(self) -> None:
         self._news.set()
         if self._pipeline.failure is not None:
             self._stop_listening()
-        if self._mending is None and not self._stopping and self._pipeline.failed_mask():
-            self._mending = self._loop.create_task(
+        if self._mend_task is None and not self._stopping and self._pipeline.failed_mask():
+            self._mend_task = self._loop.create_task(
                 self._mend(), name=f"mend ledger {self._pipeline.ledger_id}"
             )
 
     def _directory_changed(self) -> None:
-        self._absent.changed()
+        self._absent_members.registrations_changed()
         for slot in self._pipeline.slots:
             if slot.failed and self._cluster.directory.is_writable(slot.bookie_id):
                 slot.pause_s = 0.0
@@ -120,7 +120,7 @@ class EnsembleChange:
             self._pipeline.fail(LedgerError(f"an ensemble change ended in {defect!r}"))
             raise
         finally:
-            self._mending = None
+            self._mend_task = None
 
     def _must_mend(self) -> bool:
         over = self._stopping or self._pipeline.failure is not None
@@ -130,29 +130,30 @@ class EnsembleChange:
         now = self._loop.time()
         for slot in self._pipeline.slots:
             if slot.failed:
-                self._rejected[slot.bookie_id] = now
+                self._failed_at[slot.bookie_id] = now
         if self._pipeline.quorum.is_writable(self._pipeline.failed_mask()):
-            self._short_since = None
-        elif self._short_since is None or self._was_enough_since(self._short_since):
-            self._short_since = now
+            self._too_few_since = None
+        elif self._too_few_since is None or self._were_all_confirmed_since(self._too_few_since):
+            self._too_few_since = now
 
-    def _was_enough_since(self, time: float) -> bool:
-        """Whether every add that was pending at `time` is confirmed: then that lack of bookies is
-        over. A slot that was tried again in vain in between does not end it."""
+    def _were_all_confirmed_since(self, time: float) -> bool:
+        """Whether every add that was pending at `time` is confirmed: then the lack of bookies that
+        began at `time` has ended meanwhile. A slot that fails again without that does not end
+        it."""
         head = self._pipeline.pending.head
         return head is None or head.appended_at > time
 
     def _choose(self) -> Mapping[int, str]:
-        """Replacements for as many failed slots as there are spares, by slot; {} while the store is
-        out of reach, because a change that cannot be written stops confirmations."""
+        """The replacements, by slot, for as many failed slots as there are spares; {} while the
+        store is unreachable, because no add is confirmed until a change is written."""
         if self._cluster.records.metadata.session_state is not SessionState.CONNECTED:
             return {}
         slots = self._pipeline.slots
-        overdue = any(slot.bookie_id in self._absent.overdue for slot in slots)
-        if self._delayed and self._short_since is None and not overdue:
+        overdue = any(slot.bookie_id in self._absent_members.overdue_ids for slot in slots)
+        if self._delayed and self._too_few_since is None and not overdue:
             return {}
         failed = [index for index, slot in enumerate(slots) if slot.failed]
-        directory, taken = self._cluster.directory, self._no_spares()
+        directory, taken = self._cluster.directory, self._excluded_bookies()
         owners = {index: directory.info(slot.bookie_id) for index, slot in enumerate(slots)}
         members = {index: owners[index] for index in owners if index not in failed}
         spares = [bookie for bookie in directory.writable() if bookie.id not in taken]
@@ -160,13 +161,13 @@ class EnsembleChange:
         chosen = place(quorum, failed, spares, members)
         if self._cluster.config.racks == "soft" or len(chosen) in (0, len(failed)):
             return chosen
-        return self._one_by_one(failed, spares, owners)
+        return self._choose_one_by_one(failed, spares, owners)
 
-    def _one_by_one(
+    def _choose_one_by_one(
         self, failed: Sequence[int], spares: Sequence[BookieInfo], owners: dict[int, BookieInfo]
     ) -> Mapping[int, str]:
-        """With racks "hard", if not all failed slots can be filled: a member that is not replaced
-        may come back, so its rack counts as taken."""
+        """The replacements with racks "hard" if not every failed slot can be filled: the bookie of
+        a slot that stays unfilled may come back, so no replacement may be on its rack."""
         chosen: dict[int, str] = {}
         for index in failed:
             left = [bookie for bookie in spares if bookie.id not in chosen.values()]
@@ -177,16 +178,16 @@ class EnsembleChange:
                 owners[index] = next(bookie for bookie in left if bookie.id == placed[index])
         return chosen
 
-    def _no_spares(self) -> Collection[str]:
-        """Bookies that are no spares: members, and those that failed here or are in doubt."""
+    def _excluded_bookies(self) -> Collection[str]:
+        """Bookies that are no spares: members, and bookies that failed here or are in doubt."""
         now = self._loop.time()
-        self._rejected = {b: at for b, at in self._rejected.items() if now - at < DOUBT_S}
+        self._failed_at = {b: at for b, at in self._failed_at.items() if now - at < DOUBT_S}
         members = (slot.bookie_id for slot in self._pipeline.slots)
         doubted = self._cluster.bookies.quarantine.in_doubt()
-        return dict.fromkeys((*members, *doubted, *self._rejected))
+        return dict.fromkeys((*members, *doubted, *self._failed_at))
 
     async def _replace(self, replacements: Mapping[int, str]) -> bool:
-        """Make the change; False if it certainly was not made, and must wait."""
+        """Make the change; False if it certainly was not made: it has to be put off."""
         pipeline = self._pipeline
         first_entry = pipeline.pending.last_add_confirmed + 1
         self._check_fragments(first_entry)
@@ -196,7 +197,7 @@ class EnsembleChange:
         )
         pipeline.pending.change_in_flight = True
         try:
-            record = await self._committed(failed, replacements, first_entry)
+            record = await self._commit_until_known(failed, replacements, first_entry)
         except MoveRefused as refused:
             raise LedgerFenced(
                 f"ledger {pipeline.ledger_id} was taken over: {refused.why}",
@@ -211,11 +212,12 @@ class EnsembleChange:
             pipeline.adopt(record, replacements)
         return True
 
-    async def _committed(
+    async def _commit_until_known(
         self, failed: dict[int, str], replacements: Mapping[int, str], first_entry: int
     ) -> LedgerRecord:
-        """Commit; while the outcome is unknown, try again until the record shows it. A later
-        attempt that was certainly not made does not decide the outcome of an earlier one."""
+        """Commit the change. While the outcome is unknown, commit again until the store's record
+        shows the outcome: a second commit that certainly failed does not decide the outcome of the
+        first."""
         unresolved = False
         while True:
             try:
@@ -239,8 +241,8 @@ class EnsembleChange:
     # -- putting off --------------------------------------------------------------------------
 
     async def _put_off(self) -> None:
-        """Without a spare: take back bookies that respond, or wait for news; fail the adds when
-        they have waited too long."""
+        """Wait when no change can be made: send to failed bookies that respond again, and fail the
+        adds when they have waited too long."""
         now = self._loop.time()
         due = [
             index
@@ -248,7 +250,7 @@ class EnsembleChange:
             if slot.failed and slot.failed_at + slot.pause_s <= now
         ]
         if due:
-            responding = await asyncio.gather(*(self._responds(index) for index in due))
+            responding = await asyncio.gather(*(self._retry_if_responding(index) for index in due))
             if any(responding):
                 return
         wake_at = min(
@@ -265,8 +267,9 @@ class EnsembleChange:
             async with asyncio.timeout_at(wake_at):
                 await self._news.wait()
 
-    async def _responds(self, index: int) -> bool:
-        """Ask the bookie of a failed slot for a sign of life; if it responds, send to it again."""
+    async def _retry_if_responding(self, index: int) -> bool:
+        """Ask the bookie of a failed slot for a sign of life, and send to it again if it responds;
+        whether the slot has changed."""
         slot = self._pipeline.slots[index]
         generation = slot.generation
         status = await self._sign_of_life(slot.bookie_id)
@@ -274,17 +277,19 @@ class EnsembleChange:
             return True
         slot.pause_s = min(max(2 * slot.pause_s, PAUSE_MIN_S), PAUSE_MAX_S)
         slot.failed_at = self._loop.time()
-        if status is None or status in _GONE:
+        if status is None or status in _TAKES_NO_ADDS:
             return False
         self._pipeline.retry_slot(index)
         return True
 
     async def _sign_of_life(self, bookie_id: str) -> Status | None:
+        """The status of the bookie's response to a small request; None if it does not respond, or
+        takes no adds."""
         directory = self._cluster.directory
         if any(bookie.id == bookie_id for bookie in directory.readonly()):
             return None  # alive, but takes no adds
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(SIGN_OF_LIFE_S):
                 response = await self._cluster.bookies.read_lac(
                     bookie_id, self._pipeline.ledger_id, token=self._read_token
                 )
@@ -293,61 +298,61 @@ class EnsembleChange:
         return None if response.status is Status.IO_ERROR else response.status
 
     def _give_up_at(self) -> float | None:
-        """When pending adds will have waited long enough for an ack quorum; None while every write
-        set has one."""
+        """When the pending adds fail for want of an ack quorum; None while every write set has
+        one, or no add is pending."""
         head = self._pipeline.pending.head
-        if self._short_since is None or head is None:
+        if self._too_few_since is None or head is None:
             return None
         config = self._cluster.config
         grace_s = min(config.spare_grace_s, config.add_timeout_s / 2)
-        return max(self._short_since, head.appended_at) + grace_s
+        return max(self._too_few_since, head.appended_at) + grace_s
 
 
-ABSENT_MIN_S, ABSENT_MAX_S = 5.0, 3600.0  # between looks
-SHARE = 0.5  # of the delay
+ABSENT_MIN_S, ABSENT_MAX_S = 5.0, 3600.0  # bounds of the pause between two looks
+DELAY_SHARE = 0.5  # the part of `lost_bookie_delay_s` after which a member is replaced
 DRAINED = "it is being drained"
 
 
 class AbsentMembers:
-    """The absent and the drained members of one pipeline. Call `changed` when registrations have
-    changed."""
+    """Watches the members of one pipeline that are down or drained, and fails their slots when it
+    is time. The owner calls `registrations_changed` when registrations have changed."""
 
     def __init__(self, pipeline: AddPipeline) -> None:
         self._pipeline = pipeline
         self._cluster = pipeline.cluster
         self._loop = asyncio.get_running_loop()
-        self._since: dict[str, float] = {}
-        self._readonly: list[str] = []
-        self._watching: asyncio.Task[None] | None = None
-        self.overdue: dict[str, None] = {}
-        """The members that are absent too long, or drained."""
+        self._absent_since: dict[str, float] = {}
+        self._readonly_ids: list[str] = []
+        self._watch_task: asyncio.Task[None] | None = None
+        self.overdue_ids: dict[str, None] = {}
+        """Ids of the members that are down for too long, or drained."""
 
-    def changed(self) -> None:
+    def registrations_changed(self) -> None:
         self._look()
-        if (self._since or self._readonly) and self._watching is None:
-            self._watching = self._loop.create_task(
+        if (self._absent_since or self._readonly_ids) and self._watch_task is None:
+            self._watch_task = self._loop.create_task(
                 self._watch(), name=f"absent members of ledger {self._pipeline.ledger_id}"
             )
 
     def stop(self) -> None:
-        """End the watching."""
-        if self._watching is not None:
-            self._watching.cancel()
+        """End the watch."""
+        if self._watch_task is not None:
+            self._watch_task.cancel()
 
     def _look(self) -> None:
-        """Note which members are absent, and since when, and which take no adds."""
+        """Note which members are down, and since when, and which members are read-only."""
         directory, now = self._cluster.directory, self._loop.time()
         if self._cluster.records.metadata.session_state is not SessionState.CONNECTED:
-            self._since = dict.fromkeys(self._since, now)
+            self._absent_since = dict.fromkeys(self._absent_since, now)
             return
         members = [slot.bookie_id for slot in self._pipeline.slots]
         down = [bookie for bookie in members if not directory.is_registered(bookie)]
         readonly = [bookie for bookie in members if directory.is_readonly(bookie)]
         if self._pipeline.recovery:  # read-only members take the entries that it writes back
             readonly = []
-        self._since = {bookie: self._since.get(bookie, now) for bookie in down}
-        self._readonly = readonly
-        self.overdue = {b: None for b in self.overdue if b in (*down, *readonly)}
+        self._absent_since = {bookie: self._absent_since.get(bookie, now) for bookie in down}
+        self._readonly_ids = readonly
+        self.overdue_ids = {b: None for b in self.overdue_ids if b in (*down, *readonly)}
 
     async def _watch(self) -> None:
         try:
@@ -355,46 +360,46 @@ class AbsentMembers:
             while self._pipeline.failure is None:
                 await asyncio.sleep(pause_s)
                 self._look()
-                if not (self._since or self._readonly):
+                if not (self._absent_since or self._readonly_ids):
                     return
-                due_s = await self._due_s()
-                drained = await self._drained() if due_s < float("inf") else []
+                due_s = await self._read_due_s()
+                drained = await self._read_drained_ids() if due_s < float("inf") else []
                 self._fail_overdue(due_s, drained)
-                left = [since + due_s - self._loop.time() for since in self._since.values()]
-                if self._readonly:  # for another reason; the member may be drained later
+                left = [since + due_s - self._loop.time() for since in self._absent_since.values()]
+                if self._readonly_ids:  # a read-only member may be drained later
                     left.append(due_s / 2)
                 pause_s = min([s for s in left if 0 < s < ABSENT_MAX_S], default=ABSENT_MIN_S)
         finally:
-            self._watching = None
+            self._watch_task = None
 
-    async def _due_s(self) -> float:
-        """After how many seconds an absent member is replaced; inf: never."""
+    async def _read_due_s(self) -> float:
+        """After how many seconds a member that is down is replaced; inf: never."""
         try:
             settings = await read_settings(self._cluster.records.metadata)
         except (StoreError, BadAutorecoverySettings):
             settings = AutorecoverySettings()
         if not settings.enabled:
             return float("inf")
-        return max(ABSENT_MIN_S, settings.lost_bookie_delay_s * SHARE)
+        return max(ABSENT_MIN_S, settings.lost_bookie_delay_s * DELAY_SHARE)
 
-    async def _drained(self) -> list[str]:
-        """The read-only members that are being drained."""
-        if not self._readonly:
+    async def _read_drained_ids(self) -> list[str]:
+        """Ids of the read-only members that are being drained, by the store."""
+        if not self._readonly_ids:
             return []
         try:
-            named = await draining(self._cluster.records.metadata)
+            draining_ids = await draining(self._cluster.records.metadata)
         except StoreError:
-            return []  # the next look asks again
-        return [bookie for bookie in self._readonly if bookie in named]
+            return []  # the next look reads again
+        return [bookie for bookie in self._readonly_ids if bookie in draining_ids]
 
     def _fail_overdue(self, due_s: float, drained: list[str]) -> None:
-        """Fail the slots of members that are absent too long, or drained."""
+        """Fail the slots of members that are down for `due_s` or longer, or drained."""
         now = self._loop.time()
         for index, slot in enumerate(self._pipeline.slots):
-            since = self._since.get(slot.bookie_id)
+            since = self._absent_since.get(slot.bookie_id)
             why = DRAINED if slot.bookie_id in drained else ""
             if since is not None and now - since >= due_s:
                 why = f"not registered for {now - since:.0f} s"
             if why:
-                self.overdue[slot.bookie_id] = None
+                self.overdue_ids[slot.bookie_id] = None
                 self._pipeline.slot_failed(index, why)

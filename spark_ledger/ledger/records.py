@@ -27,7 +27,7 @@ from spark_ledger.errors import (
     UnsupportedFormat,
 )
 from spark_ledger.ledger.deletions import ConditionFailed, Deletions
-from spark_ledger.ledger.transitions import Done, Move, Refused
+from spark_ledger.ledger.transitions import Move, MoveRefusal, NoWriteNeeded
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.cluster import IDS_PER_EPOCH, ClusterGuard
 from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
@@ -207,9 +207,9 @@ class LedgerRecords:
         ledger_id, outcome_unknown = versioned.record.ledger_id, False
         while True:
             move = decide(versioned.record)
-            if isinstance(move, Done):
+            if isinstance(move, NoWriteNeeded):
                 return versioned
-            if isinstance(move, Refused):
+            if isinstance(move, MoveRefusal):
                 raise MoveRefused(move.why, versioned)
             value = _encoded(move.record, VALUE_BYTES_MAX)
             try:

@@ -4,21 +4,22 @@
     -> read on from there, fencing, and write back the entries found -> CLOSED
 
 Always true:
-- nothing is decided before fewer than Qa members of every write set are silent;
+- recovery decides nothing until the fenced bookies cover the ensemble: fewer than Qa members of
+  every write set are silent;
 - reads go to the last fragment as the store had it when recovery began, writes to the present
   ensemble; ensemble changes stay in memory until the one closing compare-and-set;
-- an entry is recovered on one positive response; the end is found on Qw - Qa + 1 negatives, or when
-  the whole write set has responded and each member that did not deny the entry lacks it after a
-  torn tail; if neither happens, recovery is given up and the ledger stays IN_RECOVERY;
+- one positive response recovers an entry. The ledger ends before an entry if Qw - Qa + 1 members of
+  its write set are negative, or if the whole write set has responded and each member is negative or
+  torn. If the responses prove neither, the attempt fails and the ledger stays IN_RECOVERY;
 - an entry that is written back carries the LAC as it was when recovery began; the length and the
   rows of the closed ledger come from the header of its last entry itself;
 - a password that the record does not verify changes nothing, not even the record's state;
-- a bookie that is declared gone for good acknowledges no further add, so it counts as fenced; its
-  silence counts as the absence that a torn bookie reports, a proof only together with the whole
-  write set;
-- an attempt that could not be decided is followed by another, from the record as it is by then
-  (another recoverer may have closed it), until the time is over.
-Any number of recoverers may run, crash and overlap: the rest adopt the first close.
+- a bookie that an operator declared gone counts as fenced, because it acknowledges no further add;
+  for an entry, its silence counts as the response of a torn bookie;
+- an attempt that cannot decide the end is followed by another attempt, which reads the record again
+  (another recoverer may have closed the ledger), until `recovery_timeout_s` is over.
+Any number of recoverers may run, crash and overlap: the first recoverer that closes the ledger
+decides its end, and the others adopt that.
 """
 
 import asyncio
@@ -51,11 +52,11 @@ from spark_ledger.ledger.transitions import LastEntry
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, allows
 
 WINDOW_FIRST, WINDOW_MAX = 16, 512
-LATE_POSITIVE_S = 1.0  # with enough negatives: the wait for a positive among late responses
+LATE_POSITIVE_S = 1.0  # how long recovery waits for a late positive after enough negatives
 LAST_RESPONSES_S = 1.0  # the longest wait of a recovery for the responses to confirmed adds
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 3.0  # between attempts
 ENTRY_ID_MAX = 2**63 - 1
-IF_GONE = (
+REMEDY_IF_GONE = (
     "Start the bookies named, or repair what they lost. If one will never come back:"
     " `spark-ledger ledger recover {} --gone BOOKIE_ID` (docs/protocol.md, Limbo)."
 )
@@ -63,8 +64,8 @@ NO_ANSWER = DeliveryFailure(None, "no answer yet")
 CUT_SHORT = DeliveryFailure(None, "the answer stops before it")
 
 
-# Statuses that a second request does not change: if only these are in the way, waiting is no use.
-_LASTING = (
+# Statuses that a second request would get again: if there are no others, no attempt is repeated.
+_LASTING_STATUSES = (
     Status.UNAUTHORIZED,
     Status.LIMBO,
     Status.LIMBO_TORN,
@@ -79,16 +80,16 @@ async def recover(
 ) -> VersionedRecord:
     """Close the ledger at its true end, whatever its writer does; returns the CLOSED record.
 
-    `gone`: ids of bookies that, an operator declares, will never respond again: entries at the end
-    that only these bookies have are given up if nothing could be decided otherwise.
+    `gone`: ids of the bookies that an operator declared gone. If the end cannot be decided
+    otherwise, entries at the end that only these bookies have are given up.
 
-    While bookies do not respond it tries again, with pauses, for recovery_timeout_s. Then it raises
-    the error of the last attempt: DataUnavailable when the end cannot be decided (the ledger stays
-    IN_RECOVERY, nothing is lost, try again), NotEnoughBookies. Raises Unauthorized (nothing was
-    changed), NoSuchLedger, Unavailable at once.
+    While bookies do not respond, it repeats the attempt, with pauses, for recovery_timeout_s. Then
+    it raises the error of the last attempt: DataUnavailable if the end cannot be decided (nothing
+    is lost, the ledger stays IN_RECOVERY: try again), or NotEnoughBookies. It raises Unauthorized
+    (nothing was changed), NoSuchLedger and Unavailable at once.
     """
     timeout_s = cluster.config.recovery_timeout_s
-    met: LedgerError = DataUnavailable(
+    last_failure: LedgerError = DataUnavailable(
         f"the recovery of ledger {ledger_id} did not end within {timeout_s:g} s; it stays"
         " IN_RECOVERY",
         ledger_id=ledger_id,
@@ -102,11 +103,11 @@ async def recover(
                 except (DataUnavailable, NotEnoughBookies) as failure:
                     if failure.facts.get("lasting"):
                         raise
-                    met = failure
+                    last_failure = failure
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
     except TimeoutError:
-        raise met from None
+        raise last_failure from None
 
 
 async def _attempt(
@@ -155,11 +156,11 @@ class Recovery:
         last = pipeline.pending.last_add_confirmed
         end = LastEntry(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
         if last == start:
-            end = await self._end_at(start)
+            end = await self._read_counts_of(start)
         return await self._close(pipeline, end)
 
     async def stop(self) -> None:
-        """Leave nothing behind, however `run` ended."""
+        """End the adds and the ensemble change, whether or not `run` succeeded."""
         self._cluster.at_close.pop(self, None)
         if self._pipeline is not None:
             self._pipeline.fail(LedgerError(f"the recovery of ledger {self._ledger_id} is over"))
@@ -169,30 +170,30 @@ class Recovery:
     # -- fencing ------------------------------------------------------------------------------
 
     async def _fence(self) -> int:
-        """Fence bookies of the last fragment until those that responded cover it; returns the
-        highest LAC among their responses.
+        """Fence bookies of the last fragment until the fenced bookies cover its ensemble; returns
+        the highest LAC among their responses.
 
-        Raises once the bookies that are left cannot cover it.
+        Raises once too many bookies have failed to respond for that.
         """
         requests = [
             self._cluster.bookies.read_lac(bookie, self._ledger_id, fence=True, token=self._token)
             for bookie in self._ensemble
         ]
         silent, lac = (1 << len(requests)) - 1, NO_ENTRY
-        lost, reasons = 0, dict[int, DeliveryFailure]()
+        unknown, reasons = 0, dict[int, DeliveryFailure]()
         async with aclosing(responses_on_arrival(requests)) as responses:
             async for slot, response in responses:
                 if meaning(response.status) is Meaning.UNKNOWN and slot not in self._gone:
                     reasons[slot] = DeliveryFailure.of(response)
-                    lost |= 1 << slot
-                    if self._quorum.covers_ensemble(lost):
+                    unknown |= 1 << slot
+                    if self._quorum.covers_ensemble(unknown):
                         continue
                     break
                 silent &= ~(1 << slot)
                 lac = max(lac, response.last_add_confirmed)
                 if self._quorum.covers_ensemble(silent):
                     return lac
-        raise self._undecidable("it cannot be fenced", reasons)
+        raise self._undecidable_error("it cannot be fenced", reasons)
 
     # -- the tail -----------------------------------------------------------------------------
 
@@ -205,14 +206,14 @@ class Recovery:
     async def _change_in_memory(
         self, failed: Mapping[int, str], replacements: Mapping[int, str], first_entry: int
     ) -> LedgerRecord:
-        """The record with the change, which is not written now: other recoverers would then read
-        from bookies that lack the tail."""
+        """The record with the change. It is not written before the close: other recoverers would
+        read the tail from the replacements, which lack it."""
         assert self._pipeline is not None
         return transitions.with_replacements(self._pipeline.record, replacements, first_entry)
 
     async def _write_back_tail(self, pipeline: AddPipeline, start: int) -> None:
-        """Read on from `start` until the end is found, and write back; on return every entry that
-        was written back is confirmed."""
+        """Read and write back the entries after `start`, up to the end of the ledger; on return
+        they are all confirmed."""
         next_entry, window, ended = start + 1, WINDOW_FIRST, False
         while not ended and next_entry <= ENTRY_ID_MAX:
             left = ENTRY_ID_MAX - next_entry + 1
@@ -223,12 +224,13 @@ class Recovery:
             next_entry += len(entries)
             window = min(2 * window, WINDOW_MAX)
             await pipeline.room()
-            self._check(pipeline)
+            self._raise_failure_of(pipeline)
         await pipeline.drained()
-        self._check(pipeline)
+        self._raise_failure_of(pipeline)
         await pipeline.wait_for_responses(LAST_RESPONSES_S)
 
     def _write_back(self, entry: Entry, frozen_lac: int) -> PendingAdd:
+        """The add that writes the entry back, with this LAC in its header."""
         header = entry.header._replace(last_add_confirmed=frozen_lac)
         parts: list[Buffer] = [pack_header(header), entry.payload]
         return PendingAdd(
@@ -240,7 +242,7 @@ class Recovery:
             asyncio.get_running_loop().time(),
         )
 
-    def _check(self, pipeline: AddPipeline) -> None:
+    def _raise_failure_of(self, pipeline: AddPipeline) -> None:
         failure = pipeline.failure
         if isinstance(failure, TimedOut):  # its text is for the caller of an append
             raise DataUnavailable(
@@ -252,9 +254,9 @@ class Recovery:
             raise failure
 
     async def _read_window(self, first: int, window: int) -> tuple[list[Entry], bool]:
-        """Entries from `first` on that are to be recovered, and whether the end comes after them.
-
-        At least one entry, or the end; raises DataUnavailable if neither can be decided.
+        """The entries from `first` on that are to be recovered, and whether the ledger ends after
+        these entries. Without an entry the ledger ends before `first`. Raises DataUnavailable if
+        neither can be decided.
         """
         requests = [
             self._cluster.bookies.read(
@@ -266,27 +268,28 @@ class Recovery:
             for bookie in self._ensemble
         ]
         tail = TailWindow(self._quorum, self._ledger_id, first, window, self._gone)
-        late: float | None = None  # until when a positive may still come
+        late: float | None = None  # when to stop the wait for a late positive
         async with aclosing(responses_on_arrival(requests)) as responses:
             while True:
-                if tail.ended and late is None:
+                if tail.is_end_after and late is None:
                     late = asyncio.get_running_loop().time() + LATE_POSITIVE_S
                 try:
-                    async with asyncio.timeout_at(late if tail.ended else None):
+                    async with asyncio.timeout_at(late if tail.is_end_after else None):
                         slot, response = await anext(responses)
                 except (StopAsyncIteration, TimeoutError):
                     break
-                tail.heard(slot, response)
-                if tail.decided:
+                tail.take_response(slot, response)
+                if tail.is_decided:
                     break
-        if not tail.found and not tail.ended:
-            raise self._undecidable(f"entry {first} cannot be decided", tail.reasons())
-        return tail.found, tail.ended
+        if not tail.entries and not tail.is_end_after:
+            raise self._undecidable_error(f"entry {first} cannot be decided", tail.reasons())
+        return tail.entries, tail.is_end_after
 
     # -- closing ------------------------------------------------------------------------------
 
-    async def _end_at(self, last: int) -> LastEntry:
-        """The end of the ledger when `last` was confirmed already: its header has the counts."""
+    async def _read_counts_of(self, last: int) -> LastEntry:
+        """The end of a ledger whose last entry is `last`, with the counts from that entry's header;
+        for an end where nothing was written back."""
         if last == NO_ENTRY:
             return LastEntry(NO_ENTRY, 0, 0)
         ensemble = self._record.fragment_of(last).ensemble
@@ -308,7 +311,7 @@ class Recovery:
                     header = delivered.header
                     return LastEntry(last, header.cumulative_bytes, header.cumulative_rows)
                 reasons[slots[index]] = delivered
-        raise self._undecidable(f"its last entry {last} cannot be read", reasons, ensemble)
+        raise self._undecidable_error(f"its last entry {last} cannot be read", reasons, ensemble)
 
     async def _close(self, pipeline: AddPipeline, end: LastEntry) -> VersionedRecord:
         began = self._record.last_fragment
@@ -323,15 +326,15 @@ class Recovery:
                 f"ledger {self._ledger_id} cannot be closed after recovery: {refused.why}"
             ) from refused
 
-    def _undecidable(
+    def _undecidable_error(
         self,
         what: str,
         reasons: Mapping[int, DeliveryFailure],
         ensemble: tuple[str, ...] | None = None,
     ) -> LedgerError:
-        """The error when recovery cannot go on. It is `lasting`, not worth another attempt, if each
-        bookie in the way would respond in the same way again. Unauthorized if so many bookies
-        refuse the password, which the record verified, that damage of a few is not the cause.
+        """The error when this attempt cannot decide: Unauthorized if an ack quorum refuses the
+        password, because damage at some bookies cannot be the cause then; else DataUnavailable. Its
+        `lasting` is True if every status is lasting, so that no further attempt can succeed.
         """
         members = ensemble or self._ensemble
         why = {members[slot]: reasons[slot].text for slot in sorted(reasons)}
@@ -341,16 +344,16 @@ class Recovery:
         statuses = [reason.status for reason in reasons.values()]
         if statuses.count(Status.UNAUTHORIZED) >= self._quorum.ack_quorum:
             return Unauthorized(text, ledger_id=self._ledger_id)
-        lasting = bool(statuses) and all(status in _LASTING for status in statuses)
-        remedy = IF_GONE.format(self._ledger_id) if Status.LIMBO_TORN in statuses else None
+        lasting = bool(statuses) and all(status in _LASTING_STATUSES for status in statuses)
+        remedy = REMEDY_IF_GONE.format(self._ledger_id) if Status.LIMBO_TORN in statuses else None
         return DataUnavailable(text, remedy, ledger_id=self._ledger_id, lasting=lasting)
 
 
 class TailWindow:
-    """Judges, entry by entry and in order, the responses to one ranged recovery read.
+    """Judges the responses to one recovery read of a range, entry by entry and in order.
 
-    `found`: the entries to recover. `ended`: the ledger ends after them. `decided`: further
-    responses would change nothing that matters.
+    `entries`: the entries to recover. `is_end_after`: the ledger ends after these entries.
+    `is_decided`: no further response is needed.
     """
 
     def __init__(
@@ -361,9 +364,9 @@ class TailWindow:
         window: int,
         gone: Set[int] = frozenset(),
     ) -> None:
-        self.found: list[Entry] = []
-        self.ended = False
-        self.decided = False
+        self.entries: list[Entry] = []
+        self.is_end_after = False
+        self.is_decided = False
         self._quorum = quorum
         self._ledger_id = ledger_id
         self._first = first
@@ -371,31 +374,33 @@ class TailWindow:
         self._gone = gone
         self._responses: dict[int, ReadResponse] = {}
 
-    def heard(self, slot: int, response: ReadResponse) -> None:
-        """Take the response of the bookie in `slot`, and decide as many entries as possible."""
+    def take_response(self, slot: int, response: ReadResponse) -> None:
+        """Add the response of the bookie in `slot`, and decide as many entries as possible."""
         self._responses[slot] = response
-        self.ended = False
-        while len(self.found) < self._window:
-            if not self._decide(self._first + len(self.found)):
+        self.is_end_after = False
+        while len(self.entries) < self._window:
+            if not self._decide(self._first + len(self.entries)):
                 return
-        self.decided = True
+        self.is_decided = True
 
     def _decide(self, entry_id: int) -> bool:
-        """Decide one entry; whether the next may be looked at."""
-        judged = [self._judged(slot, entry_id) for slot in self._quorum.write_set(entry_id)]
+        """Decide one entry; True if it is to be recovered, so that the next can be decided."""
+        judged = [self._judge_member(slot, entry_id) for slot in self._quorum.write_set(entry_id)]
         positives = [entry for _, entry in judged if isinstance(entry, Entry)]
         verdict = recovery_verdict(self._quorum, [response for response, _ in judged])
         if verdict is Verdict.RECOVER:
-            self.found.append(positives[0])
+            self.entries.append(positives[0])
             return True
         cut_short = any(why is CUT_SHORT for _, why in judged)
-        self.ended = verdict is Verdict.ABSENT
-        self.decided = all(response is not None for response, _ in judged) or (
-            bool(self.found) and cut_short and not self.ended
+        self.is_end_after = verdict is Verdict.ABSENT
+        self.is_decided = all(response is not None for response, _ in judged) or (
+            bool(self.entries) and cut_short and not self.is_end_after
         )
         return False
 
-    def _judged(self, slot: int, entry_id: int) -> tuple[Meaning | None, Entry | DeliveryFailure]:
+    def _judge_member(
+        self, slot: int, entry_id: int
+    ) -> tuple[Meaning | None, Entry | DeliveryFailure]:
         response = self._responses.get(slot)
         if response is None:
             return None, NO_ANSWER
@@ -407,10 +412,10 @@ class TailWindow:
         return judged
 
     def reasons(self) -> dict[int, DeliveryFailure]:
-        """Why each member of the first entry's write set did not deliver that entry, by slot."""
+        """By slot, why members of the first entry's write set did not deliver that entry."""
         reasons = {}
         for slot in self._quorum.write_set(self._first):
-            why = self._judged(slot, self._first)[1]
+            why = self._judge_member(slot, self._first)[1]
             if not isinstance(why, Entry):
                 reasons[slot] = why
         return reasons

@@ -1,15 +1,15 @@
-"""The moves a ledger's record may make, each with its guard.
+"""The moves of a ledger's record, each with the condition under which it is allowed.
 
-    absent -> OPEN -> CLOSED                  by its writer
+    no record -> OPEN -> CLOSED               by its writer
               OPEN -> OPEN                    ensemble change, by its writer
               OPEN -> IN_RECOVERY -> CLOSED   by a recoverer
     a bookie joins for a slot -> it takes the slot, or leaves   by repair, of a CLOSED ledger or a
                                                   fragment that is not an OPEN one's last
 
-Always true: a move is computed from the record as it is in the store. A guard returns `Done` if the
-move is made already, so that a write whose response was lost may be judged again after a re-read;
-it returns `Refused` with the reason if the move is impossible. Of a CLOSED ledger only the members
-of a slot change: its end and the first entries of its fragments never do.
+Always true: a move is computed from the record as it is in the store. Its function returns
+`NoWriteNeeded` if the move is already made, so that after a lost response it is called again with
+the record that was read again; it returns `MoveRefusal` with the reason if the move is not allowed.
+Of a CLOSED ledger only the members of slots change, never its end or the first entry of a fragment.
 """
 
 from collections.abc import Mapping
@@ -20,24 +20,24 @@ from spark_ledger.metadata.ledger_record import Fragment, JoiningBookie, LedgerR
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Put this record in the place of the one the move was computed from."""
+    """Write this record, in the place of the record that the move was computed from."""
 
     record: LedgerRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """Nothing to write: the record in the store already has the move's result."""
+class NoWriteNeeded:
+    """The record in the store already has the move's result."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """The move is not allowed from the record's state."""
+class MoveRefusal:
+    """The record in the store does not allow the move."""
 
     why: str
 
 
-Move = Write | Done | Refused
+Move = Write | NoWriteNeeded | MoveRefusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ def end_of(record: LedgerRecord) -> LastEntry:
 def with_replacements(
     record: LedgerRecord, replacements: Mapping[int, str], first_entry: int
 ) -> LedgerRecord:
-    """The record with a fragment from `first_entry` on in which slot i is `replacements[i]`.
-
-    A last fragment that begins at `first_entry` is replaced: it holds no entry.
+    """The record with a further fragment from `first_entry` on, in which the `replacements` own
+    their slots. It takes the place of a last fragment that begins at `first_entry`, which has no
+    entry.
     """
     last = record.last_fragment
     if first_entry < last.first_entry:
@@ -78,15 +78,15 @@ def change_ensemble(
     replacements: Mapping[int, str],
     first_entry: int,
 ) -> Move:
-    """OPEN -> OPEN: from `first_entry` (last add confirmed + 1) on, the `failed` bookies' slots
-    belong to the `replacements`. Needed as long as one failed bookie still owns its slot."""
+    """OPEN -> OPEN: from `first_entry` (last add confirmed + 1) on, the `replacements` own the
+    slots of the `failed` bookies (both by slot). Refused if no failed bookie owns its slot now."""
     if record.state is not RecordState.OPEN:
-        return Refused(f"the ledger is {record.state.value}")
+        return MoveRefusal(f"the ledger is {record.state.value}")
     last = record.last_fragment
     if all(last.ensemble[slot] == bookie for slot, bookie in replacements.items()):
-        return Done()
+        return NoWriteNeeded()
     if not any(last.ensemble[slot] == bookie for slot, bookie in failed.items()):
-        return Refused("other bookies own the slots: another process changed the ensemble")
+        return MoveRefusal("other bookies own the slots: another process changed the ensemble")
     return Write(with_replacements(record, replacements, first_entry))
 
 
@@ -94,16 +94,20 @@ def close(record: LedgerRecord, end: LastEntry) -> Move:
     """OPEN -> CLOSED at the last entry that the writer acknowledged."""
     if record.state is RecordState.CLOSED:
         closed = end_of(record)
-        return Done() if closed == end else Refused(f"the ledger is CLOSED at {closed.last_entry}")
+        return (
+            NoWriteNeeded()
+            if closed == end
+            else MoveRefusal(f"the ledger is CLOSED at {closed.last_entry}")
+        )
     if record.state is RecordState.IN_RECOVERY:
-        return Refused("the ledger is IN_RECOVERY")
-    return Write(_closed(record, record.fragments, end))
+        return MoveRefusal("the ledger is IN_RECOVERY")
+    return Write(_closed_record(record, record.fragments, end))
 
 
 def mark_in_recovery(record: LedgerRecord) -> Move:
     """OPEN -> IN_RECOVERY. A ledger that is in recovery or closed already needs no write."""
     if record.state is not RecordState.OPEN:
-        return Done()
+        return NoWriteNeeded()
     return Write(replace(record, state=RecordState.IN_RECOVERY))
 
 
@@ -112,26 +116,26 @@ def close_recovered(
 ) -> Move:
     """IN_RECOVERY -> CLOSED, with the ensemble changes made during recovery, in this one write.
 
-    `tail` are the fragments that take the place of the last one. The last fragment was `began` when
-    recovery began and must not have changed: recovery read the tail from its members. A record that
-    is CLOSED by now has another recoverer's result, which the caller adopts.
+    The last fragment must still be `began`, as it was when recovery began, because recovery read
+    the tail of the ledger from its members; the fragments `tail` take its place. If the record is
+    CLOSED now, another recoverer has closed the ledger, and the caller adopts its result.
     """
     if record.state is RecordState.CLOSED:
-        return Done()
+        return NoWriteNeeded()
     if record.state is RecordState.OPEN:
-        return Refused("the ledger is OPEN again")
+        return MoveRefusal("the ledger is OPEN again")
     if record.last_fragment != began:
-        return Refused("the last fragment has changed since recovery began")
+        return MoveRefusal("the last fragment has changed since recovery began")
     assert tail[0].first_entry == began.first_entry, "recovery writes nothing below"
-    return Write(_closed(record, (*record.fragments[:-1], *tail), end))
+    return Write(_closed_record(record, (*record.fragments[:-1], *tail), end))
 
 
 # -- members of a slot -------------------------------------------------------------------------
 
 
-def is_settled(record: LedgerRecord, first_entry: int) -> bool:
-    """Whether no entry is added any more to the fragment that begins at `first_entry`: it may be
-    repaired."""
+def is_fragment_complete(record: LedgerRecord, first_entry: int) -> bool:
+    """Whether no further entry will be added to the fragment that begins at `first_entry`, so that
+    it may be repaired."""
     if record.state is RecordState.OPEN:
         return first_entry < record.last_fragment.first_entry
     return record.closed
@@ -140,34 +144,34 @@ def is_settled(record: LedgerRecord, first_entry: int) -> bool:
 def join(
     record: LedgerRecord, old: str, new: JoiningBookie, instead_of: JoiningBookie | None = None
 ) -> Move:
-    """Name `new` beside the member `old` of its slot, in the place of `instead_of` if that bookie
-    is joining. From then on the bookie's copies of the ledger are no garbage."""
+    """`new` joins for the slot of the member `old`, in the place of `instead_of` if that bookie is
+    joining now. From then on the bookie does not collect its copies of the ledger."""
     refusal = _refusal(record, old, new)
     if refusal is not None:
         return refusal
     present = record.joining_at(new.first_entry, new.slot)
     if present == new:
-        return Done()
+        return NoWriteNeeded()
     if present not in (None, instead_of):
-        return Refused(f"bookie {present.bookie_id if present else ''} is joining for the slot")
+        return MoveRefusal(f"bookie {present.bookie_id if present else ''} is joining for the slot")
     others = tuple(joining for joining in record.joining if joining != present)
     place = new.first_entry, new.bookie_id
     if any(place == (joining.first_entry, joining.bookie_id) for joining in others):
-        return Refused(f"bookie {new.bookie_id} is joining for another slot")
+        return MoveRefusal(f"bookie {new.bookie_id} is joining for another slot")
     return Write(replace(record, joining=(*others, new)))
 
 
 def swap(record: LedgerRecord, old: str, new: JoiningBookie) -> Move:
-    """`new` takes the place of `old`. The caller has seen, since `new` joined, that it has every
-    entry of its slot."""
+    """`new` takes the slot of `old`. The caller has checked, after `new` joined, that it has every
+    entry of the slot."""
     fragment = next((f for f in record.fragments if f.first_entry == new.first_entry), None)
     if fragment is not None and fragment.ensemble[new.slot] == new.bookie_id:
-        return Done()
+        return NoWriteNeeded()
     refusal = _refusal(record, old, new)
     if refusal is not None:
         return refusal
     if record.joining_at(new.first_entry, new.slot) != new:
-        return Refused(f"bookie {new.bookie_id} has left the slot, or joined again")
+        return MoveRefusal(f"bookie {new.bookie_id} has left the slot, or joined again")
     assert fragment is not None
     members = {**dict(enumerate(fragment.ensemble)), new.slot: new.bookie_id}
     swapped = Fragment(new.first_entry, tuple(members.values()))
@@ -177,27 +181,29 @@ def swap(record: LedgerRecord, old: str, new: JoiningBookie) -> Move:
 
 
 def leave(record: LedgerRecord, leaving: JoiningBookie) -> Move:
-    """`leaving` no longer joins: the member that it was to replace is back."""
+    """`leaving` joins no longer, because the member of the slot is back."""
     if leaving not in record.joining:
-        return Done()
+        return NoWriteNeeded()
     others = tuple(joining for joining in record.joining if joining != leaving)
     return Write(replace(record, joining=others))
 
 
-def _refusal(record: LedgerRecord, old: str, new: JoiningBookie) -> Refused | None:
+def _refusal(record: LedgerRecord, old: str, new: JoiningBookie) -> MoveRefusal | None:
     fragment = next((f for f in record.fragments if f.first_entry == new.first_entry), None)
     if fragment is None:
-        return Refused(f"no fragment begins at entry {new.first_entry}")
-    if not is_settled(record, new.first_entry):
-        return Refused(f"the ledger is {record.state.value} and its end undecided")
+        return MoveRefusal(f"no fragment begins at entry {new.first_entry}")
+    if not is_fragment_complete(record, new.first_entry):
+        return MoveRefusal(f"the ledger is {record.state.value} and its end undecided")
     if fragment.ensemble[new.slot] != old:
-        return Refused(f"bookie {fragment.ensemble[new.slot]} owns the slot")
+        return MoveRefusal(f"bookie {fragment.ensemble[new.slot]} owns the slot")
     if new.bookie_id in fragment.ensemble:
-        return Refused(f"bookie {new.bookie_id} owns another slot")
+        return MoveRefusal(f"bookie {new.bookie_id} owns another slot")
     return None
 
 
-def _closed(record: LedgerRecord, fragments: tuple[Fragment, ...], end: LastEntry) -> LedgerRecord:
+def _closed_record(
+    record: LedgerRecord, fragments: tuple[Fragment, ...], end: LastEntry
+) -> LedgerRecord:
     return replace(
         record,
         state=RecordState.CLOSED,

@@ -20,7 +20,7 @@ from bookie_server.api.messages import ReadResponse, StoredResponse
 from bookie_server.api.status import Status
 from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.transitions import is_settled
+from spark_ledger.ledger.transitions import is_fragment_complete
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, entries_of, keeps
 from spark_ledger.metadata.store_calls import call_each, in_batches, reachable
 from spark_ledger.repair import slots, work_list
@@ -151,7 +151,7 @@ async def check_ledger(
     nowhere, first_nowhere = 0, -1
     damaged = frozenset(work.damaged if work is not None else ())
     for fragment, entries in entries_of(record, last):
-        if not entries or not is_settled(record, fragment.first_entry):
+        if not entries or not is_fragment_complete(record, fragment.first_entry):
             continue
         without, denied = Counter[int](), Counter[int]()
         members = await asyncio.gather(

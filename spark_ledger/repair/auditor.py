@@ -34,7 +34,7 @@ from typing import NamedTuple
 from spark_ledger.errors import NoSuchLedger, Unavailable, UnsupportedFormat
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.quorum import Quorum
-from spark_ledger.ledger.transitions import is_settled
+from spark_ledger.ledger.transitions import is_fragment_complete
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import AutorecoverySettings, BadAutorecoverySettings
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
@@ -272,7 +272,7 @@ class Auditor:
 
         def place(record: LedgerRecord) -> None:
             for fragment in record.fragments:
-                if is_settled(record, fragment.first_entry):
+                if is_fragment_complete(record, fragment.first_entry):
                     for slot in misplaced_in(Quorum.of(record), fragment.ensemble):
                         index.misplaced[record.ledger_id] = fragment.ensemble[slot]
 

@@ -62,7 +62,7 @@ def slots_of(record: LedgerRecord, bookie_ids: Collection[str]) -> list[Fragment
     return [
         FragmentSlot(fragment.first_entry, slot, bookie)
         for fragment in record.fragments
-        if transitions.is_settled(record, fragment.first_entry)
+        if transitions.is_fragment_complete(record, fragment.first_entry)
         for slot, bookie in enumerate(fragment.ensemble)
         if bookie in bookie_ids
     ]
@@ -76,7 +76,7 @@ def misplaced(
     return [
         FragmentSlot(fragment.first_entry, slot, fragment.ensemble[slot])
         for fragment in record.fragments
-        if transitions.is_settled(record, fragment.first_entry)
+        if transitions.is_fragment_complete(record, fragment.first_entry)
         for slot in misplaced_in(cluster, quorum, fragment.ensemble, avoid)
     ]
 

@@ -57,7 +57,7 @@ def adopts_before_the_store_knows(replace: Any) -> Any:
         failed = {index: pipeline.slots[index].bookie_id for index in replacements}
         local = with_replacements(pipeline.record, replacements, first_entry)
         pipeline.adopt(local, replacements)
-        pipeline.record = await self._committed(failed, replacements, first_entry)
+        pipeline.record = await self._commit_until_known(failed, replacements, first_entry)
         return True
 
     return deferred
@@ -191,7 +191,7 @@ MUTANTS = (
         "change moves what was acked",
         "1.5 (8)",
         ensemble_change.EnsembleChange,
-        "_committed",
+        "_commit_until_known",
         moves_the_whole_fragment,
         STRIPED,
     ),

@@ -264,7 +264,7 @@ MUTANTS = (
         *(unsupplied_is_forgotten, BLIND),
     ),
     M(
-        *("end of an open ledger repaired", "BK#3329", transitions, "is_settled"),
+        *("end of an open ledger repaired", "BK#3329", transitions, "is_fragment_complete"),
         *(everything_is_settled, HEALS),
     ),
     M("joining bookie left unfenced", "protocol 1.9", Copies, "__init__", fences_nobody, HEALS),
@@ -342,7 +342,12 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     ),
     (
         M(
-            *("drained member left by its writer", "protocol 1.10", AbsentMembers, "_drained"),
+            *(
+                "drained member left by its writer",
+                "protocol 1.10",
+                AbsentMembers,
+                "_read_drained_ids",
+            ),
             *(left_by_its_writer, HEALS),
         ),
         ("decommission, its writer is idle",),

@@ -10,7 +10,7 @@ from spark_ledger.bookies import bookie_client
 from spark_ledger.errors import DataUnavailable
 from spark_ledger.ledger import client, quorum, recovery, transitions
 from spark_ledger.ledger.quorum import PendingAdd
-from spark_ledger.ledger.transitions import Refused, Write, with_replacements
+from spark_ledger.ledger.transitions import MoveRefusal, Write, with_replacements
 from spark_ledger.metadata.ledger_record import RecordState
 from tests.simulation.mutants.mutant import Mutant
 
@@ -95,7 +95,7 @@ def starts_at_what_was_heard(begin: Any) -> Any:
         last = pipeline.pending.last_add_confirmed
         end = transitions.LastEntry(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
         if last == start:
-            end = await self._end_at(start)
+            end = await self._read_counts_of(start)
         return await self._close(pipeline, end)
 
     return run
@@ -105,7 +105,7 @@ def publishes_its_changes(change_in_memory: Any) -> Any:
     async def published(self: Any, failed: Any, replacements: Any, first_entry: int) -> Any:
         def move(record: Any) -> Any:
             if record.state is not RecordState.IN_RECOVERY:
-                return Refused(f"the ledger is {record.state.value}")
+                return MoveRefusal(f"the ledger is {record.state.value}")
             return Write(with_replacements(record, replacements, first_entry))
 
         self._versioned = await self._cluster.records.move(self._versioned, move)
@@ -170,7 +170,7 @@ MUTANTS = (
     ),
     Mutant("write-backs advance the LAC", "D5", R, "_write_back", advancing_lac_in_write_backs),
     Mutant("write-backs without their flag", "BK#4163", R, "_write_back", plain_write_backs, SLOW),
-    Mutant("length not of the last entry", "D3", R, "_end_at", length_of_what_was_heard),
+    Mutant("length not of the last entry", "D3", R, "_read_counts_of", length_of_what_was_heard),
     Mutant("recovery closes at the LAC", "1.7", R, "_write_back_tail", closes_at_what_was_heard),
     Mutant("one negative is enough", "1.2", Q, "negatives_needed", one_negative_is_enough, SLOW),
     Mutant("one answer covers the ensemble", "1.2", Q, "covers_ensemble", one_answer_covers, SLOW),

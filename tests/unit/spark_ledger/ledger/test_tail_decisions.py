@@ -68,7 +68,7 @@ def response(words, first):
 
 
 def outcome(tail):
-    return [found.header.entry_id for found in tail.found], tail.ended
+    return [found.header.entry_id for found in tail.entries], tail.is_end_after
 
 
 def expected(quorum, first, window, heard):
@@ -100,13 +100,13 @@ def test_every_vector_of_answers_of_an_ensemble_finds_or_ends_as_the_oracle_does
             tail = TailWindow(quorum, LEDGER, first, 1)
             for slot in slots:
                 if said[slot] != SILENT:
-                    tail.heard(slot, response([said[slot]], first))
+                    tail.take_response(slot, response([said[slot]], first))
             verdict = oracle(quorum, [said[slot] for slot in quorum.write_set(first)])
             assert outcome(tail) == ([first] if verdict == RECOVER else [], verdict == DROP)
             if verdict == ABORT:
-                assert tail.decided, "nobody is left who could decide it"
+                assert tail.is_decided, "nobody is left who could decide it"
             if verdict == WAIT:
-                assert not tail.decided
+                assert not tail.is_decided
 
 
 @pytest.mark.slow
@@ -119,9 +119,9 @@ def test_three_copies_and_two_acks_are_decided_alike_in_every_order_of_arrival()
             tail, heard = TailWindow(quorum, LEDGER, first, 2), {}
             for slot in order:
                 heard[slot] = said[slot]
-                tail.heard(slot, response(said[slot], first))
+                tail.take_response(slot, response(said[slot], first))
                 assert outcome(tail) == expected(quorum, first, 2, heard), (said, order)
-            assert tail.decided
+            assert tail.is_decided
 
 
 @pytest.mark.parametrize("quorum", [Quorum(3, 2, 1), Quorum(3, 2, 2), Quorum(4, 3, 2)], ids=str)
@@ -133,7 +133,7 @@ def test_a_striped_window_is_decided_entry_by_entry_each_by_its_own_write_set(qu
             tail, heard = TailWindow(quorum, LEDGER, 1, 2), {}
             for slot in order:
                 heard[slot] = said[slot]
-                tail.heard(slot, response(said[slot], 1))
+                tail.take_response(slot, response(said[slot], 1))
                 assert outcome(tail) == expected(quorum, 1, 2, heard), said
 
 
@@ -141,7 +141,7 @@ def test_a_striped_window_is_decided_entry_by_entry_each_by_its_own_write_set(qu
 def test_what_lies_beyond_the_first_entry_that_nobody_has_is_discarded(order):
     tail = TailWindow(Quorum(3, 3, 2), LEDGER, 0, 4)
     for slot in order:
-        tail.heard(slot, response("YNYY", 0))
+        tail.take_response(slot, response("YNYY", 0))
     assert outcome(tail) == ([0], True)
 
 
@@ -150,9 +150,9 @@ def test_an_answer_that_stops_before_an_entry_is_no_denial_of_it(order):
     """Two stop at their byte limit after entry 0, one denies entry 1."""
     tail = TailWindow(Quorum(3, 3, 2), LEDGER, 0, 2)
     for slot in order:
-        tail.heard(slot, response("Y" if slot else "YN", 0))
+        tail.take_response(slot, response("Y" if slot else "YN", 0))
     assert outcome(tail) == ([0], False)
-    assert tail.decided, "the rest is asked for again, from entry 1 on"
+    assert tail.is_decided, "the rest is asked for again, from entry 1 on"
 
 
 @pytest.mark.parametrize("copies", range(4))
@@ -165,7 +165,7 @@ def test_honest_members_lose_nothing_that_was_acknowledged(sizes, copies):
         for said in itertools.product(*choices):
             tail = TailWindow(quorum, LEDGER, 0, 1)
             for slot in range(3):
-                tail.heard(slot, response(said[slot], 0))
+                tail.take_response(slot, response(said[slot], 0))
             found, ended = outcome(tail)
             if copies >= quorum.ack_quorum:
                 assert not ended, "it may have been acknowledged"
@@ -175,8 +175,8 @@ def test_honest_members_lose_nothing_that_was_acknowledged(sizes, copies):
 
 def test_why_members_did_not_deliver_an_entry_has_the_status_that_came_whatever_its_text():
     tail = TailWindow(Quorum(4, 4, 2), LEDGER, 0, 1)
-    tail.heard(0, ReadResponse(Status.BUSY, reason="LIMBO_TORN"))
-    tail.heard(1, response([TORN], 0))
-    tail.heard(2, response([], 0))
+    tail.take_response(0, ReadResponse(Status.BUSY, reason="LIMBO_TORN"))
+    tail.take_response(1, response([TORN], 0))
+    tail.take_response(2, response([], 0))
     statuses = {slot: why.status for slot, why in tail.reasons().items()}
     assert statuses == {0: Status.BUSY, 1: Status.LIMBO_TORN, 2: None, 3: None}

@@ -40,17 +40,17 @@ def test_a_change_replaces_a_last_fragment_that_holds_no_entry():
 
 def test_a_change_whose_answer_was_lost_is_recognised_when_it_is_judged_again():
     once = written(t.change_ensemble(record(), {1: "b"}, {1: "d"}, 5))
-    assert isinstance(t.change_ensemble(once, {1: "b"}, {1: "d"}, 5), t.Done)
+    assert isinstance(t.change_ensemble(once, {1: "b"}, {1: "d"}, 5), t.NoWriteNeeded)
 
 
 def test_a_change_is_refused_when_no_failed_bookie_sits_in_its_slot_any_more():
     other = record(fragments=(Fragment(0, ("a", "x", "c")),))
-    assert isinstance(t.change_ensemble(other, {1: "b"}, {1: "d"}, 5), t.Refused)
+    assert isinstance(t.change_ensemble(other, {1: "b"}, {1: "d"}, 5), t.MoveRefusal)
 
 
 @pytest.mark.parametrize("found", [IN_RECOVERY, CLOSED], ids=["in recovery", "closed"])
 def test_a_change_is_refused_once_the_ledger_is_not_open(found):
-    assert isinstance(t.change_ensemble(found, {1: "b"}, {1: "d"}, 5), t.Refused)
+    assert isinstance(t.change_ensemble(found, {1: "b"}, {1: "d"}, 5), t.MoveRefusal)
 
 
 def test_a_fragment_below_the_last_one_is_a_defect():
@@ -63,18 +63,18 @@ def test_the_writer_closes_an_open_ledger_once():
     end = t.LastEntry(4, 50, 5)
     closed = written(t.close(record(), end))
     assert (closed.state, t.end_of(closed)) == (RecordState.CLOSED, end)
-    assert isinstance(t.close(closed, end), t.Done)
-    assert isinstance(t.close(closed, t.LastEntry(3, 40, 4)), t.Refused)
+    assert isinstance(t.close(closed, end), t.NoWriteNeeded)
+    assert isinstance(t.close(closed, t.LastEntry(3, 40, 4)), t.MoveRefusal)
 
 
 def test_the_writer_does_not_close_a_ledger_in_recovery():
-    assert isinstance(t.close(IN_RECOVERY, t.LastEntry(4, 50, 5)), t.Refused)
+    assert isinstance(t.close(IN_RECOVERY, t.LastEntry(4, 50, 5)), t.MoveRefusal)
 
 
 def test_recovery_marks_joins_and_leaves_closed_ledgers_alone():
     assert written(t.mark_in_recovery(record())).state is RecordState.IN_RECOVERY
-    assert isinstance(t.mark_in_recovery(IN_RECOVERY), t.Done)
-    assert isinstance(t.mark_in_recovery(CLOSED), t.Done)
+    assert isinstance(t.mark_in_recovery(IN_RECOVERY), t.NoWriteNeeded)
+    assert isinstance(t.mark_in_recovery(CLOSED), t.NoWriteNeeded)
 
 
 def test_recovery_closes_with_its_ensemble_changes_in_one_write():
@@ -95,16 +95,22 @@ def test_recovery_keeps_swaps_that_repair_made_in_older_fragments_meanwhile():
 
 def test_recovery_adopts_what_another_recovery_closed():
     tail = (Fragment(0, ABC),)
-    assert isinstance(t.close_recovered(CLOSED, tail[0], tail, t.LastEntry(2, 1, 1)), t.Done)
+    assert isinstance(
+        t.close_recovered(CLOSED, tail[0], tail, t.LastEntry(2, 1, 1)), t.NoWriteNeeded
+    )
 
 
 def test_recovery_does_not_close_a_ledger_that_is_open_or_has_another_last_fragment():
     tail = (Fragment(0, ABC),)
     began = Fragment(0, ABC)
-    assert isinstance(t.close_recovered(record(), began, tail, t.LastEntry(4, 50, 5)), t.Refused)
+    assert isinstance(
+        t.close_recovered(record(), began, tail, t.LastEntry(4, 50, 5)), t.MoveRefusal
+    )
     for fragments in ((began, Fragment(5, ABC)), (Fragment(0, ("a", "x", "c")),)):
         moved = record(RecordState.IN_RECOVERY, fragments)
-        assert isinstance(t.close_recovered(moved, began, tail, t.LastEntry(4, 50, 5)), t.Refused)
+        assert isinstance(
+            t.close_recovered(moved, began, tail, t.LastEntry(4, 50, 5)), t.MoveRefusal
+        )
 
 
 def test_an_empty_ledger_closes_at_minus_one_with_no_bytes_and_no_rows():
@@ -119,20 +125,20 @@ ROWS = {
     # move: (what it makes of OPEN, of IN_RECOVERY, of CLOSED at END), what it may change
     "change": (
         lambda found: t.change_ensemble(found, {1: "b"}, {1: "d"}, 5),
-        (t.Write, t.Refused, t.Refused),
+        (t.Write, t.MoveRefusal, t.MoveRefusal),
         {"fragments"},
     ),
     "close": (
         lambda found: t.close(found, END),
-        (t.Write, t.Refused, t.Done),
+        (t.Write, t.MoveRefusal, t.NoWriteNeeded),
         {"state", "last_entry", "length_bytes", "rows"},
     ),
-    "mark": (t.mark_in_recovery, (t.Write, t.Done, t.Done), {"state"}),
+    "mark": (t.mark_in_recovery, (t.Write, t.NoWriteNeeded, t.NoWriteNeeded), {"state"}),
     "close recovered": (
         lambda found: t.close_recovered(
             found, Fragment(0, ABC), (Fragment(0, ("x", "b", "c")),), END
         ),
-        (t.Refused, t.Write, t.Done),
+        (t.MoveRefusal, t.Write, t.NoWriteNeeded),
         {"state", "fragments", "last_entry", "length_bytes", "rows"},
     ),
 }
@@ -152,7 +158,7 @@ def test_each_move_is_made_found_made_or_refused_by_the_state_it_meets(move, fou
         names = [field.name for field in dataclasses.fields(found)]
         made = judged.record
         assert {name for name in names if getattr(found, name) != getattr(made, name)} <= changes
-    if isinstance(judged, t.Refused):
+    if isinstance(judged, t.MoveRefusal):
         assert judged.why
 
 
@@ -160,7 +166,7 @@ def test_each_move_is_made_found_made_or_refused_by_the_state_it_meets(move, fou
 def test_a_move_that_was_made_is_found_made_when_it_is_judged_again(move, found, kind, changes):
     judged = move(found)
     if isinstance(judged, t.Write):
-        assert isinstance(move(judged.record), t.Done)
+        assert isinstance(move(judged.record), t.NoWriteNeeded)
 
 
 @pytest.mark.parametrize("first", ROWS)
@@ -184,7 +190,7 @@ def test_after_any_other_move_a_move_is_refused_done_or_keeps_what_the_other_mad
     "end", [t.LastEntry(3, 40, 4), t.LastEntry(4, 51, 5), t.LastEntry(4, 50, 6)], ids=str
 )
 def test_a_close_at_another_end_than_the_ledger_is_closed_at_is_refused(end):
-    assert isinstance(t.close(CLOSED, end), t.Refused)
+    assert isinstance(t.close(CLOSED, end), t.MoveRefusal)
 
 
 def test_a_change_of_some_of_the_failed_slots_keeps_the_others():
