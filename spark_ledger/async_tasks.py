@@ -76,11 +76,17 @@ class SharedTasks(Generic[K, T]):
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def close(self) -> list[T]:
-        """Cancel the tasks that are under way, and return the results that were kept."""
-        tasks = list(self._tasks.values())
-        await cancel(*tasks)
-        self._tasks.clear()
-        return [task.result() for task in tasks if not _failed(task)]
+        """Cancel the tasks that are under way, also those that begin meanwhile, and return the
+        results that were kept."""
+        results: list[T] = []
+        while self._tasks:
+            tasks = dict(self._tasks)
+            await cancel(*tasks.values())
+            for key, task in tasks.items():
+                if self._tasks.get(key) is task:
+                    del self._tasks[key]
+            results += [task.result() for task in tasks.values() if not _failed(task)]
+        return results
 
     def _ended(self, key: K, task: "asyncio.Task[T]") -> None:
         failed = _failed(task)  # the error is for the callers: there may be none left

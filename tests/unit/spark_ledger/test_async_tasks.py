@@ -222,3 +222,25 @@ def test_a_caller_that_stops_waiting_for_background_tasks_cancels_none():
         assert await task == 1
 
     assert scenario(main) == []
+
+
+def test_work_that_begins_while_shared_tasks_close_is_cancelled_too():
+    async def run():
+        shared = SharedTasks()
+
+        async def slow_to_end():
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0)
+
+        shared.start("first", slow_to_end)
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(shared.close())
+        await asyncio.sleep(0)
+        later = shared.start("second", slow_to_end)
+        await closing
+        assert later.cancelled()
+        assert len(shared) == 0
+
+    asyncio.run(run())
