@@ -34,7 +34,7 @@ def early(write_batch: Any) -> Any:
 
     async def acked_first(self: Any, groups: Any) -> None:
         for group in groups:
-            group.ack.written()
+            group.ack.count_written()
         await write_batch(self, groups)
 
     return acked_first
