@@ -103,14 +103,14 @@ class Bookie:
             self._standing_changed,
         )
         disks.listeners.append(self._limbo.wake)
-        storage.on_doubt = self._standing_changed
+        storage.on_loss = self._standing_changed
         storage.on_quarantine = self._limbo.damaged
         # without its cluster's id a node cannot find out which ledgers it may have had
         limbo = [self._limbo.run()] if cluster_id else []
         self._background = BackgroundTasks(self._fail)
         for work in (self.reclaim.run(), *limbo, disks.run()):
             self._background.start(work)
-        for task in (self._storage_task, storage.journals_ended):
+        for task in (self._storage_task, storage.journals_end):
             task.add_done_callback(self._on_task_end)
 
     @classmethod
@@ -300,7 +300,7 @@ class Bookie:
             locate = request.locations and not request.fence
             outcome = await self._look(request.ledger_id, ids, max(bytes_max, 1), locate=locate)
             if request.fence:  # the entries of the response count as copies
-                await self.storage.shown_is_durable(request.ledger_id)
+                await self.storage.await_durable(request.ledger_id)
             response = self._read_response(request, ids, handle, outcome)
             if not locate or not request.ahead:
                 return response
@@ -362,7 +362,7 @@ class Bookie:
         while flushes != self.storage.flushes:  # an entry may have moved meanwhile
             flushes = self.storage.flushes
             stored = await self.storage.reader.stored(request.ledger_id, first, through)
-        await self.storage.shown_is_durable(request.ledger_id)
+        await self.storage.await_durable(request.ledger_id)
         return m.StoredResponse(Status.OK, through, spans_of(sorted(stored)))
 
     # -- fence, last add confirmed --

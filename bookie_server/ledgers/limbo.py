@@ -297,7 +297,7 @@ class Limbo:
         if not self._run:
             reason = "the node has no session yet: its revision could be mistaken for another run's"
             return ClearLimboResponse(Status.LIMBO, reason=reason)
-        await self._storage.shown_is_durable(ledger_id)  # the comparison took it for copies
+        await self._storage.await_durable(ledger_id)  # the comparison took it for copies
         limbo, revision = self._sent_state(ledger_id)
         if limbo and ledger_id not in self._sent:
             self._sent[ledger_id] = None

@@ -402,7 +402,7 @@ class LedgerHandles:
         state = self._storage.state(ledger_id)
         if state is None:
             return LimboReason.NONE, 0
-        missing = self._storage.directories.missing(state) << _MISSING_SHIFT
+        missing = self._storage.directories.missing_bits(state) << _MISSING_SHIFT
         return self._reason(state), state.revision | (missing & _INT64_MAX)
 
     def in_limbo(self) -> dict[int, LimboReason]:

@@ -1,20 +1,19 @@
-"""The entry log of one directory to which large entries go before they are acknowledged: it is
-their journal, and what it holds beyond its mark in the index is replayed at the next start
-(start/applier.py).
+"""The direct log of one directory: large entries go there before they are acknowledged. It is their
+journal: the next start replays the records after its mark in the index (start/applier.py).
 
 Always true:
-- a put gets its locations only after its records are synced, and the log's name and its mark in the
-  directory's index are synced before them: a log that a mark names and that is absent was lost;
-- a write begins only after the write before it is synced, and each record holds the position where
-  its own write began (entry_log.write_start): bytes before that position were synced, so where they
-  cannot be read they are damaged;
+- a put gets its locations only after its records are synced. The log's name and its mark in the
+  directory's index are synced before that: if there is a mark and no log, the log was lost;
+- a write begins only after the write before it is synced, and each record has the position where
+  its write began (entry_log.write_start): bytes before that position were synced, so unreadable
+  bytes there are damage and no torn write;
 - entries put while a write + sync runs are written together by the next one; there is no timer;
   entries of one ledger are written in the order of their puts;
-- a failed write ends the log: each waiting put fails, and its caller makes the entries durable by
-  other means; entries put after a lack of space go to a new log;
+- a failed write ends the log: each waiting put fails, and its caller writes the entries to a
+  journal. Later entries go to a new log if the write only lacked space;
 - a write never takes the space that a flush needs;
-- a flush moves the mark past the entries put before the flush began: the index has them then, or
-  never needs them; a log is sealed when it has ended and its mark is durably gone.
+- a flush moves the mark past the entries put before the flush began: the index has all of them that
+  it needs. A log is sealed when it has ended and its mark is durably removed.
 """
 
 import asyncio
@@ -44,8 +43,8 @@ class _Put(NamedTuple):
     locations: FutureLocations
 
 
-class _Written(NamedTuple):
-    """A put that got its locations; its records end at `end`."""
+class _WrittenPut(NamedTuple):
+    """A put whose entries are durable; its records end at position `end` of the log."""
 
     number: int
     log_id: int
@@ -54,7 +53,7 @@ class _Written(NamedTuple):
 
 class DirectLog:
     """The direct log of one directory; `logs` are all logs of the directory, `index` is its index.
-    `spare_bytes` of its space are for flushes."""
+    Puts leave `spare_bytes` of the disk's space for flushes."""
 
     def __init__(
         self,
@@ -72,24 +71,24 @@ class DirectLog:
         self._waiting: deque[_Put] = deque()
         self._writing: list[_Put] = []
         self._log: GrowingLog | None = None
-        self._written: deque[_Written] = deque()  # puts that no settled mark has passed
-        self._settled = 0  # puts
-        self._ended: dict[int, None] = {}
+        self._unsettled: deque[_WrittenPut] = deque()  # puts that no durable mark has passed
+        self._settled_puts = 0  # how many puts a durable mark has passed
+        self._ended_logs: dict[int, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._failure: DiskFailed | None = None
         self._unasked_bytes = 0
-        self._work = Work()
+        self._write_rate = Work()
         self.pending_bytes = 0
         """Bytes of puts that have no locations yet."""
         self.puts = 0
         """How often `put` was called."""
         self.on_failure: Callable[[DiskFailed], None] = lambda _: None
-        """Called when the directory has failed, before the waiting puts fail."""
+        """Called when a write has failed (not for lack of space), before the waiting puts fail."""
 
     def put(self, ledger_id: int, entries: Sequence[tuple[int, int, Buffer]]) -> FutureLocations:
         """The locations of (ledger, entry id, entry), all of `ledger_id`, once they are durable.
 
-        Fails with DiskFailed: then all of them, some or none may be written.
+        Fails with DiskFailed: then any part of the entries may be in the log.
         """
         locations: FutureLocations = asyncio.get_running_loop().create_future()
         if self._failure is not None:
@@ -104,39 +103,39 @@ class DirectLog:
         return locations
 
     def marks(self, puts: int) -> dict[int, int | None]:
-        """For EntryIndex.mark_logs, when the index has all that it needs of the first `puts`; each
-        of these has its locations or has failed."""
+        """The marks (for EntryIndex.mark_logs) that hold once the index has the entries of the
+        first `puts`, none of which is waiting any more."""
         marks: dict[int, int | None] = {}
-        more: dict[int, None] = {}
-        for number, log_id, end in self._written:
+        later_logs: dict[int, None] = {}
+        for number, log_id, end in self._unsettled:
             if number <= puts:
                 marks[log_id] = end
             else:
-                more[log_id] = None
-        marks.update((log_id, None) for log_id in self._ended if log_id not in more)
+                later_logs[log_id] = None
+        marks.update((log_id, None) for log_id in self._ended_logs if log_id not in later_logs)
         return marks
 
     def settle(self, puts: int, marks: Mapping[int, int | None]) -> None:
-        """The index has these marks (see `marks`), durably."""
-        self._settled = max(self._settled, puts)
-        while self._written and self._written[0].number <= puts:
-            self._written.popleft()
+        """The index durably has these marks, which `marks(puts)` gave."""
+        self._settled_puts = max(self._settled_puts, puts)
+        while self._unsettled and self._unsettled[0].number <= puts:
+            self._unsettled.popleft()
         for log_id in [log_id for log_id, mark in marks.items() if mark is None]:
-            del self._ended[log_id]
+            del self._ended_logs[log_id]
             self._logs.seal(log_id)
 
     @property
-    def has_ended(self) -> bool:
-        """Whether a log waits for a flush after which it can be sealed."""
-        return bool(self._ended)
+    def has_ended_logs(self) -> bool:
+        """Whether a log has ended and is not sealed: the next flush seals it."""
+        return bool(self._ended_logs)
 
     @property
-    def written(self) -> GrowingLog | None:
+    def growing_log(self) -> GrowingLog | None:
         """The log to which large entries go."""
         return self._log
 
-    async def end_written(self) -> None:
-        """End that log, unless something is being written to it; a flush seals it. Raises
+    async def end_growing_log(self) -> None:
+        """End the growing log, unless a write to it is under way; a flush seals it. Raises
         DiskFailed; then the log has no footer."""
         if self._task is not None or (log := self._log) is None:
             return
@@ -144,13 +143,13 @@ class DirectLog:
         try:
             await log.end(self._disk)
         finally:
-            self._ended[log.log_id] = None
+            self._ended_logs[log.log_id] = None
 
     @property
     def wait_s(self) -> float:
-        """Seconds in which half of the pending bytes should be written."""
+        """Seconds until half of the pending bytes should be written."""
         now_s = asyncio.get_running_loop().time()
-        return self._work.left_s(now_s, self.pending_bytes // 2)
+        return self._write_rate.left_s(now_s, self.pending_bytes // 2)
 
     def fail(self, error: DiskFailed) -> None:
         """The directory is lost: each waiting put fails."""
@@ -163,8 +162,8 @@ class DirectLog:
         if self._task is not None:
             await self._task
         if self._log is not None:
-            await self._finish(self._log)
-        if marks := self.marks(self._settled):
+            await self._end_with_footer(self._log)
+        if marks := self.marks(self._settled_puts):
             await self._index.mark_logs(marks)
             await self._index.sync()
 
@@ -199,7 +198,7 @@ class DirectLog:
         return taken
 
     async def _leaves_room(self, puts: Sequence[_Put]) -> bool:
-        """Whether these puts leave the space on which a flush under way counts."""
+        """Whether these puts leave the spare bytes to flushes."""
         if not self._spare_bytes:
             return True
         size = sum([put.bytes for put in puts])
@@ -216,19 +215,19 @@ class DirectLog:
                 self._finish_put(put, DiskFull("the space that is left is for flushes"))
             return
         loop = asyncio.get_running_loop()
-        self._work.begun(sum([put.bytes for put in puts]), loop.time())
+        self._write_rate.begun(sum([put.bytes for put in puts]), loop.time())
         try:
             log = self._log or await self._begin()
             locations = await log.append([e for put in puts for e in put.entries], sync=True)
         finally:
-            self._work.ended(loop.time())
+            self._write_rate.ended(loop.time())
         for put in puts:
             end = record_end(locations[len(put.entries) - 1])
-            self._written.append(_Written(put.number, log.log_id, end))
+            self._unsettled.append(_WrittenPut(put.number, log.log_id, end))
             self._finish_put(put, locations[: len(put.entries)])
             locations = locations[len(put.entries) :]
         if log.file.end >= self._config.entry_log_bytes_max:
-            await self._finish(log)
+            await self._end_with_footer(log)
 
     async def _begin(self) -> GrowingLog:
         log = self._log = await self._logs.begin()
@@ -238,7 +237,7 @@ class DirectLog:
         return log
 
     def _finish_put(self, put: _Put, outcome: list[Location] | DiskFailed) -> None:
-        if put.locations.done():  # it failed when the directory was lost
+        if put.locations.done():  # `fail` has ended the put
             return
         self.pending_bytes -= put.bytes
         if isinstance(outcome, DiskFailed):
@@ -252,7 +251,7 @@ class DirectLog:
         for put in puts:
             self._finish_put(put, error)
 
-    async def _finish(self, log: GrowingLog) -> None:
+    async def _end_with_footer(self, log: GrowingLog) -> None:
         await log.append_footer()
         await log.sync(self._disk)
         await self._end(log)
@@ -268,5 +267,5 @@ class DirectLog:
 
     async def _end(self, log: GrowingLog) -> None:
         self._log = None
-        self._ended[log.log_id] = None
+        self._ended_logs[log.log_id] = None
         await log.file.close()

@@ -279,11 +279,11 @@ class EntryLogs:
         return await self._make(SUFFIX)
 
     @property
-    def written(self) -> "GrowingLog | None":
+    def growing_log(self) -> "GrowingLog | None":
         """The log that `write` appends to."""
         return self._current
 
-    async def end_written(self) -> None:
+    async def end_growing_log(self) -> None:
         """End that log, which is sealed then: the index has all of it, and no `write` is under way.
         Raises DiskFailed; then the log has no footer."""
         if (log := self._current) is not None:

@@ -113,7 +113,7 @@ class StoreLogs:
         """End those of the logs still written that meet `dying`. Raises DiskFailed."""
         before, self._written = self._written, {}
         may_end_living = self.may_end_living
-        for log in self.store.written_logs():
+        for log in self.store.growing_logs():
             end, since_s = before.get(log.log_id, (0, now_s))
             since_s = since_s if end == log.file.end else now_s
             end = log.file.end
@@ -129,7 +129,7 @@ class StoreLogs:
             )
             if is_dying and (not live or may_end_living):
                 self.may_end_living = self.may_end_living and not live
-                await self.store.end_written(log, end)
+                await self.store.end_growing_log(log, end)
 
     async def look(self) -> None:
         """Take in the logs that were sealed since the last look, and forget those that went.

@@ -105,7 +105,7 @@ class EntryReader:
 
     # -- changes ------------------------------------------------------------------------------
 
-    def overwritten(self, ledger_id: int, entry_id: int) -> None:
+    def drop_cached_entry(self, ledger_id: int, entry_id: int) -> None:
         """Called with every `put` to the write cache, before any await that follows it."""
         self._read_cache.drop(ledger_id, entry_id)
 
@@ -114,12 +114,12 @@ class EntryReader:
         disk."""
         self._read_cache.drop_ledger(ledger_id)
 
-    def lost_directory(self) -> None:
+    def forget_cached(self) -> None:
         """Forget cached entries: those of the lost directory are copies no more, and a comparison
         must not count them."""
         self._read_cache.clear()
 
-    def moving(self) -> None:
+    def note_move(self) -> None:
         """Called before entries that another directory has are removed from a directory's index: a
         read under way may have looked at the other one too early, and look at this one too late."""
         self._moves += 1
@@ -205,7 +205,9 @@ class EntryReader:
     def stored_in_cache(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
         """Which of the entries are in the write cache, or have a location there."""
         stored = dict.fromkeys(self._cache.range(ledger_id, first_entry, last_entry))
-        stored.update(dict.fromkeys(self._cache.located(ledger_id, first_entry, last_entry)))
+        stored.update(
+            dict.fromkeys(self._cache.ids_with_location(ledger_id, first_entry, last_entry))
+        )
         return stored
 
     async def stored(

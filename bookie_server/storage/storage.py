@@ -1,26 +1,26 @@
 """The storage of a node: journals, write cache, entry logs and indexes behind one class.
 
 Always true for its callers:
-- an append is durable when its future is done (of a page-cache ledger: written), and is found again
-  after any crash;
-- entries given to `put` and states given to `set_state` are seen at once, and are durable with the
-  record that the caller appends, or with the next flush;
-- an entry that it may have had and cannot give is Undeliverable, or its ledger is in `limbo`:
-  never merely absent;
-- its first failure that leaves it without a journal or without a ledger directory is final.
+- an append is durable when its future is done (of a page-cache ledger: written), and a start finds
+  it after any crash;
+- `put` and `set_state` take effect at once; the entry or state is durable with the record that the
+  caller appends, or with the next flush;
+- an entry that the storage may have had and cannot give is Undeliverable, or its ledger is in
+  `limbo`: it never counts as absent;
+- a failure that leaves no journal or no ledger directory is final.
 
 Always true inside:
-- a flush goes: take the journals' synced positions and swap the cache in one step; entries sorted
-  by (ledger, entry) to the entry logs of their directories, index, ledger states, all synced;
-  checkpoint; only then are journal segments removed;
-- the checkpoint is computed here and nowhere else, moves only after every living directory has
-  everything before it, fences and explicit LACs included, in its final place, and never back;
-- a directory that fails is dropped, and its part of the flush goes to another before the
-  checkpoint moves; the failure of the last one ends all flushing: unflushed records stay in the
-  journals, and the checkpoint stays where it is: a later flush that succeeds would carry it past
-  records that no flush brought to a log (as in BK#4114);
-- an entry is looked for in the active half, the flushing half, then in read cache, index and log:
-  in that order a flush under way can never hide it.
+- a flush takes these steps: in one step of the event loop it takes the journals' synced positions
+  and swaps the cache halves; it writes the entries, sorted by (ledger, entry), to the entry logs of
+  their directories, then index and ledger states; it syncs all of these; it moves the checkpoint;
+  it removes journal segments;
+- only this class computes the checkpoint. The checkpoint never moves back, and passes a record
+  (a fence or an explicit LAC too) only after every living directory has its part of it durably;
+- when a directory fails, it is dropped, and another directory takes its part of the flush before
+  the checkpoint moves. When the last directory fails, all flushing ends and the checkpoint stays,
+  as a later flush would move it past records that no flush brought to a log (as in BK#4114);
+- a read looks in the active half, the flushing half, the read cache, then in index and log: in this
+  order a flush that is under way never hides an entry.
 """
 
 import asyncio
@@ -59,8 +59,9 @@ from spark_ledger.async_tasks import woken
 
 
 class _Flush(NamedTuple):
-    """What one flush carries to its final place. `parts`: the ledgers that go to each directory;
-    `marks` is None while replaying; `puts`: how many puts each direct log had."""
+    """What one flush writes. By directory, `parts`: the ledgers whose entries it takes; `puts`: how
+    many puts its direct log had. `marks`: the journals' synced positions, None during replay.
+    `reliefs`: see Journals.reliefs."""
 
     half: CacheHalf
     parts: dict[str, list[int]]
@@ -76,81 +77,81 @@ class LedgerStorage:
 
     def __init__(self, stores: Stores, config: StorageConfig) -> None:
         self.directories = stores
-        """The ledger directories: which live, and which may hold a ledger's entries."""
+        """The ledger directories."""
         self._config = config
         self.cache = WriteCache(config.write_cache_bytes, config.recovery_reserve_bytes)
-        """Entries that are still to be flushed; only `put` and `put_all` put entries here."""
+        """Entries that no flush has written yet; only `put` and `put_all` add to it."""
         self._states = LedgerStates()
         self.reader = EntryReader(self.cache, self._stores_of, self.quarantine, config)
         """Reads stored entries; this class reports changes to it."""
         stores.on_drop = self._directory_dropped
-        stores.on_damage = lambda: self.on_doubt()
-        self.on_doubt: Callable[[], None] = lambda: None
-        """Called when `damage` was found, or a ledger was quarantined that was not "lost" yet."""
+        stores.on_damage = lambda: self.on_loss()
+        self.on_loss: Callable[[], None] = lambda: None
+        """Called when an index is damaged, or a quarantine puts a ledger in limbo "lost"."""
         self.on_quarantine: Callable[[int], None] = lambda _: None
-        """Called with the ledger of each quarantine, also of one that was "lost" already."""
+        """Called with the ledger id at each quarantine."""
         self._journals = Journals(self.record)
         self._direct_writes = DirectWrites(
             self._journals, self._states, stores, self.cache, config.large_entry_bytes
         )
         self._marks: dict[str, JournalMark] = {}
-        self._absent_journals: list[str] = []
-        self._attached = False
-        self._hurried = False
-        self._flush_begun: _Flush | None = None
-        self._flushing = Work()
+        self._absent_journal_ids: list[str] = []
+        self._has_journals = False
+        self._is_hurrying = False
+        self._current_flush: _Flush | None = None
+        self._flush_rate = Work()
         self.flushes = 0
         """How many flushes have ended; an entry moves from cache to index only in a flush."""
         self._wake = asyncio.Event()
-        self._stopping = False
+        self._is_stopping = False
 
     @classmethod
     async def open(
         cls, directories: Directories, config: StorageConfig, space: DiskMonitor | None = None
     ) -> tuple["LedgerStorage", Marks | None]:
-        """The stores as they are on disk, and the checkpoint (None: none was written). Journal
-        records beyond it are still to be replayed. Raises DiskFailed."""
+        """The storage as it is on disk, and its checkpoint (None: no checkpoint was written). The
+        caller replays the journal records after the checkpoint. Raises DiskFailed."""
         storage = cls(await Stores.open(directories, config), config)
         storage.directories.space = space
-        copies, away, marks = await storage.directories.read()
-        storage._states.load(copies, away)
+        current, outdated, marks = await storage.directories.read()
+        storage._states.load(current, outdated)
         await storage.directories.purge(storage._states.all())
         storage._marks = dict(marks or {})
         return storage, marks
 
     async def forget_replayed_logs(self) -> None:
-        """Remove the marks of direct logs of earlier runs: all their entries are flushed. Raises
-        DiskFailed when no directory is left."""
+        """Remove the marks of the direct logs of earlier runs, whose entries are all flushed.
+        Raises DiskFailed when no directory is left."""
         await self.directories.forget_replayed_logs()
 
     async def attach(
         self,
-        opened: Mapping[str, Journal],
+        live_journals: Mapping[str, Journal],
         failures: Mapping[str, str],
-        replayed: Mapping[str, Sequence[int]],
+        damaged_segments: Mapping[str, Sequence[int]],
     ) -> None:
-        """Move the checkpoint past the journals' earlier segments: all their records are flushed.
-        `failures`: directories whose journal could not be opened, and why.
+        """Use these journals, after all earlier segments were replayed and flushed, and move the
+        checkpoint past those segments. `failures`: why other journals could not be opened, by
+        directory id. `damaged_segments`: by directory id, of each journal that was replayed.
 
-        The checkpoint is durable when this returns, and the old segments are gone; the damaged
-        segments in `replayed` (by each directory that was replayed) are kept under another name.
-        From here on every flush moves the checkpoint.
+        When this returns, the checkpoint is durable, the earlier segments are removed, and the
+        damaged ones are kept under another name. From here on every flush moves the checkpoint.
         """
-        assert not self.has_unflushed, "the checkpoint would pass what no store has"
+        assert not self.has_unflushed, "the checkpoint would pass records that are not flushed"
         journals = self._journals
-        journals.begin(opened, failures)
+        journals.begin(live_journals, failures)
         await self.directories.purge(self._states.all())
-        present = (*journals.live, *journals.failures)
-        needed = [journal_id for journal_id, mark in self._marks.items() if not mark.retired]
-        self._absent_journals = [i for i in needed if i not in present]
-        self._attached = True
+        present_ids = (*journals.live, *journals.failures)
+        needed_ids = [journal_id for journal_id, mark in self._marks.items() if not mark.retired]
+        self._absent_journal_ids = [i for i in needed_ids if i not in present_ids]
+        self._has_journals = True
         journals.on_failure = self._on_journal_failure
         for i, mark in self._marks.items():
-            missed = i not in replayed and (mark.missed or not mark.retired)
-            self._marks[i] = mark._replace(retired=True, missed=missed)
+            is_missed = i not in damaged_segments and (mark.missed or not mark.retired)
+            self._marks[i] = mark._replace(retired=True, missed=is_missed)
         self._marks.update({i: JournalMark(position) for i, position in journals.synced().items()})
         await self.directories.write_checkpoint(self._marks)
-        for journal_id, file_ids in replayed.items():
+        for journal_id, file_ids in damaged_segments.items():
             for file_id in file_ids:
                 await journals.set_aside(journal_id, file_id)
         await journals.forget_before(journals.synced())
@@ -165,29 +166,30 @@ class LedgerStorage:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Directories of either kind that were lost, by id: why."""
+        """Why ledger or journal directories were lost, by directory id."""
         return {**self.directories.failures, **self._journals.failures}
 
     def failure(self, directory_id: str) -> str:
         """Why the directory was lost; empty while it lives."""
-        stores, journals = self.directories.failures, self._journals.failures
-        return journals.get(directory_id) or stores.get(directory_id, "")
+        journal_failure = self._journals.failures.get(directory_id)
+        return journal_failure or self.directories.failures.get(directory_id, "")
 
     def absent(self) -> dict[str, dict[str, str]]:
-        """A text for each directory that the node had and that no setting names, by role and id: a
-        ledger directory until every ledger gave it up, a journal directory for this run."""
+        """A text for each directory that the node once had and that no setting names, by role and
+        directory id. A ledger directory is listed until every ledger gave it up, a journal
+        directory during this run."""
         why = "it was missing at the start; what it held last may be lost"
         ledgers = self.directories.absent(self._states.all())
-        return {"journal": dict.fromkeys(self._absent_journals, why), "ledger": ledgers}
+        return {"journal": dict.fromkeys(self._absent_journal_ids, why), "ledger": ledgers}
 
     def drop(self, directory_id: str, error: DiskFailed) -> None:
-        """The directory is lost: do not use it any more."""
+        """Stop using a directory that is lost."""
         self.directories.drop(directory_id, error)
         self._journals.fail(directory_id, error)
 
     def _directory_dropped(self) -> None:
-        self.reader.lost_directory()
-        may_flush = self._attached and self._flush_begun is None and self.directories.live
+        self.reader.forget_cached()
+        may_flush = self._has_journals and self._current_flush is None and self.directories.live
         if may_flush and self.cache.active.locations:
             self.begin_flush()  # entries of the lost directory are in memory alone
         self._wake.set()
@@ -219,33 +221,34 @@ class LedgerStorage:
         """Set the state; durable with the caller's record or the next flush. Returns it with its
         revision and directories, as a record must have it."""
         if state.met and not self.directories.has_home(state) and state.ledger_id != EVERY_LEDGER:
-            state = self.directories.settled(state)
+            state = self.directories.with_home(state)
         return self._states.set(state)
 
     def restore_state(self, state: LedgerState) -> LedgerState:
-        """As `set_state`, of a change in an earlier run: the revision stays."""
+        """Set a state that a replay read: it keeps its revision."""
         earlier = self._states.get(state.ledger_id)
         if earlier is not None and earlier.directories != state.directories:
-            state = self.directories.back_again(state, earlier)
+            state = self.directories.keep_returned(state, earlier)
         return self._states.restore(state)
 
     def limbo(self, ledger_id: int) -> LimboReason:
-        """Why an entry of the ledger that is not found is unknown; NONE: it is absent. Counts
-        EVERY_LEDGER's limbo and missing directories too."""
-        every, own = self._states.get(EVERY_LEDGER), self._states.get(ledger_id)
-        reasons = [state.limbo for state in (every, own) if state is not None]
-        lost = own is not None and not self.directories.is_whole(own)
-        return LimboReason.LOST if lost else reduce(worse, reasons, LimboReason.NONE)
+        """Why an entry of the ledger that is not found counts as unknown; NONE: it counts as
+        absent. The limbo of EVERY_LEDGER and missing directories count too."""
+        every_ledger, state = self._states.get(EVERY_LEDGER), self._states.get(ledger_id)
+        if state is not None and not self.directories.is_whole(state):
+            return LimboReason.LOST
+        states = [s for s in (every_ledger, state) if s is not None]
+        return reduce(worse, [s.limbo for s in states], LimboReason.NONE)
 
     def quarantine(self, ledger_id: int, entry_id: int, why: str) -> None:
-        """The copy of the entry here is bad: its ledger is in limbo "lost" from now on."""
+        """The copy of the entry here is bad: put its ledger in limbo "lost"."""
         state = self._states.get(ledger_id) or LedgerState(ledger_id, met=False)
         self.on_quarantine(ledger_id)
         if state.limbo is not LimboReason.LOST and not state.deleted:
             self.set_state(replace(state, limbo=LimboReason.LOST))
-            if self._attached and (record := self.record(ledger_id)) is not None:
+            if self._has_journals and (record := self.record(ledger_id)) is not None:
                 self.append([record])
-            self.on_doubt()
+            self.on_loss()
 
     def record(self, ledger_id: int) -> Record | None:
         """The journal record of the ledger's present state."""
@@ -266,12 +269,12 @@ class LedgerStorage:
     # -- journals --
 
     def rescue(self, ledger_id: int) -> list[asyncio.Future[None]]:
-        """Append the ledger's entries that are in memory alone, as the directory with their records
-        is lost, to a journal: done when they are durable there."""
-        lost = self.cache.with_lost_locations(ledger_id, self.directories.lives)
+        """When a lost directory had the only records of some of the ledger's cached entries, append
+        these entries to a journal. The futures are done when the entries are durable there."""
+        unrecorded = self.cache.with_lost_locations(ledger_id, self.directories.lives)
         return [
             self._journals.append([Record(RecordKind.ENTRY, ledger_id, entry_id, entry, crc)])
-            for entry_id, entry in lost.items()
+            for entry_id, entry in unrecorded.items()
             for crc in [unpack_header(entry).payload_crc]
         ]
 
@@ -282,20 +285,20 @@ class LedgerStorage:
         ledgers `after`, are durable; in the page-cache lane, when they are written.
 
         Without records and `after` it is a barrier: done when all earlier appends are. Fails with
-        JournalFailed. Shield it: to cancel it would end only the waiting.
+        JournalFailed. Callers shield it: the append goes on even if its future is cancelled.
         """
         return self._direct_writes.append(records, lane, after)
 
-    async def shown_is_durable(self, ledger_id: int) -> None:
-        """Return when all entries of the ledger that can be read now are durable, also those that
-        are under way or were in a journal that failed. Raises JournalFailed."""
+    async def await_durable(self, ledger_id: int) -> None:
+        """Return when all entries of the ledger that can be read now are durable: also entries
+        whose append is under way, or that were in a journal that failed. Raises JournalFailed."""
         if self._direct_writes.is_under_way(ledger_id) or self._journals.is_under_way(ledger_id):
             await asyncio.shield(self.append([], Lane.RECOVERY, [ledger_id]))
 
     @property
-    def journals_ended(self) -> asyncio.Future[None]:
-        """Fails when no journal is left."""
-        return self._journals.ended
+    def journals_end(self) -> asyncio.Future[None]:
+        """Done when the journals are closed; fails when no journal is left."""
+        return self._journals.end
 
     @property
     def pending_bytes(self) -> int:
@@ -310,100 +313,100 @@ class LedgerStorage:
     @property
     def wait_s(self) -> float:
         """Seconds until there should be room again: in journals, write cache and directories."""
-        flush_s = self._flushing.left_s(asyncio.get_running_loop().time())
+        flush_s = self._flush_rate.left_s(asyncio.get_running_loop().time())
         return max(self._journals.wait_s, self._direct_writes.wait_s, flush_s)
 
     def _on_journal_failure(self) -> None:
-        """Flush at once: the failed journal's records go to their final place."""
-        if self._flush_begun is None and self.directories.live:
+        """Flush at once: the failed journal's records go to entry logs and index."""
+        if self._current_flush is None and self.directories.live:
             self.begin_flush()
 
     # -- entries --
 
     def has_room(self, entry_bytes: int, *, reserve: bool = False) -> bool:
-        """Whether `put` may be called (`reserve`: recovery's share of the cache too); begins
-        a flush when that makes room."""
+        """Whether `put` may be called; with `reserve`, recovery's share of the cache counts too.
+        If there is no room and no flush under way, this begins one."""
         needed = entry_bytes + ENTRY_OVERHEAD_BYTES
-        if not self.cache.has_room(needed, reserve=reserve) and self._flush_begun is None:
+        if not self.cache.has_room(needed, reserve=reserve) and self._current_flush is None:
             self.begin_flush()
         return self.cache.has_room(needed, reserve=reserve)
 
     def put_all(self, ledger_id: int, entries: dict[int, Buffer], *, reserve: bool = False) -> bool:
-        """`put` of entries that no reader has seen (they follow all stored entries of the ledger,
-        or the node serves no reads yet), if there is room for all of them; False: nothing was put.
-        """
+        """`put` entries, if there is room for all of them; False: nothing was put. No reader may
+        have seen an earlier copy: the entries follow all stored entries of the ledger, or the node
+        serves no reads yet."""
         needed = sum(map(len, entries.values())) + (len(entries) - 1) * ENTRY_OVERHEAD_BYTES
         if not self.has_room(needed, reserve=reserve):
             return False
         self.cache.active.put_all(ledger_id, entries)
-        if self.cache.half_used and self._flush_begun is None:
+        if self.cache.is_half_used and self._current_flush is None:
             self.begin_flush()
         return True
 
     def replay_locations(self, ledger_id: int, locations: Sequence[DirectLocation]) -> bool:
-        """Note the locations of entries that a directory has already; False: there is no room."""
+        """Add the locations of replayed entries that a directory has; False: there is no room."""
         if not self.has_room(len(locations) * ENTRY_OVERHEAD_BYTES):
             return False
         self.cache.active.replay_all(ledger_id, locations)
         return True
 
     def put(self, ledger_id: int, entry_id: int, entry: Buffer) -> None:
-        """Make the entry readable, in place of an earlier copy; durable with the caller's
-        record."""
+        """Make the entry readable, in place of an earlier copy. The caller's record makes it
+        durable."""
         self.cache.active.put(ledger_id, entry_id, entry)
-        self.reader.overwritten(ledger_id, entry_id)
-        if self.cache.half_used and self._flush_begun is None:
+        self.reader.drop_cached_entry(ledger_id, entry_id)
+        if self.cache.is_half_used and self._current_flush is None:
             self.begin_flush()
 
     def in_cache(self, ledger_id: int) -> bool:
-        """Whether entries of the ledger are still to be flushed."""
+        """Whether the ledger has entries that no flush has written yet."""
         return self.cache.last(ledger_id) is not None
 
     # -- flush --
 
     @property
     def is_flushing(self) -> bool:
-        """Whether a flush was begun and has not ended."""
-        return self._flush_begun is not None
+        """Whether a flush is under way."""
+        return self._current_flush is not None
 
     @property
     def has_unflushed(self) -> bool:
-        return self._lacks_final_place or any(
-            [store.direct_log.has_ended for store in self.directories.live]
+        return self._has_unindexed or any(
+            [store.direct_log.has_ended_logs for store in self.directories.live]
         )
 
     @property
-    def _lacks_final_place(self) -> bool:
-        """Whether an entry or a change of a state is in no directory or index yet."""
+    def _has_unindexed(self) -> bool:
+        """Whether the indexes lack an entry or a change of a state."""
         return bool(self.cache.active.bytes or self._states.has_changes)
 
     def begin_flush(self) -> None:
-        """Swap the halves; `run` (or `flush`) carries the full one out. No flush may be under
-        way."""
-        assert self._flush_begun is None, "one flush at a time"
-        self._flushing.begun(self.cache.active.bytes, asyncio.get_running_loop().time())
-        marks = self._journals.synced() if self._attached else None
+        """Swap the halves of the cache; `run` (or `flush`) then writes the full one. No flush may
+        be under way."""
+        assert self._current_flush is None, "one flush at a time"
+        self._flush_rate.begun(self.cache.active.bytes, asyncio.get_running_loop().time())
+        marks = self._journals.synced() if self._has_journals else None
         half = self.cache.swap()
         parts = self._parts(list(half.ledgers))
         changes = self._states.take_changes()
         puts = {store.id: store.direct_log.puts for store in self.directories.live}
-        self._flush_begun = _Flush(half, parts, changes, marks, self._journals.reliefs(), puts)
+        self._current_flush = _Flush(half, parts, changes, marks, self._journals.reliefs(), puts)
         self._wake.set()
 
     def stop(self) -> None:
-        """Let `run` end after the flush that is under way."""
-        self._stopping = True
+        """End `run` after the flush that is under way."""
+        self._is_stopping = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Flush when the cache asks for it, and at least every flush_interval_s.
+        """Flush when half of the cache is used, and at least every flush_interval_s.
 
         Raises DiskFailed.
         """
-        while not self._stopping:
+        while not self._is_stopping:
             self.directories.check()
             woke = await woken(self._wake, self._config.flush_interval_s)
-            if not woke and self._flush_begun is None:  # the cache may begin a flush meanwhile
+            if not woke and self._current_flush is None:  # the cache may begin a flush meanwhile
                 if not self.has_unflushed:
                     continue
                 self.begin_flush()
@@ -411,32 +414,32 @@ class LedgerStorage:
             await self.carry_out()
 
     async def flush(self) -> None:
-        """Bring all stored entries to their final place. Only while `run` does not run."""
-        if self._flush_begun is not None:
+        """Write all cached entries to logs and index. Only while `run` does not run."""
+        if self._current_flush is not None:
             await self.carry_out()
         self.begin_flush()
         await self.carry_out()
 
     def hurry(self) -> None:
         """The node stops: writes that wait for disk space fail."""
-        self._hurried = True
+        self._is_hurrying = True
         self._journals.hurry()
 
     async def close(self) -> None:
-        """Write everything to its final place, seal the journals, close the stores. Only after
-        `run` has ended. Raises JournalFailed, DiskFailed."""
+        """Flush, seal the journals, close the directories. Only after `run` has ended. Raises
+        JournalFailed, DiskFailed."""
         await self._flush_until(self.append([]))
         await self.flush()
         await self._journals.close()
-        if self._attached and not self._lacks_final_place:
+        if self._has_journals and not self._has_unindexed:
             retired = {i: mark._replace(retired=True) for i, mark in self._marks.items()}
             await self.directories.write_checkpoint(retired)
         await self.reader.close()
         await self.directories.close()
 
     async def _flush_until(self, durable: asyncio.Future[None]) -> None:
-        """Carry out each flush that begins until `durable` is done, which may wait for one after a
-        journal failed. Raises JournalFailed, DiskFailed."""
+        """Carry out flushes until `durable` is done: after a journal failed, it waits for a flush.
+        Raises JournalFailed, DiskFailed."""
         durable.add_done_callback(lambda _: self._wake.set())
         while not durable.done():
             self._wake.clear()
@@ -452,18 +455,19 @@ class LedgerStorage:
         self._journals.abandon()
 
     def _parts(self, ledger_ids: Sequence[int]) -> dict[str, list[int]]:
-        """The ledgers by the directory that takes their entries; a ledger without one gets one."""
+        """The ledgers by the directory that takes their entries; chooses a directory for a ledger
+        that has no living one."""
         parts: dict[str, list[int]] = {}
         for ledger_id in ledger_ids:
             state = self._states.get(ledger_id)
-            if state is not None and (settled := self.directories.settled(state)) != state:
-                state = self._states.set(settled)
+            if state is not None and (moved := self.directories.with_home(state)) != state:
+                state = self._states.set(moved)
             parts.setdefault(self.directories.home(state), []).append(ledger_id)
         return parts
 
     async def carry_out(self) -> None:
-        """Carry out the flush that was begun, if one was. Raises DiskFailed."""
-        flush = self._flush_begun
+        """Carry out the flush under way, if there is one. Raises DiskFailed."""
+        flush = self._current_flush
         if flush is None:
             return
         try:
@@ -472,42 +476,42 @@ class LedgerStorage:
             self._journals.relieve(flush.reliefs, error)
             raise
         self.cache.drop_flushed()
-        self._flush_begun = None
-        self._flushing.ended(asyncio.get_running_loop().time())
+        self._current_flush = None
+        self._flush_rate.ended(asyncio.get_running_loop().time())
         self.flushes += 1
         if flush.marks is not None:
             await self._move_checkpoint(flush)
 
     async def _write(self, flush: _Flush) -> None:
-        """Write every part to a living directory; while none has space this waits, and the node is
-        read-only. Raises DiskFailed."""
+        """Write every part to a living directory. While no directory has space, this waits and the
+        node is read-only. Raises DiskFailed."""
         parts, changes = flush.parts, flush.changes
         homes = _homes(parts)
         while flush.half.direct_writes:
             await asyncio.shield(next(iter(flush.half.direct_writes)))
         puts: Mapping[str, int] = flush.puts
-        flush.half.drop_locations(self.directories.lives)  # these are written again, from memory
-        while homeless := await self.directories.write(flush.half, parts, changes, puts):
+        flush.half.drop_locations(self.directories.lives)  # their entries are written from memory
+        while unwritten := await self.directories.write(flush.half, parts, changes, puts):
             flush.half.drop_locations(self.directories.lives)
             puts = {}
-            parts, changes = self._parts(homeless), self._states.take_changes()
+            parts, changes = self._parts(unwritten), self._states.take_changes()
             homes.update(_homes(parts))
             if not all(map(self.directories.has_space, parts)):
-                if self._hurried or not self._attached:
+                if self._is_hurrying or not self._has_journals:
                     raise DiskFull("no ledger directory has space for what the journals hold")
                 await asyncio.sleep(SPACE_PAUSE_S)
         states = [state for i in homes if (state := self._states.get(i)) is not None]
         if any(len(state.directories) > 1 for state in states):
-            self.reader.moving()
+            self.reader.note_move()
             await self.directories.delete_replaced(flush.half, homes, states)
 
     async def _move_checkpoint(self, flush: _Flush) -> None:
-        """Move each mark to where its journal was synced when the flush began. All records of a
-        journal that had failed by then are in their final place."""
+        """Move each mark to where its journal was synced when the flush began. A journal that had
+        failed before that is retired: the flush wrote all its records."""
         assert flush.marks is not None
         marks = {i: JournalMark(position) for i, position in flush.marks.items()}
-        gone = [i for i in self._marks if i in self._journals.failures and i not in marks]
-        marks.update({i: self._marks[i]._replace(retired=True) for i in gone})
+        failed_ids = [i for i in self._marks if i in self._journals.failures and i not in marks]
+        marks.update({i: self._marks[i]._replace(retired=True) for i in failed_ids})
         marks = {**self._marks, **marks}
         for journal_id, mark in self._marks.items():
             assert marks[journal_id] >= mark, "a mark never moves back"
@@ -516,7 +520,7 @@ class LedgerStorage:
             self._marks = marks
             await self._journals.forget_before(flush.marks)
         self._journals.relieve(flush.reliefs)
-        if self._journals.reliefs() and self._flush_begun is None:
+        if self._journals.reliefs() and self._current_flush is None:
             self.begin_flush()
 
 

@@ -63,7 +63,7 @@ class DirectLogWatch:
         for store in self._storage.stores if self._storage is not None else ():
             if store.direct_log._writing:
                 self._ghost.meet("crashed while large entries were written")
-            if store.direct_log._written:
+            if store.direct_log._unsettled:
                 self._ghost.meet("crashed between a large entry's ack and its flush")
         self._storage = None
 
@@ -134,7 +134,7 @@ class DirectLogWatch:
             self._watch_logs(store)
 
     def _watch_writes(self, writes: Any) -> None:
-        plain_take, plain_written = writes._take_over, writes._written
+        plain_take, plain_written = writes._take_over, writes._on_put_end
         plain_acknowledge = writes._acknowledge
 
         def take_over(ledger_id: int) -> None:
@@ -155,12 +155,12 @@ class DirectLogWatch:
                 self._ghost.meet("large entry acknowledged where it was placed")
 
         def placed(large: Any) -> None:
-            if large.ledger_id in writes._naming:
+            if large.ledger_id in writes._state_records:
                 self._ghost.meet("large entry waited for the record of its ledger")
             plain_acknowledge(large)
             large.done.add_done_callback(acknowledged)
 
-        writes._take_over, writes._written = take_over, written
+        writes._take_over, writes._on_put_end = take_over, written
         writes._acknowledge = placed
 
     def _watch_flushes(self, storage: Any) -> None:
@@ -168,7 +168,7 @@ class DirectLogWatch:
 
         def begin_flush() -> None:
             plain_begin()
-            half = storage._flush_begun.half
+            half = storage._current_flush.half
             if half.direct_writes:
                 self._ghost.meet("flush waited for large entries")
             plain_drop_locations = half.drop_locations

@@ -138,7 +138,7 @@ def test_a_marked_log_that_is_gone_puts_every_ledger_in_limbo():
 
 def told_at_once(tell: Any) -> Any:
     def nothing(self: Any, ledger_id: int, store: Any) -> None:
-        self._named[ledger_id] = store.id
+        self._named_directories[ledger_id] = store.id
 
     return nothing
 
@@ -289,7 +289,7 @@ BUGS: dict[str, tuple[Bug, Shape, Scenario, dict[str, Any]]] = {
         *(direct_logs.ONE, direct_logs.an_entry_is_placed, {"keep": "none"}),
     ),
     "no ledger record before the first place": (
-        (DirectWrites, "_name", told_at_once),
+        (DirectWrites, "_name_directory", told_at_once),
         *(direct_logs.TWO, direct_logs.the_home_changes, {}),
     ),
     "nobody waits for the ledger record": (

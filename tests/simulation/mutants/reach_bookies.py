@@ -100,7 +100,7 @@ def dropped_before_it_is_written(carry_out: Any) -> Any:
 
     async def carried_out(self: Any) -> None:
         cache = self.cache
-        if self._flush_begun is not None:
+        if self._current_flush is not None:
             cache.flushing = CacheHalf()
             cache.drop_flushed = lambda: None
         try:
@@ -139,7 +139,7 @@ def ends_at_a_missing_segment(records: Any) -> Any:
     async def until_then(self: Any) -> Any:
         async for some in records(self):
             yield some
-        self._missing.clear()
+        self._losses.clear()
 
     return until_then
 

@@ -156,7 +156,7 @@ class Node:
     @property
     def journal_homes(self) -> Mapping[int, str]:
         """By ledger: the journal that its records go to."""
-        return self.storage._journals.home
+        return self.storage._journals.homes
 
     def files(self, disk: SimDisk, folder: str) -> list[str]:
         return [path for path in disk.paths() if path.startswith(f"{folder}/")]

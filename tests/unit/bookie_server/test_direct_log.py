@@ -414,7 +414,7 @@ def test_what_a_mark_passed_is_kept_in_memory_no_longer():
     async def test(rig: Rig) -> None:
         places = await fill(rig)
         await rig.flush(places)
-        assert rig.direct_log.marks(rig.direct_log.puts) == {} and not rig.direct_log.has_ended
+        assert rig.direct_log.marks(rig.direct_log.puts) == {} and not rig.direct_log.has_ended_logs
 
     with_a_log(test)
 

@@ -22,10 +22,10 @@ def test_a_log_that_is_ended_early_is_sealed_by_a_flush_and_the_next_entry_begin
     async def test(rig):
         places = await rig.put(1, 0, 1)
         await rig.flush(places)
-        await rig.direct_log.end_written()
-        assert rig.direct_log.written is None
+        await rig.direct_log.end_growing_log()
+        assert rig.direct_log.growing_log is None
         assert rig.logs.sealed() == []
-        assert rig.direct_log.has_ended
+        assert rig.direct_log.has_ended_logs
         (more,) = await rig.put(1, 2)
         assert more.log_id == places[0].log_id + 1
         await rig.flush([more])
@@ -34,8 +34,8 @@ def test_a_log_that_is_ended_early_is_sealed_by_a_flush_and_the_next_entry_begin
         found = await read_map(rig.logs, rig.disk, places[0].log_id)
         assert found.has_footer
         assert (found.ledger_ids.tolist(), found.entries) == ([1], 2)
-        await rig.direct_log.end_written()
-        await rig.direct_log.end_written()  # there is none
+        await rig.direct_log.end_growing_log()
+        await rig.direct_log.end_growing_log()  # there is none
 
     ending(test)
 
@@ -43,10 +43,10 @@ def test_a_log_that_is_ended_early_is_sealed_by_a_flush_and_the_next_entry_begin
 def test_a_log_that_is_being_written_is_not_ended_early():
     async def test(rig):
         put = rig.put(1, 0)
-        await rig.direct_log.end_written()
+        await rig.direct_log.end_growing_log()
         (place,) = await put
-        assert rig.direct_log.written.log_id == place.log_id
-        assert not rig.direct_log.has_ended
+        assert rig.direct_log.growing_log.log_id == place.log_id
+        assert not rig.direct_log.has_ended_logs
 
     ending(test)
 
@@ -54,13 +54,13 @@ def test_a_log_that_is_being_written_is_not_ended_early():
 def test_an_entry_that_comes_while_a_log_is_ended_early_goes_to_another():
     async def test(rig):
         places = await rig.put(1, 0)
-        ended = asyncio.ensure_future(rig.direct_log.end_written())
+        ended = asyncio.ensure_future(rig.direct_log.end_growing_log())
         await asyncio.sleep(0.5)  # its sync takes a second
         assert rig.direct_log.marks(0) == {}  # it has not ended: nothing may seal it
         (more,) = await rig.put(1, 1)
         await ended
         assert more.log_id != places[0].log_id
-        assert rig.direct_log.written.log_id == more.log_id
+        assert rig.direct_log.growing_log.log_id == more.log_id
         await rig.flush([*places, more])
         assert rig.logs.sealed() == [places[0].log_id]
         assert [bytes(each) for each in await rig.logs.read([*places, more])] == [
@@ -77,7 +77,7 @@ def test_a_log_whose_footer_finds_no_space_is_ended_and_can_be_scanned():
         await rig.flush(places)
         rig.disk.fill_up(0)
         with pytest.raises(DiskFull):
-            await rig.direct_log.end_written()
+            await rig.direct_log.end_growing_log()
         rig.disk.empty_out()
         await rig.flush([])
         assert rig.logs.sealed() == [places[0].log_id]
@@ -89,7 +89,7 @@ def test_a_log_whose_footer_finds_no_space_is_ended_and_can_be_scanned():
 def test_an_entry_of_a_log_that_was_ended_early_is_there_after_a_crash_before_the_flush():
     async def test(rig):
         places = await rig.put(1, 0)
-        await rig.direct_log.end_written()
+        await rig.direct_log.end_growing_log()
         await rig.crash()
         assert await rig.marks() == {places[0].log_id: FIRST}
         assert [bytes(each) for each in await rig.logs.read(places)] == [text(1, 0)]

@@ -211,7 +211,7 @@ def test_an_entry_that_moves_while_it_is_looked_up_is_told_of_where_it_lies_then
         async def moves_meanwhile(*args):
             r.stores[1].index.range = index_range
             await stored(r, 0)
-            r.reader.moving()
+            r.reader.note_move()
             await r.stores[1].index.delete(1, [0])
             return await index_range(*args)
 

@@ -44,7 +44,7 @@ def test_an_overwritten_entry_is_never_served_from_the_read_cache():
         await r.store_entries((1, 0), payload=b"old")
         await r.read(0, 0)
         r.cache.active.put(1, 0, entry(1, 0, b"new"))
-        r.reader.overwritten(1, 0)
+        r.reader.drop_cached_entry(1, 0)
         await r.store_entries((1, 0), payload=b"new")  # its flush ...
         r.cache.swap()
         r.cache.drop_flushed()
@@ -59,7 +59,7 @@ def test_a_read_that_was_under_way_when_its_entry_was_overwritten_leaves_nothing
         r.disk.faults.read_s = (READ_S, READ_S)
         under_way = asyncio.ensure_future(r.read(0, 1))
         await asyncio.sleep(READ_S / 2)
-        r.reader.overwritten(1, 0)
+        r.reader.drop_cached_entry(1, 0)
         await under_way
         await r.store_entries((1, 0), payload=b"new")
         assert (await r.read(0, 0))[0] == entry(1, 0, b"new")
@@ -190,7 +190,7 @@ def test_an_entry_that_moves_between_directories_while_it_is_looked_up_is_found(
         async def moves_meanwhile(*args):
             r.stores[1].index.range = index_range
             await r.store_entries((1, 0), at=0)
-            r.reader.moving()
+            r.reader.note_move()
             await r.stores[1].index.delete(1, [0])
             return await index_range(*args)
 
@@ -333,7 +333,7 @@ def test_what_is_read_ahead_never_hides_an_entry_that_waits_in_the_write_cache()
         await _interleaved(r, 8)
         newer: Buffer = entry(1, 5, b"newer")
         r.cache.active.put(1, 5, newer)
-        r.reader.overwritten(1, 5)
+        r.reader.drop_cached_entry(1, 5)
         await r.read(0, 1)
         await r.read(2, 3)
         await asyncio.sleep(1)

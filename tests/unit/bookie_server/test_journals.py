@@ -58,7 +58,7 @@ def test_a_node_without_hurry_spreads_its_ledgers_over_its_journals():
         journals = await two_journals()
         for ledger_id in range(6):
             await journals.append([lac(ledger_id)])
-        homes = journals.home
+        homes = journals.homes
         assert [homes[i] for i in range(6)] == ["j0", "j1"] * 3
         for ledger_id in (1, 3, 5):
             journals.forget(ledger_id)
@@ -78,7 +78,7 @@ def test_a_journal_that_has_less_to_do_takes_the_next_ledger_whatever_it_has_alr
         await journals.append([lac(2)])
         waiting = journals.append([lac(1, bytes(1000))])
         done = journals.append([lac(3)])
-        assert journals.home[3] == "j0"
+        assert journals.homes[3] == "j0"
         await asyncio.gather(waiting, done)
         await journals.close()
 

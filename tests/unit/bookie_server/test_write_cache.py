@@ -32,7 +32,7 @@ def test_both_halves_are_looked_into_until_the_flush_is_over():
 def test_the_budget_counts_bytes_and_what_keeps_them():
     cache = WriteCache(2 * (1000 + ENTRY_OVERHEAD_BYTES), 500)
     cache.active.put(1, 0, bytes(900))
-    assert cache.half_used
+    assert cache.is_half_used
     assert cache.has_room(100, reserve=False)
     assert not cache.has_room(101, reserve=False)
     assert cache.has_room(600, reserve=True)
@@ -103,7 +103,7 @@ def test_an_entry_that_is_put_again_has_no_place_any_more():
         else:
             cache.active.put_all(1, {1: b"again"})
         assert written(cache.active, 1) == [(1, 1)]
-        assert cache.located(1, 0, 9) == [0]
+        assert cache.ids_with_location(1, 0, 9) == [0]
 
 
 def test_places_of_both_halves_are_known_until_they_are_in_the_index():
@@ -111,10 +111,10 @@ def test_places_of_both_halves_are_known_until_they_are_in_the_index():
     cache.active.set_locations(1, [place(1, 0), place(1, 1)])
     cache.swap()
     cache.active.replay_all(1, [place(1, 7)])
-    assert cache.located(1, 1, 9) == [1, 7]
-    assert cache.located(2, 0, 9) == []
+    assert cache.ids_with_location(1, 1, 9) == [1, 7]
+    assert cache.ids_with_location(2, 0, 9) == []
     cache.drop_flushed()
-    assert cache.located(1, 0, 9) == [7]
+    assert cache.ids_with_location(1, 0, 9) == [7]
 
 
 def test_a_replayed_place_takes_room_and_is_no_entry_that_could_be_read_or_written():
@@ -137,7 +137,7 @@ def test_places_in_directories_that_do_not_live_are_forgotten_and_what_is_in_mem
     half.drop_locations(lives)
     assert written(half, 1) == [(1, 0)]
     assert written(half, 2) == [], "nobody here has it"
-    assert (cache.located(1, 0, 9), cache.located(2, 0, 9)) == ([1], [6])
+    assert (cache.ids_with_location(1, 0, 9), cache.ids_with_location(2, 0, 9)) == ([1], [6])
 
 
 def test_what_lies_in_directories_that_do_not_live_is_told_from_both_halves():
