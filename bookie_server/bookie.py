@@ -39,7 +39,7 @@ from bookie_server.ledgers.registry import (
     LedgerHandles,
     LedgerJudgement,
 )
-from bookie_server.logs.index import EVERY_LEDGER, LimboReason, worse
+from bookie_server.logs.index import EVERY_LEDGER, LimboReason, worse_reason
 from bookie_server.reclaim.reclaim import Reclaim
 from bookie_server.start.replay import open_storage
 from bookie_server.storage.directories import Directories
@@ -317,7 +317,7 @@ class Bookie:
             doubt = self.storage.limbo(ledger_id)
             outcome = await self.storage.reader.read(ledger_id, ids, max_bytes, locate=locate)
             now = self.storage.limbo(ledger_id)
-            if worse(doubt, now) == now:
+            if worse_reason(doubt, now) == now:
                 return outcome
 
     def _read_response(

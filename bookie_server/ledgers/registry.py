@@ -47,7 +47,7 @@ from bookie_server.logs.index import (
     LedgerState,
     LimboReason,
     encode_ledger_state,
-    worse,
+    worse_reason,
 )
 from bookie_server.storage.entry_reader import Undeliverable
 from bookie_server.storage.storage import LedgerStorage
@@ -435,7 +435,7 @@ class LedgerHandles:
             before = self._storage.state(ledger_id)
             if before is not None or limbo or fence:
                 base = before or LedgerState(ledger_id, met=False)
-                reason = worse(base.limbo, limbo)
+                reason = worse_reason(base.limbo, limbo)
                 state = replace(base, limbo=reason, fenced=base.fenced or fence)
                 changed += self._set_state(state, before)
         await asyncio.gather(*changed)

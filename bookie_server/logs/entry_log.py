@@ -1,12 +1,16 @@
-"""Entry logs: where entries rest, written in runs sorted by (ledger, entry).
+"""Entry logs: files of entries, written in runs sorted by (ledger, entry).
 
-Always true: only the bookie run that made a log appends to it, and an index names a record only
-after the log and its name were synced; each record names its log and its position; a full log ends
-in a map of the bytes that each ledger has in it (a crash cut off a log without a map, which can be
-scanned). Each append is filled up with zeros to a multiple of 4096, so that it can go past the page
-cache. A record that differs from its location in the index is an entry that cannot be delivered,
-never one that does not exist. A log may be removed only when it is `sealed`: it takes no more
-appends, and the index was given every record of it that it will ever be given.
+Always true:
+- only the bookie run that made a log appends to it;
+- an index has the location of a record only after the log and its name were synced;
+- each record has its log id and its position;
+- an ended log has a map of the bytes that each ledger has in it, at its end; a log whose writing a
+  crash or failure cut off has no map, and has to be scanned for it;
+- each append is filled up with zeros to a multiple of 4096, so that it can bypass the page cache;
+- if a record differs from its location in the index, its entry cannot be delivered; it never counts
+  as absent;
+- a log may be removed only when it is sealed: it takes no more appends, and the index gets no more
+  of its records.
 
 docs/formats.md has the pictures. All integers are little-endian.
 """
@@ -37,7 +41,7 @@ RECORD_HEADER_BYTES = 48
 FOOTER_BYTES = 40
 BLOCK_BYTES = 4096
 _CHUNK_ENTRIES = 1024  # most entries that are read and checked between two awaits: about 5 ms
-_FLUSH_ENTRIES = 4096  # most that a flush handles between two awaits: about 5 ms
+_FLUSH_ENTRIES = 4096  # most entries that a flush encodes between two awaits: about 5 ms
 
 _LOG = struct.Struct("<4sHHQ")
 _RECORD = struct.Struct("<4sHHqqQQI")
@@ -55,7 +59,7 @@ class BadEntryLog(Exception):
 
 
 class LedgerShare(NamedTuple):
-    """What a ledger has in one log: bytes of records (their headers counted) and entries."""
+    """What a ledger has in one log: bytes of records (with headers) and number of entries."""
 
     bytes: int
     entries: int
@@ -82,10 +86,11 @@ def encode_record_headers(
     locations: Sequence[tuple[int, int, int, int, int]], blocks: Iterable[int] | None = None
 ) -> list[bytes]:
     """The headers of records at these locations (the fields of Location, in their order). `blocks`:
-    how many blocks before its own the write began that brings each (see `write_start`)."""
+    for each record, how many blocks lie between the start of its write and its own block (see
+    `write_start`)."""
     fixed = map(repeat, (RECORD_MAGIC, VERSION))
-    back = repeat(0) if blocks is None else blocks
-    heads = list(map(_RECORD.pack, *fixed, back, *zip(*locations, strict=True)))
+    distances = repeat(0) if blocks is None else blocks
+    heads = list(map(_RECORD.pack, *fixed, distances, *zip(*locations, strict=True)))
     return list(map(add, heads, map(_CRC.pack, map(crc32c, heads))))
 
 
@@ -98,8 +103,8 @@ def decode_record_header(data: Buffer) -> Location:
 
 
 def write_start(header: Buffer, position: int) -> int:
-    """Where the write began that brought the record at `position` to its direct log: all bytes
-    before it were synced when it began."""
+    """The position where the write of the record at `position` began: all bytes of the direct log
+    before it were synced by then."""
     (blocks,) = _BLOCKS.unpack_from(header, _BLOCKS_AT)
     return int(position // BLOCK_BYTES - blocks) * BLOCK_BYTES
 
@@ -132,8 +137,7 @@ def encode_footer(log_id: int, position: int, shares: dict[int, LedgerShare]) ->
 def decode_footer(log_id: int, tail: Buffer, log_bytes: int) -> dict[int, LedgerShare]:
     """The ledger map of a log of `log_bytes`, whose last bytes are `tail` (map and footer).
 
-    Raises BadEntryLog, among others when `tail` is too short: the footer gives the map's length, so
-    a reader takes a generous tail first, the whole log at worst.
+    Raises BadEntryLog, also when `tail` begins after the start of the map (`map_start`).
     """
     view = memoryview(tail)
     footer = view[max(0, len(view) - FOOTER_BYTES) :]
@@ -180,9 +184,9 @@ class EntryLogs:
         self._config = config
         self._next_log_id = next_log_id
         self._current: GrowingLog | None = None
-        self._filled: list[int] = []  # by the latest `write`: the index may lack their records
-        self._sealed: dict[int, None] = {}
-        self._unfinished: dict[int, int] = {}  # a compaction's copy to the log it was made from
+        self._full_log_ids: list[int] = []  # of the latest `write`: the index may lack its records
+        self._sealed_ids: dict[int, None] = {}
+        self._unfinished_copies: dict[int, int] = {}  # by copy of a compaction: its source log
         self._files = _OpenFiles(disk, self.path)
 
     @classmethod
@@ -198,19 +202,21 @@ class EntryLogs:
             if name.endswith((COMPACTING, MAP_TEMPORARY)):
                 await disk.remove(f"{FOLDER}/{name}")
             elif name.endswith(COMPACTED):
-                logs._unfinished[_log_id(name)] = int(name.split(".")[1].removeprefix("from-"))
+                logs._unfinished_copies[_log_id(name)] = int(
+                    name.split(".")[1].removeprefix("from-")
+                )
             elif name.endswith(SUFFIX):
-                logs._sealed[_log_id(name)] = None
+                logs._sealed_ids[_log_id(name)] = None
         return logs
 
     async def write(self, entries: Iterator[tuple[int, int, Buffer]]) -> list[Location]:
         """Append (ledger, entry id, entry) in the given order; durable when it returns.
 
-        The caller gives the locations to the index before it calls this again. Raises DiskFailed,
-        which is final: no later write to these logs counts.
+        The caller gives the locations to the index before it calls this again. Raises DiskFailed:
+        then the caller writes no more to these logs.
         """
-        self._sealed.update(dict.fromkeys(self._filled))
-        self._filled = []
+        self._sealed_ids.update(dict.fromkeys(self._full_log_ids))
+        self._full_log_ids = []
         locations: list[Location] = []
         for chunk in self._chunks(entries):
             log = self._current = self._current or await self.begin()
@@ -232,21 +238,23 @@ class EntryLogs:
         return entries
 
     async def read_run(self, run: Sequence[Location]) -> list[Buffer | BadEntryLog | DiskFailed]:
-        """As `read`, of neighbours on disk (see `runs`); the entries hold `held_bytes(run)`. If the
-        run cannot be read at once, parts without filler between their records are read apart."""
+        """As `read`, of neighbours on disk (see `runs`); the entries take `held_bytes(run)` of
+        memory. If the read of the run fails, its parts without filler are read one by one."""
         start = run[0].position
         try:
             data = await self._files.read(run[0].log_id, start, run_bytes(run))
         except DiskFailed as error:
-            touching = list(runs(run, run_bytes(run), gap_max=0))
-            if len(touching) == 1 or isinstance(error, NoSuchFile):
+            parts = list(runs(run, run_bytes(run), gap_max=0))
+            if len(parts) == 1 or isinstance(error, NoSuchFile):
                 return [error] * len(run)
-            return [*chain(*await asyncio.gather(*map(self.read_run, touching)))]
+            return [*chain(*await asyncio.gather(*map(self.read_run, parts)))]
         view = memoryview(data)
         records = [view[e.position - start : record_end(e) - start] for e in run]
         if held_bytes(run) < len(data):
-            return [_check(bytes(record), e) for record, e in zip(records, run, strict=True)]
-        return list(map(_check, records, run))
+            return [
+                _checked_entry(bytes(record), e) for record, e in zip(records, run, strict=True)
+            ]
+        return list(map(_checked_entry, records, run))
 
     async def close(self) -> None:
         """End the current log with its footer."""
@@ -257,7 +265,7 @@ class EntryLogs:
     def _chunks(
         self, entries: Iterator[tuple[int, int, Buffer]]
     ) -> Iterator[list[tuple[int, int, Buffer]]]:
-        """About flush_chunk_bytes at a time, so that no chunk holds up other writes of the disk."""
+        """The entries in chunks of about flush_chunk_bytes, which delay no other write for long."""
         chunk: list[tuple[int, int, Buffer]] = []
         chunk_bytes = 0
         for item in entries:
@@ -272,10 +280,11 @@ class EntryLogs:
     async def _finish(self, log: "GrowingLog") -> None:
         self._current = None
         await log.end(self._disk)
-        self._filled.append(log.log_id)
+        self._full_log_ids.append(log.log_id)
 
     async def begin(self) -> "GrowingLog":
-        """A new log; its writer calls `seal` when it is sealed."""
+        """A new log; the caller calls `seal` when the log has ended and the index needs no more of
+        its records."""
         return await self._make(SUFFIX)
 
     @property
@@ -284,8 +293,8 @@ class EntryLogs:
         return self._current
 
     async def end_growing_log(self) -> None:
-        """End that log, which is sealed then: the index has all of it, and no `write` is under way.
-        Raises DiskFailed; then the log has no footer."""
+        """End and seal the growing log. The index must have all its records, and no `write` may be
+        under way. Raises DiskFailed; then the log has no footer."""
         if (log := self._current) is not None:
             self._current = None
             try:
@@ -294,8 +303,8 @@ class EntryLogs:
                 self.seal(log.log_id)
 
     def seal(self, log_id: int) -> None:
-        """Count a log from `begin` among the `sealed` ones."""
-        self._sealed[log_id] = None
+        """Seal a log from `begin`."""
+        self._sealed_ids[log_id] = None
 
     async def _make(self, suffix: str) -> "GrowingLog":
         log_id = self._next_log_id
@@ -306,82 +315,82 @@ class EntryLogs:
 
     def path(self, log_id: int) -> str:
         """The file that holds the log now."""
-        source = self._unfinished.get(log_id)
+        source = self._unfinished_copies.get(log_id)
         return log_path(log_id) if source is None else _copy_path(log_id, source)
 
-    def sealed(self) -> list[int]:
-        """The logs whose records the index has, or has replaced or dropped; by id. Without copies
-        that a compaction has not finished, and their sources."""
-        under_way = (*self._unfinished, *self._unfinished.values())
-        return sorted(log_id for log_id in self._sealed if log_id not in under_way)
+    def sealed_ids(self) -> list[int]:
+        """The sealed logs, ascending, except copies that a compaction has not finished and the
+        sources of these copies."""
+        under_way = (*self._unfinished_copies, *self._unfinished_copies.values())
+        return sorted(log_id for log_id in self._sealed_ids if log_id not in under_way)
 
-    def unfinished(self) -> dict[int, int]:
-        """Complete copies that the index may not point to yet, and what each is a copy of."""
-        return dict(self._unfinished)
+    def unfinished_copies(self) -> dict[int, int]:
+        """The complete copies to which the index may not point yet: the source by the copy."""
+        return dict(self._unfinished_copies)
 
     async def open_log(self, log_id: int) -> File:
         """The log's file, for reading it through; the caller closes it. Raises DiskFailed."""
         return await self._disk.open(self.path(log_id))
 
     async def begin_copy(self) -> "GrowingLog":
-        """A log for a compaction's records; gone at the next start if it is not published."""
+        """A log for a compaction's records; if it is not published, the next start removes it."""
         return await self._make(COMPACTING)
 
     async def discard_copy(self, copy: "GrowingLog") -> None:
-        """Remove a copy that was not published; nothing of it is needed."""
+        """Remove a copy that was not published."""
         await copy.file.close()
         with contextlib.suppress(NoSuchFile):
             await self._disk.remove(_path(copy.log_id, COMPACTING))
 
     async def publish_copy(self, copy: "GrowingLog", source: int) -> None:
-        """The copy is complete, durable and can be read when this returns."""
+        """Complete the copy: it is durable and can be read when this returns."""
         await copy.append_footer()
         await copy.file.sync()
         await copy.file.close()
         path = _copy_path(copy.log_id, source)
         await self._disk.rename(_path(copy.log_id, COMPACTING), path)
         await self._disk.sync_dir(FOLDER)
-        self._unfinished[copy.log_id] = source
+        self._unfinished_copies[copy.log_id] = source
 
     async def finish_copy(self, log_id: int) -> None:
-        """The copy is a log like others: the index points to it, and its source is gone."""
-        source = self._unfinished[log_id]
+        """Make the copy a log like others; the index points to it, and its source is removed."""
+        source = self._unfinished_copies[log_id]
         await self._disk.rename(_copy_path(log_id, source), log_path(log_id))
-        del self._unfinished[log_id]
-        self._sealed[log_id] = None
+        del self._unfinished_copies[log_id]
+        self._sealed_ids[log_id] = None
         await self._disk.sync_dir(FOLDER)
 
     async def abandon_copy(self, log_id: int) -> None:
         """Remove a published copy that the index does not point to."""
         await self._disk.remove(self.path(log_id))
         await self._files.forget(log_id)
-        del self._unfinished[log_id]
+        del self._unfinished_copies[log_id]
         await self._disk.sync_dir(FOLDER)
 
     async def remove(self, log_id: int) -> None:
-        """Remove a sealed log (or a copy's source), durably. Reads under way may end."""
-        await self._let_go(log_id)
-        with contextlib.suppress(NoSuchFile):  # by an earlier run, whose removal was not durable
+        """Remove a sealed log (or a copy's source), durably. Reads under way still succeed."""
+        await self._unseal(log_id)
+        with contextlib.suppress(NoSuchFile):  # an earlier run may have removed it
             await self._disk.remove(log_path(log_id))
-        await self._files.forget(log_id)  # after it: an open file would keep the space
+        await self._files.forget(log_id)  # after the removal: an open file keeps its space
         await self._disk.sync_dir(FOLDER)
 
     async def set_aside(self, log_id: int) -> None:
         """As `remove`, but a damaged log is kept for examination under another name."""
-        await self._let_go(log_id)
+        await self._unseal(log_id)
         with contextlib.suppress(NoSuchFile):
             await self._disk.rename(log_path(log_id), _path(log_id, DAMAGED))
         await self._files.forget(log_id)
         await self._disk.sync_dir(FOLDER)
 
-    async def _let_go(self, log_id: int) -> None:
-        self._sealed.pop(log_id, None)
+    async def _unseal(self, log_id: int) -> None:
+        self._sealed_ids.pop(log_id, None)
         with contextlib.suppress(NoSuchFile):
             await self._disk.remove(_path(log_id, MAP))
 
 
 class GrowingLog:
-    """A log that is being written: by a flush, a compaction, or with large entries."""
+    """A log that still grows: a flush, a compaction or a direct log writes it."""
 
     def __init__(self, log_id: int, file: File) -> None:
         self.log_id = log_id
@@ -402,8 +411,9 @@ class GrowingLog:
     async def append(
         self, chunk: Sequence[tuple[int, int, Buffer]], *, sync: bool = False
     ) -> list[Location]:
-        """Column by column: a step of Python for each entry would be a flush's largest cost. With
-        `sync` the chunk begins a block, and each record holds its distance from that block."""
+        """Append (ledger, entry id, entry); returns the locations. With `sync` the chunk begins at
+        a block, and each record holds its distance from that block. The work is done column by
+        column: a Python loop over the entries would be a flush's largest cost."""
         ledger_ids, entry_ids, entries = zip(*chunk, strict=True)
         sizes = list(map(len, entries))
         ends = accumulate([RECORD_HEADER_BYTES + size for size in sizes], initial=self.file.end)
@@ -411,19 +421,19 @@ class GrowingLog:
         locations = list(zip(ledger_ids, entry_ids, repeat(self.log_id), positions, sizes))
         blocks = [(at - positions[0]) // BLOCK_BYTES for at in positions] if sync else None
         heads = encode_record_headers(locations, blocks)
-        self._count(ledger_ids, sizes)
+        self._count_shares(ledger_ids, sizes)
         buffers = list(chain.from_iterable(zip(heads, entries, strict=True)))
         await self.file.append(_filled_up(buffers, end - self.file.end), sync=sync)
         return list(map(tuple.__new__, repeat(Location), locations))
 
-    def _count(self, ledger_ids: Sequence[int], sizes: Sequence[int]) -> None:
+    def _count_shares(self, ledger_ids: Sequence[int], sizes: Sequence[int]) -> None:
         added: dict[int, int] = {}
         for ledger_id, size in zip(ledger_ids, sizes, strict=True):
             added[ledger_id] = added.get(ledger_id, 0) + size
         for ledger_id, count in Counter(ledger_ids).items():
-            size, before = self._shares.get(ledger_id, _NO_SHARE)
+            size, entries = self._shares.get(ledger_id, _NO_SHARE)
             size += added[ledger_id] + count * RECORD_HEADER_BYTES
-            self._shares[ledger_id] = LedgerShare(size, before + count)
+            self._shares[ledger_id] = LedgerShare(size, entries + count)
 
     @property
     def shares(self) -> dict[int, LedgerShare]:
@@ -440,7 +450,7 @@ class GrowingLog:
             await self.file.close()
 
     async def append_footer(self) -> None:
-        """The footer ends where the file ends: the zeros that fill up the block come before it."""
+        """Append the footer, so that it ends where the file ends: filler zeros come before it."""
         length = len(encode_footer(self.log_id, 0, self._shares))
         gap = -length % BLOCK_BYTES
         await self.file.append(
@@ -455,7 +465,8 @@ class GrowingLog:
 
 
 class _OpenFiles:
-    """Logs open for reading, at most FILES_MAX; one being read is not closed."""
+    """Files of logs open for reading, FILES_MAX and those being read; no file is closed during a
+    read."""
 
     FILES_MAX = 128
 
@@ -463,22 +474,22 @@ class _OpenFiles:
         self._disk = disk
         self._path = path
         self._files: dict[int, File] = {}  # least recently read first
-        self._reads: dict[int, int] = {}
-        self._gone: dict[int, None] = {}  # to be closed after the reads that are under way
+        self._read_counts: dict[int, int] = {}
+        self._closing_ids: dict[int, None] = {}  # to be closed after the reads under way
 
     async def read(self, log_id: int, position: int, length: int) -> bytes:
         file = await self._take(log_id)
         try:
             return await file.read(position, length)
         finally:
-            self._reads[log_id] -= 1
+            self._read_counts[log_id] -= 1
             await self._evict()
 
     async def forget(self, log_id: int) -> None:
-        """The log is removed; reads under way end as they would have."""
+        """Close the file of a removed log, after the reads under way."""
         if log_id in self._files:
-            if self._reads[log_id]:
-                self._gone[log_id] = None
+            if self._read_counts[log_id]:
+                self._closing_ids[log_id] = None
             else:
                 await self._files.pop(log_id).close()
 
@@ -490,7 +501,7 @@ class _OpenFiles:
             else:
                 self._files[log_id] = opened
         file = self._files[log_id] = self._files.pop(log_id)
-        self._reads[log_id] = self._reads.get(log_id, 0) + 1
+        self._read_counts[log_id] = self._read_counts.get(log_id, 0) + 1
         return file
 
     async def _open(self, log_id: int) -> File:
@@ -500,14 +511,16 @@ class _OpenFiles:
         except NoSuchFile:
             if path == log_path(log_id):
                 raise
-            return await self._disk.open(log_path(log_id))  # the copy has, or just got, its name
+            return await self._disk.open(log_path(log_id))  # `finish_copy` has just renamed it
 
     async def _evict(self) -> None:
-        idle = [log_id for log_id in self._files if not self._reads[log_id]]
+        idle = [log_id for log_id in self._files if not self._read_counts[log_id]]
         surplus = idle[: max(0, len(self._files) - self.FILES_MAX)]
-        surplus += [log_id for log_id in idle if log_id in self._gone and log_id not in surplus]
+        surplus += [
+            log_id for log_id in idle if log_id in self._closing_ids and log_id not in surplus
+        ]
         for log_id in surplus:
-            self._gone.pop(log_id, None)
+            self._closing_ids.pop(log_id, None)
         for file in [self._files.pop(log_id) for log_id in surplus]:
             await file.close()
 
@@ -543,7 +556,7 @@ def _filled_up(buffers: list[Buffer], length: int) -> list[Buffer]:
 
 
 def record_end(location: Location) -> int:
-    """Where its record ends in the log."""
+    """Where the record at the location ends in its log."""
     return location.position + RECORD_HEADER_BYTES + location.entry_bytes
 
 
@@ -553,8 +566,8 @@ def run_bytes(run: Sequence[Location]) -> int:
 
 
 def held_bytes(run: Sequence[Location]) -> int:
-    """Bytes of memory that the entries of a run hold once they are read. Entries are views of the
-    run, or of copies of their records if the run is mostly filler."""
+    """Bytes of memory that the entries of a run take once they are read: they are views of the run,
+    or copies if the run is mostly filler."""
     on_disk = run_bytes(run)
     records = sum([location.entry_bytes for location in run]) + len(run) * RECORD_HEADER_BYTES
     return records if 2 * records < on_disk else on_disk
@@ -563,8 +576,8 @@ def held_bytes(run: Sequence[Location]) -> int:
 def runs(
     locations: Sequence[Location], bytes_max: int, gap_max: int = BLOCK_BYTES - 1
 ) -> Iterator[list[Location]]:
-    """The locations in runs of at most about `bytes_max`. Those of a run follow one another in a
-    log, with less than a block of filler (or of other records) between two."""
+    """The locations in runs of about `bytes_max` at most. The locations of a run follow one another
+    in one log, with at most `gap_max` bytes of filler (or of other records) between two."""
     run: list[Location] = []
     for location in locations:
         if run and not (
@@ -580,7 +593,7 @@ def runs(
         yield run
 
 
-def _check(data: Buffer, location: Location) -> Buffer | BadEntryLog:
+def _checked_entry(data: Buffer, location: Location) -> Buffer | BadEntryLog:
     try:
         return decode_record(data, location)
     except BadEntryLog as error:

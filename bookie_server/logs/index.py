@@ -1,17 +1,20 @@
 """The entry index as the storage engine sees it: the location of each entry, and each ledger's
 state; and the states in memory, with changes that the indexes do not have yet (`LedgerStates`).
 
-Always true of an index: a put, move or deletion is visible when the call returns and durable when
-the next `sync` returns (before that all or a part of it may be lost: the journal covers it); a
-look-up finds what was synced, or fails: the index never denies it; a later put of the same key
-replaces the earlier one; any failure is DiskFailed, and a failure of a write or sync is final: a
-sync that follows it would prove nothing. docs/formats.md pictures the keys.
+Always true of an index:
+- a put, move or deletion is visible when the call returns, and durable when the next `sync`
+  returns. Before that a crash may undo any part of it: the journal covers that;
+- a look-up finds what was synced, or raises: it never returns "absent" for a synced key;
+- a later put of the same key replaces the earlier one;
+- any failure is DiskFailed. A failed write or sync is final: a later sync would prove nothing.
+docs/formats.md pictures the keys.
 
-Always true of states: each change gets a higher revision, so of two copies of a state the one with
-the higher revision is later; a change made from an older copy takes back nothing that came in
-between (`merged`). The states of a directory that was away are older, whatever their revisions
-(`brought_back`); if only such a directory has a ledger's state, later changes of it were forgotten:
-a fence, say.
+Always true of states:
+- each change gets a higher revision: of two copies of a state the higher revision is the later one;
+- a change that was made to an older copy undoes no change made since (`merge_states`);
+- states of a directory that missed the end of an earlier run are outdated, whatever their revisions
+  (`merge_outdated`). If only such a directory has a ledger's state, later changes of the state,
+  perhaps a fence, were forgotten.
 """
 
 import enum
@@ -43,11 +46,10 @@ class Location(NamedTuple):
 
 
 class LimboReason(enum.StrEnum):
-    """Why a ledger's negatives are unknown here; each reason leaves more unknown than those above
-    it.
+    """Why a missing entry of a ledger counts as unknown here; the values are in rising order.
 
-    Moves: NONE -> TORN -> LOST, NONE -> LOST as entries are doubted (`worse`); ClearLimbo alone
-    takes a ledger back to NONE, after its entries were compared with the other copies.
+    The reason rises NONE -> TORN -> LOST or NONE -> LOST (`worse_reason`). Only ClearLimbo sets it
+    back to NONE, after the ledger's entries were compared with the other copies.
     """
 
     NONE = ""
@@ -57,8 +59,8 @@ class LimboReason(enum.StrEnum):
     """Acknowledged entries may be gone."""
 
 
-def worse(first: LimboReason, second: LimboReason) -> LimboReason:
-    """The reason that leaves more unknown."""
+def worse_reason(first: LimboReason, second: LimboReason) -> LimboReason:
+    """The reason that is later in LimboReason."""
     return max(first, second, key=_REASONS.index)
 
 
@@ -73,12 +75,12 @@ class LedgerState:
     limbo: why entries may have been lost here, if they may.
     deleted: a tombstone.
     met: the verifiers were read from the metadata (False only when the journal was damaged).
-    creation: the creator token of the record that was read then; another token shows that the id
-    was given out again after the metadata store went back in time. Empty: unknown.
+    creation: the creator token of the record that was read at first contact; another token shows
+    that the id was given out again after the metadata store went back in time. Empty: unknown.
     directories: ids of the ledger directories that may hold its entries; the last one takes new
-    entries. given_up: ids of directories that were lost and are not missed any more, each with the
-    revision from which on its entries of the ledger are garbage.
-    revision: counted up with each change; of two states the higher revision is the later one.
+    entries. given_up: ids of lost directories, each with the revision from which on its entries of
+    the ledger are garbage.
+    revision: rises with each change.
     """
 
     ledger_id: int
@@ -95,32 +97,32 @@ class LedgerState:
     creation: str = ""
 
 
-def merged(first: LedgerState, second: LedgerState) -> LedgerState:
-    """One state made of two of a ledger: the later revision is right, but it takes back nothing
-    that was ever set for good (fence, tombstone, explicit LAC), and a directory with entries only
-    if it gave that directory up."""
+def merge_states(first: LedgerState, second: LedgerState) -> LedgerState:
+    """The state of a ledger, from two copies. The later revision counts, except that a fence, a
+    tombstone and an explicit LAC of either copy stay, and a directory of the earlier copy stays
+    unless the later one gave it up."""
     late, early = (first, second) if first.revision >= second.revision else (second, first)
     limbo = late.limbo
     if first.revision == second.revision:
-        limbo = worse(first.limbo, second.limbo)
-    met = late if late.met or not early.met else early
+        limbo = worse_reason(first.limbo, second.limbo)
+    with_record = late if late.met or not early.met else early
     given_up = dict(sorted((*early.given_up, *late.given_up), key=itemgetter(1)))
-    forgotten = [
+    kept_directories = [
         directory
         for directory in early.directories
         if directory not in late.directories and given_up.get(directory, 0) <= early.revision
     ]
     return replace(
         late,
-        verifiers=met.verifiers,
-        durability=met.durability,
-        met=met.met,
+        verifiers=with_record.verifiers,
+        durability=with_record.durability,
+        met=with_record.met,
         creation=late.creation or early.creation,
         fenced=late.fenced or early.fenced,
         explicit_lac=max(late.explicit_lac, early.explicit_lac),
         limbo=limbo,
         deleted=late.deleted or early.deleted,
-        directories=(*forgotten, *late.directories),
+        directories=(*kept_directories, *late.directories),
         given_up=tuple(sorted(given_up.items())),
     )
 
@@ -129,18 +131,19 @@ class IndexDamaged(DiskFailed):
     """The index found bytes of its own that cannot be right."""
 
 
-def brought_back(present: LedgerState, away: LedgerState) -> LedgerState:
-    """A ledger's state made of `present` and of `away`, the state in a directory that was away.
+def merge_outdated(present: LedgerState, outdated: LedgerState) -> LedgerState:
+    """A ledger's state from `present` and from the state in a directory that missed the end of an
+    earlier run.
 
-    Nothing that was ever set for good is taken back, and a directory given up stays given up. Else
-    `present` is right even if `away` has the higher revision, which then counts changes that were
-    never flushed to the other directories. In that case either limbo may be the later one, and the
-    worse counts.
+    A fence, a tombstone and an explicit LAC of either stay, and a directory that was given up stays
+    given up. For all else `present` counts, even if `outdated` has the higher revision: that
+    counts changes that no other directory has. Then either limbo may be the later one, so the
+    worse one counts.
     """
-    both = merged(present, replace(away, revision=0))
-    if away.revision < present.revision:
+    both = merge_states(present, replace(outdated, revision=0))
+    if outdated.revision < present.revision:
         return both
-    return replace(both, limbo=worse(present.limbo, away.limbo))
+    return replace(both, limbo=worse_reason(present.limbo, outdated.limbo))
 
 
 class BadIndexRecord(ValueError):
@@ -237,10 +240,10 @@ class EntryIndex(Protocol):
     """Called before IndexDamaged is raised, each time."""
 
     async def put(self, locations: Sequence[Location]) -> None:
-        """An entry put again has the new location."""
+        """Set the location of each entry."""
 
     async def move(self, moves: Sequence[tuple[Location, Location]]) -> None:
-        """Each (old, new): the entry gets the new location, if it still had the old one."""
+        """For each (old, new): set the entry's location to `new` if it is `old`."""
 
     async def get(self, ledger_id: int, entry_id: int) -> Location | None: ...
 
@@ -255,7 +258,7 @@ class EntryIndex(Protocol):
     async def among(
         self, ledger_id: int, entry_ids: Sequence[int], max_bytes: int
     ) -> list[Location]:
-        """As `range`, of the ascending `entry_ids` that exist; at least one id is given."""
+        """As `range`, for those of the ascending `entry_ids` that exist; at least one is given."""
 
     async def last(self, ledger_id: int) -> int | None:
         """The highest entry id of the ledger."""
@@ -277,8 +280,9 @@ class EntryIndex(Protocol):
         """Every ledger state, by ledger id."""
 
     async def mark_logs(self, marks: Mapping[int, int | None]) -> None:
-        """By direct log: the position from which on it may hold records that the index lacks; None:
-        the index has all of them. Never durable before earlier puts are."""
+        """Set the mark of each direct log: from this position on the log may have records that the
+        index lacks; None: the index has all of them. Marks are never durable before earlier puts.
+        """
 
     async def marked_logs(self) -> dict[int, int]:
         """The marks that are not None, by log id, ascending."""
@@ -287,11 +291,12 @@ class EntryIndex(Protocol):
         """All earlier changes are durable when it returns."""
 
     async def close(self) -> None:
-        """Promises nothing about changes that were not synced."""
+        """Changes that were not synced may be lost."""
 
 
 class IndexChanges(NamedTuple):
-    """What a flush brings to every index. It deletes the states of `forgotten` ledgers first."""
+    """Changes of states that a flush writes to every index; it deletes the states of the
+    `forgotten` ledgers first."""
 
     states: list[LedgerState]
     forgotten: list[int]
@@ -302,8 +307,8 @@ class LedgerStates:
 
     def __init__(self) -> None:
         self._states: dict[int, LedgerState] = {}
-        self._dirty: dict[int, None] = {}
-        self._forgotten: dict[int, None] = {}
+        self._changed_ids: dict[int, None] = {}
+        self._forgotten_ids: dict[int, None] = {}
 
     def __len__(self) -> int:
         return len(self._states) - (EVERY_LEDGER in self._states)
@@ -312,64 +317,68 @@ class LedgerStates:
         return self._states.get(ledger_id)
 
     def all(self) -> list[LedgerState]:
-        """Of every ledger, and of EVERY_LEDGER, by id."""
+        """The state of every ledger, and of EVERY_LEDGER, by id."""
         return [self._states[ledger_id] for ledger_id in sorted(self._states)]
 
     def set(self, state: LedgerState) -> LedgerState:
-        """Take a new change. Returns the state with its revision."""
+        """Set a changed state. Returns it with its new revision."""
         current = self._states.get(state.ledger_id)
         if current is not None and state.revision < current.revision:
-            state = merged(state, current)
+            state = merge_states(state, current)
         return self.restore(replace(state, revision=state.revision + 1))
 
     def restore(self, state: LedgerState) -> LedgerState:
-        """Take a change of an earlier run, which has its revision already."""
+        """Set a state of an earlier run, which has its revision."""
         self._states[state.ledger_id] = state
-        self._dirty[state.ledger_id] = None
-        self._forgotten.pop(state.ledger_id, None)
+        self._changed_ids[state.ledger_id] = None
+        self._forgotten_ids.pop(state.ledger_id, None)
         return state
 
     def forget(self, ledger_id: int) -> None:
         """Remove the ledger's state."""
         if self._states.pop(ledger_id, None) is not None:
-            self._dirty.pop(ledger_id, None)
-            self._forgotten[ledger_id] = None
+            self._changed_ids.pop(ledger_id, None)
+            self._forgotten_ids[ledger_id] = None
 
     @property
     def has_changes(self) -> bool:
-        return bool(self._dirty or self._forgotten)
+        return bool(self._changed_ids or self._forgotten_ids)
 
     def take_changes(self) -> IndexChanges:
-        """What changed since the last call."""
-        changes = IndexChanges([self._states[i] for i in self._dirty], list(self._forgotten))
-        self._dirty, self._forgotten = {}, {}
+        """The changes since the last call."""
+        changes = IndexChanges(
+            [self._states[i] for i in self._changed_ids], list(self._forgotten_ids)
+        )
+        self._changed_ids, self._forgotten_ids = {}, {}
         return changes
 
     def load(
-        self, copies: Iterable[Iterable[LedgerState]], away: Iterable[Iterable[LedgerState]] = ()
+        self,
+        indexes: Iterable[Iterable[LedgerState]],
+        outdated_indexes: Iterable[Iterable[LedgerState]] = (),
     ) -> None:
-        """Merge the states of each index; those of directories that were `away` come separately. A
-        state that some index lacks goes to every index with the next flush."""
-        every = [{state.ledger_id: state for state in copy} for copy in copies]
-        older = [{state.ledger_id: state for state in copy} for copy in away]
-        for copy in every:
+        """Merge the states of each index. The next flush writes a state that an index lacks to
+        every index."""
+        current = [{state.ledger_id: state for state in states} for states in indexes]
+        outdated = [{state.ledger_id: state for state in states} for states in outdated_indexes]
+        for copy in current:
             for ledger_id, state in copy.items():
                 present = self._states.get(ledger_id)
-                self._states[ledger_id] = state if present is None else merged(state, present)
-        for copy in older:
+                self._states[ledger_id] = state if present is None else merge_states(state, present)
+        for copy in outdated:
             for ledger_id, state in copy.items():
                 present = self._states.get(ledger_id)
                 self._states[ledger_id] = (
-                    worst_case(state) if present is None else brought_back(present, state)
+                    worst_state(state) if present is None else merge_outdated(present, state)
                 )
         for ledger_id, state in self._states.items():
-            if any(copy.get(ledger_id) != state for copy in (*every, *older)):
-                self._dirty[ledger_id] = None
+            if any(copy.get(ledger_id) != state for copy in (*current, *outdated)):
+                self._changed_ids[ledger_id] = None
 
 
-def worst_case(state: LedgerState) -> LedgerState:
-    """The worst that the state may have become before it was forgotten: fenced, entries lost. A
-    tombstone stays as it is: nothing is worse."""
+def worst_state(state: LedgerState) -> LedgerState:
+    """The state as later changes, now forgotten, may have left it at worst: fenced, entries lost. A
+    tombstone stays as it is."""
     if state.deleted or state.ledger_id == EVERY_LEDGER:
         return state
     return replace(state, fenced=True, limbo=LimboReason.LOST)

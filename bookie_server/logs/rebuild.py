@@ -22,8 +22,13 @@ from dataclasses import dataclass, field, replace
 from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import Disk, DiskFailed, DiskFull, NoSuchFile
 from bookie_server.logs.entry_log import FOLDER, MAP, EntryLogs
-from bookie_server.logs.index import EVERY_LEDGER, EntryIndex, LedgerState, LimboReason
-from bookie_server.logs.index import merged as merge
+from bookie_server.logs.index import (
+    EVERY_LEDGER,
+    EntryIndex,
+    LedgerState,
+    LimboReason,
+    merge_states,
+)
 from bookie_server.logs.scan import LogMap, Scanned, read_map, scan
 
 MARKER = "index-rebuild"
@@ -134,14 +139,14 @@ class _Rebuild:
         self._given: dict[int, LedgerState] = {}  # states of other directories' indexes
         for state in states or ():
             given = self._given.get(state.ledger_id)
-            self._given[state.ledger_id] = state if given is None else merge(state, given)
+            self._given[state.ledger_id] = state if given is None else merge_states(state, given)
         self._rebuilt = Rebuilt(all_doubted=states is None)
 
     async def run(self, directory_id: str) -> Rebuilt:
         """The index is durable when this returns. A copy that a compaction has not finished counts
         as newer than its source. Raises DiskFailed."""
-        halves = [log_id for pair in self._logs.unfinished().items() for log_id in pair]
-        for log_id in sorted([*self._logs.sealed(), *halves]):
+        halves = [log_id for pair in self._logs.unfinished_copies().items() for log_id in pair]
+        for log_id in sorted([*self._logs.sealed_ids(), *halves]):
             await self._take(log_id)
         await self._index.put_ledgers(self._states(directory_id))
         await self._index.sync()

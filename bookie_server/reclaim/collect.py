@@ -136,7 +136,7 @@ class StoreLogs:
 
         Raises DiskFailed when the index cannot be read."""
         async with self._looking:
-            sealed = self.store.logs.sealed()
+            sealed = self.store.logs.sealed_ids()
             self.maps = {log_id: self.maps[log_id] for log_id in sealed if log_id in self.maps}
             for log_id in sealed:
                 if log_id not in self.maps and (log_map := await self._map(log_id)) is not None:
@@ -222,7 +222,7 @@ class StoreLogs:
 
     async def _remove(self, log_map: LogMap) -> int:
         logs = self.store.logs
-        if log_map.log_id not in logs.sealed():
+        if log_map.log_id not in logs.sealed_ids():
             return 0
         del self.maps[log_map.log_id]
         if not log_map.whole:

@@ -57,7 +57,7 @@ class Compactor:
 
     async def redo(self) -> None:
         """Finish the compactions that an earlier run or a failure left between copy and source."""
-        for copy_id, source in self._store.logs.unfinished().items():
+        for copy_id, source in self._store.logs.unfinished_copies().items():
             try:
                 await self._finish(copy_id, source, doubtful=True)
             except DiskFailed as error:
@@ -170,7 +170,7 @@ class Compactor:
             await logs.remove(source)
 
     async def _discard(self, copy: GrowingLog) -> None:
-        if copy.log_id not in self._store.logs.unfinished():
+        if copy.log_id not in self._store.logs.unfinished_copies():
             with contextlib.suppress(DiskFailed):
                 await self._store.logs.discard_copy(copy)
 

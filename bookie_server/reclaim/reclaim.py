@@ -213,7 +213,7 @@ class Reclaim:
     async def _compact_one(self, directory: _Directory, log_map: LogMap) -> None:
         logs = directory.logs
         free_bytes = await logs.store.disk.free_bytes()
-        is_there = log_map.log_id in logs.store.logs.sealed() and directory in self._living()
+        is_there = log_map.log_id in logs.store.logs.sealed_ids() and directory in self._living()
         if not is_there or log_map.live_bytes(logs.dead) + COPY_MARGIN_BYTES > free_bytes:
             return
         freed = await directory.compactor.compact(log_map)

@@ -71,7 +71,7 @@ class Scrub:
     async def once(self, interval_s: float) -> None:
         """Read every present log, spread over `interval_s` or as fast as is allowed."""
         for store in list(self._stores()):
-            log_ids = store.logs.sealed()
+            log_ids = store.logs.sealed_ids()
             sizes = {log_id: await _size(store, log_id) for log_id in log_ids}
             limit = self._config.scrub_bytes_per_s
             total = sum(sizes.values()) or CHUNK_BYTES
@@ -91,13 +91,13 @@ class Scrub:
             _log.warning("the scrub of log %d met %s", log_id, error)
             whole = False
         try:
-            if not whole and log_id in store.logs.sealed():
+            if not whole and log_id in store.logs.sealed_ids():
                 await self._find_bad_entries(store, log_id)
         except DiskFailed as error:
             _log.error("the scrub cannot find the lost entries of log %d: %s", log_id, error)
 
     async def _is_whole(self, store: DirectoryStore, log_id: int) -> bool:
-        if log_id not in store.logs.sealed():
+        if log_id not in store.logs.sealed_ids():
             return True
         log_map = await read_map(store.logs, store.disk, log_id)
         whole, records = True, 0
@@ -108,7 +108,7 @@ class Scrub:
                 records += len(chunk.records)
                 self.read_bytes += chunk.size
                 await self._pace.spend(chunk.size)
-                if log_id not in store.logs.sealed():
+                if log_id not in store.logs.sealed_ids():
                     return True
         finally:
             await file.close()
@@ -175,7 +175,7 @@ async def _find_missing_logs(store: DirectoryStore, quarantine: Quarantine) -> N
 async def _is_missing(store: DirectoryStore, location: Location) -> bool:
     """Whether the log is missing on disk and the index still has the location (the log may just
     have been compacted)."""
-    if location.log_id in store.logs.sealed():
+    if location.log_id in store.logs.sealed_ids():
         return False
     (read,) = await store.logs.read_run([location])
     if not isinstance(read, NoSuchFile):

@@ -32,9 +32,9 @@ from bookie_server.logs.index import (
     LimboReason,
     Location,
     decode_ledger_state,
-    merged,
-    worse,
-    worst_case,
+    merge_states,
+    worse_reason,
+    worst_state,
 )
 from bookie_server.logs.scan import Damage, Scanned, read_map, scan
 from bookie_server.storage.directories import DirectoryStore
@@ -95,7 +95,7 @@ class RecordApplier:
             if not every_limbo:
                 return None  # it was deleted and forgotten
             state = LedgerState(ledger_id, limbo=every_limbo, met=False)
-            state = worst_case(state) if every_limbo == LimboReason.LOST else state
+            state = worst_state(state) if every_limbo == LimboReason.LOST else state
         is_named = directory in (*state.directories, *dict(state.given_up))
         if is_named or state.deleted or not (every_limbo or state.limbo):
             return state
@@ -127,7 +127,7 @@ class RecordApplier:
         if record.kind is RecordKind.LEDGER:
             earlier = storage.state(ledger_id)
             logged = decode_ledger_state(bytes(record.body))
-            storage.restore_state(logged if earlier is None else merged(logged, earlier))
+            storage.restore_state(logged if earlier is None else merge_states(logged, earlier))
         elif record.kind is RecordKind.FENCE:
             storage.restore_state(replace(self._state_of(ledger_id), fenced=True))
         elif record.kind is RecordKind.LAC:
@@ -177,7 +177,7 @@ class LateRecordApplier(RecordApplier):
     def _state_of(self, ledger_id: int) -> LedgerState:
         state = self._storage.state(ledger_id)
         if state is None:
-            state = worst_case(LedgerState(ledger_id, met=False))
+            state = worst_state(LedgerState(ledger_id, met=False))
             self._storage.restore_state(state)
         return state
 
@@ -188,9 +188,9 @@ class LateRecordApplier(RecordApplier):
         present = self._storage.state(record.ledger_id)
         logged = decode_ledger_state(bytes(record.body))
         if present is None:
-            self._storage.restore_state(worst_case(logged))
+            self._storage.restore_state(worst_state(logged))
         else:
-            both = merged(present, replace(logged, revision=0))
+            both = merge_states(present, replace(logged, revision=0))
             self._storage.restore_state(replace(both, limbo=present.limbo))
 
     async def _put(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
@@ -383,7 +383,7 @@ def put_in_limbo(
     """Put the ledger, or EVERY_LEDGER, in limbo for that reason too, and with `fence` fence it.
     Durable with the next flush."""
     state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
-    limbo, fenced = worse(state.limbo, limbo), state.fenced or fence
+    limbo, fenced = worse_reason(state.limbo, limbo), state.fenced or fence
     storage.set_state(replace(state, limbo=limbo, fenced=fenced))
 
 

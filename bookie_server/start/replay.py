@@ -178,7 +178,7 @@ def _losses_before_replay(
     losses = []
     if storage.state(EVERY_LEDGER) is None:
         storage.set_state(LedgerState(EVERY_LEDGER))
-        if marks is not None or any(store.logs.sealed() for store in storage.stores):
+        if marks is not None or any(store.logs.sealed_ids() for store in storage.stores):
             losses.append("the entry index is empty although there is a checkpoint or a log")
         elif storage.failures:
             losses.append("the ledger directories that can be used have no state of any ledger")

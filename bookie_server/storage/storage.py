@@ -44,7 +44,7 @@ from bookie_server.logs.index import (
     LedgerStates,
     LimboReason,
     encode_ledger_state,
-    worse,
+    worse_reason,
 )
 from bookie_server.storage.appends import DirectWrites, Journals
 from bookie_server.storage.directories import Directories, DirectoryStore, Stores
@@ -238,7 +238,7 @@ class LedgerStorage:
         if state is not None and not self.directories.is_whole(state):
             return LimboReason.LOST
         states = [s for s in (every_ledger, state) if s is not None]
-        return reduce(worse, [s.limbo for s in states], LimboReason.NONE)
+        return reduce(worse_reason, [s.limbo for s in states], LimboReason.NONE)
 
     def quarantine(self, ledger_id: int, entry_id: int, why: str) -> None:
         """The copy of the entry here is bad: put its ledger in limbo "lost"."""

@@ -205,7 +205,7 @@ class DirectLogWatch:
             self._ghost.meet("log of large entries sealed")
 
         async def finish_copy(log_id: int) -> None:
-            source = (store.id, logs.unfinished()[log_id])
+            source = (store.id, logs.unfinished_copies()[log_id])
             await plain_finish(log_id)
             if source in self._logs:
                 self._ghost.meet("log of large entries compacted")

@@ -217,7 +217,7 @@ def published_unsynced(publish: Any) -> Any:
         path = _copy_path(copy.log_id, source)
         await self._disk.rename(_path(copy.log_id, COMPACTING), path)
         await self._disk.sync_dir(FOLDER)
-        self._unfinished[copy.log_id] = source
+        self._unfinished_copies[copy.log_id] = source
 
     return published
 
@@ -415,5 +415,5 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         ),
         ("repair of limbo",),
     ),
-    (T("limbo reason found last", "limbo", registry, "worse", torn_covers_lost, LOST), ()),
+    (T("limbo reason found last", "limbo", registry, "worse_reason", torn_covers_lost, LOST), ()),
 )

@@ -101,7 +101,7 @@ class Wide(Clustered):
     def sealed_with(self, wanted: bytes, directory: str = "d0") -> int:
         """How many sealed logs of the directory have the entry."""
         store = next(each for each in self.storage.stores if each.id == directory)
-        paths = [log_path(log_id) for log_id in store.logs.sealed()]
+        paths = [log_path(log_id) for log_id in store.logs.sealed_ids()]
         return sum(wanted in self.ledgers[directory].content(path) for path in paths)
 
     def in_background(self, *entries: bytes, **more) -> "asyncio.Task[list[Status]]":

@@ -28,7 +28,7 @@ async def half_dead():
     await store.flush(*keys)
     await store.fill(3, count=1)
     await store.delete(1)
-    assert store.logs.sealed() == [1]
+    assert store.logs.sealed_ids() == [1]
     return store
 
 
@@ -79,7 +79,7 @@ def test_a_record_that_the_index_does_not_point_to_is_not_copied():
         store = await half_dead()
         await store.flush(*((2, e) for e in range(10)))
         await compactor(store).compact(await store.map(1))
-        assert (await store.map(store.logs.sealed()[-1])).entries == 20
+        assert (await store.map(store.logs.sealed_ids()[-1])).entries == 20
         assert await store.stored(2) == [*range(30)]
 
     run(main())
@@ -190,11 +190,11 @@ def test_a_failed_sync_anywhere_loses_nothing_and_the_next_attempt_succeeds(sync
         store.disk.faults.sync_fails = int(syncs % 2 == 0)
         work = compactor(store)
         for _ in range(6):
-            if 1 in store.logs.sealed():
+            if 1 in store.logs.sealed_ids():
                 await work.compact(await store.map(1))
             await work.redo()
         assert await store.stored(2) == [*range(30)]
-        assert store.logs.unfinished() == {}
+        assert store.logs.unfinished_copies() == {}
         assert len(store.names()) == 2
 
     run(main())
@@ -212,7 +212,7 @@ def test_it_is_taken_up_from_any_step_after_a_crash():
             step += 1
             assert await store.stored(2) == [*range(30)]
             await compactor(store).redo()
-            for log_id in store.logs.sealed():
+            for log_id in store.logs.sealed_ids():
                 if (await store.map(log_id) if log_id == 1 else None) is not None:
                     await compactor(store).compact(await store.map(log_id))
             assert await store.stored(2) == [*range(30)]
@@ -350,7 +350,7 @@ def test_compaction_is_bounded_in_bytes_per_second():
         began = current().time()
         work = compactor(store, rate=64_000)
         copied = 0
-        for log_id in store.logs.sealed():
+        for log_id in store.logs.sealed_ids():
             found = await store.map(log_id)
             copied += found.record_bytes
             await work.compact(found)
@@ -367,7 +367,7 @@ def test_on_a_real_disk_with_the_real_index(tmp_path):
         await store.flush(*((i, e) for i in (1, 2) for e in range(30)))
         await store.fill(3, count=1)
         await store.delete(1)
-        assert store.logs.sealed() == [1]
+        assert store.logs.sealed_ids() == [1]
         old = await store.index.get(2, 7)
         assert await compactor(store).compact(await store.map(1)) is not None
         names = sorted(path.name for path in (tmp_path / "entrylog").iterdir())

@@ -303,7 +303,7 @@ def test_a_flush_that_does_not_say_what_the_index_has_moves_no_mark():
         places = await rig.put(1, 0)
         await rig.flush([], 0)
         assert await rig.marks() == {1: FIRST}
-        assert rig.logs.sealed() == []
+        assert rig.logs.sealed_ids() == []
         await rig.flush(places)
         assert await rig.marks() == {1: record_end(places[0])}
 
@@ -355,13 +355,13 @@ def test_marks_are_written_after_all_that_the_index_needs_of_what_lies_before_th
 def test_a_full_log_is_sealed_when_its_mark_is_gone_durably_and_no_earlier():
     async def test(rig: Rig) -> None:
         *places, other = await fill(rig)
-        assert rig.logs.sealed() == []
+        assert rig.logs.sealed_ids() == []
         flushing = asyncio.ensure_future(rig.flush([*places, other]))
         await asyncio.sleep(0.5)
         assert 1 not in await rig.marks(), "it is not durable yet"
-        assert rig.logs.sealed() == []
+        assert rig.logs.sealed_ids() == []
         await flushing
-        assert rig.logs.sealed() == [1]
+        assert rig.logs.sealed_ids() == [1]
         await rig.crash()
         assert await rig.marks() == {2: record_end(other)}
 
@@ -374,7 +374,7 @@ def test_a_log_is_not_sealed_by_a_flush_whose_sync_fails():
         rig.disk.faults.sync_fails = 1
         with pytest.raises(DiskFailed):
             await rig.flush(places)
-        assert rig.logs.sealed() == []
+        assert rig.logs.sealed_ids() == []
         await rig.crash()
         assert (await rig.marks())[1] == FIRST
 
@@ -388,10 +388,10 @@ def test_a_full_log_keeps_its_mark_while_a_later_flush_has_need_of_it():
         *places, other = await fill(rig, first=1)
         await rig.flush(first, begun)
         assert await rig.marks() == {1: record_end(first[0]), 2: FIRST}
-        assert rig.logs.sealed() == []
+        assert rig.logs.sealed_ids() == []
         await rig.flush([*places, other])
         assert await rig.marks() == {2: record_end(other)}
-        assert rig.logs.sealed() == [1]
+        assert rig.logs.sealed_ids() == [1]
 
     with_a_log(test)
 
@@ -402,10 +402,10 @@ def test_a_log_that_had_no_space_any_more_is_sealed_by_the_next_flush():
         rig.disk.fill_up(0)
         with pytest.raises(DiskFull):
             await rig.put(1, 1)
-        assert rig.logs.sealed() == [] and await rig.marks() == {1: FIRST}
+        assert rig.logs.sealed_ids() == [] and await rig.marks() == {1: FIRST}
         rig.disk.empty_out()
         await rig.flush(places)
-        assert rig.logs.sealed() == [1] and await rig.marks() == {}
+        assert rig.logs.sealed_ids() == [1] and await rig.marks() == {}
 
     with_a_log(test)
 
@@ -490,7 +490,7 @@ def test_what_a_crash_cut_off_is_no_entry_and_what_was_told_is_read_beside_it():
         assert await rig.found(places) == [(1, 0)]
         later = Location(1, 1, 1, places[0].position + 12 * KIB, places[0].entry_bytes)
         assert isinstance((await rig.logs.read([later]))[0], BadEntryLog)
-        assert rig.logs.sealed() == [1]
+        assert rig.logs.sealed_ids() == [1]
         assert (await rig.put(1, 1))[0].log_id == 2
 
     with_a_log(test)

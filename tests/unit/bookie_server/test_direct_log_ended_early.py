@@ -24,12 +24,12 @@ def test_a_log_that_is_ended_early_is_sealed_by_a_flush_and_the_next_entry_begin
         await rig.flush(places)
         await rig.direct_log.end_growing_log()
         assert rig.direct_log.growing_log is None
-        assert rig.logs.sealed() == []
+        assert rig.logs.sealed_ids() == []
         assert rig.direct_log.has_ended_logs
         (more,) = await rig.put(1, 2)
         assert more.log_id == places[0].log_id + 1
         await rig.flush([more])
-        assert rig.logs.sealed() == [places[0].log_id]
+        assert rig.logs.sealed_ids() == [places[0].log_id]
         assert list(await rig.marks()) == [more.log_id]
         found = await read_map(rig.logs, rig.disk, places[0].log_id)
         assert found.has_footer
@@ -62,7 +62,7 @@ def test_an_entry_that_comes_while_a_log_is_ended_early_goes_to_another():
         assert more.log_id != places[0].log_id
         assert rig.direct_log.growing_log.log_id == more.log_id
         await rig.flush([*places, more])
-        assert rig.logs.sealed() == [places[0].log_id]
+        assert rig.logs.sealed_ids() == [places[0].log_id]
         assert [bytes(each) for each in await rig.logs.read([*places, more])] == [
             text(1, 0),
             text(1, 1),
@@ -80,7 +80,7 @@ def test_a_log_whose_footer_finds_no_space_is_ended_and_can_be_scanned():
             await rig.direct_log.end_growing_log()
         rig.disk.empty_out()
         await rig.flush([])
-        assert rig.logs.sealed() == [places[0].log_id]
+        assert rig.logs.sealed_ids() == [places[0].log_id]
         assert [bytes(each) for each in await rig.logs.read(places)] == [text(1, 0)]
 
     ending(test)

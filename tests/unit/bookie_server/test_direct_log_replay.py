@@ -100,7 +100,7 @@ def test_what_was_told_is_there_after_a_crash_and_is_not_written_again():
         crash(storage, disk)
         storage = await opened(disk)
         assert await ids(storage, 1) == [0, 1, 2]
-        assert storage.stores[0].logs.sealed() == [1]
+        assert storage.stores[0].logs.sealed_ids() == [1]
 
     run(scenario())
 

@@ -15,10 +15,10 @@ from bookie_server.disk.monitor import degraded_reason
 from bookie_server.logs.index import (
     LedgerState,
     Location,
-    brought_back,
     decode_ledger_state,
     encode_ledger_state,
-    merged,
+    merge_outdated,
+    merge_states,
 )
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from tests.kit.deleting import delete_ledgers
@@ -322,14 +322,14 @@ def test_a_deleted_ledger_is_not_listed_and_given_up_once_its_record_is_gone():
 def test_of_two_states_the_later_one_may_give_a_directory_up_and_an_older_one_does_not_undo_it():
     early = LedgerState(1, directories=("a", "b"), revision=4)
     late = LedgerState(1, directories=("b",), given_up=(("a", 5),), revision=6)
-    assert merged(early, late).directories == merged(late, early).directories == ("b",)
+    assert merge_states(early, late).directories == merge_states(late, early).directories == ("b",)
     again = LedgerState(1, directories=("b", "a"), given_up=(("a", 5),), revision=7)
-    assert merged(late, again).directories == ("b", "a"), "it was taken again since"
+    assert merge_states(late, again).directories == ("b", "a"), "it was taken again since"
     later = LedgerState(1, directories=("b",), given_up=(("a", 5),), revision=8)
-    assert merged(again, later).directories == ("a", "b"), "nobody gave it up since"
+    assert merge_states(again, later).directories == ("a", "b"), "nobody gave it up since"
     unaware = LedgerState(1, directories=("a",), revision=9)
-    assert merged(late, unaware).directories == ("b", "a")
-    assert merged(late, unaware).given_up == (("a", 5),)
+    assert merge_states(late, unaware).directories == ("b", "a")
+    assert merge_states(late, unaware).given_up == (("a", 5),)
     assert decode_ledger_state(encode_ledger_state(again)) == again
 
 
@@ -359,11 +359,11 @@ def test_a_directory_that_was_away_takes_no_doubt_back_whatever_its_revisions():
 def test_what_a_directory_that_was_away_had_given_up_meanwhile_stays_given_up():
     known = LedgerState(1, directories=("b",), given_up=(("a", 5),), revision=6)
     away = LedgerState(1, fenced=True, explicit_lac=3, directories=("a",), revision=8)
-    assert brought_back(known, away) == dataclasses.replace(known, fenced=True, explicit_lac=3)
+    assert merge_outdated(known, away) == dataclasses.replace(known, fenced=True, explicit_lac=3)
     for limbo, revision, expected in (("lost", 5, ""), ("lost", 8, "lost"), ("lost", 6, "lost")):
         away = LedgerState(1, directories=("a",), limbo=limbo, revision=revision)
-        assert brought_back(known, away).limbo == expected
-        assert brought_back(known, away).revision == 6
+        assert merge_outdated(known, away).limbo == expected
+        assert merge_outdated(known, away).revision == 6
 
 
 def test_a_ledger_that_only_a_directory_of_before_knows_is_fenced_and_doubted():

@@ -7,7 +7,7 @@ import pytest
 from bookie_server.api.status import Status
 from bookie_server.ledgers.limbo import absence
 from bookie_server.ledgers.registry import LedgerJudgement
-from bookie_server.logs.index import worse
+from bookie_server.logs.index import worse_reason
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.ledger_record import (
     Fragment,
@@ -430,8 +430,8 @@ def test_a_first_contact_that_is_under_way_does_not_forget_the_limbo_found_meanw
 
 
 def test_the_worse_reason_counts_and_says_what_an_absence_is():
-    assert worse("", "torn") == worse("torn", "") == "torn"
-    assert worse("torn", "lost") == worse("lost", "") == "lost"
+    assert worse_reason("", "torn") == worse_reason("torn", "") == "torn"
+    assert worse_reason("torn", "lost") == worse_reason("lost", "") == "lost"
     assert [absence(limbo) for limbo in ("", "torn", "lost")] == [ABSENT, TORN, LIMBO]
 
 

@@ -21,7 +21,7 @@ async def three_logs():
     for ledger_id in (1, 2, 3):
         await store.flush(*((ledger_id, e) for e in range(ONE_LOG)))
     await store.fill(4, count=1)
-    assert store.logs.sealed() == [1, 2, 3]
+    assert store.logs.sealed_ids() == [1, 2, 3]
     return store
 
 

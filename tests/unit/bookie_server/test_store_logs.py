@@ -31,7 +31,7 @@ async def two_logs():
     await store.flush(*((1, e) for e in range(ONE_LOG)))
     await store.flush(*((2, e) for e in range(ONE_LOG)))
     await store.fill(3, count=1)
-    assert store.logs.sealed() == [1, 2]
+    assert store.logs.sealed_ids() == [1, 2]
     return store
 
 
@@ -110,7 +110,7 @@ def test_a_log_filled_by_the_flush_under_way_is_not_taken_for_dead():
         await store.index.put(places)
         await store.index.sync()
         await store.flush()
-        assert filled & set(store.logs.sealed())
+        assert filled & set(store.logs.sealed_ids())
         assert await looker.once() == 0
         assert await store.stored(4) == [*range(2 * ONE_LOG)]
 
@@ -168,7 +168,7 @@ async def cut_off():
     inode.write(inode.size(), b"torn" * 300)
     await store.crash("all")
     await store.fill(3, count=1)
-    assert store.logs.sealed() == [1]
+    assert store.logs.sealed_ids() == [1]
     return store
 
 
