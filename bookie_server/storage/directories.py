@@ -191,8 +191,7 @@ class DirectoryStore:
         return deleted
 
     async def delete_entries(self, entries: Mapping[int, Iterable[int]]) -> None:
-        """Remove these entries (ids by ledger) from the index: durable when it returns. Raises
-        DiskFailed."""
+        """Durably remove these entries (ids by ledger) from the index. Raises DiskFailed."""
         deleted = False
         async with self.index_lock:
             for ledger_id, entry_ids in entries.items():

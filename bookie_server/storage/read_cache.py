@@ -6,16 +6,17 @@ Always true of the cache:
   entries that are views into it (or, if the buffer was mostly filler, copies of them), and counts
   that whole buffer and Python's overhead of each entry, until the block goes; `bytes` never exceeds
   the budget;
-- an entry that was dropped (overwritten, its ledger deleted) is never given out again, nor put in
-  by a read that began before: such a read holds a `Ticket`, which the drop spoils;
+- the cache never gives an entry that was dropped (overwritten, or its ledger deleted), and a read
+  that began before the drop cannot put it in: the read's `Ticket` notes the drop;
 - one long scan cannot evict everything: a block is on probation until its second use, then
   protected (at most 4/5 of the budget), and no protected block is evicted for one on probation.
 
-A block that read-ahead brought is on probation unused: its first reader is its first use.
+A block that was read ahead has no use yet: its first reader is its first use.
 
-Always true of read-ahead: a reader is sequential when a read begins where an earlier one ended;
-more is fetched once the reader is half-way through the entries fetched before, for LEDGERS_MAX
-ledgers at a time, and for one reader of a ledger at a time. It only decides; entry_reader.py reads.
+Always true of read-ahead: a reader is sequential when its read begins where an earlier one ended.
+The next entries are fetched once the reader is half-way through the entries fetched before; this
+goes on for LEDGERS_MAX ledgers at a time, and for one reader of a ledger. ReadAhead only decides;
+entry_reader.py reads.
 """
 
 import asyncio
@@ -34,15 +35,15 @@ _BLOCK_SHARE_MAX = 8  # a block larger than 1/8 of the budget is not kept
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A read under way of a ledger's entries, with the entries dropped since it began."""
+    """A read under way of a ledger's entries; it notes the entries dropped since the read began."""
 
     ledger_id: int
     dropped: set[int] = field(default_factory=set)
-    all_dropped: bool = False
+    is_all_dropped: bool = False
 
-    def fresh(self, entry_id: int) -> bool:
-        """Whether the entry that the read brings may be kept."""
-        return not self.all_dropped and entry_id not in self.dropped
+    def may_keep(self, entry_id: int) -> bool:
+        """Whether the cache may keep the entry that was read."""
+        return not self.is_all_dropped and entry_id not in self.dropped
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +52,7 @@ class _Block:
     bytes: int
     entries: dict[int, Buffer]
     uses: int
-    protected: bool = False
+    is_protected: bool = False
 
 
 class ReadCache:
@@ -70,13 +71,13 @@ class ReadCache:
     # -- looking up ---------------------------------------------------------------------------
 
     def get(self, ledger_id: int, entry_id: int) -> Buffer | None:
-        """The entry, which counts as a use of its block."""
+        """The entry; counts as a use of its block."""
         return self.among(ledger_id, (entry_id,)).get(entry_id)
 
     def leading(self, ledger_id: int, entry_ids: EntryIds, max_bytes: int) -> dict[int, Buffer]:
-        """The entries up to the first that is not here, or to the one that brings the bytes to
-        `max_bytes`. Counts as one use of a block, however many of the entries it has."""
-        blocks = self._ledgers.get(ledger_id, _NONE)
+        """The entries before the first one that is not cached, and up to the entry with which the
+        bytes reach `max_bytes`. Counts as one use of each of their blocks."""
+        blocks = self._ledgers.get(ledger_id, _NO_BLOCKS)
         entries: dict[int, Buffer] = {}
         used: dict[_Block, None] = {}
         for entry_id in entry_ids if blocks else ():
@@ -86,12 +87,12 @@ class ReadCache:
             entry = entries[entry_id] = block.entries[entry_id]
             max_bytes -= len(entry)
         for block in used:
-            self._use(block)
+            self._count_use(block)
         return entries
 
     def among(self, ledger_id: int, entry_ids: Iterable[int]) -> dict[int, Buffer]:
-        """Those of the entries that are here. Counts as one use of a block, as `leading` does."""
-        blocks = self._ledgers.get(ledger_id, _NONE)
+        """The cached ones of these entries. Counts as one use of each of their blocks."""
+        blocks = self._ledgers.get(ledger_id, _NO_BLOCKS)
         entries: dict[int, Buffer] = {}
         used: dict[_Block, None] = {}
         for entry_id in entry_ids if blocks else ():
@@ -99,17 +100,17 @@ class ReadCache:
                 used[block] = None
                 entries[entry_id] = block.entries[entry_id]
         for block in used:
-            self._use(block)
+            self._count_use(block)
         return entries
 
     def has(self, ledger_id: int, entry_id: int) -> bool:
         """Whether `get` would find the entry; does not count as a use."""
-        return entry_id in self._ledgers.get(ledger_id, _NONE)
+        return entry_id in self._ledgers.get(ledger_id, _NO_BLOCKS)
 
     # -- putting in ---------------------------------------------------------------------------
 
     def begin(self, ledger_id: int) -> Ticket:
-        """A read of the ledger's entries begins; `end` it, once."""
+        """Begin a read of the ledger's entries; the caller calls `end` once."""
         ticket = Ticket(ledger_id)
         self._tickets.setdefault(ledger_id, {})[ticket] = None
         return ticket
@@ -122,24 +123,26 @@ class ReadCache:
             del self._tickets[ticket.ledger_id]
 
     def takes(self, buffer_bytes: int, entries: int) -> bool:
-        """Whether a block of so many bytes and entries is kept at all."""
+        """Whether the cache keeps a block of this size at all."""
         return _size(buffer_bytes, entries) * _BLOCK_SHARE_MAX <= self.bytes_max
 
     def put(
         self, ticket: Ticket, entries: Mapping[int, Buffer], buffer_bytes: int, *, uses: int = 1
     ) -> None:
-        """Keep what one read brought: entries that are views into one buffer of `buffer_bytes`.
+        """Keep the entries of one read, which are views into one buffer of `buffer_bytes`, except
+        entries that are cached already or were dropped since the ticket was made.
 
-        `uses` is 0 for entries read ahead. Entries that are here already, or were dropped since the
-        ticket was made, are left out.
+        `uses` is 0 for entries read ahead.
         """
-        cached = self._ledgers.get(ticket.ledger_id, _NONE)
-        kept = {e: data for e, data in entries.items() if ticket.fresh(e) and e not in cached}
-        size = _size(buffer_bytes, len(kept))
-        if not kept or not self.takes(buffer_bytes, len(kept)):
+        cached = self._ledgers.get(ticket.ledger_id, _NO_BLOCKS)
+        kept_entries = {
+            e: data for e, data in entries.items() if ticket.may_keep(e) and e not in cached
+        }
+        size = _size(buffer_bytes, len(kept_entries))
+        if not kept_entries or not self.takes(buffer_bytes, len(kept_entries)):
             return
-        block = _Block(ticket.ledger_id, size, kept, uses)
-        self._ledgers.setdefault(ticket.ledger_id, {}).update(dict.fromkeys(kept, block))
+        block = _Block(ticket.ledger_id, size, kept_entries, uses)
+        self._ledgers.setdefault(ticket.ledger_id, {}).update(dict.fromkeys(kept_entries, block))
         self._probation[block] = None
         self.bytes += size
         while self.bytes > self.bytes_max:
@@ -148,31 +151,30 @@ class ReadCache:
     # -- dropping -----------------------------------------------------------------------------
 
     def drop(self, ledger_id: int, entry_id: int) -> None:
-        """The entry is, or will be, overwritten: forget it, and keep reads under way from putting
-        it in."""
+        """Forget an entry that is or will be overwritten; reads under way cannot put it in."""
         for ticket in self._tickets.get(ledger_id, ()):
             ticket.dropped.add(entry_id)
-        block = self._ledgers.get(ledger_id, _NONE).get(entry_id)
+        block = self._ledgers.get(ledger_id, _NO_BLOCKS).get(entry_id)
         if block is not None:
             self._forget(block, entry_id)
 
     def drop_ledger(self, ledger_id: int) -> None:
-        """The ledger's entries are gone."""
+        """Forget the ledger's entries; reads under way cannot put them in."""
         for ticket in self._tickets.get(ledger_id, ()):
-            ticket.all_dropped = True
-        for block in dict.fromkeys(self._ledgers.pop(ledger_id, _NONE).values()):
+            ticket.is_all_dropped = True
+        for block in dict.fromkeys(self._ledgers.pop(ledger_id, _NO_BLOCKS).values()):
             self._remove(block)
 
     def clear(self) -> None:
-        """Drop all entries, and those of the reads under way."""
+        """Forget all entries; reads under way cannot put theirs in."""
         for ledger_id in [*self._tickets, *self._ledgers]:
             self.drop_ledger(ledger_id)
 
     # -- order --------------------------------------------------------------------------------
 
-    def _use(self, block: _Block) -> None:
+    def _count_use(self, block: _Block) -> None:
         block.uses += 1
-        if block.protected:
+        if block.is_protected:
             self._protected.move_to_end(block)
         elif block.uses == 1:
             self._probation.move_to_end(block)
@@ -182,11 +184,11 @@ class ReadCache:
     def _protect(self, block: _Block) -> None:
         del self._probation[block]
         self._protected[block] = None
-        block.protected = True
+        block.is_protected = True
         self._protected_bytes += block.bytes
         while self._protected_bytes > self._protected_bytes_max:
             oldest, _ = self._protected.popitem(last=False)
-            oldest.protected, oldest.uses = False, 1
+            oldest.is_protected, oldest.uses = False, 1
             self._protected_bytes -= oldest.bytes
             self._probation[oldest] = None
 
@@ -200,7 +202,7 @@ class ReadCache:
         self._remove(block)
 
     def _forget(self, block: _Block, entry_id: int) -> None:
-        """The rest of the block stays, and so does its buffer, which goes on counting."""
+        """Forget one entry of the block. The block's bytes still count, as its buffer stays."""
         blocks = self._ledgers[block.ledger_id]
         del blocks[entry_id], block.entries[entry_id]
         if not block.entries:
@@ -210,7 +212,7 @@ class ReadCache:
 
     def _remove(self, block: _Block) -> None:
         self.bytes -= block.bytes
-        if block.protected:
+        if block.is_protected:
             del self._protected[block]
             self._protected_bytes -= block.bytes
         else:
@@ -221,7 +223,7 @@ def _size(buffer_bytes: int, entries: int) -> int:
     return buffer_bytes + BLOCK_OVERHEAD_BYTES + entries * ENTRY_OVERHEAD_BYTES
 
 
-_NONE: dict[int, _Block] = {}
+_NO_BLOCKS: dict[int, _Block] = {}
 
 
 LEDGERS_MAX = 2
@@ -230,15 +232,17 @@ READERS_MAX = 1024  # remembered: about 300 bytes each
 
 @dataclass(slots=True)
 class _Reader:
-    """`ahead`: the first entry that was not read ahead; at entry `again` the next ones are."""
+    """`ahead`: the first entry that was not read ahead. `next_at`: when the reader reaches this
+    entry, the next entries are read ahead."""
 
     ahead: int = 0
-    again: int = 0
+    next_at: int = 0
 
 
 class Ahead:
-    """Read-ahead under way for one ledger. A reader that reaches `run` waits until it has arrived;
-    the entries before `passed`, which readers requested meanwhile, are left to their reads."""
+    """Read-ahead under way for one ledger. A reader that needs an entry of `run` waits until the
+    run has arrived. Readers have requested the entries before `passed`: these are not read ahead.
+    """
 
     def __init__(self, reader: _Reader, first_entry: int) -> None:
         self.reader = reader
@@ -247,13 +251,13 @@ class Ahead:
         self._arrived: asyncio.Future[None] | None = None
 
     def begin(self, run: range) -> None:
-        """These entries are being read now; the run before has arrived."""
+        """These entries are being read now; the earlier run has arrived."""
         self.end()
         self.run = run
         self._arrived = asyncio.get_running_loop().create_future()
 
     def end(self) -> None:
-        """The run has arrived in the read cache, or will not."""
+        """The run has arrived in the read cache, or its read has failed."""
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
         self.run = range(0)
@@ -265,7 +269,7 @@ class Ahead:
 
 
 class ReadAhead:
-    """Sequential readers by the entry where they go on, and the read-ahead under way for them."""
+    """Readers, by the entry at which their next read should begin; and read-ahead under way."""
 
     def __init__(self) -> None:
         self._readers: OrderedDict[tuple[int, int], _Reader] = OrderedDict()
@@ -275,16 +279,16 @@ class ReadAhead:
         return self._under_way.get(ledger_id)
 
     def was_read(self, ledger_id: int, first_entry: int, through: int) -> Ahead | None:
-        """Entries first_entry..through were read; the read-ahead to begin now, if any.
+        """Entries first_entry..through were read. Returns the read-ahead to begin now, if any.
 
-        The caller fetches it, from `passed` on, and calls `brought` when it is done.
+        The caller fetches entries from its `passed` on, and then calls `brought`.
         """
         reader = self._readers.pop((ledger_id, first_entry), None)
-        sequential = reader is not None
+        is_sequential = reader is not None
         reader = self._readers[ledger_id, through + 1] = reader or _Reader()
         if len(self._readers) > READERS_MAX:
             self._readers.popitem(last=False)
-        if not sequential or through + 1 < reader.again:
+        if not is_sequential or through + 1 < reader.next_at:
             return None
         if ledger_id in self._under_way or len(self._under_way) >= LEDGERS_MAX:
             return None
@@ -293,8 +297,8 @@ class ReadAhead:
         return ahead
 
     def brought(self, ledger_id: int, first_entry: int, through: int) -> None:
-        """The read-ahead under way has ended; it has looked at first_entry..through."""
+        """The read-ahead under way has ended; it looked up first_entry..through."""
         ahead = self._under_way.pop(ledger_id)
         ahead.end()
         ahead.reader.ahead = through + 1
-        ahead.reader.again = (first_entry + through + 1) // 2
+        ahead.reader.next_at = (first_entry + through + 1) // 2
