@@ -7,8 +7,7 @@ Always true:
 - an ended log has a map of the bytes that each ledger has in it, at its end; a log whose writing a
   crash or failure cut off has no map, and has to be scanned for it;
 - each append is filled up with zeros to a multiple of 4096, so that it can bypass the page cache;
-- if a record differs from its location in the index, its entry cannot be delivered; it never counts
-  as absent;
+- an entry whose record differs from its location in the index is undeliverable, never absent;
 - a log may be removed only when it is sealed: it takes no more appends, and the index gets no more
   of its records.
 
@@ -238,8 +237,8 @@ class EntryLogs:
         return entries
 
     async def read_run(self, run: Sequence[Location]) -> list[Buffer | BadEntryLog | DiskFailed]:
-        """As `read`, of neighbours on disk (see `runs`); the entries take `held_bytes(run)` of
-        memory. If the read of the run fails, its parts without filler are read one by one."""
+        """As `read`, of neighbours on disk (see `runs`). If the read of the run fails, its parts
+        without filler are read apart. The entries take `held_bytes(run)` of memory."""
         start = run[0].position
         try:
             data = await self._files.read(run[0].log_id, start, run_bytes(run))
@@ -283,8 +282,7 @@ class EntryLogs:
         self._full_log_ids.append(log.log_id)
 
     async def begin(self) -> "GrowingLog":
-        """A new log; the caller calls `seal` when the log has ended and the index needs no more of
-        its records."""
+        """A new log; the caller ends it, and calls `seal` when the index needs no more of it."""
         return await self._make(SUFFIX)
 
     @property
@@ -465,8 +463,7 @@ class GrowingLog:
 
 
 class _OpenFiles:
-    """Files of logs open for reading, FILES_MAX and those being read; no file is closed during a
-    read."""
+    """Files of logs open for reading: FILES_MAX, and more while they are being read."""
 
     FILES_MAX = 128
 

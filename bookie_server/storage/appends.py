@@ -360,7 +360,7 @@ class DirectWrites:
         under_way: DoneFuture = loop.create_future()
         half.direct_writes[under_way] = None
         self._unwritten.setdefault(ledger_id, {})[under_way] = large
-        written.add_done_callback(partial(self._on_put_end, large, under_way))
+        written.add_done_callback(partial(self._finish, large, under_way))
         return done
 
     def _name_directory(self, ledger_id: int, store: DirectoryStore) -> DoneFuture | None:
@@ -395,7 +395,7 @@ class DirectWrites:
         for large in self._unwritten.pop(ledger_id, {}).values():
             self._journal(large, Lane.RECOVERY)
 
-    def _on_put_end(
+    def _finish(
         self, large: _LargeWrite, under_way: DoneFuture, written: asyncio.Future[list[Location]]
     ) -> None:
         """The direct log's put has ended. If it failed, append the entries to a journal."""

@@ -134,7 +134,7 @@ class DirectLogWatch:
             self._watch_logs(store)
 
     def _watch_writes(self, writes: Any) -> None:
-        plain_take, plain_written = writes._take_over, writes._on_put_end
+        plain_take, plain_written = writes._take_over, writes._finish
         plain_acknowledge = writes._acknowledge
 
         def take_over(ledger_id: int) -> None:
@@ -160,7 +160,7 @@ class DirectLogWatch:
             plain_acknowledge(large)
             large.done.add_done_callback(acknowledged)
 
-        writes._take_over, writes._on_put_end = take_over, written
+        writes._take_over, writes._finish = take_over, written
         writes._acknowledge = placed
 
     def _watch_flushes(self, storage: Any) -> None:
