@@ -230,10 +230,10 @@ def release_all() -> None:
 
 
 class BlockingCursor:
-    """A Cursor whose methods may be called from any thread."""
+    """A Cursor that may be used from any thread."""
 
     def __init__(self, cursor: "Cursor") -> None:
-        self._cursor = cursor
+        self.cursor = cursor
         self._releasing: Future[None] | None = None
         self._told: dict[int, int] = {}
 
@@ -241,29 +241,11 @@ class BlockingCursor:
         """See Cursor.advance. The same positions again cost nothing."""
         if positions != self._told:
             self._told = dict(positions)
-            background_loop().loop.call_soon_threadsafe(self._cursor.advance, self._told)
+            background_loop().loop.call_soon_threadsafe(self.cursor.advance, self._told)
 
     def check(self) -> None:
         """See Cursor.check."""
-        self._cursor.check()
-
-    @property
-    def failure(self) -> errors.LedgerError | None:
-        """See Cursor.failure."""
-        return self._cursor.failure
-
-    @property
-    def confirmed(self) -> Mapping[int, int]:
-        """The durable positions."""
-        return self._cursor.confirmed
-
-    def recovered(self) -> dict[int, int]:
-        """See Cursor.recovered: waits for bookies."""
-        return background_loop().run(self._cursor.recovered())
-
-    def durable(self) -> None:
-        """See Cursor.durable: waits for bookies."""
-        background_loop().run(self._cursor.durable())
+        self.cursor.check()
 
     @property
     def released(self) -> bool:
@@ -275,7 +257,7 @@ class BlockingCursor:
         handler may call this while the interrupted thread is in it: both wait for the same end."""
         try:
             if self._releasing is None:
-                self._releasing = background_loop().start(self._cursor.release(timeout_s))
+                self._releasing = background_loop().start(self.cursor.release(timeout_s))
             self._releasing.result()
         except (errors.LedgerError, RuntimeError) as error:
             _log.warning("a subscription was not released: %s", error)

@@ -22,7 +22,7 @@ topic = topics.run(topics.client.topics.open(sys.argv[2]))
 cursor = open_cursor(topics, topic, "s", "q", "r1", start=End.EARLIEST)
 for offset in (1, 2, 3, 4):
     cursor.advance({0: offset})
-    cursor.durable()
+    topics.run(cursor.cursor.durable())
 os._exit(9)
 """
 
@@ -44,7 +44,7 @@ def test_a_killed_driver_leaves_its_position_to_its_querys_next_run(cluster, top
 
     cursor = open_cursor(topics, topic, "s", "q", "r2")
 
-    assert cursor.recovered()[0] == 4
+    assert topics.run(cursor.cursor.recovered())[0] == 4
     assert open_cursor(topics, topic, "s", "q", "r2") is cursor
     cursor.release()
     assert topics.run(subscriptions.positions(topic.id, "s"))[0] == 4
@@ -62,13 +62,13 @@ def test_any_thread_may_tell_it_and_none_waits(topics, topic):
     for thread in threads:
         thread.join()
 
-    cursor.durable()
+    topics.run(cursor.cursor.durable())
 
-    assert cursor.confirmed == {0: 199, 1: 199}
+    assert cursor.cursor.confirmed == {0: 199, 1: 199}
     cursor.check()
     cursor.advance({0: 50, 1: 199})  # back, in a multi of its own
-    cursor.durable()
-    assert cursor.confirmed == {0: 50, 1: 199}
+    topics.run(cursor.cursor.durable())
+    assert cursor.cursor.confirmed == {0: 50, 1: 199}
     cursor.release()
     with pytest.raises(errors.LedgerFenced, match="released"):
         cursor.check()
