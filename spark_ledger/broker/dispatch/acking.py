@@ -15,13 +15,14 @@ from spark_ledger.broker.wire.commands import NO_TRANSACTIONS, Refusal, ServerEr
 from spark_ledger.broker.wire.frames import encode
 
 ACK_STEPS_MAX = 2000
-"""Ids, or stretches of their sets, that are acknowledged in one step of the loop; an ACK with more
+"""How many ids, or ranges of their sets, are acknowledged in one step of the loop; an ACK with more
 takes several steps."""
-_WORDS_PER_STEP = 16  # of an id's set: to unpack them takes the time of a stretch
+_WORDS_PER_STEP = 16  # unpacking 16 words of an id's set takes as long as one range
 
 
 class Consuming(NamedTuple):
-    """A consumer of a connection, and its subscription's name among those of its topic."""
+    """A consumer of a connection, with the name of its subscription and all subscriptions of its
+    topic."""
 
     consumer: Consumer
     subscriptions: TopicSubscriptions
@@ -29,8 +30,8 @@ class Consuming(NamedTuple):
 
 
 class Acking:
-    """`consumers` by their ids; `refusal_of` makes an error one of Pulsar's; `on_idle` is called
-    when an ACK of several steps is done."""
+    """`consumers` by their ids; `refusal_of` makes one of Pulsar's errors of an exception;
+    `on_idle` is called when an ACK of several steps is done."""
 
     def __init__(
         self,
@@ -48,68 +49,68 @@ class Acking:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an ACK is not done yet: no other is to be added."""
+        """Whether an ACK is not done yet: no other ACK may be added meanwhile."""
         return self._steps is not None
 
     def add(self, part: Any) -> None:
-        """Carry an ACK out, at once where one step is enough."""
-        steps = self._in_steps(part)
+        """Carry an ACK out, at once if one step is enough."""
+        steps = self._answer_in_steps(part)
         if next(steps, self) is not self:
             self._steps = steps
-            self._task = asyncio.get_running_loop().create_task(self._rest(steps))
+            self._task = asyncio.get_running_loop().create_task(self._finish(steps))
 
     def drop(self) -> None:
         """The connection is gone: the client acknowledges on the next one."""
         self._steps = None
 
-    async def _rest(self, steps: Iterator[None]) -> None:
+    async def _finish(self, steps: Iterator[None]) -> None:
         try:
             await asyncio.sleep(0)
             for _ in steps:
                 await asyncio.sleep(0)
                 if self._steps is not steps:
                     return
-        finally:  # also after a defect: else its connection would never be read again
+        finally:  # also after a defect: else the connection would never be read again
             if self._steps is steps:
                 self._steps = None
                 self._on_idle()
 
-    def _in_steps(self, part: Any) -> Iterator[None]:
+    def _answer_in_steps(self, part: Any) -> Iterator[None]:
         consuming = self._consumers.get(part.consumer_id)
-        refused: Refusal | None = None
-        if consuming is None:  # it was sent away, for example: its messages come again
+        refusal: Refusal | None = None
+        if consuming is None:  # sent away, for example: its messages are sent again
             what = f"there is no consumer {part.consumer_id}"
-            refused = Refusal(ServerError.CONSUMER_NOT_FOUND, what)
+            refusal = Refusal(ServerError.CONSUMER_NOT_FOUND, what)
         else:
             try:
                 yield from self._acknowledge(part, consuming)
             except Exception as error:
-                refused = self._refusal_of(error)
+                refusal = self._refusal_of(error)
                 if isinstance(error, errors.LedgerFenced | errors.SubscriptionNotFound):
                     consuming.consumer.end()  # the subscription is another broker's, or deleted
         if part.HasField("request_id"):
             response = command(
                 "ack_response", consumer_id=part.consumer_id, request_id=part.request_id
             )
-            if refused is not None:
-                response.ack_response.error = refused.code
-                response.ack_response.message = refused.message
+            if refusal is not None:
+                response.ack_response.error = refusal.code
+                response.ack_response.message = refusal.message
             self._send(encode(response))
 
     def _acknowledge(self, part: Any, consuming: Consuming) -> Iterator[None]:
         if part.HasField("txnid_most_bits"):
             raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
-        consumer, moved, cost = consuming.consumer, False, 0
+        consumer, has_moved, cost = consuming.consumer, False, 0
         for message_id in part.message_id:
             cost += len(message_id.ack_set) // _WORDS_PER_STEP
-            for moves in consumer.dispatcher.acknowledge(consumer, message_id, part.ack_type):
-                moved |= moves
+            for moves_mark in consumer.dispatcher.acknowledge(consumer, message_id, part.ack_type):
+                has_moved |= moves_mark
                 cost += 1
                 if cost < ACK_STEPS_MAX:
                     continue
                 cost = 0
                 yield
                 if self._consumers.get(consumer.id, (None,))[0] is not consumer:
-                    return  # it was sent away, for example by a seek
-        if moved:
-            consumer.dispatcher.moved()
+                    return  # the consumer was sent away, for example by a seek
+        if has_moved:
+            consumer.dispatcher.save_position()

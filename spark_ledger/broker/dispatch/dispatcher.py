@@ -1,12 +1,13 @@
-"""The dispatcher of a subscription in one partition: what its consumers are sent, what they
-acknowledge, and from where on they get it again.
+"""The dispatcher of a subscription in one partition: what is sent to its consumers, what they
+acknowledge, and from which offset on messages are sent again.
 
 Always true: the read position, the permits, and what is sent and not acknowledged belong to the
 dispatcher; which consumer gets messages is its policy's decision (policies.py). Another active
-consumer begins at the mark, so what was not acknowledged comes again (at least once). What is sent
-is bounded by the permits that a consumer gave, and by its connection's room. A message's chunks are
-sent with its last one, all with its id, wherever the consumer began: so the broker never sends part
-of an incomplete message, and a client acknowledges only the last chunk.
+consumer begins at the mark, so messages that were not acknowledged are sent again (at least once).
+A consumer's permits and its connection's room bound what is sent. All chunks of a message are sent
+when the dispatcher comes to the last chunk, with the last chunk's id, wherever the consumer began:
+so the broker never sends part of an incomplete message, and a client acknowledges only the last
+chunk.
 """
 
 import asyncio
@@ -40,8 +41,8 @@ _log = logging.getLogger(__name__)
 
 
 class Consumer:
-    """Of one partition, for one connection: what its dispatcher keeps of it. `epoch` numbers its
-    client's requests for everything again, None if the client does not count them."""
+    """What the dispatcher of a partition keeps of one consumer. `epoch` counts its client's
+    requests to send everything again; None if the client does not count them."""
 
     def __init__(
         self,
@@ -67,13 +68,13 @@ class Consumer:
         self.on_end = on_end
 
     def end(self) -> None:
-        """Send it away: its client is to look the topic up again."""
+        """Send the consumer away: its client is to look the topic up again."""
         self.on_end(self)
 
 
 class Dispatcher:
-    """Of a subscription that begins at `mark` in the partition; `cursor` makes its position
-    durable, None if it is not to be."""
+    """For a subscription that begins at `mark` in the partition; `cursor` makes its position
+    durable, None if no position is to be durable."""
 
     def __init__(
         self, partition: Partition, policy: Policy, mark: int, cursor: ConsumerCursor | None
@@ -83,19 +84,19 @@ class Dispatcher:
         self.consumers: list[Consumer] = []
         self.active: Consumer | None = None
         self.awaits_consumers = False
-        """A seek has sent its consumers away, and they are not back yet."""
+        """Whether a seek has sent the consumers away, and none of them is back yet."""
         self._policy = policy
         self._cursor = cursor
         self.position = mark
         self._rewinds = 0
-        self._rewound = asyncio.Event()
+        self._rewind_event = asyncio.Event()
         self._wake = asyncio.Event()
-        self._logged: tuple[object, float] = (None, 0.0)
+        self._logged_failure: tuple[object, float] = (None, 0.0)
 
     # -- consumers -----------------------------------------------------------------------------
 
     def admits(self) -> bool:
-        """Whether one more consumer may come."""
+        """Whether one more consumer may join."""
         return self._policy.admits(self.consumers)
 
     def join(self, consumer: Consumer) -> None:
@@ -130,13 +131,13 @@ class Dispatcher:
                 consumer.link.send(encode(change))
 
     def flow(self, consumer: Consumer, permits: int) -> None:
-        """The consumer's client takes so many messages more."""
+        """The consumer's client takes `permits` more messages."""
         consumer.permits += permits
         self._wake.set()
 
     def redeliver(self, consumer: Consumer, epoch: int | None) -> None:
-        """The consumer's client asks for everything again: what it gets from now on is of that
-        epoch."""
+        """The consumer's client asks for everything again: messages that it gets from now on have
+        that `epoch`."""
         consumer.messages.epoch = epoch
         if consumer is self.active:
             self.rewind()
@@ -145,19 +146,19 @@ class Dispatcher:
         """Send again what is not acknowledged."""
         self.position = self.acks.mark
         self._rewinds += 1
-        self._rewound.set()
+        self._rewind_event.set()
         self._wake.set()
 
     def seek(self, offset: int) -> None:
-        """Nothing from there on is acknowledged, all before it is; the consumers are sent away, and
-        come back to that offset. Raises as `moved`."""
+        """From `offset` on nothing is acknowledged, and everything below it is. The consumers are
+        sent away, and begin there when they come back. Raises as `save_position`."""
         self.acks.reset(offset)
         self.awaits_consumers = True
-        self.moved()
+        self.save_position()
         for consumer in list(self.consumers):
             consumer.end()
 
-    def moved(self) -> None:
+    def save_position(self) -> None:
         """Make the position durable. Raises as ConsumerCursor.check."""
         if self._cursor is not None:
             self._cursor.check()
@@ -166,25 +167,26 @@ class Dispatcher:
     def acknowledge(
         self, consumer: Consumer, message_id: MessageId, ack_type: AckType
     ) -> Iterator[bool]:
-        """In steps, one at least, one for each stretch of the id's set: whether each moved the
-        mark. What is beyond the confirmed end was not sent, and counts for nothing."""
+        """Acknowledge in steps: one for each range of the id's set, and one at least. Yields
+        whether the step moved the mark. Offsets beyond the confirmed end were not sent, and are
+        ignored."""
         partition, acks = self.partition, self.acks
         offset = offset_of(message_id, partition.ledger)
         if ack_type == AckType.CUMULATIVE:
-            end = consumer.sent.acknowledged_up_to(message_id, offset)
-            yield end <= partition.end and acks.up_to(end)
+            end = consumer.sent.cumulative_end(message_id, offset)
+            yield end <= partition.end and acks.add_up_to(end)
             return
-        stretches = consumer.sent.acknowledged(message_id, offset)
-        for lo, hi in stretches:
+        ranges = consumer.sent.acknowledged_ranges(message_id, offset)
+        for lo, hi in ranges:
             yield hi <= partition.end and acks.add(lo, hi)
-        if not stretches:
+        if not ranges:
             yield False
 
-    # -- what is sent --------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------
 
     async def _send_to(self, consumer: Consumer) -> None:
-        """Send what there is, as long as the consumer is the active one. `lossy`: what is read next
-        is read without rows that are lost."""
+        """Send messages as long as the consumer is the active one. `lossy`: the next read leaves
+        lost rows out."""
         pause_s, lossy = RETRY_S, False
         while consumer is self.active:
             try:
@@ -213,7 +215,7 @@ class Dispatcher:
                     pause_s = min(2 * pause_s, LOST_RETRY_S)
 
     async def _may_send(self, consumer: Consumer) -> bool:
-        """Wait until there is a batch that the consumer may get; False once another one is
+        """Wait until there is a batch that the consumer may get; False once another consumer is
         active."""
         while not may_get(consumer, self.active) or self.partition.end <= self.position:
             if consumer is not self.active:
@@ -224,17 +226,17 @@ class Dispatcher:
         return consumer is self.active
 
     async def _pause(self, seconds: float) -> None:
-        """Before what could not be read is read again; a rewind ends the pause. The consumer stays:
-        a client whose consumer is sent away subscribes again at once."""
-        self._rewound.clear()
-        await woken(self._rewound, seconds)
+        """Wait before a failed read is tried again; a rewind ends the pause. The consumer stays: if
+        it were sent away, its client would subscribe again at once."""
+        self._rewind_event.clear()
+        await woken(self._rewind_event, seconds)
 
     def _log_failure(self, consumer: Consumer, error: Exception, lossy: bool) -> None:
-        """Once for a position, and again after LOG_EVERY_S."""
+        """Log a failure once for a position, and again after LOG_EVERY_S."""
         now_s, place = asyncio.get_running_loop().time(), (self.position, lossy)
-        if self._logged[0] == place and now_s < self._logged[1] + LOG_EVERY_S:
+        if self._logged_failure[0] == place and now_s < self._logged_failure[1] + LOG_EVERY_S:
             return
-        self._logged = place, now_s
+        self._logged_failure = place, now_s
         defect = None if isinstance(error, errors.LedgerError) else error
         does = "passes over rows that cannot be read" if lossy else "pauses"
         hint = ""
@@ -248,8 +250,8 @@ class Dispatcher:
         )
 
     async def _send_all(self, consumer: Consumer, batches: list[Stored], lossy: bool) -> None:
-        if not batches:  # a hole up to what is confirmed, or a seal that the log has in a moment
-            await self._over_hole()
+        if not batches:  # a hole up to the confirmed end, or the log will soon have a seal
+            await self._pass_over_hole()
         rewinds = self._rewinds
         for count, batch in enumerate(batches, 1):
             await consumer.link.room()
@@ -274,28 +276,29 @@ class Dispatcher:
                 return
             self.position = batch.end
 
-    async def _over_hole(self) -> None:
+    async def _pass_over_hole(self) -> None:
         held = self.partition.held
-        nexts = [
+        starts = [
             interval.lo
             for interval in held.intervals.between(self.position, held.end_offset)
             if interval.source is not None and interval.lo >= self.position
         ]
-        if nexts:
-            self._pass_over(nexts[0])
+        if starts:
+            self._pass_over(starts[0])
         elif self.position < held.end_offset:
             self._pass_over(held.end_offset)
         else:
             await asyncio.sleep(SOON_S)
 
     def _pass_over(self, offset: int) -> None:
-        """No row is between the position and the offset: there is nothing to acknowledge."""
+        """Go on at `offset`: there is no row before it, thus nothing to acknowledge."""
         if offset > self.position:
             self.acks.pass_over(self.position, offset)
             self.position = offset
 
     async def _send_message(self, consumer: Consumer, last: Stored, lossy: bool) -> None:
-        """A message in its chunks, of which `last` is the last; once begun it is sent whole."""
+        """Send a message in its chunks; `last` is the last chunk. Once begun, all chunks are
+        sent."""
         consumer.sent.note(last.offset, last.messages)
         frame = consumer.messages.command(last.offset, ())
         offsets = earlier_offsets(last.data)
@@ -314,7 +317,7 @@ class Dispatcher:
         _send_part(consumer, frame, chunk_in(last.data))
 
     async def _chunk(self, offset: int, lossy: bool) -> Stored | None:
-        """None if the chunk is not kept any more, or is lost and passed over."""
+        """The chunk at `offset`; None if it is not kept any more, or is lost and passed over."""
         try:
             return await self.partition.chunk(offset)
         except UNREADABLE:
@@ -325,8 +328,8 @@ class Dispatcher:
     async def _send(
         self, consumer: Consumer, batch: Stored, missing: list[tuple[int, int]]
     ) -> None:
-        """A batch, or a message with its chunks: each takes a permit, and they have one id; once
-        begun it is sent whole."""
+        """Send a batch, or a message in chunks: each chunk takes a permit, and all have one id.
+        Once begun, all chunks are sent."""
         acks = ack_set(missing, batch.offset, batch.messages) if batch.batched else ()
         frame = consumer.messages.command(batch.offset, acks)
         consumer.sent.note(batch.offset, batch.messages)

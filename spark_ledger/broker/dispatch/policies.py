@@ -1,7 +1,7 @@
 """Which consumers of a partition get its messages, by the type of their subscription. Pure.
 
-Always true: a policy decides from the consumers that are there, in the order in which they came,
-and from the partition's number alone: it remembers nothing. Exclusive and Failover give all
+Always true: a policy decides by two things alone: the present consumers, in the order in which they
+came, and the partition's number. A policy remembers nothing. Exclusive and Failover give all
 messages to one consumer, the active one; the others get none, whatever permits they have.
 """
 
@@ -28,14 +28,14 @@ class Policy(Protocol):
     announces: bool
 
     def admits(self, consumers: Sequence[Receiver]) -> bool:
-        """Whether one more may come to these."""
+        """Whether one more consumer may join these."""
 
     def active(self, consumers: Sequence[C], partition: int) -> C | None:
         """The consumer that gets the messages; None only if there is no consumer."""
 
 
 class Exclusive:
-    """One consumer at a time; a reader's, too."""
+    """One consumer at a time. A reader's subscription has this policy too."""
 
     announces = False
 
@@ -47,8 +47,8 @@ class Exclusive:
 
 
 class Failover:
-    """Of the consumers with the best priority (the lowest number), by name, the one at place
-    `partition mod n` is active: so partitions are shared out among them."""
+    """The n consumers with the best priority (the lowest number) are sorted by name; the one at
+    place `partition mod n` is active. So these consumers share the partitions."""
 
     announces = True
 
@@ -71,4 +71,4 @@ POLICIES: Mapping[SubscriptionType, Policy] = {
     SubscriptionType.EXCLUSIVE: Exclusive(),
     SubscriptionType.FAILOVER: Failover(),
 }
-"""A type that is not here is not built yet."""
+"""Types of subscription that are not here are not built yet."""

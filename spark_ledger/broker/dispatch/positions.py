@@ -1,7 +1,7 @@
-"""Which offset of a partition a client's request names, and which ids its answer has.
+"""Which offset of a partition a client's request names, and which message ids the response has.
 
-Always true: an offset that is named is kept, or is the partition's end. Ids that clients compare
-have the entry of a batch (hazard 58).
+Always true: the offset is one that the partition still keeps, or its end. Message ids that clients
+compare have the entry of a batch (hazard 58).
 """
 
 from typing import Any
@@ -15,8 +15,9 @@ from spark_ledger.broker.wire.commands import EARLIEST, LATEST, InitialPosition,
 
 
 def offset_named(partition: Partition, id_: MessageId) -> int:
-    """The offset that an id, or one of the two ends, means: of a message in a batch its own, since
-    a merge may have put rows of Spark into other batches. Raises Refusal."""
+    """The offset of the message that an id names, or of the partition's start or end. A message in
+    a batch has its own offset, since a merge may have put rows of Spark into other batches. Raises
+    Refusal."""
     place = (signed(id_.ledgerId), signed(id_.entryId))
     if place == (EARLIEST, EARLIEST):
         return partition.start
@@ -27,7 +28,7 @@ def offset_named(partition: Partition, id_: MessageId) -> int:
 
 
 async def start_of_reader(partition: Partition, part: Any, now_ms: int) -> int:
-    """Where the reader begins that SUBSCRIBE asks for. Raises Refusal, and as Partition.since."""
+    """The offset at which SUBSCRIBE lets a reader begin. Raises Refusal, and as Partition.since."""
     if part.start_message_rollback_duration_sec:
         return await partition.since(now_ms - part.start_message_rollback_duration_sec * 1000)
     if part.HasField("start_message_id"):
@@ -59,8 +60,9 @@ async def last_and_mark(dispatcher: Dispatcher) -> tuple[MessageId, MessageId]:
 
 
 def marked_entry(mark: int, last: Stored | None) -> int:
-    """The entry of the last batch that is wholly below the mark. Clients compare it with the entry
-    of the partition's last batch, and never take it for a message within a batch."""
+    """The entry of the last batch that is wholly below the mark. Clients only compare this entry
+    with the entry of the partition's last batch; they never take it for a message within a
+    batch."""
     if last is None or mark <= last.offset:
         return mark - 1
     return last.offset if mark >= last.end else last.offset - 1

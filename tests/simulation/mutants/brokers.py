@@ -245,7 +245,7 @@ def moves_past_what_is_not_acknowledged(moved: Any) -> Any:
 
 def acknowledges_all_before(add: Any) -> Any:
     """One message that is acknowledged by itself takes those before it along."""
-    return lambda self, start, end: self.up_to(end)
+    return lambda self, start, end: self.add_up_to(end)
 
 
 def counts_on(goes_on: Any) -> Any:
@@ -457,7 +457,7 @@ EVERY = (
         *(never_asks_who_owns, SERVES),
     ),
     Mutant(
-        *("cursor past what is not acknowledged", "hazard 38", Dispatcher, "moved"),
+        *("cursor past what is not acknowledged", "hazard 38", Dispatcher, "save_position"),
         *(moves_past_what_is_not_acknowledged, SERVES),
     ),
     Mutant(

@@ -40,7 +40,7 @@ def test_what_is_durable_is_past_the_last_acknowledged_row_and_never_goes_back(m
         if start // 10 % 2:
             acks.pass_over(start, min(start + length, start // 10 * 10 + 10))
         elif up_to:
-            acks.up_to(start + 1)
+            acks.add_up_to(start + 1)
             rows.add(start)
         else:
             end = min(start + length, start // 10 * 10 + 10)
@@ -62,9 +62,9 @@ def test_chunks_of_a_message_that_is_not_whole_stay_behind_rows_acknowledged_in_
 def test_a_cumulative_ack_swallows_what_was_acknowledged_one_by_one():
     acks = Acks(0)
     assert not acks.add(5, 7)
-    assert acks.up_to(5)
+    assert acks.add_up_to(5)
     assert (acks.mark, list(acks.ranges)) == (7, [])
-    assert not acks.up_to(3)
+    assert not acks.add_up_to(3)
 
 
 def test_too_many_ranges_are_forgotten_from_the_highest(monkeypatch):
@@ -82,7 +82,7 @@ def test_an_ack_set_says_which_messages_of_a_batch_are_left(start, messages, dat
     acks = Acks(0)
     for offset in sorted(acked):
         acks.add(offset, offset + 1)
-    acks.up_to(start)
+    acks.add_up_to(start)
     words = ack_set(acks.missing(start, start + messages), start, messages)
     assert all(-(2**63) <= word < 2**63 for word in words)
     assert acks.durable <= acks.mark
@@ -112,7 +112,7 @@ def test_what_was_sent_is_known_by_where_it_begins_also_after_it_was_sent_again(
     for start, messages in batches:
         sent.note(start, messages)
         model[start] = messages
-    assert {at: sent.messages(at) for at in range(51) if sent.messages(at)} == model
+    assert {at: sent.message_count(at) for at in range(51) if sent.message_count(at)} == model
 
 
 def test_of_too_many_batches_the_lowest_are_forgotten(monkeypatch):
@@ -120,4 +120,4 @@ def test_of_too_many_batches_the_lowest_are_forgotten(monkeypatch):
     sent = SentBatches()
     for start in range(5):
         sent.note(start, 1)
-    assert [sent.messages(start) for start in range(5)] == [None, None, 1, 1, 1]
+    assert [sent.message_count(start) for start in range(5)] == [None, None, 1, 1, 1]

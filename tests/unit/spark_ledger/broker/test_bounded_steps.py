@@ -32,7 +32,7 @@ def test_acknowledging_many_ids_is_done_in_bounded_steps_before_what_comes_after
                 redelivered.append(len(steps))
 
             dispatcher = SimpleNamespace(acknowledge=acknowledge, redeliver=redeliver)
-            dispatcher.moved = lambda: moved.append(len(steps))
+            dispatcher.save_position = lambda: moved.append(len(steps))
             consumer = SimpleNamespace(id=1, dispatcher=dispatcher)
             connection.client.consumers[1] = Consuming(consumer, None, "s")
             connection.client.connected = True
@@ -63,7 +63,7 @@ def test_an_ack_whose_sets_have_many_stretches_is_carried_out_in_bounded_steps()
             dispatcher.acks.add = lambda lo, hi: steps.append(turns[0]) is None
             dispatcher.partition.end = 1 << 40
             moved = []
-            dispatcher.moved = lambda: moved.append(len(steps))
+            dispatcher.save_position = lambda: moved.append(len(steps))
             connection.client.consumers[1] = Consuming(consumer, None, "s")
             connection.client.connected = True
             ack = command("ack", consumer_id=1, ack_type=AckType.INDIVIDUAL)
@@ -91,8 +91,8 @@ def test_an_ack_of_ids_that_acknowledge_nothing_is_carried_out_in_bounded_steps(
         async with connected() as (connection, _):
             dispatcher = Subscription("s", SubscriptionType.EXCLUSIVE, None).dispatcher(Tail(), 0)
             consumer = Consumer(connection, 1, "a", 0, dispatcher, lambda _: None)
-            looked, turns, plain = [], [0], consumer.sent.acknowledged
-            consumer.sent.acknowledged = lambda *of: looked.append(turns[0]) or plain(*of)
+            looked, turns, plain = [], [0], consumer.sent.acknowledged_ranges
+            consumer.sent.acknowledged_ranges = lambda *of: looked.append(turns[0]) or plain(*of)
             connection.client.consumers[1] = Consuming(consumer, None, "s")
             connection.client.connected = True
             ack = command("ack", consumer_id=1, ack_type=AckType.INDIVIDUAL)

@@ -435,7 +435,7 @@ def test_a_subscription_holds_the_first_chunks_of_a_message_until_it_is_acknowle
         await made.got(5)
         for offset in (0, 4, 3):
             made.dispatcher.acks.add(offset, offset + 1)
-            made.dispatcher.moved()
+            made.dispatcher.save_position()
         assert at == [1, 1, 5]
         made.consumer.dispatcher.leave(made.consumer)
         again = await Consuming().begin(stage, owner, at[1], kept=False, cursor=cursor)
@@ -467,13 +467,13 @@ def test_what_is_acknowledged_does_not_go_back_when_a_message_comes_that_began_b
         await made.got(10 if comes_later else 12)
         for offset in range(1, 9):
             made.dispatcher.acks.add(offset, offset + 1)
-            made.dispatcher.moved()
+            made.dispatcher.save_position()
         if comes_later:
             long.send(last)
             await all_sent(owner)
             await made.got(12)
             made.dispatcher.acks.add(9, 10)
-            made.dispatcher.moved()
+            made.dispatcher.save_position()
         assert at == sorted(at) and at[-1] == (10 if comes_later else 9)
         made.consumer.dispatcher.leave(made.consumer)
         again = await Consuming().begin(stage, owner, at[-1], kept=False)

@@ -120,8 +120,8 @@ def test_a_consumer_goes_on_at_the_next_owner_where_it_was():
         there = {n: await looked_up(a, [a, b], n) for n in range(PARTITIONS)}
         for number, broker in there.items():
             _, made = await consumer(broker, number)
-            made.dispatcher.acks.up_to(10 + number)
-            made.dispatcher.moved()
+            made.dispatcher.acks.add_up_to(10 + number)
+            made.dispatcher.save_position()
         await asyncio.sleep(3)
         positions = await stage.client.subscriptions.positions(stage.topic.id, "s")
         assert positions == {number: 10 + number for number in range(PARTITIONS)}
@@ -273,8 +273,8 @@ def test_a_seek_that_was_carried_out_holds_although_its_broker_dies_at_once():
 
         await a.lookup(named(0), authoritative=True)
         topic, made = await consumer(a)
-        made.dispatcher.acks.up_to(10)
-        made.dispatcher.moved()
+        made.dispatcher.acks.add_up_to(10)
+        made.dispatcher.save_position()
         await asyncio.sleep(3)
         await topic.subscriptions.seek("s", made.dispatcher, 4)
         await taken(brokers, b, 0, of=a)

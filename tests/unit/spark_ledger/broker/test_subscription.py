@@ -55,8 +55,8 @@ def test_the_chunks_of_a_message_come_with_one_id_and_each_takes_a_permit():
         await settle()
         assert [at for at, _ in one.link.messages] == [0, 0, 0, 1]
         chunk = MessageId(ledgerId=LEDGER, entryId=0, partition=0)
-        assert [one.sent.acknowledged(chunk, 0) for _ in range(3)] == [[(0, 1)]] * 3
-        assert one.sent.acknowledged_up_to(chunk, 0) == 1
+        assert [one.sent.acknowledged_ranges(chunk, 0) for _ in range(3)] == [[(0, 1)]] * 3
+        assert one.sent.cumulative_end(chunk, 0) == 1
 
     play(act)
 
@@ -110,10 +110,10 @@ def test_after_a_rewind_come_those_batches_and_messages_that_are_not_acknowledge
         one.dispatcher.flow(one, 100)
         await settle()
         acks = one.dispatcher.acks
-        for start, end in one.sent.acknowledged(MessageId(ledgerId=LEDGER, entryId=3), 3):
+        for start, end in one.sent.acknowledged_ranges(MessageId(ledgerId=LEDGER, entryId=3), 3):
             acks.add(start, end)
         middle = MessageId(ledgerId=LEDGER, entryId=0, batch_index=1)
-        for start, end in one.sent.acknowledged(middle, 1):
+        for start, end in one.sent.acknowledged_ranges(middle, 1):
             acks.add(start, end)
         one.link.messages.clear()
         one.dispatcher.rewind()
@@ -157,7 +157,7 @@ def test_a_cumulative_ack_ends_where_its_id_says(found, end):
         one.dispatcher.flow(one, 100)
         await settle()
         offset = found.entryId + max(0, found.batch_index)
-        assert one.sent.acknowledged_up_to(found, offset) == end
+        assert one.sent.cumulative_end(found, offset) == end
 
     play(act)
 
@@ -182,7 +182,7 @@ def test_an_ack_is_judged_by_what_was_sent_never_by_its_own_counts(found, ranges
         await settle()
         for _ in range(2):  # what is sent again is known before it comes
             offset = found.entryId + max(0, found.batch_index)
-            assert one.sent.acknowledged(found, offset) == ranges
+            assert one.sent.acknowledged_ranges(found, offset) == ranges
             one.dispatcher.rewind()
 
     play(act)
@@ -231,7 +231,7 @@ def test_of_failover_consumers_the_next_begins_at_the_mark():
         assert [at for at, _ in first.link.messages] == [0, 1, 2]
         assert second.link.messages == []
         assert (first.link.active[-1], second.link.active[-1]) == (True, False)
-        first.dispatcher.acks.up_to(2)
+        first.dispatcher.acks.add_up_to(2)
         first.dispatcher.leave(first)
         await settle()
         assert second.link.active[-1]

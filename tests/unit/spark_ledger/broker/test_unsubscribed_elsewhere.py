@@ -104,8 +104,8 @@ def test_a_subscription_that_is_used_again_while_its_release_waits_is_not_releas
         topic.subscriptions.leave("s", first)  # its release begins while the next one is let in
         again = await subscribed(topic, partition, link=LINK)
         await asyncio.sleep(3)
-        again.dispatcher.acks.up_to(7)
-        again.dispatcher.moved()
+        again.dispatcher.acks.add_up_to(7)
+        again.dispatcher.save_position()
         await asyncio.sleep(3)
         positions = await stage.client.subscriptions.positions(stage.topic.id, "s")
         assert positions[1] == 7
