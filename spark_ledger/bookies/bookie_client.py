@@ -411,15 +411,15 @@ class BookieClient:
             )
             await stream.begin(request, credit_bytes)
         except CallFailed as failure:
-            self.quarantine.failed(bookie_id)
+            self.quarantine.note_failure(bookie_id)
             raise Unreachable(f"no answer from {address}: {failure}") from failure
         return stream
 
     def _note_outcome(self, bookie_id: str, responded: bool) -> None:
         if responded:
-            self.quarantine.responded(bookie_id)
+            self.quarantine.note_response(bookie_id)
         elif not self._closed:
-            self.quarantine.failed(bookie_id)
+            self.quarantine.note_failure(bookie_id)
 
     async def read_lac(
         self,
@@ -517,12 +517,12 @@ class BookieClient:
             body = await self._network.call(address, method, buffers, timeout_s)
             response = codec.decode_response(method, body)
         except (CallFailed, codec.BadMessage) as failure:
-            self.quarantine.failed(bookie_id)
+            self.quarantine.note_failure(bookie_id)
             raise Unreachable(f"no answer from {address}: {failure}") from failure
         if method == "Add" and loop.time() - began > self._config.slow_add_s:
-            self.quarantine.slow(bookie_id)
+            self.quarantine.note_slow(bookie_id)
         else:
-            self.quarantine.responded(bookie_id)
+            self.quarantine.note_response(bookie_id)
         return response
 
 

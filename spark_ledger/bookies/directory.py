@@ -1,24 +1,29 @@
 """Which bookies there are and where, by the last look at the metadata store (`BookieDirectory`);
-which of them are chosen last, because they lately gave no response or a slow one (`Quarantine`);
-and, for operators, all bookies that ever registered (`registered`, after a sync: each once, in the
-best state it has).
+which bookies are chosen last, because they lately gave no response or responded slowly
+(`Quarantine`); and, for operators, all bookies that ever registered (`registered`, after a sync:
+each bookie once, in its best state).
 
-Always true of the directory: `writable` and `address` read from memory; one look at the store runs
-at a time, when a watch fired, and after `refresh_s` if none did, for a watch may be missed. A look
-lists the bookies, and reads new registrations. If a watch fired and no bookie came or went, one
-registered anew: then it reads all. If no watch fired, it reads AGAIN_AT_ONCE of the others, those
-read longest ago: free space changes without a watch. So the load of many processes does not grow
-with the bookies. A bookie's last known address is kept when its registration goes, as it may still
-respond, and replaced by the address that the bookie recorded of itself since: under a hold it
-serves and may not register. A look that fails is repeated, and its failure never raised; a listener
-that fails is reported and harms no other.
+Always true of the directory:
+- `writable` and `address` read from memory. One look at the store runs at a time: when a watch
+  fired, or after `refresh_s`, because a watch may be missed;
+- a look lists the bookies and reads new registrations. If a watch fired and the list has not
+  changed, a bookie has registered anew, and the look reads all registrations. If no watch fired, it
+  reads again the REREADS_PER_LOOK registrations that were read longest ago, because free space
+  changes without a watch. So the load of many processes does not grow with the number of bookies;
+- the last address of a bookie that is no longer registered is kept, as the bookie may still
+  respond. A newer address that the bookie recorded itself replaces it: under a hold a bookie serves
+  without registering;
+- a look that fails in the background is repeated, and raises no error; a listener that fails is
+  reported, and the other listeners are still called.
 
-Always true of the quarantine: no bookie is excluded, only put last; a bookie is *in doubt* from
-a call without response until DOUBT_S later or its next response, whichever is first, and
-*overtaken* for as long from a read that another bookie delivered sooner; it is *in quarantine* once
-enough calls failed or were slow within the window, and a response in between does not end that.
-Calls that fail together (all frames under way to a bookie that dies) count once. Memory: a few
-numbers a bookie.
+Always true of the quarantine:
+- no bookie is excluded, only chosen last;
+- a bookie is *in doubt* from a call without response until its next response, DOUBT_S at most, and
+  *overtaken* from a read that another bookie delivered sooner until its next response, DOUBT_S at
+  most. It is *in quarantine* once enough calls failed or were slow within the window; a response
+  does not end that;
+- calls that fail together (all frames under way to a bookie that dies) count once. A bookie takes
+  a few numbers of memory.
 """
 
 import asyncio
@@ -40,7 +45,7 @@ from spark_ledger.metadata.store_calls import names_in, read
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
-AGAIN_AT_ONCE = 16
+REREADS_PER_LOOK = 16
 _FOLDERS = (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY)
 
 
@@ -70,28 +75,28 @@ class BookieDirectory:
     def __init__(self, metadata: MetadataStore, refresh_s: float) -> None:
         self._metadata = metadata
         self._refresh_s = refresh_s
-        self._read_at: dict[str, BookieInfo | None] = {}  # by path, read longest ago first
-        self._armed: dict[str, int] = {}
+        self._infos_by_path: dict[str, BookieInfo | None] = {}  # by path, read longest ago first
+        self._watch_numbers: dict[str, int] = {}
         self._writable: Registrations = {}
         self._readonly: Registrations = {}
-        self._latest: Registrations = {}  # id, address and rack of each, as last registered
-        self._left: dict[str, None] = {}  # bookies that left, the last one to leave at the end
+        self._last_infos: Registrations = {}  # id, address and rack, as last registered
+        self._departed_ids: dict[str, None] = {}  # no longer registered, the latest at the end
         self._listeners: list[Callable[[], None]] = []
-        self._changed = asyncio.Event()
+        self._has_changed = asyncio.Event()
         self._refreshing = asyncio.Lock()
-        self._watching: asyncio.Task[None] | None = None
+        self._follow_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Read all registrations once and follow the changes from then on. Raises
         StoreUnavailable."""
         await self.refresh()
-        self._watching = asyncio.get_running_loop().create_task(
+        self._follow_task = asyncio.get_running_loop().create_task(
             self._follow(), name="bookie directory"
         )
 
     async def close(self) -> None:
-        if self._watching is not None:
-            await cancel(self._watching)
+        if self._follow_task is not None:
+            await cancel(self._follow_task)
 
     def writable(self) -> list[BookieInfo]:
         """Bookies that take new entries, by id."""
@@ -112,7 +117,7 @@ class BookieDirectory:
 
     def address(self, bookie_id: str) -> str | None:
         """The bookie's address, or the one when last registered; None if it is unknown."""
-        latest = self._latest.get(bookie_id)
+        latest = self._last_infos.get(bookie_id)
         return None if latest is None else latest.address
 
     def rack(self, bookie_id: str) -> str:
@@ -121,38 +126,38 @@ class BookieDirectory:
 
     def info(self, bookie_id: str) -> BookieInfo:
         """Id, address and rack, as last registered."""
-        return self._latest.get(bookie_id) or BookieInfo(bookie_id, "")
+        return self._last_infos.get(bookie_id) or BookieInfo(bookie_id, "")
 
     async def find(self, bookie_id: str) -> str | None:
         """`address`; if it is not in memory, by the list of all bookies that ever registered."""
-        if bookie_id not in self._latest:
+        if bookie_id not in self._last_infos:
             recorded = await self._read(f"{paths.BOOKIES_KNOWN}/{bookie_id}", bookie_id)
-            if recorded is not None and bookie_id not in self._latest:
-                self._heard_of(recorded)
+            if recorded is not None and bookie_id not in self._last_infos:
+                self._remember_address(recorded)
         return self.address(bookie_id)
 
-    async def known(self) -> int:
-        """How many bookies ever registered. Raises StoreError."""
+    async def count_ever_registered(self) -> int:
+        """How many bookies ever registered, by the store. Raises StoreError."""
         names = await names_in(self._metadata, paths.BOOKIES_KNOWN)
         for name in names:
             await self.find(name)
-        return len({**dict.fromkeys(names), **self._latest})
+        return len({**dict.fromkeys(names), **self._last_infos})
 
-    async def down(self) -> list[BookieInfo]:
-        """Bookies that ever registered and are not registered now, as they last were: first those
-        that this process saw, the last one to leave first; then the others, by id. Raises
-        StoreError."""
+    async def read_down(self) -> list[BookieInfo]:
+        """Bookies that ever registered and are not registered now, as last registered. First come
+        the bookies whose registration this process saw end, the latest first; then the others, by
+        id. Raises StoreError."""
         names = await names_in(self._metadata, paths.BOOKIES_KNOWN)
-        seen = [name for name in reversed(self._left) if name in names]
-        others = sorted(name for name in names if name not in self._left)
+        seen = [name for name in reversed(self._departed_ids) if name in names]
+        others = sorted(name for name in names if name not in self._departed_ids)
         gone = [name for name in (*seen, *others) if not self.is_registered(name)]
         for name in gone:
             await self.find(name)
         return [self.info(name) for name in gone]
 
-    def heard_of(self, without: Collection[str]) -> list[str]:
+    def ids_with_address(self, without: Collection[str]) -> list[str]:
         """All bookies with a known address, except those in `without`, by id."""
-        return [bookie for bookie in sorted(self._latest) if bookie not in without]
+        return [bookie for bookie in sorted(self._last_infos) if bookie not in without]
 
     def describe(self, bookie_id: str) -> str:
         """One bookie for an error text: its id, its address, how it is registered."""
@@ -175,45 +180,49 @@ class BookieDirectory:
 
     async def refresh(self) -> None:
         """Re-read all registrations. Raises StoreError."""
-        await self._look(lambda others, moved: others)
+        await self._look(lambda others, has_new_or_gone: others)
 
-    async def _look(self, again: Callable[[list[str], bool], list[str]]) -> None:
-        """Learn the registrations of both folders: read the new ones, and of the others those that
-        `again` picks from their paths, read longest ago first, and from whether any bookie came or
-        went. Raises StoreError."""
+    async def _look(self, choose_rereads: Callable[[list[str], bool], list[str]]) -> None:
+        """Read the new registrations of both folders, and again the registrations that
+        `choose_rereads(paths, has_new_or_gone)` returns: `paths` are those read before, the longest
+        ago first; `has_new_or_gone`: a registration is new or gone. Raises StoreError."""
         async with self._refreshing:
             paths_in = {
                 folder: [f"{folder}/{name}" for name in await self._names(folder)]
                 for folder in _FOLDERS
             }
             listed = dict.fromkeys(path for folder in _FOLDERS for path in paths_in[folder])
-            others = [path for path in self._read_at if path in listed]
-            moved = len(others) < max(len(listed), len(self._read_at))
-            came = [path for path in listed if path not in self._read_at]
-            for path in (*came, *again(others, moved)):
+            others = [path for path in self._infos_by_path if path in listed]
+            has_new_or_gone = len(others) < max(len(listed), len(self._infos_by_path))
+            new_paths = [path for path in listed if path not in self._infos_by_path]
+            for path in (*new_paths, *choose_rereads(others, has_new_or_gone)):
                 bookie = await self._read(path, path.rpartition("/")[2])
-                self._read_at.pop(path, None)
-                self._read_at[path] = bookie
-            self._read_at = {path: info for path, info in self._read_at.items() if path in listed}
-            before = _places(self._writable, self._readonly)
-            were = [*self._writable, *self._readonly]
+                self._infos_by_path.pop(path, None)
+                self._infos_by_path[path] = bookie
+            self._infos_by_path = {
+                path: info for path, info in self._infos_by_path.items() if path in listed
+            }
+            before = _without_free_bytes(self._writable, self._readonly)
+            ids_before = [*self._writable, *self._readonly]
             self._writable, self._readonly = (
-                {info.id: info for path in paths_in[folder] if (info := self._read_at[path])}
+                {info.id: info for path in paths_in[folder] if (info := self._infos_by_path[path])}
                 for folder in _FOLDERS
             )
             for bookie in (*self._readonly.values(), *self._writable.values()):
-                self._heard_of(bookie)
-            self._left |= dict.fromkeys(were)
-            self._left = {id_: None for id_ in self._left if not self.is_registered(id_)}
-            for id_ in [*reversed(self._left)][:AGAIN_AT_ONCE]:
+                self._remember_address(bookie)
+            self._departed_ids |= dict.fromkeys(ids_before)
+            self._departed_ids = {
+                id_: None for id_ in self._departed_ids if not self.is_registered(id_)
+            }
+            for id_ in [*reversed(self._departed_ids)][:REREADS_PER_LOOK]:
                 remembered = await self._read(f"{paths.BOOKIES_KNOWN}/{id_}", id_)
                 if remembered is not None:
-                    self._heard_of(replace(remembered, rack=self.rack(id_)))
-            if _places(self._writable, self._readonly) != before:
+                    self._remember_address(replace(remembered, rack=self.rack(id_)))
+            if _without_free_bytes(self._writable, self._readonly) != before:
                 self._call_listeners()
 
-    def _heard_of(self, bookie: BookieInfo) -> None:
-        self._latest[bookie.id] = BookieInfo(bookie.id, bookie.address, bookie.rack)
+    def _remember_address(self, bookie: BookieInfo) -> None:
+        self._last_infos[bookie.id] = BookieInfo(bookie.id, bookie.address, bookie.rack)
 
     def _call_listeners(self) -> None:
         for listener in list(self._listeners):
@@ -229,16 +238,18 @@ class BookieDirectory:
     async def _follow(self) -> None:
         pause_s, fired = self._refresh_s, False
         while True:
-            fired |= await woken(self._changed, pause_s)  # without a watch that fired look too
-            self._changed.clear()
+            fired |= await woken(self._has_changed, pause_s)  # without a watch that fired look too
+            self._has_changed.clear()
             if self._metadata.session_state is not SessionState.CONNECTED:
                 pause_s = min(RETRY_S, self._refresh_s)  # no call waits for this look
                 continue
             try:
                 if fired:
-                    await self._look(lambda others, moved: [] if moved else others)
+                    await self._look(
+                        lambda others, has_new_or_gone: [] if has_new_or_gone else others
+                    )
                 else:
-                    await self._look(lambda others, moved: others[:AGAIN_AT_ONCE])
+                    await self._look(lambda others, has_new_or_gone: others[:REREADS_PER_LOOK])
                 pause_s, fired = self._refresh_s, False
             except StoreError:
                 pause_s = min(RETRY_S, self._refresh_s)
@@ -257,13 +268,13 @@ class BookieDirectory:
         return await self._metadata.children(folder, watch)
 
     def _watch(self, folder: str) -> Callable[[], None]:
-        """The watch of the present listing; watches of earlier listings are ignored, as this
-        listing sees their change."""
-        number = self._armed[folder] = self._armed.get(folder, 0) + 1
+        """The watch of the present listing. Watches of earlier listings are ignored, because the
+        present listing shows what changed before."""
+        number = self._watch_numbers[folder] = self._watch_numbers.get(folder, 0) + 1
 
         def fired() -> None:
-            if self._armed[folder] == number:
-                self._changed.set()
+            if self._watch_numbers[folder] == number:
+                self._has_changed.set()
 
         return fired
 
@@ -281,28 +292,28 @@ def _decode(value: bytes, bookie_id: str) -> BookieInfo:
     plain = json.loads(value)
     return BookieInfo(
         bookie_id,
-        reached_at(plain),
+        client_address(plain),
         str(plain.get("rack", "")),
         int(plain.get("free_bytes", 0)),
         str(plain.get("reason", "")),
     )
 
 
-def reached_at(record: Mapping[str, Any]) -> str:
-    """The address at which clients reach the bookie of a registration: its frames. An earlier
-    version recorded no frames if they were switched off, or for a bookie that is not registered
-    now: then it is `address`, where gRPC is served, and the failure to connect names that."""
+def client_address(record: Mapping[str, Any]) -> str:
+    """The address at which clients reach the bookie of a registration: `frames`. A record of an
+    earlier version may lack `frames`; then it is `address`, which serves gRPC only, and the error
+    of the connection names that address."""
     address = record["address"]
     return str(record.get("frames") or address)
 
 
-def _places(*groups: Registrations) -> list[Registrations]:
+def _without_free_bytes(*groups: Registrations) -> list[Registrations]:
     """The registrations without free bytes, which change all the time."""
     return [{i: replace(info, free_bytes=0) for i, info in group.items()} for group in groups]
 
 
 DOUBT_S = 10.0
-APART_S = 1.0  # a failure closer than this to the one before counts as the same
+SAME_FAILURE_S = 1.0  # a failure closer than this to the one before counts as the same
 
 
 @dataclass(slots=True)
@@ -329,70 +340,70 @@ class Quarantine:
         self._window_s = window_s
         self._quarantine_s = quarantine_s
         self._clock = clock
-        self._standings: dict[str, BookieDoubts] = {}
+        self._doubts: dict[str, BookieDoubts] = {}
 
     # -- what happened ------------------------------------------------------------------------
 
-    def failed(self, bookie_id: str) -> None:
+    def note_failure(self, bookie_id: str) -> None:
         """A call got no response."""
-        standing = self._trouble(bookie_id)
-        standing.doubted_at = self._clock()
+        doubts = self._note_trouble(bookie_id)
+        doubts.doubted_at = self._clock()
 
-    def slow(self, bookie_id: str) -> None:
+    def note_slow(self, bookie_id: str) -> None:
         """A response came, but took too long."""
-        standing = self._trouble(bookie_id)
-        standing.doubted_at = standing.overtaken_at = None
+        doubts = self._note_trouble(bookie_id)
+        doubts.doubted_at = doubts.overtaken_at = None
 
-    def overtaken(self, bookie_id: str) -> None:
-        """A read was given up, because another bookie, asked later, delivered it sooner. The bookie
-        may only have had more to do: it is chosen last, and is a spare only without another."""
-        self._standings.setdefault(bookie_id, BookieDoubts()).overtaken_at = self._clock()
+    def note_overtaken(self, bookie_id: str) -> None:
+        """A read was given up, because another bookie, asked later, delivered it sooner. As the
+        bookie may only have had more to do, it is not in doubt, only chosen last."""
+        self._doubts.setdefault(bookie_id, BookieDoubts()).overtaken_at = self._clock()
 
-    def responded(self, bookie_id: str) -> None:
+    def note_response(self, bookie_id: str) -> None:
         """A response came in good time, whatever its status."""
-        standing = self._standings.get(bookie_id)
-        if standing is not None:
-            standing.doubted_at = standing.overtaken_at = None
+        doubts = self._doubts.get(bookie_id)
+        if doubts is not None:
+            doubts.doubted_at = doubts.overtaken_at = None
 
     # -- the bookies that are chosen last -----------------------------------------------------
 
     def suspects(self) -> list[str]:
         """Bookies in doubt, overtaken or in quarantine now, by id."""
-        return [bookie for bookie in sorted(self._standings) if self.why(bookie)]
+        return [bookie for bookie in sorted(self._doubts) if self.reason_for(bookie)]
 
-    def in_doubt(self) -> list[str]:
+    def ids_in_doubt(self) -> list[str]:
         """Bookies that lately gave no response and have given none since, by id."""
-        return [bookie for bookie in sorted(self._standings) if self._doubted(bookie)]
+        return [bookie for bookie in sorted(self._doubts) if self._is_in_doubt(bookie)]
 
-    def why(self, bookie_id: str) -> str:
+    def reason_for(self, bookie_id: str) -> str:
         """For an error text: why the bookie is chosen last; "" if it is not."""
-        standing = self._standings.get(bookie_id)
-        if standing is None:
+        doubts = self._doubts.get(bookie_id)
+        if doubts is None:
             return ""
-        left_s = standing.quarantined_until - self._clock()
+        left_s = doubts.quarantined_until - self._clock()
         if left_s > 0:
             return f"in quarantine for another {left_s:.0f} s: it failed or was slow"
-        if self._doubted(bookie_id):
+        if self._is_in_doubt(bookie_id):
             return "gave no answer lately"
-        return "another responded sooner" if self._lately(standing.overtaken_at) else ""
+        return "another responded sooner" if self._was_lately(doubts.overtaken_at) else ""
 
-    def _doubted(self, bookie_id: str) -> bool:
-        return self._lately(self._standings[bookie_id].doubted_at)
+    def _is_in_doubt(self, bookie_id: str) -> bool:
+        return self._was_lately(self._doubts[bookie_id].doubted_at)
 
-    def _lately(self, at: float | None) -> bool:
+    def _was_lately(self, at: float | None) -> bool:
         return at is not None and self._clock() - at < DOUBT_S
 
-    def _trouble(self, bookie_id: str) -> BookieDoubts:
-        standing = self._standings.setdefault(bookie_id, BookieDoubts())
-        now, troubles = self._clock(), standing.troubles
-        if troubles and now - troubles[-1] < APART_S:
-            return standing
+    def _note_trouble(self, bookie_id: str) -> BookieDoubts:
+        doubts = self._doubts.setdefault(bookie_id, BookieDoubts())
+        now, troubles = self._clock(), doubts.troubles
+        if troubles and now - troubles[-1] < SAME_FAILURE_S:
+            return doubts
         troubles.append(now)
         while len(troubles) > self._failures or now - troubles[0] > self._window_s:
             troubles.popleft()
         if len(troubles) == self._failures and self._quarantine_s > 0:
-            standing.quarantined_until = now + self._quarantine_s
-        return standing
+            doubts.quarantined_until = now + self._quarantine_s
+        return doubts
 
 
 DOWN, READ_ONLY, WRITABLE = "down", "read-only", "writable"
@@ -411,12 +422,12 @@ async def registered(store: MetadataStore) -> list[dict[str, Any]]:
     held = await why_held(store)
     bookies: dict[str, dict[str, Any]] = {}
     for state, folder in _BY_STATE.items():
-        for bookie_id, record in (await _those_in(store, folder)).items():
+        for bookie_id, record in (await _read_folder(store, folder)).items():
             bookies[bookie_id] = {"id": bookie_id, "state": state, **record}
     for bookie_id, record in bookies.items():
         record["limbo_ledgers"] = len(await names_in(store, paths.limbo(bookie_id)))
         start = await read(store, paths.bookie_start(bookie_id))
-        record["twin"] = start is not None and bool(_plain(start.value).get("twin"))
+        record["twin"] = start is not None and bool(_decode_or_malformed(start.value).get("twin"))
         if held:
             record["held"] = held
     return [bookies[bookie_id] for bookie_id in sorted(bookies)]
@@ -458,14 +469,14 @@ async def alive(store: MetadataStore) -> frozenset[str]:
     return frozenset(names + await names_in(store, paths.BOOKIES_READONLY))
 
 
-async def _those_in(store: MetadataStore, folder: str) -> dict[str, dict[str, Any]]:
+async def _read_folder(store: MetadataStore, folder: str) -> dict[str, dict[str, Any]]:
     names = await names_in(store, folder)
     nodes = await store.get_many([f"{folder}/{name}" for name in names])
     pairs = zip(names, nodes, strict=True)  # a bookie without a node just left
-    return {name: _plain(node.value) for name, node in pairs if node is not None}
+    return {name: _decode_or_malformed(node.value) for name, node in pairs if node is not None}
 
 
-def _plain(value: bytes) -> dict[str, Any]:
+def _decode_or_malformed(value: bytes) -> dict[str, Any]:
     """A bookie's registration; of a node that cannot be decoded: `malformed`, and the reason."""
     try:
         plain = json.loads(value)

@@ -1,12 +1,14 @@
 """The network over frames (bookie_server/api/frames.py): one TCP connection for all calls to a
 bookie.
 
-Always true: a call that fails, for whatever cause, raises CallFailed, and NotConnected if nothing
-was sent; a bookie counts as connected when it has sent HELLO; a call waits CONNECT_S at most for a
-connection that is being made the first time or was lost, and AGAIN_S at most if the last attempt
-failed: the next attempt goes on in the background; a call that is given up is cancelled at the
-bookie; if a call gets no response in time, and no bytes came meanwhile, its connection is given up,
-as it may be dead.
+Always true:
+- a call that fails, for whatever cause, raises CallFailed, and NotConnected if nothing was sent;
+- a bookie counts as connected when it has sent HELLO;
+- a call waits CONNECT_S at most for a new connection, but RETRY_CONNECT_S at most if the attempt
+  before failed; the attempt goes on in the background;
+- a call that is given up is cancelled at the bookie;
+- if a call gets no response in time, and no bytes arrived during the call, the connection is
+  closed, as it may be dead.
 """
 
 import asyncio
@@ -40,9 +42,9 @@ MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 CONNECTIONS_MAX = 256
 UNSENT_BYTES_MAX = 1 << 62  # the writers' in-flight bytes bound it; responses are read all the time
 CONNECT_S = 2.0
-AGAIN_S = 0.05  # enough to connect where a process listens, or to be refused
+RETRY_CONNECT_S = 0.05  # enough to connect where a process listens, or to be refused
 RETRY_S, RETRY_S_MAX = 0.2, 1.0
-_CALLS = 1 << 32
+_CALL_NUMBERS = 1 << 32
 
 Response = tuple[FrameKind, memoryview]
 
@@ -65,15 +67,15 @@ class FrameNetwork:
     ) -> Buffer:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        wire = await self._connected(address, timeout_s)
+        wire = await self._connected_wire(address, timeout_s)
         return await wire.call(method, request, deadline - loop.time())
 
     def stream(self, address: str, method: str) -> "FrameStream":
-        return FrameStream(lambda: self._connected(address, self._connect_s), method)
+        return FrameStream(lambda: self._connected_wire(address, self._connect_s), method)
 
     def is_here(self, address: str) -> bool:
-        """See Network.is_here: the two ends of a connection have one address. What is no
-        number is not known before there is a connection."""
+        """See Network.is_here. With a connection: whether its two ends have one address. Without a
+        connection, a host name counts as another host: only an IP address can be compared."""
         peer = self._peers.get(address)
         if peer is not None and peer.wire is not None:
             return peer.wire.is_here
@@ -85,28 +87,28 @@ class FrameNetwork:
             await peer.close()
         self._peers.clear()
 
-    async def _connected(self, address: str, timeout_s: float) -> "Wire":
+    async def _connected_wire(self, address: str, timeout_s: float) -> "Wire":
         """Raises NotConnected."""
         if self._closed:  # calls under way meet it, instead of connecting again
             raise NotConnected("the connections were closed")
         peer = self._peers.get(address)
         if peer is None:
-            await self._give_back_oldest()
+            await self._make_room()
             peer = self._peers.setdefault(address, _Peer(address, self._connect_s))
         wire = peer.wire
-        if wire is not None and not wire.lost:
+        if wire is not None and not wire.is_lost:
             return wire
         return await peer.connect(timeout_s)
 
-    async def _give_back_oldest(self) -> None:
+    async def _make_room(self) -> None:
         if len(self._peers) >= CONNECTIONS_MAX:
-            idle = (address for address, peer in self._peers.items() if peer.idle)
+            idle = (address for address, peer in self._peers.items() if peer.is_idle)
             address = next(idle, None) or next(iter(self._peers))
             await self._peers.pop(address).close()
 
 
 class _Peer:
-    """One address: its connection, and when to try again without a connection."""
+    """One address: its connection and, without a connection, the time of the next attempt."""
 
     def __init__(self, address: str, connect_s: float) -> None:
         self._address = address
@@ -118,19 +120,21 @@ class _Peer:
         self._next_try_at = 0.0
 
     @property
-    def idle(self) -> bool:
-        return self._attempt is None and (self.wire is None or self.wire.idle)
+    def is_idle(self) -> bool:
+        return self._attempt is None and (self.wire is None or self.wire.is_idle)
 
     async def connect(self, timeout_s: float) -> "Wire":
         """Raises NotConnected."""
         loop = asyncio.get_running_loop()
         if self._attempt is None and loop.time() >= self._next_try_at:
             self._attempt = loop.create_task(self._try(), name=f"connects to {self._address}")
-            self._attempt.add_done_callback(self._tried)
+            self._attempt.add_done_callback(self._attempt_ended)
         if self._attempt is None:
             raise NotConnected(self._failure)
         try:
-            async with asyncio.timeout(min(timeout_s, AGAIN_S) if self._failures else timeout_s):
+            async with asyncio.timeout(
+                min(timeout_s, RETRY_CONNECT_S) if self._failures else timeout_s
+            ):
                 return await asyncio.shield(self._attempt)
         except OSError as error:  # TimeoutError is one
             raise NotConnected(self._failure or self._why(error)) from None
@@ -151,13 +155,13 @@ class _Peer:
         async with asyncio.timeout(self._connect_s):
             wire = Wire(await net.dial(self._address, self._connect_s))
             try:
-                await wire.greeted
+                await wire.hello
             except BaseException:
                 wire.close()
                 raise
             return wire
 
-    def _tried(self, attempt: "asyncio.Task[Wire]") -> None:
+    def _attempt_ended(self, attempt: "asyncio.Task[Wire]") -> None:
         self._attempt = None
         if attempt.cancelled():
             return
@@ -180,30 +184,30 @@ class Wire:
     def __init__(self, sock: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self.is_here = net.ends_where_it_begins(sock)
-        self.greeted: asyncio.Future[None] = self._loop.create_future()
+        self.hello: asyncio.Future[None] = self._loop.create_future()
         self._numbers = count(1)
         self._calls: dict[int, asyncio.Future[Response]] = {}
         self._streams: dict[int, FrameStream] = {}
         self._connection = FrameConnection(
             sock,
-            FrameReader(MESSAGE_BYTES_MAX, self._wanted),
-            self._arrived,
-            self._ended,
+            FrameReader(MESSAGE_BYTES_MAX, self._is_awaited),
+            self._take_frame,
+            self._connection_ended,
             UNSENT_BYTES_MAX,
         )
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         return self._connection.lost
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         return not self._calls and not self._streams
 
     async def call(self, method: str, request: Sequence[Buffer], timeout_s: float) -> Buffer:
-        if self.lost:
+        if self.is_lost:
             raise NotConnected("the connection is lost")
-        number = next(self._numbers) % _CALLS
+        number = next(self._numbers) % _CALL_NUMBERS
         response: asyncio.Future[Response] = self._loop.create_future()
         self._calls[number] = response
         began = self._loop.time()
@@ -215,10 +219,10 @@ class Wire:
             if kind is FrameKind.ANSWER:
                 return body
             if kind is FrameKind.BUSY:
-                return _busy(method, request, unpack_wait(body))
+                return _busy_response(method, request, unpack_wait(body))
             raise CallFailed(str(body, "utf-8", "replace"))
         except TooLate:
-            self._suspect(began)
+            self._close_if_unheard_since(began)
             raise
         except (BadFrame, codec.BadMessage) as error:
             raise CallFailed(f"a malformed response: {error}") from None
@@ -241,8 +245,8 @@ class Wire:
         self._connection.send((head, *body), HEAD_BYTES + size)
 
     def begin(self, stream: "FrameStream") -> int:
-        """Number a stream; what comes for it is given to it from now on."""
-        number = next(self._numbers) % _CALLS
+        """Give the stream a number: from now on it gets the frames with this number."""
+        number = next(self._numbers) % _CALL_NUMBERS
         self._streams[number] = stream
         return number
 
@@ -254,58 +258,58 @@ class Wire:
     def close(self) -> None:
         self._connection.close("the connections were closed")
 
-    def _suspect(self, since: float) -> None:
-        """A call that began then is too late: was anything heard meanwhile?"""
+    def _close_if_unheard_since(self, since: float) -> None:
+        """Close the connection if no bytes have arrived since the time `since`."""
         if self._connection.heard_at < since:
             self._connection.close("nothing was heard for too long")
 
-    def _wanted(self, head: FrameHead) -> bool:
-        """Responses to what was given up are passed over."""
+    def _is_awaited(self, head: FrameHead) -> bool:
+        """Whether a call or stream awaits the frame; others, of calls given up, are skipped."""
         return head.call in self._calls or head.call in self._streams
 
-    def _arrived(self, frame: Frame) -> None:
+    def _take_frame(self, frame: Frame) -> None:
         head = frame.head
         if head.kind is FrameKind.HELLO:
-            if not self.greeted.done():
-                self.greeted.set_result(None)
+            if not self.hello.done():
+                self.hello.set_result(None)
         elif (response := self._calls.get(head.call)) is not None:
             if head.kind not in (FrameKind.ANSWER, FrameKind.BUSY, FrameKind.REFUSED):
                 self._connection.close(f"{head.kind.name} is no answer to a call")
             elif not response.done() and frame.body is not None:
                 response.set_result((head.kind, frame.body))
         elif (stream := self._streams.get(head.call)) is not None:
-            stream.arrived(frame)
+            stream.take_frame(frame)
 
-    def _ended(self, why: str) -> None:
-        if not self.greeted.done():
-            self.greeted.set_exception(OSError(why))
-            self.greeted.exception()  # perhaps no call waits any more
+    def _connection_ended(self, why: str) -> None:
+        if not self.hello.done():
+            self.hello.set_exception(OSError(why))
+            self.hello.exception()  # perhaps no call waits any more
         for response in list(self._calls.values()):
             if not response.done():
                 response.set_exception(CallFailed(f"the connection is lost: {why}"))
         for stream in list(self._streams.values()):
-            stream.broken(why)
+            stream.connection_lost(why)
         self._streams.clear()
 
 
 class FrameStream:
     """Implements Stream."""
 
-    def __init__(self, connected: "Callable[[], Awaitable[Wire]]", method: str) -> None:
-        self._connected = connected
+    def __init__(self, connect: "Callable[[], Awaitable[Wire]]", method: str) -> None:
+        self._connect = connect
         self._method = method
         self._wire: Wire | None = None
         self._number = 0
-        self._over = ""
+        self._end_reason = ""
         self._arrived: deque[Frame] = deque()
         self._news = asyncio.Event()
 
     async def send(self, message: bytes) -> None:
         if self._wire is None:
-            self._wire = await self._connected()
+            self._wire = await self._connect()
             self._number = self._wire.begin(self)
-        if self._over or self._wire.lost:
-            raise CallFailed(self._over or "the connection is lost")
+        if self._end_reason or self._wire.is_lost:
+            raise CallFailed(self._end_reason or "the connection is lost")
         self._wire.send(FrameKind.STREAM, self._number, (message,), METHOD_NUMBERS[self._method])
 
     async def receive(self, timeout_s: float) -> Buffer | None:
@@ -313,8 +317,8 @@ class FrameStream:
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._arrived:
-                    if self._over:
-                        raise CallFailed(self._over)
+                    if self._end_reason:
+                        raise CallFailed(self._end_reason)
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
@@ -329,18 +333,18 @@ class FrameStream:
         raise CallFailed(str(body or b"", "utf-8", "replace"))
 
     def give_up(self) -> None:
-        self._over = self._over or "the stream was given up"
+        self._end_reason = self._end_reason or "the stream was given up"
         if self._wire is not None:
             self._wire.end(self._number)
 
-    def arrived(self, frame: Frame) -> None:
+    def take_frame(self, frame: Frame) -> None:
         """A message for this stream."""
         self._arrived.append(frame)
         self._news.set()
 
-    def broken(self, why: str) -> None:
+    def connection_lost(self, why: str) -> None:
         """The connection is lost."""
-        self._over = self._over or f"the connection is lost: {why}"
+        self._end_reason = self._end_reason or f"the connection is lost: {why}"
         self._news.set()
 
 
@@ -350,12 +354,13 @@ def _too_late(response: asyncio.Future[Response], method: str, timeout_s: float)
 
 
 def _has_responded(response: asyncio.Future[Response]) -> bool:
-    """Whether the bookie has spoken its last word on the call."""
+    """Whether the bookie's response to the call has arrived."""
     return response.done() and not response.cancelled() and response.exception() is None
 
 
 def _is_recovery(method: str, request: Sequence[Buffer]) -> bool:
-    """Whether the first add is recovery's (a lane has either kind); small requests need no flag."""
+    """Whether the request has adds of a recovery. All adds of a lane are of one kind, so the first
+    add decides; requests of other methods need no flag."""
     if method != "Add":
         return False
     beginning = b"".join([bytes(memoryview(part)[:64]) for part in request[:2]])
@@ -365,8 +370,8 @@ def _is_recovery(method: str, request: Sequence[Buffer]) -> bool:
         return False
 
 
-def _busy(method: str, request: Sequence[Buffer], wait_ms: int) -> bytes:
-    """What the bookie would have responded, had it looked at the request."""
+def _busy_response(method: str, request: Sequence[Buffer], wait_ms: int) -> bytes:
+    """The response of method `method` with status BUSY: the bookie sent only the frame BUSY."""
     if method == "Add":
         adds, _ = codec.glance_at_adds(b"".join(request))
         return codec.encode(m.AddResponse([m.AddResult(Status.BUSY, wait_ms)] * adds))

@@ -1,15 +1,15 @@
 """Entries of bookies on this host, read from the files at the locations that the bookies give.
 
 Always true:
-- an entry is checked as one from the network is (header, digest, ledger and entry id); if it cannot
-  be read (the file is gone, ends too early, may not be read, holds other bytes) it is not returned:
-  the client requests it from the bookie, which finds damage when it reads the entry;
+- an entry from a file is checked as an entry from the network (header, digest, ledger and entry
+  id). If it cannot be read (the file is gone, ends too early, may not be read, holds other bytes),
+  the client requests the entry from the bookie, which finds damage when it reads the entry;
 - a directory counts as the bookie's only if its identity file has the bookie's id: on another host
   or in another container the same path may be another bookie's;
-- after a failure the client leaves the bookie's files alone for RETRY_S; a disk that hangs delays a
-  caller by LOCAL_S and blocks THREADS threads, but no event loop and no exit of the process. An
-  entry that is not at the location of an earlier response is no failure: it may have moved since,
-  and the client asks the bookie for its present location;
+- after a failure the client does not read the bookie's files for RETRY_S. A disk that hangs delays
+  a caller by LOCAL_READ_S and blocks THREADS threads, but neither an event loop nor the exit of the
+  process. It is no failure if an entry is not at the location of an earlier response: the bookie
+  may have moved it, and the client asks for its present location;
 - no file stays open between two reads, so none keeps the space of a log that was removed; to open a
   path never blocks, whatever is there (a pipe, say).
 
@@ -33,7 +33,7 @@ from bookie_server.api.entry import DamagedEntry, Entry, unpack_entry
 from bookie_server.api.messages import EntryIds, ids_in, spans_of
 from bookie_server.api.status import Status, StopReason
 
-LOCAL_S = 1.0
+LOCAL_READ_S = 1.0
 RETRY_S = 10.0
 _IDENTITY_BYTES_MAX = 1024
 _log = logging.getLogger(__name__)
@@ -49,76 +49,76 @@ class LocalReads:
     def __init__(self, now: Callable[[], float], files: "HostFiles") -> None:
         self._now = now
         self._files = files
-        self._identified: dict[tuple[str, str], None] = {}
-        self._again_at: dict[str, float] = {}
+        self._identified_directories: dict[tuple[str, str], None] = {}
+        self._retry_at: dict[str, float] = {}
 
     def may_read(self, bookie_id: str) -> bool:
         """Whether the bookie's files may be readable here."""
-        return self._now() >= self._again_at.get(bookie_id, 0.0)
+        return self._now() >= self._retry_at.get(bookie_id, 0.0)
 
     async def read(
         self, request: m.ReadRequest, locations: Locations, ahead: EntryIds, ask: Ask
     ) -> m.ReadResponse:
-        """The response to the request. `locations` is the reader's map; the read removes the
-        locations that it uses. If the map lacks an entry the bookie is asked, also for the
-        locations of the entries `ahead`, which then replace the map."""
+        """The response to the request. `locations` is the map that the reader keeps; the read
+        removes the locations that it uses. If the map lacks an entry, the bookie is asked, and the
+        map then has the locations of the entries `ahead`."""
         for usable in (locations, {}):
             if not self.may_read(request.bookie_id):
                 break
-            response = _of_map(request, usable)
-            asked = response is None
+            response = _response_from_map(request, usable)
+            has_new_locations = response is None
             if response is None:
                 response = await ask(request._replace(locations=True, ahead=spans_of(ahead)))
                 locations.clear()
                 locations.update(zip(ahead, response.ahead, strict=False))
-            if (whole := await self._fill(request, response, asked)) is not None:
+            if (whole := await self._fill(request, response, has_new_locations)) is not None:
                 return whole
             locations.clear()
         return await ask(request)
 
     async def _fill(
-        self, request: m.ReadRequest, response: m.ReadResponse, asked: bool
+        self, request: m.ReadRequest, response: m.ReadResponse, has_new_locations: bool
     ) -> m.ReadResponse | None:
-        """The response with the entries themselves; None: they cannot be read here. `asked`: the
-        bookie has just given the locations."""
+        """The response with the entries in the place of their locations; None if they cannot be
+        read here. `has_new_locations`: the bookie has just given the locations."""
         ids = ids_in(request.spans, len(response.results))
         results = dict(zip(ids, response.results, strict=False))
         located = {i: result.location for i, result in results.items() if result.location}
         if not located:
             return response
         try:
-            async with asyncio.timeout(LOCAL_S):
+            async with asyncio.timeout(LOCAL_READ_S):
                 entries = await self._read(request, located)
         except (OSError, DamagedEntry) as error:
-            if asked or isinstance(error, TimeoutError):
+            if has_new_locations or isinstance(error, TimeoutError):
                 _log.info("files of bookie %s are not read here: %r", request.bookie_id, error)
-                self._again_at[request.bookie_id] = self._now() + RETRY_S
+                self._retry_at[request.bookie_id] = self._now() + RETRY_S
             return None
         for entry in entries:
             results[entry.header.entry_id] = m.EntryResult(Status.OK, checked=entry)
         return response._replace(results=list(results.values()))
 
     async def _read(self, request: m.ReadRequest, located: Locations) -> list[Entry]:
-        """Read them in one call of a thread. Raises OSError, DamagedEntry (also if a file ends too
-        early)."""
+        """Read the entries at these locations, in one call of a thread. Raises OSError,
+        DamagedEntry (also if a file ends too early)."""
         for directory in dict.fromkeys(location.directory for location in located.values()):
             await self._identify(request.bookie_id, directory)
-        check = partial(_checked, request.ledger_id, list(located))
+        check = partial(_unpack_checked, request.ledger_id, list(located))
         return await self._files.read(list(located.values()), check)
 
     async def _identify(self, bookie_id: str, directory: str) -> None:
         """Raises OSError unless the directory is the bookie's."""
-        if (bookie_id, directory) not in self._identified:
+        if (bookie_id, directory) not in self._identified_directories:
             file = m.EntryLocation(directory, m.IDENTITY_FILE, 0, _IDENTITY_BYTES_MAX)
             identity = await self._files.read([file], lambda views: bytes(views[0]))
             if bookie_id.encode() not in identity.split():
                 raise OSError(f"{directory} belongs to another bookie")
-            self._identified[bookie_id, directory] = None
+            self._identified_directories[bookie_id, directory] = None
 
 
-def _of_map(request: m.ReadRequest, locations: Locations) -> m.ReadResponse | None:
-    """The response that the bookie would give: locations, up to `max_bytes` and of one entry at
-    least; None if the map lacks one of them."""
+def _response_from_map(request: m.ReadRequest, locations: Locations) -> m.ReadResponse | None:
+    """The response that the bookie would give, from the locations of the map: up to `max_bytes`, at
+    least one entry; None if the map lacks a location."""
     ids = ids_in(request.spans, len(locations) + 1)
     used, left = 0, request.max_bytes
     while used < len(ids) and (left > 0 or not used):
@@ -132,7 +132,7 @@ def _of_map(request: m.ReadRequest, locations: Locations) -> m.ReadResponse | No
     return m.ReadResponse(Status.OK, results, stop=stop)
 
 
-def _checked(ledger_id: int, ids: Sequence[int], views: Sequence[memoryview]) -> list[Entry]:
+def _unpack_checked(ledger_id: int, ids: Sequence[int], views: Sequence[memoryview]) -> list[Entry]:
     """Raises DamagedEntry."""
     entries = [unpack_entry(data) for data in views]
     for entry_id, entry in zip(ids, entries, strict=True):
@@ -179,15 +179,15 @@ class HostFiles:
     def _add_thread(self) -> None:
         name = f"local-reads_{self._threads}"
         try:
-            threading.Thread(target=_work, args=(self._calls,), name=name, daemon=True).start()
+            threading.Thread(target=_run_calls, args=(self._calls,), name=name, daemon=True).start()
             self._threads += 1
         except RuntimeError as error:
             if not self._threads:
                 raise OSError(f"no thread can be started: {error}") from error
 
 
-def _work(calls: _Calls) -> None:
-    """A thread's life. It skips calls whose callers have given up."""
+def _run_calls(calls: _Calls) -> None:
+    """Run calls until there is None in the queue; skip calls whose callers have given up."""
     while (call := calls.get()) is not None:
         done, work = call
         if done.set_running_or_notify_cancel():
@@ -202,7 +202,7 @@ def _read(locations: Sequence[m.EntryLocation]) -> list[memoryview]:
     """The bytes at each location; neighbours in one file by one read."""
     views = []
     for path, in_file in groupby(locations, lambda at: os.path.join(at.directory, at.file)):
-        with _opened(path) as file:
+        with _open_file(path) as file:
             for run in _runs(in_file):
                 start = run[0].position
                 data = memoryview(os.pread(file, run[-1].end - start, start))
@@ -224,7 +224,7 @@ def _runs(locations: Iterable[m.EntryLocation]) -> list[list[m.EntryLocation]]:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[int]:
+def _open_file(path: str) -> Iterator[int]:
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError as error:  # a zero byte in it

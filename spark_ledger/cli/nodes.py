@@ -317,11 +317,11 @@ def checked_address(address: str) -> str:
 
 async def _address(bookie_id: str, service_url: str | None) -> str:
     """The bookie's address now, or when it was last registered. Raises BadConfig, Unavailable."""
-    from spark_ledger.bookies.directory import reached_at
+    from spark_ledger.bookies.directory import client_address
 
     for bookie in await registered(resolve_service_url(service_url)):
         if bookie["id"] == bookie_id:
-            return reached_at(bookie)
+            return client_address(bookie)
     raise BadConfig(
         f"no bookie {bookie_id!r} was ever registered there",
         "`spark-ledger bookie list` names those that were.",

@@ -38,9 +38,9 @@ from spark_ledger.metadata.store import MetadataStore, Operation, StoreError
 
 __all__ = ["LedgerStore", "VersionedRecord"]
 
-NOTHING: Mapping[str, str] = MappingProxyType({})
+NO_CUSTOM_METADATA: Mapping[str, str] = MappingProxyType({})
 ENSEMBLE_SIZE_MAX = 1000
-DOWN_KNOWN_S = 1.0
+DOWN_LIST_S = 1.0
 
 
 class LedgerStore:
@@ -64,8 +64,8 @@ class LedgerStore:
         self._ids = LedgerIds(metadata)
         self._writers: WeakValueDictionary[int, AsyncLedgerWriter] = WeakValueDictionary()
         self._down: list[BookieInfo] = []
-        """Bookies that are not registered now and may return."""
-        self._down_s = float("-inf")
+        """Bookies that were down at the last look, `_down_read_at`, and are not being drained."""
+        self._down_read_at = float("-inf")
         self._closed = False
 
     async def create(
@@ -75,7 +75,7 @@ class LedgerStore:
         ack_quorum: int,
         *,
         password: bytes = b"",
-        custom: Mapping[str, str] = NOTHING,
+        custom: Mapping[str, str] = NO_CUSTOM_METADATA,
         intent: str = "",
         topic: str = "",
         durability: str = "synced",
@@ -211,10 +211,9 @@ class LedgerStore:
         """Fence and close the ledger; the result is the same however often, and by however many
         clients, it is recovered.
 
-        `gone`: ids of bookies that, the caller declares, will never respond again. If only they
-        stand between torn bookies and a decision, entries that only they may have are given up. A
-        wrong declaration may lose acknowledged entries that these bookies have; nothing else can.
-        `tokens`: the cluster's own, in the place of the password's.
+        `gone`: ids of the bookies that the caller declares gone. If the end cannot be decided
+        otherwise, entries that only these bookies may have are given up: a wrong declaration may
+        lose acknowledged entries. `tokens`: the cluster's tokens, in the place of the password's.
         Raises DataUnavailable when its end cannot be decided now (it stays IN_RECOVERY: try
         again), NotEnoughBookies, Unauthorized, NoSuchLedger, Unavailable.
         """
@@ -331,8 +330,8 @@ class LedgerStore:
         Raises NotEnoughBookies, BadConfig, Unavailable.
         """
         chosen = self._place(quorum)
-        if len(chosen) < quorum.ensemble_size and self._knows_which_are_down():
-            chosen = self._with_down(quorum, chosen)
+        if len(chosen) < quorum.ensemble_size and self._has_recent_down_list():
+            chosen = self._fill_with_down(quorum, chosen)
         if len(chosen) < quorum.ensemble_size:
             chosen = await self._place_later(quorum)
         return tuple(chosen[slot] for slot in range(quorum.ensemble_size))
@@ -341,7 +340,7 @@ class LedgerStore:
         slots = range(quorum.ensemble_size)
         return self.cluster.place(quorum, slots, self._directory.writable(), {})
 
-    def _with_down(self, quorum: Quorum, chosen: Mapping[int, str]) -> Mapping[int, str]:
+    def _fill_with_down(self, quorum: Quorum, chosen: Mapping[int, str]) -> Mapping[int, str]:
         """The ensemble `chosen`, its empty slots filled with bookies that are down, if every write
         set keeps an ack quorum of registered bookies. The ledger is then like one whose bookies
         left just after it was made: its writer asks them again or replaces them, and repair copies
@@ -357,21 +356,22 @@ class LedgerStore:
                 return {**chosen, **filled}
         return chosen
 
-    async def _look_which_are_down(self) -> None:
-        """Raises StoreError."""
-        going = await draining(self.metadata)
-        down = await self._directory.down()
-        self._down = [bookie for bookie in down if bookie.id not in going]
-        self._down_s = asyncio.get_running_loop().time()
+    async def _read_down(self) -> None:
+        """Read which bookies are down and not being drained. Raises StoreError."""
+        draining_ids = await draining(self.metadata)
+        down = await self._directory.read_down()
+        self._down = [bookie for bookie in down if bookie.id not in draining_ids]
+        self._down_read_at = asyncio.get_running_loop().time()
 
-    def _knows_which_are_down(self) -> bool:
-        """Whether this client looked a moment ago: hundreds of ledgers may be made at once."""
-        return asyncio.get_running_loop().time() - self._down_s < DOWN_KNOWN_S
+    def _has_recent_down_list(self) -> bool:
+        """Whether the list of bookies that are down was read within DOWN_LIST_S: hundreds of
+        ledgers may be made at once."""
+        return asyncio.get_running_loop().time() - self._down_read_at < DOWN_LIST_S
 
     async def _place_later(self, quorum: Quorum) -> Mapping[int, str]:
-        """Choose again, with bookies that are down if that is enough. Otherwise choose again as
-        bookies register, for as long as a restart may take; but raise at once if no further bookie
-        may come, because all that ever registered are writable."""
+        """Choose again, also bookies that are down. If that is not enough, choose again whenever a
+        bookie registers, for as long as a restart may take. Raise at once if no further bookie can
+        register, because all bookies that ever registered are writable."""
         changed = asyncio.Event()
         self._directory.add_listener(changed.set)
         try:
@@ -379,27 +379,29 @@ class LedgerStore:
             grace_s = min(self.config.spare_grace_s, self.config.add_timeout_s / 2)
             async with asyncio.timeout(grace_s):
                 while len(chosen := self._place(quorum)) < quorum.ensemble_size:
-                    await self._look_which_are_down()
-                    chosen = self._with_down(quorum, chosen)
+                    await self._read_down()
+                    chosen = self._fill_with_down(quorum, chosen)
                     if len(chosen) == quorum.ensemble_size:
                         break
-                    ever = await self._directory.known()
-                    if ever < quorum.ensemble_size or ever <= len(self._directory.writable()):
-                        raise self._not_enough(quorum)
+                    ever_registered = await self._directory.count_ever_registered()
+                    if ever_registered < quorum.ensemble_size or ever_registered <= len(
+                        self._directory.writable()
+                    ):
+                        raise self._not_enough_error(quorum)
                     await changed.wait()
                     changed.clear()
                 return chosen
         except StoreError as failure:
             raise Unavailable(f"the bookies cannot be listed: {failure!r}") from failure
         except TimeoutError:
-            raise self._not_enough(quorum) from None
+            raise self._not_enough_error(quorum) from None
         finally:
             self._directory.remove_listener(changed.set)
 
-    def _not_enough(self, quorum: Quorum) -> NotEnoughBookies:
+    def _not_enough_error(self, quorum: Quorum) -> NotEnoughBookies:
         size, describe = quorum.ensemble_size, self.cluster.describe
         writable = [bookie.id for bookie in self._directory.writable()]
-        others = self._directory.heard_of(writable)
+        others = self._directory.ids_with_address(writable)
         text = f"a ledger needs {size} writable bookies, there are {len(writable)}"
         remedy = self.cluster.remedy_for(others)
         if self.config.racks == "hard":

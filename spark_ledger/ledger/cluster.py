@@ -67,7 +67,7 @@ class Cluster:
     def describe(self, bookie_id: str) -> str:
         """One bookie for an error text: address, rack and, if it is a suspect, the reason."""
         rack = self.directory.rack(bookie_id)
-        facts = [f"rack {rack}" if rack else "", self.bookies.quarantine.why(bookie_id)]
+        facts = [f"rack {rack}" if rack else "", self.bookies.quarantine.reason_for(bookie_id)]
         return ", ".join([self.directory.describe(bookie_id), *filter(None, facts)])
 
     def remedy_for(self, lacking: Collection[str]) -> str | None:

@@ -183,7 +183,7 @@ class EnsembleChange:
         now = self._loop.time()
         self._failed_at = {b: at for b, at in self._failed_at.items() if now - at < DOUBT_S}
         members = (slot.bookie_id for slot in self._pipeline.slots)
-        doubted = self._cluster.bookies.quarantine.in_doubt()
+        doubted = self._cluster.bookies.quarantine.ids_in_doubt()
         return dict.fromkeys((*members, *doubted, *self._failed_at))
 
     async def _replace(self, replacements: Mapping[int, str]) -> bool:

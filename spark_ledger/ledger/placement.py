@@ -82,9 +82,9 @@ def choose(request: PlacementRequest, rng: random.Random) -> Mapping[int, str]:
 
 
 class Search:
-    """Fills slot after slot, and goes back where racks do not work out. Bookies with the same rack
-    and host form two groups, the suspects and the others: of a group the bookie drawn
-    first is taken first."""
+    """Fills slot after slot, and goes back to an earlier slot if no bookie fits. The bookies of one
+    rack and host form two groups, the suspects and the others; within a group the order of the draw
+    decides."""
 
     def __init__(self, request: PlacementRequest, rng: random.Random) -> None:
         self._request = request
@@ -96,18 +96,19 @@ class Search:
         usable = [b for b in request.candidates if b.rack or not self._hard]
         drawn = sorted(usable, key=lambda bookie: rng.expovariate(max(1, bookie.free_bytes)))
         suspects = dict.fromkeys(request.suspects)
-        self._drawn = {bookie.id: (bookie.id in suspects, at) for at, bookie in enumerate(drawn)}
+        self._draws = {bookie.id: (bookie.id in suspects, at) for at, bookie in enumerate(drawn)}
         self._groups: dict[tuple[str, str, bool], list[BookieInfo]] = {}
         for bookie in reversed(drawn):
             group = bookie.rack, bookie.host, bookie.id in suspects
             self._groups.setdefault(group, []).append(bookie)
-        self._leave_out_hosts()
+        self._drop_surplus_hosts()
 
-    def _leave_out_hosts(self) -> None:
-        """Keep of each rack no more hosts than there are slots to fill: those drawn first."""
+    def _drop_surplus_hosts(self) -> None:
+        """Drop the groups of hosts that cannot be needed: of each rack, only as many hosts are kept
+        as there are slots to fill, in the order of the draw."""
         hosts = {bookie.host for bookie in self._placed.values()}
         kept: Counter[tuple[str, bool]] = Counter()
-        for group in sorted(self._groups, key=lambda group: self._drawn_at(self._groups[group])):
+        for group in sorted(self._groups, key=lambda group: self._draw_of(self._groups[group])):
             rack, host, suspect = group
             kept[rack, suspect] += host not in hosts
             if host not in hosts and kept[rack, suspect] > len(self._request.slots):
@@ -116,10 +117,10 @@ class Search:
     def run(self) -> dict[int, str]:
         """The bookie of each slot that can be filled."""
         slots = self._request.slots
-        suspects = sum(suspect for suspect, _ in self._drawn.values())
-        if len(self._drawn) < len(slots):
+        suspects = sum(suspect for suspect, _ in self._draws.values())
+        if len(self._draws) < len(slots):
             return self._one_by_one()
-        needed = max(0, len(slots) - (len(self._drawn) - suspects))
+        needed = max(0, len(slots) - (len(self._draws) - suspects))
         clashes_max = 0 if self._hard else 2 * len(slots) * self._request.ensemble_size
         for allowed in (needed, suspects) if self._hard else (needed,):
             self._any_suspects, self._steps = allowed == suspects, 0
@@ -139,7 +140,7 @@ class Search:
         slot = self._request.slots[at]
         for group in self._alternatives():
             bookie = group.pop()
-            suspects_left = suspects - self._drawn[bookie.id][0]
+            suspects_left = suspects - self._draws[bookie.id][0]
             clashes_left = clashes - self._clashes(slot, bookie)
             if suspects_left >= 0 and clashes_left >= 0 and self._steps <= STEPS_MAX:
                 self._placed[slot] = bookie
@@ -161,23 +162,23 @@ class Search:
         return self._chosen()
 
     def _alternatives(self) -> list[list[BookieInfo]]:
-        """The groups that have a bookie left: first those without suspects, then in the order
-        drawn; one group of each rack and host if any number of suspects may be taken. Hosts of one
-        rack that have no bookie placed are alike: the one drawn first stands for them."""
-        left = sorted(filter(None, self._groups.values()), key=self._drawn_at)
+        """The groups that have a bookie left, groups without suspects first, then in the order of
+        the draw; only one group of each rack and host if any number of suspects may be taken. All
+        hosts of a rack without a placed bookie are alike, so one group stands for them."""
+        left = sorted(filter(None, self._groups.values()), key=self._draw_of)
         hosts = {bookie.host for bookie in self._placed.values()}
         first: dict[tuple[str, str | None, bool], list[BookieInfo]] = {}
         for group in left:
             rack, host = group[-1].rack, group[-1].host
-            suspect = not self._any_suspects and self._drawn[group[-1].id][0]
+            suspect = not self._any_suspects and self._draws[group[-1].id][0]
             first.setdefault((rack, host if host in hosts else None, suspect), group)
         return list(first.values())
 
-    def _drawn_at(self, group: list[BookieInfo]) -> tuple[bool, int]:
-        return self._drawn[group[-1].id]
+    def _draw_of(self, group: list[BookieInfo]) -> tuple[bool, int]:
+        return self._draws[group[-1].id]
 
     def _objections(self, slot: int, bookie: BookieInfo) -> tuple[bool, int, int]:
-        suspect, drawn = self._drawn[bookie.id]
+        suspect, drawn = self._draws[bookie.id]
         return suspect, self._clashes(slot, bookie), drawn
 
     def _clashes(self, slot: int, bookie: BookieInfo) -> int:
@@ -188,7 +189,7 @@ class Search:
         return {slot: self._placed[slot].id for slot in self._request.slots if slot in self._placed}
 
 
-# -- a policy of one's own ---------------------------------------------------------------------
+# -- an operator's own policy ------------------------------------------------------------------
 
 
 def resolve(name: str) -> Placement:
@@ -199,19 +200,19 @@ def resolve(name: str) -> Placement:
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
-        raise _bad(name, "it is no module:function")
+        raise _bad_config(name, "it is no module:function")
     try:
         policy: object = import_module(module)
     except Exception as failure:
-        raise _bad(name, f"{module} cannot be imported: {failure!r}") from failure
+        raise _bad_config(name, f"{module} cannot be imported: {failure!r}") from failure
     for part in attribute.split("."):
         if not hasattr(policy, part):
-            raise _bad(name, f"{module} has no {attribute}")
+            raise _bad_config(name, f"{module} has no {attribute}")
         policy = getattr(policy, part)
     if not callable(policy):
-        raise _bad(name, f"it is a {type(policy).__name__}, no function")
+        raise _bad_config(name, f"it is a {type(policy).__name__}, no function")
     if iscoroutinefunction(policy):
-        raise _bad(name, "it is an async function; a policy returns its choice at once")
+        raise _bad_config(name, "it is an async function; a policy returns its choice at once")
     return choose if policy is choose else checked(name, policy)
 
 
@@ -224,11 +225,11 @@ def checked(name: str, policy: Placement) -> Placement:
         except LedgerError:
             raise
         except Exception as failure:
-            raise _bad(name, f"it raised {failure!r}") from failure
+            raise _bad_config(name, f"it raised {failure!r}") from failure
         if isinstance(chosen, Coroutine):
             chosen.close()
         if not isinstance(chosen, Mapping):
-            raise _bad(
+            raise _bad_config(
                 name, f"it returned a {type(chosen).__name__}, not a mapping of slots to ids"
             )
         _check(name, request, chosen)
@@ -239,23 +240,25 @@ def checked(name: str, policy: Placement) -> Placement:
 
 def _check(name: str, request: PlacementRequest, chosen: Mapping[int, str]) -> None:
     if any(isinstance(bookie, BookieInfo) for bookie in chosen.values()):
-        raise _bad(name, "it returned BookieInfo objects, ids are expected: bookie.id")
+        raise _bad_config(name, "it returned BookieInfo objects, ids are expected: bookie.id")
     candidates = {bookie.id: None for bookie in request.candidates}
-    strange = [
+    non_candidates = [
         repr(bookie)
         for bookie in chosen.values()
         if not isinstance(bookie, str) or bookie not in candidates
     ]
-    if strange:
-        raise _bad(name, f"it returned bookies that are no candidates: {', '.join(strange)}")
+    if non_candidates:
+        raise _bad_config(
+            name, f"it returned bookies that are no candidates: {', '.join(non_candidates)}"
+        )
     if len({*chosen.values()}) < len(chosen):
-        raise _bad(name, f"it returned a bookie twice: {', '.join(sorted(chosen.values()))}")
+        raise _bad_config(name, f"it returned a bookie twice: {', '.join(sorted(chosen.values()))}")
     slots = [repr(slot) for slot in chosen if slot not in request.slots]
     if slots:
-        raise _bad(name, f"it filled slots that it was not asked for: {', '.join(slots)}")
+        raise _bad_config(name, f"it filled slots that it was not asked for: {', '.join(slots)}")
 
 
-def _bad(name: str, why: str) -> BadConfig:
+def _bad_config(name: str, why: str) -> BadConfig:
     return BadConfig(
         f"placement = {name!r}: {why}",
         "Name a function as spark_ledger.ledger.placement describes it, or leave the setting out.",

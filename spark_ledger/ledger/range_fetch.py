@@ -375,7 +375,7 @@ class ChunkFill:
         for request in self._requests:
             if request.is_open and request.due_at <= now:
                 bookie = self._chunk.ensemble[request.slot]
-                self._fetch.cluster.bookies.quarantine.overtaken(bookie)
+                self._fetch.cluster.bookies.quarantine.note_overtaken(bookie)
 
 
 class LongRead:

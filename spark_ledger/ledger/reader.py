@@ -330,7 +330,7 @@ class AsyncLedgerReader:
         not deliver."""
         self._fetch.avoided_bookie = ""
         if long.is_bookie_silent and self._view.quorum.ensemble_size > 1:
-            self._cluster.bookies.quarantine.overtaken(long.bookie_id)
+            self._cluster.bookies.quarantine.note_overtaken(long.bookie_id)
 
     def _count_before_long_range(self, ids: EntryIds, ahead_bytes: int) -> int:
         """How many of the entries come before the first consecutive range that is worth a

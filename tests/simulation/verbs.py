@@ -114,7 +114,7 @@ RARE: Mapping[str, str] = {
     "bookie_server.Journal.set_aside": "a journal's segment rotted, and its node started again",
     "bookie_server.Journals.set_aside": "as that",
     "bookie_server.LedgerHandles.check_fence": "an add before the end of the walk of a torn start",
-    "bookies.BookieDirectory.heard_of": "the text of an error: too few bookies to create a ledger",
+    "bookies.BookieDirectory.ids_with_address": "an error text: too few bookies for a ledger",
     "ledger.AsyncLedgerWriter.is_fenced": "the session of a broker with a live ledger has ended",
     "topic.ConsumerCursor.use_again": "a broker does not hear whether a subscription was deleted",
     "topic.ConsumerCursors.delete": "the last consumer of a subscription deletes it, where brokers"

@@ -7,7 +7,7 @@ as its writer announces it, and of the end as soon as the ledger is closed.
 import asyncio
 from typing import Any
 
-from spark_ledger.bookies.local_reads import LOCAL_S
+from spark_ledger.bookies.local_reads import LOCAL_READ_S
 from tests.simulation import invariants
 from tests.simulation.hung import well
 from tests.simulation.plan import Plan
@@ -56,6 +56,8 @@ async def _in_time(world: World, waiting: "asyncio.Task[list[Any]]", what: str) 
     begun = world.loop.now
     found = await waiting
     took_s = world.loop.now - begun
-    slack_s = SLACK_S + (LOCAL_S if world.storage.place_bytes_min else 0.0)  # a look may be late
+    slack_s = SLACK_S + (
+        LOCAL_READ_S if world.storage.place_bytes_min else 0.0
+    )  # a look may be late
     invariants.a_waiting_reader_is_told(world.ghost, what, took_s, slack_s)
     return found

@@ -157,7 +157,7 @@ class LedgerCache:
         if not isinstance(listed, list) or len(listed) >= size:
             return failure
         with suppress(StoreError, errors.UnsupportedFormat):
-            bookies = await self._ledgers.cluster.directory.known()
+            bookies = await self._ledgers.cluster.directory.count_ever_registered()
             node = await read(self._ledgers.metadata, paths.topic(key.topic_id))
             if node is None:
                 return failure

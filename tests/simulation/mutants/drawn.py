@@ -117,7 +117,7 @@ MUTANTS = (
         "every fence is needed",
         "liveness",
         quorum.Quorum,
-        "covered",
+        "covers_ensemble",
         every_fence_is_needed,
         LASTING,
     ),

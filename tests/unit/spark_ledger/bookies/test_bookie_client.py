@@ -73,7 +73,7 @@ def test_no_answer_or_one_that_makes_no_sense_is_unknown_and_doubt(answer):
         made = client((0.01, answer), (0.01, answer), (0.01, m.ReadLacResponse(Status.OK)))
         assert (await made.bookies.add("a", ADD)).status is Status.IO_ERROR
         assert (await made.bookies.read_lac("a", 7)).status is Status.IO_ERROR
-        assert made.quarantine.in_doubt() == ["a"]
+        assert made.quarantine.ids_in_doubt() == ["a"]
         assert (await made.bookies.read_lac("a", 7)).status is Status.OK
         assert made.quarantine.suspects() == []
 

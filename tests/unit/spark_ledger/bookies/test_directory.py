@@ -5,7 +5,12 @@ import json
 
 import pytest
 
-from spark_ledger.bookies.directory import AGAIN_AT_ONCE, BookieDirectory, listed_status, registered
+from spark_ledger.bookies.directory import (
+    REREADS_PER_LOOK,
+    BookieDirectory,
+    listed_status,
+    registered,
+)
 from spark_ledger.metadata import cluster, hold, paths
 from spark_ledger.metadata.store import StoreUnavailable
 from tests.simulation.loop import current
@@ -178,7 +183,7 @@ async def test_of_many_some_are_read_again_each_time_and_all_in_turn():
     session.read.clear()
 
     await asyncio.sleep(10.5)
-    assert session.read == names[:AGAIN_AT_ONCE]
+    assert session.read == names[:REREADS_PER_LOOK]
     await asyncio.sleep(20)
     assert session.read[: len(names)] == names
     assert [directory.address(name) for name in names] == [f"{name}:7" for name in names]

@@ -220,7 +220,7 @@ async def test_the_time_of_a_call_begins_when_it_is_asked_for_not_when_there_is_
 
 def test_a_bookie_that_refused_a_connection_and_came_back_gets_the_very_next_call(monkeypatch):
     monkeypatch.setattr(frame_network, "RETRY_S", 0)  # each call begins an attempt
-    monkeypatch.setattr(frame_network, "AGAIN_S", PATIENCE_S)
+    monkeypatch.setattr(frame_network, "RETRY_CONNECT_S", PATIENCE_S)
     _a_bookie_that_came_back()
 
 

@@ -41,13 +41,13 @@ from tests.unit.spark_ledger.bookies.local_files import (
 )
 
 EXIT_S = 60
-LOCAL_S = 30.0
+LOCAL_READ_S = 30.0
 """In place of the product's: no machine takes so long for a read."""
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    monkeypatch.setattr(local_reads, "LOCAL_S", LOCAL_S)
+    monkeypatch.setattr(local_reads, "LOCAL_READ_S", LOCAL_READ_S)
 
 
 def open_files() -> list[str]:
@@ -141,7 +141,7 @@ def test_where_the_files_are_wrong_the_bookie_is_asked_and_they_are_left_alone_f
         harm(rig.bookie)
         began = time.monotonic()
         assert await rig.asked() == [True, False]
-        assert time.monotonic() - began < LOCAL_S, "nothing hangs"
+        assert time.monotonic() - began < LOCAL_READ_S, "nothing hangs"
         assert await rig.asked() == [False], "for now"
         forward(RETRY_S)
         assert await rig.asked() == [True, False], "it is tried again, once"
@@ -224,7 +224,7 @@ async def awaited(task: "asyncio.Task[list[bool]]") -> tuple[list[bool], float, 
     now, steps = asyncio.get_running_loop().time, 0
     began = now()
     while not task.done():
-        forward(LOCAL_S / 1000)
+        forward(LOCAL_READ_S / 1000)
         steps += 1
         await asyncio.sleep(0)
     return await task, now() - began, steps
@@ -239,11 +239,11 @@ def test_a_disk_that_hangs_holds_a_reader_up_for_a_moment_and_the_event_loop_not
         for _ in range(local_reads.THREADS + 2):  # more than there are threads
             asked, took_s, turns = await awaited(asyncio.create_task(rig.asked()))
             assert asked == [True, False]
-            assert LOCAL_S <= took_s < 3 * LOCAL_S
+            assert LOCAL_READ_S <= took_s < 3 * LOCAL_READ_S
             assert turns > 500
             asked, took_s, _ = await awaited(asyncio.create_task(rig.asked()))
             assert asked == [False]
-            assert took_s < LOCAL_S
+            assert took_s < LOCAL_READ_S
             forward(RETRY_S)
 
     on_this_host(test, tmp_path)
@@ -254,7 +254,7 @@ def test_closing_a_client_ends_its_reads_of_a_disk_that_hangs(tmp_path, hung):
         reads = [asyncio.ensure_future(rig.read()) for _ in range(2 * local_reads.THREADS)]
         assert await asyncio.to_thread(hung.wait, 30)
         await rig.client.close()
-        forward(LOCAL_S)
+        forward(LOCAL_READ_S)
         for ended in await asyncio.gather(*reads, return_exceptions=True):
             assert isinstance(ended, ClientClosed)
         with pytest.raises(ClientClosed):

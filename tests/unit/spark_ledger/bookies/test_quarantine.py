@@ -21,43 +21,43 @@ def new(failures=3, window_s=60.0, quarantine_s=120.0):
 def fail(quarantine, clock, times, every_s=5.0, bookie="a"):
     for _ in range(times):
         clock.now += every_s
-        quarantine.failed(bookie)
+        quarantine.note_failure(bookie)
 
 
 def test_nobody_is_suspected_at_first_or_for_answering():
     quarantine, _ = new()
-    quarantine.responded("a")
-    assert quarantine.suspects() == quarantine.in_doubt() == []
-    assert quarantine.why("a") == ""
+    quarantine.note_response("a")
+    assert quarantine.suspects() == quarantine.ids_in_doubt() == []
+    assert quarantine.reason_for("a") == ""
 
 
 def test_one_unanswered_call_is_doubt_for_ten_seconds():
     quarantine, clock = new()
-    quarantine.failed("a")
+    quarantine.note_failure("a")
     clock.now += DOUBT_S - 0.1
-    assert quarantine.suspects() == quarantine.in_doubt() == ["a"]
-    assert quarantine.why("a") == "gave no answer lately"
+    assert quarantine.suspects() == quarantine.ids_in_doubt() == ["a"]
+    assert quarantine.reason_for("a") == "gave no answer lately"
     clock.now += 0.1
     assert quarantine.suspects() == []
 
 
 def test_an_answer_ends_doubt_at_once():
     quarantine, _ = new()
-    quarantine.failed("a")
-    quarantine.responded("a")
+    quarantine.note_failure("a")
+    quarantine.note_response("a")
     assert quarantine.suspects() == []
 
 
 def test_a_bookie_that_another_answered_sooner_than_is_chosen_last_for_a_while_but_not_in_doubt():
     quarantine, clock = new()
-    quarantine.overtaken("a")
+    quarantine.note_overtaken("a")
     assert quarantine.suspects() == ["a"]
-    assert quarantine.in_doubt() == []
-    assert quarantine.why("a") == "another responded sooner"
+    assert quarantine.ids_in_doubt() == []
+    assert quarantine.reason_for("a") == "another responded sooner"
     clock.now += DOUBT_S
     assert quarantine.suspects() == []
-    quarantine.overtaken("a")
-    quarantine.responded("a")
+    quarantine.note_overtaken("a")
+    quarantine.note_response("a")
     assert quarantine.suspects() == []
 
 
@@ -65,10 +65,10 @@ def test_one_answer_in_between_ends_doubt_but_not_quarantine():
     quarantine, clock = new()
     for _ in range(3):
         fail(quarantine, clock, 1)
-        quarantine.responded("a")
-    assert quarantine.in_doubt() == []
+        quarantine.note_response("a")
+    assert quarantine.ids_in_doubt() == []
     assert quarantine.suspects() == ["a"]
-    assert "in quarantine for another 120 s" in quarantine.why("a")
+    assert "in quarantine for another 120 s" in quarantine.reason_for("a")
 
 
 def test_quarantine_ends_by_itself_counted_from_the_last_failure():
@@ -91,8 +91,8 @@ def test_calls_that_fail_together_count_once():
     quarantine, clock = new()
     for _ in range(10):
         clock.now += 0.05
-        quarantine.failed("a")
-    quarantine.responded("a")
+        quarantine.note_failure("a")
+    quarantine.note_response("a")
     assert quarantine.suspects() == []
 
 
@@ -101,8 +101,8 @@ def test_slow_answers_count_like_failures_but_are_no_doubt():
     for _ in range(3):
         assert quarantine.suspects() == []
         clock.now += 2
-        quarantine.slow("a")
-    assert quarantine.in_doubt() == []
+        quarantine.note_slow("a")
+    assert quarantine.ids_in_doubt() == []
     assert quarantine.suspects() == ["a"]
 
 
@@ -110,22 +110,22 @@ def test_a_quarantine_of_no_time_is_off_while_doubt_stays():
     quarantine, clock = new(quarantine_s=0)
     fail(quarantine, clock, 5)
     assert quarantine.suspects() == ["a"]
-    quarantine.responded("a")
+    quarantine.note_response("a")
     assert quarantine.suspects() == []
 
 
 def test_suspects_are_sorted_and_one_bookie_says_nothing_of_another():
     quarantine, _ = new()
     for bookie in ("c", "a", "b"):
-        quarantine.failed(bookie)
-    quarantine.responded("b")
+        quarantine.note_failure(bookie)
+    quarantine.note_response("b")
     assert quarantine.suspects() == ["a", "c"]
 
 
 def test_memory_is_a_few_numbers_whatever_fails_how_often():
     quarantine, clock = new(failures=3)
     fail(quarantine, clock, 10_000, every_s=1)
-    assert len(quarantine._standings["a"].troubles) <= 3
+    assert len(quarantine._doubts["a"].troubles) <= 3
 
 
 def test_by_chance_quarantine_equals_its_definition_over_the_whole_history():
@@ -138,10 +138,10 @@ def test_by_chance_quarantine_equals_its_definition_over_the_whole_history():
         for _ in range(200):
             clock.now += rng.choice([0.3, 1, 2, 7])
             if rng.random() < 0.5:
-                rng.choice([quarantine.failed, quarantine.slow])("a")
+                rng.choice([quarantine.note_failure, quarantine.note_slow])("a")
                 if not history or clock.now - history[-1] >= 1:
                     history.append(clock.now)
                     if sum(clock.now - at <= window_s for at in history) >= failures:
                         until = clock.now + quarantine_s
-            quarantine.responded("a")
+            quarantine.note_response("a")
             assert quarantine.suspects() == (["a"] if clock.now < until else [])

@@ -236,8 +236,8 @@ async def test_a_bookie_in_quarantine_is_a_spare_only_when_there_is_no_other():
         bad, *good = others(cluster, writer)
         quarantine = ledgers.cluster.bookies.quarantine
         for _ in range(3):
-            quarantine.failed(bad)
-            quarantine.responded(bad)
+            quarantine.note_failure(bad)
+            quarantine.note_response(bad)
             await asyncio.sleep(2)
         assert quarantine.suspects() == [bad]
         cluster.bookies[ensemble(writer)[0]].refusing = True
@@ -253,7 +253,7 @@ async def test_a_bookie_that_another_only_answered_sooner_than_is_a_spare_when_t
         cluster, ledgers = await cluster_of(3 + spares)
         writer = await ledgers.create(3, 3, 2)
         busy = others(cluster, writer)[0]
-        ledgers.cluster.bookies.quarantine.overtaken(busy)
+        ledgers.cluster.bookies.quarantine.note_overtaken(busy)
         cluster.bookies[ensemble(writer)[0]].refusing = True
         assert await writer.append(b"0") == 0
         await asyncio.sleep(0.5)
@@ -264,7 +264,7 @@ async def test_a_bookie_that_another_only_answered_sooner_than_is_a_spare_when_t
 async def test_a_bookie_in_quarantine_is_chosen_last_for_new_ledgers_but_not_refused():
     _, ledgers = await cluster_of(4)
     for _ in range(3):
-        ledgers.cluster.bookies.quarantine.slow("b")
+        ledgers.cluster.bookies.quarantine.note_slow("b")
         await asyncio.sleep(1)
     for _ in range(20):
         assert "b" not in ensemble(await ledgers.create(3, 3, 2))
@@ -445,7 +445,7 @@ async def test_a_policy_that_misbehaves_is_named():
 @simulated
 async def test_not_enough_bookies_names_needed_writable_and_why_the_others_are_not():
     cluster, ledgers = await cluster_on("r1", "", "", spare_grace_s=1)
-    ledgers.cluster.bookies.quarantine.failed("a")
+    ledgers.cluster.bookies.quarantine.note_failure("a")
     await cluster.deregister("b")
     await cluster.readonly("c", "disk 97 % full")
     await asyncio.sleep(1)

@@ -183,7 +183,7 @@ async def test_suspects_are_asked_last():
     cluster, ledgers = await cluster_of(3, read_request_bytes=400, read_ahead_bytes=1600)
     writer = await written(ledgers, 100)
     reader = await ledgers.open(writer.ledger_id, recover=False)
-    ledgers.cluster.bookies.quarantine.failed("b")
+    ledgers.cluster.bookies.quarantine.note_failure("b")
     assert await collect(reader, 0, 99) == list(range(100))
     assert reads_of(cluster, "b") == []
     cluster.bookies["a"].refusing = cluster.bookies["c"].refusing = True
