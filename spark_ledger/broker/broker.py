@@ -1,8 +1,9 @@
-"""A broker: which partitions it has, where clients are sent, what may wait in its memory.
+"""A broker: which partitions it has, to which broker it sends clients, how many bytes wait in its
+memory.
 
-Always true: a topic is opened once, however many clients ask for it, and a partition of it only
-while the record names this broker as its owner. At most WAITING_BYTES_MAX bytes from producers wait
-to be stored; beyond that the broker does not read from connections.
+Always true: a topic is opened once, however many clients ask for it. A partition of it is opened
+only while the record names this broker as its owner. At most WAITING_BYTES_MAX bytes from producers
+wait to be stored; beyond that the broker does not read from connections.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from spark_ledger import errors
 from spark_ledger.async_tasks import SharedTasks
 from spark_ledger.broker.catalog import Catalog
 from spark_ledger.broker.names import PartitionName
-from spark_ledger.broker.owned_partition import OwnedPartition, elsewhere
+from spark_ledger.broker.owned_partition import OwnedPartition, owned_elsewhere
 from spark_ledger.broker.owned_topic import REREAD_S, OwnedTopic
 from spark_ledger.broker.owner.ownership import Owners, Ownership
 from spark_ledger.broker.owner.tail import TailBudget
@@ -37,7 +38,8 @@ from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 SEAL_S = 5.0
 WAITING_BYTES_MAX = 256 << 20
 ENTRY_OVERHEAD_BYTES = 48 << 10
-"""Beside a message of the largest size: its metadata, and the offsets of other chunks of it."""
+"""What an entry takes beside a message of the largest size: the message's metadata, and the offsets
+of its other chunks."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ class Phase(Enum):
 
 
 class Broker:
-    """On one event loop. `url` is the address that clients get."""
+    """A broker runs on one event loop. `url` is the address that its clients get."""
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class Broker:
         self.message_bytes_max = min(
             MESSAGE_BYTES_MAX, ledgers.config.entry_bytes_max - ENTRY_OVERHEAD_BYTES
         )
-        self._relieved: dict[Callable[[], None], None] = {}
+        self._relief_listeners: dict[Callable[[], None], None] = {}
         self._budget = TailBudget(self.settings.tail_bytes)
         self._topics = SharedTasks[str, OwnedTopic](keep=True)
         self._names = 0
@@ -82,12 +84,12 @@ class Broker:
 
     @property
     def incomplete(self) -> Counter:
-        """The chunked messages that its producers left incomplete."""
+        """Counts the chunked messages that this broker's producers left incomplete."""
         return self.ownership.membership.incomplete
 
     async def start(self, listen: Callable[[], None] = lambda: None) -> None:
-        """`listen` is called before others see this broker: they bury one that does not answer.
-        Raises errors.BadConfig (another broker has its URL), errors.Unavailable."""
+        """`listen` is called before other brokers see this one: they bury a broker that does not
+        answer. Raises errors.BadConfig (another broker has its URL), errors.Unavailable."""
         await self.clock.measure(self.client)
         self.ownership.membership.since_ms = self.clock.now_ms()
         await self.ownership.membership.check_url()
@@ -98,7 +100,7 @@ class Broker:
         self.watch.start()
 
     async def seal(self) -> None:
-        """Take no more, and store and seal what there is, before others are to take over."""
+        """Take no more messages; store and seal what waits, before other brokers take over."""
         self._phase = Phase.STOPPING
         await self.watch.stop()
         with suppress(TimeoutError):
@@ -106,10 +108,10 @@ class Broker:
                 await self._contact.as_far_as_it_responds(self._seal())
 
     async def _seal(self) -> None:
-        await asyncio.gather(*(one.seal() for one in self.opened()))
+        await asyncio.gather(*(one.seal() for one in self.open_topics()))
 
-    def opened(self) -> list[OwnedTopic]:
-        """The topics that this broker has."""
+    def open_topics(self) -> list[OwnedTopic]:
+        """The topics that are open at this broker."""
         return [one for one in map(self._topics.kept, self._topics) if one is not None]
 
     async def close(self) -> None:
@@ -122,47 +124,48 @@ class Broker:
         with suppress(StoreError, errors.LedgerError):
             await self.ownership.membership.leave()
         await self._topics.idle()
-        closes = (topic.close() for topic in self.opened())
+        closes = (topic.close() for topic in self.open_topics())
         for failed in await asyncio.gather(*closes, return_exceptions=True):
             if isinstance(failed, BaseException):
                 _log.warning("a topic is left as a crash would leave it: %s", failed)
         await self.cursors.close()
 
     def new_name(self) -> str:
-        """A producer's or consumer's name that no other has."""
+        """A new name for a producer or consumer."""
         self._names += 1
         return f"sl-{self.id}-{self._names}"
 
     # -- memory ------------------------------------------------------------------------------
 
     @property
-    def crowded(self) -> bool:
+    def is_crowded(self) -> bool:
         return self.waiting_bytes > WAITING_BYTES_MAX
 
     def wait_for_relief(self, resume: Callable[[], None]) -> None:
         """Call `resume` once memory is free again."""
-        self._relieved[resume] = None
+        self._relief_listeners[resume] = None
 
-    def waits(self, size: int) -> None:
-        """So many bytes of clients wait from now on, or wait no more where it is negative."""
+    def count_waiting(self, size: int) -> None:
+        """Count `size` more bytes from clients that wait to be stored; a negative `size`: they wait
+        no more."""
         self.waiting_bytes += size
-        if self._relieved and not self.crowded:
-            waiting, self._relieved = list(self._relieved), {}
+        if self._relief_listeners and not self.is_crowded:
+            waiting, self._relief_listeners = list(self._relief_listeners), {}
             for resume in waiting:
                 resume()
 
     # -- partitions --------------------------------------------------------------------------
 
     async def lookup(self, name: PartitionName, *, authoritative: bool) -> tuple[str, bool]:
-        """The URL of the broker that has the partition, and whether that is this one. No topic is
-        made: of one that a producer or a consumer may make it is this broker. Raises Refusal,
-        errors of the topic layer."""
+        """The URL of the broker that has the partition, and whether that is this broker. No topic
+        is made: if the topic does not exist, and a producer or a consumer may make it, the URL is
+        this broker's. Raises Refusal, errors of the topic layer."""
         if name.partition is None and await self.client.topics.find(name.topic.full) is None:
             self._check_open()
-            await self.catalog.partitions_to_be(name.topic, create=True)
+            await self.catalog.partitions_when_made(name.topic, create=True)
             return self.ownership.url, True
         self._check_open()
-        info, number, partitions = await self.catalog.named(name, create=False)
+        info, number, partitions = await self.catalog.find_partition(name, create=False)
         owner = await self.ownership.choose(info.id, number, partitions, here=authoritative)
         topic = self._topics.kept(info.id)
         if topic is not None and owner.broker == self.id:
@@ -172,35 +175,36 @@ class Broker:
     async def partition(
         self, name: PartitionName, *, create: bool = True
     ) -> tuple[OwnedTopic, OwnedPartition]:
-        """The partition in this broker's hands, of a topic that is made where it is not there and
-        settings allow it. Raises Refusal (another broker has it), errors of the topic layer."""
+        """The partition, owned by this broker. With `create` a topic that does not exist is made,
+        if settings allow it. Raises Refusal (another broker has the partition), errors of the topic
+        layer."""
         self._check_open()
-        info, number, partitions = await self.catalog.named(name, create=create)
+        info, number, partitions = await self.catalog.find_partition(name, create=create)
         topic = self._topics.kept(info.id)
         if topic is None or not topic.has(number):
-            # one that was made here, or looked up at a broker that saw that it falls on this one
+            # the topic was made here, or another broker's lookup sent the client here
             owner = await self.ownership.choose(info.id, number, partitions, here=False)
             if owner.broker != self.id:
-                raise elsewhere(info, number)
+                raise owned_elsewhere(info, number)
             topic = await self._topic(info)
             owners = await self.ownership.owners(info.id, fresh=True)
-            failed = await topic.own(owners.epochs_of(self.id))
-            if number in failed:
-                raise await self._passed_on(info, number, failed[number])
+            failures = await topic.serve_partitions(owners.epochs_of(self.id))
+            if number in failures:
+                raise await self._pass_on_if_later(info, number, failures[number])
         return topic, topic.partition(number)
 
-    async def _passed_on(
+    async def _pass_on_if_later(
         self, info: TopicInfo, number: int, failure: BaseException
     ) -> BaseException:
-        """Why this broker does not have the partition: where a later version wrote what is live
-        there, another broker has its turn from now on."""
-        later = isinstance(failure, errors.UnsupportedFormat)
-        if not later or isinstance(failure, errors.BadEntry):
+        """Returns why this broker does not have the partition. If a later version wrote its live
+        segment, the partition is passed on: another broker owns it from now on."""
+        is_later = isinstance(failure, errors.UnsupportedFormat)
+        if not is_later or isinstance(failure, errors.BadEntry):
             return failure
         if not await self.ownership.pass_on(info.id, number):
             return failure
         _log.warning("partition %d of %s is passed on: %s", number, info.name, failure)
-        return elsewhere(info, number)
+        return owned_elsewhere(info, number)
 
     def _check_open(self) -> None:
         if self._phase is not Phase.OPEN:
@@ -210,7 +214,7 @@ class Broker:
         return await self._topics.result(info.id, lambda: self._open(info))
 
     def live_writer(self, topic_id: str, partition: int) -> LiveWriter | None:
-        """The open end of a partition, None if it is not in this broker's hands."""
+        """The writer of a partition, None if this broker does not own it."""
         topic = self._topics.kept(topic_id)
         return topic.partition(partition).writer if topic and topic.has(partition) else None
 
@@ -219,16 +223,24 @@ class Broker:
         follower = await self.client.follow(info.id, info.name.short, REREAD_S)
         limits = RollLimits.of(self.settings, info.policies)
         made = OwnedTopic(
-            *(commits, self.cursors, follower, self._budget, limits, self._ended, self._closed)
+            *(
+                commits,
+                self.cursors,
+                follower,
+                self._budget,
+                limits,
+                self._drop_topic,
+                self._unfollow,
+            )
         )
         await made.start()
         return made
 
-    def _ended(self, topic: OwnedTopic) -> None:
+    def _drop_topic(self, topic: OwnedTopic) -> None:
         self._topics.pop(topic.info.id)
 
-    async def _closed(self, topic: OwnedTopic) -> None:
-        """Follow it no more, unless this broker opens it again or has done so."""
+    async def _unfollow(self, topic: OwnedTopic) -> None:
+        """Stop following the topic, unless this broker has opened it again or opens it now."""
         if topic.info.id not in self._topics:
             await self.client.unfollow(topic.info.id)
 
@@ -239,6 +251,6 @@ class Broker:
         if info is None or info.id != topic_id:
             return  # it was deleted
         topic = await self._topic(info)
-        for number, failure in (await topic.own(owners.epochs_of(self.id))).items():
-            error = await self._passed_on(info, number, failure)
+        for number, failure in (await topic.serve_partitions(owners.epochs_of(self.id))).items():
+            error = await self._pass_on_if_later(info, number, failure)
             _log.warning("partition %d of %s is not served yet: %s", number, name, error)

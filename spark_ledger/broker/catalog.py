@@ -1,4 +1,4 @@
-"""Which topics there are for clients, and which of them a client makes by naming it."""
+"""Which topics exist for clients, and which topics a client makes by using their names."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from spark_ledger.topic.log.topics import TopicInfo
 
 
 class NamedPartition(NamedTuple):
-    """A partition of a topic, and how many there are."""
+    """A partition of a topic, and how many partitions the topic has."""
 
     info: TopicInfo
     number: int
@@ -30,20 +30,20 @@ class Catalog:
     settings: BrokerSettings
 
     async def find(self, name: TopicName, *, create: bool) -> TopicInfo:
-        """The topic, made where settings and the client allow it. Raises Refusal,
-        errors.Unavailable."""
+        """The topic; it is made if it does not exist, settings allow it, and so does the client by
+        `create`. Raises Refusal, errors.Unavailable."""
         info = await self.client.topics.find(name.full)
         if info is not None:
             return info
-        partitions = await self.partitions_to_be(name, create=create)
+        partitions = await self.partitions_when_made(name, create=create)
         with suppress(errors.TopicExists):
-            own = {"partitioned": partitions > 0}
-            return await self.client.topics.create(name.full, max(1, partitions), own)
+            policies = {"partitioned": partitions > 0}
+            return await self.client.topics.create(name.full, max(1, partitions), policies)
         return await self.client.topics.open(name.full)
 
-    async def partitions_to_be(self, name: TopicName, *, create: bool) -> int:
-        """How many partitions a topic that is not there gets once a client makes it: 0 of one that
-        is not partitioned. Raises Refusal where no client makes it, errors.Unavailable."""
+    async def partitions_when_made(self, name: TopicName, *, create: bool) -> int:
+        """How many partitions a topic that does not exist gets when a client makes it; 0: the topic
+        is not partitioned. Raises Refusal if clients may not make it, errors.Unavailable."""
         namespace = f"{name.tenant}/{name.namespace}"
         policies = await self.client.topics.namespace(namespace)
         if policies is None and namespace != f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}":
@@ -58,14 +58,15 @@ class Catalog:
         return self.settings.auto_create_partitions if partitions is None else partitions
 
     async def partitions_of(self, name: PartitionName, *, create: bool) -> int:
-        """As clients count them: 0 of a topic that is not partitioned, and of a partition. Of a
-        topic that is not there those that it gets; with `create` one that gets some is made, since
-        its producers and consumers come by the names of partitions. Raises as `find`."""
+        """The number of partitions as clients count them: 0 for a topic that is not partitioned,
+        and for the name of a partition. For a topic that does not exist it is
+        `partitions_when_made`; with `create` a topic that will be partitioned is made now, since
+        its producers and consumers come by the names of its partitions. Raises as `find`."""
         if name.partition is not None:
             return 0
         info = await self.client.topics.find(name.topic.full)
         if info is None:
-            if not await self.partitions_to_be(name.topic, create=create):
+            if not await self.partitions_when_made(name.topic, create=create):
                 return 0
             info = await self.find(name.topic, create=create)
         if not info.policies.partitioned:
@@ -73,16 +74,17 @@ class Catalog:
         return len((await self.client.log(info.id).fold()).partitions)
 
     async def names_in(self, namespace: str) -> list[str]:
-        """The topics of `tenant/namespace`; those that are partitioned by the name of their first
-        partition, of which clients cut that off. One that cannot be read is left out."""
+        """The names of the topics of `tenant/namespace`. A partitioned topic has the name of its
+        first partition, whose suffix clients cut off. A topic that cannot be read is left out."""
         return [
             f"{info.name.full}-partition-0" if info.policies.partitioned else info.name.full
             for info in await self.client.topics.list({})
             if f"{info.name.tenant}/{info.name.namespace}" == namespace
         ]
 
-    async def named(self, name: PartitionName, *, create: bool) -> NamedPartition:
-        """The partition; of a name without its number the topic's only one. Raises as `find`."""
+    async def find_partition(self, name: PartitionName, *, create: bool) -> NamedPartition:
+        """The partition; if the name has no number, the topic's only partition. Raises as
+        `find`."""
         number = name.partition
         info = await self.find(name.topic, create=create and number is None)
         log = self.client.log(info.id)

@@ -2,8 +2,8 @@
 
 `persistent://tenant/namespace/t-partition-3` is partition 3 of topic `t`; the topic's own name is
 partition 0 where it has one. A message id is (ledger, entry, batch index): the ledger is a number
-made of the topic's id, so that an id of a deleted namesake is another; the entry is the offset of
-the first message of the batch. Always true: offset = entry + max(batch index, 0).
+made from the topic's id, so that ids of a deleted topic with the same name differ; the entry is the
+offset of the first message of the batch. Always true: offset = entry + max(batch index, 0).
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ _TEXT_MAX = 1000
 _NON_PERSISTENT = "non-persistent://"
 NO_BATCH = -1
 NOWHERE = unsigned(-1)
-"""Ledger and entry of the id of no message."""
+"""The ledger and entry of the id that names no message."""
 NOT_PARTITIONED = -1
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionName:
-    """A topic, and the partition of it that is named; None: the topic itself is."""
+    """A topic, and the partition that a name has; None: the name is the topic's own."""
 
     topic: TopicName
     partition: int | None
@@ -43,9 +43,9 @@ def parse(text: str) -> PartitionName:
 
 
 def fault_of_name(of: str, name: str | bytes) -> str | None:
-    """Why a name is refused that a client gave to a producer, a consumer, a subscription or a
-    chunked message: each takes memory here for as long as it is used (hazard 95). Bytes: it is not
-    UTF-8."""
+    """Why a client's name for a producer, a consumer, a subscription or a chunked message is
+    refused; None: it is taken. A name takes memory here for as long as it is used (hazard 95).
+    `name` is bytes if it is not UTF-8."""
     size = len(name.encode() if isinstance(name, str) else name)
     if size <= PRODUCER_NAME_BYTES_MAX:
         return None
@@ -59,7 +59,7 @@ def check_name(of: str, name: str) -> None:
 
 
 def ledger_number(topic_id: str) -> int:
-    """The ledger of every message id of the topic: positive, and the same in every broker."""
+    """The ledger in every message id of the topic: positive, and the same at every broker."""
     return (int(topic_id.replace("-", ""), 16) >> (128 - _LEDGER_BITS)) | 1
 
 
@@ -71,7 +71,7 @@ def message_id(ledger: int, offset: int, partition: int, batch_index: int = NO_B
 
 
 def nothing(partition: int) -> MessageId:
-    """The id of no message: the last one of an empty partition."""
+    """The id that names no message: the last message id of an empty partition."""
     return MessageId(ledgerId=NOWHERE, entryId=NOWHERE, partition=partition)
 
 

@@ -1,7 +1,7 @@
-"""A partition in this broker's hands: the end of its log, what is read of it, its producers.
+"""A partition that this broker owns: its log, its writer, its producers.
 
-Always true: what takes over a producer's place gets receipts only once nothing more of that
-producer is stored; a partition that is left takes no producer any more.
+Always true: a producer that takes another one's place gets receipts only once nothing more of that
+other producer is stored. A partition that this broker has left takes no producer any more.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
 from spark_ledger.topic.log.topics import TopicInfo
 
 FENCED_S = 1.0
-"""So long bookies are asked whether a ledger is fenced: one of them may hang."""
+"""How long bookies may take to answer whether a ledger is fenced: one of them may hang."""
 
 _log = logging.getLogger(__name__)
 
 
-def elsewhere(topic: TopicInfo, partition: int) -> Refusal:
-    """The client is to look the partition up."""
+def owned_elsewhere(topic: TopicInfo, partition: int) -> Refusal:
+    """The refusal after which a client looks the partition up."""
     why = f"another broker has partition {partition} of topic {topic.name}: look it up"
     return Refusal(ServerError.SERVICE_NOT_READY, why)
 
 
 class OwnedPartition:
-    """`beside` runs what goes on beside the caller."""
+    """`beside` runs a coroutine as a task, beside the caller."""
 
     def __init__(
         self,
@@ -46,20 +46,20 @@ class OwnedPartition:
         self.writer = writer
         self.refused = RefusedMessages()
         self.is_left = False
-        """It is another broker's, or is closed: what is under way is decided still."""
+        """Whether another broker owns it, or it is closed. Batches under way are still decided."""
         self._topic = topic
         self._beside = beside
         self._admission: Admission[Producer] = Admission(str(topic.name), epoch)
 
     def producers_before(self, producer: Producer) -> list[Producer]:
-        """Those on other connections because of which it cannot come, or has to wait."""
+        """The producers on other connections because of which this producer is refused or waits."""
         return self._admission.barring(producer)
 
     def add_producer(self, producer: Producer) -> bool:
-        """Whether it may send; else it waits until it is the only one, and hears of it then. Raises
-        Refusal."""
+        """Returns whether the producer may send at once; if not, it waits for its turn, and then
+        gets a response. Raises Refusal."""
         if self.is_left:
-            raise elsewhere(self._topic, self.number)
+            raise owned_elsewhere(self._topic, self.number)
         if self.log.is_terminated:
             raise Refusal(ServerError.TOPIC_TERMINATED, f"topic {self._topic.name} is terminated")
         replaced = self._admission.replace(producer)
@@ -71,27 +71,27 @@ class OwnedPartition:
             self._displace(replaced)
 
     def _displace(self, producers: list[Producer]) -> None:
-        """What they sent and is not stored, or comes on their connections still, they send again,
-        where they may."""
+        """Send these producers away. Their messages that are not stored yet are dropped: they send
+        them again, if they may."""
         for producer in producers:
             producer.send_away()
         if producers:
             self.writer.backlog.drop(producers)
 
-    async def only(self, producer: Producer) -> None:
-        """Let it send once nothing more is stored of those whose place it has: of all that have
-        gone, or, if it shares the partition, of those of its name. Raises Refusal where another
-        has its place by then, and where this broker gives the partition up: what was under way
-        may be stored yet."""
-        there = self._admission.there
+    async def await_turn(self, producer: Producer) -> None:
+        """Let the producer send once nothing more is stored of the producers before it: of all that
+        have gone, or, if it shares the partition, of those with its name. Raises Refusal if another
+        producer has its place by then, or this broker gives the partition up (then batches under
+        way may still be stored)."""
+        present = self._admission.there
 
         def has_gone(other: Any) -> bool:
             alone = producer.mode is not AccessMode.SHARED
-            return other not in there and (alone or other.name == producer.name)
+            return other not in present and (alone or other.name == producer.name)
 
-        settled = await self.writer.until_decided(has_gone)
-        if producer in there:
-            if settled:
+        is_decided = await self.writer.until_decided(has_gone)
+        if producer in present:
+            if is_decided:
                 producer.ready()
                 return
             self.remove_producer(producer)
@@ -105,20 +105,20 @@ class OwnedPartition:
         self._admission.remove(producer)
         while not self.is_left and (following := self._admission.following()) is not None:
             if following in self._admission.there:
-                self._beside(self._follows(following))
-            else:  # it was fenced while it waited, and hears so when it is back
+                self._beside(self._let_follow(following))
+            else:  # fenced while it waited: it is refused when it comes back
                 following.send_away()
 
-    async def _follows(self, producer: Producer) -> None:
-        with suppress(Refusal):  # it was sent away meanwhile
-            await self.only(producer)
+    async def _let_follow(self, producer: Producer) -> None:
+        with suppress(Refusal):  # the producer was sent away meanwhile
+            await self.await_turn(producer)
 
     def send_producers_away(self) -> None:
         for producer in self._admission.clear():
             producer.send_away()
 
     async def is_fenced(self) -> bool:
-        """Whether bookies answer within FENCED_S that its live ledger is fenced."""
+        """Whether bookies answer within FENCED_S that the partition's live ledger is fenced."""
         try:
             async with asyncio.timeout(FENCED_S):
                 return await self.writer.is_fenced()

@@ -1,8 +1,8 @@
-"""A topic at a broker that has partitions of it: these, their producers, its subscriptions.
+"""A topic at a broker that owns some of its partitions: these partitions, and its subscriptions.
 
-Always true: a partition is served once what another owner left open there was sealed; when another
-broker has the partition, or the topic was deleted, its producers and consumers are sent away, to
-look it up again, and those of other partitions stay.
+Always true: a partition is served only once the segment that an earlier owner left open is sealed.
+When another broker has the partition, or the topic was deleted, the producers and consumers of the
+partition are sent away, to look it up again; those of other partitions stay.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from spark_ledger.async_tasks import BackgroundTasks, cancel
 from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
-from spark_ledger.broker.owned_partition import OwnedPartition, elsewhere
+from spark_ledger.broker.owned_partition import OwnedPartition, owned_elsewhere
 from spark_ledger.broker.owner.keeping import Keeping, follow
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import TailBudget
@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 
 
 class OwnedTopic:
-    """`on_end` is called once, when this broker has it no more, `on_closed` when nothing of it is
-    under way any more."""
+    """`on_end` is called once, when this broker no longer has the topic; `on_closed` when nothing
+    of the topic is under way any more."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class OwnedTopic:
         self._partitions: dict[int, OwnedPartition] = {}
         self._leaving: dict[int, OwnedPartition] = {}
         self._owning = asyncio.Lock()
-        self._beside = BackgroundTasks(self._failed_beside)
+        self._beside = BackgroundTasks(self._log_failed_task)
         self.subscriptions = TopicSubscriptions(self, commits, cursors, self._beside)
         self._background: list[asyncio.Task[None]] = []
         self.is_ended = False
@@ -75,13 +75,13 @@ class OwnedTopic:
         await self._follower.beyond((await self._commits.state()).next - 1)
         loop = asyncio.get_running_loop()
         self._background = [
-            loop.create_task(follow(self._follower, self.info.name, self._heard, self.give_up)),
+            loop.create_task(follow(self._follower, self.info.name, self._on_commit, self.give_up)),
             loop.create_task(Keeping(self._commits, self.look).go_on()),
         ]
 
-    async def own(self, epochs: Mapping[int, int]) -> dict[int, BaseException]:
-        """Serve these partitions, each in that epoch, from now on: what is open there is sealed
-        first. Returns why not, of those that cannot be served."""
+    async def serve_partitions(self, epochs: Mapping[int, int]) -> dict[int, BaseException]:
+        """Serve these partitions from now on, each in its epoch: a segment that is open is sealed
+        first. Returns the errors of the partitions that cannot be served, by number."""
         async with self._owning:
             for number, epoch in epochs.items():
                 self.learn(number, epoch)
@@ -93,14 +93,14 @@ class OwnedTopic:
             opened = await asyncio.gather(*map(self._open, new), return_exceptions=True)
             if new:
                 await self._follower.beyond((await self._commits.state()).next - 1)
-            failed = {}
+            failures = {}
             for number, outcome in zip(new, opened, strict=True):
                 if isinstance(outcome, OwnedPartition):
                     self._partitions[number] = outcome
                 else:
                     self._commits.epochs.pop(number, None)
-                    failed[number] = outcome
-            return failed
+                    failures[number] = outcome
+            return failures
 
     async def _open(self, number: int) -> OwnedPartition:
         state, budget = self._follower.state, self._budget
@@ -123,20 +123,20 @@ class OwnedTopic:
         """Raises Refusal if this broker does not have the partition."""
         partition = self._partitions.get(number)
         if partition is None:
-            raise elsewhere(self.info, number)
+            raise owned_elsewhere(self.info, number)
         return partition
 
-    def _heard(self, another_store: bool) -> None:
+    def _on_commit(self, another_store: bool) -> None:
         for number, partition in list(self._partitions.items()):
             if another_store:
                 partition.log.forget()
-                # where its subscriptions are is of the other store, too
+                # the positions of its subscriptions are of the earlier store, too
                 self.subscriptions.send_consumers_away(number)
             partition.log.wake()
 
     async def look(self, *, fresh: bool = True, watch: Watcher | None = None) -> None:
-        """Give up the partitions that other brokers have by now, and the topic once it has no
-        partition left. The rest as TopicCommits.lost. Raises errors.Unavailable."""
+        """Give up the partitions that other brokers have by now, and the topic once no partition is
+        left. `fresh` and `watch` as in TopicCommits.lost_partitions. Raises errors.Unavailable."""
         await self.look_for_lost(fresh=fresh, watch=watch)
         async with self._owning:
             if not self._partitions and not self._leaving and not self.is_ended:
@@ -145,19 +145,20 @@ class OwnedTopic:
                 await self._close()
 
     async def look_for_lost(self, *, fresh: bool = True, watch: Watcher | None = None) -> None:
-        lost = await self._commits.lost(fresh=fresh, watch=watch)
+        lost = await self._commits.lost_partitions(fresh=fresh, watch=watch)
         self._lose([number for number in lost if number in self._partitions])
 
     def learn(self, number: int, epoch: int) -> None:
-        """In the record this broker has the partition in that epoch. If this broker has it open in
-        an earlier epoch, another broker had it meanwhile: the state here is no longer true."""
+        """The record says that this broker has the partition in `epoch`. If the partition is open
+        here in an earlier epoch, another broker had it meanwhile: the state here is no longer true,
+        so the partition is given up."""
         if self.has(number) and self._commits.epochs[number] < epoch:
             self._lose([number])
 
     async def leave_fenced(self) -> None:
         """For a broker that does not reach the store: give up the partitions whose live ledger is
-        fenced, so that their clients go to the owner that did it. What was under way cannot be
-        decided without the store: its producers send it again."""
+        fenced, so that their clients go to the owner that fenced it. Batches under way cannot be
+        decided without the store: their producers send them again."""
 
         async def look(number: int) -> None:
             partition = self._partitions.get(number)
@@ -171,7 +172,7 @@ class OwnedTopic:
     def _lose(self, numbers: list[int], decide_s: float = DECIDE_S) -> None:
         for number in numbers:
             self._leave(number)
-            # at once: so they keep no subscription in use here
+            # at once, so that no consumer here keeps its subscription in use
             self.subscriptions.send_consumers_away(number)
         if numbers:
             _log.warning("other brokers have partitions %s of %s", numbers, self.info.name)
@@ -182,8 +183,8 @@ class OwnedTopic:
         partition.is_left = True
 
     def give_up(self, error: Exception) -> None:
-        """Nobody has the topic: send everyone away, once it is decided what of the batches under
-        way is stored (a producer sends the others again)."""
+        """No broker has the topic any more: send all clients away, once it is decided which batches
+        under way are stored (a producer sends the others again)."""
         if self.is_ended:
             return
         self.is_ended = True
@@ -219,11 +220,11 @@ class OwnedTopic:
         self.subscriptions.send_consumers_away(partition.number)
 
     async def seal(self) -> None:
-        """Store what waits and seal, and take no more."""
+        """Take no more messages; store what waits, and seal."""
         await asyncio.gather(*(one.writer.close() for one in list(self._partitions.values())))
 
     async def close(self) -> None:
-        """Store what waits, seal, write where subscriptions are, and let the topic go."""
+        """Store what waits, seal, write the subscriptions' positions, and end the topic here."""
         await cancel(*self._background)
         self.is_ended = True
         await asyncio.gather(*(one.writer.close() for one in self._partitions.values()))
@@ -245,8 +246,7 @@ class OwnedTopic:
         return self.state.start_offsets() if earliest else await self._ends()
 
     async def _ends(self) -> dict[int, int]:
-        """The end of each partition, of those of other brokers too: rows of live segments are
-        before it."""
+        """The end of each partition, also at other brokers; rows of live segments are counted."""
         state = await self._commits.state()
         others = [held for held in state.partitions if held.number not in self._partitions]
         lives = LiveEnds(self._commits.client.ledgers)
@@ -257,5 +257,5 @@ class OwnedTopic:
                 ends[held.number] = held.live.base + lives.known(held.live).rows
         return {**ends, **{number: owned.log.end for number, owned in self._partitions.items()}}
 
-    def _failed_beside(self, error: BaseException) -> None:
+    def _log_failed_task(self, error: BaseException) -> None:
         _log.error("work beside topic %s has failed", self.info.name, exc_info=error)

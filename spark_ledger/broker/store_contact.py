@@ -18,19 +18,20 @@ _log = logging.getLogger(__name__)
 
 
 class StoreClock:
-    """The metadata store's time, about: this machine's clock and how far it was off."""
+    """About the metadata store's time: this machine's clock, and its measured offset."""
 
     def __init__(self) -> None:
-        self._off_ms = 0
+        self._offset_ms = 0
         self._measured_s = float("-inf")
 
     def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000 + self._off_ms
+        return time.time_ns() // 1_000_000 + self._offset_ms
 
     async def measure(self, client: TopicClient) -> None:
-        """Measure again, CLOCK_EVERY_S after the last time. The clock may be wrong by half of what
-        the answer took: after an answer that took longer than CLOCK_WITHIN_MS the store is asked
-        again, and the fastest answer counts. Raises StoreError if the store never answers."""
+        """Measure again, if the last time is CLOCK_EVERY_S ago. The clock may be wrong by half of
+        the time of the response: after a response that took longer than CLOCK_WITHIN_MS the store
+        is asked again, and the fastest response counts. Raises StoreError if the store never
+        responds."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._measured_s + CLOCK_EVERY_S:
             return
@@ -49,7 +50,7 @@ class StoreClock:
             if store_ms and took_ms <= CLOCK_WITHIN_MS:
                 break
         if samples:
-            _, self._off_ms = min(samples)
+            _, self._offset_ms = min(samples)
             self._measured_s = now_s
 
 
@@ -58,15 +59,16 @@ class StoreContact:
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
-        self._is_away = False
+        self._is_silent = False
 
     @property
     def is_lost(self) -> bool:
         return self._store.session_state is not SessionState.CONNECTED
 
     async def as_far_as_it_responds(self, doing: Coroutine[Any, Any, None]) -> None:
-        """Do it until it is done, or the store gives no response for AWAY_S, whatever the state of
-        its session: the rest is left as a crash would leave it, and the next owner decides it."""
+        """Run the coroutine until it is done, or the store gives no response for AWAY_S, whatever
+        the state of its session: then the rest is left as a crash would leave it, and the next
+        owner decides it."""
         task = asyncio.get_running_loop().create_task(doing)
         try:
             while not (await asyncio.wait([task], timeout=AWAY_LOOK_S))[0]:
@@ -80,11 +82,11 @@ class StoreContact:
             raise outcome
 
     async def _responds(self) -> bool:
-        """Whether the store responds within AWAY_S. Once it did not, it is not asked again."""
-        if not self._is_away:
+        """Whether the store responds within AWAY_S. After one silence it is not asked again."""
+        if not self._is_silent:
             try:
                 async with asyncio.timeout(AWAY_S):
                     await self._store.sync()
             except (TimeoutError, StoreError):
-                self._is_away = True
-        return not self._is_away
+                self._is_silent = True
+        return not self._is_silent

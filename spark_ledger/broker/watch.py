@@ -26,11 +26,13 @@ TICK_S = 2.0
 PROBE_EVERY_S = 0.5
 FENCED_EVERY_S, RETURN_S = 2.0, 5.0
 CLUSTER_EVERY_S = 10.0
-"""So often the cluster's record is read: whether a person accepted an older store."""
+"""How often the cluster's record is read, which says whether a person accepted an older store."""
 TOPICS_ASKED_AT_ONCE = 32
-"""Of each up to 8 ledgers, 1 s at most: so a thousand partitions are looked at in 5 s."""
+"""Of each topic up to 8 ledgers are asked at once, for 1 s at most: so a thousand partitions take 5
+s."""
 SETTLE_S = 30.0
-"""Partitions move to the brokers on which they fall once these have been the same for so long."""
+"""Partitions move to the brokers on which they fall once the set of brokers has not changed for so
+long."""
 GIVE_EVERY_S, GIVE_MAX = 2.0, 10
 
 _log = logging.getLogger(__name__)
@@ -44,13 +46,13 @@ class WatchedBroker(Protocol):
     ownership: Ownership
     cursors: ConsumerCursors
 
-    def opened(self) -> list[OwnedTopic]: ...
+    def open_topics(self) -> list[OwnedTopic]: ...
 
     async def serve(self, topic_id: str, owners: Owners) -> None: ...
 
 
 class Watch:
-    """Of one broker, from `start` until `stop`."""
+    """The watch of one broker, from `start` until `stop`."""
 
     def __init__(self, broker: WatchedBroker, store: MetadataStore, contact: StoreContact) -> None:
         self._broker = broker
@@ -80,7 +82,7 @@ class Watch:
                 if await self._broker.ownership.membership.keep():
                     _log.warning("the broker was taken for dead, and registers again")
                     self._broker.cursors.doubt_all()
-                    for topic in self._broker.opened():
+                    for topic in self._broker.open_topics():
                         await topic.look()
                 await self._broker.clock.measure(self._broker.client)
                 await self._look_at_cluster()
@@ -90,8 +92,8 @@ class Watch:
                 _log.exception("the broker cannot register now: a defect")
 
     async def _look_at_cluster(self) -> None:
-        """Begin anew with each topic once a person accepted an older metadata store: what this
-        broker has in memory of them may be of commits that are not there. Raises StoreError."""
+        """Give all topics up once a person accepted an older metadata store: what this broker has
+        of them in memory may come from commits that this store does not have. Raises StoreError."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._cluster_s + CLUSTER_EVERY_S:
             return
@@ -102,12 +104,12 @@ class Watch:
             self._broker.client.forget_logs()
             accepted = errors.LedgerFenced("an older metadata store was accepted")
             self._broker.cursors.fail_all(accepted)
-            for topic in self._broker.opened():
+            for topic in self._broker.open_topics():
                 topic.give_up(accepted)
 
     async def _watch_others(self) -> None:
-        """See other brokers die, and take what falls on this one of what they had; see others
-        come, and give them what falls on them."""
+        """When other brokers die, take over those of their partitions that fall on this broker;
+        when others come, give them the partitions that fall on them."""
         alive_before: frozenset[str] = frozenset()
         loop = asyncio.get_running_loop()
         give_s = loop.time() + SETTLE_S
@@ -123,8 +125,8 @@ class Watch:
                     give_s = loop.time() + SETTLE_S
                 alive_before = alive
                 if loop.time() >= give_s:
-                    gave = await self.give()
-                    give_s = loop.time() + GIVE_EVERY_S if gave else float("inf")
+                    given = await self.give()
+                    give_s = loop.time() + GIVE_EVERY_S if given else float("inf")
             except UrlTaken as error:
                 self.failure = error
                 self.on_failure()
@@ -139,24 +141,25 @@ class Watch:
 
     async def _without_store(self) -> None:
         """While the store cannot be reached, ask bookies whether the live ledgers are fenced: only
-        another owner does that, or a commit past them. What is not fenced is served on."""
-        was_away = False
+        another owner or a commit past a ledger fences it. Partitions whose ledger is not fenced are
+        still served."""
+        was_lost = False
         while True:
             await asyncio.sleep(FENCED_EVERY_S)
             try:
-                if self._contact.is_lost and was_away:
+                if self._contact.is_lost and was_lost:
                     self._others_return_s = asyncio.get_running_loop().time() + RETURN_S
                     await call_each(
-                        OwnedTopic.leave_fenced, self._broker.opened(), TOPICS_ASKED_AT_ONCE
+                        OwnedTopic.leave_fenced, self._broker.open_topics(), TOPICS_ASKED_AT_ONCE
                     )
             except Exception:
                 _log.exception("bookies are not asked for fences now: a defect")
-            was_away = self._contact.is_lost
+            was_lost = self._contact.is_lost
 
     async def give(self) -> int:
         """Give partitions to brokers that have fewer, some of each topic; returns how many."""
         count = 0
-        for topic in self._broker.opened():
+        for topic in self._broker.open_topics():
             try:
                 given = await self._broker.ownership.give(topic.info.id, GIVE_MAX)
                 if given:

@@ -175,7 +175,9 @@ class TopicCommits:
             raise Deposed(f"this broker gave partition {partition} of {self.topic.name} up")
         return await self._ownership.check(self.topic.id, partition, self.epochs[partition])
 
-    async def lost(self, *, fresh: bool = True, watch: Watcher | None = None) -> list[int]:
+    async def lost_partitions(
+        self, *, fresh: bool = True, watch: Watcher | None = None
+    ) -> list[int]:
         """The partitions that this broker has no more: if `fresh` as of this call, else as far as
         its session has heard. `watch` is set on the record. Raises errors.Unavailable."""
         epochs = dict(self.epochs)

@@ -35,7 +35,7 @@ class ThisBroker(Protocol):
     @property
     def incomplete(self) -> Counter: ...
 
-    def waits(self, size: int) -> None:
+    def count_waiting(self, size: int) -> None:
         """So many bytes of clients wait from now on, or wait no more where it is negative."""
 
 
@@ -65,7 +65,7 @@ class Intake:
 
     def stored(self, size: int) -> None:
         self.waiting_bytes -= size
-        self._broker.waits(-size)
+        self._broker.count_waiting(-size)
         self._link.read_or_not()
 
     def add(self, producer: Producer) -> None:
@@ -218,7 +218,7 @@ class Intake:
 
     def _append(self, run: Run) -> None:
         self.waiting_bytes += run.waiting_bytes
-        self._broker.waits(run.waiting_bytes)
+        self._broker.count_waiting(run.waiting_bytes)
         run.hand_on()
         run.producer.partition.writer.append(run)
 

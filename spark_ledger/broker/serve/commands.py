@@ -203,7 +203,7 @@ async def _producer(client: Caller, part: Any) -> None:
         return
     client.intake.add(made)
     if ready:
-        await partition.only(made)
+        await partition.await_turn(made)
     else:
         _reply(client, part, "producer_success", producer_name=made.name, producer_ready=False)
 

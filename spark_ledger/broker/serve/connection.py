@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
             or not self.has_room.is_set()
             or self.client.is_busy
         )
-        if self._broker.crowded and waiting_bytes:
+        if self._broker.is_crowded and waiting_bytes:
             full = True
             self._broker.wait_for_relief(self.read_or_not)
         if full and self._presence.is_asked:

@@ -94,7 +94,7 @@ class Living:
         """Of what is gone a broker keeps nothing."""
         left = []
         for one in self._brokers.living():
-            held = [topic.info.id for topic in one.broker.opened()]
+            held = [topic.info.id for topic in one.broker.open_topics()]
             followed = tuple(one.broker.client._followers)
             left += [f"{one.name} follows {id_}" for id_ in followed if id_ not in held]
         invariants.what_is_gone_is_forgotten(self._world.ghost, left)

@@ -57,12 +57,12 @@ class Watched(Connection):
 async def connected():
     """A connection, and its client's socket, of which nothing is read."""
     loop = asyncio.get_running_loop()
-    broker = SimpleNamespace(crowded=False, message_bytes_max=5 << 20, waiting_bytes=0)
+    broker = SimpleNamespace(is_crowded=False, message_bytes_max=5 << 20, waiting_bytes=0)
 
-    def waits(size):
+    def count_waiting(size):
         broker.waiting_bytes += size
 
-    broker.waits = waits
+    broker.count_waiting = count_waiting
     gone = asyncio.Event()
     made = Watched(broker, lambda _: gone.set())
     server = await loop.create_server(lambda: made, "127.0.0.1", 0)

@@ -238,7 +238,7 @@ def test_a_topic_whose_follower_failed_for_good_is_given_up_and_opened_anew(monk
     async def act(stage):
         a = await Brokers(stage).new("a")
         partition, producer = await serving(a)
-        topic = a.opened()[0]
+        topic = a.open_topics()[0]
 
         async def wrong(self, *, fresh):
             raise ZeroDivisionError("a defect")
@@ -249,7 +249,7 @@ def test_a_topic_whose_follower_failed_for_good_is_given_up_and_opened_anew(monk
         assert producer.away
         monkeypatch.setattr(TopicFollower, "_read", right)
         await asyncio.sleep(1)
-        assert topic not in a.opened()
+        assert topic not in a.open_topics()
         again, _ = await serving(a)
         assert again is not partition
         assert again.log.end == 6

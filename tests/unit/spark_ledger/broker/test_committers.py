@@ -42,7 +42,7 @@ class Writer:
 async def listening(writer):
     """A broker's port, and what of its clients' connections has ended."""
     broker = SimpleNamespace(
-        crowded=False,
+        is_crowded=False,
         message_bytes_max=5 << 20,
         live_writer=lambda topic, partition: writer if (topic, partition) == ("t", 0) else None,
     )

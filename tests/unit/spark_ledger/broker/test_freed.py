@@ -93,7 +93,7 @@ def test_what_merging_copied_under_a_broker_at_work_is_kept_once():
 async def empty_of(stage, broker, topic_id):
     await asyncio.sleep(LOOKED_S)
     assert broker.live_writer(topic_id, 0) is None
-    assert topic_id not in [topic.info.id for topic in broker.opened()]
+    assert topic_id not in [topic.info.id for topic in broker.open_topics()]
     assert topic_id not in broker.client._followers
     assert topic_id not in broker.client._logs
 

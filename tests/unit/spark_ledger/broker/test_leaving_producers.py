@@ -64,7 +64,7 @@ class Serving:
     async def comes(self, producer):
         """Ready or not."""
         if self.topic.partition(0).add_producer(producer):
-            coming = asyncio.create_task(self.topic.partition(0).only(producer))
+            coming = asyncio.create_task(self.topic.partition(0).await_turn(producer))
             await asyncio.sleep(SOON_S)
             return coming
         return None
