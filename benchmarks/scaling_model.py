@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 DRIVER_PROCESSES = 2  # the source's and the sink's
-REFRESH_S, AGAIN_AT_ONCE = 30.0, 16  # spark_ledger/bookies/directory.py
+REFRESH_S, REREADS_PER_LOOK = 30.0, 16  # spark_ledger/bookies/directory.py
 LISTINGS = 2  # of bookies that are written, and of those that are only read
 HEARTBEAT_S = 60.0  # intents.py, of each process that writes
 ROLL_S = 3600.0  # policies.ledger_age_s_max
@@ -95,7 +95,7 @@ def _of_zookeeper(size: Size, units: Units) -> list[Load]:
         + (1 + size.workers) / HEARTBEAT_S
         + 1 / cursor_s
     )
-    look = LISTINGS + min(size.bookies, AGAIN_AT_ONCE)
+    look = LISTINGS + min(size.bookies, REREADS_PER_LOOK)
     collected = min(GC_READS_S, COPIES * size.ledgers / size.bookies / GC_S) * size.bookies
     at_work = size.queries * (INTENT_NODES + size.workers * BLOCK_IDS)
     blocks = size.ledgers / BLOCK_IDS

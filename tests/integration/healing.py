@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from bookie_server.api.entry import Entry
 from spark_ledger import LedgerClient
-from spark_ledger.ledger.cluster import judge
+from spark_ledger.ledger.cluster import judge_response
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata.ledger_record import LedgerRecord, derive, entries_of, keeps
 from spark_ledger.process import background_loop, ledger_store
@@ -52,7 +52,7 @@ def is_whole(cluster: LocalCluster, ledger_id: int, password: bytes = b"") -> bo
     async def has(bookie_id: str, entry_id: int) -> bool:
         asked = (bookie_id, ledger_id, entry_id, entry_id)
         response = await bookies.read(*asked, max_bytes=1 << 20, fence=False, token=token)
-        said = judge(response, ledger_id, 0, entry_id)
+        said = judge_response(response, ledger_id, 0, entry_id)
         return said is not None and isinstance(said[1], Entry)
 
     async def all_there() -> bool:
