@@ -8,7 +8,7 @@ the simulated network, which may say no of one that lives.
 import asyncio
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.owner.ownership import Ownership
@@ -199,5 +199,4 @@ class BrokerProcess:
         for wire in self.wires:
             wire.server_died()
         for connection in self._connections:
-            with suppress(AttributeError):
-                connection._timer.cancel()  # type: ignore[union-attr]
+            connection._presence.end()

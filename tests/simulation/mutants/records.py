@@ -77,7 +77,7 @@ def deletes_what_is_open(delete: Any) -> Any:
 
 
 def closes_whatever_the_state(close: Any) -> Any:
-    return lambda record, end: Write(transitions._closed(record, record.fragments, end))
+    return lambda record, end: Write(transitions._closed_record(record, record.fragments, end))
 
 
 def changes_whatever_the_state(change: Any) -> Any:
