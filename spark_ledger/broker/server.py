@@ -20,22 +20,22 @@ from spark_ledger.errors import BadConfig
 from spark_ledger.process import connect, end_with_parent
 
 GC_THRESHOLDS = 50_000, 20, 100
-"""Each message that is kept is objects, none of which are in a cycle: by Python's own thresholds a
-quarter of the time of a lone message went into looking for some."""
+"""A message that is kept consists of objects that are in no cycle. With Python's own thresholds the
+search for cycles took a quarter of the time of a lone message."""
 
 
 def serve(service_url: str, settings: BrokerSettings, *, parent_pipe: bool = False) -> None:
-    """Listen, register, and serve in this process until SIGTERM or SIGINT; prints in a line of
-    JSON where it listens. `parent_pipe`: it ends when its standard input is closed. Raises
+    """Listen, register, and serve in this process until SIGTERM or SIGINT; prints the addresses on
+    which it listens as a line of JSON. `parent_pipe`: end when the standard input is closed. Raises
     errors.BadConfig (a port is taken, the URL is malformed), errors.Unavailable."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     net.raise_descriptor_limit()
     if parent_pipe:
         end_with_parent()
-    asyncio.run(_work(service_url, settings))
+    asyncio.run(_serve(service_url, settings))
 
 
-async def _work(service_url: str, settings: BrokerSettings) -> None:
+async def _serve(service_url: str, settings: BrokerSettings) -> None:
     broker: Broker
     connections: dict[Connection, None] = {}
 
@@ -46,20 +46,20 @@ async def _work(service_url: str, settings: BrokerSettings) -> None:
 
     config = client_config(service_url=service_url, session_timeout_s=settings.session_timeout_s)
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    host, shown = settings.host, settings.advertised_host or settings.host
+    host, public_host = settings.host, settings.advertised_host or settings.host
     clients = await _listener(host, settings.broker_port, "--broker-port", accept)
     admin = http.application(lambda request: respond(broker, request))
     lookups = await _listener(host, settings.admin_port, "--admin-port", admin)
-    url = f"pulsar://{net.join(shown, clients.port)}"
-    admin_url = f"http://{net.join(shown, lookups.port)}"
+    url = f"pulsar://{net.join(public_host, clients.port)}"
+    admin_url = f"http://{net.join(public_host, lookups.port)}"
     ledgers = await connect(service_url, config)
     broker = Broker(ledgers, random.Random(os.urandom(16)), url, settings)
     broker.watch.on_failure = stop.set
 
     def listen() -> None:
-        with _taken(host, clients.port, "--broker-port"):
+        with _port_errors(host, clients.port, "--broker-port"):
             clients.start()
-        with _taken(host, lookups.port, "--admin-port"):
+        with _port_errors(host, lookups.port, "--admin-port"):
             lookups.start()
 
     await broker.start(listen)
@@ -82,13 +82,13 @@ async def _work(service_url: str, settings: BrokerSettings) -> None:
 async def _listener(
     host: str, port: int, flag: str, protocol: Callable[[], asyncio.BaseProtocol]
 ) -> net.Listener:
-    """Takes no connections before it is started. Raises errors.BadConfig."""
-    with _taken(host, port, flag):
+    """A listener that takes connections once it is started. Raises errors.BadConfig."""
+    with _port_errors(host, port, flag):
         return net.Listener(await net.bound(host.strip("[]"), port), net.served_by(protocol))
 
 
 @contextlib.contextmanager
-def _taken(host: str, port: int, flag: str) -> Iterator[None]:
+def _port_errors(host: str, port: int, flag: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

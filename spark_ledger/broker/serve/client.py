@@ -1,7 +1,8 @@
-"""One client: its commands carried out, its producers and consumers.
+"""One client: its commands, its producers and its consumers.
 
-Always true: a request is answered once, by what was asked for or by one of Pulsar's error codes;
-what a client asks for finds its SENDs before it handed on, and its acks before it carried out.
+Always true: a request gets one response, the requested one or one of Pulsar's error codes. Before a
+request is carried out, the client's earlier SENDs are handed on, and its earlier acks are carried
+out.
 """
 
 import asyncio
@@ -29,17 +30,17 @@ from spark_ledger.broker.wire.link import Link
 
 REQUESTS_MAX = 1000
 FRAMES_MAX = 500
-"""Of commands that are taken one by one, in one step of the loop."""
+"""How many commands are taken one by one in one step of the loop."""
 _CPP = "Pulsar-CPP"
-"""How the C++ client, on which others are built, calls itself. It drops a message that is refused
-by ChecksumError; by another error it connects again, and sends it again. Others drop what is
-refused by NotAllowedError."""
+"""The name of the C++ client, on which other clients are built. It drops a message that is refused
+by ChecksumError; after another error it connects again, and sends the message again. Other clients
+drop a message that is refused by NotAllowedError."""
 
 _log = logging.getLogger(__name__)
 
 
 class Client:
-    """On one connection, for as long as that is open."""
+    """The client of one connection, as long as the connection is open."""
 
     def __init__(self, link: Link, broker: Broker) -> None:
         self.link = link
@@ -49,21 +50,21 @@ class Client:
         self.consumers: dict[int, Consuming] = {}
         self.acking = Acking(self.consumers, link.send, refusal_of, link.go_on)
         self._requests = BackgroundTasks(ended=self.link.go_on)
-        self._untaken: deque[tuple[bytes, Sequence[Span]]] = deque()
-        self._at = 0  # of the first of them
+        self._waiting_frames: deque[tuple[bytes, Sequence[Span]]] = deque()
+        self._next_span = 0  # in the first of the waiting frames
 
     @property
     def is_busy(self) -> bool:
-        """Whether so much is under way that its connection is not read."""
-        return self._is_full or bool(self._untaken)
+        """Whether so much is under way that the client's connection is not read."""
+        return self._is_full or bool(self._waiting_frames)
 
     @property
     def _is_full(self) -> bool:
         return len(self._requests) >= REQUESTS_MAX or self.acking.is_busy
 
     def end(self) -> None:
-        """Its connection is gone."""
-        self._untaken.clear()
+        """The client's connection is gone."""
+        self._waiting_frames.clear()
         self.intake.remove_all()
         for consuming in list(self.consumers.values()):
             self.forget_consumer(consuming.consumer)
@@ -73,36 +74,37 @@ class Client:
     # -- commands ----------------------------------------------------------------------------
 
     def take(self, data: bytes, spans: Sequence[Span]) -> None:
-        """Carry commands out, or begin to, once what came before them is. Raises MalformedFrame."""
+        """Carry commands out, or begin to, in the order in which they came. Raises
+        MalformedFrame."""
         if spans:
-            self._untaken.append((data, spans))
+            self._waiting_frames.append((data, spans))
             self.take_more()
 
     def take_more(self) -> None:
-        """Of the commands that came, in their order, until so much is under way that the others are
-        to wait, or as many as one step of the loop takes: FRAMES_MAX, less where batches take long;
-        what a producer sent in one go is handed on in one. Raises MalformedFrame."""
+        """Take waiting commands in their order, until too much is under way, or one step of the
+        loop has taken enough: FRAMES_MAX, fewer if batches take long. Batches that a producer sent
+        together are handed on together. Raises MalformedFrame."""
         taken = 0
         self.intake.begin_step()
         try:
             while (
-                self._untaken
+                self._waiting_frames
                 and not self._is_full
                 and taken < FRAMES_MAX
                 and not self.intake.step_is_over
             ):
-                data, spans = self._untaken[0]
-                count = self.intake.take_alike(data, spans, self._at)
+                data, spans = self._waiting_frames[0]
+                count = self.intake.take_alike(data, spans, self._next_span)
                 if not count:
-                    self._take(frame_of(data, *spans[self._at]))
+                    self._take(frame_of(data, *spans[self._next_span]))
                     taken += 1
-                self._at += count or 1
-                if self._at >= len(spans):
-                    self._untaken.popleft()
-                    self._at = 0
+                self._next_span += count or 1
+                if self._next_span >= len(spans):
+                    self._waiting_frames.popleft()
+                    self._next_span = 0
         finally:
             self.intake.hand_on()
-        if self._untaken and (taken == FRAMES_MAX or self.intake.step_is_over):
+        if self._waiting_frames and (taken == FRAMES_MAX or self.intake.step_is_over):
             asyncio.get_running_loop().call_soon(self.link.go_on)
 
     def _take(self, frame: PulsarFrame) -> None:
@@ -134,12 +136,12 @@ class Client:
         try:
             await request.carry_out(self, part)
         except Exception as error:
-            refused = refusal_of(error)
-            if refused.code is ServerError.UNKNOWN:
+            refusal = refusal_of(error)
+            if refusal.code is ServerError.UNKNOWN:
                 _log.exception("a request has failed")
-            request.refuse(self, part, refused)
+            request.refuse(self, part, refusal)
 
-    def is_of(self, version: str) -> None:
+    def set_version(self, version: str) -> None:
         """The client's CONNECT."""
         self.connected = True
         if version.startswith(_CPP):
@@ -148,7 +150,7 @@ class Client:
     # -- producers and consumers ---------------------------------------------------------------
 
     def forget_consumer(self, consumer: Consumer) -> bool:
-        """Whether it was here."""
+        """Returns whether the client had this consumer."""
         consuming = self.consumers.get(consumer.id)
         if consuming is None or consuming.consumer is not consumer:
             return False
@@ -157,7 +159,7 @@ class Client:
         return True
 
     def send_consumer_away(self, consumer: Consumer) -> None:
-        """It is to look its topic up again."""
+        """End the consumer; the client is to look its topic up again."""
         if self.forget_consumer(consumer):
             away = command("close_consumer", consumer_id=consumer.id, request_id=0)
             self.link.send(encode(away))

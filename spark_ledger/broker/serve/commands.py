@@ -1,9 +1,8 @@
-"""The commands of Pulsar's clients: how each is carried out and refused, and what it needs a right
-for.
+"""The commands of Pulsar's clients: how each is carried out and refused, and which right it needs.
 
-Always true: what is not built is refused by NotAllowedError with what it is; errors of the topic
-layer become the code after which a client does the right thing: those that pass are
-ServiceNotReady, so it looks the topic up and tries again.
+Always true: a feature that is not built is refused by NotAllowedError, and the message names the
+feature. An error of the topic layer becomes the code after which a client does the right thing:
+errors that pass become ServiceNotReady, so that the client looks the topic up and tries again.
 """
 
 import asyncio
@@ -59,7 +58,7 @@ _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
 
 
 class Caller(Protocol):
-    """A client, as its commands use it."""
+    """What commands need of their client."""
 
     link: Link
     broker: Broker
@@ -67,18 +66,18 @@ class Caller(Protocol):
     acking: Acking
     consumers: dict[int, Consuming]
 
-    def is_of(self, version: str) -> None:
-        """It has connected, and this is its name and version."""
+    def set_version(self, version: str) -> None:
+        """The client has sent CONNECT, with its name and version."""
 
     def forget_consumer(self, consumer: Consumer) -> bool:
-        """Whether it was there."""
+        """Returns whether the client had this consumer."""
 
     def send_consumer_away(self, consumer: Consumer) -> None:
-        """It is to look its topic up again."""
+        """End the consumer; the client is to look its topic up again."""
 
 
 class Right(Enum):
-    """What a client needs a right for."""
+    """The rights that commands need."""
 
     LOOK_UP = "look up"
     PRODUCE = "produce"
@@ -87,7 +86,7 @@ class Right(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Carried out by a task, and answered: by itself or by a refusal."""
+    """A command that a task carries out; `carry_out` or `refuse` sends the response."""
 
     carry_out: Callable[[Caller, Any], Awaitable[None]]
     refuse: Callable[[Caller, Any, Refusal], None]
@@ -96,7 +95,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """Carried out before the next command is looked at."""
+    """A command that is carried out before the next one is looked at."""
 
     carry_out: Callable[[Caller, Any], None]
     right: Right | None
@@ -121,23 +120,24 @@ def connected(client_version: int, message_bytes_max: int) -> BaseCommand:
 
 
 def _reply(client: Caller, part: Any, name: str, **fields: Any) -> None:
-    """The response of that name to the request in `part`."""
+    """Send the response `name` to the request in `part`, one command's fields."""
     client.link.send(encode(command(name, request_id=part.request_id, **fields)))
 
 
-def _refusing(
+def _refuse_by(
     name: str, code: str = "error", message: str = "message", **fields: Any
 ) -> Callable[[Caller, Any, Refusal], None]:
-    """By a response of that name, with the reason in these fields."""
+    """A `refuse` that sends the response `name`; `code` and `message` are the fields of the
+    reason."""
 
-    def refuse(client: Caller, part: Any, refused: Refusal) -> None:
-        why = {code: refused.code, message: refused.message}
-        _reply(client, part, name, **fields, **why)
+    def refuse(client: Caller, part: Any, refusal: Refusal) -> None:
+        reason = {code: refusal.code, message: refusal.message}
+        _reply(client, part, name, **fields, **reason)
 
     return refuse
 
 
-_error = _refusing("error")
+_error = _refuse_by("error")
 
 
 # -- where topics are ------------------------------------------------------------------------------
@@ -151,8 +151,8 @@ async def _partitioned_metadata(client: Caller, part: Any) -> None:
 
 async def _lookup(client: Caller, part: Any) -> None:
     name = names.parse(part.topic)
-    url, here = await client.broker.lookup(name, authoritative=part.authoritative)
-    where = LookupType.CONNECT if here else LookupType.REDIRECT
+    url, is_here = await client.broker.lookup(name, authoritative=part.authoritative)
+    where = LookupType.CONNECT if is_here else LookupType.REDIRECT
     fields = {"brokerServiceUrl": url, "response": where, "authoritative": True}
     _reply(client, part, "lookup_response", **fields)
 
@@ -184,7 +184,7 @@ async def _producer(client: Caller, part: Any) -> None:
     existing = client.intake.producers.get(part.producer_id)
     if existing is not None:
         client.intake.remove(existing)
-    made = Producer(
+    producer = Producer(
         client.intake,
         part.producer_id,
         part.request_id,
@@ -196,20 +196,21 @@ async def _producer(client: Caller, part: Any) -> None:
         partition.remove_producer,
         schema_version,
     )
-    await _are_there(other.connection for other in partition.producers_before(made))
-    ready = partition.add_producer(made)
+    await _ask_whether_there(other.connection for other in partition.producers_before(producer))
+    may_send = partition.add_producer(producer)
     if not client.link.open:
-        partition.remove_producer(made)
+        partition.remove_producer(producer)
         return
-    client.intake.add(made)
-    if ready:
-        await partition.await_turn(made)
+    client.intake.add(producer)
+    if may_send:
+        await partition.await_turn(producer)
     else:
-        _reply(client, part, "producer_success", producer_name=made.name, producer_ready=False)
+        _reply(client, part, "producer_success", producer_name=producer.name, producer_ready=False)
 
 
-async def _are_there(connections: Iterable[ProducersLink | Link]) -> None:
-    """Those that have what another asks for are asked: a client that hangs loses it."""
+async def _ask_whether_there(connections: Iterable[ProducersLink | Link]) -> None:
+    """Ask the clients that have what another client wants whether they are there: a client that
+    hangs loses its connection."""
     await asyncio.gather(*(connection.answers() for connection in dict.fromkeys(connections)))
 
 
@@ -270,7 +271,7 @@ async def _subscribe(client: Caller, part: Any) -> None:
     if existing is not None:
         client.forget_consumer(existing[0])
     rivals = subscriptions.rivals(part.subscription, kind, partition.number)
-    await _are_there(other.link for other in rivals if other.link is not client.link)
+    await _ask_whether_there(other.link for other in rivals if other.link is not client.link)
     consumer = await subscriptions.subscribe(
         partition,
         part.subscription,
@@ -287,7 +288,7 @@ async def _subscribe(client: Caller, part: Any) -> None:
     _reply(client, part, "success")
 
 
-def _of(client: Caller, part: Any) -> Consuming:
+def _consuming_of(client: Caller, part: Any) -> Consuming:
     consuming = client.consumers.get(part.consumer_id)
     if consuming is None:
         raise Refusal(ServerError.CONSUMER_NOT_FOUND, f"there is no consumer {part.consumer_id}")
@@ -299,26 +300,26 @@ async def _close_consumer(client: Caller, part: Any) -> None:
     if consuming is not None:
         consumer, subscriptions, name = consuming
         client.forget_consumer(consumer)
-        await subscriptions.wait_released(name)  # a query may begin behind the last one
+        await subscriptions.wait_released(name)  # then a query may use the subscription
     _reply(client, part, "success")
 
 
 async def _unsubscribe(client: Caller, part: Any) -> None:
-    consumer, subscriptions, name = _of(client, part)
+    consumer, subscriptions, name = _consuming_of(client, part)
     await subscriptions.unsubscribe(name, consumer)
     client.forget_consumer(consumer)
     _reply(client, part, "success")
 
 
 async def _seek(client: Caller, part: Any) -> None:
-    consumer, subscriptions, name = _of(client, part)
+    consumer, subscriptions, name = _consuming_of(client, part)
     offset = await target_of_seek(consumer.dispatcher.partition, part)
     await subscriptions.seek(name, consumer.dispatcher, offset)
     _reply(client, part, "success")
 
 
 async def _get_last_message_id(client: Caller, part: Any) -> None:
-    last_id, mark = await last_and_mark(_of(client, part).consumer.dispatcher)
+    last_id, mark = await last_and_mark(_consuming_of(client, part).consumer.dispatcher)
     fields = {"last_message_id": last_id, "consumer_mark_delete_position": mark}
     _reply(client, part, "last_message_id_response", **fields)
 
@@ -327,12 +328,12 @@ async def _get_last_message_id(client: Caller, part: Any) -> None:
 
 
 CLIENTS_VERSION = bytes(8)
-"""The number 0, as clients have it in their messages: of what they say of values that are bytes."""
+"""The number 0, as clients have it in their messages: the version of the schema of text."""
 
 
 async def _version_to_send(broker: Broker, topic: TopicInfo, part: Any) -> bytes:
-    """The version of its schema with which a client sends: text is registered, bytes have none.
-    Raises Refusal where the topic takes no bytes."""
+    """The schema version with which a client sends: a schema of text is registered and has one,
+    bytes have none. Raises Refusal if the topic takes no bytes."""
     registered = await broker.client.schemas.of(topic)
     if not registered.head.takes_bytes:
         raise Refusal(
@@ -347,8 +348,8 @@ async def _version_to_send(broker: Broker, topic: TopicInfo, part: Any) -> bytes
 
 
 async def _get_schema(client: Caller, part: Any) -> None:
-    """That of a version, or the latest. An empty version, as the client for Go gives it to messages
-    of a producer of bytes, is that of bytes."""
+    """Answer with the schema of a version, or the latest. An empty version, which the client for Go
+    gives to messages of a producer of bytes, has the schema of bytes."""
     broker, name = client.broker, names.parse(part.topic)
     topic = await broker.catalog.find(name.topic, create=False)
     version, kind = part.schema_version, SchemaType.NONE
@@ -374,11 +375,11 @@ async def _get_or_create_schema(client: Caller, part: Any) -> None:
     _reply(client, part, "get_or_create_schema_response", schema_version=version)
 
 
-# -- what is done at once --------------------------------------------------------------------------
+# -- carried out at once --------------------------------------------------------------------------
 
 
 def _connect(client: Caller, part: Any) -> None:
-    client.is_of(part.client_version)
+    client.set_version(part.client_version)
     response = connected(part.protocol_version, client.broker.message_bytes_max)
     client.link.send(encode(response))
 
@@ -388,7 +389,7 @@ def _ping(client: Caller, _: Any) -> None:
 
 
 def _pong(client: Caller, _: Any) -> None:
-    """That it came is all."""
+    """Nothing to do: the connection noted already that the client is there."""
 
 
 def _flow(client: Caller, part: Any) -> None:
@@ -408,7 +409,7 @@ def _redeliver(client: Caller, part: Any) -> None:
         consumer.dispatcher.redeliver(consumer, epoch)
 
 
-# -- all of them -----------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 
 def _not_built(what: str) -> Request:
@@ -418,11 +419,11 @@ def _not_built(what: str) -> Request:
     return Request(refuse, _error, None)
 
 
-_NO_PARTITIONS = _refusing("partitioned_metadata_response", response=1)
-_NO_BROKER = _refusing("lookup_response", response=LookupType.FAILED)
+_NO_PARTITIONS = _refuse_by("partitioned_metadata_response", response=1)
+_NO_BROKER = _refuse_by("lookup_response", response=LookupType.FAILED)
 _SCHEMA_WHY = "error_code", "error_message"
-_NO_SCHEMA = _refusing("get_schema_response", *_SCHEMA_WHY)
-_NO_NEW_SCHEMA = _refusing("get_or_create_schema_response", *_SCHEMA_WHY)
+_NO_SCHEMA = _refuse_by("get_schema_response", *_SCHEMA_WHY)
+_NO_NEW_SCHEMA = _refuse_by("get_or_create_schema_response", *_SCHEMA_WHY)
 COMMANDS: dict[str, Request | AtOnce] = {
     "connect": AtOnce(_connect, None),
     "ping": AtOnce(_ping, None),
@@ -447,5 +448,5 @@ COMMANDS: dict[str, Request | AtOnce] = {
     "tc_client_connect": _not_built("transactions"),
     "watch_topic_list": _not_built("watches of topics"),
 }
-"""What a client may send, but SEND, which brings batches (produce/intake.py). `right` is what it
-needs a right for; nothing asks for one yet."""
+"""The commands that a client may send, except SEND, which brings batches (produce/intake.py).
+`right` is the right that a command needs; no code checks it yet."""

@@ -20,37 +20,37 @@ _log = logging.getLogger(__name__)
 
 
 class CommitterConnection(asyncio.Protocol):
-    """From the first byte on."""
+    """The protocol of such a connection, from its first byte on."""
 
     def __init__(self, broker: Broker, transport: asyncio.Transport) -> None:
         self._broker = broker
         self._transport = transport
         self._received = bytearray()
         self._holds: list[SegmentHold] | None = None
-        self._answering: asyncio.Task[None] | None = None
+        self._answer_task: asyncio.Task[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(LASTS_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
         self._received += data
         try:
-            asked = hand_over.decode_request(bytes(self._received))
+            request = hand_over.decode_request(bytes(self._received))
         except hand_over.NotUnderstood as error:
             _log.warning("a committer's connection ends: %s", error)
             self._transport.close()
             return
-        if asked is None or self._holds is not None:
+        if request is None or self._holds is not None:
             return
-        lives, hold_s = asked
+        lives, hold_s = request
         loop = asyncio.get_running_loop()
-        self._holds = list(self._held(lives, loop.time() + hold_s))
-        stopping = [hold.answer for hold in self._holds if not hold.answer.done()]
-        if not stopping:  # before those that have stopped go on with their work
+        self._holds = list(self._hold_segments(lives, loop.time() + hold_s))
+        pending_answers = [hold.answer for hold in self._holds if not hold.answer.done()]
+        if not pending_answers:  # before the writers that have stopped go on with their work
             self._answer()
             return
         within_s = hand_over.answer_within_s(hold_s, len(lives))
-        self._answering = loop.create_task(self._answer_within(stopping, within_s))
+        self._answer_task = loop.create_task(self._answer_within(pending_answers, within_s))
 
-    def _held(self, lives: list[LiveName], until_s: float) -> Iterator[SegmentHold]:
+    def _hold_segments(self, lives: list[LiveName], until_s: float) -> Iterator[SegmentHold]:
         for topic_id, partition, ledger_id, opened in lives:
             writer = self._broker.live_writer(topic_id, partition)
             hold = None if writer is None else writer.hand_over(ledger_id, opened, until_s)
@@ -58,13 +58,13 @@ class CommitterConnection(asyncio.Protocol):
                 yield hold
 
     async def _answer_within(
-        self, stopping: "list[asyncio.Future[Handed | None]]", within_s: float
+        self, pending_answers: "list[asyncio.Future[Handed | None]]", within_s: float
     ) -> None:
-        await asyncio.wait(stopping, timeout=within_s)
+        await asyncio.wait(pending_answers, timeout=within_s)
         self._answer()
 
     def _answer(self) -> None:
-        """With what is handed over by now; other live segments are not."""
+        """Answer with the segments that are handed over by now; the others are not handed over."""
         answers = [hold.answer.result() for hold in self._holds or () if hold.answer.done()]
         self._transport.write(
             hand_over.encode_answer([answer for answer in answers if answer is not None])
@@ -72,7 +72,7 @@ class CommitterConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
-        if self._answering is not None:
-            self._answering.cancel()
+        if self._answer_task is not None:
+            self._answer_task.cancel()
         for hold in self._holds or ():
             hold.leave()

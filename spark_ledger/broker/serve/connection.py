@@ -1,8 +1,9 @@
 """One client's connection: bytes and back-pressure.
 
-Always true: what a connection makes wait is bounded: it is not read while CONNECTION_BYTES_MAX of
-its batches are not stored, while the broker is crowded, while it does not take its answers, or with
-REQUESTS_MAX requests under way. Whether its client is there is judged in presence.py.
+Always true: the bytes that wait for one connection are bounded. A connection is not read while
+CONNECTION_BYTES_MAX of its batches are not stored, while the broker is crowded, while the client
+does not take its responses, or while REQUESTS_MAX requests are under way. presence.py judges
+whether the client is there.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from spark_ledger.topic.commit.hand_over import MAGIC
 CONNECTION_BYTES_MAX = 16 << 20
 UNSENT_BYTES_MAX = 1 << 20
 TURN_BYTES_MAX = 64 << 10
-"""What is sent in one turn of the loop goes out together, up to so many bytes."""
+"""Frames that are sent in one turn of the loop are written together, up to so many bytes."""
 CLOSE_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -34,15 +35,15 @@ class Connection(asyncio.Protocol):
         self.client = Client(self, broker)
         self._broker = broker
         self._presence = Presence(self)
-        self._begun = False
+        self._is_client = False
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._frames = PulsarFrameReader()
         self._transport: asyncio.Transport
         self._out: list[bytes] = []
         self._out_bytes = 0
-        self._flushing = False
-        self._gone = asyncio.Event()
+        self._is_flush_due = False
+        self._end_event = asyncio.Event()
 
     # -- bytes -------------------------------------------------------------------------------
 
@@ -54,16 +55,16 @@ class Connection(asyncio.Protocol):
         self._presence.begin()
 
     def data_received(self, data: bytes) -> None:
-        if not self._begun and data[:1] == MAGIC[:1]:
-            self._becomes_a_committers(data)
+        if not self._is_client and data[:1] == MAGIC[:1]:
+            self._switch_to_committer(data)
             return
-        self._begun = True
+        self._is_client = True
         self._presence.heard_s = self._loop.time()
         self._presence.heard.set()
         self._take(lambda: self.client.take(*self._frames.whole(data)))
 
     def go_on(self) -> None:
-        """What is under way has become less."""
+        """Less is under way than before: take what waits."""
         if self.open and not self._transport.is_closing():
             self._take(self.client.take_more)
 
@@ -78,7 +79,7 @@ class Connection(asyncio.Protocol):
             self.close()
         self.read_or_not()
 
-    def _becomes_a_committers(self, data: bytes) -> None:
+    def _switch_to_committer(self, data: bytes) -> None:
         """The peer is no client of Pulsar, but a committer that commits past live segments."""
         other = CommitterConnection(self._broker, self._transport)
         self._transport.set_protocol(other)
@@ -95,7 +96,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.open = False
-        self._gone.set()
+        self._end_event.set()
         self._presence.end()
         self.has_room.set()
         self.client.end()
@@ -107,23 +108,23 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def send(self, frame: bytes) -> None:
-        """Send it with what else is sent in this turn of the loop; much goes at once, so that the
-        sender sees by `room` that it is much."""
+        """Send the frame together with the other frames of this turn of the loop. Many bytes are
+        written at once, so that `room` shows the sender that there are many."""
         if not self.open:
             return
         self._out.append(frame)
         self._out_bytes += len(frame)
         if self._out_bytes >= TURN_BYTES_MAX:
             self.flush()
-        elif not self._flushing:
-            self._flushing = True
+        elif not self._is_flush_due:
+            self._is_flush_due = True
             self._loop.call_soon(self.flush)
 
     async def room(self) -> None:
         await self.has_room.wait()
 
     def flush(self) -> None:
-        self._flushing = False
+        self._is_flush_due = False
         out, self._out, self._out_bytes = self._out, [], 0
         if self.open and out:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
@@ -143,26 +144,26 @@ class Connection(asyncio.Protocol):
         if not self.open or self._transport.is_closing():
             return
         waiting_bytes = self.client.intake.waiting_bytes
-        full = (
+        is_full = (
             waiting_bytes > CONNECTION_BYTES_MAX
             or not self.has_room.is_set()
             or self.client.is_busy
         )
         if self._broker.is_crowded and waiting_bytes:
-            full = True
+            is_full = True
             self._broker.wait_for_relief(self.read_or_not)
-        if full and self._presence.is_asked:
-            full = False
-        if full and self._transport.is_reading():
+        if is_full and self._presence.is_asked:
+            is_full = False
+        if is_full and self._transport.is_reading():
             self._transport.pause_reading()
-            self._presence.is_held()
-        elif not full and not self._transport.is_reading():
+            self._presence.start_pongs()
+        elif not is_full and not self._transport.is_reading():
             self._transport.resume_reading()
 
     async def answers(self) -> bool:
-        """Whether its client is there; if not, it has ended by then."""
-        return await self._presence.answers(self._gone)
+        """Whether the client is there; if not, the connection has ended when this returns."""
+        return await self._presence.answers(self._end_event)
 
     async def close_and_wait(self) -> None:
         self.close()
-        await woken(self._gone, CLOSE_S)
+        await woken(self._end_event, CLOSE_S)

@@ -1,4 +1,4 @@
-"""Where topics are, by HTTP, for clients whose service URL begins with http://.
+"""Lookups by HTTP, for clients whose service URL begins with http://.
 
     GET /lookup/v2/topic/persistent/<tenant>/<namespace>/<topic>              {"brokerUrl": ...}
     GET /admin/v2/persistent/<tenant>/<namespace>/<topic>/partitions          {"partitions": n}
@@ -28,16 +28,16 @@ _log = logging.getLogger(__name__)
 
 async def respond(broker: Broker, request: HttpRequest) -> HttpResponse:
     try:
-        return HttpResponse(await _found(broker, request))
+        return HttpResponse(await _carry_out(broker, request))
     except Exception as error:
-        refused = refusal_of(error)
-        if refused.code is ServerError.UNKNOWN:
+        refusal = refusal_of(error)
+        if refusal.code is ServerError.UNKNOWN:
             _log.exception("a request by HTTP has failed")
-        status = _STATUS.get(refused.code, HTTPStatus.INTERNAL_SERVER_ERROR)
-        return HttpResponse({"reason": refused.message}, status)
+        status = _STATUS.get(refusal.code, HTTPStatus.INTERNAL_SERVER_ERROR)
+        return HttpResponse({"reason": refusal.message}, status)
 
 
-async def _found(broker: Broker, request: HttpRequest) -> Any:
+async def _carry_out(broker: Broker, request: HttpRequest) -> Any:
     """Raises Refusal, errors of the topic layer."""
     if request.method != "GET":
         raise Refusal(ServerError.NOT_ALLOWED, f"{request.method}: the admin API is not built")
