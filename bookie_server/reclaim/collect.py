@@ -2,10 +2,10 @@
 which entry logs go because of that.
 
 Always true of the sweeps that bury deleted ledgers:
-- a ledger is buried only if the set of deleted ledgers names it and it has no record, twice, the
-  second time after a sync, while the store holds the cluster (id and epoch) that this node serves:
-  an error, a time-out, an empty store, another cluster's or an older copy of ours buries nothing,
-  and neither does a record that was lost;
+- a ledger is buried only if two looks, the second one after a sync, find that the set of deleted
+  ledgers names it, that it has no record, and that the store holds the cluster (id and epoch) that
+  this node serves. So an error, a time-out, an empty store, another cluster's store, an older copy
+  of our store, or a lost record buries nothing;
 - a burial is durable, as a fence is, and refuses normal adds from the moment it is decided;
   recovery's adds are taken, and it removes no entry.
 
@@ -18,22 +18,21 @@ Always true of collection:
   holds entries of ledgers that are not its own (`drop_strays`);
 - the store held the cluster (id and epoch) that this node serves before and after each look; an
   error, a time-out or a malformed record means keep;
-- if more than a tenth of the ledgers of a directory (and more than MASS_MIN) would go as strays,
-  they go only if the next pass finds the same;
-- entries leave the index first, durably, and an add of them waits meanwhile; a log goes when the
-  index points to no record in it;
-- a ledger is forgotten (state and handle) only when cache and index have no entry of it, and after
-  two more flushes none has come: then no journal segment that a replay would read has a record of
-  it. An add that was under way meets a handle that takes no more adds. A surplus ledger that a
-  repair compared meanwhile is not surplus any more: its fence stays, and the record may name this
-  bookie.
+- if more than a tenth of a directory's ledgers (and more than MASS_MIN) are strays, their entries
+  are removed only if the next pass finds the same ledgers;
+- entries are removed from the index first, durably, and an add of these entries waits meanwhile; a
+  log is removed when the index points to no record in it;
+- a ledger's state and handle are forgotten only when cache and index have no entry of it, and no
+  entry came during two more flushes: then a replay would read no record of it. An add that was
+  under way then finds that its handle takes no more adds. A surplus ledger that a repair compared
+  meanwhile is no longer surplus: its fence stays, as the record may name this bookie.
 
 Always true of a directory's logs (StoreLogs): a ledger counts as dead only while the index points
 to no entry of it and the node takes no more of them, and the index is read again before a log goes
-because of that; a log whose map cannot be read is left alone until the next pass. A log that is
-still written is ended early if most of it is dead and it gets no more entries: so it may go, or be
-compacted. A log with a living entry leaves a small log behind, so between two compactions only one
-such log of flushes and one such direct log are ended early.
+because of that; a log whose map cannot be read is left alone until the next pass. A growing log is
+ended early if most of it is dead and it gets no more entries: so it can be removed or compacted. As
+a log with a living entry leaves a small log behind, only one look between two compactions ends logs
+with living entries early.
 """
 
 import asyncio
@@ -54,7 +53,7 @@ from bookie_server.storage.directories import DirectoryStore
 from bookie_server.storage.storage import LedgerStorage
 
 FLUSHES_BEFORE_FORGETTING = 2
-_DEAD_KEPT_MIN = 10_000
+_DEAD_COUNT_MIN = 10_000
 MASS_MIN, MASS_SHARE = 10, 0.1
 _log = logging.getLogger(__name__)
 
@@ -67,8 +66,8 @@ class Tombstones:
         self._records = records
 
     async def sweep(self) -> list[int]:
-        """Bury the deleted ledgers; returns them. Raises StoreError, BadClusterRecord: then none
-        was buried. Raises JournalFailed."""
+        """Bury the deleted ledgers; returns them. Raises StoreError, BadClusterRecord: then no
+        ledger was buried. Raises JournalFailed."""
         if not await self._records.is_known():
             return []
         deleted = await self._records.deleted(self._ledgers.alive())
@@ -79,9 +78,9 @@ class Tombstones:
         return buried
 
 
-class Dying(NamedTuple):
-    """When a log that is still written is ended before it is full: it got no entry for `idle_s`,
-    has at least so many bytes of dead ledgers, and a smaller share of living ones."""
+class EarlyEnd(NamedTuple):
+    """When a growing log is ended before it is full: it got no entry for `idle_s`, has at least
+    `dead_bytes_min` of dead ledgers, and less than `live_share_max` of its bytes are living."""
 
     live_share_max: float
     dead_bytes_min: int
@@ -96,46 +95,46 @@ class StoreLogs:
         self.store = store
         self.maps: dict[int, LogMap] = {}
         self.dead: dict[int, None] = {}
-        self._shares: dict[int, float] = {}  # of logs whose share has not changed since
+        self._shares: dict[int, float] = {}  # by log: its live share, if that is still right
         self.failures = 0
         self.removed = 0
         self.index_failed = False
         """A crash may undo changes of the index: no log goes because of them."""
         self._lives = lives
         self._pace = pace
-        self._dead_kept = 0
-        self._looking = asyncio.Lock()
-        self._written: dict[int, tuple[int, float]] = {}  # by log: its end, and since when
+        self._dead_count = 0
+        self._look_lock = asyncio.Lock()
+        self._growing_since: dict[int, tuple[int, float]] = {}  # by log: its end, since that time
         self.may_end_living = True
         """Whether `end_dying` may end a log with a living entry; False once it has done so."""
 
-    async def end_dying(self, now_s: float, dying: Dying) -> None:
-        """End those of the logs still written that meet `dying`. Raises DiskFailed."""
-        before, self._written = self._written, {}
+    async def end_dying(self, now_s: float, early_end: EarlyEnd) -> None:
+        """End those of the growing logs that meet `early_end`. Raises DiskFailed."""
+        before, self._growing_since = self._growing_since, {}
         may_end_living = self.may_end_living
         for log in self.store.growing_logs():
             end, since_s = before.get(log.log_id, (0, now_s))
             since_s = since_s if end == log.file.end else now_s
             end = log.file.end
-            self._written[log.log_id] = end, since_s
-            if now_s - since_s < dying.idle_s or end < dying.dead_bytes_min:
+            self._growing_since[log.log_id] = end, since_s
+            if now_s - since_s < early_end.idle_s or end < early_end.dead_bytes_min:
                 continue
-            written = LogMap(log.log_id, end, end, log.shares, has_footer=False)
-            await self._find_dead(written)
-            live = written.live_bytes(self.dead)
+            growing_map = LogMap(log.log_id, end, end, log.shares, has_footer=False)
+            await self._find_dead(growing_map)
+            live = growing_map.live_bytes(self.dead)
             is_dying = (
-                live < dying.live_share_max * written.record_bytes
-                and written.record_bytes - live >= dying.dead_bytes_min
+                live < early_end.live_share_max * growing_map.record_bytes
+                and growing_map.record_bytes - live >= early_end.dead_bytes_min
             )
             if is_dying and (not live or may_end_living):
                 self.may_end_living = self.may_end_living and not live
                 await self.store.end_growing_log(log, end)
 
     async def look(self) -> None:
-        """Take in the logs that were sealed since the last look, and forget those that went.
+        """Read the maps of logs sealed since the last look; forget those of removed logs.
 
         Raises DiskFailed when the index cannot be read."""
-        async with self._looking:
+        async with self._look_lock:
             sealed = self.store.logs.sealed_ids()
             self.maps = {log_id: self.maps[log_id] for log_id in sealed if log_id in self.maps}
             for log_id in sealed:
@@ -145,8 +144,8 @@ class StoreLogs:
             self._forget_dead()
 
     async def shares(self) -> Mapping[int, float]:
-        """The part of each log's records that belongs to living ledgers, 0 for an empty log; the
-        loop is free between two logs."""
+        """By log, the share of its record bytes that belongs to living ledgers, 0 for an empty log;
+        the event loop is free between two logs."""
         self._shares = {i: share for i, share in self._shares.items() if i in self.maps}
         for log_id, log_map in list(self.maps.items()):
             if log_id not in self._shares:
@@ -155,15 +154,15 @@ class StoreLogs:
                 await asyncio.sleep(0)
         return dict(self._shares)
 
-    def found_dead(self, ledger_id: int) -> None:
+    def note_dead(self, ledger_id: int) -> None:
         """The index points to no entry of the ledger, and the node takes no more of them."""
         if ledger_id not in self.dead:
             self.dead[ledger_id] = None
             self._shares = {}
 
     async def remove_dead_logs(self) -> int:
-        """Remove the logs without living entries; returns the bytes freed."""
-        freed = 0
+        """Remove the logs without living entries; returns the freed bytes."""
+        freed_bytes = 0
         if self.index_failed:
             return 0
         for log_id, share in (await self.shares()).items():
@@ -172,17 +171,17 @@ class StoreLogs:
                 continue
             try:
                 if await self._is_dead(log_map):
-                    freed += await self._remove(log_map)
+                    freed_bytes += await self._remove(log_map)
             except DiskFailed as error:
-                self._gave_up(log_id, error)
-        return freed
+                self._note_failure(log_id, error)
+        return freed_bytes
 
     async def _map(self, log_id: int) -> LogMap | None:
         try:
             log_map = await read_map(self.store.logs, self.store.disk, log_id)
             return log_map if log_map is not None else await self._scan(log_id)
         except DiskFailed as error:
-            self._gave_up(log_id, error)
+            self._note_failure(log_id, error)
             return None
 
     async def _scan(self, log_id: int) -> LogMap:
@@ -202,14 +201,14 @@ class StoreLogs:
             if ledger_id in self.dead or self._lives(ledger_id):
                 continue
             if await self.store.index.last(ledger_id) is None:
-                self.found_dead(ledger_id)
+                self.note_dead(ledger_id)
 
     def _forget_dead(self) -> None:
-        """Forget the dead ledgers that are in no log any more, once they are many."""
-        if len(self.dead) > 2 * self._dead_kept + _DEAD_KEPT_MIN:
+        """When `dead` is large, remove the ledgers that are in no log any more."""
+        if len(self.dead) > 2 * self._dead_count + _DEAD_COUNT_MIN:
             present = {i: None for log_map in self.maps.values() for i in log_map.ledger_ids}
             self.dead = {ledger_id: None for ledger_id in self.dead if ledger_id in present}
-            self._dead_kept = len(self.dead)
+            self._dead_count = len(self.dead)
 
     async def _is_dead(self, log_map: LogMap) -> bool:
         """Whether all ledgers of the log are dead, by the index itself."""
@@ -232,21 +231,21 @@ class StoreLogs:
         self.removed += 1
         return log_map.file_bytes
 
-    def _gave_up(self, log_id: int, error: DiskFailed) -> None:
+    def _note_failure(self, log_id: int, error: DiskFailed) -> None:
         self.failures += 1
         _log.warning("reclaim leaves log %d alone for now: %s", log_id, error)
 
 
-class _Idle(NamedTuple):
-    """A ledger without stored entries: its state and the number of flushes when a pass saw that
-    first."""
+class _EmptyLedger(NamedTuple):
+    """A ledger without stored entries: its state, and the number of flushes at the pass that first
+    found it empty."""
 
     state: LedgerState
     flushes: int
 
 
-class _Surplus(NamedTuple):
-    """A ledger that has no copy here by its record: what the last look saw of it."""
+class _SurplusLedger(NamedTuple):
+    """What a look saw of a ledger that has no copy here by its record."""
 
     state: LedgerState
     last_entries: tuple[int | None, ...]
@@ -254,15 +253,15 @@ class _Surplus(NamedTuple):
 
 
 class MassRule:
-    """If more than a tenth of the ledgers (and more than MASS_MIN) would go at once, they go only
-    if the next look finds the same: a defect in the states would look like that too."""
+    """If a look would remove more than a tenth of the ledgers (and more than MASS_MIN), only those
+    that the next look finds too are removed: the cause may be a defect in the states."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._before: dict[int, None] = {}
 
     def allowed(self, ledger_ids: Sequence[int], total: int) -> list[int]:
-        """Those of the ledgers, which are some of `total`, that may go now."""
+        """Those of these ledgers, of `total` in all, that may be removed now."""
         before, self._before = self._before, {}
         if len(ledger_ids) <= max(MASS_MIN, total * MASS_SHARE):
             return list(ledger_ids)
@@ -298,9 +297,9 @@ class GarbageCollector:
         self._peers = peers
         self._bookie_id = bookie_id
         self._stray_mass: dict[str, MassRule] = {}  # by directory
-        self._surplus: dict[int, _Surplus] = {}
-        self._dropped: dict[int, int] = {}  # surplus ledgers until they are forgotten, and `uses`
-        self._idle: dict[int, _Idle] = {}
+        self._surplus: dict[int, _SurplusLedger] = {}
+        self._dropped: dict[int, int] = {}  # by surplus ledger, until it is forgotten: its uses
+        self._empty: dict[int, _EmptyLedger] = {}
 
     def lives(self, ledger_id: int, directory_id: str = "") -> bool:
         """Whether the node keeps entries of the ledger, in that directory."""
@@ -310,50 +309,51 @@ class GarbageCollector:
         return not directory_id or not state.directories or directory_id in state.directories
 
     async def drop_strays(self, logs: StoreLogs) -> list[int]:
-        """Drop the directory's entries of ledgers without a state, or whose state records other
-        directories: they gave it up, and it came back. Returns these ledgers. Raises DiskFailed."""
+        """Drop entries of ledgers that have no state, or whose state records other directories:
+        the ledgers gave this directory up, and it came back. Returns these ledgers. Raises
+        DiskFailed."""
         every, directory = self._storage.state(EVERY_LEDGER), logs.store
         if every is None or every.limbo:
             return []  # states may be missing
         stored = await directory.index.ledger_ids()
-        still = partial(self._is_stray, directory_id=directory.id)
+        is_stray = partial(self._is_stray, directory_id=directory.id)
         rule = MassRule("are stored in a directory that is not theirs")
-        mass = self._stray_mass.setdefault(directory.id, rule)
-        dropped = mass.allowed(list(filter(still, stored)), len(stored))
+        mass_rule = self._stray_mass.setdefault(directory.id, rule)
+        dropped = mass_rule.allowed(list(filter(is_stray, stored)), len(stored))
         if dropped:
             _log.info("%d strays go, the first is %d", len(dropped), dropped[0])
-            await directory.delete_ledgers(dropped, still, self._handles.leaving_index)
-        for ledger_id in filter(still, dropped):
-            logs.found_dead(ledger_id)
+            await directory.delete_ledgers(dropped, is_stray, self._handles.leaving_index)
+        for ledger_id in filter(is_stray, dropped):
+            logs.note_dead(ledger_id)
         return dropped
 
     def _is_stray(self, ledger_id: int, directory_id: str) -> bool:
-        """Whether the ledger's state does not record the directory, as a flush does before it
-        writes there."""
+        """Whether the ledger's state does not record the directory. (A flush records it before it
+        writes entries there.)"""
         state = self._storage.state(ledger_id)
         if state is None:
             return True
         return bool(state.directories) and directory_id not in state.directories
 
     async def drop_deleted(self, directories: Sequence[StoreLogs]) -> list[int]:
-        """Drop the entries of deleted ledgers, and forget the ledgers that are gone altogether;
-        returns the ledgers whose entries went. Raises StoreError, BadClusterRecord: then nothing
-        was dropped."""
+        """Drop the entries of deleted ledgers; forget ledgers without entries, as the head of this
+        file demands. Returns the ledgers whose entries were dropped. Raises StoreError,
+        BadClusterRecord: then nothing was dropped."""
         states = self._storage.states()
         deleted = [state.ledger_id for state in states if state.deleted]
-        stored = [i for i in deleted if await self._stored(i, directories)]
-        for ledger_id in stored:  # an entry came since the last pass: its time begins anew
-            self._idle.pop(ledger_id, None)
+        stored = [i for i in deleted if await self._has_entries(i, directories)]
+        for ledger_id in stored:  # it is not empty: its wait for flushes begins anew
+            self._empty.pop(ledger_id, None)
         dropped = await self._records.confirmed_deleted(stored)
         await self._drop(dropped, directories)
         await self._forget([*deleted, *self._dropped], directories)
         return dropped
 
     async def drop_surplus(self, directories: Sequence[StoreLogs]) -> list[int]:
-        """Drop the entries of ledgers that are surplus at this look and were at the one before, if
-        each bookie in the record has its copies; returns these ledgers. Raises StoreError,
-        BadClusterRecord: then nothing was dropped."""
-        surplus: dict[int, _Surplus] = {}
+        """Drop the entries of ledgers that this look and the last one found surplus, if each bookie
+        in the record has its copies; returns these ledgers. Raises StoreError, BadClusterRecord:
+        then nothing was dropped."""
+        surplus: dict[int, _SurplusLedger] = {}
         alive = [i for i in self._handles.alive() if self._can_be_surplus(i)]
         records = await self._records.confirmed_elsewhere(alive, self._bookie_id)
         for ledger_id in records:
@@ -361,29 +361,31 @@ class GarbageCollector:
             if state is not None and self._can_be_surplus(ledger_id):
                 uses = self._handles.uses(ledger_id)
                 last = await _last_entries(ledger_id, directories)
-                surplus[ledger_id] = _Surplus(state, last, uses)
+                surplus[ledger_id] = _SurplusLedger(state, last, uses)
         again = [i for i, now in surplus.items() if self._surplus.get(i) == now]
         self._surplus = surplus
         dropped = [i for i in again if await self._peers.have_all(records[i])]
         self._dropped.update((ledger_id, surplus[ledger_id].uses) for ledger_id in dropped)
-        touched = await self._drop(dropped, directories, lambda i: self._is_still(i, surplus[i]))
-        for ledger_id in touched:
+        changed = await self._drop(
+            dropped, directories, lambda i: self._is_unchanged(i, surplus[i])
+        )
+        for ledger_id in changed:
             self._dropped.pop(ledger_id, None)
-        return [ledger_id for ledger_id in dropped if ledger_id not in touched]
+        return [ledger_id for ledger_id in dropped if ledger_id not in changed]
 
-    def _is_still(self, ledger_id: int, surplus: _Surplus) -> bool:
+    def _is_unchanged(self, ledger_id: int, surplus: _SurplusLedger) -> bool:
         """Whether no add or fencing read of the ledger came since the look, not even of equal
         entries."""
-        same = self._storage.state(ledger_id) == surplus.state
-        quiet = self._handles.uses(ledger_id) == surplus.uses
-        return same and quiet and not self._storage.in_cache(ledger_id)
+        is_same = self._storage.state(ledger_id) == surplus.state
+        is_quiet = self._handles.uses(ledger_id) == surplus.uses
+        return is_same and is_quiet and not self._storage.in_cache(ledger_id)
 
     def _can_be_surplus(self, ledger_id: int) -> bool:
         state = self._storage.state(ledger_id)
-        quiet = not self._storage.in_cache(ledger_id) and ledger_id not in self._dropped
-        return state is not None and not state.limbo and quiet
+        is_quiet = not self._storage.in_cache(ledger_id) and ledger_id not in self._dropped
+        return state is not None and not state.limbo and is_quiet
 
-    async def _stored(self, ledger_id: int, directories: Sequence[StoreLogs]) -> bool:
+    async def _has_entries(self, ledger_id: int, directories: Sequence[StoreLogs]) -> bool:
         return any(last is not None for last in await _last_entries(ledger_id, directories))
 
     async def _drop(
@@ -392,26 +394,26 @@ class GarbageCollector:
         directories: Sequence[StoreLogs],
         is_still: Callable[[int], bool] = lambda _: True,
     ) -> list[int]:
-        """Drop the ledgers' entries; returns the ledgers that were kept, as they had changed."""
-        touched: dict[int, None] = {}
+        """Drop the ledgers' entries; returns the ledgers that had changed and were kept."""
+        changed: dict[int, None] = {}
         if not ledger_ids:
             return []
         _log.info("entries of %d ledgers go, the first is %d", len(ledger_ids), ledger_ids[0])
         for logs in directories:
             try:
                 going = self._handles.leaving_index
-                touched.update(await _delete(logs.store, ledger_ids, is_still, going))
+                changed.update(await _delete(logs.store, ledger_ids, is_still, going))
             except DiskFailed as error:
                 logs.index_failed = True
                 _log.error("ledgers could not be removed from an index: %s", error)
         for ledger_id in ledger_ids:
             self._storage.reader.deleted(ledger_id)
-        return list(touched)
+        return list(changed)
 
     async def _forget(self, gone: Sequence[int], directories: Sequence[StoreLogs]) -> None:
-        """Forget those of the deleted and dropped ledgers of which no entry is left."""
-        before, self._idle = self._idle, {}
-        complete = self._storage.is_complete
+        """Forget those of these ledgers that are empty and were during two flushes."""
+        before, self._empty = self._empty, {}
+        is_complete = self._storage.is_complete
         for ledger_id in gone:
             state, flushes = self._storage.state(ledger_id), self._storage.flushes
             if state is None or not self._storage.directories.is_whole(state):
@@ -419,32 +421,33 @@ class GarbageCollector:
             if ledger_id in self._dropped and not self._is_untouched(ledger_id):
                 del self._dropped[ledger_id]  # it was compared, so the record may name us by now
                 continue
-            if await self._stored(ledger_id, directories) or self._storage.in_cache(ledger_id):
+            if await self._has_entries(ledger_id, directories) or self._storage.in_cache(ledger_id):
                 if not state.deleted:
                     self._dropped.pop(ledger_id, None)  # a copy is being made here: not surplus
                 continue
             for logs in directories:
-                logs.found_dead(ledger_id)
-            idle = before.get(ledger_id, _Idle(state, flushes))
-            idle = idle if idle.state == state else _Idle(state, flushes)
-            quiet = self._storage.flushes == flushes and self._storage.state(ledger_id) == state
-            quiet = quiet and complete  # a directory that is away brings back its states
-            quiet = quiet and (state.deleted or self._is_untouched(ledger_id))
-            old = flushes >= idle.flushes + FLUSHES_BEFORE_FORGETTING
-            if quiet and old and self._handles.forget(ledger_id):
+                logs.note_dead(ledger_id)
+            empty = before.get(ledger_id, _EmptyLedger(state, flushes))
+            empty = empty if empty.state == state else _EmptyLedger(state, flushes)
+            is_quiet = self._storage.flushes == flushes and self._storage.state(ledger_id) == state
+            is_quiet = is_quiet and is_complete  # a directory that is away brings back its states
+            is_quiet = is_quiet and (state.deleted or self._is_untouched(ledger_id))
+            is_old = flushes >= empty.flushes + FLUSHES_BEFORE_FORGETTING
+            if is_quiet and is_old and self._handles.forget(ledger_id):
                 self._storage.forget(ledger_id)  # in one step: no request comes in between
                 self._dropped.pop(ledger_id, None)
             else:
-                self._idle[ledger_id] = idle
+                self._empty[ledger_id] = empty
 
     def _is_untouched(self, ledger_id: int) -> bool:
-        """Whether no entry of a surplus ledger came or was compared here since the look: a process
-        that finds its fence here relies on the fence."""
+        """Whether no entry of a surplus ledger came or was compared here since the look. (After a
+        comparison, repair relies on the ledger's fence here.)"""
         return self._dropped.get(ledger_id) == self._handles.uses(ledger_id)
 
 
 async def _last_entries(ledger_id: int, directories: Sequence[StoreLogs]) -> tuple[int | None, ...]:
-    """The last entry of the ledger in each index. An index that fails may have entries: -1."""
+    """The last entry of the ledger in each index; -1 for an index that fails, as it may have
+    entries."""
     last_entries: list[int | None] = []
     for logs in directories:
         try:
@@ -460,8 +463,8 @@ async def _delete(
     is_still: Callable[[int], bool],
     going: Callable[[int], AbstractContextManager[None]],
 ) -> dict[int, None]:
-    """Delete the ledgers for which `is_still` holds; returns the others. No flush writes between
-    that check and the deletion."""
+    """Delete the entries of ledgers for which `is_still` holds; returns the other ledgers. No flush
+    writes between that check and the deletion."""
     kept: dict[int, None] = {}
     async with store.index_lock:
         for ledger_id in ledger_ids:

@@ -1,16 +1,18 @@
-"""Compaction of one entry log: its living entries are copied, the index is turned to the copy, the
-log is removed. Each step leaves files that show it, and can be taken again:
+"""Compaction of one entry log: its living entries are copied, the index is moved to the copy, the
+log is removed. The files show which steps are done, and each step can be repeated:
 
     7.compacting                      being written; removed at the next start
     7.from-3.compacted                whole and durable; the index may point to it or to 3.log yet
-    (index turned, synced; 3.log removed, durably)
+    (index moved, synced; 3.log removed, durably)
     7.log
 
-Always true: the source goes only after the copy of its living entries was read back without a fault
-and the index, which then points to no record of the source, was synced; an entry is copied only if
-the index points to that very record, and the index is turned only where it still does; a damaged
-record is never copied: its ledger is quarantined and the source kept as `.damaged`; a failure
-leaves the source as it was and no copy behind, and does not affect the next log.
+Always true:
+- the source is removed only after the copy of its living entries was read back without a fault, and
+  the index, which then points to no record of the source, was synced;
+- an entry is copied only if the index points to that very record, and its location moves only if
+  the index still points there;
+- a damaged record is never copied: its ledger is quarantined, and the source kept as `.damaged`;
+- a failure leaves the source as it was and no copy, and does not affect the next log.
 """
 
 import contextlib
@@ -39,11 +41,12 @@ Quarantine = Callable[[int, int, str], object]
 _log = logging.getLogger(__name__)
 
 
-class _Copied(NamedTuple):
-    """`copy` is None if no entry lives. `doubtful`: the source may hold more than was read."""
+class _CopyOutcome(NamedTuple):
+    """`copy` is None if no entry lives. `is_doubtful`: the source may have records that were not
+    read."""
 
     copy: GrowingLog | None
-    doubtful: bool
+    is_doubtful: bool
 
 
 class Compactor:
@@ -59,64 +62,65 @@ class Compactor:
         """Finish the compactions that an earlier run or a failure left between copy and source."""
         for copy_id, source in self._store.logs.unfinished_copies().items():
             try:
-                await self._finish(copy_id, source, doubtful=True)
+                await self._finish(copy_id, source, is_doubtful=True)
             except DiskFailed as error:
-                self._gave_up(source, error)
+                self._note_failure(source, error)
 
     async def compact(self, source: LogMap) -> int | None:
-        """Bytes of files freed; None if it was given up: then the source is as before."""
-        copied: _Copied | None = None
+        """Compact a log; returns the bytes freed on disk, or None if a failure ended it: then the
+        source is as before."""
+        outcome: _CopyOutcome | None = None
         try:
-            copied = await self._copy(source)
-            if copied.copy is None:
+            outcome = await self._copy(source)
+            if outcome.copy is None:
                 await self._sync_index()
-                await self._away_with(source.log_id, doubtful=copied.doubtful)
+                await self._remove_source(source.log_id, is_doubtful=outcome.is_doubtful)
                 return source.file_bytes
-            await self._store.logs.publish_copy(copied.copy, source.log_id)
-            copy_bytes = copied.copy.file.end
-            await self._finish(copied.copy.log_id, source.log_id, doubtful=copied.doubtful)
+            await self._store.logs.publish_copy(outcome.copy, source.log_id)
+            copy_bytes = outcome.copy.file.end
+            await self._finish(outcome.copy.log_id, source.log_id, is_doubtful=outcome.is_doubtful)
         except DiskFailed as error:
-            self._gave_up(source.log_id, error)
-            if copied is not None and copied.copy is not None:
-                await self._discard(copied.copy)
+            self._note_failure(source.log_id, error)
+            if outcome is not None and outcome.copy is not None:
+                await self._discard(outcome.copy)
             return None
         return source.file_bytes - copy_bytes
 
-    async def _copy(self, source: LogMap) -> _Copied:
+    async def _copy(self, source: LogMap) -> _CopyOutcome:
         """Write the living entries to a copy. Raises DiskFailed; then there is no copy."""
-        copying = _Copying(self._store.logs)
+        buffer = _CopyBuffer(self._store.logs)
         records, damaged = 0, False
         file = await self._store.logs.open_log(source.log_id)
         try:
             async for chunk in scan(file, source.log_id, source.records_end):
                 records += len(chunk.records)
                 damaged = damaged or bool(chunk.damage)
-                await copying.add(await self._living(chunk))
+                await buffer.add(await self._living(chunk))
                 await self._pace.spend(chunk.size)
-            await copying.flush()
+            await buffer.flush()
         except DiskFailed:
-            if copying.copy is not None:
-                await self._discard(copying.copy)
+            if buffer.copy is not None:
+                await self._discard(buffer.copy)
             raise
         finally:
             await file.close()
-        doubtful = damaged or (source.has_footer and records != source.entries)
-        return _Copied(copying.copy, doubtful)
+        is_doubtful = damaged or (source.has_footer and records != source.entries)
+        return _CopyOutcome(buffer.copy, is_doubtful)
 
     async def _living(self, chunk: Scanned) -> list[tuple[int, int, bytes]]:
-        """The living entries of the chunk, as copies: a few views would keep it in memory."""
+        """The living entries of the chunk, as copies: a view would keep the chunk in memory."""
         living = await pointed_to(self._store.index, chunk.records)
         return [(r.location.ledger_id, r.location.entry_id, bytes(r.entry)) for r in living]
 
-    async def _finish(self, copy_id: int, source: int, *, doubtful: bool) -> None:
-        """Make a published copy a log like others. Raises DiskFailed; then `redo` goes on."""
+    async def _finish(self, copy_id: int, source: int, *, is_doubtful: bool) -> None:
+        """Make a published copy a log like others. Raises DiskFailed; then `redo` repeats this."""
         store = self._store
-        pointing, whole = await self._turn_to(copy_id, source)
+        pointing, is_whole = await self._move_index(copy_id, source)
         await self._sync_index()
         if not pointing:
             await store.logs.abandon_copy(copy_id)
-        if whole:
-            await self._away_with(source, doubtful=doubtful)
+        if is_whole:
+            await self._remove_source(source, is_doubtful=is_doubtful)
         else:
             _log.error("the copy of log %d is damaged: both are kept", source)
             self.failures += 1
@@ -127,25 +131,25 @@ class Compactor:
         async with self._store.index_lock:
             await self._store.index.sync()
 
-    async def _turn_to(self, copy_id: int, source: int) -> tuple[int, bool]:
-        """Turn the index from the source to the copy, and read the copy back on the way. Returns to
-        how many of its records the index points then, and whether the copy is whole."""
+    async def _move_index(self, copy_id: int, source: int) -> tuple[int, bool]:
+        """Move the index from the source to the copy, which this reads back. Returns to how many of
+        the copy's records the index then points, and whether the copy is undamaged."""
         store = self._store
         log_map = await read_map(store.logs, store.disk, copy_id)
         pointing = records = 0
-        whole = log_map is not None and log_map.has_footer
+        is_whole = log_map is not None and log_map.has_footer
         file = await store.logs.open_log(copy_id)
         try:
             async for chunk in scan(file, copy_id, log_map.records_end if log_map else file.end):
-                whole = whole and not chunk.damage
+                is_whole = is_whole and not chunk.damage
                 records += len(chunk.records)
-                pointing += await self._turn(chunk, source)
+                pointing += await self._move_chunk(chunk, source)
                 await self._pace.spend(chunk.size)
         finally:
             await file.close()
-        return pointing, whole and log_map is not None and log_map.entries == records
+        return pointing, is_whole and log_map is not None and log_map.entries == records
 
-    async def _turn(self, chunk: Scanned, source: int) -> int:
+    async def _move_chunk(self, chunk: Scanned, source: int) -> int:
         index, pointing = self._store.index, 0
         for run in runs_of_a_ledger(chunk.records):
             pairs = list(zip(await locations_of(index, run), run, strict=True))
@@ -156,10 +160,11 @@ class Compactor:
                     await index.move(moves)
         return pointing
 
-    async def _away_with(self, source: int, *, doubtful: bool) -> None:
-        """Remove the source, or set it aside if the index still points to a record of it."""
+    async def _remove_source(self, source: int, *, is_doubtful: bool) -> None:
+        """Remove the source. If it is doubtful and the index points to a record of it, set it aside
+        and quarantine the entries."""
         logs = self._store.logs
-        lost = await locations_in(self._store.index, source) if doubtful else []
+        lost = await locations_in(self._store.index, source) if is_doubtful else []
         for location in lost:
             why = f"its record in log {source} is damaged"
             self._quarantine(location.ledger_id, location.entry_id, why)
@@ -174,13 +179,13 @@ class Compactor:
             with contextlib.suppress(DiskFailed):
                 await self._store.logs.discard_copy(copy)
 
-    def _gave_up(self, source: int, error: DiskFailed | BadEntryLog) -> None:
+    def _note_failure(self, source: int, error: DiskFailed | BadEntryLog) -> None:
         self.failures += 1
         _log.warning("compaction of log %d was given up: %s", source, error)
 
 
-class _Copying:
-    """Gathers records for a copy, which is made when there is something to write."""
+class _CopyBuffer:
+    """Gathers living entries; makes the copy when there are entries to write."""
 
     def __init__(self, logs: EntryLogs) -> None:
         self._logs = logs

@@ -1,11 +1,13 @@
 """The node's background work on stored entries: sweeps, collection, compaction, scrub; and when.
 
-Always true: deleted ledgers are buried before their entries are collected, in one pass; a log
-without living entries is removed and never copied, of the others the emptiest is compacted first,
-and only if its copy fits the free space, so that even a full disk leaves a next step; while the
-metadata store fails every ledger is kept, and all other work goes on; the pass leaves a directory
-that fails alone, but not the others; all work can be cancelled at any await, and a later pass or
-run takes it up; it goes on while a disk is full.
+Always true:
+- in a pass, deleted ledgers are buried before their entries are collected;
+- a log without living entries is removed and never copied. Of the other logs, that with the least
+  living share is compacted first, and only if its copy fits into the free space: so reclaim goes on
+  even if the disk is full;
+- while the metadata store fails, every ledger is kept, and all other work goes on;
+- a pass skips a directory that fails and goes on with the others;
+- all work can be cancelled at any await: a later pass or run does it.
 """
 
 import asyncio
@@ -25,7 +27,7 @@ from bookie_server.ledgers.peers import Peers
 from bookie_server.ledgers.registry import LedgerHandles
 from bookie_server.logs.index import EVERY_LEDGER
 from bookie_server.logs.scan import LogMap
-from bookie_server.reclaim.collect import Dying, GarbageCollector, StoreLogs, Tombstones
+from bookie_server.reclaim.collect import EarlyEnd, GarbageCollector, StoreLogs, Tombstones
 from bookie_server.reclaim.compact import Compactor
 from bookie_server.reclaim.scrub import Scrub
 from bookie_server.storage.storage import LedgerStorage
@@ -33,7 +35,7 @@ from spark_ledger.metadata import unrecorded as unrecorded_ledgers
 from spark_ledger.metadata.cluster import BadClusterRecord
 from spark_ledger.metadata.store import MetadataStore, StoreError
 
-DYING_SHARE = 64  # a log still written is ended only if 1/64 of a full log is dead in it
+EARLY_END_SHARE = 64  # a log still written is ended only if 1/64 of a full log is dead in it
 COPY_MARGIN_BYTES = 1 << 20  # header, fillers, footer and map of a copy
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -41,8 +43,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Facts:
-    """What reclaim did in this run. `live_share` is of all sealed logs, as of the last pass;
-    `unrecorded` are ledgers that are kept without a record."""
+    """What reclaim did in this run. `live_share`: of all sealed logs at the last pass.
+    `unrecorded`: the number of ledgers that are kept without a record."""
 
     passes: int = 0
     ledgers: int = 0
@@ -84,9 +86,9 @@ class Reclaim:
         self._tombstones = Tombstones(ledgers, self._records)
         self._collector = GarbageCollector(storage, ledgers, self._records, bookie_id, peers)
         self._pace = Pace(config.compaction_bytes_per_s)
-        self._dying = Dying(
+        self._early_end = EarlyEnd(
             config.major_compaction_share,
-            config.entry_log_bytes_max // DYING_SHARE,
+            config.entry_log_bytes_max // EARLY_END_SHARE,
             config.gc_interval_s,
         )
         self._directories: dict[str, _Directory] = {}
@@ -95,7 +97,7 @@ class Reclaim:
 
     async def run(self) -> None:
         """Until cancelled."""
-        await asyncio.gather(self._collecting(), self._compacting(), self.scrub.run())
+        await asyncio.gather(self._run_collections(), self._run_compactions(), self.scrub.run())
 
     def describe(self) -> str:
         """The facts in a sentence; empty before the first pass."""
@@ -113,7 +115,7 @@ class Reclaim:
 
     # -- collection --
 
-    async def _collecting(self) -> None:
+    async def _run_collections(self) -> None:
         loop, config = asyncio.get_running_loop(), self._config
         sweep_at = loop.time() + config.tombstone_sweep_s
         surplus_at = loop.time() + config.overreplicated_wait_s
@@ -132,29 +134,29 @@ class Reclaim:
         collector, directories = self._collector, [d.logs for d in self._living()]
         if self._cluster_id:
             if sweep:
-                await self._asking(self._tombstones.sweep())
-            dropped = await self._asking(collector.drop_deleted(directories)) or []
+                await self._or_none(self._tombstones.sweep())
+            dropped = await self._or_none(collector.drop_deleted(directories)) or []
             if surplus:
-                dropped += await self._asking(collector.drop_surplus(directories)) or []
-                await self._asking(self._count_unrecorded())
+                dropped += await self._or_none(collector.drop_surplus(directories)) or []
+                await self._or_none(self._count_unrecorded())
             self.facts.ledgers += len(dropped)
         if surplus:
             for logs in [d.logs for d in self._living()]:
-                with _left_alone_when_it_fails(logs):
+                with _log_failure(logs):
                     self.facts.ledgers += len(await collector.drop_strays(logs))
         for logs in directories:
-            with _left_alone_when_it_fails(logs):
+            with _log_failure(logs):
                 removed = logs.removed
-                await logs.end_dying(asyncio.get_running_loop().time(), self._dying)
+                await logs.end_dying(asyncio.get_running_loop().time(), self._early_end)
                 await logs.look()
                 self.facts.freed_bytes += await logs.remove_dead_logs()
                 self.facts.logs_removed += logs.removed - removed
         self.facts.passes += 1
-        await self._count()
+        await self._update_facts()
 
-    async def _asking(self, work: Awaitable[T]) -> T | None:
-        """The outcome of the work; None if the metadata store or a journal failed: then all ledgers
-        are kept for now. (After a journal's failure others may live, and a flush makes it good.)"""
+    async def _or_none(self, work: Awaitable[T]) -> T | None:
+        """The outcome of the work; None if the metadata store or a journal failed: then this pass
+        keeps all ledgers. (When a journal fails and others live, the next flush is its relief.)"""
         try:
             return await work
         except (StoreError, BadClusterRecord, DiskFailed, JournalFailed) as failure:
@@ -162,8 +164,8 @@ class Reclaim:
             return None
 
     async def _count_unrecorded(self) -> None:
-        """Count and list the ledgers that are kept though the store, which may be an older copy,
-        has no record of them. An earlier version buried such ledgers: they are listed too."""
+        """Count and publish the ledgers that are kept although the store, which may be an older
+        copy, has no record of them; also those that an earlier version buried."""
         stored = [state.ledger_id for state in self._storage.states()]
         unrecorded = await self._records.unrecorded([i for i in stored if i != EVERY_LEDGER])
         if unrecorded is None:
@@ -179,7 +181,7 @@ class Reclaim:
 
     # -- compaction --
 
-    async def _compacting(self) -> None:
+    async def _run_compactions(self) -> None:
         loop, config = asyncio.get_running_loop(), self._config
         await self.redo()
         minor_at = loop.time() + config.minor_compaction_s
@@ -203,18 +205,18 @@ class Reclaim:
             directory.logs.may_end_living = True
             await directory.compactor.redo()
             chosen: list[LogMap] = []
-            with _left_alone_when_it_fails(directory.logs):
+            with _log_failure(directory.logs):
                 chosen = await _emptiest(directory.logs, below)
             for log_map in chosen:
-                with _left_alone_when_it_fails(directory.logs):
+                with _log_failure(directory.logs):
                     await self._compact_one(directory, log_map)
-        await self._count()
+        await self._update_facts()
 
     async def _compact_one(self, directory: _Directory, log_map: LogMap) -> None:
         logs = directory.logs
         free_bytes = await logs.store.disk.free_bytes()
-        is_there = log_map.log_id in logs.store.logs.sealed_ids() and directory in self._living()
-        if not is_there or log_map.live_bytes(logs.dead) + COPY_MARGIN_BYTES > free_bytes:
+        is_present = log_map.log_id in logs.store.logs.sealed_ids() and directory in self._living()
+        if not is_present or log_map.live_bytes(logs.dead) + COPY_MARGIN_BYTES > free_bytes:
             return
         freed = await directory.compactor.compact(log_map)
         if freed is not None:
@@ -224,7 +226,7 @@ class Reclaim:
     # -- directories --
 
     def _living(self) -> list[_Directory]:
-        """The directories that live; a new one is added."""
+        """The directories that live."""
         for store in self._storage.stores:
             if store.id not in self._directories:
                 lives = partial(self._collector.lives, directory_id=store.id)
@@ -234,7 +236,7 @@ class Reclaim:
                 )
         return [self._directories[store.id] for store in self._storage.stores]
 
-    async def _count(self) -> None:
+    async def _update_facts(self) -> None:
         live = total = logs = failures = 0
         for directory in self._living():
             maps = directory.logs.maps
@@ -250,8 +252,8 @@ class Reclaim:
 
 
 @contextmanager
-def _left_alone_when_it_fails(logs: StoreLogs) -> Iterator[None]:
-    """A failure ends the work on this directory for now; the next flush shows whether it lives."""
+def _log_failure(logs: StoreLogs) -> Iterator[None]:
+    """Log a failure of the directory and go on; the next flush shows whether it lives."""
     try:
         yield
     except DiskFailed as error:
@@ -260,8 +262,8 @@ def _left_alone_when_it_fails(logs: StoreLogs) -> Iterator[None]:
 
 
 async def _emptiest(logs: StoreLogs, below: float) -> list[LogMap]:
-    """Logs with a live share under `below`, the emptiest first; without dead logs, which need no
-    compaction. Raises DiskFailed."""
+    """The logs with a live share under `below` and above 0, the least share first. Raises
+    DiskFailed."""
     await logs.look()
     shares = await logs.shares()
     chosen = [log_id for log_id, share in shares.items() if 0.0 < share < below]

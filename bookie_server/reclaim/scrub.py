@@ -1,13 +1,14 @@
 """The local scrub: every sealed entry log is read once in scrub_interval_s, so that damage is found
 while other copies exist, not when one of them is needed.
 
-Always true: the scrub reads at most scrub_bytes_per_s, through files of its own, so it evicts
-nothing from the read cache and delays no reader; an entry that an index points to and a log cannot
-deliver is quarantined; the scrub logs one line for each log with such entries, and goes on with the
-next log; it skips a log that is removed meanwhile. The progress of a pass is not kept: after a
-restart it begins again with the oldest log. Once after a start it walks through the index, paced
-(LOCATIONS_PER_S), for missing logs; a ledger is quarantined for a missing log only if the index,
-read again, still has a location of it in that log.
+Always true:
+- the scrub reads at most scrub_bytes_per_s, and opens files for itself, so it evicts nothing from
+  the read cache and delays no reader;
+- an entry that the index points to and the log cannot deliver is quarantined. The scrub logs one
+  line for each log with such entries, and goes on with the next log;
+- it skips a log that is removed meanwhile. After a restart it begins again with the oldest log;
+- once after a start it looks for missing logs by a walk through the index, at LOCATIONS_PER_S. It
+  quarantines a ledger only if the index, read again, still has a location in the missing log.
 """
 
 import asyncio
@@ -64,12 +65,12 @@ class Scrub:
             try:
                 await _find_missing_logs(store, self._quarantine)
             except IndexDamaged:
-                continue  # it is logged already
+                continue  # the index's damage is logged elsewhere
             except DiskFailed as error:
                 _log.warning("the look for missing entry logs was given up: %s", error)
 
     async def once(self, interval_s: float) -> None:
-        """Read every present log, spread over `interval_s` or as fast as is allowed."""
+        """A pass: read every sealed log, in `interval_s` or as fast as the limit allows."""
         for store in list(self._stores()):
             log_ids = store.logs.sealed_ids()
             sizes = {log_id: await _size(store, log_id) for log_id in log_ids}
@@ -119,22 +120,24 @@ class Scrub:
         locations = sorted(
             await locations_in(store.index, log_id), key=lambda location: location.position
         )
-        bad: dict[int, int] = {}  # by ledger
+        bad_counts: dict[int, int] = {}  # by ledger
         first = ""
         try:
             for run in runs(locations, CHUNK_BYTES):
                 for location, entry in zip(run, await store.logs.read(run), strict=True):
                     why = str(entry) if isinstance(entry, BadEntryLog | DiskFailed) else ""
-                    if why and await self._found_bad(store, location, why):
-                        bad[location.ledger_id] = bad.get(location.ledger_id, 0) + 1
+                    if why and await self._quarantine_if_current(store, location, why):
+                        bad_counts[location.ledger_id] = bad_counts.get(location.ledger_id, 0) + 1
                         first = first or f"{location.ledger_id}:{location.entry_id}: {why}"
                 await self._pace.spend(sum(location.entry_bytes for location in run))
         finally:
-            if bad:
+            if bad_counts:
                 text = "scrub: log %d: %d entries of %d ledgers are damaged, the first is %s"
-                _log.error(text, log_id, sum(bad.values()), len(bad), first)
+                _log.error(text, log_id, sum(bad_counts.values()), len(bad_counts), first)
 
-    async def _found_bad(self, store: DirectoryStore, location: Location, why: str) -> bool:
+    async def _quarantine_if_current(
+        self, store: DirectoryStore, location: Location, why: str
+    ) -> bool:
         """Whether the index still points to the bad record; then its ledger is quarantined."""
         if await store.index.get(location.ledger_id, location.entry_id) != location:
             return False
@@ -156,25 +159,25 @@ async def _find_missing_logs(store: DirectoryStore, quarantine: Quarantine) -> N
     """Raises DiskFailed."""
     missing: dict[int, int] = {}  # by log: how many ledgers have an entry in it
     for ledger_id in await store.index.ledger_ids():
-        of_ledger: dict[int, None] = {}
+        missing_log_ids: dict[int, None] = {}
         first = 0
         while page := await store.index.range(ledger_id, first, _ID_MAX, _PAGE_BYTES):
             first = page[-1].entry_id + 1
             for location in {location.log_id: location for location in page}.values():
-                if location.log_id not in of_ledger and await _is_missing(store, location):
+                if location.log_id not in missing_log_ids and await _is_missing(store, location):
                     why = f"log {location.log_id} is not there"
-                    of_ledger[location.log_id] = None
+                    missing_log_ids[location.log_id] = None
                     quarantine(ledger_id, location.entry_id, why)
             await asyncio.sleep(len(page) / LOCATIONS_PER_S)
-        for log_id in of_ledger:
+        for log_id in missing_log_ids:
             missing[log_id] = missing.get(log_id, 0) + 1
     for log_id, count in missing.items():
         _log.error("entry log %d is not there: %d ledgers have entries in it", log_id, count)
 
 
 async def _is_missing(store: DirectoryStore, location: Location) -> bool:
-    """Whether the log is missing on disk and the index still has the location (the log may just
-    have been compacted)."""
+    """Whether the log is missing on disk and the index, read again after that, still has the
+    location: the log may just have been compacted."""
     if location.log_id in store.logs.sealed_ids():
         return False
     (read,) = await store.logs.read_run([location])

@@ -142,7 +142,7 @@ def leaves_waiters(wait_beyond: Any) -> Any:
 def checkpoint_skips_states(begin_flush: Any) -> Any:
     def without_states(self: Any) -> None:
         if not self.cache.active.bytes and self._has_journals:
-            self._states._dirty = {}  # nothing cached, so nothing to flush
+            self._states._changed_ids = {}  # nothing cached, so nothing to flush
         begin_flush(self)
 
     return without_states

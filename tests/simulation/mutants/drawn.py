@@ -125,7 +125,7 @@ MUTANTS = (
         "copy taken as it was written",
         "compaction",
         compactor.Compactor,
-        "_turn_to",
+        "_move_index",
         copy_taken_as_written,
         ROTTEN_COPIES,
     ),

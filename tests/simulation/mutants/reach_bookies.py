@@ -347,7 +347,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     (
         T(
             *("forgotten with entries here", "collection", garbage_collector.GarbageCollector),
-            *("_stored", forgotten_with_entries_here, RECLAIMED),
+            *("_has_entries", forgotten_with_entries_here, RECLAIMED),
         ),
         COMPACTIONS,
     ),
@@ -385,7 +385,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
             "index turned by half",
             "compaction",
             compactor.Compactor,
-            "_turn",
+            "_move_chunk",
             turned_by_half,
             RECLAIMED,
         ),

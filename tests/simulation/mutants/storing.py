@@ -71,10 +71,10 @@ def marked_when_one_is_flushed(write: Any) -> Any:
 def source_removed_before_the_index(finish: Any) -> Any:
     """The old log goes when the index points to the copy, not when that is durable."""
 
-    async def finished(self: Any, copy_id: int, source: int, *, doubtful: bool) -> None:
-        pointing, whole = await self._turn_to(copy_id, source)
+    async def finished(self: Any, copy_id: int, source: int, *, is_doubtful: bool) -> None:
+        pointing, whole = await self._move_index(copy_id, source)
         if whole:
-            await self._away_with(source, doubtful=doubtful)
+            await self._remove_source(source, is_doubtful=is_doubtful)
         if pointing:
             await self._store.logs.finish_copy(copy_id)
 
@@ -84,10 +84,10 @@ def source_removed_before_the_index(finish: Any) -> Any:
 def doubts_before_the_index_turned(finish: Any) -> Any:
     """What the index still points to in a log is taken for lost before it points to the copy."""
 
-    async def finished(self: Any, copy_id: int, source: int, *, doubtful: bool) -> None:
+    async def finished(self: Any, copy_id: int, source: int, *, is_doubtful: bool) -> None:
         for place in await locations_in(self._store.index, source):
             self._quarantine(place.ledger_id, place.entry_id, "its log is compacted")
-        await finish(self, copy_id, source, doubtful=doubtful)
+        await finish(self, copy_id, source, is_doubtful=is_doubtful)
 
     return finished
 

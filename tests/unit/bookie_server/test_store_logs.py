@@ -193,8 +193,8 @@ def test_a_log_without_footer_goes_when_nothing_lives_in_it_and_its_map_with_it(
         looker = Looker(store, 1, 2)
         await looker.once()
         await store.delete(1, 2)
-        looker.logs.found_dead(1)
-        looker.logs.found_dead(2)
+        looker.logs.note_dead(1)
+        looker.logs.note_dead(2)
         await looker.once()
         assert store.names() == ["2.log"]
 
@@ -252,8 +252,8 @@ def test_a_damaged_log_without_footer_is_set_aside_and_not_removed():
         await looker.once()
         assert "1.map" not in store.names()
         await store.delete(1, 2)
-        looker.logs.found_dead(1)
-        looker.logs.found_dead(2)
+        looker.logs.note_dead(1)
+        looker.logs.note_dead(2)
         await looker.once()
         assert store.names() == ["1.damaged", "2.log"]
 
