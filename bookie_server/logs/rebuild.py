@@ -1,16 +1,18 @@
 """The entry index made anew from the entry logs: `python -m bookie_server --rebuild-index`.
 
 For a directory whose index is lost or damaged, while no bookie runs on it (the caller holds its
-lock). Always true: the new index is written beside the old one and takes its place by a rename
-after it is whole and durable; a marker is there from the first step to the last, and no bookie
-starts on a directory that has it (`refuse_half_rebuilt`), so the command can be given again after
-any interruption; of two copies of an entry the one in the newer log counts; a damaged record is
-still an entry that cannot be delivered, never one that is absent, and damage that may be any
-ledger's puts every ledger in limbo.
+lock). Always true:
+- the new index is written beside the old one; when it is complete and durable, a rename puts it in
+  the old one's place;
+- a marker file exists from the first step to the last, and no bookie starts on a directory that has
+  the marker (`refuse_half_rebuilt`): after any interruption the command can be given again;
+- of two copies of an entry the one in the newer log counts;
+- an entry with a damaged record cannot be delivered; it never counts as absent. Damage in bytes
+  that name no ledger puts every ledger in limbo.
 
 The entry logs do not hold the ledgers' states (fenced, deleted ...). They are taken from another
 directory's index; without one every ledger is in limbo, and the ledgers with entries in the logs
-are fenced: their writers must not go on as if nothing had happened.
+are fenced, so that their writers do not go on.
 """
 
 import contextlib
@@ -33,7 +35,7 @@ from bookie_server.logs.scan import LogMap, Scanned, read_map, scan
 
 MARKER = "index-rebuild"
 INDEX, NEW, OLD = "index", "index.new", "index.damaged"
-_LATEST = 1 << 32  # a revision beyond those in journals: replay does not overrule these states
+_LATEST = 1 << 32  # a revision above those in journals: a replay does not replace these states
 _log = logging.getLogger(__name__)
 
 MakeIndex = Callable[[str], Awaitable[EntryIndex]]
@@ -41,27 +43,27 @@ MakeIndex = Callable[[str], Awaitable[EntryIndex]]
 
 
 @dataclass(slots=True)
-class Rebuilt:
-    """What a rebuild found. `doubted`: ledgers that lack a record; `all_doubted`: any ledger may
-    lack records, or the ledgers' states are unknown."""
+class RebuildOutcome:
+    """What a rebuild found. `incomplete`: ledgers that lack a record. `is_any_incomplete`: any
+    ledger may lack records, or the ledgers' states are unknown."""
 
     logs: int = 0
     entries: int = 0
     damaged: int = 0
     ledgers: dict[int, None] = field(default_factory=dict)
-    doubted: dict[int, None] = field(default_factory=dict)
-    all_doubted: bool = False
+    incomplete: dict[int, None] = field(default_factory=dict)
+    is_any_incomplete: bool = False
 
     def sentence(self) -> str:
-        """The outcome, for an operator."""
+        """The outcome as a sentence for an operator."""
         summary = (
             f"the index was made anew: {self.entries} entries of {len(self.ledgers)} ledgers in"
             f" {self.logs} entry logs, {self.damaged} damaged records"
         )
-        if self.all_doubted:
+        if self.is_any_incomplete:
             return f"{summary}; every ledger is in limbo until it was compared with its peers"
-        if self.doubted:
-            return f"{summary}; {len(self.doubted)} ledgers lack entries and are in limbo"
+        if self.incomplete:
+            return f"{summary}; {len(self.incomplete)} ledgers lack entries and are in limbo"
         return summary
 
 
@@ -77,21 +79,21 @@ async def rebuild(
     make_index: MakeIndex,
     config: StorageConfig,
     states: Sequence[LedgerState] | None = None,
-) -> Rebuilt:
-    """Make the index of the directory anew; durable when it returns. `states` are those of the
-    other directories' indexes (one ledger may come several times), None without such an index.
+) -> RebuildOutcome:
+    """Make the index of the directory anew; durable when it returns. `states`: those in the other
+    directories' indexes (of a ledger there may be several); None: there is no such index.
 
-    Raises DiskFailed; then the operator gives the command again. Raises DiskFull when the new index
-    has no space: the directory is unchanged.
+    Raises DiskFailed; then the operator gives the command again. Raises DiskFull when there is no
+    space for the new index: then the directory is unchanged.
     """
-    goes_on = MARKER in await disk.list()
-    if not goes_on:
+    is_repeated = MARKER in await disk.list()
+    if not is_repeated:
         await (await disk.create(MARKER)).close()
         await disk.sync_dir()
     try:
-        rebuilt = await _make(disk, directory_id, make_index, config, states)
+        outcome = await _make_beside(disk, directory_id, make_index, config, states)
     except DiskFull as error:
-        if goes_on:
+        if is_repeated:
             raise
         await _empty(disk, NEW)
         await disk.remove(MARKER)
@@ -100,23 +102,23 @@ async def rebuild(
             f"there is no space to make the index anew, which is as it was: {error}"
         ) from error
     await _replace(disk)
-    return rebuilt
+    return outcome
 
 
-async def _make(
+async def _make_beside(
     disk: Disk,
     directory_id: str,
     make_index: MakeIndex,
     config: StorageConfig,
     states: Sequence[LedgerState] | None,
-) -> Rebuilt:
-    """The new index, whole and durable beside the old one."""
+) -> RebuildOutcome:
+    """Make the new index beside the old one: complete and durable when this returns."""
     await disk.make_folder(FOLDER)
     await _empty(disk, NEW)
     index = await make_index(NEW)
     try:
         logs = await EntryLogs.open(disk, config)
-        rebuilt = await _Rebuild(disk, logs, index, states).run(directory_id)
+        outcome = await _Rebuild(disk, logs, index, states).run(directory_id)
         await logs.close()
     except DiskFailed:
         with contextlib.suppress(DiskFailed):
@@ -124,7 +126,7 @@ async def _make(
         raise
     await index.close()
     await _forget_maps(disk)
-    return rebuilt
+    return outcome
 
 
 class _Rebuild:
@@ -136,52 +138,56 @@ class _Rebuild:
         self._disk = disk
         self._logs = logs
         self._index = index
-        self._given: dict[int, LedgerState] = {}  # states of other directories' indexes
+        self._other_states: dict[int, LedgerState] = {}  # states of other directories' indexes
         for state in states or ():
-            given = self._given.get(state.ledger_id)
-            self._given[state.ledger_id] = state if given is None else merge_states(state, given)
-        self._rebuilt = Rebuilt(all_doubted=states is None)
+            other = self._other_states.get(state.ledger_id)
+            self._other_states[state.ledger_id] = (
+                state if other is None else merge_states(state, other)
+            )
+        self._outcome = RebuildOutcome(is_any_incomplete=states is None)
 
-    async def run(self, directory_id: str) -> Rebuilt:
-        """The index is durable when this returns. A copy that a compaction has not finished counts
-        as newer than its source. Raises DiskFailed."""
-        halves = [log_id for pair in self._logs.unfinished_copies().items() for log_id in pair]
-        for log_id in sorted([*self._logs.sealed_ids(), *halves]):
+    async def run(self, directory_id: str) -> RebuildOutcome:
+        """Fill the index, durably. A copy that a compaction has not finished counts as newer than
+        its source. Raises DiskFailed."""
+        copy_ids = [log_id for pair in self._logs.unfinished_copies().items() for log_id in pair]
+        for log_id in sorted([*self._logs.sealed_ids(), *copy_ids]):
             await self._take(log_id)
         await self._index.put_ledgers(self._states(directory_id))
         await self._index.sync()
-        return self._rebuilt
+        return self._outcome
 
     async def _take(self, log_id: int) -> None:
-        """Put what one log holds into the index."""
+        """Put the records of one log into the index."""
         try:
             file = await self._logs.open_log(log_id)
         except NoSuchFile:  # the source of a copy, removed already
             return
         counts: Counter[int] = Counter()
-        unknown = False
+        has_unknown = False
         try:
             footer = await read_map(self._logs, self._disk, log_id)
             footer = footer if footer is not None and footer.has_footer else None
             async for chunk in scan(file, log_id, footer.records_end if footer else file.end):
                 await self._put(chunk, counts)
-                unknown = unknown or any(bad.location is None for bad in chunk.damage)
+                has_unknown = has_unknown or any(bad.location is None for bad in chunk.damage)
         finally:
             await file.close()
-        self._rebuilt.logs += 1
-        self._doubt(log_id, footer, counts, unknown)
+        self._outcome.logs += 1
+        self._note_losses(log_id, footer, counts, has_unknown)
         _log.info(
-            "log %d of %d ledgers: %d entries so far", log_id, len(counts), self._rebuilt.entries
+            "log %d of %d ledgers: %d entries so far", log_id, len(counts), self._outcome.entries
         )
 
     async def _put(self, chunk: Scanned, counts: Counter[int]) -> None:
         locations = [record.location for record in chunk.records]
         bad = [damage.location for damage in chunk.damage if damage.location is not None]
         counts.update(location.ledger_id for location in (*locations, *bad))
-        self._rebuilt.ledgers.update(dict.fromkeys(counts))
-        self._rebuilt.entries += len(locations)
-        self._rebuilt.damaged += len(chunk.damage)
-        deleted = {i for i in counts if (state := self._given.get(i)) is not None and state.deleted}
+        self._outcome.ledgers.update(dict.fromkeys(counts))
+        self._outcome.entries += len(locations)
+        self._outcome.damaged += len(chunk.damage)
+        deleted = {
+            i for i in counts if (state := self._other_states.get(i)) is not None and state.deleted
+        }
         kept = [location for location in locations if location.ledger_id not in deleted]
         await self._index.put(kept)
         for location in bad:  # an older copy is better than a damaged one
@@ -189,36 +195,37 @@ class _Rebuild:
             if older is None and location.ledger_id not in deleted:
                 await self._index.put([location])
 
-    def _doubt(
-        self, log_id: int, footer: LogMap | None, counts: Mapping[int, int], unknown: bool
+    def _note_losses(
+        self, log_id: int, footer: LogMap | None, counts: Mapping[int, int], has_unknown: bool
     ) -> None:
-        """Note the ledgers that lack records, by the log's own map; without one, it may be any."""
+        """Note the ledgers that lack records by the log's map. If a log without a map is damaged,
+        any ledger may lack records."""
         if footer is None:
-            if unknown:
+            if has_unknown:
                 _log.error("log %d is damaged or torn and has no map", log_id)
-                self._rebuilt.all_doubted = True
+                self._outcome.is_any_incomplete = True
             return
         for ledger_id, share in footer.shares().items():
             if counts.get(ledger_id, 0) < share.entries:
                 _log.error("log %d lacks entries of ledger %d", log_id, ledger_id)
-                self._rebuilt.doubted[ledger_id] = None
-                self._rebuilt.ledgers[ledger_id] = None
+                self._outcome.incomplete[ledger_id] = None
+                self._outcome.ledgers[ledger_id] = None
 
     def _states(self, directory_id: str) -> list[LedgerState]:
         """The states that the new index gets: of all ledgers, and of EVERY_LEDGER."""
-        rebuilt, given = self._rebuilt, self._given
-        every = given.pop(EVERY_LEDGER, LedgerState(EVERY_LEDGER))
+        outcome, others = self._outcome, self._other_states
+        every = others.pop(EVERY_LEDGER, LedgerState(EVERY_LEDGER))
         states = []
-        for ledger_id in sorted({**given, **rebuilt.ledgers}):
-            state = given.get(ledger_id)
+        for ledger_id in sorted({**others, **outcome.ledgers}):
+            state = others.get(ledger_id)
             if state is None:
                 directories = (directory_id,) if directory_id else ()
                 state = LedgerState(ledger_id, fenced=True, met=False, directories=directories)
                 state = _in_limbo(state)
-            elif ledger_id in rebuilt.doubted:
+            elif ledger_id in outcome.incomplete:
                 state = _in_limbo(state)
             states.append(state)
-        return [*states, _in_limbo(every) if rebuilt.all_doubted else every]
+        return [*states, _in_limbo(every) if outcome.is_any_incomplete else every]
 
 
 def _in_limbo(state: LedgerState) -> LedgerState:
@@ -232,7 +239,7 @@ async def _empty(disk: Disk, folder: str) -> None:
 
 
 async def _forget_maps(disk: Disk) -> None:
-    """Remove the maps that were counted by the old index."""
+    """Remove the map files, which were made with the old index."""
     for name in await disk.list(FOLDER):
         if name.endswith(MAP):
             await disk.remove(f"{FOLDER}/{name}")

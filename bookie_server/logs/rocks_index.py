@@ -1,12 +1,15 @@
 """The entry index in RocksDB; the only file that imports rocksdict.
 
-Always true: RocksDB's own log is not used, for a flipped bit in it silently drops all that follows
-(the journal covers changes that were not synced); `sync` writes all changes in memory to a table,
-and RocksDB checks tables when it reads them; an index that lacks a sync it once had (`_Guard`) is
-not opened; memory is bounded by the constants below (about 40 MiB); all calls run in the threads
-named "<name>-write" and "<name>-read", under a deadline (IoDeadline); any error of RocksDB becomes
-DiskFailed, and one that RocksDB calls corruption IndexDamaged: the tables are not to be trusted,
-and `--rebuild-index` makes them anew.
+Always true:
+- RocksDB's own log is not used, as a flipped bit in it silently drops all later changes; the
+  journal covers changes that were not synced;
+- `sync` writes all changes in memory to a table, and RocksDB checks tables when it reads them;
+- an index that has lost a sync (`_Guard`) is not opened;
+- memory is bounded by the constants below (about 40 MiB);
+- all calls run in the threads "<name>-write", "<name>-read" and "<name>-recovery", under a deadline
+  (IoDeadline);
+- an error of RocksDB becomes DiskFailed; if RocksDB calls it corruption, IndexDamaged: the tables
+  are damaged, and `--rebuild-index` makes them anew.
 """
 
 import asyncio
@@ -176,12 +179,12 @@ class RocksIndex(EntryIndex):
         except DiskHung:
             raise
         except Exception as error:
-            failed = _judged(error)
+            disk_error = _as_disk_error(error)
             if writes:
-                self._failure = failed
-            if isinstance(failed, IndexDamaged):
-                self.on_damage(failed)
-            raise failed from error
+                self._failure = disk_error
+            if isinstance(disk_error, IndexDamaged):
+                self.on_damage(disk_error)
+            raise disk_error from error
 
     # -- what runs in the threads --
 
@@ -197,10 +200,10 @@ class RocksIndex(EntryIndex):
                     batch.put(key, value)
             if batch.is_empty():
                 return
-            self._db.write(batch, _unlogged())
+            self._db.write(batch, _without_log())
 
     def _move(self, moves: Sequence[tuple[Location, Location]]) -> None:
-        """There is one writing thread: nothing is written between look-up and put."""
+        """As there is one writing thread, nothing is written between look-up and put."""
         keys = [(entry_key(old.ledger_id, old.entry_id), old, new) for old, new in moves]
         self._write((key, encode_location(new)) for key, old, new in keys if self._get(key) == old)
 
@@ -208,12 +211,12 @@ class RocksIndex(EntryIndex):
         batch = WriteBatch(raw_mode=True)
         batch.delete_range(first, last)
         batch.delete(last)
-        self._db.write(batch, _unlogged())
+        self._db.write(batch, _without_log())
 
     def _sync(self) -> None:
-        """The count of syncs goes into the table of this sync, and then beside the index."""
+        """Put the count of syncs into the table that this sync writes, then into the guard file."""
         self._syncs += 1
-        self._db.put(_SYNCS_KEY, _COUNT.pack(self._syncs), write_opt=_unlogged())
+        self._db.put(_SYNCS_KEY, _COUNT.pack(self._syncs), write_opt=_without_log())
         self._db.flush(True)
         self._guard.write(self._syncs)
 
@@ -278,12 +281,12 @@ class RocksIndex(EntryIndex):
         return ledger_ids
 
     def _marked_logs(self) -> dict[int, int]:
-        return dict(decode_log_mark(*pair) for pair in self._from(LOG_PREFIX))
+        return dict(decode_log_mark(*pair) for pair in self._pairs_from(LOG_PREFIX))
 
     def _ledgers(self) -> list[LedgerState]:
-        return [decode_ledger_state(value) for _, value in self._from(LEDGER_PREFIX)]
+        return [decode_ledger_state(value) for _, value in self._pairs_from(LEDGER_PREFIX)]
 
-    def _from(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def _pairs_from(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Keys with the prefix, and their values."""
         cursor = self._db.iter()
         cursor.seek(prefix)
@@ -298,7 +301,7 @@ def _lacks_space(error: Exception) -> bool:
     return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
-def _judged(error: Exception) -> DiskFailed:
+def _as_disk_error(error: Exception) -> DiskFailed:
     if isinstance(error, BadIndexRecord) or _CORRUPTION in str(error):
         return IndexDamaged(
             f"the entry index is damaged: {error}; stop the bookie and make it again from the entry"
@@ -309,8 +312,8 @@ def _judged(error: Exception) -> DiskFailed:
 
 
 class _Guard:
-    """How often the index was synced, in a file of ours: two slots in turn, each a count (8
-    bytes, little-endian) and its CRC32C, so that one survives a write that was torn.
+    """A file with the number of syncs of the index. Syncs write its two slots in turn, each a count
+    (8 bytes, little-endian) and its CRC32C, so that one slot survives a torn write.
 
     Why: after a flipped bit in its manifest, RocksDB may drop the manifest's end silently.
     """
@@ -344,13 +347,13 @@ def _count(slot: bytes) -> int:
     return int(_COUNT.unpack_from(slot)[0])
 
 
-def _unlogged() -> Any:
+def _without_log() -> Any:
     options: Any = WriteOptions()
     options.disable_wal = True
     return options
 
 
-class _Opened(NamedTuple):
+class _OpenIndex(NamedTuple):
     """The database, its guard, and how often it was synced."""
 
     db: Any
@@ -358,20 +361,22 @@ class _Opened(NamedTuple):
     syncs: int
 
 
-def _open(folder: Path) -> _Opened:
+def _open(folder: Path) -> _OpenIndex:
     folder.mkdir(parents=True, exist_ok=True)
     guard = _Guard(folder / GUARD_FILE)
     try:
         db = Rdict(str(folder), _options())
         value = db.get(_SYNCS_KEY)
         syncs = _COUNT.unpack(value)[0] if value is not None else 0
-        if syncs < (guarded := guard.read()):
+        if syncs < (guard_syncs := guard.read()):
             db.close()
-            raise OSError(f"it was synced {guarded} times and holds {syncs}: its end is missing")
+            raise OSError(
+                f"it was synced {guard_syncs} times and holds {syncs}: its end is missing"
+            )
     except BaseException:
         guard.close()
         raise
-    return _Opened(db, guard, syncs)
+    return _OpenIndex(db, guard, syncs)
 
 
 def _options() -> Any:

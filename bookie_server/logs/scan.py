@@ -1,16 +1,19 @@
-"""What an entry log holds, for callers that cannot rely on the index. `scan` reads the log through,
-record by record. `LogMap` has the share of each ledger without a scan: from the log's footer, or,
-once a log without footer was scanned, from a file beside it.
+"""What an entry log holds, for callers that cannot rely on the index. `scan` reads all records of a
+log. `LogMap` has the share of each ledger without a scan: from the log's footer, or, for a log
+without footer that was scanned before, from a file beside it.
 
-Always true of a scan: every record is checked before it is handed out (its header's CRC, log id and
-position, the entry's digests and identity); damage is named by its location and never ends the
-scan, which goes on at the next record whose header is valid; at most one chunk, or one record if
-that is larger, is in memory, and the event loop is free between two chunks.
+Always true of a scan:
+- every record is checked before the caller gets it (its header's CRC, log id and position, the
+  entry's digests and identity);
+- damage is reported with its position. It never ends the scan, which goes on at the next valid
+  record header;
+- at most one chunk, or one larger record, is in memory; the event loop is free between two chunks.
 
-Always true of a map: it is used only whole, if its CRC matches and it names its log; a log whose
-map cannot be read counts as unknown, not as empty; a scan for a map counts only records that the
-index points to, not copies that a crash left behind; a map takes 24 bytes of memory for each
-ledger.
+Always true of a map:
+- it is used only if its CRC matches and it has its log's id; a log whose map cannot be read counts
+  as unknown, not as empty;
+- a scan for a map counts only records that the index points to, not copies that a crash left;
+- a map takes 24 bytes of memory for each ledger.
 """
 
 import contextlib
@@ -63,8 +66,9 @@ class LogRecord(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes from `start` up to `end` that are no valid records. `location` and `write_start` (see
-    entry_log) are set when the header of a record could be read: then its entry is damaged."""
+    """Bytes from `start` up to `end` that are no valid records. If a record's header is valid there
+    and its entry is damaged, `location` and `write_start` (see entry_log) are those of the record.
+    """
 
     start: int
     end: int
@@ -81,8 +85,8 @@ class Scanned(NamedTuple):
     size: int
 
 
-class Parsed(NamedTuple):
-    """What `parse` returns: go on at `position`, with at least `bytes_min` bytes."""
+class ParseResult(NamedTuple):
+    """What `parse` returns: the caller goes on at `position` with `bytes_min` bytes or more."""
 
     records: list[LogRecord]
     damage: list[Damage]
@@ -103,27 +107,27 @@ async def scan(file: Readable, log_id: int, end: int, start: int = 0) -> AsyncIt
             missing = Damage(position + len(data), end, "the file ends too early")
             yield Scanned([], [missing], 0)
             end = missing.start
-        parsed = parse(data, position, end, log_id)
-        yield Scanned(parsed.records, parsed.damage, parsed.position - position)
-        position, next_bytes = parsed.position, max(CHUNK_BYTES, parsed.bytes_min)
+        result = parse(data, position, end, log_id)
+        yield Scanned(result.records, result.damage, result.position - position)
+        position, next_bytes = result.position, max(CHUNK_BYTES, result.bytes_min)
 
 
-def parse(data: Buffer, base: int, end: int, log_id: int) -> Parsed:
+def parse(data: Buffer, base: int, end: int, log_id: int) -> ParseResult:
     """The records in `data`, the bytes from `base` on of a log whose records end before `end`."""
     view = memoryview(data)
     records: list[LogRecord] = []
     damage: list[Damage] = []
     at, limit = 0, len(view)
-    last = base + limit >= end
+    is_last = base + limit >= end
     while at < limit and len(records) < RECORDS_PER_CHUNK_MAX:
         if (filler := _filler(view, at, base)) > at:
             at = filler
             continue
-        if limit - at < RECORD_HEADER_BYTES and not last:
+        if limit - at < RECORD_HEADER_BYTES and not is_last:
             break
         location = _header(view, at, base, log_id)
         if location is None:
-            next_at = _next_record(view, at + 1, base, log_id, last)
+            next_at = _next_record(view, at + 1, base, log_id, is_last)
             damage.append(Damage(base + at, base + next_at, "no record begins here"))
             at = next_at
             continue
@@ -134,19 +138,19 @@ def parse(data: Buffer, base: int, end: int, log_id: int) -> Parsed:
             damage.append(Damage(base + at, end, why, location, begun))
             at = limit
         elif stop > limit:
-            if last:
+            if is_last:
                 why = "the file ends inside a record"
                 damage.append(Damage(base + at, end, why, location, begun))
                 at = limit
                 continue
-            return Parsed(records, damage, base + at, stop - at)
+            return ParseResult(records, damage, base + at, stop - at)
         elif why := fault(entry := view[at + RECORD_HEADER_BYTES : stop], *location[:2]):
             damage.append(Damage(base + at, base + stop, why, location, begun))
             at = stop
         else:
             records.append(LogRecord(location, entry, begun))
             at = stop
-    return Parsed(records, damage, base + at, RECORD_HEADER_BYTES)
+    return ParseResult(records, damage, base + at, RECORD_HEADER_BYTES)
 
 
 async def _bad_header(file: Readable, log_id: int) -> Damage | None:
@@ -158,7 +162,7 @@ async def _bad_header(file: Readable, log_id: int) -> Damage | None:
 
 
 def _filler(view: memoryview, at: int, base: int) -> int:
-    """Where the zeros that begin at `at` and fill a block up end; `at` if no such zeros begin."""
+    """The end of the zeros from `at` to the end of a block; `at` if other bytes are there."""
     if view[at]:
         return at
     stop = min(len(view), at + BLOCK_BYTES - (base + at) % BLOCK_BYTES)
@@ -167,7 +171,7 @@ def _filler(view: memoryview, at: int, base: int) -> int:
 
 
 def _header(view: memoryview, at: int, base: int, log_id: int) -> Location | None:
-    """The location of the record at `at`, if its header names exactly that position."""
+    """The location of the record at `at`, if its header has that log id and position."""
     try:
         location = decode_record_header(view[at : at + RECORD_HEADER_BYTES])
     except BadEntryLog:
@@ -176,27 +180,28 @@ def _header(view: memoryview, at: int, base: int, log_id: int) -> Location | Non
     return location if here else None
 
 
-def _next_record(view: memoryview, at: int, base: int, log_id: int, last: bool) -> int:
-    """Where the next record begins at or after `at`; else how far no record begins."""
+def _next_record(view: memoryview, at: int, base: int, log_id: int, is_last: bool) -> int:
+    """Where the next record begins at or after `at`; or where the search has to go on, if no record
+    begins in these bytes."""
     data = bytes(view)
     while (at := data.find(RECORD_MAGIC, at)) >= 0:
-        if len(view) - at < RECORD_HEADER_BYTES and not last:
+        if len(view) - at < RECORD_HEADER_BYTES and not is_last:
             return at
         if _header(view, at, base, log_id) is not None:
             return at
         at += 1
-    return len(view) if last else max(1, len(view) - len(RECORD_MAGIC) + 1)
+    return len(view) if is_last else max(1, len(view) - len(RECORD_MAGIC) + 1)
 
 
 _EVERYTHING = 1 << 62
 _ID_MAX = 2**63 - 1
 _PAGE_BYTES = 4 << 20
-_LOOK_UPS_SPREAD_MAX = 4  # a range look-up if it reads at most so many times the entries asked for
+_LOOK_UPS_SPREAD_MAX = 4  # one range look-up if it reads at most 4 times the requested entries
 
 
 class LogMap:
-    """The map of one log. `records_end`: where its records end. `whole`: no record that counts
-    comes after damage."""
+    """The map of one log. `records_end`: where its records end. `whole`: damage, if there is any,
+    cost no record that counts."""
 
     __slots__ = ("_shares", "file_bytes", "has_footer", "log_id", "records_end", "whole")
 
@@ -268,7 +273,7 @@ async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pa
     file = await logs.open_log(log_id)
     try:
         async for chunk in scan(file, log_id, file.end):
-            for location, _, write_start in await pointed_to(index, chunk.records):
+            for location, _, write_start in await indexed_records(index, chunk.records):
                 last_record = location.position
                 synced = max(synced, _synced_before(location, write_start))
                 size, count = shares.get(location.ledger_id, (0, 0))
@@ -291,8 +296,9 @@ async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pa
 
 
 def _synced_before(location: Location, write_start: int) -> int:
-    """The position before which all bytes were synced when this record counts: the record's own if
-    it is a flush's or the first of its write; else its write's start, as that write may be torn."""
+    """If the index points to this record, all bytes before this position were synced: the record's
+    position if a flush wrote it or it is the first of its write; else the start of its write, which
+    may be torn."""
     at = location.position
     return write_start if write_start < at - at % BLOCK_BYTES else at
 
@@ -304,7 +310,7 @@ async def write_map_file(disk: Disk, log_map: LogMap) -> None:
     await replace_file(disk, path, data, path.removesuffix(MAP) + MAP_TEMPORARY)
 
 
-async def pointed_to(index: EntryIndex, records: Sequence[LogRecord]) -> list[LogRecord]:
+async def indexed_records(index: EntryIndex, records: Sequence[LogRecord]) -> list[LogRecord]:
     """Those of the records of one log that the index points to. Raises DiskFailed."""
     return [
         record
@@ -338,8 +344,8 @@ def runs_of_a_ledger(records: Iterable[LogRecord]) -> Iterator[list[LogRecord]]:
 
 
 async def locations_in(index: EntryIndex, log_id: int) -> list[Location]:
-    """Every location in the log that the index points to: a walk through the whole index, for the
-    rare case that a log is damaged. Raises DiskFailed."""
+    """Every location in the log that the index has. Reads the whole index, so it is only for a
+    damaged log. Raises DiskFailed."""
     locations: list[Location] = []
     for ledger_id in await index.ledger_ids():
         first = 0

@@ -27,9 +27,9 @@ from bookie_server.logs.scan import (
     CHUNK_BYTES,
     LogMap,
     Scanned,
+    indexed_records,
     locations_in,
     locations_of,
-    pointed_to,
     read_map,
     runs_of_a_ledger,
     scan,
@@ -109,7 +109,7 @@ class Compactor:
 
     async def _living(self, chunk: Scanned) -> list[tuple[int, int, bytes]]:
         """The living entries of the chunk, as copies: a view would keep the chunk in memory."""
-        living = await pointed_to(self._store.index, chunk.records)
+        living = await indexed_records(self._store.index, chunk.records)
         return [(r.location.ledger_id, r.location.entry_id, bytes(r.entry)) for r in living]
 
     async def _finish(self, copy_id: int, source: int, *, is_doubtful: bool) -> None:
