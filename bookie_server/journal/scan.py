@@ -141,7 +141,7 @@ class Ending(Enum):
     CLEAN = "clean"
     """The journal is sealed, with nothing after the seal; or there never was a run."""
     UNCLEAN = "unclean"
-    """Not sealed: entries that a page-cache ledger acknowledged last may be gone."""
+    """Not sealed: entries that a page-cache ledger acknowledged last may be missing."""
     TORN = "torn"
     """Not sealed, and bytes beyond the synced ones cannot be read: a torn write, or damage of a
     write that was acknowledged."""

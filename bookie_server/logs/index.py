@@ -54,9 +54,9 @@ class LimboReason(enum.StrEnum):
 
     NONE = ""
     TORN = "torn"
-    """Entries that were not synced when the node last died may be gone."""
+    """Entries that were not synced when the node last died may be missing."""
     LOST = "lost"
-    """Acknowledged entries may be gone."""
+    """Acknowledged entries may be missing."""
 
 
 def worse_reason(first: LimboReason, second: LimboReason) -> LimboReason:

@@ -10,9 +10,9 @@ Always true of the sweeps that bury deleted ledgers:
   recovery's adds are taken, and it removes no entry.
 
 Always true of collection:
-- entries go in three cases only. The ledger was buried durably, and the metadata store, after one
-  more sync, still names it as deleted, without a record. Or the ledger is CLOSED and surplus: by
-  its record it had no copy on this bookie at two looks, between them no entry of it came and no
+- entries are removed in three cases only. The ledger was buried durably, and the metadata store,
+  after one more sync, still names it as deleted, without a record. Or the ledger is CLOSED and
+  surplus: at two looks its record had no copy on this bookie, between them no entry came and no
   repair compared its entries here (a repair compares before the record names the bookie), and
   every bookie in the record responds that it has its copies (ledgers/peers.py). Or a directory
   holds entries of ledgers that are not its own (`drop_strays`);
@@ -109,7 +109,7 @@ class StoreLogs:
         """Whether `end_dying` may end a log with a living entry; False once it has done so."""
 
     async def end_dying(self, now_s: float, early_end: EarlyEnd) -> None:
-        """End those of the growing logs that meet `early_end`. Raises DiskFailed."""
+        """End the growing logs that meet `early_end`. Raises DiskFailed."""
         before, self._growing_since = self._growing_since, {}
         may_end_living = self.may_end_living
         for log in self.store.growing_logs():
@@ -410,11 +410,11 @@ class GarbageCollector:
             self._storage.reader.deleted(ledger_id)
         return list(changed)
 
-    async def _forget(self, gone: Sequence[int], directories: Sequence[StoreLogs]) -> None:
-        """Forget those of these ledgers that are empty and were during two flushes."""
+    async def _forget(self, ledger_ids: Sequence[int], directories: Sequence[StoreLogs]) -> None:
+        """Forget the ledgers that have been empty during two flushes."""
         before, self._empty = self._empty, {}
         is_complete = self._storage.is_complete
-        for ledger_id in gone:
+        for ledger_id in ledger_ids:
             state, flushes = self._storage.state(ledger_id), self._storage.flushes
             if state is None or not self._storage.directories.is_whole(state):
                 continue

@@ -307,8 +307,8 @@ class Stores:
         if self.is_whole(state):
             return state
         living = tuple(i for i in state.directories if i in self._live)
-        gone = [i for i in state.directories if i not in self._live]
-        given_up = {**dict(state.given_up), **dict.fromkeys(gone, state.revision + 1)}
+        lost = [i for i in state.directories if i not in self._live]
+        given_up = {**dict(state.given_up), **dict.fromkeys(lost, state.revision + 1)}
         return self.with_home(
             replace(state, directories=living, given_up=tuple(sorted(given_up.items())))
         )

@@ -258,7 +258,7 @@ class EntryReader:
     async def _read_ahead_runs(
         self, ledger_id: int, ahead: Ahead, batch: Sequence[tuple[DirectoryStore, list[Location]]]
     ) -> None:
-        """Read those of the runs that no reader has requested meanwhile, that are not in memory and
+        """Read the runs that no reader has requested meanwhile, that are not in memory and
         that the read cache will keep."""
         useful_runs = [
             (store, run)
