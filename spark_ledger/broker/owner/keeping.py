@@ -1,9 +1,9 @@
-"""How a broker keeps a topic that it has, also where nothing happens for months: it shows that it
-is at work, and notices when another broker has partitions of it.
+"""How a broker keeps a topic that it has, even if nothing happens for months: it raises its
+heartbeat, and notices when another broker has partitions of the topic.
 
-Always true: the record of owners is under one watch, so that a change is seen at once; whatever
-became of the watch, the record is read every LOOK_S, and read without a sync: thousands of idle
-topics cost the metadata store little. What the broker writes does not depend on what is seen here.
+Always true: the record of owners has one watch, so that a change is seen at once. Even if the watch
+is lost, the record is read every LOOK_S; it is read without a sync, so thousands of idle topics
+cost the metadata store little. No write of the broker depends on these reads.
 """
 
 import asyncio
@@ -31,23 +31,23 @@ class Look(Protocol):
 
 
 class Keeping:
-    """Of one topic."""
+    """Keeps one topic."""
 
     def __init__(self, commits: TopicCommits, look: Look) -> None:
         self._commits = commits
         self._look = look
-        self._stirred = asyncio.Event()
-        self._watching = False
+        self._look_again = asyncio.Event()
+        self._is_watched = False
 
     async def go_on(self) -> None:
-        """Until it is cancelled."""
+        """Keep the topic until this task is cancelled."""
         await asyncio.sleep(FIRST_LOOK_S)
         while True:
-            self._stirred.clear()
+            self._look_again.clear()
             try:
                 await self._commits.heartbeat()
                 await self._look_watching()
-                await woken(self._stirred, LOOK_S)
+                await woken(self._look_again, LOOK_S)
             except (errors.LedgerError, StoreError) as error:
                 name = self._commits.topic.name
                 _log.warning("which brokers have topic %s is not known now: %s", name, error)
@@ -58,43 +58,43 @@ class Keeping:
 
     async def _look_watching(self) -> None:
         """Raises errors.Unavailable."""
-        watch = None if self._watching else self._record_changed
-        self._watching = True
+        watch = None if self._is_watched else self._record_changed
+        self._is_watched = True
         try:
             await self._look(fresh=False, watch=watch)
         except BaseException:
-            if watch is not None:  # it may not be set
-                self._watching = False
+            if watch is not None:  # the watch may not be set
+                self._is_watched = False
             raise
 
     def _record_changed(self) -> None:
-        self._watching = False
-        self._stirred.set()
+        self._is_watched = False
+        self._look_again.set()
 
 
 async def follow(
     follower: TopicFollower,
     name: TopicName,
-    heard: Callable[[bool], None],
-    gone: Callable[[Exception], None],
+    on_commit: Callable[[bool], None],
+    on_end: Callable[[Exception], None],
 ) -> None:
-    """Call `heard` after each commit to the topic, with whether what was known before is of a store
-    that was given up, until it is deleted or its follower has failed
-    for good; then `gone` is called with the reason. What passes is logged once as long as it lasts,
-    and tried again with pauses."""
+    """Call `on_commit` after each commit to the topic, with whether the state known before came
+    from a store that was given up. When the topic is deleted, or its follower has failed for good,
+    call `on_end` with the reason, and return. An error that may pass is logged once as long as it
+    lasts, and followed by a pause."""
     seen, history_number, pause_s = -1, follower.log.history_number, AGAIN_S
     while True:
         try:
             state = await follower.beyond(seen)
             seen, pause_s = state.next, AGAIN_S
             if state.deleted:
-                gone(errors.TopicDeleted(f"topic {name} was deleted"))
+                on_end(errors.TopicDeleted(f"topic {name} was deleted"))
                 return
             before, history_number = history_number, follower.log.history_number
-            heard(before != history_number)
+            on_commit(before != history_number)
         except Exception as error:
             if follower.failure is not None:
-                gone(follower.failure)
+                on_end(follower.failure)
                 return
             if pause_s == AGAIN_S:
                 defect = not isinstance(error, errors.LedgerError | StoreError)

@@ -35,7 +35,7 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, Tries, reachable, read
 
-NOT_THERE = -1
+NO_RECORD = -1
 RECORDS_KEPT = 16
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Of a partition."""
+    """The owner of a partition."""
 
     broker: str
     epoch: int
@@ -52,10 +52,10 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Of a topic's partitions, by number. `version` is the record's."""
+    """The owners of a topic's partitions, by number. `version` is that of the record."""
 
     by_partition: Mapping[int, Owner] = field(default_factory=dict)
-    version: int = NOT_THERE
+    version: int = NO_RECORD
 
     def of(self, partition: int) -> Owner | None:
         return self.by_partition.get(partition)
@@ -65,7 +65,7 @@ class Owners:
         return {p: one.epoch for p, one in self.by_partition.items() if one.broker == broker}
 
     def with_taken(self, broker: str, url: str, numbers: Iterable[int]) -> "Owners":
-        """With these partitions in that broker's hands."""
+        """The owners once that broker has taken these partitions."""
         made = dict(self.by_partition)
         for number in numbers:
             before = made.get(number)
@@ -78,8 +78,9 @@ class Deposed(errors.LedgerFenced):
 
 
 class Ownership:
-    """Of one broker, whose clients reach it at `url`. Methods raise errors.Unavailable; those that
-    look at other brokers also UrlTaken: then this one is to end."""
+    """Takes and gives partitions for one broker, whose clients reach it at `url`. Methods raise
+    errors.Unavailable; methods that look at other brokers also raise UrlTaken: then this broker is
+    to end."""
 
     def __init__(
         self,
@@ -95,14 +96,14 @@ class Ownership:
         self._store = store
 
     async def take_over(self) -> dict[str, Owners]:
-        """Take the partitions of dead brokers that fall on this one; returns their topics, each
-        with its owners from now on. One look at all records finds the topics that need more."""
+        """Take the partitions of dead brokers that fall on this broker; returns their topics, each
+        with its new owners. One read of all records finds the topics that have such partitions."""
         with reachable("listing topics that brokers have"):
             await self._store.sync(paths.BROKERS_TOPICS)
             topics = await self._store.children(paths.BROKERS_TOPICS)
             nodes = await self._store.get_many([paths.brokers_of_topic(id_) for id_ in topics])
         alive = await self.membership.others_alive()
-        self.membership.has_buried = False  # what fails from here on clients' lookups find
+        self.membership.has_buried = False  # if the rest fails, clients' lookups do it
         taken = {}
         for topic_id, node in zip(topics, nodes, strict=True):
             try:
@@ -117,7 +118,8 @@ class Ownership:
     async def _take_vacant(
         self, topic_id: str, node: Versioned | None, alive: Mapping[str, str]
     ) -> bool:
-        """Whether there were partitions to take. `node`: the topic's record, as it was lately."""
+        """Take the topic's partitions that need an owner; returns whether any was taken. `node`:
+        the topic's record as it was read last."""
         now = Owners() if node is None else _decoded(node.value, node.version)
         for _ in range(TRIES_MAX):
             vacant = self._vacant(topic_id, now, sorted(now.by_partition), alive)
@@ -141,8 +143,8 @@ class Ownership:
         return Owners() if node is None else _decoded(node.value, node.version)
 
     async def check(self, topic_id: str, partition: int, epoch: int) -> Check:
-        """What holds as long as the record is this one. Raises Deposed unless this broker has the
-        partition in that epoch."""
+        """A check that holds as long as the record does not change. Raises Deposed unless this
+        broker has the partition in that epoch."""
         owners = await self.owners(topic_id, fresh=True)
         now, version = owners.of(partition), owners.version
         if now is None or (now.broker, now.epoch) != (self.broker_id, epoch):
@@ -153,8 +155,8 @@ class Ownership:
         return Check(paths.brokers_of_topic(topic_id), version)
 
     async def give(self, topic_id: str, some_max: int) -> int:
-        """Give partitions that fall on other brokers to these, so many at most; returns how many.
-        This broker then finds itself deposed, as by any other."""
+        """Give partitions that fall on other brokers to those brokers, `some_max` at most; returns
+        how many. This broker then gives them up, as if another broker had taken them."""
         now = await self.owners(topic_id, fresh=True)
         others = await self.membership.others_alive()
         mine = now.epochs_of(self.broker_id)
@@ -170,9 +172,9 @@ class Ownership:
         return len(given)
 
     async def pass_on(self, topic_id: str, partition: int) -> bool:
-        """Give a partition that this broker cannot open to the next one in an order that all have,
-        so that each has its turn: one of a later version may read what this one cannot. False:
-        there is no other, or the record is another by now."""
+        """Give a partition that this broker cannot open to the next broker. All brokers have the
+        same order, so each broker gets the partition in turn: a broker of a later version may be
+        able to open it. False: there is no other broker, or the record has changed."""
         now = await self.owners(topic_id, fresh=True)
         owner, others = now.of(partition), await self.membership.others_alive()
         if owner is None or owner.broker != self.broker_id or not others:
@@ -208,12 +210,12 @@ class Ownership:
             await tries.retry_or_raise(f"brokers took topic {topic_id} from each other again")
 
     def _falls_on(self, topic_id: str, partition: int, others: Iterable[str]) -> str:
-        return _chosen(f"{topic_id}/{partition}", [*others, self.broker_id])
+        return _choose_broker(f"{topic_id}/{partition}", [*others, self.broker_id])
 
     def _vacant(
         self, topic_id: str, now: Owners, numbers: Iterable[int], others: Mapping[str, str]
     ) -> list[int]:
-        """Those of these partitions without a living owner that fall on this broker."""
+        """The partitions among `numbers` that have no living owner and fall on this broker."""
         live_brokers = {*others, self.broker_id}
         return [
             number
@@ -223,18 +225,20 @@ class Ownership:
         ]
 
     async def _take(self, topic_id: str, now: Owners, numbers: list[int]) -> bool:
-        """Try once to have these; False: the record is another by now, or it is not known."""
+        """Try once to take these partitions; False: the record has changed, or this is not
+        known."""
         mine = now.with_taken(self.broker_id, self.url, dict.fromkeys(numbers))
         return await self._put(topic_id, mine)
 
     async def _put(self, topic_id: str, owners: Owners) -> bool:
-        """Whether that is the record now, in the place of the one of its version."""
+        """Write the record, if its version is still that of `owners`; returns whether it was
+        written."""
         path, value = paths.brokers_of_topic(topic_id), _encoded(owners)
         with (
             reachable(f"writing which brokers have topic {topic_id}"),
             suppress(NodeExists, BadVersion, NoNode, OutcomeUnknown),
         ):
-            if owners.version == NOT_THERE:
+            if owners.version == NO_RECORD:
                 await self._store.create(path, value, parents=True)
             else:
                 await self._store.set(path, value, owners.version)
@@ -242,9 +246,9 @@ class Ownership:
         return False
 
 
-def _chosen(what: str, brokers: list[str]) -> str:
-    """The same broker in every process: partitions spread over brokers, and stay where they are
-    when another broker comes or goes."""
+def _choose_broker(what: str, brokers: list[str]) -> str:
+    """The broker on which a partition falls: every process chooses the same one. Partitions spread
+    over brokers, and stay where they are when another broker comes or goes."""
 
     def weight(broker: str) -> bytes:
         return hashlib.blake2b(f"{what}/{broker}".encode(), digest_size=8).digest()
@@ -262,8 +266,9 @@ def _encoded(owners: Owners) -> bytes:
 
 @lru_cache(maxsize=RECORDS_KEPT)
 def _decoded(value: bytes, version: int) -> Owners:
-    """Each lookup reads the record, which changes seldom and may be of thousands of partitions. One
-    without "brokers" is of a time when a broker had all of a topic; no process of then lives."""
+    """Cached: each lookup reads the record, which changes seldom and may have thousands of
+    partitions. A record without "brokers" was written when one broker owned all of a topic; none of
+    those brokers lives any more."""
     try:
         by_partition = {
             int(number): Owner(broker, int(epoch), str(item["url"]))

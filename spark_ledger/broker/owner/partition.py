@@ -1,13 +1,13 @@
-"""One partition in its owner: batches from any offset on, of Pulsar's producers and of Spark.
+"""One partition at its owner: batches from any offset on, of Pulsar's producers and of Spark.
 
-    the tail in memory -> the live ledger -> what commits hold
+    the tail in memory -> the live ledger -> the rows of commits
 
-Always true: nothing beyond what is confirmed is given out (rows of commits, and what Qa bookies
-have synced of the live ledger); batches come in the order of offsets, and the first may begin
-before the offset asked for; offsets that no batch has are holes. A chunk of a message is a batch
-here, with an offset of its own. The newest batches are kept in memory for consumers at the end
-(tail.py). Entries read from ledgers become batches in bounded steps (entry_batches.py), and between
-two steps the event loop does its other work.
+Always true: only confirmed rows are returned: rows of commits, and rows of the live ledger that Qa
+bookies have synced. Batches are in the order of offsets, and the first batch may begin before the
+requested offset. Offsets that no batch has are holes. A chunk of a message is a batch here, with an
+offset of its own. The newest batches are kept in memory for consumers at the end (tail.py). Entries
+read from ledgers become batches in bounded steps (entry_batches.py), and between two steps the
+event loop does its other work.
 """
 
 import asyncio
@@ -41,37 +41,37 @@ from spark_ledger.topic.task_reader import fetch_kept
 
 READ_BYTES = 2 << 20
 READ_BYTES_MAX = 8 << 20
-"""So many end a read also within an entry, which is fetched again then."""
+"""A read with so many bytes ends also within an entry; the next read fetches that entry again."""
 PLANNED_ROWS_MAX = 200_000
 LOST = (errors.RowsLost, errors.NoSuchLedger)
 """Rows that no bookie has any more."""
 UNREADABLE = (*LOST, errors.BadEntry)
-"""And rows in whose place are bytes that no version writes: on_lost_rows=skip passes over both."""
+"""Also rows in whose place are bytes that no version writes. on_lost_rows=skip passes over both."""
 LOOK_S, SEALED_S = 0.02, 10.0
-"""How often it is looked whether a ledger that ended was sealed, and for how long."""
+"""How often, and for how long, a read looks whether a ledger that ended was sealed."""
 
 
-async def _nothing_heard() -> int:
-    """The state that is known is the newest, of one history."""
+async def _same_history() -> int:
+    """For a state that is always the newest, of one history."""
     return 0
 
 
 @dataclass(slots=True)
 class OpenEnd:
-    """The open end of a partition, which its writer moves and its readers read: the live segment
-    to which this owner appends, once it was read back, and of it one past the last offset, and the
-    last entry, that are confirmed."""
+    """The open end of a partition; its writer moves it, and readers read it. `live` is the live
+    segment to which this owner appends, once it was read back; `end` is one past the last confirmed
+    offset of that segment, and `last_entry` its last confirmed entry."""
 
     live: LiveSegment | None = None
     end: int = 0
     last_entry: int = -1
 
     def open(self, live: LiveSegment) -> None:
-        """Of the segment nothing is confirmed yet."""
+        """The segment is open, and no row of it is confirmed yet."""
         self.live, self.end, self.last_entry = live, live.base, live.first_entry - 1
 
     def confirm(self, rows: int) -> int:
-        """The next entry, which has so many rows, is confirmed; returns its first offset."""
+        """The next entry, which has `rows` rows, is confirmed; returns its first offset."""
         self.end += rows
         self.last_entry += 1
         return self.end - rows
@@ -82,8 +82,9 @@ class OpenEnd:
 
 
 class Partition:
-    """`state` is the topic as it is known now; `catch_up` returns once it has the commits that were
-    heard of, or soon after: so that rows which were trimmed are not given out of memory."""
+    """`state` returns the topic's state as it is known now. `catch_up` waits for a short time until
+    `state` has the commits that a watch reported, so that trimmed rows are not read from memory; it
+    returns the number of the store's history."""
 
     def __init__(
         self,
@@ -92,17 +93,17 @@ class Partition:
         number: int,
         state: Callable[[], TopicState],
         budget: TailBudget,
-        catch_up: Callable[[], Awaitable[int]] = _nothing_heard,
+        catch_up: Callable[[], Awaitable[int]] = _same_history,
     ) -> None:
         self.number = number
         self.title = f"partition {number} of topic {topic.name}"
         self.shown = number if topic.policies.partitioned else names.NOT_PARTITIONED
-        """What message ids call it."""
+        """The partition's number in message ids."""
         self.ledger = names.ledger_number(topic.id)
-        """Of its message ids."""
+        """The ledger in the partition's message ids."""
         self.deduplicates = topic.policies.deduplication
         self.open_end = OpenEnd()
-        """The writer's, where this broker appends to the partition."""
+        """The open end that the partition's writer moves."""
         self._client = client
         self._topic = topic
         self._state = state
@@ -110,7 +111,7 @@ class Partition:
         self._recent = RecentBatches(budget)
         self._start = self._end = 0
         self.listeners: dict[asyncio.Event, None] = {}
-        """Set whenever there may be more than before."""
+        """The events that are set whenever there may be more rows than before."""
 
     @property
     def is_terminated(self) -> bool:
@@ -123,23 +124,23 @@ class Partition:
 
     @property
     def start(self) -> int:
-        """The first offset that is kept: batches below it are not given out of memory. While the
-        metadata store is away the offset stays where it was."""
+        """The first offset that is kept: batches below it are not read from memory. While the
+        metadata store is unreachable the offset stays where it was."""
         with suppress(errors.Unavailable):
             self._start = max(self._start, self.held.start_offset)
         return self._start
 
     @property
     def end(self) -> int:
-        """One past the last offset that is confirmed; it never goes back, also while a ledger that
-        ended is not in a commit yet (hazard 33), or the metadata store is away."""
+        """One past the last confirmed offset. It never goes back, even while a ledger that ended is
+        not in a commit yet (hazard 33), or the metadata store is unreachable."""
         with suppress(errors.Unavailable):
             self._end = max(self._end, self.held.end_offset)
         self._end = max(self._end, self.open_end.end)
         return self._end
 
     def wake(self) -> None:
-        """There may be more than before."""
+        """Set the listeners: there may be more rows than before."""
         for listener in self.listeners:
             listener.set()
 
@@ -151,8 +152,8 @@ class Partition:
         self._end = max(self._end, self._recent.end)
         self.wake()
 
-    async def _compare(self) -> None:
-        """What is in memory is of the same store as the state, or forgotten. Raises as `state`."""
+    async def _forget_other_history(self) -> None:
+        """Forget the rows in memory if the metadata store went back since. Raises as `state`."""
         history = await self._catch_up()
         if history != self._history:
             self.forget()
@@ -167,12 +168,13 @@ class Partition:
     async def read(
         self, offset: int, bytes_max: int = READ_BYTES, *, lossy: bool = False
     ) -> list[Stored]:
-        """Batches from the offset on, at least one where there is one, about so many bytes; none
-        where nothing is confirmed there yet. A batch comes whole, also where rows of it were
-        removed. What is before rows that cannot be read comes by itself. `lossy`: without rows
-        that are lost; where they are all that commits have, an empty batch is after them, as after
-        each foreign entry. Raises as task_reader.fetch_kept."""
-        await self._compare()
+        """Batches from the offset on, about `bytes_max` bytes, and at least one batch if a row is
+        confirmed there; else none. A batch is returned whole, even if rows of it were removed. If
+        rows cannot be read, the batches before these rows are returned first, by themselves.
+        `lossy`: leave out rows that are lost; if commits have no other rows, an empty batch marks
+        their end, as it marks the end of each entry that no version wrote. Raises as
+        task_reader.fetch_kept."""
+        await self._forget_other_history()
         offset = max(offset, self.start)
         batches = self._recent.since(offset, bytes_max)
         if batches:
@@ -196,7 +198,7 @@ class Partition:
 
     async def _fetch(self, batches: list[Stored], offset: int, bytes_max: int, lossy: bool) -> None:
         size = 0
-        for task in await self._planned(offset):
+        for task in await self._plan(offset):
             async with aclosing(fetch_kept(self._client, task, lossy=lossy)) as runs:
                 async for run in runs:
                     for fetched in run:
@@ -211,7 +213,7 @@ class Partition:
                         return
 
     def _before_gap(self, batches: list[Stored], offset: int) -> list[Stored]:
-        """Those from the offset on before the first that lost rows are before."""
+        """The batches from the offset on that come before the first lost rows."""
         intervals = self.held.intervals
         for at, batch in enumerate(batches):
             between = intervals.between(offset, batch.offset) if offset < batch.offset else ()
@@ -221,15 +223,15 @@ class Partition:
         return batches
 
     async def skips_lost(self) -> bool:
-        """Whether the topic's policy, as it is now, has consumers pass over rows that are lost."""
+        """Whether the topic's policy now lets consumers pass over rows that are lost."""
         with suppress(errors.LedgerError, StoreError):
             info = await self._client.topics.find(self._topic.name.full)
             return info is not None and info.policies.on_lost_rows == "skip"
         return False
 
     def _batches(self, fetched: FetchedEntry, lossy: bool) -> Iterator[list[Stored]]:
-        """As `batches_in`; `lossy`: in place of what no version writes an empty batch after it.
-        Raises errors.BadEntry, errors.UnsupportedFormat, with the place."""
+        """As `batches_in`. `lossy`: an entry that no version wrote becomes an empty batch at its
+        end. Raises errors.BadEntry, errors.UnsupportedFormat, with the place."""
         try:
             yield from batches_in(fetched)
         except errors.UnsupportedFormat as why:
@@ -242,13 +244,13 @@ class Partition:
 
     async def last(self) -> Stored | None:
         """The last batch with a confirmed row, None in an empty partition. Raises as `_read_at`."""
-        await self._compare()
+        await self._forget_other_history()
         until = end = self.end
         last = self._recent.last_before(end)
-        if last is not None and not self._is_gone(last.end):
+        if last is not None and not self._is_removed(last.end):
             return last
         while end > self.start:
-            if self._is_gone(end):
+            if self._is_removed(end):
                 end = self._before_hole(end)
                 continue
             batches = [batch for batch in await self._read_at(end - 1) if batch.offset < end]
@@ -258,22 +260,22 @@ class Partition:
             end = batches[-1].offset if batches else self._before_hole(end)
         return None
 
-    def _is_gone(self, end: int) -> bool:
-        """Whether the message before that offset was trimmed or taken out."""
+    def _is_removed(self, end: int) -> bool:
+        """Whether the message before the offset `end` was trimmed or taken out."""
         return bool(self.removed(end - 1, end))
 
     def removed(self, lo: int, hi: int) -> list[tuple[int, int]]:
-        """What of the offsets [lo, hi) was trimmed or taken out: no consumer gets it."""
+        """The ranges of [lo, hi) that were trimmed or taken out: no consumer gets them."""
         start = self.start
-        gone = [(lo, min(hi, start))] if lo < start else []
+        ranges = [(lo, min(hi, start))] if lo < start else []
         with suppress(errors.Unavailable):
             kept = self.held.intervals.between(max(lo, start), hi)
-            gone += [(max(lo, one.lo), min(hi, one.hi)) for one in kept if one.source is None]
-        return gone
+            ranges += [(max(lo, one.lo), min(hi, one.hi)) for one in kept if one.source is None]
+        return ranges
 
     async def chunk(self, offset: int) -> Stored | None:
-        """The chunk of a message at that offset, which is confirmed; None where it is not kept any
-        more. Raises as `_read_at`."""
+        """The chunk of a message at a confirmed offset; None if it is not kept any more. Raises as
+        `_read_at`."""
         if offset < self.start:
             return None
         batches = await self._read_at(offset, 1)
@@ -281,11 +283,11 @@ class Partition:
         return chunk if chunk and chunk.offset == offset and not chunk.has_rows else None
 
     async def _read_at(self, offset: int, bytes_max: int = READ_BYTES) -> list[Stored]:
-        """As `read`, of an offset that is confirmed: none only where no batch has it. Raises as
-        `read` and `_readable`."""
+        """As `read`, for a confirmed offset: the result is empty only if no batch has it. Raises as
+        `read` and `_wait_until_readable`."""
         batches = await self.read(offset, bytes_max)
         if not batches:
-            await self._readable(offset)
+            await self._wait_until_readable(offset)
             batches = await self.read(offset, bytes_max)
         return batches
 
@@ -296,15 +298,15 @@ class Partition:
         return max(ends, default=self.start)
 
     async def since(self, ms: int) -> int:
-        """The first offset written at or after `ms` by its owner's clock or, for rows of Spark,
-        committed then; the end if no offset is so late. Raises as seek_target.exactly, and
-        errors.Unavailable if a ledger that ended is not sealed."""
+        """The first offset that was written at or after `ms` by its owner's clock (rows of Spark:
+        that was committed at or after `ms`); the end if no offset is so late. Raises as
+        seek_target.exactly, and errors.Unavailable if a ledger that ended is not sealed."""
         ms = max(0, min(ms, pulsar_batch.TIME_MS_MAX))
-        await self._readable(self.end - 1)
+        await self._wait_until_readable(self.end - 1)
         live, confirmed = self.open_end.live, self.open_end.end
         last_entry = self.open_end.last_entry
         if live is not None:
-            await self._readable(live.base - 1)
+            await self._wait_until_readable(live.base - 1)
         state = self._state()
         held = state.partitions[self.number]
         read = await self._client.chunks.load(chunks_needed(state, CommittedSince(ms)))
@@ -313,9 +315,9 @@ class Partition:
             rows = LiveRows(live, first, confirmed, last_entry)
         return first if rows is None else await since_in(self._client.ledgers, rows, ms)
 
-    async def _readable(self, offset: int) -> None:
-        """Return once the offset is in a commit or in the open ledger: for a moment it may be in
-        one that has ended, and whose seal comes. Raises errors.Unavailable."""
+    async def _wait_until_readable(self, offset: int) -> None:
+        """Wait until the offset is in a commit or in the open ledger: for a moment it may be in a
+        ledger that has ended and is not sealed yet. Raises errors.Unavailable."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + SEALED_S
         while offset >= self.held.end_offset and not self._is_live(offset):
@@ -330,8 +332,9 @@ class Partition:
         live = self.open_end.live
         return live is not None and live.base <= offset < self.open_end.end
 
-    async def _planned(self, offset: int) -> list[ReadTask]:
-        """Reads of what is confirmed from the offset on: of commits, or else of the live ledger."""
+    async def _plan(self, offset: int) -> list[ReadTask]:
+        """Plan reads of confirmed rows from the offset on: of commits, or else of the live
+        ledger."""
         state = self._state()
         held = state.partitions[self.number]
         end = min(held.end_offset, offset + PLANNED_ROWS_MAX)

@@ -1,9 +1,9 @@
 """The newest batches of partitions in memory, for consumers at the end. Pure.
 
 Always true: the batches of all partitions of a broker take at most `bytes_max` of memory, overhead
-included (the newest is always kept); the oldest go first, whatever their partition. Batches are
-kept in blocks of columns: as one object each, small messages took five times their bytes, and the
-garbage collector looked through all of them.
+included (the newest block is always kept). The oldest blocks are evicted first, whatever their
+partition. Batches are kept in blocks of columns: with one object for each batch, small messages
+took five times their bytes, and the garbage collector looked through all these objects.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,18 +17,18 @@ from bookie_server.api.entry import Buffer
 from spark_ledger.topic.entry import pulsar_batch
 
 STEP_BATCHES_MAX = 1000
-"""What is read, encoded or sent in one step of the loop."""
+"""How many batches are read, encoded or sent in one step of the loop."""
 BATCH_OVERHEAD_BYTES, BLOCK_OVERHEAD_BYTES = 80, 1024
-"""What a batch takes beside its bytes: the object and its places in two lists, with the room that
-they keep; and a block."""
+"""What a batch takes in memory beside its bytes: the object, and its places in two lists, with the
+room that lists keep. And what a block takes."""
 BLOCK_BYTES_MAX = 256 << 10
-_FRESH = 8
-"""A block takes more while not more than a part of all in so many came after it had begun."""
+_FRESH_PARTS = 8
+"""A block takes more batches until 1/8 of `bytes_max` was added, anywhere, since it began."""
 
 
 class Stored(NamedTuple):
-    """A batch of a partition as its consumers get it: its first message has offset `offset`;
-    `batched`: it has metadata of each message."""
+    """A batch of a partition as its consumers get it. `offset` is that of its first message;
+    `batched`: the batch has metadata of each message."""
 
     offset: int
     messages: int
@@ -37,7 +37,8 @@ class Stored(NamedTuple):
 
     @property
     def has_rows(self) -> bool:
-        """Whether it is no chunk that the last one of its message counts for."""
+        """Whether it counts as a row: a chunk that is not the last one of its message has no
+        row."""
         return self.messages > 1 or not pulsar_batch.is_earlier_chunk(self.data)
 
     @property
@@ -46,7 +47,7 @@ class Stored(NamedTuple):
 
 
 class BatchBlock:
-    """Batches that follow each other, those that came together and some after them."""
+    """Batches that follow each other: some that came together, and later ones."""
 
     __slots__ = ("batched", "batches", "began", "bytes", "counts", "end", "first")
 
@@ -69,11 +70,11 @@ class BatchBlock:
         return follows and len(self.batches) < STEP_BATCHES_MAX and self.bytes < BLOCK_BYTES_MAX
 
     def since(self, offset: int) -> Iterator[Stored]:
-        """Its batches from the one that begins there; none where none does."""
+        """The batches from `offset` on; none if no batch begins there."""
         if offset >= self.end:
             return
         at = offset - self.first
-        if self.end - self.first > len(self.counts):  # else each has one message
+        if self.end - self.first > len(self.counts):  # else each batch has one message
             begins = list(accumulate(self.counts, initial=self.first))
             at = bisect_left(begins, offset)
             if begins[at] != offset:
@@ -84,38 +85,39 @@ class BatchBlock:
 
 
 def bytes_of(batches: Sequence[Buffer]) -> int:
-    """What they take in memory."""
+    """What the batches take in memory."""
     return sum(map(len, batches)) + BATCH_OVERHEAD_BYTES * len(batches)
 
 
 class TailBudget:
-    """Of one broker."""
+    """The memory for the tails of one broker."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self.bytes = 0
-        """What the tails take."""
-        self._came = 0
+        """What the tails take now."""
+        self._added_bytes = 0
         self._order: deque[tuple[Tail, BatchBlock]] = deque()
 
     @cached_property
     def apart(self) -> "TailBudget":
-        """A quarter more, for what is read from ledgers: that is not to push out the newest."""
+        """A quarter more, for batches that are read from ledgers: they must not evict the
+        newest."""
         return TailBudget(self._bytes_max // 4)
 
     def block(self, tail: "Tail", first: int, batched: bool) -> BatchBlock:
-        """A new one of that tail."""
-        block = BatchBlock(first, batched, self._came)
+        """A new block of that tail."""
+        block = BatchBlock(first, batched, self._added_bytes)
         self._order.append((tail, block))
         self.bytes += block.bytes
         return block
 
     def is_fresh(self, block: BatchBlock) -> bool:
-        """Whether it may take more: what it has goes, when it goes, at one time."""
-        return _FRESH * (self._came - block.began) < self._bytes_max
+        """Whether the block may take more batches: all batches of a block are evicted together."""
+        return _FRESH_PARTS * (self._added_bytes - block.began) < self._bytes_max
 
-    def took(self, size: int) -> None:
-        self._came += size
+    def count_added(self, size: int) -> None:
+        self._added_bytes += size
         self.bytes += size
         while self.bytes > self._bytes_max and len(self._order) > 1:
             tail, block = self._order.popleft()
@@ -124,7 +126,7 @@ class TailBudget:
 
 
 class Tail:
-    """Of one partition."""
+    """The batches in memory of one partition."""
 
     def __init__(self, budget: TailBudget) -> None:
         self._budget = budget
@@ -135,16 +137,17 @@ class Tail:
     def add(
         self, offset: int, counts: Sequence[int], batches: Sequence[Buffer], batched: bool
     ) -> None:
-        """Batches that follow each other from the offset on, of so many messages each."""
+        """Add batches that follow each other from `offset` on, with the message `counts` of
+        each."""
         block, size = self._newest, bytes_of(batches)
         if block is None or not block.takes(offset, batched) or not self._budget.is_fresh(block):
             block = self._newest = self._budget.block(self, offset, batched)
             self._put(block)
         block.add(counts, batches, size)
-        self._budget.took(size)
+        self._budget.count_added(size)
 
     def add_read(self, batches: Sequence[Stored]) -> None:
-        """Batches that were read, in order."""
+        """Add batches that were read, in the order of their offsets."""
         begin = 0
         for at in range(1, len(batches) + 1):
             first, last = batches[begin], batches[at - 1]
@@ -171,8 +174,8 @@ class Tail:
             del self._firsts[at], self._blocks[at]
 
     def since(self, offset: int, bytes_max: int) -> list[Stored]:
-        """The batches that follow each other from the one that begins at `offset`, of so many bytes
-        about, STEP_BATCHES_MAX at most; none where that one is not here."""
+        """The batches that follow each other from `offset` on: about `bytes_max` bytes, and
+        STEP_BATCHES_MAX batches at most; none if no batch here begins at `offset`."""
         batches: list[Stored] = []
         size = 0
         while at := bisect_right(self._firsts, offset):
@@ -197,8 +200,8 @@ class StoredRun(Protocol):
 
 
 class RecentBatches:
-    """What a partition has in memory: its newest batches, those that were read from ledgers, and
-    the last one with a row. `end`: one past the newest."""
+    """The batches that a partition has in memory: its newest ones, those that were read from
+    ledgers, and the last one with a row. `end` is one past the newest batch."""
 
     def __init__(self, budget: TailBudget) -> None:
         self.end = 0
@@ -208,7 +211,7 @@ class RecentBatches:
     def forget(self) -> None:
         self._newest, self._read = Tail(self._budget), Tail(self._budget.apart)
         self._last: Stored | None = None
-        self._last_until = 0  # up to there no other batch with a row comes after it
+        self._last_until = 0  # no other batch with a row is between `_last` and here
 
     def add(self, offset: int, run: StoredRun) -> None:
         """Batches are confirmed from the offset on."""
@@ -224,13 +227,14 @@ class RecentBatches:
         self._read.add_read(batches)
 
     def since(self, offset: int, bytes_max: int) -> list[Stored]:
-        """As Tail.since. What a consumer had no permits for was read, and is here still."""
+        """As Tail.since. Batches that were read, and for which a consumer had no permits, are still
+        here."""
         return self._newest.since(offset, bytes_max) or self._read.since(offset, bytes_max)
 
     def note_last(self, batch: Stored, until: int) -> None:
-        """It is the last one with a row of those before `until`."""
+        """`batch` is the last one with a row before `until`."""
         self._last, self._last_until = batch, until
 
     def last_before(self, end: int) -> Stored | None:
-        """The last one with a row before that end; None if it is not known."""
+        """The last batch with a row before `end`; None if it is not known."""
         return self._last if self._last_until == end else None
