@@ -1,10 +1,10 @@
-"""The batches of an entry, for consumers, in steps that are bounded. Pure.
+"""The batches of an entry, for consumers, made in bounded steps. Pure.
 
-Always true: what Pulsar's producers wrote comes byte for byte; rows that Spark wrote are cut into
-batches of ROWS_MAX, counted from the first row of their entry, and these by their bytes, so that a
-batch begins where it began before. Between two batches, or parts of one, that take long to make the
-caller gets what there is: a step has STEP_BATCHES_MAX batches of producers, or rows of Spark with
-STEP_CELLS_MAX cells, at most (one row may have more).
+Always true: batches of Pulsar's producers are returned byte for byte. Rows of Spark are cut into
+batches of ROWS_MAX, counted from the first row of their entry, and these are cut by their bytes, so
+that each read finds the same batches. Batches are made in steps, and each step yields the batches
+that are complete: a step has at most STEP_BATCHES_MAX batches of producers, or rows of Spark with
+STEP_CELLS_MAX cells (one row may have more).
 """
 
 from collections.abc import Iterator
@@ -37,19 +37,19 @@ STEP_CELLS_MAX = 8000
 
 
 def batches_in(fetched: FetchedEntry) -> Iterator[list[Stored]]:
-    """The batches that hold what was asked for of an entry, in order, those of a step at a time: at
+    """The batches with the requested rows of an entry, in order; a step yields its batches, at
     times none. Raises errors.BadEntry, errors.UnsupportedFormat."""
     payload = fetched.entry.payload
     header = decode_header(payload)
     fetched.check(header)
     for piece in fetched.pieces:
         if header.batches:
-            yield from _as_they_came(memoryview(payload)[header.body_at :], header, piece)
+            yield from _producers_batches(memoryview(payload)[header.body_at :], header, piece)
         else:
-            yield from _of_rows(fetched, header, piece)
+            yield from _batches_of_rows(fetched, header, piece)
 
 
-def _as_they_came(body: memoryview, header: Header, piece: np.void) -> Iterator[list[Stored]]:
+def _producers_batches(body: memoryview, header: Header, piece: np.void) -> Iterator[list[Stored]]:
     _, _, skip, take, lo = piece.tolist()
     hi, at, step = lo + take, lo - skip, list[Stored]()
     for count, (messages, data) in enumerate(pulsar_batch.unframed(body, header.rows), 1):
@@ -68,9 +68,11 @@ def _is_batched(data: memoryview) -> bool:
     return not chunk and pulsar_batch.parse(data).batched
 
 
-def _of_rows(fetched: FetchedEntry, header: Header, piece: np.void) -> Iterator[list[Stored]]:
-    """The rows that the entry has of the partition in batches of ROWS_MAX from its first row on,
-    those batches that have some of the piece; the entry is decoded once."""
+def _batches_of_rows(
+    fetched: FetchedEntry, header: Header, piece: np.void
+) -> Iterator[list[Stored]]:
+    """The batches that have rows of the piece: the entry's rows of the partition are cut into
+    batches of ROWS_MAX from the first row on. The entry is decoded once."""
     partition, first_row, skip, take, offset = piece.tolist()
     rows = next(share.rows for share in header.shares if share.partition == partition)
     start = skip - skip % ROWS_MAX
@@ -94,7 +96,7 @@ def _of_rows(fetched: FetchedEntry, header: Header, piece: np.void) -> Iterator[
 
 
 def untyped(rows: pa.RecordBatch, typed: bool) -> pa.RecordBatch:
-    """The columns of message_batch.TYPES; typed rows' own columns as JSON."""
+    """Rows with the columns of message_batch.TYPES; other columns of typed rows become JSON."""
     if not typed:
         return rows
     own = [name for name in rows.schema.names if name not in TYPED_NAMES.values()]
@@ -132,7 +134,7 @@ def _sums(numbers: Longs) -> Longs:
 
 
 def ends_of_steps(cells: Longs) -> Longs:
-    """Where steps end that have STEP_CELLS_MAX cells at most, or one row."""
+    """The ends of steps: each has STEP_CELLS_MAX cells at most, or one row."""
     sums, ends, at = np.cumsum(cells), list[int](), 0
     while at < len(cells):
         before = int(sums[at - 1]) if at else 0

@@ -1,4 +1,5 @@
-"""Holds of live segments: while a committer commits past one, its owner opens no other by itself.
+"""Holds of live segments: while a committer commits past a live segment, the segment's owner opens
+no other segment by itself.
 
     asked -> handed over, or refused -> over: in a commit, without a holder, or too late
 
@@ -34,7 +35,7 @@ class SegmentHold:
         self._holders = 0
 
     def holds(self, live: LiveSegment | None) -> bool:
-        """Whether it is this live segment."""
+        """Whether `live` is the segment of this hold."""
         return live is not None and (live.ledger_id, live.opened) == (self.ledger_id, self.opened)
 
     def join(self) -> None:
@@ -54,7 +55,7 @@ class SegmentHold:
             self.when_over()
 
     def hand(self, handed: Handed | None) -> None:
-        """As `answer`. Only the first counts."""
+        """Set `answer`. Only the first call counts."""
         if not self.answer.done():
             self.answer.set_result(handed)
 
@@ -67,7 +68,7 @@ class AskedSegments:
     def __init__(self) -> None:
         self.current: SegmentHold | None = None
         self.hold: SegmentHold | None = None
-        self._next: SegmentHold | None = None  # of the segment that is not read back yet
+        self._next: SegmentHold | None = None  # for a segment that is not read back yet
 
     def ask_next(
         self, ledger_id: int, opened: int, until_s: float, *, new: bool
@@ -105,7 +106,7 @@ class AskedSegments:
 
 
 class SegmentHolds:
-    """Of a topic's partitions, those that are held. `look` reads the log without a sync."""
+    """Waits for commits past the held segments of a topic. `look` reads the log without a sync."""
 
     def __init__(
         self,
@@ -116,8 +117,8 @@ class SegmentHolds:
         self._look = SharedLook(look)
 
     async def past(self, partition: int, hold: SegmentHold) -> TopicState | None:
-        """The topic as soon as the held segment is live no more; None where it is still when the
-        hold is over. Raises as TopicFollower.state and `look`."""
+        """The topic's state as soon as the held segment is no longer live; None if it is still live
+        when the hold is over. Raises as TopicFollower.state and `look`."""
         stirred = asyncio.Event()
 
         def stir(_: TopicState) -> None:
@@ -137,7 +138,7 @@ class SegmentHolds:
                         stirred.clear()
                         await stirred.wait()
             if not is_past(state := follower.state()):
-                # it is over by a commit, mostly, of which this process hears at about the same time
+                # mostly a commit ended the hold: this process hears of it at about the same time
                 state = await self._look()
             return state if is_past(state) else None
         finally:
@@ -146,8 +147,8 @@ class SegmentHolds:
 
 
 class SharedLook:
-    """A caller that asks while a look is under way gets the next look, never a state older than its
-    call; callers that ask at once share one look."""
+    """Callers that ask at once share one look. A caller that asks while a look is under way gets
+    the next look, so no caller gets a state older than its call."""
 
     def __init__(self, look: Callable[[], Awaitable[TopicState]]) -> None:
         self._look = look

@@ -1,4 +1,4 @@
-"""Which brokers there are: this one's registration, and whether the others live.
+"""Which brokers there are: the registration of this broker, and whether the others live.
 
     /brokers/alive/<id>          ephemeral: {"url": where the broker is reached, "incomplete": how
                                  many chunked messages its producers left incomplete, "since_ms":
@@ -89,7 +89,7 @@ def _registered(broker_id: str, node: Versioned) -> Registered | None:
 
 @lru_cache(maxsize=NODES_KEPT)
 def _unreadable(broker_id: str, value: bytes, why: str) -> None:
-    """Logged once for a node, not each time that it is read."""
+    """Log it once for a node, not each time that the node is read."""
     _log.warning("the node of broker %s cannot be decoded: %s (%r)", broker_id, why, value)
 
 
@@ -104,8 +104,9 @@ class UrlTaken(errors.BadConfig):
 
 
 class Membership:
-    """Of one broker, whose clients reach it at `url`. Methods raise errors.Unavailable; those that
-    look at other brokers also UrlTaken: then this one is to end."""
+    """The registration of one broker, whose clients reach it at `url`, and its view of the others.
+    Methods raise errors.Unavailable; methods that look at other brokers also raise UrlTaken: then
+    this broker is to end."""
 
     def __init__(
         self,
@@ -120,32 +121,35 @@ class Membership:
         self.incomplete = Counter(
             "incomplete_messages", "chunked messages that producers left incomplete"
         )
-        """`keep` publishes it."""
+        """`keep` writes its value into this broker's node."""
         self.since_ms = 0
-        """When it was started, by the store's clock."""
+        """When this broker was started, by the store's clock."""
         self.has_buried = False
-        """A broker was buried since the last `take_over`."""
+        """Whether a broker was buried since the last `take_over`."""
         self.stirred = asyncio.Event()
-        """Set when `keep` is to look at once."""
+        """The event that is set when `keep` is to be called at once."""
         self._store = store
         self._answers = answers or Probes().answers
         self._burials = Burials()
-        self._before: dict[str, Registered] | None = None
-        """Those of this URL that were there when this one was registered first."""
+        self._earlier_here: dict[str, Registered] | None = None
+        """The brokers with this URL that were registered before this one; None until it
+        registers."""
         self._is_url_free = False
         self._session_lost = False
         store.add_session_listener(self._session_changed)
 
     async def check_url(self) -> None:
-        """Before this broker listens: raises UrlTaken where another one answers at its URL."""
+        """To be called before this broker listens: raises UrlTaken if another broker answers at its
+        URL."""
         for broker_id in await self._of_this_url():
             if await self._answers(self._url):
                 raise UrlTaken(self._url, broker_id)
         self._is_url_free = True
 
     async def register(self) -> None:
-        """Register this broker; again after its session was lost. One of this URL that is there
-        when it is registered first was killed, unless it answers. Raises UrlTaken."""
+        """Register this broker, for the first time or after its session was lost. Another broker
+        that is registered with this URL before the first time was killed, unless it answers. Raises
+        UrlTaken."""
         if not self._is_url_free:
             await self.check_url()
         with reachable("registering a broker"):
@@ -155,9 +159,9 @@ class Membership:
                 await self._store.create(self._path, self._encoded, ephemeral=True)
         self._session_lost = False
         self.stirred.set()
-        if self._before is None:
-            self._before = await self._of_this_url()
-            for broker_id in self._before:
+        if self._earlier_here is None:
+            self._earlier_here = await self._of_this_url()
+            for broker_id in self._earlier_here:
                 await self.bury(broker_id)
 
     async def _of_this_url(self) -> dict[str, Registered]:
@@ -171,8 +175,8 @@ class Membership:
 
     async def keep(self) -> bool:
         """Register again if the session of the registration is over, or another broker took this
-        one for dead; returns whether that was so. If this broker is still registered, write the
-        count of incomplete messages into its node when it has changed."""
+        one for dead; returns whether it registered again. If this broker is still registered, write
+        the count of incomplete messages into its node when it has changed."""
         if self._store.session_state is not SessionState.CONNECTED:
             return False
         with reachable("looking whether this broker is registered"), suppress(NoNode):
@@ -198,8 +202,8 @@ class Membership:
         return {broker_id: broker.url for broker_id, broker in registered.items()}
 
     async def bury(self, broker_id: str) -> None:
-        """Remove the node of a dead broker, even if its session still lives: all brokers see that.
-        A broker that is not dead registers again."""
+        """Remove the node of a dead broker, even if its session still lives, so that all brokers
+        see it is dead. A broker that is not dead registers again."""
         _log.warning("broker %s does not answer: others take its partitions over", broker_id)
         with reachable("removing a dead broker"), suppress(NoNode, OutcomeUnknown):
             await self._store.delete(paths.broker(broker_id))
@@ -221,30 +225,30 @@ class Membership:
         return frozenset(others)
 
     async def others_alive(self) -> dict[str, str]:
-        """By id the URLs of the other brokers; not of one that was killed and whose port this one
-        has: its session lives on for a while. Raises UrlTaken."""
+        """The URLs of the other brokers by id, without brokers that were killed and had this
+        broker's URL: their sessions live on for a while. Raises UrlTaken."""
         registered = await brokers_alive(self._store)
         now_s = asyncio.get_running_loop().time()
         sessions = {broker_id: broker.session for broker_id, broker in registered.items()}
         self._burials.registered(sessions, now_s)
-        before = self._before or {}
+        before = self._earlier_here or {}
         others = {}
         for broker_id, broker in registered.items():
             if broker.url != self._url:
                 others[broker_id] = broker.url
-            elif before.get(broker_id) == broker:  # its burial was lost
+            elif before.get(broker_id) == broker:  # its burial did not reach the store
                 await self.bury(broker_id)
             elif broker_id in before or self._is_later_than(broker_id, broker):
                 raise UrlTaken(self._url, broker_id)
         return others
 
     def _is_later_than(self, broker_id: str, other: Registered) -> bool:
-        """Whether the other one, of this URL, was started before this one."""
+        """Whether this broker was started after the other one, which has the same URL."""
         mine = self.since_ms, self._broker_id
         return broker_id != self._broker_id and (other.since_ms, broker_id) < mine
 
     async def lives(self, broker_id: str, url: str) -> bool:
-        """Whether another broker answers, or is spared."""
+        """Whether the other broker answers, or is spared."""
         loop = asyncio.get_running_loop()
         if self._burials.spares(broker_id, loop.time()):
             return True

@@ -1,5 +1,5 @@
-"""Whether other brokers live: they are asked by the protocol that they serve; and which of those
-that were buried live all the same.
+"""Whether other brokers live: they are probed by the protocol that they serve. And which buried
+brokers live all the same.
 
 Always true: a broker counts as dead when its port refuses a connection, or when it misses
 PROBES_MAX probes of PROBE_S, NEXT_S apart (a broker that itself stood still gives the last of them
@@ -45,7 +45,7 @@ class Heard(Enum):
 
 
 async def connects(url: str) -> Heard:
-    """CONNECT, which a broker answers by CONNECTED from its loop."""
+    """Send CONNECT: a broker whose event loop works answers CONNECTED."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(PROBE_S):
@@ -73,7 +73,7 @@ async def connects(url: str) -> Heard:
 
 
 class Probes:
-    """Of one broker. On one event loop."""
+    """The probes of one broker, on one event loop."""
 
     def __init__(self, ask: Callable[[str], Awaitable[Heard]] = connects) -> None:
         self._ask = ask
@@ -103,7 +103,8 @@ class Probes:
             await cancel(*asked)
 
     def _note_answer(self, url: str, now_s: float) -> None:
-        """What is no longer fresh is forgotten: brokers come and go, each under its own URL."""
+        """Answers that are no longer fresh are forgotten: brokers come and go, each with its own
+        URL."""
         fresh = {one: s for one, s in self._answered_s.items() if now_s < s + FRESH_S}
         self._answered_s = {**fresh, url: now_s}
 
@@ -113,8 +114,8 @@ class Probes:
 
 
 def neighbours(broker_id: str, others: Iterable[str]) -> list[str]:
-    """Those that a broker probes: the next ones in the ring of ids. So each is probed by
-    NEIGHBOURS_MAX others at most, however many there are, and by one at least."""
+    """The brokers that a broker probes: the next ones in the ring of ids. So each broker is probed
+    by NEIGHBOURS_MAX others at most, however many brokers there are, and by one at least."""
     ordered = sorted(others)
     after = [one for one in ordered if one > broker_id]
     return [*after, *(one for one in ordered if one < broker_id)][:NEIGHBOURS_MAX]
@@ -122,7 +123,7 @@ def neighbours(broker_id: str, others: Iterable[str]) -> list[str]:
 
 @dataclass(slots=True)
 class _Burial:
-    """The last one of a broker. `session`: of its registration since, 0 while it has none."""
+    """The last burial of a broker. `session` is that of its registration since then, 0 without."""
 
     at_s: float
     session: int = 0
@@ -131,14 +132,14 @@ class _Burial:
 
 
 class Burials:
-    """Of one broker: which others it has buried and which of these it spares. All times are seconds
-    of one clock."""
+    """The other brokers that one broker has buried, and those of them that it spares. All times are
+    seconds of one clock."""
 
     def __init__(self) -> None:
         self._by_broker: dict[str, _Burial] = {}
 
     def buried(self, broker_id: str, now_s: float) -> None:
-        """This broker has removed that one's registration."""
+        """This broker has removed the registration of `broker_id`."""
         burial = self._by_broker.setdefault(broker_id, _Burial(now_s))
         burial.at_s, burial.session = now_s, 0
 
@@ -160,12 +161,12 @@ class Burials:
                 del self._by_broker[broker_id]
 
     def spares(self, broker_id: str, now_s: float) -> bool:
-        """Whether it is not to be buried, whatever it answers."""
+        """Whether that broker is not to be buried, whether it answers or not."""
         burial = self._by_broker.get(broker_id)
         return burial is not None and now_s < burial.spared_until_s and burial.session != 0
 
     def answered(self, broker_id: str, now_s: float) -> None:
-        """It answers a probe: where it is spared no more, its burials are forgotten."""
+        """That broker answers a probe: if it is no longer spared, its burials are forgotten."""
         burial = self._by_broker.get(broker_id)
         if burial is not None and burial.session and now_s >= burial.spared_until_s:
             del self._by_broker[broker_id]

@@ -1,11 +1,12 @@
 """What a broker commits to a topic's log: opens and seals of all partitions that it has, together.
 
-Always true: one commit is under way for a topic at a time, and what partitions ask for meanwhile
-goes into the next one (hazard 16); if one request cannot be committed, the others are, each by
-itself. All commits are under one intent of this broker, whose heartbeat shows that the broker is
-alive; a ledger made under an intent that has ended is not committed under the next intent (hazard
-4: a janitor deletes it). Once another broker has taken a partition, this one opens no ledger there:
-a ledger that the other broker did not find when it looked does not come later (hazard 31).
+Always true: one commit is under way for a topic at a time, and requests of partitions that come
+meanwhile go into the next commit (hazard 16); if one request cannot be committed, the others are,
+each by itself. All commits are under one intent of this broker, whose heartbeat shows that the
+broker is alive; a ledger made under an intent that has ended is not committed under the next intent
+(hazard 4: a janitor deletes it). Once another broker has taken a partition, this one opens no
+ledger there: a ledger that the other broker did not find when it looked does not come later (hazard
+31).
 """
 
 import asyncio
@@ -37,7 +38,7 @@ from spark_ledger.topic.log.topics import TopicInfo
 
 PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
 LEDGERS_AT_ONCE = 100
-"""Of one multi that makes ledgers: of a ZooKeeper's request of 1 MiB a tenth."""
+"""How many ledgers one multi makes: a tenth of ZooKeeper's 1 MiB for a request."""
 
 RETENTION_PARTS = 4
 ROLL_BYTES_MIN = 1 << 20
@@ -47,13 +48,14 @@ TAKES_NO_ROWS = (
     *(Deposed, errors.TopicDeleted, errors.TopicNotFound, errors.TopicTerminated),
     errors.SchemaIncompatible,
 )
-"""What does not pass: no ledger is opened here for producers' messages."""
-_OF_ONE = (errors.TxnConflict, errors.SchemaIncompatible, ValueError)
-"""What may be wrong with the actions of one partition, which does not hinder the others."""
+"""Errors that do not pass: no ledger is opened here for producers' messages."""
+_OF_ONE_PARTITION = (errors.TxnConflict, errors.SchemaIncompatible, ValueError)
+"""Errors that may come from the actions of one partition: the others are then committed without
+it."""
 
 
 class MadeLedger(NamedTuple):
-    """A ledger, and the intent that it was made under."""
+    """A new ledger, and the intent under which it was made."""
 
     writer: AsyncLedgerWriter
     intent: Intent
@@ -71,13 +73,14 @@ class _Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RollLimits:
-    """When a live ledger is followed by another: whichever comes first. Neither its seal nor a
-    reader's search grows with it, so it is left only so that retention lets go of parts of a
-    partition, and of a copy when a bookie fails there is not too much to make at once.
+    """When a live ledger is followed by another: at the limit that is reached first. Neither the
+    seal nor a reader's search takes longer in a larger ledger. The limits are for two things:
+    retention can delete a partition in parts, and the copies of one ledger that a failed bookie had
+    are not too many bytes at once.
 
-    Of a topic with deduplication a successor reads all of the segment, for how far each producer
-    had come: when one has so many entries or bytes to read it is sealed, and another is opened
-    after it in the same ledger."""
+    If the topic has deduplication, the owner's successor reads the whole live segment, to learn how
+    far each producer had come. So a segment with `entries_read` entries or `bytes_read` bytes is
+    sealed, and another is opened after it in the same ledger."""
 
     bytes: int = DEFAULTS.roll_bytes
     entries: int = DEFAULTS.roll_entries
@@ -87,7 +90,8 @@ class RollLimits:
 
     @staticmethod
     def of(settings: BrokerSettings, policies: TopicPolicies) -> "RollLimits":
-        """A live ledger is never older, nor larger, than a quarter of what the topic keeps."""
+        """The limits by settings and policies: a live ledger is never older, nor larger, than a
+        quarter of what the topic's retention keeps."""
         size, age_s = settings.roll_bytes, settings.roll_age_s
         if policies.retention_ms is not None:
             age_s = min(age_s, max(1.0, policies.retention_ms / 1000 / RETENTION_PARTS))
@@ -100,8 +104,8 @@ class RollLimits:
         return size >= self.bytes or entries >= self.entries or age_s >= self.age_s
 
     def is_long(self, live: LiveSegment | None, size: int, entries: int) -> bool:
-        """Whether a segment is sealed to bound what the owner's successor reads: its ledger has
-        that many bytes or entries."""
+        """Whether the live segment is so long that it is sealed, to bound what the owner's
+        successor reads. `size` and `entries` are those of its ledger."""
         return live is not None and (
             size - live.bytes_before >= self.bytes_read
             or entries - live.first_entry >= self.entries_read
@@ -110,9 +114,9 @@ class RollLimits:
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """The ledger that is opened next, made under `intent`: a new one, or one that stopped with
-    that `extent`, whose last segment commit `after` had opened, and whose first one was opened at
-    `opened_s` of the loop's clock."""
+    """The ledger that is opened next, made under `intent`. It is new, or it was live before: then
+    `extent` is what it has, commit `after` opened its last segment, and its first segment was
+    opened at `opened_s` of the loop's clock."""
 
     writer: AsyncLedgerWriter
     intent: Intent
@@ -121,19 +125,19 @@ class Next:
     opened_s: float = 0.0
 
     def is_usable(self, intent: Intent) -> bool:
-        """Whether it can be opened under that intent."""
+        """Whether the ledger can be opened under that intent."""
         return self.intent.id == intent.id and self.writer.failure is None
 
     def is_open_in(self, live: LiveSegment) -> bool:
-        """Whether the log has that it is open, for the first time or again, and it can be written
-        still."""
+        """Whether `live`, by the topic's log, is a new segment in this ledger, and the ledger can
+        still be written."""
         same = self.writer.ledger_id == live.ledger_id and self.after != live.opened
         return same and self.writer.failure is None
 
 
 class TopicCommits:
-    """The commits of a broker for the partitions that it has of a topic, each in its epoch of
-    `epochs`. `clock_ms` is about the store's time."""
+    """A broker's commits for its partitions of a topic; `epochs` has the epoch of each partition.
+    `clock_ms` returns about the store's time."""
 
     def __init__(
         self,
@@ -153,10 +157,10 @@ class TopicCommits:
         log = client.log(topic.id)
         self._look = SharedLook(lambda: log.fold(fresh=True))
         self._holds = SegmentHolds(partial(client.follow, topic.id, topic.name.short), log.fold)
-        self._asked: list[_Request] = []
-        self._task: asyncio.Task[None] | None = None
-        self._wanted: list[asyncio.Future[MadeLedger]] = []
-        self._making: asyncio.Task[None] | None = None
+        self._requests: list[_Request] = []
+        self._commit_task: asyncio.Task[None] | None = None
+        self._ledger_requests: list[asyncio.Future[MadeLedger]] = []
+        self._make_task: asyncio.Task[None] | None = None
 
     @property
     def owner_name(self) -> str:
@@ -164,13 +168,13 @@ class TopicCommits:
         return owner_name(self._ownership.broker_id)
 
     def now_ms(self) -> int:
-        """The time with which an entry is stamped: the store's, and it never falls."""
+        """The time for a new entry: that of the store, and it never falls."""
         self._last_ms = max(self._last_ms, self._clock_ms())
         return self._last_ms
 
     async def check_owner(self, partition: int) -> Check:
-        """What holds as long as no partition of the topic gets another owner. Raises Deposed,
-        errors.Unavailable."""
+        """A check that holds as long as no partition of the topic gets another owner. Raises
+        Deposed, errors.Unavailable."""
         if partition not in self.epochs:
             raise Deposed(f"this broker gave partition {partition} of {self.topic.name} up")
         return await self._ownership.check(self.topic.id, partition, self.epochs[partition])
@@ -178,19 +182,19 @@ class TopicCommits:
     async def lost_partitions(
         self, *, fresh: bool = True, watch: Watcher | None = None
     ) -> list[int]:
-        """The partitions that this broker has no more: if `fresh` as of this call, else as far as
-        its session has heard. `watch` is set on the record. Raises errors.Unavailable."""
+        """The partitions that this broker has no more: as of this call if `fresh`, else as far as
+        its session to the store knows. `watch` is set on the record. Raises errors.Unavailable."""
         epochs = dict(self.epochs)
         now = await self._ownership.owners(self.topic.id, fresh=fresh, watch=watch)
         mine = now.epochs_of(self._ownership.broker_id)
         return [number for number, epoch in epochs.items() if mine.get(number) != epoch]
 
     async def state(self) -> TopicState:
-        """The topic, not older than this call: partitions that ask at once share a look. Raises
-        errors.TopicDeleted, errors.Unavailable."""
-        return self._seen(await self._look())
+        """The topic's state, not older than this call. Partitions that ask at once share one read.
+        Raises errors.TopicDeleted, errors.Unavailable."""
+        return self._checked(await self._look())
 
-    def _seen(self, state: TopicState) -> TopicState:
+    def _checked(self, state: TopicState) -> TopicState:
         if state.deleted:
             raise errors.TopicDeleted(f"topic {self.topic.name} was deleted")
         self._last_ms = max(self._last_ms, state.commit_ms)
@@ -199,7 +203,7 @@ class TopicCommits:
     async def past(self, partition: int, hold: SegmentHold) -> TopicState | None:
         """As SegmentHolds.past."""
         state = await self._holds.past(partition, hold)
-        return None if state is None else self._seen(state)
+        return None if state is None else self._checked(state)
 
     async def intent(self) -> Intent:
         async with self._opening:
@@ -209,8 +213,8 @@ class TopicCommits:
             return self._intent
 
     async def renew_intent(self, ended: Intent | None) -> None:
-        """That intent may have ended: the next work opens another. An intent that was opened
-        meanwhile stays: other work is under it."""
+        """`ended` may have ended: the next call of `intent` opens another. An intent that was
+        opened meanwhile stays, since other ledgers are made under it."""
         async with self._opening:
             if ended is not None and ended is self._intent:
                 await self.client.intents.try_finish(ended)
@@ -221,43 +225,43 @@ class TopicCommits:
             await self.client.intents.heartbeat(self._intent)
 
     async def close(self) -> None:
-        if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
+        if self._commit_task is not None:
+            await asyncio.gather(self._commit_task, return_exceptions=True)
         await self.renew_intent(self._intent)
 
     async def new_ledger(self) -> MadeLedger:
-        """A ledger for a partition. What partitions ask for at once is made by one multi. Raises
-        as LedgerStore.create, errors.LedgerFenced where the intent has ended."""
+        """A new ledger for a partition. Ledgers that partitions request at once are made by one
+        multi. Raises as LedgerStore.create, errors.LedgerFenced if the intent has ended."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[MadeLedger] = loop.create_future()
-        self._wanted.append(future)
-        if self._making is None:
-            self._making = loop.create_task(self._make_ledgers())
+        self._ledger_requests.append(future)
+        if self._make_task is None:
+            self._make_task = loop.create_task(self._make_ledgers())
         return await future
 
     async def _make_ledgers(self) -> None:
         try:
-            while self._wanted:
-                futures = self._wanted[:LEDGERS_AT_ONCE]
-                self._wanted = self._wanted[LEDGERS_AT_ONCE:]
+            while self._ledger_requests:
+                futures = self._ledger_requests[:LEDGERS_AT_ONCE]
+                self._ledger_requests = self._ledger_requests[LEDGERS_AT_ONCE:]
                 intent: Intent | None = None
                 try:
                     intent = await self.intent()
-                    made = await self._made(intent, len(futures))
+                    made = await self._create_ledgers(intent, len(futures))
                 except Exception as error:
                     if isinstance(error, errors.LedgerFenced):
                         await self.renew_intent(intent)
                     _fail(futures, error)
                     continue
                 for future, ledger in zip(futures, made, strict=True):
-                    if future.done():  # the partition that asked waits no longer
+                    if future.done():  # its partition waits no longer
                         ledger.writer.abandon()
                     else:
                         future.set_result(ledger)
         finally:
-            self._making = None
+            self._make_task = None
 
-    async def _made(self, intent: Intent, count: int) -> list[MadeLedger]:
+    async def _create_ledgers(self, intent: Intent, count: int) -> list[MadeLedger]:
         policies = self.topic.policies
         while True:
             ids = [await self.client.intents.ledger_id(intent) for _ in range(count)]
@@ -277,8 +281,9 @@ class TopicCommits:
     async def recovered(
         self, ledger_id: int, partition: int, stops: Callable[[], bool]
     ) -> VersionedRecord:
-        """The record of a ledger that has failed, CLOSED; tried until it `stops`. Raises Deposed
-        where another has the partition, and, once it stops, as LedgerStore.recover."""
+        """Recover a ledger that has failed; returns its CLOSED record. Recovery is tried again
+        until `stops()`. Raises Deposed if another broker has the partition; once it stops, as
+        LedgerStore.recover."""
         pause_s = PAUSE_S
         while True:
             try:
@@ -293,7 +298,7 @@ class TopicCommits:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     def opening(self, partition: int, following: Next) -> OpenLive:
-        """That the partition, which this broker has, goes on in that ledger."""
+        """The action that opens the ledger `following` as the partition's live segment."""
         writer, extent = following.writer, following.extent
         return OpenLive(
             *(partition, writer.ledger_id, writer.version, self.owner_name),
@@ -308,22 +313,22 @@ class TopicCommits:
         owned: Check | None = None,
     ) -> None:
         """Commit these actions, together with those of other partitions. `made_under`: the intent
-        of a ledger that they open, `owned`: what `check_owner` returned before. Raises as
+        of a ledger that they open; `owned`: the result of `check_owner` before. Raises as
         TopicClient.commit_actions, and errors.LedgerFenced if `made_under` is no longer this
         broker's intent."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._asked.append(_Request(tuple(actions), made_under, owned, future))
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._work())
+        self._requests.append(_Request(tuple(actions), made_under, owned, future))
+        if self._commit_task is None:
+            self._commit_task = asyncio.get_running_loop().create_task(self._work())
         await future
 
     async def _work(self) -> None:
         try:
-            while self._asked:
-                requests, self._asked = self._asked, []
+            while self._requests:
+                requests, self._requests = self._requests, []
                 await self._commit_all(requests)
         finally:
-            self._task = None
+            self._commit_task = None
 
     async def _commit_all(self, requests: list[_Request]) -> None:
         intent: Intent | None = None
@@ -346,7 +351,7 @@ class TopicCommits:
         except Exception as error:
             if isinstance(error, errors.LedgerFenced):
                 await self.renew_intent(intent)
-            elif isinstance(error, _OF_ONE) and len(requests) > 1:
+            elif isinstance(error, _OF_ONE_PARTITION) and len(requests) > 1:
                 for request in requests:
                     await self._commit_all([request])
                 return
@@ -358,7 +363,8 @@ class TopicCommits:
 
 
 def _made_under(intent: Intent, requests: list[_Request]) -> list[_Request]:
-    """The requests that open no ledger, or one that was made under the intent; the others fail."""
+    """The requests that open no ledger, or a ledger made under `intent`. The other requests
+    fail."""
     good = [r for r in requests if r.made_under is None or r.made_under.id == intent.id]
     error = errors.LedgerFenced("the intent has ended that a ledger was made under")
     _fail([request.done for request in requests if request not in good], error)
