@@ -12,6 +12,9 @@ from pathlib import Path
 UNCHECKED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 OPTIONS = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 {UNCHECKED}"
 COMPILE_SOON = "-XX:CompileThresholdScaling=0.4"  # Spark interprets for long what it calls often
+# With one compiler a JVM has 48 MB for compiled code; some 350 tests in one Spark session fill it,
+# and then the JVM throws InternalError: "Out of space in CodeCache".
+CODE_CACHE = "-XX:ReservedCodeCacheSize=240m"
 QUIET = "-Xlog:disable"  # no word on stdout about an archive that does not fit
 FOLDER = Path(sys.prefix) / "share" / "spark-ledger" / "classes"
 ZOOKEEPER = "zookeeper"
@@ -22,7 +25,7 @@ KINDS = ("spark", "delta", ZOOKEEPER)
 def options(kind: str = "spark") -> str:
     """The JVM's options, with the archive of that kind if there is one."""
     there = archive(kind)
-    given = OPTIONS if kind == ZOOKEEPER else f"{OPTIONS} {COMPILE_SOON}"
+    given = OPTIONS if kind == ZOOKEEPER else f"{OPTIONS} {COMPILE_SOON} {CODE_CACHE}"
     return f"{given} {QUIET} -XX:SharedArchiveFile={there}" if there.exists() else given
 
 
