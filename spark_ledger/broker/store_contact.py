@@ -12,6 +12,9 @@ from spark_ledger.topic.client import TopicClient
 
 CLOCK_EVERY_S = 300.0
 CLOCK_TRIES, CLOCK_WITHIN_MS = 5, 20
+DRIFT = 1e-4
+"""How much faster than the store's clock this machine's may run: 30 ms between two
+measurements."""
 AWAY_S, AWAY_LOOK_S = 1.0, 0.2
 
 _log = logging.getLogger(__name__)
@@ -23,9 +26,20 @@ class StoreClock:
     def __init__(self) -> None:
         self._offset_ms = 0
         self._measured_s = float("-inf")
+        self._earliest: tuple[int, int] | None = None
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000 + self._offset_ms
+
+    def earliest_ms(self) -> int | None:
+        """A time that the store's clock has passed for certain: the store's time when it last
+        responded, and what has passed here since, by a clock that no person sets; DRIFT is taken
+        off. None before the first response."""
+        if self._earliest is None:
+            return None
+        store_ms, at_ns = self._earliest
+        passed_ms = (time.monotonic_ns() - at_ns) // 1_000_000
+        return store_ms + passed_ms - int(passed_ms * DRIFT)
 
     async def measure(self, client: TopicClient) -> None:
         """Measure again, if the last time is CLOCK_EVERY_S ago. The clock may be wrong by half of
@@ -36,6 +50,7 @@ class StoreClock:
         if now_s < self._measured_s + CLOCK_EVERY_S:
             return
         samples: list[tuple[int, int]] = []
+        bounds: list[tuple[int, int]] = []
         for _ in range(CLOCK_TRIES):
             asked_ms, asked_ns = time.time_ns() // 1_000_000, time.monotonic_ns()
             try:
@@ -44,13 +59,16 @@ class StoreClock:
                 if not samples:
                     raise
                 break
-            took_ms = (time.monotonic_ns() - asked_ns) // 1_000_000
+            answered_ns = time.monotonic_ns()
+            took_ms = (answered_ns - asked_ns) // 1_000_000
             if store_ms:
+                bounds.append((store_ms, answered_ns))
                 samples.append((took_ms, store_ms - asked_ms - took_ms // 2))
             if store_ms and took_ms <= CLOCK_WITHIN_MS:
                 break
         if samples:
             _, self._offset_ms = min(samples)
+            self._earliest = max(bounds, key=lambda bound: bound[0] * 1_000_000 - bound[1])
             self._measured_s = now_s
 
 

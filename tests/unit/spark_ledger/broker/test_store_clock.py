@@ -68,3 +68,30 @@ def test_an_answer_counts_where_the_next_does_not_come(measured):
     assert measured((100, 100), (5, NEVER), (5, 5)) == (0, 1)
     with pytest.raises(StoreUnavailable):
         measured((5, NEVER), (5, 5))
+
+
+@pytest.fixture
+def bounded(monkeypatch):
+    def bounded(*answers_ms, later_ms=0):
+        """How far the lower bound is below the store's time, some time after the measurement."""
+        clocks, clock = Clocks(*answers_ms), StoreClock()
+        monkeypatch.setattr(store_contact, "store_now_ms", clocks.store_now_ms)
+        monkeypatch.setattr(store_contact, "time", clocks)
+        asyncio.run(clock.measure(clocks))
+        clocks.now_ms += later_ms
+        return clocks.now_ms + OFF_MS - clock.earliest_ms()
+
+    return bounded
+
+
+def test_the_lower_bound_is_behind_the_store_by_the_way_back_of_the_best_answer(bounded):
+    assert bounded((1, 3)) == 3
+    assert bounded((1, 400), (900, 2), (400, 100), (300, 100), (300, 100)) == 2
+
+
+def test_the_lower_bound_falls_behind_by_what_clocks_may_differ(bounded):
+    assert bounded((1, 3), later_ms=100_000) == 3 + 10
+
+
+def test_there_is_no_lower_bound_before_the_store_has_responded():
+    assert StoreClock().earliest_ms() is None
