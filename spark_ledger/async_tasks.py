@@ -50,8 +50,8 @@ class SharedTasks(Generic[K, T]):
         return len(self._tasks)
 
     def start(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> "asyncio.Task[T]":
-        """The task of the key, started now if there is none. Wait for it with `asyncio.shield`, or
-        call `result`."""
+        """The task of the key, started now if the key has no task. Wait for it with
+        `asyncio.shield`, or call `result`."""
         task = self._tasks.get(key)
         if task is None or (task.done() and _failed(task)):
             task = self._tasks[key] = asyncio.get_running_loop().create_task(work())

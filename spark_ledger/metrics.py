@@ -1,6 +1,6 @@
 """What a process counts from its start on.
 
-Always true: a counter never falls. Its owner adds to it; whoever publishes it only reads.
+Always true: a counter never falls. Its owner adds to it; its publisher only reads.
 """
 
 from dataclasses import dataclass

@@ -53,7 +53,7 @@ def meaning(status: Status) -> Meaning:
 
 
 def recovery_meaning(status: Status) -> Meaning:
-    """Classify the status of an entry for recovery, which tells TORN from other unknowns."""
+    """Classify the status of an entry for recovery, which separates TORN from other unknowns."""
     return Meaning.TORN if status is Status.LIMBO_TORN else meaning(status)
 
 

@@ -149,7 +149,7 @@ class OwnedTopic:
         self._lose([number for number in lost if number in self._partitions])
 
     def learn(self, number: int, epoch: int) -> None:
-        """The record says that this broker has the partition in `epoch`. If the partition is open
+        """By the record this broker has the partition in `epoch`. If the partition is open
         here in an earlier epoch, another broker had it meanwhile: the state here is no longer true,
         so the partition is given up."""
         if self.has(number) and self._commits.epochs[number] < epoch:

@@ -26,7 +26,7 @@ TICK_S = 2.0
 PROBE_EVERY_S = 0.5
 FENCED_EVERY_S, RETURN_S = 2.0, 5.0
 CLUSTER_EVERY_S = 10.0
-"""How often the cluster's record is read, which says whether a person accepted an older store."""
+"""How often the cluster's record is read, which shows whether a person accepted an older store."""
 TOPICS_ASKED_AT_ONCE = 32
 """Of each topic up to 8 ledgers are asked at once, for 1 s at most: so a thousand partitions take 5
 s."""

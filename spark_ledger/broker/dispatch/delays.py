@@ -1,9 +1,9 @@
 """When the delayed messages of a partition are due. Pure.
 
 Always true: the index is a hint that all subscriptions of the partition share. The messages
-themselves have the time, so an index that was lost is made again by reading; an index says nothing
-of offsets outside `covered`. A message is due once the lower bound of the store's clock has reached
-its time, so no message is early. Each subscription asks for what became due since it last asked
+themselves have the time, so an index that was lost is made again by reading; the index knows only
+the offsets in `covered`. A message is due once the lower bound of the store's clock has reached its
+time, so no message is early. Each subscription asks for what became due since it last asked
 (`due_between`), whatever other subscriptions have acknowledged.
 
 A message takes 32 bytes: its place by offset, and its place by time in the bucket of its second.
@@ -94,7 +94,8 @@ class DelayIndex:
         return sorted(offsets)
 
     def next_due_ms(self, after_ms: int) -> int | None:
-        """The first time after `after_ms` at which a message is due; None if there is none."""
+        """The first time after `after_ms` at which a message is due; None if no message
+        is."""
         for second in self._seconds[bisect_left(self._seconds, after_ms // _BUCKET_MS) :]:
             dues = np.frombuffer(self._buckets[second].dues_ms, np.int64)
             later = dues[dues > after_ms]

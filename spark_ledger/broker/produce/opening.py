@@ -96,7 +96,8 @@ class Openings:
         self, live: LiveSegment | None, ledger_id: int, opened: int, until_s: float, *, new: bool
     ) -> SegmentHold | None:
         """The hold of a committer that commits past the segment that commit `opened`, or a later
-        one, began in that ledger; None if there is none, and no `new` one begins."""
+        one, began in that ledger; None without such a hold, where no
+        `new` one begins."""
         asked, following = self.asked.current, self._next
         if asked is None and live is not None:
             if live.ledger_id == ledger_id and new:
