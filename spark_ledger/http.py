@@ -1,84 +1,173 @@
-"""The HTTP application: requests answered with JSON; which there are is its handler's matter.
+"""The HTTP application: its routes, limits and deadlines, around aiohttp's parser.
 
-Always true: a connection has one request and one response; a request's head has HEAD_BYTES_MAX at
-most and comes within HEAD_S, and a response is taken within RESPONSE_S. What is asked today needs
-no web framework: three GETs without a body.
+Always true:
+- a connection has one request and one response: the request's head comes within HEAD_S and its
+  response is taken within RESPONSE_S, or the connection is cut;
+- a line of a head has LINE_BYTES_MAX at most, a head HEADERS_MAX fields, a body BODY_BYTES_MAX.
+  No more of a request is kept in memory, and no body is decompressed;
+- a response is JSON, or empty; one for an error has the reason in words, as {"reason": ...}.
+
+Which routes there are, and which requests are refused, is the caller's matter.
 """
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
-HEAD_BYTES_MAX = 16 << 10
+from aiohttp import web
+
+LINE_BYTES_MAX = 8 << 10
+HEADERS_MAX = 32
+BODY_BYTES_MAX = 64 << 10
 HEAD_S, RESPONSE_S = 10.0, 60.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """`path` in its parts, and the query's values by name, both decoded."""
+    """`parts` are the parts of the path that a route names, and `query` the query's values by
+    name, both decoded; `headers` are by name in lower case. `peer` and `own` are the IP addresses
+    of the two ends of the connection."""
 
     method: str
-    path: tuple[str, ...]
-    query: dict[str, list[str]]
+    path: str
+    parts: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    peer: str = ""
+    own: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    body: Any
-    """As JSON."""
+    """`body` is sent as JSON, unless the status is NO_CONTENT."""
+
+    body: Any = None
     status: HTTPStatus = HTTPStatus.OK
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 """It raises nothing: an error is a response."""
 
 
-def application(handle: Handler) -> Callable[[], asyncio.StreamReaderProtocol]:
-    """Makes the protocol of each connection to a listener."""
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A method ("*": any) and a path in which {name} stands for a part, {name:.*} for any rest."""
 
-    def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Awaitable[None]:
-        return answer_http(handle, reader, writer)
-
-    return lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=HEAD_BYTES_MAX), respond)
-
-
-async def answer_http(
-    handle: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
-    """One connection, until its response is sent."""
-    try:
-        async with asyncio.timeout(HEAD_S):
-            head = await reader.readuntil(b"\r\n\r\n")
-        writer.write(_encoded(await _response(handle, head)))
-        async with asyncio.timeout(RESPONSE_S):
-            await writer.drain()
-            writer.close()
-            await writer.wait_closed()
-    except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        pass  # a client that went, or sent no request: nothing was promised
-    finally:
-        writer.transport.abort()  # else a client that reads nothing would hold it
+    method: str
+    path: str
+    handle: Handler
 
 
-async def _response(handle: Handler, head: bytes) -> HttpResponse:
-    method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
-    try:
-        target = urlsplit(rest.partition(" ")[0])
-        query = parse_qs(target.query)
-    except ValueError as error:
-        return HttpResponse({"reason": f"a malformed request: {error}"}, HTTPStatus.BAD_REQUEST)
-    path = tuple(unquote(part) for part in target.path.strip("/").split("/"))
-    return await handle(HttpRequest(method, path, query))
-
-
-def _encoded(response: HttpResponse) -> bytes:
-    body, status = json.dumps(response.body).encode(), response.status
-    head = (
-        f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+async def protocol_of(routes: Iterable[Route]) -> Callable[[], asyncio.BaseProtocol]:
+    """Makes the protocol of each connection to a listener. The first route that fits is taken."""
+    app = web.Application(middlewares=[_in_time], client_max_size=BODY_BYTES_MAX)
+    for route in routes:
+        app.router.add_route(route.method, route.path, _asked(route.handle))
+    runner = web.AppRunner(app, handle_signals=False, access_log=None)
+    await runner.setup()
+    server, loop = runner.server, asyncio.get_running_loop()
+    assert server is not None
+    return lambda: _Connection(
+        server,
+        loop=loop,
+        access_log=None,  # type: ignore[arg-type]
+        max_line_size=LINE_BYTES_MAX,
+        max_field_size=LINE_BYTES_MAX,
+        max_headers=HEADERS_MAX,
+        auto_decompress=False,
+        lingering_time=0,
     )
-    return head.encode() + body
+
+
+def _asked(handle: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        peer, own = ((request.get_extra_info(end) or ("",))[0] for end in ("peername", "sockname"))
+        response = await handle(
+            HttpRequest(
+                request.method,
+                request.path,
+                dict(request.match_info),
+                dict(request.query),
+                {name.lower(): value for name, value in request.headers.items()},
+                await request.read(),
+                peer,
+                own,
+            )
+        )
+        return _encoded(response)
+
+    return respond
+
+
+@web.middleware
+async def _in_time(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Every response of a request whose head is whole passes here."""
+    assert isinstance(request.protocol, _Connection)
+    request.protocol.cut_after(RESPONSE_S)
+    try:
+        response = await handler(request)
+    except web.HTTPException as error:  # aiohttp's own: no such route, a body that is too large
+        response = _refusal(error.status, error.text or error.reason)
+    response.force_close()
+    return response
+
+
+class _Connection(web.RequestHandler):
+    """aiohttp has no deadline for a head that comes slowly, or for a response not taken."""
+
+    __slots__ = ("_cut",)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._cut: asyncio.TimerHandle | None = None
+        self.cut_after(HEAD_S)
+
+    def cut_after(self, seconds: float) -> None:
+        """Cut the connection then, and not at the time that was set before."""
+        if self._cut is not None:
+            self._cut.cancel()
+        if self.transport is not None:
+            self._cut = asyncio.get_running_loop().call_later(seconds, self.transport.abort)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._cut is not None:
+            self._cut.cancel()
+        super().connection_lost(exc)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        what = "a malformed request"
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            what = "a defect"
+            _log.error("a request by HTTP has failed", exc_info=exc)
+        response = _refusal(status, f"{what}: {message or repr(exc)}")
+        response.force_close()
+        return response
+
+
+def _refusal(status: int, reason: str) -> web.Response:
+    return _encoded(HttpResponse({"reason": reason}, HTTPStatus(status)))
+
+
+def _encoded(response: HttpResponse) -> web.Response:
+    headers = dict(response.headers)
+    if response.status is HTTPStatus.NO_CONTENT:
+        return web.Response(status=response.status, headers=headers)
+    body = json.dumps(response.body).encode()
+    return web.Response(
+        status=response.status, headers=headers, body=body, content_type="application/json"
+    )

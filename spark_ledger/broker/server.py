@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from spark_ledger import http, net
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.serve.connection import Connection
-from spark_ledger.broker.serve.routes import respond
+from spark_ledger.broker.serve.routes import routes
 from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.config import client_config
 from spark_ledger.errors import BadConfig
@@ -48,7 +48,7 @@ async def _serve(service_url: str, settings: BrokerSettings) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     host, public_host = settings.host, settings.advertised_host or settings.host
     clients = await _listener(host, settings.broker_port, "--broker-port", accept)
-    admin = http.application(lambda request: respond(broker, request))
+    admin = await http.protocol_of(routes(lambda: broker))
     lookups = await _listener(host, settings.admin_port, "--admin-port", admin)
     url = f"pulsar://{net.join(public_host, clients.port)}"
     admin_url = f"http://{net.join(public_host, lookups.port)}"

@@ -13,6 +13,7 @@ ONE_PLACE = {
     "kazoo": ("spark_ledger/metadata/zookeeper.py",),
     "grpc": ("bookie_server/serve/gateway.py",),
     "grpc_reflection": ("bookie_server/serve/gateway.py",),
+    "aiohttp": ("spark_ledger/http.py",),
     "rocksdict": ("bookie_server/logs/rocks_index.py",),
     "pyspark": ("spark_ledger/spark/", "pyspark_ledger/", "spark_ledger_demo/"),
     "delta": ("spark_ledger_demo/",),

@@ -2,14 +2,14 @@
 
 import asyncio
 import json
-from functools import partial
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.serve.routes import respond
+from spark_ledger.broker.serve.routes import routes
 from spark_ledger.broker.wire.commands import Refusal, ServerError
-from spark_ledger.http import HEAD_BYTES_MAX, answer_http
+from spark_ledger.http import BODY_BYTES_MAX, HEADERS_MAX, LINE_BYTES_MAX, protocol_of
 
 
 class Broker:
@@ -40,18 +40,23 @@ class Broker:
         return [f"persistent://{namespace}/t-partition-0"]
 
 
+@asynccontextmanager
+async def listening(broker):
+    """The port of a listener with the broker's routes."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(await protocol_of(routes(lambda: broker)), "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
 def ask(*requests):
     """The status and the JSON of each answer, and the broker."""
 
     async def main():
         broker = Broker()
-        server = await asyncio.start_server(
-            partial(answer_http, partial(respond, broker)), "127.0.0.1", 0, limit=HEAD_BYTES_MAX
-        )
         found = []
-        async with server:
+        async with listening(broker) as port:
             for request in requests:
-                port = server.sockets[0].getsockname()[1]
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(request)
                 head, _, body = (await reader.read()).partition(b"\r\n\r\n")
@@ -97,9 +102,9 @@ def test_a_topic_is_looked_up_its_partitions_counted_and_those_of_a_namespace_li
         (get("/lookup/v2/topic/persistent/public/default/away"), 503, "did not answer"),
         (get("/lookup/v2/topic/persistent/public/default/defect"), 500, "a defect of the broker"),
         (get("/lookup/v2/topic/non-persistent/public/default/t"), 412, "persistent here"),
-        (get("//[x/lookup"), 400, "malformed"),
+        (get("//[x/lookup"), 404, "nothing at"),
         (get("/admin/v2/clusters"), 404, "nothing at /admin/v2/clusters"),
-        (b"PUT /admin/v2/persistent/a/b/c HTTP/1.1\r\n\r\n", 412, "the admin API is not built"),
+        (get("/a/b/c").replace(b"GET", b"PUT"), 412, "the admin API is not built"),
     ],
 )
 def test_an_error_has_the_status_by_which_clients_tell_it(request_, status, reason):
@@ -108,8 +113,32 @@ def test_an_error_has_the_status_by_which_clients_tell_it(request_, status, reas
     assert reason in body["reason"]
 
 
-def test_a_head_without_end_is_cut_off():
-    answers, _ = ask(b"GET / HTTP/1.1\r\nX: " + b"x" * 2 * HEAD_BYTES_MAX)
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /" + b"x" * LINE_BYTES_MAX + b" HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 2 * LINE_BYTES_MAX + b"\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: x\r\n" * (HEADERS_MAX + 1) + b"\r\n", 400),
+        (b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\n" + b"x" * 99_999, 413),
+        (b"no request at all\r\n\r\n", 400),
+    ],
+)
+def test_a_request_that_is_too_large_or_none_is_refused_in_json(request_, status):
+    assert len(request_) < BODY_BYTES_MAX or status == 413
+    ((answered, body),), _ = ask(request_)
+    assert answered == status
+    assert body["reason"]
+
+
+def test_a_head_that_does_not_end_is_cut_off_in_time(monkeypatch):
+    monkeypatch.setattr("spark_ledger.http.HEAD_S", 0.1)
+    answers, _ = ask(b"GET / HTTP/1.1\r\nX: x\r\n", b"")
+    assert answers == [None, None]
+
+
+def test_a_body_that_does_not_come_is_cut_off_in_time(monkeypatch):
+    monkeypatch.setattr("spark_ledger.http.RESPONSE_S", 0.1)
+    answers, _ = ask(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx")
     assert answers == [None]
 
 
@@ -117,23 +146,19 @@ def test_a_client_that_reads_nothing_holds_its_connection_for_a_bounded_time(mon
     monkeypatch.setattr("spark_ledger.http.RESPONSE_S", 0.1)
 
     async def main():
-        broker, ended = Broker(), asyncio.Event()
+        broker = Broker()
 
         async def names_in(_):
             return ["persistent://a/b/" + "x" * 1000] * 20_000
 
-        async def answer(reader, writer):
-            await answer_http(partial(respond, broker), reader, writer)
-            ended.set()
-
         broker.names_in = names_in
-        server = await asyncio.start_server(answer, "127.0.0.1", 0, limit=HEAD_BYTES_MAX)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
-            writer.write(b"GET /admin/v2/namespaces/a/b/topics HTTP/1.1\r\n\r\n")
-            async with asyncio.timeout(20):
-                await ended.wait()
-            writer.transport.abort()
+        async with listening(broker) as port, asyncio.timeout(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+            writer.write(b"GET /admin/v2/namespaces/a/b/topics HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.sleep(0.5)
+            received = b""
+            with suppress(ConnectionError):
+                received = await reader.read()
+            assert len(received) < 20_000_000  # the rest was dropped with the connection
 
     asyncio.run(main())
