@@ -3,6 +3,7 @@ truncate|terminate|delete|schema|compact|clean|repair`, and `spark-ledger namesp
 """
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from functools import partial
@@ -141,8 +142,16 @@ def set_policies(
     service_url: UrlOption = None,
 ) -> None:
     """Change a topic's policies: retention, delete delay, quorums and rolling of new ledgers."""
+    from spark_ledger.topic.log.policies import ACKNOWLEDGED
+
     changes = changes_of(policy)
     info = with_topics(service_url, lambda client: _admin(client).change_policies(name, changes))
+    if changes.get("retention") == ACKNOWLEDGED:
+        print(
+            f"spark-ledger: topic {name} loses rows as soon as every subscription has passed them:"
+            " a query without subscription=NAME holds no rows",
+            file=sys.stderr,
+        )
     if json:
         print_json({**_plain(info), "policies": _policies(info)})
     else:

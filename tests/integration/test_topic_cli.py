@@ -12,7 +12,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry.message_batch import Share
 from spark_ledger.topic.log.actions import OpenLive
 from tests.integration.topic_rows import write
-from tests.kit.cli import fails, succeeds
+from tests.kit.cli import fails, spark_ledger, succeeds
 from tests.kit.message_batches import encode_batch
 
 
@@ -44,8 +44,10 @@ def test_policies_are_given_at_creation_changed_and_shown(topic):
     assert described["policies"]["retention_ms"] is None
     url = ("--service-url", topic.url)
     assert "Did you mean 'retention_ms'" in fails(
-        "topic", "set", "cli-policies", "retention=1", *url
+        "topic", "set", "cli-policies", "retentionms=1", *url
     )
+    warned = spark_ledger("topic", "set", "cli-policies", "retention=acknowledged", *url)
+    assert warned.returncode == 0 and "holds no rows" in warned.stderr
     assert "cannot be '7 days'" in fails(
         "topic", "set", "cli-policies", "retention_ms=7 days", *url
     )

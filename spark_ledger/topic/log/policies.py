@@ -26,14 +26,17 @@ PASS_BYTES = 128 << 20
 OPTIONAL = ("retention_ms", "retention_bytes")
 """Policies that may be None."""
 ON_LOST_ROWS = ("pause", "skip")
-CHOICES = {"durability": DURABILITIES, "on_lost_rows": ON_LOST_ROWS}
+ACKNOWLEDGED = "acknowledged"
+RETENTIONS = ("limits", ACKNOWLEDGED)
+CHOICES = {"durability": DURABILITIES, "on_lost_rows": ON_LOST_ROWS, "retention": RETENTIONS}
 TEXTS = tuple(CHOICES)
 SWITCHES = {"true": True, "false": False}
 SWITCHED = ("merging", "deduplication", "partitioned")
 ENSEMBLE_SIZE = "ensemble_size"
 QUORUMS = (ENSEMBLE_SIZE, "write_quorum", "ack_quorum")
-FIXED = "partitioned"
-"""Always a topic's own, so that a change of the namespace does not change the topic for clients."""
+FIXED = ("partitioned", "retention")
+"""Always a topic's own, so that a change of the namespace neither changes an existing topic for
+clients nor takes rows away that the topic was to keep."""
 INHERIT = "inherit"
 """The value of a change that unsets a policy."""
 
@@ -51,7 +54,10 @@ class TopicPolicies:
     without a request (upkeep.py). `deduplication`: no message of a Pulsar producer is stored twice
     (live_writer.py). `partitioned`: false of a topic that has one partition and must not grow;
     Pulsar's clients treat it as a topic without partitions. `on_lost_rows`: what a broker's
-    consumers do at rows that no bookie has any more: `pause` in that partition, or `skip` them."""
+    consumers do at rows that no bookie has any more: `pause` in that partition, or `skip` them.
+    `retention`: with `acknowledged`, and neither `retention_ms` nor `retention_bytes`, maintenance
+    trims rows that every subscription of the topic has passed, if there is a subscription; with
+    `limits` it keeps all rows then."""
 
     ensemble_size: int = 3
     write_quorum: int = 3
@@ -66,6 +72,13 @@ class TopicPolicies:
     deduplication: bool = False
     partitioned: bool = True
     on_lost_rows: str = "pause"
+    retention: str = "limits"
+
+    @property
+    def trims(self) -> bool:
+        """Whether maintenance may trim rows of the topic."""
+        limited = self.retention_ms is not None or self.retention_bytes is not None
+        return limited or self.retention == ACKNOWLEDGED
 
     def __post_init__(self) -> None:
         for name in NAMES:
@@ -135,7 +148,7 @@ def _check_names(what: str, changes: Iterable[str], names: Sequence[str]) -> Non
 
 def own_names(set_: Iterable[str]) -> tuple[str, ...]:
     """The names of a topic's own policies if these were set on it."""
-    own = {FIXED, *set_}
+    own = {*FIXED, *set_}
     if not own.isdisjoint(QUORUMS):
         own.update(QUORUMS)
     return tuple(name for name in NAMES if name in own)
@@ -160,10 +173,11 @@ def changed_own(
     _check_names("a topic", changes, NAMES)
     given = {name: value for name, value in changes.items() if value != INHERIT}
     unset = changes.keys() - given.keys()
-    if FIXED in unset:
-        raise errors.BadConfig(f"{FIXED} is a topic's own", f"Give {FIXED}=true or {FIXED}=false.")
+    for name in FIXED:
+        if name in unset:
+            raise errors.BadConfig(f"{name} is a topic's own", f"Give {name}=... with a value.")
     dropped = own_names(unset) if unset else ()
-    left = [name for name in own if name == FIXED or name not in dropped]
+    left = [name for name in own if name in FIXED or name not in dropped]
     now = changed(effective(kept, left, namespace), given)
     return now, own_names([*left, *given])
 

@@ -288,7 +288,7 @@ async def retain(
     with reachable(f"reading topic '{info.name}'"):
         now = await policies_now(client.store, info.id)
         policies = now.policies
-        if policies.retention_ms is None and policies.retention_bytes is None:
+        if not policies.trims:
             return Trimmed({}, 0)
         state = await client.log(info.id).fold(fresh=True)
     if state.deleted or now_ms == LONG_AGO_MS:

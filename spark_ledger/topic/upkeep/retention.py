@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.policies import ACKNOWLEDGED, TopicPolicies
 from spark_ledger.topic.log.segment_table import Interval, SegmentTable, TableChunk
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
 
@@ -27,21 +27,31 @@ NO_HOLDS: Points = {}
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """Rows go if they were committed before `before_ms`, or while more than `bytes_max` follow."""
+    """Rows go if they were committed before `before_ms`, or while more than `bytes_max` follow. If
+    `acknowledged`, all rows go that every subscription of the partition has passed."""
 
     before_ms: int | None
     bytes_max: int | None
+    acknowledged: bool
 
     @classmethod
     def of(cls, policies: TopicPolicies, now_ms: int) -> "_Limits":
-        age = policies.retention_ms
-        return cls(None if age is None else now_ms - age, policies.retention_bytes)
+        age, size = policies.retention_ms, policies.retention_bytes
+        by_acks = policies.retention == ACKNOWLEDGED and age is None and size is None
+        return cls(None if age is None else now_ms - age, size, by_acks)
 
     def let_go(self, last_ms: int, bytes_from: int) -> bool:
         """Whether rows committed up to `last_ms` may go if `bytes_from` bytes are left without
         them."""
         old = self.before_ms is not None and last_ms < self.before_ms
-        return old or (self.bytes_max is not None and bytes_from >= self.bytes_max)
+        over = self.bytes_max is not None and bytes_from >= self.bytes_max
+        return self.acknowledged or old or over
+
+    def top(self, held: PartitionState, holds: Points) -> int:
+        """The offset from which on rows stay, whatever the limits: the lowest that a subscription
+        holds. Without a subscription no row counts as acknowledged."""
+        without = held.start_offset if self.acknowledged else held.end_offset
+        return min(holds.get(held.number, without), held.end_offset)
 
 
 def chunks_needed(
@@ -66,7 +76,7 @@ def trim_points(
     `now_ms` is by the store's clock; `holds` are the lowest offsets that a subscription still
     needs.
     """
-    if policies.retention_ms is None and policies.retention_bytes is None:
+    if not policies.trims:
         return {}
     limits = _Limits.of(policies, now_ms)
     points = {held.number: _point(held, limits, holds, read) for held in state.partitions}
@@ -92,7 +102,7 @@ class _SegmentEnd(NamedTuple):
 
 def _edge(held: PartitionState, limits: _Limits, holds: Points) -> _Edge:
     """A hole has no rows to keep: it goes with the interval before it."""
-    top = _top(held, holds)
+    top = limits.top(held, holds)
     left = sum(interval.bytes for interval in held.intervals)
     point = held.start_offset
     for interval in held.intervals:
@@ -111,14 +121,10 @@ def _point(held: PartitionState, limits: _Limits, holds: Points, read: Tables) -
     if edge is None:
         return point
     for end, last_ms, bytes_left in _segments(held, edge, left, read):
-        if end > _top(held, holds) or not limits.let_go(last_ms, bytes_left):
+        if end > limits.top(held, holds) or not limits.let_go(last_ms, bytes_left):
             break
         point = end
     return point
-
-
-def _top(held: PartitionState, holds: Points) -> int:
-    return min(holds.get(held.number, held.end_offset), held.end_offset)
 
 
 def _segments(

@@ -171,7 +171,7 @@ class Merging:
         passing = looked.changes_ms is not None and now_ms >= looked.changes_ms
         rests = looked.next == head.next and not passing
         policies = head.topic.policies
-        if rests and policies.retention_ms is None and policies.retention_bytes is None:
+        if rests and not policies.trims:
             self._client.forget_log(head.topic.id)
         return rests
 

@@ -37,7 +37,7 @@ def test_policies_are_read_back_as_they_were_written_and_of_older_topics_by_defa
         ({"durability": "none"}, "durability 'none' is not one of"),
         ({"merging": "no"}, "merging must be true or false, got 'no'"),
         ({"merging": None}, "merging must be true or false, got None"),
-        ({"retention": 1}, "no policy 'retention'.*Did you mean 'retention_ms'"),
+        ({"retentionms": 1}, "no policy 'retentionms'.*Did you mean 'retention_ms'"),
     ],
 )
 def test_a_change_that_does_not_hold_is_an_error_that_names_it(change, said):

@@ -129,3 +129,23 @@ def test_segments_in_chunks_and_in_memory_are_let_go_alike(steps, age_ms, bytes_
     left = topic.partitions[0].bytes_between(points.get(0, 0), len(times) * 10)
     old = [time < now_ms - age_ms for time in times]
     assert all(old[: points.get(0, 0) // 10]) or left >= bytes_max
+
+
+ACKNOWLEDGED = replace(FOR_EVER, retention="acknowledged")
+
+
+def test_what_every_subscription_passed_goes_where_there_is_one_subscription_at_least():
+    topic = topic_of([0, 100, 200], partitions=3)
+    holds = {0: 25, 1: 30}
+
+    assert retention.trim_points(topic, ACKNOWLEDGED, 200, holds) == {0: 20, 1: 30}
+    assert retention.trim_points(topic, FOR_EVER, 200, holds) == {}
+    chunked, read = in_one_chunk(topic)
+    assert retention.trim_points(chunked, ACKNOWLEDGED, 200, holds, read) == {0: 20, 1: 30}
+
+
+def test_acknowledged_rows_stay_as_long_as_the_limits_say():
+    topic = topic_of([0, 100, 200])
+    limits = replace(ACKNOWLEDGED, retention_ms=150)
+
+    assert retention.trim_points(topic, limits, 200, {0: 30}) == {0: 10}

@@ -190,9 +190,24 @@ def test_quorums_and_whether_a_topic_is_partitioned_never_come_apart_by_its_name
         assert not (await topics.create("acme/sales/b")).policies.partitioned
         found = (await topics.change_policies("acme/sales/a", {"write_quorum": INHERIT})).policies
         assert (found.ensemble_size, found.write_quorum, found.ack_quorum) == (1, 1, 1)
-        for changes in ({"partitioned": INHERIT}, {"no": INHERIT}):
+        for changes in ({"partitioned": INHERIT}, {"retention": INHERIT}, {"no": INHERIT}):
             with pytest.raises(errors.BadConfig):
                 await topics.change_policies("acme/sales/a", changes)
+
+    play(act)
+
+
+def test_a_namespace_switches_retention_by_acknowledgement_on_for_later_topics_only():
+    async def act(stage):
+        topics = stage.client.topics
+        await topics.create("acme/sales/before")
+        await topics.set_namespace("acme/sales", {"retention": "acknowledged"})
+        await topics.create("acme/sales/after")
+        await topics.set_namespace("acme/sales", {"retention": INHERIT})
+        assert (await topics.open("acme/sales/before")).policies.retention == "limits"
+        assert (await topics.open("acme/sales/after")).policies.retention == "acknowledged"
+        await topics.change_policies("acme/sales/after", {"retention": "limits"})
+        assert (await topics.open("acme/sales/after")).policies.retention == "limits"
 
     play(act)
 
@@ -202,7 +217,7 @@ def test_a_topic_of_an_older_version_has_all_its_policies_of_its_own():
         topics = stage.client.topics
         made = await topics.create("acme/sales/a")
         plain = json.loads((await topics.store.get(paths.topic(made.id))).value)
-        assert plain.pop("own") == ["partitioned"]
+        assert plain.pop("own") == ["partitioned", "retention"]
         await topics.store.set(paths.topic(made.id), json.dumps(plain).encode(), ANY_VERSION)
         await topics.set_namespace("acme/sales", {"retention_ms": 5})
         assert (await topics.open("acme/sales/a")).policies.retention_ms is None
@@ -223,7 +238,7 @@ def test_a_namespace_that_topics_made_has_no_policies():
 @pytest.mark.parametrize(
     ("namespace", "changes", "says"),
     [
-        ("acme/sales", {"retention": 5}, "a namespace has no policy 'retention'"),
+        ("acme/sales", {"retain_ms": 5}, "a namespace has no policy 'retain_ms'"),
         ("acme/sales", {"auto_creat": True}, "Did you mean 'auto_create'"),
         ("acme/sales", {"auto_create": "maybe"}, "auto_create must be true or false"),
         ("acme/sales", {"auto_create_partitions": -1}, "auto_create_partitions must not be -1"),
