@@ -338,6 +338,23 @@ class TopicExists(LedgerError):
     remedy = "Choose another name, or use the topic that is there."
 
 
+class NamespaceNotFound(LedgerError):
+    """There is no such namespace, or no such tenant."""
+
+    error_class, sql_state = "LEDGER_TOPIC.NAMESPACE_NOT_FOUND", "42704"
+    remedy = "Make it with `spark-ledger namespace set TENANT/NAME`, or correct the name."
+
+
+class NamespaceExists(LedgerError):
+    error_class, sql_state = "LEDGER_TOPIC.NAMESPACE_ALREADY_EXISTS", "42710"
+    remedy = "Choose another name, or use what is there."
+
+
+class NamespaceInUse(LedgerError):
+    error_class, sql_state = "LEDGER_TOPIC.NAMESPACE_IN_USE", "2BP01"
+    remedy = "Delete what is in it first."
+
+
 class TopicDeleted(LedgerError):
     """The topic was deleted while it was in use."""
 

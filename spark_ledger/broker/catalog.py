@@ -38,7 +38,9 @@ class Catalog:
         partitions = await self.partitions_when_made(name, create=create)
         with suppress(errors.TopicExists):
             policies = {"partitioned": partitions > 0}
-            return await self.client.topics.create(name.full, max(1, partitions), policies)
+            return await self.client.topics.create(
+                name.full, max(1, partitions), policies, makes_namespace=False
+            )
         return await self.client.topics.open(name.full)
 
     async def partitions_when_made(self, name: TopicName, *, create: bool) -> int:

@@ -110,6 +110,11 @@ def unrecorded(bookie_id: str) -> str:
     return f"{UNRECORDED}/{bookie_id}"
 
 
+def tenant(name: str) -> str:
+    """The tenant's record; its namespaces are below it."""
+    return f"{TOPICS}/{name}"
+
+
 def namespace(tenant: str, name: str) -> str:
     """The namespace's record for its topics, whose names are below it."""
     return f"{TOPICS}/{tenant}/{name}"

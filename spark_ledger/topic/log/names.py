@@ -14,6 +14,7 @@ from spark_ledger.metadata import paths
 
 DEFAULT_TENANT = "public"
 DEFAULT_NAMESPACE = "default"
+DEFAULT_FULL_NAMESPACE = f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}"
 NAME_CHARS_MAX = 200
 
 _SCHEME = "persistent://"
@@ -86,6 +87,13 @@ def parse_namespace(text: str) -> tuple[str, str]:
             f"'{text}' is no namespace", "A namespace is `tenant/name`, e.g. public/default."
         )
     return parts[0], parts[1]
+
+
+def parse_tenant(text: str) -> str:
+    """Raises errors.TopicNameInvalid."""
+    if not _good(text):
+        raise errors.TopicNameInvalid(f"'{text}' is no tenant", "A tenant is e.g. public.")
+    return text
 
 
 def escape(text: str) -> str:

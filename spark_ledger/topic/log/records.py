@@ -65,6 +65,15 @@ class TopicRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantRecord:
+    """/topics/<tenant>: which roles administer it, and the clusters that may have its
+    namespaces (empty: this cluster). Nothing checks roles yet."""
+
+    admin_roles: tuple[str, ...] = ()
+    allowed_clusters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """/topic-ids/<id>/head: the number that the next commit takes. Only head serializes commits.
     `turn` is the commit that asks the others to let it go first (commit/views.py), "" if there is
@@ -211,6 +220,21 @@ def decode_namespace(value: bytes) -> NamespacePolicies:
         return NamespacePolicies(plain["auto_create"], plain["auto_create_partitions"], topics)
 
     return load(value, "namespace", build) if value else NamespacePolicies()
+
+
+def encode_tenant(record: TenantRecord) -> bytes:
+    return dump({"admin_roles": record.admin_roles, "allowed_clusters": record.allowed_clusters})
+
+
+def decode_tenant(value: bytes) -> TenantRecord:
+    """The value of a tenant that was made only for its namespaces is empty."""
+
+    def build(plain: dict[str, Any]) -> TenantRecord:
+        return TenantRecord(
+            tuple(map(str, plain["admin_roles"])), tuple(map(str, plain["allowed_clusters"]))
+        )
+
+    return load(value, "tenant", build) if value else TenantRecord()
 
 
 def encode_topic_pointer(topic_id: str) -> bytes:

@@ -32,6 +32,7 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import TRIES_MAX, Tries, ensure, names_in, reachable, read
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.names import (
+    DEFAULT_FULL_NAMESPACE,
     TopicName,
     of_partition,
     parse_namespace,
@@ -97,6 +98,10 @@ def _namespace_of(topic: TopicName) -> str:
     return paths.namespace(topic.tenant, topic.namespace)
 
 
+def no_namespace(namespace: str) -> errors.NamespaceNotFound:
+    return errors.NamespaceNotFound(f"there is no namespace '{namespace}'")
+
+
 class Topics:
     """Every method takes a name in the forms that a user may type, and raises
     errors.TopicNameInvalid, and errors.Unavailable if the metadata store does not respond."""
@@ -112,12 +117,14 @@ class Topics:
         policies: TopicPolicies | Mapping[str, Any] | None = None,
         *,
         exist_ok: bool = False,
+        makes_namespace: bool = True,
     ) -> TopicInfo:
         """Makes a topic. With `exist_ok` it returns an existing topic unchanged. `policies` by name
         are the topic's own, and the others its namespace's, now and later; all policies of a
-        TopicPolicies are its own.
+        TopicPolicies are its own. A namespace that is not there is made, if `makes_namespace`.
 
-        Raises errors.TopicExists, errors.BadConfig for partitions out of 1 .. PARTITIONS_MAX.
+        Raises errors.TopicExists, errors.NamespaceNotFound, errors.BadConfig for partitions out of
+        1 .. PARTITIONS_MAX.
         """
         topic = parse_topic(name)
         partition = of_partition(topic)
@@ -135,11 +142,13 @@ class Topics:
             has = changed(await self.inherited(name), policies or {})
             record = TopicRecord(topic.full, partitions, has, own_names(policies or {}))
         with reachable(f"creating topic '{topic}'"):
-            made = await self._create(topic, record)
+            made = await self._create(topic, record, makes_namespace)
             existing = made or await self._find(topic)
         if made is None and not exist_ok:
             raise errors.TopicExists(f"there is a topic '{topic}' already", topic=topic.full)
-        return existing or await self.create(name, partitions, policies, exist_ok=exist_ok)
+        return existing or await self.create(
+            *(name, partitions, policies), exist_ok=exist_ok, makes_namespace=makes_namespace
+        )
 
     async def open(self, name: str, *, fresh: bool = True) -> TopicInfo:
         """The topic of that name. Raises errors.TopicNotFound, which lists the nearest names."""
@@ -286,7 +295,9 @@ class Topics:
                 for name in await names_in(self.store, f"{paths.TOPICS}/{tenant}")
             ]
 
-    async def _create(self, topic: TopicName, record: TopicRecord) -> TopicInfo | None:
+    async def _create(
+        self, topic: TopicName, record: TopicRecord, makes_namespace: bool
+    ) -> TopicInfo | None:
         """The new topic, or None if another topic has the name."""
         bits = self._rng.getrandbits(128)
         topic_id = str(uuid.UUID(int=bits, version=4))
@@ -304,7 +315,7 @@ class Topics:
             except MultiFailed as failed:
                 if not isinstance(failed.cause, NoNode):
                     break
-                await ensure(self.store, topic.path.rpartition("/")[0])
+                await self._ensure_namespace(topic, makes_namespace)
                 await ensure(self.store, paths.TOPIC_IDS)
             except OutcomeUnknown:
                 await self.store.sync(topic.path)
@@ -312,6 +323,13 @@ class Topics:
                     break
         now = await self._find(topic)
         return made if now is not None and now.id == made.id else None
+
+    async def _ensure_namespace(self, topic: TopicName, makes: bool) -> None:
+        path, name = _namespace_of(topic), f"{topic.tenant}/{topic.namespace}"
+        is_missing = name != DEFAULT_FULL_NAMESPACE and await read(self.store, path) is None
+        if is_missing and not makes:
+            raise no_namespace(name)
+        await ensure(self.store, path)
 
     async def _delete_once(self, info: TopicInfo) -> bool:
         pointer = await read(self.store, info.name.path)
