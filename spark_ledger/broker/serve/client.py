@@ -48,6 +48,7 @@ class Client:
         self.connected = False
         self.intake = Intake(link, broker, broker.message_bytes_max)
         self.consumers: dict[int, Consuming] = {}
+        self.subscribing: dict[int, int] = {}
         self.acking = Acking(self.consumers, link.send, refusal_of, link.go_on)
         self._requests = BackgroundTasks(ended=self.link.go_on)
         self._waiting_frames: deque[tuple[bytes, Sequence[Span]]] = deque()

@@ -65,6 +65,8 @@ class Caller(Protocol):
     intake: Intake
     acking: Acking
     consumers: dict[int, Consuming]
+    subscribing: dict[int, int]
+    """By consumer id, the request id of the SUBSCRIBE that is being carried out."""
 
     def set_version(self, version: str) -> None:
         """The client has sent CONNECT, with its name and version."""
@@ -149,7 +151,14 @@ async def _partitioned_metadata(client: Caller, part: Any) -> None:
     _reply(client, part, "partitioned_metadata_response", partitions=count, response=0)
 
 
+def check_listener(name: str) -> None:
+    """Raises Refusal if a client asks for a listener's address by its name: there are none."""
+    if name:
+        raise Refusal(ServerError.SERVICE_NOT_READY, f"the brokers have no listener '{name}'")
+
+
 async def _lookup(client: Caller, part: Any) -> None:
+    check_listener(part.advertised_listener_name)
     name = names.parse(part.topic)
     url, is_here = await client.broker.lookup(name, authoritative=part.authoritative)
     where = LookupType.CONNECT if is_here else LookupType.REDIRECT
@@ -234,6 +243,21 @@ async def _close_producer(client: Caller, part: Any) -> None:
 
 
 async def _subscribe(client: Caller, part: Any) -> None:
+    """A consumer that the client has already gets another success, and stays as it is."""
+    if part.consumer_id in client.subscribing:
+        why = f"consumer {part.consumer_id} is being made: wait, then subscribe again"
+        raise Refusal(ServerError.SERVICE_NOT_READY, why)
+    if part.consumer_id not in client.consumers:
+        client.subscribing[part.consumer_id] = part.request_id
+        try:
+            await _make_consumer(client, part)
+        finally:
+            if client.subscribing.get(part.consumer_id) == part.request_id:
+                del client.subscribing[part.consumer_id]
+    _reply(client, part, "success")
+
+
+async def _make_consumer(client: Caller, part: Any) -> None:
     names.check_name("subscription", part.subscription)
     names.check_name("consumer", part.consumer_name)
     _check_schema(part)
@@ -267,9 +291,6 @@ async def _subscribe(client: Caller, part: Any) -> None:
             part.consumer_epoch if part.HasField("consumer_epoch") else None,
         )
 
-    existing = client.consumers.get(part.consumer_id)
-    if existing is not None:
-        client.forget_consumer(existing[0])
     rivals = subscriptions.rivals(part.subscription, kind, partition.number)
     await _ask_whether_there(other.link for other in rivals if other.link is not client.link)
     consumer = await subscriptions.subscribe(
@@ -281,11 +302,12 @@ async def _subscribe(client: Caller, part: Any) -> None:
         make=make,
         earliest=part.initialPosition == InitialPosition.EARLIEST,
     )
+    is_awaited = client.subscribing.get(part.consumer_id) == part.request_id
+    if not (is_awaited and client.link.open):
+        subscriptions.leave(part.subscription, consumer)
+        why = f"consumer {part.consumer_id} was closed before it was made"
+        raise Refusal(ServerError.SERVICE_NOT_READY, why)
     client.consumers[part.consumer_id] = Consuming(consumer, subscriptions, part.subscription)
-    if not client.link.open:
-        client.forget_consumer(consumer)
-        return
-    _reply(client, part, "success")
 
 
 def _consuming_of(client: Caller, part: Any) -> Consuming:
@@ -296,6 +318,8 @@ def _consuming_of(client: Caller, part: Any) -> Consuming:
 
 
 async def _close_consumer(client: Caller, part: Any) -> None:
+    """A consumer that is being made is given up once it is made."""
+    client.subscribing.pop(part.consumer_id, None)
     consuming = client.consumers.get(part.consumer_id)
     if consuming is not None:
         consumer, subscriptions, name = consuming

@@ -15,7 +15,7 @@ from typing import Any
 
 from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.serve.commands import refusal_of
+from spark_ledger.broker.serve.commands import check_listener, refusal_of
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.http import HttpRequest, HttpResponse, Route
 
@@ -54,6 +54,7 @@ def _refused(error: Exception) -> HttpResponse:
 
 
 async def _lookup(broker: Broker, request: HttpRequest) -> Any:
+    check_listener(request.query.get("listenerName", ""))
     name = names.parse("{domain}://{tenant}/{namespace}/{topic}".format(**request.parts))
     url, _ = await broker.lookup(name, authoritative=False)
     return {"brokerUrl": url, "nativeUrl": url, "brokerUrlTls": "", "httpUrl": ""}

@@ -38,6 +38,33 @@ class Tail:
         return []
 
 
+class Socket(asyncio.Transport):
+    """A client's end of a connection; `answers` are the commands that came."""
+
+    def __init__(self):
+        super().__init__()
+        self.answers, self._frames = asyncio.Queue(), PulsarFrameReader()
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        pass
+
+    def is_closing(self):
+        return False
+
+    def is_reading(self):
+        return True
+
+    def write(self, data):
+        for frame in self._frames.feed(data):
+            self.answers.put_nowait(frame.command)
+
+    async def answer(self, name):
+        while True:
+            command = await self.answers.get()
+            if command.HasField(name):
+                return getattr(command, name)
+
+
 class Watched(Connection):
     def __init__(self, broker, on_end):
         super().__init__(broker, on_end)

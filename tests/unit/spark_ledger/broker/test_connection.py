@@ -16,6 +16,7 @@ from spark_ledger.broker.serve.commands import refusal_of
 from spark_ledger.broker.serve.connection import UNSENT_BYTES_MAX
 from spark_ledger.broker.wire.commands import (
     AckType,
+    LookupType,
     ServerError,
     SubscriptionType,
     command,
@@ -318,6 +319,24 @@ def test_what_a_request_asks_for_and_is_not_built_is_refused(asked, what):
                     found += reader.feed(await loop.sock_recv(client, 1 << 16))
             assert found[0].command.error.error == ServerError.NOT_ALLOWED
             assert what in found[0].command.error.message
+
+    asyncio.run(main())
+
+
+def test_a_lookup_that_names_a_listener_has_no_broker():
+    async def main():
+        async with connected() as (connection, client):
+            connection.client.connected = True
+            asked = command("lookup", topic="t", request_id=7, advertised_listener_name="out")
+            connection.data_received(encode(asked))
+            loop, reader, found = asyncio.get_running_loop(), PulsarFrameReader(), []
+            async with asyncio.timeout(30):
+                while not found:
+                    found += reader.feed(await loop.sock_recv(client, 1 << 16))
+            response = found[0].command.lookup_response
+            assert response.response == LookupType.FAILED
+            assert response.error == ServerError.SERVICE_NOT_READY
+            assert "'out'" in response.message
 
     asyncio.run(main())
 

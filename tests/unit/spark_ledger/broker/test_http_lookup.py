@@ -102,6 +102,7 @@ def test_a_topic_is_looked_up_its_partitions_counted_and_those_of_a_namespace_li
         (get("/lookup/v2/topic/persistent/public/default/away"), 503, "did not answer"),
         (get("/lookup/v2/topic/persistent/public/default/defect"), 500, "a defect of the broker"),
         (get("/lookup/v2/topic/non-persistent/public/default/t"), 412, "persistent here"),
+        (get("/lookup/v2/topic/persistent/public/default/t?listenerName=out"), 503, "'out'"),
         (get("//[x/lookup"), 404, "nothing at"),
         (get("/admin/v2/clusters"), 404, "nothing at /admin/v2/clusters"),
         (get("/a/b/c").replace(b"GET", b"PUT"), 412, "the admin API is not built"),

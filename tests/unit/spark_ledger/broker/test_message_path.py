@@ -6,42 +6,16 @@ import asyncio
 from spark_ledger.broker import names
 from spark_ledger.broker.serve.connection import Connection
 from spark_ledger.broker.wire.commands import AckType, command
-from spark_ledger.broker.wire.frames import PulsarFrameReader, encode
+from spark_ledger.broker.wire.frames import encode
 from tests.kit.paths import Ran, functions_that_run, named
 from tests.kit.pulsar_batches import lone, message
 from tests.unit.spark_ledger.broker.background import Brokers
+from tests.unit.spark_ledger.broker.connections import Socket
 from tests.unit.spark_ledger.topic.stage import play
 
 TOPIC = "persistent://public/default/t-partition-0"
 FILES_MAX, FUNCTIONS_MAX = 36, 205
 """Of a SEND: from its bytes, over the adds of its entry, to the bytes of its receipt."""
-
-
-class Socket(asyncio.Transport):
-    """A client's end; `answers` are the commands that came."""
-
-    def __init__(self):
-        super().__init__()
-        self.answers, self._frames = asyncio.Queue(), PulsarFrameReader()
-
-    def set_write_buffer_limits(self, high=None, low=None):
-        pass
-
-    def is_closing(self):
-        return False
-
-    def is_reading(self):
-        return True
-
-    def write(self, data):
-        for frame in self._frames.feed(data):
-            self.answers.put_nowait(frame.command)
-
-    async def answer(self, name):
-        while True:
-            command = await self.answers.get()
-            if command.HasField(name):
-                return getattr(command, name)
 
 
 async def ran_for_a_message(stage):

@@ -1,0 +1,92 @@
+"""SUBSCRIBE with the id of a consumer that the client has, or that is being made."""
+
+import asyncio
+
+from spark_ledger.broker import names
+from spark_ledger.broker.serve.connection import Connection
+from spark_ledger.broker.wire.commands import ServerError, command
+from spark_ledger.broker.wire.frames import encode
+from tests.kit.pulsar_batches import lone, message
+from tests.unit.spark_ledger.broker.background import Brokers
+from tests.unit.spark_ledger.broker.connections import Socket
+from tests.unit.spark_ledger.topic.stage import play
+
+TOPIC = "persistent://public/default/t-partition-0"
+OF_S = {"topic": TOPIC, "subscription": "s", "initialPosition": 1, "consumer_id": 1}
+
+
+class Session:
+    """A client of a broker that has the topic."""
+
+    def __init__(self, broker):
+        self.connection, self.socket = Connection(broker, lambda _: None), Socket()
+        self.connection.connection_made(self.socket)
+
+    def ask(self, name, data=b"", **fields):
+        self.connection.data_received(encode(command(name, **fields), data or b""))
+
+    async def answer(self, name, *asked, **fields):
+        self.ask(*asked, **fields)
+        return await self.socket.answer(name)
+
+
+async def session_of(stage):
+    broker = await Brokers(stage).new("a")
+    broker.message_bytes_max = 4 << 10  # entries of the simulation are small
+    session = Session(broker)
+    await session.answer("connected", "connect", client_version="raw", protocol_version=19)
+    await broker.lookup(names.parse(TOPIC), authoritative=True)
+    return broker, session
+
+
+def test_a_consumer_that_is_there_gets_another_success_and_goes_on_where_it_was():
+    async def main(stage):
+        broker, session = await session_of(stage)
+        await session.answer("producer_success", "producer", topic=TOPIC, producer_id=1)
+        await session.answer("success", "subscribe", request_id=2, **OF_S)
+        data = lone(message(b"x"), sequence_id=0)
+        await session.answer("send_receipt", "send", data, producer_id=1, num_messages=1)
+        session.ask("flow", consumer_id=1, messagePermits=10)
+        await session.socket.answer("message")
+        again = await session.answer("success", "subscribe", request_id=3, **OF_S)
+        assert again.request_id == 3
+        await asyncio.sleep(5)
+        assert session.socket.answers.empty(), "the message was sent again"
+        session.connection.connection_lost(None)
+        await broker.seal()
+
+    play(main)
+
+
+def test_a_consumer_that_is_being_made_is_asked_for_again_later():
+    async def main(stage):
+        broker, session = await session_of(stage)
+        session.ask("subscribe", request_id=2, **OF_S)
+        await asyncio.sleep(0)
+        refused = await session.answer("error", "subscribe", request_id=3, **OF_S)
+        assert (refused.request_id, refused.error) == (3, ServerError.SERVICE_NOT_READY)
+        assert (await session.socket.answer("success")).request_id == 2
+        session.connection.connection_lost(None)
+        await broker.seal()
+
+    play(main)
+
+
+def test_a_consumer_that_is_closed_while_it_is_made_leaves_nothing():
+    async def main(stage):
+        broker, session = await session_of(stage)
+        session.ask("subscribe", request_id=2, **OF_S)
+        await asyncio.sleep(0)
+        closed = await session.answer("success", "close_consumer", consumer_id=1, request_id=3)
+        refused = await session.socket.answer("error")
+        assert (closed.request_id, refused.request_id) == (3, 2)
+        assert not session.connection.client.consumers
+        assert not session.connection.client.subscribing
+        other = Session(broker)
+        await other.answer("connected", "connect", client_version="raw", protocol_version=19)
+        await other.answer("success", "subscribe", request_id=2, **OF_S)
+        for gone in (session, other):
+            gone.connection.connection_lost(None)
+        await broker.seal()
+
+    play(main)
