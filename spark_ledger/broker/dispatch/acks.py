@@ -137,16 +137,9 @@ class SentBatches:
         return self._message_counts[at] if was_sent else None
 
     def acknowledged_ranges(self, message_id: MessageId, offset: int) -> list[tuple[int, int]]:
-        """The offsets that an id acknowledges in an individual ack: one message of a batch
-        (`offset`), a whole batch, or the messages of it in the id's set."""
-        start = signed(message_id.entryId)
-        messages = self.message_count(start)
-        if message_id.ack_set:
-            return [] if messages is None else acked_in(message_id.ack_set, start, messages)
-        if message_id.batch_index >= 0:
-            inside = messages is None or message_id.batch_index < messages
-            return [(offset, offset + 1)] if inside else []
-        return [(start, start + (messages or 1))]
+        """As the function of this name, for what was sent."""
+        count = self.message_count(signed(message_id.entryId))
+        return acknowledged_ranges(message_id, offset, count)
 
     def cumulative_end(self, message_id: MessageId, offset: int) -> int:
         """One past the last offset that a cumulative ack names. An id whose entry is no batch that
@@ -159,6 +152,21 @@ class SentBatches:
         if message_id.batch_index >= 0:
             return offset + 1 if messages is None else min(offset + 1, start + messages)
         return start + (messages or 1)
+
+
+def acknowledged_ranges(
+    message_id: MessageId, offset: int, messages: int | None
+) -> list[tuple[int, int]]:
+    """The offsets that an id acknowledges in an individual ack: one message of a batch (`offset`),
+    a whole batch, or the messages of it in the id's set. `messages` is the size of the batch that
+    was sent; None if it is not known."""
+    start = signed(message_id.entryId)
+    if message_id.ack_set:
+        return [] if messages is None else acked_in(message_id.ack_set, start, messages)
+    if message_id.batch_index >= 0:
+        inside = messages is None or message_id.batch_index < messages
+        return [(offset, offset + 1)] if inside else []
+    return [(start, start + (messages or 1))]
 
 
 def ack_set(missing: list[tuple[int, int]], start: int, messages: int) -> list[int]:

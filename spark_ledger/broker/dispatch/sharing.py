@@ -1,0 +1,462 @@
+"""Who gets which rows of a subscription that several consumers share. Pure.
+
+Always true: a row is pending at one consumer at most, in one part; a row that was read is
+acknowledged, pending, or waiting to be sent again. A consumer gets a part only while it has
+permits, is not blocked by what it has not acknowledged, and its connection has room; its permits
+fall below zero by less than what one part takes. When a consumer goes, its pending rows wait, and
+their redelivery counts stay as they are; when the last one goes, all of this is forgotten, and the
+subscription begins at its mark. Which of the consumers gets a part is the choice's decision: round
+robin here (Shared), the slot of the key for Key_Shared.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from pyroaring import BitMap64
+
+from spark_ledger.broker.dispatch.acks import Acks, SentBatches, acknowledged_ranges
+from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.wire.commands import MessageId, signed
+
+TURN_PARTS_MAX = 20
+"""How many parts a consumer gets before the next one has its turn."""
+LOOK_AHEAD_ROWS, LOOK_AHEAD_ROWS_MAX = 2_000, 20_000
+"""So many rows wait for each consumer, and for all, at most: then no new rows are read."""
+PENDING_PARTS_MAX = 500_000
+"""Of a subscription in a partition, whatever its limits are: each takes some 300 bytes."""
+_NEW_SIZE_SHARE = 0.1
+"""By how much a part moves the average of its consumer's messages in a part."""
+
+Range = tuple[int, int]
+
+
+class UnackedLimits(NamedTuple):
+    """How many messages may be sent and not acknowledged: at a consumer, and at all consumers of
+    the subscription in a partition. 0: no limit. Who has reached a limit gets more messages once
+    half of it is left."""
+
+    consumer_unacked_max: int = 50_000
+    subscription_unacked_max: int = 200_000
+
+
+class BatchPart(NamedTuple):
+    """Rows of a batch that one MESSAGE gives to one consumer. `offset` is that of the batch's first
+    message, and the entry of the message's id; `messages` the size of the batch. `unacked` rows of
+    `ranges` are not acknowledged. `is_masked`: rows of the batch are left out that are not
+    acknowledged. `slots`: those of the rows' keys, for Key_Shared only."""
+
+    offset: int
+    messages: int
+    ranges: Sequence[Range]
+    unacked: int
+    is_masked: bool = False
+    slots: tuple[int, ...] = ()
+
+
+def part_of(batch: Stored, missing: list[Range], given: list[Range]) -> BatchPart:
+    """The part of a batch that gives the ranges `given` of its unacknowledged ranges `missing`."""
+    rows = sum(hi - lo for lo, hi in given)
+    is_masked = given is not missing and rows < sum(hi - lo for lo, hi in missing)
+    return BatchPart(batch.offset, batch.messages, given, rows, is_masked)
+
+
+class Member:
+    """A consumer of a shared subscription. `has_room` returns whether its connection takes more.
+    `is_busy`: a message in chunks is being sent to it. `kept_permits` came while it was
+    blocked."""
+
+    __slots__ = (
+        "has_room",
+        "is_blocked",
+        "is_busy",
+        "kept_permits",
+        "name",
+        "part_messages",
+        "pending",
+        "permits",
+        "priority",
+        "unacked",
+    )
+
+    def __init__(self, name: str, priority: int, has_room: Callable[[], bool]) -> None:
+        self.name = name
+        self.priority = priority
+        self.has_room = has_room
+        self.permits = self.kept_permits = self.unacked = 0
+        self.is_busy = self.is_blocked = False
+        self.pending: dict[int, BatchPart] = {}
+        self.part_messages = 1.0
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it may get a part."""
+        return self.permits > 0 and not self.is_blocked and not self.is_busy and self.has_room()
+
+
+class ReceiverChoice(Protocol):
+    """Which consumer gets a part; called for everything that becomes of a part."""
+
+    def join(self, member: Member) -> None: ...
+
+    def leave(self, member: Member) -> None:
+        """The consumer is gone; its pending parts were given back before."""
+
+    def parts_of(
+        self, batch: Stored, missing: list[Range], given: list[Range]
+    ) -> Iterable[BatchPart]:
+        """The parts into which a batch is cut of which the ranges `given` may be sent; `missing`
+        are the ranges that are not acknowledged."""
+
+    def receiver_of(self, part: BatchPart) -> Member | None:
+        """The available consumer that gets the part; None if it cannot be sent now."""
+
+    def given(self, member: Member, part: BatchPart) -> None:
+        """The part is pending at the consumer, and no longer waiting."""
+
+    def taken(self, member: Member, part: BatchPart) -> None:
+        """The part is not pending at the consumer any more: acknowledged or given back."""
+
+    def waits(self, part: BatchPart) -> None:
+        """The unacknowledged rows of the part are waiting, with their slots."""
+
+    def dropped(self, lo: int, hi: int) -> None:
+        """Rows of [lo, hi) are acknowledged, and not waiting any more."""
+
+    def next_replay(self, waiting: BitMap64, at: int) -> int | None:
+        """The first waiting row from `at` on that may be sent now."""
+
+    def may_read_on(self) -> bool:
+        """Whether new rows may be read, once no waiting row may be sent."""
+
+    def forget(self) -> None:
+        """Nothing is pending or waiting any more."""
+
+
+class RoundRobin:
+    """The choice for Shared: of the available consumers with the best priority (the lowest number)
+    each has a turn of TURN_PARTS_MAX parts at most, or of as many as its permits are expected to
+    pay for."""
+
+    def __init__(self) -> None:
+        self._levels: dict[int, deque[Member]] = {}
+        self._turn_of: Member | None = None
+        self._turn_parts = 0
+
+    def join(self, member: Member) -> None:
+        levels = self._levels
+        levels.setdefault(member.priority, deque()).append(member)
+        self._levels = {priority: levels[priority] for priority in sorted(levels)}
+
+    def leave(self, member: Member) -> None:
+        level = self._levels[member.priority]
+        level.remove(member)
+        if not level:
+            del self._levels[member.priority]
+        if self._turn_of is member:
+            self._turn_of = None
+
+    def parts_of(
+        self, batch: Stored, missing: list[Range], given: list[Range]
+    ) -> Iterable[BatchPart]:
+        return (part_of(batch, missing, given),)
+
+    def receiver_of(self, part: BatchPart) -> Member | None:
+        turn_of = self._turn_of
+        for priority, level in self._levels.items():
+            if (
+                turn_of is not None
+                and turn_of.priority == priority
+                and self._turn_parts > 0
+                and turn_of.is_available
+            ):
+                return turn_of
+            for _ in range(len(level)):
+                member = level[0]
+                level.rotate(-1)
+                if member.is_available:
+                    expected = int(member.permits / member.part_messages)
+                    self._turn_of = member
+                    self._turn_parts = max(1, min(expected, TURN_PARTS_MAX))
+                    return member
+        return None
+
+    def given(self, member: Member, part: BatchPart) -> None:
+        if member is self._turn_of:
+            self._turn_parts -= 1
+
+    def taken(self, member: Member, part: BatchPart) -> None:
+        pass
+
+    def waits(self, part: BatchPart) -> None:
+        pass
+
+    def dropped(self, lo: int, hi: int) -> None:
+        pass
+
+    def next_replay(self, waiting: BitMap64, at: int) -> int | None:
+        return next_row(waiting, at) if self.may_read_on() else None
+
+    def may_read_on(self) -> bool:
+        return any(member.is_available for level in self._levels.values() for member in level)
+
+    def forget(self) -> None:
+        self._turn_of = None
+
+
+class Sharing:
+    """The consumers of a subscription in a partition, and what became of the rows that were read.
+    `acks` is what the subscription has acknowledged; `wake` is called when rows may be sent that
+    could not be sent before."""
+
+    def __init__(
+        self, acks: Acks, limits: UnackedLimits, choice: ReceiverChoice, wake: Callable[[], None]
+    ) -> None:
+        self.acks = acks
+        self.members: list[Member] = []
+        self.waiting = BitMap64()
+        """The rows to be sent again: read, not acknowledged, and pending at no consumer."""
+        self.unacked = self.pending_parts = 0
+        self.is_blocked = False
+        self.choice = choice
+        self._limits = limits
+        self._wake = wake
+        self._counts: dict[int, int] = {}
+        self._sent = SentBatches()
+        self._masked = BitMap64()
+        """The entries of parts that were masked: an id without a set does not name their rows."""
+
+    # -- consumers -----------------------------------------------------------------------------
+
+    def join(self, member: Member) -> None:
+        self.members.append(member)
+        self.choice.join(member)
+        self._wake()
+
+    def leave(self, member: Member) -> None:
+        """The consumer is gone. The redelivery counts of its parts are not raised."""
+        self.members.remove(member)
+        for part in list(member.pending.values()):
+            self._give_back(member, part)
+        self.choice.leave(member)
+        if not self.members:
+            self.forget()
+        self._settle(member)
+        self._wake()
+
+    def forget(self) -> None:
+        """The last consumer is gone, or the subscription was put elsewhere."""
+        for member in self.members:
+            member.pending.clear()
+            member.unacked = 0
+            self._settle(member)
+        self.waiting.clear()
+        self._masked.clear()
+        self._counts.clear()
+        self._sent = SentBatches()
+        self.unacked = self.pending_parts = 0
+        self.is_blocked = False
+        self.choice.forget()
+
+    def flow(self, member: Member, permits: int) -> None:
+        """The consumer's client takes `permits` more messages."""
+        if member.is_blocked:
+            member.kept_permits += permits
+            return
+        member.permits += permits
+        self._wake()
+
+    # -- what is sent --------------------------------------------------------------------------
+
+    def next_replay(self, at: int = 0) -> int | None:
+        """The first waiting row from `at` on that may be sent now."""
+        if self.is_blocked or not self.waiting:
+            return None
+        return self.choice.next_replay(self.waiting, at)
+
+    def may_read_on(self) -> bool:
+        """Whether new rows may be sent, or read to wait, once no waiting row may be sent."""
+        rows_max = min(LOOK_AHEAD_ROWS * len(self.members), LOOK_AHEAD_ROWS_MAX)
+        is_full = self.waiting and len(self.waiting) >= rows_max
+        return not self.is_blocked and not is_full and self.choice.may_read_on()
+
+    def receiver_of(self, part: BatchPart) -> Member | None:
+        """The consumer that gets the part; None if it cannot be sent now. Other rows of the batch
+        may be pending there (the batch was stored anew with other bounds): an id without a set
+        would acknowledge both, so the part waits."""
+        member = None if self.is_blocked else self.choice.receiver_of(part)
+        return None if member is not None and part.offset in member.pending else member
+
+    def give(self, member: Member, part: BatchPart, permits: int) -> None:
+        """The part is sent to the consumer, and takes so many of its permits."""
+        assert part.offset not in member.pending, "a batch is pending in one part at a consumer"
+        if self.waiting:
+            for lo, hi in part.ranges:
+                self.waiting.remove_range(lo, hi)
+        member.pending[part.offset] = part
+        member.permits -= permits
+        member.part_messages += _NEW_SIZE_SHARE * (permits - member.part_messages)
+        member.unacked += part.unacked
+        self.unacked += part.unacked
+        self.pending_parts += 1
+        self._sent.note(part.offset, part.messages)
+        if part.is_masked:
+            self._masked.add(part.offset)
+        self.choice.given(member, part)
+        most, most_of_all = self._limits
+        member.is_blocked = 0 < most <= member.unacked
+        if 0 < most_of_all <= self.unacked or self.pending_parts >= PENDING_PARTS_MAX:
+            self.is_blocked = True
+
+    def wait(self, part: BatchPart) -> None:
+        """The part was read, and cannot be sent now."""
+        for lo, hi in part.ranges:
+            self.waiting.add_range(lo, hi)
+        self.choice.waits(part)
+
+    def waiting_ranges(self, ranges: Sequence[Range]) -> list[Range]:
+        """What of the ranges is waiting."""
+        return [inside for lo, hi in ranges for inside in rows_in(self.waiting, lo, hi)]
+
+    def drop(self, lo: int, hi: int) -> None:
+        """Rows of [lo, hi) are acknowledged, or do not exist any more."""
+        if self.waiting and self.waiting.range_cardinality(lo, hi):
+            self.waiting.remove_range(lo, hi)
+            self.choice.dropped(lo, hi)
+
+    def redeliveries(self, offset: int) -> int:
+        """How often the batch at `offset` was asked for again."""
+        return self._counts.get(offset, 0)
+
+    # -- what comes back -----------------------------------------------------------------------
+
+    def redeliver(self, member: Member, offsets: Iterable[int] | None) -> None:
+        """The consumer's client asks for these parts again, or for all that it has. Parts that are
+        not pending at it are ignored."""
+        for offset in list(member.pending) if offsets is None else offsets:
+            part = member.pending.get(offset)
+            if part is not None:
+                self._counts[offset] = self._counts.get(offset, 0) + 1
+                self._give_back(member, part)
+        self._settle(member)
+        self._wake()
+
+    def acknowledge(
+        self, asker: Member, message_id: MessageId, offset: int, end: int
+    ) -> Iterator[bool]:
+        """Acknowledge one by one, as Dispatcher.acknowledge, what an id names whose message has
+        that `offset`; nothing beyond `end`. A part that is pending at another consumer than the
+        asker is acknowledged too."""
+        entry = signed(message_id.entryId)
+        owner = self._owner(asker, entry)
+        part = None if owner is None else owner.pending[entry]
+        messages = self._sent.message_count(entry) if part is None else part.messages
+        ranges = acknowledged_ranges(message_id, offset, messages)
+        if part is None and entry in self._masked:
+            ranges = []
+        elif part is not None and part.is_masked:
+            ranges = common(ranges, part.ranges)
+        try:
+            for lo, hi in ranges:
+                yield hi <= end and self._acknowledge(lo, hi)
+            if not ranges:
+                yield False
+        finally:
+            if owner is not None and part is not None:
+                self._update(owner, part)
+            elif self._counts and not self.acks.missing(entry, entry + (messages or 1)):
+                self._counts.pop(entry, None)
+
+    def _owner(self, asker: Member, entry: int) -> Member | None:
+        if entry in asker.pending:
+            return asker
+        return next((member for member in self.members if entry in member.pending), None)
+
+    def _acknowledge(self, lo: int, hi: int) -> bool:
+        has_moved = self.acks.add(lo, hi)
+        self.drop(lo, hi)
+        return has_moved
+
+    def _update(self, member: Member, part: BatchPart) -> None:
+        """Rows of a pending part may be acknowledged."""
+        if member.pending.get(part.offset) is not part:
+            return
+        missing = [gap for lo, hi in part.ranges for gap in self.acks.missing(lo, hi)]
+        left = sum(hi - lo for lo, hi in missing)
+        acked = part.unacked - left
+        if not left:
+            self._take(member, part)
+            self._counts.pop(part.offset, None)
+        elif acked:
+            member.pending[part.offset] = part._replace(unacked=left)
+            member.unacked -= acked
+            self.unacked -= acked
+        self._settle(member)
+
+    def _take(self, member: Member, part: BatchPart) -> None:
+        del member.pending[part.offset]
+        member.unacked -= part.unacked
+        self.unacked -= part.unacked
+        self.pending_parts -= 1
+        self.choice.taken(member, part)
+
+    def _give_back(self, member: Member, part: BatchPart) -> None:
+        """The part waits to be sent again."""
+        self._take(member, part)
+        ranges = [gap for lo, hi in part.ranges for gap in self.acks.missing(lo, hi)]
+        if ranges:
+            self.wait(part._replace(ranges=ranges, unacked=sum(hi - lo for lo, hi in ranges)))
+
+    def _settle(self, member: Member) -> None:
+        """Fewer messages are unacknowledged: who was blocked may go on."""
+        most, most_of_all = self._limits
+        if member.is_blocked and member.unacked <= most // 2:
+            member.is_blocked = False
+            member.permits += member.kept_permits
+            member.kept_permits = 0
+            self._wake()
+        if (
+            self.is_blocked
+            and (not most_of_all or self.unacked < most_of_all / 2)
+            and self.pending_parts <= PENDING_PARTS_MAX // 2
+        ):
+            self.is_blocked = False
+            self._wake()
+
+
+def next_row(rows: BitMap64, at: int) -> int | None:
+    """The first of the rows from `at` on."""
+    if not rows or rows.max() < at:
+        return None
+    first: int = rows.next_set_bit(at)
+    return first
+
+
+def rows_in(rows: BitMap64, lo: int, hi: int) -> list[Range]:
+    """The ranges of the rows in [lo, hi)."""
+    count = rows.range_cardinality(lo, hi)
+    if count == hi - lo:
+        return [(lo, hi)]
+    if not count:
+        return []
+    bits = BitMap64()
+    bits.add_range(lo, hi)
+    offsets = np.array((rows & bits).to_array(), dtype=np.int64)
+    breaks = np.flatnonzero(np.diff(offsets) > 1)
+    firsts = offsets[np.r_[0, breaks + 1]].tolist()
+    lasts = offsets[np.r_[breaks, len(offsets) - 1]].tolist()
+    return [(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
+
+
+def common(ranges: Sequence[Range], others: Sequence[Range]) -> list[Range]:
+    """What rising ranges have in common with other rising ranges."""
+    both, at = [], 0
+    for lo, hi in ranges:
+        while at < len(others) and others[at][1] <= lo:
+            at += 1
+        for other_lo, other_hi in others[at:]:
+            if other_lo >= hi:
+                break
+            both.append((max(lo, other_lo), min(hi, other_hi)))
+    return both

@@ -1,0 +1,397 @@
+"""Who gets which rows of a shared subscription, compared with plain sets and dictionaries."""
+
+from collections import Counter, deque
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from spark_ledger.broker.dispatch import sharing as rules
+from spark_ledger.broker.dispatch.acks import Acks, ack_set
+from spark_ledger.broker.dispatch.sharing import (
+    TURN_PARTS_MAX,
+    Member,
+    RoundRobin,
+    Sharing,
+    UnackedLimits,
+    common,
+    rows_in,
+)
+from spark_ledger.broker.wire.commands import MessageId
+
+ROWS = 60
+NO_LIMITS = UnackedLimits(0, 0)
+
+
+class Room:
+    """Whether a connection takes more."""
+
+    def __init__(self):
+        self.has_room = True
+
+    def __call__(self):
+        return self.has_room
+
+
+def member(name="a", priority=0, permits=0):
+    made = Member(name, priority, Room())
+    made.permits = permits
+    return made
+
+
+def sharing_of(*members, limits=NO_LIMITS, mark=0):
+    wakes = []
+    sharing = Sharing(Acks(mark), limits, RoundRobin(), lambda: wakes.append(1))
+    sharing.wakes = wakes
+    for joining in members:
+        sharing.join(joining)
+    return sharing
+
+
+def send(sharing, offset, messages=1, permits=None):
+    """Send what of a batch is missing and not pending; returns the receiver."""
+    missing = sharing.acks.missing(offset, offset + messages)
+    ranges = sharing.waiting_ranges(missing) or missing
+    batch = SimpleNamespace(offset=offset, messages=messages, data=b"")
+    (part,) = sharing.choice.parts_of(batch, missing, ranges)
+    receiver = sharing.receiver_of(part)
+    if receiver is not None:
+        sharing.give(receiver, part, part.unacked if permits is None else permits)
+    return receiver
+
+
+def acknowledge(sharing, asker, entry, **fields):
+    id_ = MessageId(ledgerId=1, entryId=entry, **fields)
+    return list(sharing.acknowledge(asker, id_, entry + max(0, id_.batch_index), ROWS))
+
+
+class SharedSubscription(RuleBasedStateMachine):
+    """Batches of one to five rows; consumers join, leave, and acknowledge as they like."""
+
+    @initialize(
+        sizes=st.lists(st.integers(1, 5), min_size=12, max_size=12),
+        most=st.sampled_from([0, 3, 8]),
+        most_of_all=st.sampled_from([0, 6, 20]),
+    )
+    def begin(self, sizes, most, most_of_all):
+        self.most, self.most_of_all = most, most_of_all
+        self.sharing = sharing_of(limits=UnackedLimits(most, most_of_all))
+        self.sizes, at = {}, 0
+        for size in sizes:
+            self.sizes[at] = size
+            at += size
+        self.position, self.end = 0, at
+        self.acked, self.waiting = set(), set()
+        self.pending = {}  # row -> member
+        self.counts = Counter()
+
+    @property
+    def members(self):
+        return self.sharing.members
+
+    def entry_of(self, row):
+        return max(start for start in self.sizes if start <= row)
+
+    def pending_of(self, member):
+        return {row for row, owner in self.pending.items() if owner is member}
+
+    @rule(priority=st.integers(0, 2), permits=st.integers(0, 9))
+    def join(self, priority, permits):
+        if len(self.members) < 4:
+            self.sharing.join(member(priority=priority, permits=permits))
+
+    @precondition(lambda self: self.members)
+    @rule(data=st.data())
+    def leave(self, data):
+        leaving = data.draw(st.sampled_from(self.members))
+        back = self.pending_of(leaving)
+        self.sharing.leave(leaving)
+        for row in back:
+            del self.pending[row]
+        self.waiting |= back
+        if not self.members:
+            self.waiting.clear()
+            self.counts.clear()
+            self.position = self.sharing.acks.mark
+
+    @precondition(lambda self: self.members)
+    @rule(data=st.data(), permits=st.integers(1, 9))
+    def flow(self, data, permits):
+        self.sharing.flow(data.draw(st.sampled_from(self.members)), permits)
+
+    @precondition(lambda self: self.members)
+    @rule(data=st.data())
+    def fill_or_empty_a_connection(self, data):
+        room = data.draw(st.sampled_from(self.members)).has_room
+        room.has_room = not room.has_room
+
+    @precondition(lambda self: self.members)
+    @rule()
+    def send_one_batch(self):
+        available = [one for one in self.members if one.is_available]
+        replay = self.sharing.next_replay()
+        if replay is not None:
+            assert replay == min(self.waiting)
+            start = self.entry_of(replay)
+        elif self.sharing.may_read_on() and self.position < self.end:
+            start = self.entry_of(self.position)
+        else:
+            unacked = sum(one.unacked for one in self.members)
+            blocked = self.most_of_all and unacked >= self.most_of_all / 2
+            assert not available or blocked or self.position >= self.end
+            return
+        size = self.sizes[start]
+        receiver = send(self.sharing, start, size)
+        self.position = max(self.position, start + size)
+        if receiver is None:
+            assert self.members and not available
+            return
+        assert receiver in available
+        assert receiver.priority == min(one.priority for one in available)
+        for row in range(start, start + size):
+            if row not in self.acked:
+                assert row not in self.pending
+                self.pending[row] = receiver
+                self.waiting.discard(row)
+
+    @precondition(lambda self: self.members)
+    @rule(data=st.data())
+    def acknowledge(self, data):
+        asker = data.draw(st.sampled_from(self.members))
+        row = data.draw(st.integers(0, self.end - 1))
+        start = self.entry_of(row)
+        if start >= self.position:
+            return
+        size = self.sizes[start]
+        how = data.draw(st.sampled_from(["whole", "index", "set"]))
+        rows = set(range(start, start + size)) if how == "whole" else {row}
+        if how == "whole":
+            acknowledge(self.sharing, asker, start)
+        elif how == "index":
+            acknowledge(self.sharing, asker, start, batch_index=row - start)
+        else:
+            left = [(n, n + 1) for n in range(start, start + size) if n != row]
+            words = ack_set(left, start, size) if left else [0]
+            acknowledge(self.sharing, asker, start, ack_set=[word % 2**64 for word in words])
+        acked = {n for n in range(start, start + size) if not self.missing(n)} - self.acked
+        assert acked <= rows
+        if self.was_sent(start):
+            assert acked == rows - self.acked
+        self.acked |= acked
+        for row in self.acked:
+            self.pending.pop(row, None)
+        self.waiting -= self.acked
+        if not any(self.missing(n) for n in range(start, start + size)):
+            self.counts.pop(start, None)
+
+    def was_sent(self, start):
+        return self.sharing._sent.message_count(start) is not None
+
+    def missing(self, row):
+        return bool(self.sharing.acks.missing(row, row + 1))
+
+    @precondition(lambda self: self.members)
+    @rule(data=st.data(), everything=st.booleans())
+    def redeliver(self, data, everything):
+        asker = data.draw(st.sampled_from(self.members))
+        entries = {self.entry_of(row) for row in self.pending_of(asker)}
+        named = data.draw(st.lists(st.sampled_from(sorted(self.sizes)), unique=True))
+        self.sharing.redeliver(asker, None if everything else named)
+        for entry in entries if everything else entries & set(named):
+            self.counts[entry] += 1
+            for row in range(entry, entry + self.sizes[entry]):
+                if self.pending.get(row) is asker:
+                    del self.pending[row]
+                    self.waiting.add(row)
+
+    @invariant()
+    def rows_are_where_the_plain_sets_have_them(self):
+        if not hasattr(self, "sharing"):
+            return
+        assert set(self.sharing.waiting) == self.waiting
+        for one in self.members:
+            rows = {
+                row
+                for part in one.pending.values()
+                for lo, hi in part.ranges
+                for row in range(lo, hi)
+            }
+            assert rows - self.acked == self.pending_of(one)
+            assert one.unacked == len(self.pending_of(one))
+            assert one.unacked == sum(part.unacked for part in one.pending.values())
+            assert one.permits > -5
+            assert not one.is_blocked or one.unacked > self.most // 2
+            assert not one.kept_permits or one.is_blocked
+        assert self.sharing.unacked == len(self.pending)
+        assert self.sharing.pending_parts == sum(len(one.pending) for one in self.members)
+        read = set(range(self.position)) - self.acked
+        if self.members:
+            assert read == set(self.pending) | self.waiting
+        for entry in self.sizes:
+            assert self.sharing.redeliveries(entry) == self.counts[entry]
+
+
+TestSharedSubscription = SharedSubscription.TestCase
+TestSharedSubscription.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_consumers_get_turns_of_twenty_parts_or_of_what_their_permits_pay_for():
+    few, many = member("few", permits=3), member("many", permits=100)
+    sharing = sharing_of(few, many)
+    receivers = [send(sharing, offset).name for offset in range(3 + TURN_PARTS_MAX + 1)]
+    assert receivers == ["few"] * 3 + ["many"] * (TURN_PARTS_MAX + 1)
+    few.permits = 100
+    many.permits = 100
+    turns = deque(maxlen=3)
+    for offset in range(100, 160):
+        name = send(sharing, offset).name
+        if not turns or turns[-1][0] != name:
+            turns.append([name, 0])
+        turns[-1][1] += 1
+    assert [count for _, count in list(turns)[:-1]] == [TURN_PARTS_MAX] * 2
+
+
+def test_a_turn_ends_by_permits_that_batches_take():
+    a, b = member("a", permits=100), member("b", permits=100)
+    sharing = sharing_of(a, b)
+    a.part_messages = b.part_messages = 40.0
+    assert [send(sharing, 40 * n, 40).name for n in range(6)] == ["a", "a", "b", "b", "a", "b"]
+    assert (a.permits, b.permits) == (-20, -20)
+
+
+def test_a_lower_level_gets_parts_only_while_no_consumer_of_a_higher_one_is_available():
+    low, high = member("low", 1, permits=5), member("high", 0, permits=2)
+    sharing = sharing_of(low, high)
+    assert [send(sharing, n).name for n in range(3)] == ["high", "high", "low"]
+    sharing.flow(high, 1)
+    assert [send(sharing, n).name for n in (3, 4)] == ["high", "low"]
+    sharing.flow(high, 10)
+    high.has_room.has_room = False
+    assert send(sharing, 5).name == "low"
+
+
+def test_permits_that_come_while_a_consumer_is_blocked_count_once_half_is_acknowledged():
+    blocked = member(permits=3)
+    sharing = sharing_of(blocked, limits=UnackedLimits(4, 0))
+    for offset in range(0, 6, 2):
+        send(sharing, offset, 2)
+    assert (blocked.is_blocked, blocked.unacked) == (True, 4)
+    sharing.flow(blocked, 10)
+    assert blocked.permits == -1
+    sharing.wakes.clear()
+    acknowledge(sharing, blocked, 0, batch_index=1)
+    assert not sharing.wakes
+    acknowledge(sharing, blocked, 2, batch_index=0)
+    assert (blocked.is_blocked, blocked.permits, blocked.unacked) == (False, 9, 2)
+    assert sharing.wakes
+
+
+def test_no_consumer_gets_more_while_the_subscription_has_its_limit_of_unacknowledged_messages():
+    a, b = member("a", permits=9), member("b", permits=9)
+    sharing = sharing_of(a, b, limits=UnackedLimits(0, 4))
+    for offset in range(4):
+        send(sharing, offset)
+    assert not sharing.may_read_on()
+    assert send(sharing, 4) is None
+    acknowledge(sharing, b, 0)
+    acknowledge(sharing, b, 1)
+    assert not sharing.may_read_on()
+    sharing.wakes.clear()
+    acknowledge(sharing, b, 2)
+    assert sharing.may_read_on()
+    assert sharing.wakes
+
+
+def test_a_leave_raises_no_count_and_a_request_for_redelivery_does():
+    a, b = member("a", permits=9), member("b")
+    sharing = sharing_of(a, b)
+    send(sharing, 0)
+    send(sharing, 1)
+    sharing.redeliver(a, [1, 7])
+    sharing.leave(a)
+    assert [sharing.redeliveries(offset) for offset in (0, 1, 7)] == [0, 1, 0]
+    assert list(sharing.waiting) == [0, 1]
+    sharing.redeliver(b, [0, 1])  # not pending there
+    assert sharing.redeliveries(1) == 1
+    sharing.leave(b)
+    assert (sharing.redeliveries(1), list(sharing.waiting)) == (0, [])
+
+
+def test_an_ack_through_another_consumer_frees_the_one_that_has_the_message():
+    a, b = member("a", permits=1), member("b")
+    sharing = sharing_of(a, b)
+    send(sharing, 0)
+    assert acknowledge(sharing, b, 0) == [True]
+    assert (a.unacked, a.pending) == (0, {})
+
+
+def test_an_id_without_a_set_acknowledges_only_the_rows_of_a_masked_batch_that_were_sent():
+    a, b = member("a", permits=9), member("b", permits=9)
+    sharing = sharing_of(a, b)
+    batch = SimpleNamespace(offset=0, messages=6, data=b"")
+    part = rules.part_of(batch, [(0, 6)], [(0, 2), (4, 6)])
+    sharing.give(a, part, 4)
+    acknowledge(sharing, a, 0)
+    assert sharing.acks.missing(0, 6) == [(2, 4)]
+    sharing.give(a, part, 4)
+    sharing.redeliver(a, [0])
+    acknowledge(sharing, a, 0)  # which rows it had is forgotten: none is acknowledged
+    assert sharing.acks.missing(0, 6) == [(2, 4)]
+
+
+def test_other_rows_of_a_batch_wait_while_the_consumer_has_some_of_it():
+    a = member(permits=20)
+    sharing = sharing_of(a)
+    send(sharing, 0, 3)  # then the rows are stored anew, in a batch of six
+    batch = SimpleNamespace(offset=0, messages=6, data=b"")
+    part = rules.part_of(batch, [(0, 6)], [(3, 6)])
+    assert sharing.receiver_of(part) is None
+    sharing.wait(part)
+    assert sharing.may_read_on()
+    acknowledge(sharing, a, 0)
+    assert sharing.next_replay() == 3
+    assert send(sharing, 0, 6) is a
+
+
+def test_reading_on_ends_when_as_many_rows_wait_as_may_be_looked_ahead(monkeypatch):
+    monkeypatch.setattr(rules, "LOOK_AHEAD_ROWS", 3)
+    a = member(permits=9)
+    sharing = sharing_of(a, member("b"))
+    part = rules.part_of(SimpleNamespace(offset=0, messages=5, data=b""), [(0, 5)], [(0, 5)])
+    sharing.wait(part)
+    assert sharing.may_read_on()
+    sharing.wait(part._replace(offset=5, ranges=[(5, 6)]))
+    assert not sharing.may_read_on()
+
+
+def test_nothing_is_sent_beyond_the_most_parts_that_may_be_pending(monkeypatch):
+    monkeypatch.setattr(rules, "PENDING_PARTS_MAX", 4)
+    a = member(permits=99)
+    sharing = sharing_of(a)
+    assert [send(sharing, n) for n in range(5)] == [a] * 4 + [None]
+    acknowledge(sharing, a, 0)
+    assert not sharing.may_read_on()
+    acknowledge(sharing, a, 1)
+    assert sharing.may_read_on()
+
+
+@pytest.mark.parametrize(
+    ("ranges", "others", "both"),
+    [
+        ([(0, 9)], [(1, 2), (4, 12)], [(1, 2), (4, 9)]),
+        ([(0, 2), (3, 5)], [(2, 3)], []),
+        ([(0, 2), (3, 9)], [(1, 4), (8, 9)], [(1, 2), (3, 4), (8, 9)]),
+    ],
+)
+def test_ranges_in_common(ranges, others, both):
+    assert common(ranges, others) == both
+
+
+def test_the_ranges_of_rows_between_two_offsets():
+    rows = rules.BitMap64([1, 2, 3, 7, 9, 10])
+    assert rows_in(rows, 0, 11) == [(1, 4), (7, 8), (9, 11)]
+    assert rows_in(rows, 2, 10) == [(2, 4), (7, 8), (9, 10)]
+    assert rows_in(rows, 4, 7) == []
+    assert rows_in(rows, 1, 4) == [(1, 4)]
