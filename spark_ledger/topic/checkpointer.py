@@ -35,7 +35,7 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import TRIES_MAX, reachable, read
 from spark_ledger.process import LruCache
 from spark_ledger.topic.log import checkpoint
-from spark_ledger.topic.log.blobs import Blobs, ChunkStore, HeldLedgers
+from spark_ledger.topic.log.blobs import Blobs, BlobWriter, ChunkStore
 from spark_ledger.topic.log.checkpoint import (
     ROOT_INLINE_BYTES_MAX,
     ByPartition,
@@ -176,18 +176,18 @@ class Checkpointer:
         intent: Intent,
     ) -> None:
         topic_id = state.topic_id
-        async with self._blobs.held(intent, topic_id, policies) as held:
-            small = await self._made_small(state, newest, held)
+        async with self._blobs.writer(intent, topic_id, policies) as writer:
+            small = await self._made_small(state, newest, writer)
             root = Root(small, tuple(_named(newest)))
-            stored = await self._stored(root, held)
+            stored = await self._stored(root, writer)
             before = None if newest is None else newest.record
             record = checkpoint.following(before, state.next, stored, intent.id)
             version = None if newest is None else newest.version
-            if await self._set(topic_id, record, version, intent, held):
+            if await self._set(topic_id, record, version, intent, writer):
                 self._log_of(topic_id).offer(small)
 
     async def _made_small(
-        self, state: TopicState, newest: Checkpointed | None, held: HeldLedgers
+        self, state: TopicState, newest: Checkpointed | None, writer: BlobWriter
     ) -> TopicState:
         """The state for the new root; new chunks and rows that were inline are in the held
         ledgers."""
@@ -201,12 +201,12 @@ class Checkpointer:
                 await asyncio.sleep(0)
         payloads, rows = checkpoint.inline_payloads(parts)
         if payloads:
-            moved_to = await held.store(payloads, rows, every_copy=True)
+            moved_to = await writer.store(payloads, rows, every_copy=True)
             parts = checkpoint.with_inline_moved(parts, moved_to)
         tail_bytes = len(checkpoint.tail_table(parts).encode())
         if tail_bytes > checkpoint.TAIL_BYTES_MAX:
             for part in checkpoint.chunked(parts, tail_bytes):
-                parts = checkpoint.with_chunk(parts, part, await self._chunk(part, held))
+                parts = checkpoint.with_chunk(parts, part, await self._chunk(part, writer))
         return checkpoint.settled(
             state,
             parts,
@@ -215,18 +215,18 @@ class Checkpointer:
             gone=await self._gone(state),
         )
 
-    async def _chunk(self, part: ByPartition, held: HeldLedgers) -> TableChunk:
+    async def _chunk(self, part: ByPartition, writer: BlobWriter) -> TableChunk:
         table = checkpoint.tail_table(part)
-        pointer = await held.write(table.encode(), every_copy=True)
+        pointer = await writer.write(table.encode(), every_copy=True)
         chunk = TableChunk(pointer, len(table), checkpoint.rows_of(part))
         self._chunks.keep(chunk, table)
         return chunk
 
-    async def _stored(self, root: Root, held: HeldLedgers) -> StoredRoot:
+    async def _stored(self, root: Root, writer: BlobWriter) -> StoredRoot:
         encoded = checkpoint.encode_root(root)
         if len(encoded) <= ROOT_INLINE_BYTES_MAX:
             return encoded
-        return await held.write(encoded, every_copy=True)
+        return await writer.write(encoded, every_copy=True)
 
     async def _gone(self, state: TopicState) -> list[int]:
         """Those of the ledgers dropped longest ago that were deleted since."""
@@ -243,7 +243,7 @@ class Checkpointer:
         record: CheckpointRecord,
         version: int | None,
         intent: Intent,
-        held: HeldLedgers,
+        writer: BlobWriter,
     ) -> bool:
         """Whether the record is in force; False if another process set one meanwhile."""
         path, value = paths.topic_checkpoint(topic_id), checkpoint.encode_record(record)
@@ -251,7 +251,7 @@ class Checkpointer:
         for _ in range(TRIES_MAX):
             operations: list[Operation] = [
                 Check(paths.intent(intent.id), intent.version),
-                *await held.checks(),
+                *await writer.checks(),
                 write,
             ]
             try:

@@ -19,9 +19,9 @@ from spark_ledger.topic.commit.draft import (
     SNAPSHOT_OF_INTENT,
     CommitKind,
     CommitOutcome,
+    CommitRequest,
     RowKind,
     TxnKey,
-    Wanted,
     check_one_attempt,
     ordered_segments,
 )
@@ -218,17 +218,16 @@ class TopicClient:
         Rows of others since raise errors.TxnConflict; rows that a subscription holds raise
         errors.SubscriptionBusy, unless `overwrite_held`. With `finish_intent` the intent is done
         afterwards in any case. `batch` has the counts of a streaming query's tasks; without it a
-        version that is recorded changes nothing. `kinds` as Wanted's. Raises as Committer.commit;
-        errors.TopicRecreated (results of another topic), errors.LedgerFenced (of another intent),
-        ValueError for results that claim a task or an entry twice.
-        """
+        version that is recorded changes nothing. `kinds` as in CommitRequest. Raises as
+        Committer.commit; errors.TopicRecreated (results of another topic), errors.LedgerFenced (of
+        another intent), ValueError for results that claim a task or an entry twice."""
         check_one_attempt(result for task_results in results.values() for result in task_results)
         drafts: dict[str, tuple[Action, ...]] = {}
         for id_, task_results in results.items():
             rows = ordered_segments(id_, intent_id, task_results)
             replaced = id_ in overwrite
             drafts[id_] = (Overwrite(rows, SNAPSHOT_OF_INTENT) if replaced else Append(rows),)
-        request = Wanted(
+        request = CommitRequest(
             txn,
             intent_id,
             drafts,
@@ -264,11 +263,11 @@ class TopicClient:
         if one changed, raises errors.TxnConflict. Raises as Committer.commit."""
         key = txn or TxnKey(intent.app_id, intent.target, NEXT_VERSION, intent.run_id)
         drafts = {topic_id: tuple(actions)}
-        request = Wanted(key, intent.id, drafts, finish_intent, tuple(checks), kinds=kinds)
+        request = CommitRequest(key, intent.id, drafts, finish_intent, tuple(checks), kinds=kinds)
         return await self._commit(request, timeout_s)
 
     async def _commit(
-        self, request: Wanted, timeout_s: float, *, past_live: bool = False
+        self, request: CommitRequest, timeout_s: float, *, past_live: bool = False
     ) -> CommitOutcome:
         before = partial(self.checkpoints.before_commit, intent_id=request.intent_id)
         await call_each(before, request.drafts)

@@ -37,7 +37,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.draft import (
     USER_METADATA_BYTES_MAX,
     RowKind,
-    check_not_held,
+    check_no_subscription_holds,
     check_takes_bytes,
     check_takes_columns,
 )
@@ -285,7 +285,7 @@ async def check_replaceable(
     state = await client.log(topic.info.id).fold(fresh=True)
     holds = await client.subscriptions.holds(topic.info.id, len(state.partitions))
     everything = (Overwrite((), state.next),)
-    check_not_held(state, everything, holds, topic.info.name.short)
+    check_no_subscription_holds(state, everything, holds, topic.info.name.short)
 
 
 async def check(client: TopicClient, job: WriteJob, *, fresh: bool) -> dict[str, WrittenTopic]:

@@ -4,10 +4,10 @@ One multi: set the transaction record at its known version, check (or end) the i
 topic set head at the version it was folded from and create log/<n>; first it checks the cluster's
 record, whose version a hold raises (metadata/hold.py). Always true: all topics or none; the loser
 of a race changes nothing; a lost response is resolved only by sync and the transaction record,
-never from the log and never by sending again first (hazards 1, 2); a version at or below the
-recorded one changes nothing, unless a query plans it anew and the user wants its rows: then the
-record goes back to it. The first try goes by what this process last saw (commit/views.py); if a
-guard refuses it, the commit reads again after a sync before it believes the refusal.
+never from the log and never by sending again first (hazards 1, 2); a commit of a version at or
+below the recorded one changes nothing, unless a query plans that version anew and the user wants
+its rows: then the record goes back to that version. The first try uses the views that this process
+has (commit/views.py); a guard's refusal counts only after the commit has read again after a sync.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ from spark_ledger.topic.commit.draft import (
     Actions,
     CommitKind,
     CommitOutcome,
+    CommitRequest,
     TxnKey,
-    Wanted,
 )
 from spark_ledger.topic.commit.views import LOSSES_MAX, CommitViews, Turns
 from spark_ledger.topic.log import records
-from spark_ledger.topic.log.blobs import Blobs, HeldLedgers, moved_segments, pack
+from spark_ledger.topic.log.blobs import Blobs, BlobWriter, pack, stored_segments
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.names import escape
 from spark_ledger.topic.log.producers import with_fewer_producers
@@ -56,10 +56,10 @@ from spark_ledger.topic.log.state import Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.log.topics import policies_now
 
-__all__ = ["CommitKind", "CommitOutcome", "Committer", "TxnKey", "Wanted"]
+__all__ = ["CommitKind", "CommitOutcome", "Committer", "TxnKey", "CommitRequest"]
 
 _log = logging.getLogger(__name__)
-OPERATION_BYTES = 64  # of a multi beside path and value, generously
+OPERATION_BYTES = 64  # what an operation of a multi takes beside its path and value, at most
 _CHECKS_AT = 2  # the caller's checks come after transaction record and intent
 
 LoadChunks = Callable[[Sequence[TableChunk]], Awaitable[Tables]]
@@ -89,11 +89,11 @@ class Committer:
         self.views = CommitViews(store, log)
         self.guard = ClusterGuard(store)
 
-    async def commit(self, request: Wanted, timeout_s: float = 60.0) -> CommitOutcome:
+    async def commit(self, request: CommitRequest, timeout_s: float = 60.0) -> CommitOutcome:
         """Make the commit. Returns when it is durable.
 
-        A key of version NEXT_VERSION is for the only committer under its app id: each call is a
-        commit of its own. Raises errors.SubscriptionBusy (an overwrite would take away rows that a
+        Version NEXT_VERSION is for an app id that has one committer: each call is then a new
+        commit. Raises errors.SubscriptionBusy (an overwrite would take away rows that a
         subscription holds), errors.LedgerFenced (the intent ended, another run recorded the
         version), errors.TxnConflict (the state that an action was planned on has changed, or one of
         the checks fails), errors.CheckpointBehind, errors.ReplayDiffers, errors.TopicDeleted,
@@ -111,14 +111,14 @@ class Committer:
                     return await attempts.run(timeout_s)
                 async with self.views.one_at_a_time(f"{txn.app_id}@{txn.target}"):
                     return await attempts.run(timeout_s)
-            except errors.LedgerFenced:  # perhaps the store went back in time and lacks the intent
-                await self.look_at_cluster()
+            except errors.LedgerFenced:  # if the store went back in time, it may lack the intent
+                await self.check_cluster_epoch()
                 raise
 
-    async def look_at_cluster(self) -> None:
+    async def check_cluster_epoch(self) -> None:
         """Raises errors.MetadataHeld; errors.LedgerFenced if a person accepted an older store
-        since this process began: ledgers that this process wrote, and commits that it remembers,
-        may have no record there. It forgets them, so that later commits read the store."""
+        since this process began. That store may lack ledgers that this process wrote and commits
+        that it remembers; the process forgets them, so that later commits read the store."""
         if not await self.guard.refresh():
             self.views = CommitViews(self.store, self._log)
             self._forget()
@@ -128,14 +128,14 @@ class Committer:
             )
 
 
-class _Doubt(Exception):
-    """A view that may be old refuses the commit: read again."""
+class _OldView(Exception):
+    """A view that may be old refuses the commit: the commit reads again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What an attempt reads first. `record_version` is the version of the transaction record's
-    node."""
+    """What an attempt reads first; `fresh`: after a sync. `record_version` is the version of the
+    transaction record's node."""
 
     fresh: bool
     intent: Intent
@@ -155,7 +155,7 @@ class _Step:
 class _Commit:
     """One commit, tried until its outcome is known."""
 
-    def __init__(self, process: Committer, request: Wanted) -> None:
+    def __init__(self, process: Committer, request: CommitRequest) -> None:
         self._request = request
         self._process = process
         self._store = process.store
@@ -173,7 +173,7 @@ class _Commit:
         try:
             return await self._try_until(asyncio.get_running_loop().time() + timeout_s, timeout_s)
         finally:
-            await self._payloads.let_go()
+            await self._payloads.release()
             await self._turns.give_back()
 
     async def _try_until(self, deadline: float, timeout_s: float) -> CommitOutcome:
@@ -186,7 +186,7 @@ class _Commit:
                 if outcome is not None:
                     return outcome
                 self._losses += 1
-            except _Doubt:
+            except _OldView:
                 fresh = True
                 continue
             except OutcomeUnknown as error:
@@ -197,26 +197,26 @@ class _Commit:
                 problem = error
             fresh = True
             if loop.time() >= deadline:
-                raise self._gave_up(timeout_s, problem)
+                raise self._timeout_error(timeout_s, problem)
             await asyncio.sleep(pause_s(self._rng, tries))
             tries = 0 if self._losses >= LOSSES_MAX else tries + 1  # the commit's turn is short
 
     async def _attempt(self, *, fresh: bool) -> CommitOutcome | None:
-        """Read, then send the multi once. None: the commit lost a race, nothing was changed."""
+        """Reads, then sends the multi once. None: the commit lost a race, nothing was changed."""
         if fresh:
             await self._store.sync(self._txn_path)
         try:
             intent = await self._views.intent(self._request.intent_id, fresh=fresh)
         except errors.LedgerFenced:
-            return await self._without_intent()
-        record, version = await self._record(fresh)  # after the intent: see _settled
+            return await self._outcome_without_intent()
+        record, version = await self._record(fresh)  # after the intent: see _recorded_outcome
         txn = self._request.txn
         if txn.version == NEXT_VERSION:
             txn = replace(txn, version=record.version + 1)
         view = _View(fresh, intent, txn, version)
-        outcome = self._settled(view, record)
+        outcome = self._recorded_outcome(view, record)
         if outcome is not None:
-            await self._check_not_taken_over(outcome, record)
+            await self._check_not_superseded(outcome, record)
             return outcome
         if self._request.batch is not None and record.version >= txn.version:
             _log.warning(
@@ -225,31 +225,31 @@ class _Commit:
                 *(txn.version, txn.app_id, txn.target),
                 *(self._request.batch.content.rows, record.version),
             )
-        drafts = await self._payloads.moved(intent, self._request.drafts)
-        folding = [id_ for id_ in self._topic_ids if fresh or self._views.needs_fold(id_)]
+        drafts = await self._payloads.move_large_payloads(intent, self._request.drafts)
+        ids_to_fold = [id_ for id_ in self._topic_ids if fresh or self._views.needs_fold(id_)]
         if self._losses >= LOSSES_MAX:
             await self._turns.take()
         else:
-            await self._turns.let_others_go(folding)
+            await self._turns.wait_for_others(ids_to_fold)
         async with AsyncExitStack() as alone:
             for topic_id in self._topic_ids:
                 await alone.enter_async_context(self._views.one_at_a_time(topic_id))
-            steps = await self._steps(view, drafts, folding)
+            steps = await self._plan_steps(view, drafts, ids_to_fold)
             return await self._send(view, drafts, steps)
 
-    async def _check_not_taken_over(self, outcome: CommitOutcome, record: TxnRecord) -> None:
-        """Another run may have set the record back after this run began, and then its version is
-        not above `w0`: in that case this run's intent, read after the record, has ended. Raises
-        errors.LedgerFenced."""
+    async def _check_not_superseded(self, outcome: CommitOutcome, record: TxnRecord) -> None:
+        """Checks that no other run set the record back after this run began. The recorded version
+        may then be at or below `w0`, but this run's intent, read after the record, has ended.
+        Raises errors.LedgerFenced."""
         if outcome.kind is CommitKind.COMMITTED or record.run_id == self._request.txn.run_id:
             return
         intent = await self._views.intent(self._request.intent_id, fresh=True)
         if not intent.open:
             raise intent.ended()
 
-    async def _without_intent(self) -> CommitOutcome:
+    async def _outcome_without_intent(self) -> CommitOutcome:
         """The janitor removes an intent a while after its end (hazard 12): the transaction record
-        has the commits before that, unless it was removed too."""
+        decides, unless it was removed too."""
         recorded = await self._views.txn(self._txn_path, fresh=True)
         if recorded is None:
             txn = self._request.txn
@@ -264,7 +264,7 @@ class _Commit:
     async def _record(self, fresh: bool) -> tuple[TxnRecord, int]:
         recorded = await self._views.txn(self._txn_path, fresh=fresh)
         if recorded is None and not fresh:
-            raise _Doubt
+            raise _OldView
         if recorded is None:
             raise errors.LedgerFenced(
                 f"'{self._request.txn.app_id}' has no transaction record for"
@@ -272,11 +272,11 @@ class _Commit:
             )
         return recorded
 
-    def _settled(self, view: _View, record: TxnRecord) -> CommitOutcome | None:
-        """The outcome, if it is decided already. The record was read *after* the intent: if this
+    def _recorded_outcome(self, view: _View, record: TxnRecord) -> CommitOutcome | None:
+        """The outcome, if the record decides it. The record was read *after* the intent: if this
         commit's own multi, whose response was lost, ended the intent, the record has the commit."""
         try:
-            outcome = commit_draft.settled(
+            outcome = commit_draft.recorded_outcome(
                 record,
                 self._commit_id,
                 self._request.txn,
@@ -286,48 +286,48 @@ class _Commit:
             if outcome is None and not view.intent.open:
                 raise view.intent.ended()
             if outcome is None:
-                commit_draft.check_whole(self._request.batch, self._request.drafts)
+                commit_draft.check_all_rows_written(self._request.batch, self._request.drafts)
         except errors.LedgerError as error:
-            raise (error if view.fresh else _Doubt()) from error
+            raise (error if view.fresh else _OldView()) from error
         if outcome is not None and not view.fresh:
-            raise _Doubt
+            raise _OldView
         return outcome
 
     # -- the commit in each topic --------------------------------------------------------------
 
-    async def _steps(
-        self, view: _View, drafts: Mapping[str, Actions], folding: Sequence[str]
+    async def _plan_steps(
+        self, view: _View, drafts: Mapping[str, Actions], ids_to_fold: Sequence[str]
     ) -> dict[str, _Step]:
-        """By topic in which the commit takes a number. Raises as commit_draft.check_holds."""
-        folded = await asyncio.gather(
-            *(
-                self._views.state(id_, fold=id_ in folding, fresh=view.fresh)
-                for id_ in self._topic_ids
-            )
-        )
-        states = dict(zip(self._topic_ids, folded, strict=True))
-        numbered = [id_ for id_ in self._topic_ids if commit_draft.takes_number(drafts[id_])]
+        """The steps, by topic that takes a number. Raises as commit_draft.check_guards."""
+        reads = [
+            self._views.state(id_, fold=id_ in ids_to_fold, fresh=view.fresh)
+            for id_ in self._topic_ids
+        ]
+        states = dict(zip(self._topic_ids, await asyncio.gather(*reads), strict=True))
+        changed_ids = [id_ for id_ in self._topic_ids if commit_draft.takes_number(drafts[id_])]
         try:
             for id_ in self._topic_ids:
-                commit_draft.check_holds(
-                    states[id_], view.txn.app_id, self._planned(view, id_, drafts)
+                commit_draft.check_guards(
+                    states[id_], view.txn.app_id, self._actions_of(view, id_, drafts)
                 )
             return {
-                id_: await self._step(view, states[id_], self._planned(view, id_, drafts), numbered)
-                for id_ in numbered
+                id_: await self._plan_step(
+                    view, states[id_], self._actions_of(view, id_, drafts), changed_ids
+                )
+                for id_ in changed_ids
             }
         except (errors.LedgerError, ValueError) as error:
-            raise (error if view.fresh else _Doubt()) from error
+            raise (error if view.fresh else _OldView()) from error
 
-    def _planned(self, view: _View, topic_id: str, drafts: Mapping[str, Actions]) -> Actions:
+    def _actions_of(self, view: _View, topic_id: str, drafts: Mapping[str, Actions]) -> Actions:
         snapshot = view.intent.record.snapshots.get(topic_id)
         actions = with_fewer_producers(drafts[topic_id])
         return commit_draft.with_snapshots(actions, snapshot)
 
-    async def _step(
-        self, view: _View, state: TopicState, actions: Actions, numbered: Sequence[str]
+    async def _plan_step(
+        self, view: _View, state: TopicState, actions: Actions, changed_ids: Sequence[str]
     ) -> _Step:
-        read = await self._process.load(commit_draft.chunks_of(state, actions))
+        tables = await self._process.load(commit_draft.chunks_of(state, actions))
         commit = Commit(
             self._commit_id,
             view.txn.app_id,
@@ -335,30 +335,31 @@ class _Commit:
             view.txn.version,
             view.txn.run_id,
             view.intent.id,
-            commit_draft.with_dropped(state, actions, read),
-            others=tuple(id_ for id_ in numbered if id_ != state.topic_id),
+            commit_draft.with_dropped_ledgers(state, actions, tables),
+            others=tuple(id_ for id_ in changed_ids if id_ != state.topic_id),
             user_metadata=self._request.user_metadata,
         )
-        return _Step(state, commit, commit_views.following(state, commit))
+        return _Step(state, commit, commit_views.state_after(state, commit))
 
-    async def _guards(
+    async def _guard_operations(
         self, view: _View, steps: Mapping[str, _Step]
     ) -> tuple[list[Check], dict[str, list[Operation]]]:
         """Checks that no subscription holds rows that an overwrite takes away, and by topic the
         operations on schemas that the rows need. Raises errors.SubscriptionBusy,
         errors.SchemaIncompatible, errors.LedgerFenced."""
-        named = {id_: _name_of(id_, view) for id_ in self._topic_ids}
+        names = {id_: _name_of(id_, view) for id_ in self._topic_ids}
         changes = {id_: (step.before, step.commit.actions) for id_, step in steps.items()}
         try:
             epoch = self._process.guard.epoch
-            await guards.recorded(self._store, epoch, changes, self._request.creators)
-            held: list[Check] = []
+            await guards.check_ledgers(self._store, epoch, changes, self._request.creators)
+            hold_checks: list[Check] = []
             if not self._request.overwrite_held:
-                held = await guards.not_held(self._process.holds, changes, named)
-            kinds = self._request.kinds
-            return held, await guards.schemas(self._views, kinds, changes, named, fresh=view.fresh)
+                hold_checks = await guards.checks_of_holds(self._process.holds, changes, names)
+            return hold_checks, await guards.schema_operations(
+                self._views, self._request.kinds, changes, names, fresh=view.fresh
+            )
         except errors.LedgerError as error:
-            raise (error if view.fresh else _Doubt()) from error
+            raise (error if view.fresh else _OldView()) from error
 
     # -- the multi ---------------------------------------------------------------------------
 
@@ -366,26 +367,26 @@ class _Commit:
         self, view: _View, drafts: Mapping[str, Actions], steps: Mapping[str, _Step]
     ) -> CommitOutcome | None:
         numbers = {topic_id: step.before.next for topic_id, step in steps.items()}
-        done = commit_draft.record_of(
+        record = commit_draft.txn_record(
             view.txn, self._commit_id, numbers, drafts, self._request.batch
         )
-        guard = await self._process.guard.checks()
+        cluster_checks = await self._process.guard.checks()
         operations: list[Operation] = [
-            *guard,
-            Set(self._txn_path, records.encode_txn(done), view.record_version),
+            *cluster_checks,
+            Set(self._txn_path, records.encode_txn(record), view.record_version),
             self._intent_operation(view.intent),
             *self._request.checks,
         ]
         heads = [self._head(step) for step in steps.values()]
         bodies = {topic_id: records.encode_commit(step.commit) for topic_id, step in steps.items()}
         nodes = await self._payloads.nodes(view.intent, bodies, _bytes_of([*operations, *heads]))
-        held, schemas = await self._guards(view, steps)
+        hold_checks, schemas = await self._guard_operations(view, steps)
         try:
             checks = await self._payloads.checks()
         except (errors.NoSuchLedger, errors.RowsLost):
-            await self._payloads.let_go()  # a janitor was faster: write the payloads again
+            await self._payloads.release()  # a janitor was faster: write the payloads again
             return None
-        operations += [*checks, *held]
+        operations += [*checks, *hold_checks]
         operations += [operation for of_topic in schemas.values() for operation in of_topic]
         heads_at = len(operations)
         for topic_id, head in zip(steps, heads, strict=True):
@@ -401,17 +402,17 @@ class _Commit:
         try:
             await self._store.multi(operations)
         except MultiFailed as failed:
-            if failed.index < len(guard):
-                await self._process.look_at_cluster()
+            if failed.index < len(cluster_checks):
+                await self._process.check_cluster_epoch()
             else:
-                self._lost(failed, len(guard), heads_at, list(steps))
+                self._note_lost_race(failed, len(cluster_checks), heads_at, list(steps))
             return None
-        self._turns.used()
+        self._turns.forget()
         for topic_id, of_topic in schemas.items():
             if isinstance(of_topic[0], Set):
                 self._views.forget_schema(topic_id)
-        self._note(view, done, steps, {id_: node.ledger for id_, node in nodes.items()})
-        return CommitOutcome(CommitKind.COMMITTED, done.topics())
+        self._update_views(view, record, steps, {id_: node.ledger for id_, node in nodes.items()})
+        return CommitOutcome(CommitKind.COMMITTED, record.topics())
 
     def _head(self, step: _Step) -> Set:
         path = paths.topic_head(step.before.topic_id)
@@ -421,40 +422,40 @@ class _Commit:
         path = paths.intent(intent.id)
         if not self._request.finish_intent:
             return Check(path, intent.version)
-        return Set(path, records.encode_intent(_done(intent).record), intent.version)
+        return Set(path, records.encode_intent(_ended_intent(intent).record), intent.version)
 
-    def _lost(
-        self, failed: MultiFailed, guards: int, heads_at: int, topic_ids: Sequence[str]
+    def _note_lost_race(
+        self, failed: MultiFailed, cluster_check_count: int, heads_at: int, topic_ids: Sequence[str]
     ) -> None:
-        """The commit lost a race: note the topic. Raises errors.TxnConflict for one of the caller's
-        checks: the version that it needs does not come back."""
-        checks, first = self._request.checks, guards + _CHECKS_AT
-        if first <= failed.index < first + len(checks):
-            path = checks[failed.index - first].path
+        """Notes the topic in which the commit lost a race. Raises errors.TxnConflict if one of the
+        caller's checks failed: a version of a node does not come back, so no later try passes."""
+        checks, first_check = self._request.checks, cluster_check_count + _CHECKS_AT
+        if first_check <= failed.index < first_check + len(checks):
+            path = checks[failed.index - first_check].path
             raise errors.TxnConflict(
                 f"{path} has changed since the commit was planned", path=path
             ) from failed
         if failed.index >= heads_at:
-            self._views.lost(topic_ids[(failed.index - heads_at) // 2])
+            self._views.note_contention(topic_ids[(failed.index - heads_at) // 2])
 
-    def _note(
+    def _update_views(
         self,
         view: _View,
-        done: TxnRecord,
+        record: TxnRecord,
         steps: Mapping[str, _Step],
         body_ledgers: Mapping[str, int | None],
     ) -> None:
-        """The multi was applied: the views get its result."""
-        self._views.txn_is(self._txn_path, done, view.record_version + 1)
+        """Puts the result of the multi into the views."""
+        self._views.set_txn(self._txn_path, record, view.record_version + 1)
         if self._request.finish_intent:
-            self._views.intent_is(_done(view.intent))
+            self._views.set_intent(_ended_intent(view.intent))
         for topic_id, step in steps.items():
             ledger, after = body_ledgers[topic_id], step.after
             if ledger is not None:
                 after = replace(after, bodies={**after.bodies, ledger: step.before.next})
-            self._views.state_is(after)
+            self._views.set_state(after)
 
-    def _gave_up(self, timeout_s: float, problem: Exception | None) -> errors.LedgerError:
+    def _timeout_error(self, timeout_s: float, problem: Exception | None) -> errors.LedgerError:
         txn = self._request.txn
         what = f"the commit of version {txn.version} of '{txn.app_id}' to '{txn.target}'"
         if self._response_lost:
@@ -473,8 +474,8 @@ def _name_of(topic_id: str, view: _View) -> str:
     return topic_id if name == view.txn.target else name
 
 
-def _done(intent: Intent) -> Intent:
-    """The intent once its last commit ended it."""
+def _ended_intent(intent: Intent) -> Intent:
+    """The intent after the commit that ends it."""
     return Intent(intent.id, replace(intent.record, state=IntentState.DONE), intent.version + 1)
 
 
@@ -490,8 +491,8 @@ def _bytes_of(operations: Sequence[Operation]) -> int:
 #
 # Always true: payloads of more than INLINE_COMMIT_BYTES_MAX over the whole commit are written once,
 # to ledgers of their topics, and committed as ordinary segments; a body that is too large is
-# written packed and its node points to it. No other writer has the ledgers until `let_go`, and the
-# multi checks their records, so the multi fails if a janitor recovered or deleted one of them.
+# compressed and written to a ledger. No other writer has the ledgers until `release`, and the multi
+# checks their records, so it fails if a janitor recovered or deleted one of these ledgers.
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 LEDGERS_AT_ONCE = 32  # of a commit over many topics
@@ -515,29 +516,31 @@ class CommitPayloads:
         self._commit_id = commit_id
         self._blobs = blobs
         self._stack = AsyncExitStack()
-        self._held: dict[str, HeldLedgers] = {}
-        self._moved: Mapping[str, Actions] | None = None
+        self._writers: dict[str, BlobWriter] = {}
+        self._moved_drafts: Mapping[str, Actions] | None = None
         self._spilled: dict[str, tuple[bytes, LogNode]] = {}
 
-    async def moved(self, intent: Intent, drafts: Mapping[str, Actions]) -> Mapping[str, Actions]:
-        """The actions, without payloads if the payloads take more than INLINE_COMMIT_BYTES_MAX.
+    async def move_large_payloads(
+        self, intent: Intent, drafts: Mapping[str, Actions]
+    ) -> Mapping[str, Actions]:
+        """The actions; their payloads are in ledgers if they take over INLINE_COMMIT_BYTES_MAX.
 
         Raises errors.LedgerFenced, errors.NotEnoughBookies, errors.Unavailable.
         """
         if commit_draft.inline_bytes(drafts) <= INLINE_COMMIT_BYTES_MAX:
             return drafts
-        if self._moved is None:
+        if self._moved_drafts is None:
             moved = await call_each(
                 lambda draft: self._move(intent, *draft), drafts.items(), LEDGERS_AT_ONCE
             )
-            self._moved = dict(zip(drafts, moved, strict=True))
-        return self._moved
+            self._moved_drafts = dict(zip(drafts, moved, strict=True))
+        return self._moved_drafts
 
     async def nodes(
         self, intent: Intent, bodies: Mapping[str, bytes], other_bytes: int
     ) -> dict[str, LogNode]:
-        """The log node of each topic, in a multi with `other_bytes` of other operations. Raises as
-        `moved`, and errors.CommitTooBig."""
+        """The log node of each topic. The multi's other operations take `other_bytes`. Raises as
+        `move_large_payloads`, and errors.CommitTooBig."""
         for topic_id, body in bodies.items():
             if len(body) > BODY_BYTES_MAX:
                 raise errors.CommitTooBig(
@@ -545,56 +548,53 @@ class CommitPayloads:
                     f" {BODY_BYTES_MAX} fit",
                     bytes=len(body),
                 )
-        beside = other_bytes + POINTER_BYTES_MAX * len(bodies)
-        spilled = commit_draft.to_spill(bodies, beside)
+        topics = commit_draft.topics_to_spill(bodies, other_bytes + POINTER_BYTES_MAX * len(bodies))
         nodes = {topic_id: LogNode(body) for topic_id, body in bodies.items()}
         stored = await call_each(
-            lambda topic_id: self._spill(intent, topic_id, bodies[topic_id]),
-            spilled,
-            LEDGERS_AT_ONCE,
+            lambda id_: self._spill(intent, id_, bodies[id_]), topics, LEDGERS_AT_ONCE
         )
-        return {**nodes, **dict(zip(spilled, stored, strict=True))}
+        return {**nodes, **dict(zip(topics, stored, strict=True))}
 
     async def checks(self) -> list[Check]:
-        """For the multi: checks of the records of the ledgers that the commit wrote to, as they are
-        now. Raises errors.NoSuchLedger, errors.RowsLost if one is not whole any more: the caller
-        calls `let_go`, then writes again."""
-        by_topic = await call_each(lambda held: held.checks(), self._held.values())
+        """For the multi: checks of the present records of the ledgers that the commit wrote to.
+        Raises errors.NoSuchLedger, errors.RowsLost if a ledger was deleted or lost entries: the
+        caller calls `release`, then writes again."""
+        by_topic = await call_each(lambda writer: writer.checks(), self._writers.values())
         return [check for checks in by_topic for check in checks]
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Gives the ledgers back, and forgets the payloads and bodies in them."""
-        self._held.clear()
+        self._writers.clear()
         self._spilled.clear()
-        self._moved = None
+        self._moved_drafts = None
         await self._stack.aclose()
 
     async def _move(self, intent: Intent, topic_id: str, actions: Actions) -> Actions:
         inline = commit_draft.inline_segments(actions)
         if not inline:
             return actions
-        held = await self._held_for(intent, topic_id)
+        writer = await self._writer_for(intent, topic_id)
         payloads = [payload for segment in inline for payload in segment.inline]
         rows = [count for segment in inline for count in segment.entry_rows]
-        stored = await held.store(payloads, rows)
-        return commit_draft.with_moved(actions, moved_segments(inline, stored))
+        stored = await writer.store(payloads, rows)
+        return commit_draft.with_stored_segments(actions, stored_segments(inline, stored))
 
     async def _spill(self, intent: Intent, topic_id: str, body: bytes) -> LogNode:
-        """The body goes to a ledger: written once, as long as it stays the same."""
-        written = self._spilled.get(topic_id)
-        if written is not None and written[0] == body:
-            return written[1]
-        held = await self._held_for(intent, topic_id)
-        pointer = await held.write(pack(body))
+        """Writes the body to a ledger, unless the last call for this topic wrote the same body."""
+        last = self._spilled.get(topic_id)
+        if last is not None and last[0] == body:
+            return last[1]
+        writer = await self._writer_for(intent, topic_id)
+        pointer = await writer.write(pack(body))
         node = LogNode(records.encode_spilled(Spilled(self._commit_id, pointer)), pointer.ledger_id)
         assert len(node.value) <= POINTER_BYTES_MAX, "a pointer is small"
         self._spilled[topic_id] = (body, node)
         return node
 
-    async def _held_for(self, intent: Intent, topic_id: str) -> HeldLedgers:
-        if topic_id not in self._held:
+    async def _writer_for(self, intent: Intent, topic_id: str) -> BlobWriter:
+        if topic_id not in self._writers:
             now = await policies_now(self._store, topic_id)
-            self._held[topic_id] = await self._stack.enter_async_context(
-                self._blobs.held(intent, topic_id, now.policies)
+            self._writers[topic_id] = await self._stack.enter_async_context(
+                self._blobs.writer(intent, topic_id, now.policies)
             )
-        return self._held[topic_id]
+        return self._writers[topic_id]

@@ -1,7 +1,8 @@
 """The content of a commit, and the checks whether it may follow on a state. Pure.
 
-Always true: no entry is claimed twice, but for shared ones by different partitions; segments are
-in the order of Spark's task index, then in the task's own; the transaction record alone decides
+Always true: two segments have an entry in common only if they share it and are of different
+partitions; segments are in the order of Spark's task index, then as the task wrote them; the
+transaction record alone decides
 whether a version was committed (hazards 2, 10); a version that another run recorded after this run
 had begun is an error and never counts as done, nor does a query's batch with other rows (hazard
 11). The rows that an action takes away are computed on the state that it follows, so the action
@@ -76,10 +77,10 @@ Actions = tuple[Action, ...]
 
 @dataclass(frozen=True, slots=True)
 class TxnKey:
-    """(app_id, target) name the transaction record, `version` is the version to be committed.
-    Streaming: query id, the sink's topic with its id (`*` if a column names the topic), batch id,
-    run id of the query. Batch: txnAppId and txnVersion, or a random app id and version 0; the
-    intent's run id."""
+    """(app_id, target) name the transaction record, `version` is to be committed. A streaming query
+    has: its query id, the sink's topic with its id (`*` if a column names the topic), the batch id,
+    the run id of the query. A batch job has: txnAppId and txnVersion, or a random app id and
+    version 0; the run id of the intent."""
 
     app_id: str
     target: str
@@ -95,9 +96,9 @@ class CommitKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CommitOutcome:
-    """The rows that each topic got. ALREADY: an earlier commit of the version brought them; no
-    topics if a later version was committed since. SKIPPED: an earlier commit of the version brought
-    them, and the rows of this one differ. Very large commits leave the rows out."""
+    """The rows that each topic got. ALREADY: an earlier commit of the version brought them;
+    `topics` is empty if a later version was committed since. SKIPPED: an earlier commit of the
+    version brought them, and this commit has other rows. Very large commits leave the rows out."""
 
     kind: CommitKind
     topics: Mapping[str, TopicRows] = field(default_factory=dict)
@@ -114,7 +115,7 @@ class CommitOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CommitRequest:
     """A commit as its caller requests it: the actions on each topic (by id), the version and the
     intent. The multi includes `checks`, and with `finish_intent` ends the intent. `batch` is the
     content that a streaming query's tasks counted; with None a recorded version counts as done
@@ -196,10 +197,10 @@ def check_claims(segments: Iterable[Segment]) -> None:
         end, end_shared = -1, -1
         ends_by_partition: dict[int, int] = {}
         for _, first, last, shared, partition in group:
-            taken = max(end, -1 if shared else end_shared, ends_by_partition.get(partition, -1))
-            if first <= taken:
+            claimed = max(end, -1 if shared else end_shared, ends_by_partition.get(partition, -1))
+            if first <= claimed:
                 raise ValueError(
-                    f"entries {first}..{min(taken, last)} of ledger {ledger} are claimed twice"
+                    f"entries {first}..{min(claimed, last)} of ledger {ledger} are claimed twice"
                 )
             if shared:
                 end_shared = max(end_shared, last)
@@ -208,11 +209,11 @@ def check_claims(segments: Iterable[Segment]) -> None:
             ends_by_partition[partition] = last
 
 
-def settled(
+def recorded_outcome(
     record: TxnRecord, commit_id: str, txn: TxnKey, w0: int, batch: QueryBatch | None = None
 ) -> CommitOutcome | None:
-    """The commit's outcome by the transaction record; None: not committed yet, or to be committed
-    again.
+    """The commit's outcome by the transaction record; None: the version is not committed yet, or it
+    is to be committed again.
 
     Raises errors.LedgerFenced if another run recorded the version after this run had begun;
     errors.CheckpointBehind, errors.ReplayDiffers for a query's batch that was planned anew.
@@ -230,10 +231,10 @@ def settled(
         )
     if batch is not None and not replay.is_done(record, txn.app_id, txn.version, batch):
         return None
-    exact = record.version == txn.version
-    if exact and batch is not None and not replay.same(record, batch.content):
+    same_version = record.version == txn.version
+    if same_version and batch is not None and not replay.is_same_batch(record, batch.content):
         return CommitOutcome(CommitKind.SKIPPED, record.topics())
-    return CommitOutcome(CommitKind.ALREADY, record.topics() if exact else {})
+    return CommitOutcome(CommitKind.ALREADY, record.topics() if same_version else {})
 
 
 def takes_number(actions: Actions) -> bool:
@@ -251,7 +252,7 @@ def rows_by_partition(actions: Actions) -> dict[int, int]:
     return dict(sorted(rows.items()))
 
 
-def check_whole(batch: QueryBatch | None, drafts: Mapping[str, Actions]) -> None:
+def check_all_rows_written(batch: QueryBatch | None, drafts: Mapping[str, Actions]) -> None:
     """Checks that a query commits all rows that its tasks counted. Raises errors.LedgerFenced: some
     tasks compared their rows with a commit that is not the last any more, and wrote none."""
     if batch is None:
@@ -264,7 +265,7 @@ def check_whole(batch: QueryBatch | None, drafts: Mapping[str, Actions]) -> None
         )
 
 
-def record_of(
+def txn_record(
     txn: TxnKey,
     commit_id: str,
     numbers: Mapping[str, int],
@@ -272,19 +273,19 @@ def record_of(
     batch: QueryBatch | None = None,
 ) -> TxnRecord:
     """The record of the version: the new rows of each topic, and the number of the commit there."""
-    came = {
+    rows_by_topic = {
         topic: TopicRows(numbers.get(topic, records.NO_COMMIT), rows_by_partition(actions))
         for topic, actions in drafts.items()
     }
-    first, *others = came or {"": TopicRows()}
+    first, *others = rows_by_topic or {"": TopicRows()}
     return TxnRecord(
         txn.version,
         txn.run_id,
         commit_id,
         first,
-        came.get(first, TopicRows()).number,
-        came.get(first, TopicRows()).rows,
-        {topic: came[topic] for topic in others},
+        rows_by_topic.get(first, TopicRows()).number,
+        rows_by_topic.get(first, TopicRows()).rows,
+        {topic: rows_by_topic[topic] for topic in others},
         None if batch is None else batch.content,
     )
 
@@ -293,19 +294,19 @@ def record_of(
 
 
 def with_snapshots(actions: Actions, snapshot: int | None) -> Actions:
-    """The actions, with the snapshots of overwrites as the intent noted them. Raises ValueError if
-    it noted none: the intent was not opened for overwriting this topic."""
-    noted: list[Action] = []
+    """The actions, with the intent's `snapshot` in overwrites that need it. Raises ValueError if
+    the intent has none for the topic: it was not opened for overwriting this topic."""
+    with_snapshot: list[Action] = []
     for action in actions:
         if isinstance(action, Overwrite) and action.snapshot == SNAPSHOT_OF_INTENT:
             if snapshot is None:
                 raise ValueError("the intent was not opened for overwriting this topic")
             action = replace(action, snapshot=snapshot)
-        noted.append(action)
-    return tuple(noted)
+        with_snapshot.append(action)
+    return tuple(with_snapshot)
 
 
-def taken_away(state: TopicState, action: Action) -> list[OffsetRange]:
+def removed_ranges(state: TopicState, action: Action) -> list[OffsetRange]:
     """The offsets whose rows the action takes away or moves."""
     match action:
         case Overwrite():
@@ -319,28 +320,28 @@ def taken_away(state: TopicState, action: Action) -> list[OffsetRange]:
 
 
 def chunks_of(state: TopicState, actions: Actions) -> list[TableChunk]:
-    """The chunks that `with_dropped` needs."""
-    ranges = [range_ for action in actions for range_ in taken_away(state, action)]
+    """The chunks that `with_dropped_ledgers` needs."""
+    ranges = [range_ for action in actions for range_ in removed_ranges(state, action)]
     by_range = (state.partitions[p].chunks_between(lo, hi) for p, lo, hi in ranges)
     return list(dict.fromkeys(chunk for chunks in by_range for chunk in chunks))
 
 
-def with_dropped(state: TopicState, actions: Actions, read: Tables = UNREAD) -> Actions:
+def with_dropped_ledgers(state: TopicState, actions: Actions, tables: Tables = UNREAD) -> Actions:
     """The actions, each with the ledgers that lose rows by it: among them are all ledgers to which
-    no segment refers after the action. `read` has `chunks_of`. The actions hold on the state
-    (`check_holds`)."""
-    return tuple(_with_dropped(state, action, read) for action in actions)
+    no segment refers after the action. `tables` has the tables of `chunks_of`. `check_guards`
+    must allow the actions on the state."""
+    return tuple(_with_dropped_ledgers(state, action, tables) for action in actions)
 
 
-def _with_dropped(state: TopicState, action: Action, read: Tables) -> Action:
+def _with_dropped_ledgers(state: TopicState, action: Action, tables: Tables) -> Action:
     if not isinstance(action, Overwrite | Trim | Hole | Replace):
         return action
-    losing: dict[int, None] = {}
-    for partition, lo, hi in taken_away(state, action):
-        for part in state.partitions[partition].stretches(lo, hi, read):
-            losing |= dict.fromkeys(part.table.ledger_ids())
-    kept = {segment.ledger_id for segment in segments_of(action)}
-    return replace(action, dropped=tuple(sorted(losing.keys() - kept)))
+    losing_ledgers: dict[int, None] = {}
+    for partition, lo, hi in removed_ranges(state, action):
+        for part in state.partitions[partition].stretches(lo, hi, tables):
+            losing_ledgers |= dict.fromkeys(part.table.ledger_ids())
+    still_used = {segment.ledger_id for segment in segments_of(action)}
+    return replace(action, dropped=tuple(sorted(losing_ledgers.keys() - still_used)))
 
 
 # -- sizes -----------------------------------------------------------------------------------------
@@ -356,35 +357,35 @@ def inline_bytes(drafts: Mapping[str, Actions]) -> int:
     return sum(len(payload) for segment in inline for payload in segment.inline)
 
 
-def with_moved(actions: Actions, moved: Sequence[Segment]) -> Actions:
-    """The actions, with `moved`, in their order, in the place of the inline segments."""
-    coming = iter(moved)
+def with_stored_segments(actions: Actions, stored: Sequence[Segment]) -> Actions:
+    """The actions, with the inline segments replaced by `stored`, one by one."""
+    next_stored = iter(stored)
 
-    def placed(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-        return tuple(next(coming) if segment.inline else segment for segment in segments)
+    def replace_inline(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+        return tuple(next(next_stored) if segment.inline else segment for segment in segments)
 
-    placed_actions = []
+    replaced = []
     for action in actions:
         if isinstance(action, Append | Replace | Overwrite):
-            action = replace(action, segments=placed(action.segments))
+            action = replace(action, segments=replace_inline(action.segments))
         elif isinstance(action, SealLive) and action.segment is not None:
-            action = replace(action, segment=placed([action.segment])[0])
-        placed_actions.append(action)
-    return tuple(placed_actions)
+            action = replace(action, segment=replace_inline([action.segment])[0])
+        replaced.append(action)
+    return tuple(replaced)
 
 
-def to_spill(bodies: Mapping[str, bytes], other_bytes: int) -> list[str]:
+def topics_to_spill(bodies: Mapping[str, bytes], other_bytes: int) -> list[str]:
     """The topics whose bodies go to ledgers: those above BODY_INLINE_BYTES_MAX, and the largest
     others until bodies and `other_bytes` in the multi take MULTI_BYTES_MAX at most."""
     sizes = {topic: len(body) for topic, body in bodies.items()}
-    spilled = [topic for topic, size in sizes.items() if size > BODY_INLINE_BYTES_MAX]
-    total = other_bytes + sum(sizes[topic] for topic in sizes if topic not in spilled)
-    for topic in sorted(sizes.keys() - set(spilled), key=lambda topic: (-sizes[topic], topic)):
+    topics = [topic for topic, size in sizes.items() if size > BODY_INLINE_BYTES_MAX]
+    total = other_bytes + sum(sizes[topic] for topic in sizes if topic not in topics)
+    for topic in sorted(sizes.keys() - set(topics), key=lambda topic: (-sizes[topic], topic)):
         if total <= MULTI_BYTES_MAX:
             break
-        spilled.append(topic)
+        topics.append(topic)
         total -= sizes[topic]
-    return spilled
+    return topics
 
 
 # -- guards (hazard 9) -----------------------------------------------------------------------------
@@ -394,7 +395,7 @@ def to_spill(bodies: Mapping[str, bytes], other_bytes: int) -> list[str]:
 # guard read.
 
 
-def check_holds(state: TopicState, app_id: str, actions: tuple[Action, ...]) -> None:
+def check_guards(state: TopicState, app_id: str, actions: tuple[Action, ...]) -> None:
     """Checks that a commit of these actions by that app may follow on the state.
 
     Raises errors.TopicDeleted, errors.TopicTerminated, errors.UnsupportedFormat (the topic needs
@@ -410,34 +411,36 @@ def check_holds(state: TopicState, app_id: str, actions: tuple[Action, ...]) -> 
         )
     if state.terminated and any(adds_rows(action) for action in actions):
         raise errors.TopicTerminated(f"topic {state.topic_id} takes no more rows")
-    sealed = {
+    rows_sealed = {
         action.partition: 0 if action.segment is None else action.segment.rows
         for action in actions
         if isinstance(action, SealLive)
     }
     for action in actions:
-        _check(state, app_id, action, sealed)
+        _check_guard(state, app_id, action, rows_sealed)
 
 
-def _check(state: TopicState, app_id: str, action: Action, sealed: Mapping[int, int]) -> None:
-    """`sealed`: the rows that the same commit seals, by partition."""
+def _check_guard(
+    state: TopicState, app_id: str, action: Action, rows_sealed: Mapping[int, int]
+) -> None:
+    """`rows_sealed`: the rows that the same commit seals, by partition."""
     match action:
         case Append() | Overwrite():
             for segment in action.segments:
-                _check_not_live(_partition(state, segment.partition), sealed)
+                _check_not_live(_partition(state, segment.partition), rows_sealed)
         case Replace():
             _check_replaced(_partition(state, action.partition), action)
         case Trim():
-            for partition, offset in action.offsets:
-                end = _partition(state, partition).end_offset
+            for number, offset in action.offsets:
+                end = _partition(state, number).end_offset
                 if offset > end:
                     raise errors.TxnConflict(
-                        f"partition {partition} ends at {end}: it cannot be trimmed to {offset}"
+                        f"partition {number} ends at {end}: it cannot be trimmed to {offset}"
                     )
         case Hole():
-            held = _partition(state, action.partition)
-            end = held.end_offset + sealed.get(held.number, 0)
-            if not held.start_offset <= action.start < action.end <= end:
+            partition = _partition(state, action.partition)
+            end = partition.end_offset + rows_sealed.get(partition.number, 0)
+            if not partition.start_offset <= action.start < action.end <= end:
                 raise errors.TxnConflict(f"{action} is not within the rows that are kept")
         case Grow():
             if action.partitions <= len(state.partitions):
@@ -447,7 +450,7 @@ def _check(state: TopicState, app_id: str, action: Action, sealed: Mapping[int, 
                 )
         case OpenLive():
             live = _partition(state, action.partition).live
-            if live is not None and action.partition not in sealed:
+            if live is not None and action.partition not in rows_sealed:
                 raise errors.TxnConflict(
                     f"partition {action.partition} has the live ledger {live.ledger_id}"
                 )
@@ -459,8 +462,8 @@ def _check(state: TopicState, app_id: str, action: Action, sealed: Mapping[int, 
                     live=True,
                 )
         case Terminate():
-            for held in state.partitions:
-                _check_not_live(held, sealed)
+            for partition in state.partitions:
+                _check_not_live(partition, rows_sealed)
     if isinstance(action, Overwrite) and state.last_foreign(app_id) >= action.snapshot:
         raise errors.TxnConflict(
             f"commit {state.last_foreign(app_id)} of another writer came after commit"
@@ -507,19 +510,22 @@ def schema_after(
 def check_takes_columns(state: TopicState, actions: Actions, topic: str) -> None:
     """Checks that the topic's schema may come into force with these actions: they leave no row that
     was written without it, and no broker appends. Raises errors.SchemaIncompatible."""
-    what = None
-    for held in state.partitions:
-        rows = held.rows_between(held.start_offset, held.end_offset)
-        if held.live is not None:
-            what = f"{held.live.owner} has partition {held.number} open, whose producers send bytes"
+    obstacle = None
+    for partition in state.partitions:
+        rows = partition.rows_between(partition.start_offset, partition.end_offset)
+        if partition.live is not None:
+            obstacle = (
+                f"{partition.live.owner} has partition {partition.number} open, whose producers"
+                " send bytes"
+            )
         elif rows and not overwrites(actions):
-            what = f"partition {held.number} has rows that follow no schema, {rows} in all"
-        if what is not None:
+            obstacle = f"partition {partition.number} has rows that follow no schema, {rows} in all"
+        if obstacle is not None:
             break
-    if what is not None:
+    if obstacle is not None:
         raise errors.SchemaIncompatible(
-            f"topic '{topic}' takes no columns: {what}, and with both no reader could read all of"
-            " it",
+            f"topic '{topic}' takes no columns: {obstacle}, and with both no reader could read all"
+            " of it",
             "Write to another topic, or let those rows go first (mode overwrite, spark-ledger topic"
             " truncate, with its producers stopped), or write columns among them with"
             " schemaMode=none, which registers nothing. A schema that was withdrawn comes back by"
@@ -532,16 +538,20 @@ def overwrites(actions: Actions) -> bool:
     return any(isinstance(action, Overwrite) for action in actions)
 
 
-def check_not_held(state: TopicState, actions: Actions, holds: Holds, topic: str) -> None:
+def check_no_subscription_holds(
+    state: TopicState, actions: Actions, holds: Holds, topic: str
+) -> None:
     """Checks that an overwrite among the actions takes away no row of `topic` that a subscription
     holds. Rows that the commit seals before it overwrites them count too. Raises
     errors.SubscriptionBusy."""
-    sealed: Counter[int] = Counter()
+    rows_sealed: Counter[int] = Counter()
     for action in actions:
         if isinstance(action, SealLive) and action.segment is not None:
-            sealed[action.partition] += action.segment.rows
-    going = {p.number: (p.start_offset, p.end_offset + sealed[p.number]) for p in state.partitions}
-    held = holds.first(going) if overwrites(actions) else None
+            rows_sealed[action.partition] += action.segment.rows
+    overwritten = {
+        p.number: (p.start_offset, p.end_offset + rows_sealed[p.number]) for p in state.partitions
+    }
+    held = holds.first(overwritten) if overwrites(actions) else None
     if held is None:
         return
     partition, offset = held
@@ -550,7 +560,7 @@ def check_not_held(state: TopicState, actions: Actions, holds: Holds, topic: str
         f"the rows of topic '{topic}' cannot be replaced: subscription {name!r} holds partition"
         f" {partition} from offset {offset} on, its lowest position in the last"
         f" {GRACE_MS // 60_000} minutes, and the rows to be replaced end at"
-        f" {going[partition][1]}",
+        f" {overwritten[partition][1]}",
         "Wait until it has been past these rows that long, delete it (spark-ledger subscription"
         " delete TOPIC NAME), or replace its rows all the same with overwriteHeld=true.",
         subscription=name,
@@ -559,25 +569,25 @@ def check_not_held(state: TopicState, actions: Actions, holds: Holds, topic: str
     )
 
 
-def _check_not_live(held: PartitionState, sealed: Container[int]) -> None:
-    if held.live is not None and held.number not in sealed:
+def _check_not_live(partition: PartitionState, sealed_partitions: Container[int]) -> None:
+    if partition.live is not None and partition.number not in sealed_partitions:
         raise errors.TxnConflict(
-            f"partition {held.number} has the live ledger {held.live.ledger_id}: a commit has to"
-            " seal it first",
+            f"partition {partition.number} has the live ledger {partition.live.ledger_id}: a commit"
+            " has to seal it first",
             live=True,
         )
 
 
-def _check_replaced(held: PartitionState, action: Replace) -> None:
-    if held.start_offset > action.start:
+def _check_replaced(partition: PartitionState, action: Replace) -> None:
+    if partition.start_offset > action.start:
         raise errors.TxnConflict(
-            f"partition {held.number} starts at {held.start_offset} now: rows from {action.start}"
-            " on cannot be replaced"
+            f"partition {partition.number} starts at {partition.start_offset} now: rows from"
+            f" {action.start} on cannot be replaced"
         )
-    if held.rearranged >= action.snapshot:
+    if partition.rearranged >= action.snapshot:
         raise errors.TxnConflict(
-            f"partition {held.number} was rearranged by commit {held.rearranged}, the replacement"
-            f" was planned on the commits before {action.snapshot}"
+            f"partition {partition.number} was rearranged by commit {partition.rearranged}, the"
+            f" replacement was planned on the commits before {action.snapshot}"
         )
 
 

@@ -30,7 +30,7 @@ Changes = Mapping[str, tuple[TopicState, Actions]]
 """By topic that takes a number: the state that the commit follows, and the actions."""
 
 
-async def recorded(
+async def check_ledgers(
     store: MetadataStore, epoch: int, changes: Changes, creators: Mapping[int, str]
 ) -> None:
     """Checks that the new rows' ledgers of earlier epochs have their own records. If a person
@@ -38,19 +38,19 @@ async def recorded(
     may belong to other ledgers that were made before the hold; then no reader would find the rows.
     If the creator of a ledger is not in `creators`, the committing process wrote it, and the epoch
     fences that process. Raises errors.LedgerFenced, StoreUnavailable."""
-    below = epoch * IDS_PER_EPOCH
-    of_before = {
+    first_id = epoch * IDS_PER_EPOCH
+    old_ledgers = {
         segment.ledger_id: None
         for _, actions in changes.values()
         for action in actions
         for segment in segments_of(action)
-        if INLINE < segment.ledger_id < below
+        if INLINE < segment.ledger_id < first_id
     }
-    if not of_before:
+    if not old_ledgers:
         return
-    nodes = await store.get_many([paths.ledger(ledger_id) for ledger_id in of_before])
-    for ledger_id, node in zip(of_before, nodes, strict=True):
-        if node is not None and _is_of(node.value, creators.get(ledger_id, "")):
+    nodes = await store.get_many([paths.ledger(ledger_id) for ledger_id in old_ledgers])
+    for ledger_id, node in zip(old_ledgers, nodes, strict=True):
+        if node is not None and _has_creator(node.value, creators.get(ledger_id, "")):
             continue
         what = "no record" if node is None else "the record of another ledger"
         raise errors.LedgerFenced(
@@ -60,7 +60,7 @@ async def recorded(
         )
 
 
-def _is_of(value: bytes, creator: str) -> bool:
+def _has_creator(value: bytes, creator: str) -> bool:
     """Whether the record may be that of the creator's ledger. Raises errors.UnsupportedFormat."""
     if not creator:
         return True
@@ -72,28 +72,31 @@ def _is_of(value: bytes, creator: str) -> bool:
         ) from None
 
 
-async def not_held(holds_of: HoldsOf, changes: Changes, named: Mapping[str, str]) -> list[Check]:
-    """For topics that are overwritten: checks that no subscription came or went back since they
-    were all read and held none of the rows to be taken away (hazard 37). Raises
+async def checks_of_holds(
+    holds_of: HoldsOf, changes: Changes, topic_names: Mapping[str, str]
+) -> list[Check]:
+    """Checks for the multi, one for each topic that the commit overwrites. This function reads the
+    topic's subscriptions, of which none may hold a row that the overwrite takes away; the check
+    fails if a subscription came or went back after that (hazard 37). Raises
     errors.SubscriptionBusy, errors.Unavailable."""
     checks = []
     for topic_id, (state, actions) in changes.items():
         if commit_draft.overwrites(actions):
             holds = await holds_of(topic_id, len(state.partitions))
-            commit_draft.check_not_held(state, actions, holds, named[topic_id])
+            commit_draft.check_no_subscription_holds(state, actions, holds, topic_names[topic_id])
             checks.append(holds.check)
     return checks
 
 
-async def schemas(
+async def schema_operations(
     views: CommitViews,
     kinds: Mapping[str, RowKind],
     changes: Changes,
-    named: Mapping[str, str],
+    topic_names: Mapping[str, str],
     *,
     fresh: bool,
 ) -> dict[str, list[Operation]]:
-    """By topic the operations that check its schema, or put it into force or add a version to it.
+    """By topic the operations that check its schema, put it into force or add a version to it.
     Raises errors.SchemaIncompatible, errors.SchemaNotRegistered, StoreUnavailable."""
     operations: dict[str, list[Operation]] = {}
     for topic_id, kind in kinds.items():
@@ -108,7 +111,7 @@ async def schemas(
         if kind.versions & schema.head.proposed:
             given_out = await views.schema_versions(topic_id, schema.head)
         head = commit_draft.schema_after(
-            schema.head, kind, state, actions, named[topic_id], given_out
+            schema.head, kind, state, actions, topic_names[topic_id], given_out
         )
         path = paths.topic_schema(topic_id)
         if schema.version is None or (head is None and topic_id not in changes):

@@ -28,7 +28,7 @@ from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import Tries, call_each, reachable, read
 from spark_ledger.topic.commit.commit import Committer
-from spark_ledger.topic.commit.draft import CommitOutcome, Wanted
+from spark_ledger.topic.commit.draft import CommitOutcome, CommitRequest
 from spark_ledger.topic.commit.seal import sealed
 from spark_ledger.topic.log import actions
 from spark_ledger.topic.log.actions import Action, Append, OpenLive, Overwrite, SealLive
@@ -260,7 +260,7 @@ class PastLive:
         self._urls: dict[str, str] = {}
         self._folding = BackgroundTasks()
 
-    async def commit(self, request: Wanted, timeout_s: float) -> CommitOutcome:
+    async def commit(self, request: CommitRequest, timeout_s: float) -> CommitOutcome:
         """Makes the commit, which also ends the live segments in its way. Raises as
         Committer.commit and `ended`."""
         fresh, hold_s = False, HOLD_S
@@ -287,7 +287,7 @@ class PastLive:
                 )
                 fresh, hold_s = True, min(2 * hold_s, HOLD_S_MAX)
 
-    async def _in_the_way(self, request: Wanted, *, fresh: bool) -> list[EndingSegment]:
+    async def _in_the_way(self, request: CommitRequest, *, fresh: bool) -> list[EndingSegment]:
         """The live segments of partitions to which rows are to be added."""
         endings: list[EndingSegment] = []
         for topic_id, draft in request.drafts.items():
@@ -304,7 +304,7 @@ class PastLive:
         """The topic's state. None if it need not be fresh and this process has seen no live
         segment: if there is one, the commit meets it."""
         views = self._committer.views
-        state = views.known(topic_id)
+        state = views.newest_state(topic_id)
         if not fresh and not (state and any(held.live for held in state.partitions)):
             return None
         with reachable(f"reading topic {topic_id}"):
@@ -412,7 +412,7 @@ class PastLive:
         return self._urls[broker]
 
 
-def _past(request: Wanted, ended: Ended) -> Wanted:
+def _past(request: CommitRequest, ended: Ended) -> CommitRequest:
     if not ended.handed:
         return request
     drafts = {

@@ -1,12 +1,11 @@
 """Decides about a query's batch whose number its transaction record has reached. Pure.
 
-After a crash Spark repeats the newest batch that its checkpoint has, with the same rows: then the
-record has that number, and nothing is to be done. But a query whose checkpoint was restored, or
-lost its newest files, plans batches anew under numbers that are used up, with rows that were never
-committed. Always true: a batch counts as done only if the record has its number with the same rows,
-or if the user's option demands it; any other batch is refused, or committed again if the option
-demands that (hazard 11).
-"""
+After a crash Spark repeats the newest batch of its checkpoint, with the same rows: then the record
+has that number, and nothing is to be done. But a query whose checkpoint was restored, or lost its
+newest files, plans new batches under numbers that the record has already passed, and their rows
+were never committed. Always true: a batch counts as done only if the record has its number with the
+same rows, or if the user's option demands it; any other batch is refused, or committed again if the
+option demands that (hazard 11)."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -33,9 +32,9 @@ _BEHIND = (
 
 
 class OnReplay(Enum):
-    """How a batch is treated whose number is recorded with other rows. Complete mode uses REPLACE.
+    """What happens to a batch whose number is recorded with other rows. Complete mode uses REPLACE.
     A batch job outside queries uses IGNORE: it writes nothing at or below the recorded version. The
-    others are the values of the option `onReplay`."""
+    other members are the values of the option `onReplay`."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -60,8 +59,8 @@ class QueryBatch:
 
 
 def work_of(record: TxnRecord, app_id: str, version: int, on_replay: OnReplay) -> TaskWork:
-    """The work of a task of this batch, decided before it takes a row. `record` was read after the
-    run began. Raises errors.CheckpointBehind."""
+    """The work of a task of this batch, decided before the task takes a row. `record` was read
+    after the run began. Raises errors.CheckpointBehind."""
     if record.version < version:
         return TaskWork.WRITE
     if on_replay is OnReplay.IGNORE:
@@ -80,12 +79,12 @@ def is_done(record: TxnRecord, app_id: str, version: int, batch: QueryBatch) -> 
     if record.version > version:
         check_not_behind(record, app_id, version, batch.on_replay)
         return False
-    if same(record, batch.content):
+    if is_same_batch(record, batch.content):
         return True
     if batch.on_replay is not OnReplay.FAIL:
         return batch.on_replay is OnReplay.SKIP
     raise errors.ReplayDiffers(
-        f"batch {version} of query {app_id} was committed with {_described(record)}, and has"
+        f"batch {version} of query {app_id} was committed with {_description(record)}, and has"
         f" {batch.content.rows} rows ({batch.content.fingerprint}) now: {_CAUSES}",
         _DIFFERS,
         recorded_version=record.version,
@@ -95,29 +94,29 @@ def is_done(record: TxnRecord, app_id: str, version: int, batch: QueryBatch) -> 
 
 
 def check_not_behind(record: TxnRecord, app_id: str, version: int, on_replay: OnReplay) -> None:
-    """Raises errors.CheckpointBehind for a version below the recorded one, unless the user wants it
-    committed."""
+    """Raises errors.CheckpointBehind for a version below the recorded one, unless the user wants
+    that version committed."""
     if record.version > version and on_replay is not OnReplay.APPEND:
         raise errors.CheckpointBehind(
             f"batch {version} of query {app_id} is behind batch {record.version}, the last that is"
-            " committed: the checkpoint was restored or lost files, and what it plans under used"
-            " numbers may be other rows",
+            " committed: the checkpoint was restored or lost files, and the rows that it plans"
+            " under numbers of committed batches may be other rows",
             _BEHIND,
             recorded_version=record.version,
         )
 
 
-def same(record: TxnRecord, content: Content) -> bool:
+def is_same_batch(record: TxnRecord, content: Content) -> bool:
     """Whether these rows were committed, as far as the record shows. A record of an older version
     of this software has no fingerprint, and may lack the rows."""
     rows = _rows(record)
     if rows is not None and rows != content.rows:
         return False
     recorded = "" if record.content is None else record.content.fingerprint
-    return recorded == content.fingerprint or not _comparable(recorded, content.fingerprint)
+    return recorded == content.fingerprint or not _are_comparable(recorded, content.fingerprint)
 
 
-def _comparable(left: str, right: str) -> bool:
+def _are_comparable(left: str, right: str) -> bool:
     """Whether neither is empty and both were made by the same algorithm."""
     return bool(left and right) and left.partition("-")[0] == right.partition("-")[0]
 
@@ -132,6 +131,6 @@ def _rows(record: TxnRecord) -> int | None:
     return sum(sum(topic.rows.values()) for topic in topics)
 
 
-def _described(record: TxnRecord) -> str:
+def _description(record: TxnRecord) -> str:
     fingerprint = "" if record.content is None else f" ({record.content.fingerprint})"
     return f"{_rows(record)} rows{fingerprint}"

@@ -65,13 +65,13 @@ class SchemaNode:
 @dataclass(slots=True)
 class _TopicView:
     """`unfolded`: the commits of this process that are in `state` and that no fold has read.
-    `contended`: others commit to the topic too, so it pays to read head before a multi that would
-    lose. `schema`: the node, None until it was read. A schema comes into force only with a new
-    version of head, so an absent node is read again once others have committed."""
+    `is_contended`: others commit to the topic too, so it pays to read head before a multi that
+    would lose. `schema`: the node, None until it was read. A schema comes into force only with a
+    new version of head, so an absent node is read again once others have committed."""
 
     state: TopicState | None = None
     unfolded: int = 0
-    contended: bool = False
+    is_contended: bool = False
     schema: SchemaNode | None = None
 
 
@@ -119,14 +119,14 @@ class CommitViews:
     def needs_fold(self, topic_id: str) -> bool:
         """Whether the topic's head is to be read before a commit is tried."""
         view = self._view(topic_id)
-        newest = self._known(topic_id, view)
+        newest = self._newest_state(topic_id, view)
         if newest is None or newest.turn:
             return True
-        return view.contended or view.unfolded >= UNFOLDED_MAX
+        return view.is_contended or view.unfolded >= UNFOLDED_MAX
 
-    def known(self, topic_id: str) -> TopicState | None:
+    def newest_state(self, topic_id: str) -> TopicState | None:
         """The newest state that is in memory."""
-        return self._known(topic_id, self._view(topic_id))
+        return self._newest_state(topic_id, self._view(topic_id))
 
     async def is_newest(self, state: TopicState) -> bool:
         """Whether the store's replica has no change of the topic after this state. Raises
@@ -140,13 +140,13 @@ class CommitViews:
     async def state(self, topic_id: str, *, fold: bool, fresh: bool) -> TopicState:
         """The topic as it is now, or without `fold` as this process last read or committed it."""
         view = self._view(topic_id)
-        newest = self._known(topic_id, view)
+        newest = self._newest_state(topic_id, view)
         if newest is not None and not fold:
             return newest
         folded = await self._log(topic_id).fold(fresh=fresh)
         if newest is not None and folded.head_version == newest.head_version:
-            view.contended = False
-        return _taken(view, folded)
+            view.is_contended = False
+        return _take_newer(view, folded)
 
     async def schema(self, topic_id: str, *, fresh: bool) -> SchemaNode:
         """The topic's schema, not older than the `state` of its view. Raises StoreUnavailable,
@@ -177,23 +177,23 @@ class CommitViews:
         """A write of this process changed the schema."""
         self._view(topic_id).schema = None
 
-    def state_is(self, after: TopicState) -> None:
+    def set_state(self, after: TopicState) -> None:
         """A commit of this process led to this state."""
         view = self._view(after.topic_id)
         view.state = after
         view.unfolded += 1
 
-    def intent_is(self, intent: Intent) -> None:
+    def set_intent(self, intent: Intent) -> None:
         """This process wrote the intent."""
         self._intents.put(intent.id, intent)
 
-    def txn_is(self, path: str, record: TxnRecord, version: int) -> None:
+    def set_txn(self, path: str, record: TxnRecord, version: int) -> None:
         """This process wrote the record."""
         self._txns.put(path, (record, version))
 
-    def lost(self, topic_id: str) -> None:
+    def note_contention(self, topic_id: str) -> None:
         """Another process committed to the topic."""
-        self._view(topic_id).contended = True
+        self._view(topic_id).is_contended = True
 
     def _view(self, topic_id: str) -> _TopicView:
         view = self._topics.get(topic_id)
@@ -202,14 +202,14 @@ class CommitViews:
             self._topics.put(topic_id, view)
         return view
 
-    def _known(self, topic_id: str, view: _TopicView) -> TopicState | None:
+    def _newest_state(self, topic_id: str, view: _TopicView) -> TopicState | None:
         """The newest state in memory; a fold that caught up replaces the state that this process's
         commits computed."""
         folded = self._log(topic_id).known
-        return view.state if folded is None else _taken(view, folded)
+        return view.state if folded is None else _take_newer(view, folded)
 
 
-def _taken(view: _TopicView, folded: TopicState) -> TopicState:
+def _take_newer(view: _TopicView, folded: TopicState) -> TopicState:
     """The newer state of the two. If a commit of this process is newer, because the replica lacks
     it or it was made during the fold, the next commit on it wins or loses its race."""
     if view.state is None or folded.head_version >= view.state.head_version:
@@ -220,7 +220,7 @@ def _taken(view: _TopicView, folded: TopicState) -> TopicState:
     return view.state
 
 
-def following(before: TopicState, commit: Commit) -> TopicState:
+def state_after(before: TopicState, commit: Commit) -> TopicState:
     """The state after the commit; the next fold fills in its times. Raises errors.UnsupportedFormat
     for a commit that could not be folded."""
     after = state.apply(before, before.next, commit, before.commit_ms)
@@ -239,9 +239,9 @@ class Turns:
         self._commit_id = commit_id
         self._topic_ids = sorted(topic_ids)
         self._patience_s = TURN_WAIT_S_MAX
-        self._taken: list[str] = []
+        self._topics_with_turn: list[str] = []
 
-    async def let_others_go(self, topic_ids: Sequence[str]) -> None:
+    async def wait_for_others(self, topic_ids: Sequence[str]) -> None:
         """Waits while another commit has the turn on one of the topics, as long as patience lasts.
         Raises store.StoreUnavailable."""
         heads = await call_each(self._head, sorted(topic_ids))
@@ -257,20 +257,20 @@ class Turns:
                 continue
             head, version = node
             wish = records.encode_head(replace(head, turn=self._commit_id))
-            self._taken.append(topic_id)
+            self._topics_with_turn.append(topic_id)
             with suppress(BadVersion, NoNode, OutcomeUnknown):  # the race decides, as ever
                 await self._store.set(paths.topic_head(topic_id), wish, version)
 
-    def used(self) -> None:
+    def forget(self) -> None:
         """The commit was made, which took the turn out of each head."""
-        self._taken.clear()
+        self._topics_with_turn.clear()
 
     async def give_back(self) -> None:
         """The commit was not made: takes its turns out of the heads, so that no other commit waits
         for it. If the store cannot be reached, the others wait until their patience ends."""
         with suppress(StoreError, TimeoutError):
             async with asyncio.timeout(TURN_WAIT_S_MAX):
-                for topic_id in self._taken:
+                for topic_id in self._topics_with_turn:
                     await self._give_back(topic_id)
 
     async def _give_back(self, topic_id: str) -> None:

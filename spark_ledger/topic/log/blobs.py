@@ -2,12 +2,12 @@
 
 A blob is consecutive entries of one ledger, each of 4 MiB at most, that hold its bytes in order and
 nothing else; its pointer has their length and CRC. Always true: a blob is in a synced ledger,
-acknowledged entry by entry and read back before its pointer is given out; its writer waited for
+acknowledged entry by entry and read back before its pointer is returned; its writer waited for
 every copy, in a second ledger if need be (hazard 8). The ledger stays with its writer until the
 node that names the blob is written, and the multi that writes that node checks the ledger's record,
-so the multi fails if another process recovered or deleted the ledger meanwhile. Under an intent
-whose ledgers are named once the ledger is new, and nothing is written to it after that node (hazard
-94).
+so the multi fails if another process recovered or deleted the ledger meanwhile. If only one node
+may name a ledger of the intent (`Intent.names_once`), the ledger is new, and nothing is written to
+it after that node (hazard 94).
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from spark_ledger.topic.log.segments import Segment
 ENTRY_BYTES_MAX = 4 * 1024 * 1024
 UNPACKED_BYTES_MAX = 256 * 1024 * 1024
 REPLICATED_WAIT_S = 2.0
-FAILED_LEDGERS_MAX = 3  # of one blob; then the last one's error is the caller's
+FAILED_LEDGERS_MAX = 3  # of one blob; then the caller gets the error of the last ledger
 _ZSTD = pa.Codec("zstd")
 
 
@@ -57,36 +57,38 @@ class Blobs:
         self.cache = cache
 
     @asynccontextmanager
-    async def held(
+    async def writer(
         self, intent: Intent, topic_id: str, policies: TopicPolicies
-    ) -> AsyncIterator["HeldLedgers"]:
+    ) -> AsyncIterator["BlobWriter"]:
         """A writer of blobs and entries for the topic under an open intent. No other writer gets
         its ledgers until the block is left."""
         synced = replace(policies, durability="synced")
-        holder = HeldLedgers(self, intent, topic_id, synced)
+        blob_writer = BlobWriter(self, intent, topic_id, synced)
         try:
-            yield holder
+            yield blob_writer
         finally:
-            holder.let_go()
+            blob_writer.release()
 
 
-class HeldLedgers:
-    """Ledgers that one caller has to itself. Made by Blobs.held; one call at a time."""
+class BlobWriter:
+    """Writes blobs and entries to ledgers that no other writer has. Made by Blobs.writer; one call
+    at a time."""
 
     def __init__(
         self, blobs: Blobs, intent: Intent, topic_id: str, policies: TopicPolicies
     ) -> None:
         self._ledgers = blobs.ledgers
         self._cache = blobs.cache
-        self._made_as = topic_id, policies, intent
+        self._acquired_for = topic_id, policies, intent
         self._named_once = intent.names_once
         self._ledger: TaskLedger | None = None
-        self._last_of: dict[int, int] = {}
+        self._last_entry_by_ledger: dict[int, int] = {}
         """By ledger the last entry that `store` returned."""
 
     async def write(self, data: Buffer, *, every_copy: bool = False) -> BlobPointer:
-        """Stores the bytes. When it returns they are durable and were read back: on Qa bookies at
-        least, on all Qw if they responded in time; with `every_copy` fewer are an error.
+        """Stores the bytes. When this returns, the bytes are durable and were read back: they are
+        on Qa bookies at least, on all Qw if those responded in time; with `every_copy` fewer than
+        Qw are an error.
 
         Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable,
         or the error of the last of FAILED_LEDGERS_MAX ledgers. ValueError for no bytes.
@@ -107,8 +109,9 @@ class HeldLedgers:
     async def store(
         self, payloads: Sequence[Buffer], rows: Sequence[int], *, every_copy: bool = False
     ) -> StoredEntries:
-        """Stores the payloads, each of the number of rows in `rows`, as consecutive entries of one
-        ledger. They are as durable as those of `write`, but not read back. Raises as `write`."""
+        """Stores the payloads as consecutive entries of one ledger; `rows` has the number of rows
+        of each payload. They are as durable as after `write`, but not read back. Raises as
+        `write`."""
         stored, missing = await self._store_once(payloads, rows)
         if missing:
             try:
@@ -121,7 +124,7 @@ class HeldLedgers:
                 f"not every copy was made in two ledgers: bookies {', '.join(missing)} did not"
                 " confirm theirs"
             )
-        self._last_of[stored.ledger_id] = stored.last
+        self._last_entry_by_ledger[stored.ledger_id] = stored.last
         return stored
 
     async def checks(self) -> list[Check]:
@@ -129,7 +132,7 @@ class HeldLedgers:
         one of them fails, the caller calls this again. Raises errors.NoSuchLedger, errors.RowsLost
         if a ledger lost stored entries."""
         checks = []
-        for ledger_id, last in self._last_of.items():
+        for ledger_id, last in self._last_entry_by_ledger.items():
             current = await self._ledgers.record(ledger_id, fresh=True)
             end = current.record.last_entry
             if end is not None and end < last:
@@ -139,10 +142,10 @@ class HeldLedgers:
             checks.append(Check(paths.ledger(ledger_id), current.version))
         return checks
 
-    def let_go(self) -> None:
-        """Gives the ledger back to the cache, or closes it if it is named once."""
+    def release(self) -> None:
+        """Gives the ledger back to the cache, or closes it if only one node may name it."""
         if self._named_once:
-            self._leave()
+            self._discard_ledger()
         elif self._ledger is not None:
             self._cache.release(self._ledger)
             self._ledger = None
@@ -150,9 +153,9 @@ class HeldLedgers:
     async def _store_once(
         self, payloads: Sequence[Buffer], rows: Sequence[int]
     ) -> tuple[StoredEntries, list[str]]:
-        """The payloads in one ledger, and the bookies that did not confirm their copies in time. If
-        there are such bookies, the ledger is discarded, so that the next one has bookies that
-        respond."""
+        """Stores the payloads in one ledger; returns also the bookies that did not confirm their
+        copies in time. If there are such bookies, the ledger is discarded, so that the next ledger
+        has bookies that respond."""
         failed = 0
         while True:
             ledger = await self._open()
@@ -161,22 +164,22 @@ class HeldLedgers:
             except errors.MessageTooBig:
                 raise
             except errors.LedgerError:
-                self._leave()
+                self._discard_ledger()
                 failed += 1
                 if failed >= FAILED_LEDGERS_MAX:
                     raise
                 continue
             missing = await ledger.writer.wait_for_copies(REPLICATED_WAIT_S, stored.first)
             if missing:
-                self._leave()
+                self._discard_ledger()
             return stored, missing
 
     async def _open(self) -> TaskLedger:
         if self._ledger is None:
-            self._ledger = await self._cache.acquire(*self._made_as, new=self._named_once)
+            self._ledger = await self._cache.acquire(*self._acquired_for, new=self._named_once)
         return self._ledger
 
-    def _leave(self) -> None:
+    def _discard_ledger(self) -> None:
         """The ledger takes no more entries; its acknowledged entries stay."""
         if self._ledger is not None:
             self._cache.discard(self._ledger)
@@ -187,13 +190,13 @@ class HeldLedgers:
     ) -> StoredEntries:
         """Appends all payloads and waits for their acknowledgements; raises the error of the first
         that failed."""
-        writer = ledger.writer
-        first = writer.last_add_pushed + 1
+        ledger_writer = ledger.writer
+        first = ledger_writer.last_add_pushed + 1
         acked: list[asyncio.Future[int]] = []
         try:
             for payload, count in zip(payloads, rows, strict=True):
-                await writer.room()
-                acked.append(writer.append(payload, count))
+                await ledger_writer.room()
+                acked.append(ledger_writer.append(payload, count))
                 ledger.bytes += len(payload)
         finally:
             outcomes = await asyncio.gather(*acked, return_exceptions=True)
@@ -202,7 +205,7 @@ class HeldLedgers:
                 raise outcome
         last = first + len(payloads) - 1
         assert list(outcomes) == list(range(first, last + 1)), "there is no other writer"
-        return StoredEntries(writer.ledger_id, writer.version, first, last)
+        return StoredEntries(ledger_writer.ledger_id, ledger_writer.version, first, last)
 
 
 async def read_blob(ledgers: LedgerStore, pointer: BlobPointer) -> bytes:
@@ -218,21 +221,21 @@ async def read_blob(ledgers: LedgerStore, pointer: BlobPointer) -> bytes:
         entries = reader.read(pointer.first, pointer.last, known_confirmed=pointer.last)
         parts = [entry.payload async for _, entry in entries]
     except errors.NoSuchEntry as error:  # the ledger was closed before its end
-        raise errors.DataUnavailable(f"{_named(pointer)} is cut off: {error.what}") from error
+        raise errors.DataUnavailable(f"{_place_of(pointer)} is cut off: {error.what}") from error
     size = sum(map(len, parts))
     if size != pointer.bytes or payload_crc(parts) != pointer.crc:
         raise errors.DigestMismatch(
-            f"{_named(pointer)} has {size} bytes with another checksum than its pointer"
+            f"{_place_of(pointer)} has {size} bytes with another checksum than its pointer"
         )
     return b"".join(parts)
 
 
-def moved_segments(segments: Sequence[Segment], stored: StoredEntries) -> tuple[Segment, ...]:
-    """The inline segments with their payloads in the stored entries, in order: the same rows."""
-    moved, entry = [], stored.first
+def stored_segments(segments: Sequence[Segment], stored: StoredEntries) -> tuple[Segment, ...]:
+    """The inline segments with their payloads in the stored entries, in order."""
+    segments_in_ledger, entry = [], stored.first
     for segment in segments:
         last = entry + len(segment.inline) - 1
-        moved.append(
+        segments_in_ledger.append(
             replace(
                 segment,
                 ledger_id=stored.ledger_id,
@@ -243,10 +246,10 @@ def moved_segments(segments: Sequence[Segment], stored: StoredEntries) -> tuple[
         )
         entry = last + 1
     assert entry == stored.last + 1, "each payload has an entry"
-    return tuple(moved)
+    return tuple(segments_in_ledger)
 
 
-def _named(pointer: BlobPointer) -> str:
+def _place_of(pointer: BlobPointer) -> str:
     return f"the blob in entries {pointer.first}..{pointer.last} of ledger {pointer.ledger_id}"
 
 
@@ -273,7 +276,7 @@ def unpack(value: Buffer) -> bytes:
 
 # -- a cache of checkpoints' chunks, for the next plan ---------------------------------------------
 #
-# Always true: at most KEPT_BYTES_MAX of decoded chunks are kept, those used last; a chunk that
+# Always true: of decoded chunks, those used last are kept, KEPT_BYTES_MAX at most; a chunk that
 # several callers ask for at once is read once; READS_AT_ONCE chunks are read at a time. Chunks
 # never change, so a kept chunk is never stale.
 
@@ -296,7 +299,7 @@ class ChunkStore:
         return self._kept.size
 
     async def load(self, chunks: Iterable[TableChunk]) -> Mapping[TableChunk, SegmentTable]:
-        """The tables of the chunks; those that are not kept are read.
+        """The tables of the chunks; a table that is not kept is read.
 
         Raises errors.NoSuchLedger (a newer checkpoint replaced the chunk: fold again),
         errors.DataUnavailable, errors.DigestMismatch, errors.Unavailable,

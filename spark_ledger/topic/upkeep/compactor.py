@@ -286,7 +286,7 @@ class Compaction:
 
     def _holds(self, state: TopicState, result: Merged) -> bool:
         try:
-            commit_draft.check_holds(state, self.intent.app_id, (self._replace(result),))
+            commit_draft.check_guards(state, self.intent.app_id, (self._replace(result),))
         except errors.TxnConflict:
             return False
         return True

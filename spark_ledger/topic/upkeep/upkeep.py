@@ -259,7 +259,7 @@ class Upkeep:
         """One pass; it also appends to the chain of links (metadata/chain.py). `force` as in
         Janitor.clean. Raises errors.Unavailable, errors.MetadataHeld: then nothing was done."""
         with reachable("maintaining topics"):
-            await self._client.committer.look_at_cluster()
+            await self._client.committer.check_cluster_epoch()
             if not dry_run:
                 await self._chain.once()
             now_ms = await store_now_ms(self._client.store)

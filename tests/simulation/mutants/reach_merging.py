@@ -19,27 +19,27 @@ def bodies_before_rows(send: Any) -> Any:
         others = [one for one in self._request.checks if not one.path.startswith(paths.LEDGERS)]
         self._request = replace(self._request, checks=others)
         outcome = await send(self, view, drafts, steps)
-        for held in self._payloads._held.values():
+        for held in self._payloads._writers.values():
             held._named_once = False
         return outcome
 
     return sent
 
 
-def goes_by_the_last_problem(gave_up: Any) -> Any:
+def goes_by_the_last_problem(timeout_error: Any) -> Any:
     """Whether a commit that was given up may have been made is decided by its last try alone."""
 
-    def gave_up_by_it(self: Any, timeout_s: float, problem: Any) -> Any:
+    def timeout_error_by_it(self: Any, timeout_s: float, problem: Any) -> Any:
         self._response_lost = isinstance(problem, OutcomeUnknown)
-        return gave_up(self, timeout_s, problem)
+        return timeout_error(self, timeout_s, problem)
 
-    return gave_up_by_it
+    return timeout_error_by_it
 
 
 REACHED = (
     (
         Mutant(
-            *("last problem decides", "hazard 3", commit._Commit, "_gave_up"),
+            *("last problem decides", "hazard 3", commit._Commit, "_timeout_error"),
             *(goes_by_the_last_problem, CHURN),
         ),
         ("commit",),

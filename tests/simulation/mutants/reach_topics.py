@@ -79,18 +79,18 @@ def condemned_without_looking(end: Any) -> Any:
     return ended
 
 
-def asks_the_intent_first(settled: Any) -> Any:
+def asks_the_intent_first(recorded_outcome: Any) -> Any:
     """An intent that has ended settles the commit, also where its own multi ended it."""
 
     def careless(self: Any, view: Any, record: Any) -> Any:
         if not view.intent.open and view.fresh:
             raise view.intent.ended()
-        return settled(self, view, record)
+        return recorded_outcome(self, view, record)
 
     return careless
 
 
-def drops_without_a_name(with_dropped: Any) -> Any:
+def drops_without_a_name(with_dropped_ledgers: Any) -> Any:
     """A commit that takes rows away does not name the ledgers that lose them."""
     return lambda state, actions, *read: actions
 
@@ -114,12 +114,12 @@ def minds_no_intent(operation: Any) -> Any:
     return unchecked
 
 
-def a_replay_is_done_anew(settled: Any) -> Any:
+def a_replay_is_done_anew(recorded_outcome: Any) -> Any:
     """The record of the version is asked by commit id alone."""
 
     def by_id(record: Any, commit_id: str, txn: Any, w0: int, *batch: Any) -> Any:
         same = record.commit_id == commit_id
-        return settled(record, commit_id, txn, w0, *batch) if same else None
+        return recorded_outcome(record, commit_id, txn, w0, *batch) if same else None
 
     return by_id
 
@@ -128,7 +128,7 @@ def bodies_let_go_before_the_multi(checks: Any) -> Any:
     """The ledger of a body is closed by its writer before the commit names it, and not checked."""
 
     async def unchecked(self: Any) -> Any:
-        await self.let_go()
+        await self.release()
         return []
 
     return unchecked
@@ -154,7 +154,7 @@ def merges_what_was_rearranged(check: Any) -> Any:
     return whatever
 
 
-def opens_beside_a_living_one(check: Any) -> Any:
+def opens_a_second(check: Any) -> Any:
     """A live segment is opened where another one is open."""
 
     def whatever(state: Any, app_id: str, action: Any, sealed: Any) -> None:
@@ -419,13 +419,13 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     ),
     (
         T(
-            *("intent asked before the record", "hazard 2", commit._Commit, "_settled"),
+            *("intent asked before the record", "hazard 2", commit._Commit, "_recorded_outcome"),
             *(asks_the_intent_first, CHURN),
         ),
         ("growth", "trim"),
     ),
     (
-        T("loss without a name", "T4", draft, "with_dropped", drops_without_a_name, CHURN),
+        T("loss without a name", "T4", draft, "with_dropped_ledgers", drops_without_a_name, CHURN),
         ("overwrite", "trim"),
     ),
     (
@@ -441,7 +441,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     ),
     (
         T(
-            *("replay known by its id alone", "T2", draft, "settled"),
+            *("replay known by its id alone", "T2", draft, "recorded_outcome"),
             *(a_replay_is_done_anew, CHURN),
         ),
         COMMITS,
@@ -453,20 +453,20 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         ),
         BESIDE,
     ),
-    (T("growth to less", "hazard 9", draft, "_check", grows_to_less, CHURN), ("growth",)),
+    (T("growth to less", "hazard 9", draft, "_check_guard", grows_to_less, CHURN), ("growth",)),
     (
         T(
-            *("merge of what was rearranged", "hazard 9", draft, "_check"),
+            *("merge of what was rearranged", "hazard 9", draft, "_check_guard"),
             *(merges_what_was_rearranged, CHURN),
         ),
         ("merge",),
     ),
     (
-        T("opened beside a living one", "T7", draft, "_check", opens_beside_a_living_one, CHURN),
+        T("opened beside a living one", "T7", draft, "_check_guard", opens_a_second, CHURN),
         ("live segment",),
     ),
     (
-        T("sealed what is not live", "T7", draft, "_check", seals_what_is_not_live, CHURN),
+        T("sealed what is not live", "T7", draft, "_check_guard", seals_what_is_not_live, CHURN),
         ("live segment",),
     ),
     (

@@ -57,7 +57,7 @@ LAGGING = {**LONG, "faults": ("lagging store", "pause")}
 BEHIND = {**LONG, "faults": ("lagging store", "slow store")}
 
 
-def never_settled(settled: Any) -> Any:
+def never_settled(recorded_outcome: Any) -> Any:
     return lambda record, commit_id, txn, w0, batch=None: None
 
 
@@ -151,7 +151,7 @@ def holds_nothing(held: Any) -> Any:
     return lambda record, since, partitions: {}
 
 
-def replaces_what_is_held(check_not_held: Any) -> Any:
+def replaces_what_is_held(check_no_subscription_holds: Any) -> Any:
     return lambda *what: None
 
 
@@ -267,7 +267,9 @@ def goes_on_with_the_last_row(decode: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("recorded version ignored", "T2", commit_draft, "settled", never_settled, TOPIC),
+    Mutant(
+        "recorded version ignored", "T2", commit_draft, "recorded_outcome", never_settled, TOPIC
+    ),
     Mutant(
         "intent believed open", "T4", CommitViews, "intent", believes_its_intent_open, CONDEMNED
     ),
@@ -294,9 +296,12 @@ MUTANTS = (
         *("no-op whichever run recorded the version", "hazard 11", commit._Commit, "_record"),
         *(always_of_this_run, ZOMBIES),
     ),
-    Mutant("replay whatever its rows", "hazard 11", replay, "same", same_whatever_it_is, REWINDS),
     Mutant(
-        *("replay recognised by its number of rows", "hazard 11", replay, "same"),
+        *("replay whatever its rows", "hazard 11", replay, "is_same_batch"),
+        *(same_whatever_it_is, REWINDS),
+    ),
+    Mutant(
+        *("replay recognised by its number of rows", "hazard 11", replay, "is_same_batch"),
         *(same_number_of_rows, REWINDS),
     ),
     Mutant(
@@ -313,7 +318,8 @@ MUTANTS = (
         *(holds_nothing, CHURN),
     ),
     Mutant(
-        *("overwrite asks no subscription", "hazard 37", commit_draft, "check_not_held"),
+        *("overwrite asks no subscription", "hazard 37"),
+        *(commit_draft, "check_no_subscription_holds"),
         *(replaces_what_is_held, OVERWRITES),
     ),
     Mutant(
@@ -345,7 +351,7 @@ MUTANTS = (
         *(accepts_rows_of_a_namesake, REPLACEMENTS),
     ),
     Mutant(
-        *("commit to a deleted topic", "hazard 36", commit_draft, "check_holds"),
+        *("commit to a deleted topic", "hazard 36", commit_draft, "check_guards"),
         *(believes_that_it_is_there, REPLACEMENTS),
     ),
     Mutant(

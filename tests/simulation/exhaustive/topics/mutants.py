@@ -138,7 +138,7 @@ RULES = (
     Rule(
         *("seal without guard", "29", "live"),
         (
-            (commit_draft, "_check", anything_holds),
+            (commit_draft, "_check_guard", anything_holds),
             (state._Folding, "_check", anything_holds),
         ),
     ),

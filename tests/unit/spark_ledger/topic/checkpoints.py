@@ -43,7 +43,7 @@ class History:
         body = self.rng.randrange(1, 9) if self.rng.random() < 0.1 else None
         made = Commit("c", app, "t", 0, "r", "i", actions, others=others, body_ledger=body)
         try:
-            commit_draft.check_holds(topic, app, actions)
+            commit_draft.check_guards(topic, app, actions)
         except (errors.TxnConflict, errors.TopicTerminated, ValueError):
             return None
         return made

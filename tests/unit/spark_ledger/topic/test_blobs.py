@@ -8,7 +8,7 @@ from bookie_server.api.status import Status
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Create, MultiFailed
-from spark_ledger.topic.log.blobs import Blobs, moved_segments, pack, read_blob, unpack
+from spark_ledger.topic.log.blobs import Blobs, pack, read_blob, stored_segments, unpack
 from spark_ledger.topic.log.ledger_cache import LedgerCache
 from spark_ledger.topic.log.segment_table import BlobPointer
 from spark_ledger.topic.log.segments import INLINE, Segment
@@ -22,7 +22,7 @@ def blobs_of(client):
 
 
 def held_by(blobs, stage, intent):
-    return blobs.held(intent, stage.topic.id, stage.topic.policies)
+    return blobs.writer(intent, stage.topic.id, stage.topic.policies)
 
 
 def test_a_blob_is_read_by_another_process_while_its_ledger_is_open():
@@ -196,7 +196,7 @@ def test_payloads_of_a_commit_are_stored_as_entries_and_their_segments_move_ther
             await held.write(DATA)
             stored = await held.store(payloads, [3, 4, 5])
             assert len(await held.checks()) == 1
-        moved = moved_segments(inline, stored)
+        moved = stored_segments(inline, stored)
 
         assert [one.entries for one in moved] == [
             ((stored.first, stored.first + 1),),

@@ -39,7 +39,7 @@ def test_a_fold_from_checkpoints_is_the_fold_of_all_commits_ever(seed, count, ho
         made = history.commit(whole)
         if made is None or not made.actions:
             continue
-        made = replace(made, actions=commit_draft.with_dropped(whole, made.actions))
+        made = replace(made, actions=commit_draft.with_dropped_ledgers(whole, made.actions))
         whole = state.apply(whole, whole.next, made, 1000 * number)
         short = state.apply(short, short.next, made, 1000 * number)
         if rng.random() < how_often:

@@ -407,7 +407,7 @@ def test_commits_that_are_in_ledgers_are_folded_as_those_in_the_log():
             some = tuple(segment(900 + number, 3, 4) for _ in range(3))
             commit = Commit(f"c{number}", "a", "t", 0, "r", intent.id, (Append(some),))
             state = await log.fold()
-            async with stage.client.blobs.held(
+            async with stage.client.blobs.writer(
                 intent, stage.topic.id, stage.topic.policies
             ) as held:
                 body = await held.write(pack(records.encode_commit(commit)))

@@ -19,7 +19,7 @@ def table(ledger_id, count=20):
 
 async def stored(stage, count):
     intent = await stage.intent()
-    async with stage.client.blobs.held(intent, stage.topic.id, stage.topic.policies) as held:
+    async with stage.client.blobs.writer(intent, stage.topic.id, stage.topic.policies) as held:
         return [TableChunk(await held.write(table(n).encode()), 20, 100) for n in range(count)]
 
 

@@ -182,6 +182,6 @@ def test_a_view_is_as_new_as_its_fold_though_the_log_was_let_go_of_meanwhile():
 
         log.fold = forgotten
         assert (await views.state(stage.topic.id, fold=True, fresh=True)).next == 2
-        assert views.known(stage.topic.id).next == 2
+        assert views.newest_state(stage.topic.id).next == 2
 
     play(act)

@@ -4,7 +4,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.topic.commit import draft as commit_draft
-from spark_ledger.topic.commit.draft import CommitKind, TxnKey, Wanted
+from spark_ledger.topic.commit.draft import CommitKind, CommitRequest, TxnKey
 from spark_ledger.topic.log import state
 from spark_ledger.topic.log.actions import Append, Hole, Overwrite, Replace, SealLive, Trim
 from spark_ledger.topic.log.records import Commit, TopicRows, TxnRecord
@@ -26,11 +26,11 @@ def recorded(version, run_id, commit_id="other"):
 
 
 def test_a_version_above_the_recorded_one_is_not_committed_yet():
-    assert commit_draft.settled(recorded(6, "run-1"), "mine", TXN, w0=6) is None
+    assert commit_draft.recorded_outcome(recorded(6, "run-1"), "mine", TXN, w0=6) is None
 
 
 def test_a_commit_whose_answer_was_lost_is_told_by_its_id_with_all_its_topics():
-    outcome = commit_draft.settled(recorded(7, "run-2", "mine"), "mine", TXN, w0=6)
+    outcome = commit_draft.recorded_outcome(recorded(7, "run-2", "mine"), "mine", TXN, w0=6)
 
     assert outcome.kind is CommitKind.COMMITTED
     assert outcome.topics == {"a": TopicRows(3, {0: 5}), "b": TopicRows(4, {1: 6})}
@@ -40,7 +40,7 @@ def test_a_commit_whose_answer_was_lost_is_told_by_its_id_with_all_its_topics():
     ("version", "run_id", "w0"), [(7, "run-2", 6), (9, "run-2", 6), (7, "run-1", 7)]
 )
 def test_a_version_of_this_run_or_from_before_it_began_is_silently_done(version, run_id, w0):
-    outcome = commit_draft.settled(recorded(version, run_id), "mine", TXN, w0)
+    outcome = commit_draft.recorded_outcome(recorded(version, run_id), "mine", TXN, w0)
 
     assert outcome.kind is CommitKind.ALREADY
     assert (outcome.number, outcome.rows) == ((3, {0: 5}) if version == 7 else (-1, {}))
@@ -48,14 +48,17 @@ def test_a_version_of_this_run_or_from_before_it_began_is_silently_done(version,
 
 def test_a_version_that_another_run_recorded_since_this_one_began_is_an_error():
     with pytest.raises(errors.LedgerFenced, match="committed by run run-1, after run run-2 had"):
-        commit_draft.settled(recorded(7, "run-1"), "mine", TXN, w0=6)
+        commit_draft.recorded_outcome(recorded(7, "run-1"), "mine", TXN, w0=6)
 
 
 def test_what_took_the_next_version_is_settled_by_its_id_only():
     following = replace(TXN, version=commit_draft.NEXT_VERSION)
 
-    assert commit_draft.settled(recorded(7, "run-1"), "mine", following, w0=-1) is None
-    assert commit_draft.settled(recorded(7, "x", "mine"), "mine", following, w0=-1) is not None
+    assert commit_draft.recorded_outcome(recorded(7, "run-1"), "mine", following, w0=-1) is None
+    assert (
+        commit_draft.recorded_outcome(recorded(7, "x", "mine"), "mine", following, w0=-1)
+        is not None
+    )
 
 
 def test_the_record_has_what_came_into_each_topic():
@@ -65,7 +68,7 @@ def test_the_record_has_what_came_into_each_topic():
         "c": (Overwrite((segment(3, 1),), 0),),
     }
 
-    record = commit_draft.record_of(TXN, "c1", {"a": 10, "c": 12}, drafts)
+    record = commit_draft.txn_record(TXN, "c1", {"a": 10, "c": 12}, drafts)
 
     assert record.topics() == {
         "a": TopicRows(10, {0: 5, 2: 6}),
@@ -130,7 +133,7 @@ def topic(*commits, partitions=2):
 
 def dropped(before, *actions):
     assert commit_draft.chunks_of(before, actions) == []
-    return [action.dropped for action in commit_draft.with_dropped(before, actions)]
+    return [action.dropped for action in commit_draft.with_dropped_ledgers(before, actions)]
 
 
 def test_every_ledger_that_loses_rows_is_named():
@@ -152,7 +155,7 @@ def test_what_loses_nothing_stays_as_it_is():
     before = topic([segment(1, 10)])
     action = Append((segment(2, 1),))
 
-    assert commit_draft.with_dropped(before, (action,)) == (action,)
+    assert commit_draft.with_dropped_ledgers(before, (action,)) == (action,)
 
 
 def test_an_overwrite_asks_the_intent_for_its_snapshot_and_an_intent_without_one_is_refused():
@@ -178,7 +181,7 @@ def test_inline_segments_give_way_to_those_that_were_stored_in_their_order():
     moved = [segment(7, 1, 1), segment(7, 1, first=2, partition=1)]
 
     assert commit_draft.inline_bytes({"a": actions}) == 4
-    assert commit_draft.with_moved(actions, moved) == (
+    assert commit_draft.with_stored_segments(actions, moved) == (
         Append((segment(1, 5), moved[0], segment(2, 5))),
         Overwrite((moved[1],), 0),
         SealLive(1, 9, None),
@@ -189,16 +192,16 @@ def test_large_bodies_go_to_ledgers_and_the_largest_others_until_the_multi_fits(
     kib = 1024
     bodies = {"a": b"x" * 65 * kib, "b": b"x" * 64 * kib, "c": b"x" * 60 * kib, "d": b"x"}
 
-    assert commit_draft.to_spill(bodies, 0) == ["a"]
-    assert commit_draft.to_spill(bodies, 430 * kib) == ["a", "b"]
-    assert commit_draft.to_spill(bodies, 512 * kib) == ["a", "b", "c", "d"]
+    assert commit_draft.topics_to_spill(bodies, 0) == ["a"]
+    assert commit_draft.topics_to_spill(bodies, 430 * kib) == ["a", "b"]
+    assert commit_draft.topics_to_spill(bodies, 512 * kib) == ["a", "b", "c", "d"]
 
 
 def test_too_many_topics_and_too_long_a_text_are_refused():
     drafts = {f"t{n}": (Append(()),) for n in range(501)}
 
     with pytest.raises(errors.CommitOverTooManyTopics, match=r"\[LEDGER_OPTION.* 501 topics"):
-        Wanted(TXN, "i", drafts)
+        CommitRequest(TXN, "i", drafts)
     with pytest.raises(errors.OptionInvalid, match="userMetadata has 16386 bytes"):
-        Wanted(TXN, "i", {}, user_metadata="ä" * 8193)
-    Wanted(TXN, "i", {}, user_metadata="ä" * 8192)
+        CommitRequest(TXN, "i", {}, user_metadata="ä" * 8193)
+    CommitRequest(TXN, "i", {}, user_metadata="ä" * 8192)

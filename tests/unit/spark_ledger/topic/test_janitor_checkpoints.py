@@ -9,7 +9,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.topic import checkpointer
 from spark_ledger.topic.log import checkpoint
-from spark_ledger.topic.log.blobs import HeldLedgers
+from spark_ledger.topic.log.blobs import BlobWriter
 from spark_ledger.topic.upkeep import garbage
 from spark_ledger.topic.upkeep.janitor import Janitor
 from tests.unit.spark_ledger.topic.stage import play
@@ -34,13 +34,13 @@ class Paused:
         if checked:
             monkeypatch.setattr(stage.client.store, "multi", self._late(stage.client.store.multi))
         else:
-            monkeypatch.setattr(HeldLedgers, "checks", self._late(HeldLedgers.checks))
+            monkeypatch.setattr(BlobWriter, "checks", self._late(BlobWriter.checks))
         making = stage.client.checkpoints.make(stage.topic.id, intent.id)
         self.making = asyncio.create_task(making)
 
     def _late(self, plain):
         async def late(one):
-            if isinstance(one, HeldLedgers) or any(op.path == self._path for op in one):
+            if isinstance(one, BlobWriter) or any(op.path == self._path for op in one):
                 self.reached.set()
                 await self.go.wait()
             return await plain(one)

@@ -11,7 +11,7 @@ from spark_ledger.metadata import paths
 from spark_ledger.topic import checkpointer
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.log.actions import Append
-from spark_ledger.topic.log.blobs import HeldLedgers
+from spark_ledger.topic.log.blobs import BlobWriter
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.upkeep.compactor import Compaction, MergePace
 from tests.unit.spark_ledger.topic.janitors import janitor_of
@@ -111,7 +111,7 @@ def test_a_body_of_a_broker_is_not_in_a_ledger_that_a_janitor_has_judged(monkeyp
     names it, and deletes it afterwards."""
     monkeypatch.setattr(commit_draft, "BODY_INLINE_BYTES_MAX", 10)
     judged, named = asyncio.Event(), asyncio.Event()
-    checks = HeldLedgers.checks
+    checks = BlobWriter.checks
 
     async def act(stage):
         stage = await without_delay(stage)
@@ -134,14 +134,14 @@ def test_a_body_of_a_broker_is_not_in_a_ledger_that_a_janitor_has_judged(monkeyp
 
         async def judged_meanwhile(held):
             if not cleaning:
-                (ledger,) = held._last_of
+                (ledger,) = held._last_entry_by_ledger
                 await other.ledgers.recover(ledger)
                 cleaning.append(asyncio.create_task(janitor.clean()))
                 await judged.wait()
             return await checks(held)
 
         janitor._delete = after_the_commit
-        monkeypatch.setattr(HeldLedgers, "checks", judged_meanwhile)
+        monkeypatch.setattr(BlobWriter, "checks", judged_meanwhile)
         await committed()
         named.set()
         await cleaning[0]

@@ -155,7 +155,7 @@ def test_rows_that_the_commit_seals_before_it_overwrites_them_are_held_too():
     topic = state.apply(state.empty("t", 1), 0, ten_rows, 0)
     actions = (SealLive(0, 9, segment(9, 5)), Overwrite((), 0))
 
-    commit_draft.check_not_held(topic, actions, held_from(15), "t")
+    commit_draft.check_no_subscription_holds(topic, actions, held_from(15), "t")
     with pytest.raises(errors.SubscriptionBusy, match="from offset 12 on"):
-        commit_draft.check_not_held(topic, actions, held_from(12), "t")
-    commit_draft.check_not_held(topic, actions[:1], held_from(0), "t")
+        commit_draft.check_no_subscription_holds(topic, actions, held_from(12), "t")
+    commit_draft.check_no_subscription_holds(topic, actions[:1], held_from(0), "t")
