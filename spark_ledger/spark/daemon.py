@@ -1,13 +1,14 @@
 """PySpark's daemon, which loads the modules of its workers before it forks them.
 
-Spark starts one such process for each kind of worker, and it forks the workers: for planning, for
-writing, for commits, and for tasks. Spark ends workers that were idle for a minute. A worker that
-had to load its part of PySpark, Arrow and this package by itself would take most of a second for
-that, each time; a forked worker has them. `spark-ledger-python` runs this as PySpark's daemon.
+Spark starts one daemon for each kind of worker (planning, writing, commits, tasks), and the daemon
+forks the workers. Spark ends workers that were idle for a minute. A worker that loads its part of
+PySpark, Arrow and this package by itself takes most of a second for that, each time; a forked
+worker has them. `spark-ledger-python` runs this module as PySpark's daemon.
 
-Always true: no module is loaded that opens a file or socket, or starts a Python thread, as a fork
-would have half of it (jemalloc and OpenBLAS, under Arrow and numpy, start a thread each, and bring
-it over a fork). A module that cannot be loaded is left to the worker, which raises the reason.
+Always true: no module that this daemon loads opens a file or socket, or starts a Python thread, as
+a fork would have half of it. (jemalloc and OpenBLAS, under Arrow and numpy, start a thread each,
+and both handle a fork.) If a module cannot be loaded, the worker loads it and raises the
+reason.
 """
 
 import gc
@@ -28,35 +29,35 @@ MODULES = (
     "spark_ledger.spark.write.sink",
 )
 """They import all other modules that tasks, planning and commits share."""
-TASKS, OF_TASKS = "pyspark.worker", ("pandas",)
-"""Arrow checks whether the result of a writing task is of pandas, if pandas is installed."""
+TASK_WORKER, TASK_MODULES = "pyspark.worker", ("pandas",)
+"""If pandas is installed, Arrow imports it to check the result of a writing task."""
 
-GONE = 1
-"""The exit code of a worker that is not used again."""
+EXIT_NOT_REUSED = 1
+"""The exit code of a worker that Spark does not use again."""
 
 
 def main() -> None:
     """Load the modules, then run PySpark's daemon for the module of workers in `sys.argv[1]`."""
-    role = sys.argv[1] if sys.argv[1:] else TASKS
-    for module in (role, *MODULES, *(OF_TASKS if role == TASKS else ())):
+    role = sys.argv[1] if sys.argv[1:] else TASK_WORKER
+    for module in (role, *MODULES, *(TASK_MODULES if role == TASK_WORKER else ())):
         with suppress(Exception):
             importlib.import_module(module)
-    gc.freeze()  # these objects stay, and a collection in a worker need not copy their pages
+    gc.freeze()  # so that a collection in a worker does not copy the pages of these objects
     from pyspark import daemon
 
-    daemon.worker = _quiet(daemon.worker)
+    daemon.worker = _without_traceback(daemon.worker)
     daemon.manager()
 
 
-def _quiet(worker: Callable[..., int]) -> Callable[..., int]:
-    """The worker without the traceback on the user's screen with which PySpark's daemon reports its
-    end: Spark closes the connection of a worker that was idle for a minute."""
+def _without_traceback(worker: Callable[..., int]) -> Callable[..., int]:
+    """The worker, but a BrokenPipeError ends it without a traceback on the user's screen: Spark
+    closes the connection of a worker that was idle for a minute."""
 
     def run(*arguments: Any) -> int:
         try:
             return worker(*arguments)
         except BrokenPipeError:
-            return GONE
+            return EXIT_NOT_REUSED
 
     return run
 

@@ -1,5 +1,5 @@
-"""format("ledger"): the entry point for Spark. It imports all else at first use, as every session
-that looks for any Python source imports this file."""
+"""format("ledger"): the entry point for Spark. Every session that looks for any Python source
+imports this file, so it imports all other modules of the package only when they are used."""
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -10,13 +10,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_ledger.spark.worker import Moment, set_aside
+from spark_ledger.spark.worker import Moment, exclude_from_gc
 
 
 class LedgerDataSource(DataSource):
     """Reads and writes topics, in batches and streams. docs/spark.md lists the options.
 
-    Spark makes one of these in several processes for one query; it holds the options only.
+    Spark makes an instance in several processes for one query; an instance has only the options.
     """
 
     @classmethod
@@ -24,10 +24,10 @@ class LedgerDataSource(DataSource):
         return "ledger"
 
     def schema(self) -> StructType:
-        """The columns of a reader that declares none: by the options alone (also for a listing) or,
-        if a payload has columns of its own, by the schemas registered for the topics. Raises
+        """The columns of a read for which the user declares no schema. The options decide; if the
+        payload has columns of its own, so do the schemas registered for the topics. Raises
         LEDGER_OPTION.*; SchemaNotRegistered, SchemaIncompatible, TopicNotFound, Unavailable."""
-        set_aside(Moment.LOADING)
+        exclude_from_gc(Moment.LOADING)
         from spark_ledger.spark.options import options
         from spark_ledger.spark.rows.columns import has_payload, read_schema
 
@@ -49,43 +49,43 @@ class LedgerDataSource(DataSource):
                 declared=False,
             )
         )
-        assert registered is not None, "nothing was declared, so it is there or an error"
+        assert registered is not None, "a topic without a registered schema raises"
         return read_schema(shape, spark_payload(registered))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        set_aside(Moment.LOADING)
+        exclude_from_gc(Moment.LOADING)
         from spark_ledger.spark.options import options
 
-        given = options.batch_read_options(self.options)
-        if given.metadata is not None:
+        read_options = options.batch_read_options(self.options)
+        if read_options.metadata is not None:
             from spark_ledger.spark.read import listings
 
-            return listings.ListingReader(given, schema)
+            return listings.ListingReader(read_options, schema)
         from spark_ledger.spark.read import source
 
-        return source.LedgerBatchReader(given, schema)
+        return source.LedgerBatchReader(read_options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        set_aside(Moment.LOADING)
+        exclude_from_gc(Moment.LOADING)
         from spark_ledger.spark import spark_version
         from spark_ledger.spark.options import options
         from spark_ledger.spark.read import source
 
-        given = options.stream_read_options(self.options)
-        return spark_version.stream_reader(source.LedgerStreamReader(given, schema))
+        read_options = options.stream_read_options(self.options)
+        return spark_version.stream_reader(source.LedgerStreamReader(read_options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        set_aside(Moment.LOADING)
+        exclude_from_gc(Moment.LOADING)
         from spark_ledger.spark.options import options
         from spark_ledger.spark.write import sink
 
-        written = options.batch_write_options(self.options)
-        return sink.planned_writer(written, schema, overwrite)
+        write_options = options.batch_write_options(self.options)
+        return sink.planned_writer(write_options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        set_aside(Moment.LOADING)
+        exclude_from_gc(Moment.LOADING)
         from spark_ledger.spark.options import options
         from spark_ledger.spark.write import sink
 
-        written = options.stream_write_options(self.options)
-        return sink.LedgerStreamWriter(written, schema, overwrite)
+        write_options = options.stream_write_options(self.options)
+        return sink.LedgerStreamWriter(write_options, schema, overwrite)

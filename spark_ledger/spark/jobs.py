@@ -1,14 +1,15 @@
-"""Work that is spread over Spark's tasks, with the same code inside as without Spark.
+"""Compaction and audit by Spark tasks; each task runs the same code as without Spark.
 
     spark_ledger.compact(spark, "flights")      merges the small segments of a topic
     spark-ledger ledger audit --spark           checks every ledger
 
 Always true: topic/upkeep/compactor.py decides about merges: the driver plans and commits, tasks
-read and write. A commit takes the rows of one attempt of each task, as Spark hands them to the
-driver. Rows of other attempts, and all rows if the driver dies before its commit, are in no topic,
-under an intent that ends with the job or is condemned once its heartbeat stops; the janitor deletes
-them. An audit (repair/audit.py) changes nothing: the driver lists the ledgers and the references of
-topics, each task checks a part, and the driver adds up their findings.
+read and write. Spark gives the driver the result of one attempt of each task, and the commit takes
+the rows of these attempts. Rows of other attempts, and all rows if the driver dies before its
+commit, are in no topic; they are under an intent that ends with the job or is condemned once its
+heartbeat stops, and the janitor deletes them. An audit (repair/audit.py) changes nothing: the
+driver lists the ledgers and the references of topics, each task checks a part, and the driver adds
+up the tasks' findings.
 """
 
 import os
@@ -42,30 +43,30 @@ B = TypeVar("B")
 
 
 def run_each(spark: SparkSession, do: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """The results of `do` for the items, in their order, by a Spark task for each. An item may be
-    done more than once; its result is of one attempt. Raises the errors of Spark's job."""
-    numbers = spark.range(0, len(items), 1, max(1, len(items)))  # one to a Spark task
+    """The results of `do` for the items, in the order of the items, by a Spark task for each item.
+    Spark may repeat a task; the result is that of one attempt. Raises the errors of Spark's job."""
+    numbers = spark.range(0, len(items), 1, max(1, len(items)))  # a number for each Spark task
     packed = [pickle.dumps(item) for item in items]
-    made = numbers.mapInArrow(partial(_each, do, packed), "number LONG, made BINARY")
-    by_number = {row.number: row.made for row in made.collect()}
+    results = numbers.mapInArrow(partial(_do_each, do, packed), "number LONG, result BINARY")
+    by_number = {row.number: row.result for row in results.collect()}
     return [pickle.loads(by_number[number]) for number in range(len(items))]
 
 
-def _each(
+def _do_each(
     do: Callable[[Any], Any], packed: Sequence[bytes], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            made = pickle.dumps(do(pickle.loads(packed[number])))
-            columns = [pa.array([number], pa.int64()), pa.array([made], pa.binary())]
-            yield pa.RecordBatch.from_arrays(columns, names=["number", "made"])
+            result = pickle.dumps(do(pickle.loads(packed[number])))
+            columns = [pa.array([number], pa.int64()), pa.array([result], pa.binary())]
+            yield pa.RecordBatch.from_arrays(columns, names=["number", "result"])
 
 
 ROUND_BYTES = 8 << 30  # of rows merged by one commit
-TASK_BYTES = 64 << 20  # a Spark task reads and writes about so much, or one merge
-TASKS_MIN = 32  # as long as each task has at least this much:
+TASK_BYTES = 64 << 20  # read and written by one Spark task; more only for a single large merge
+TASKS_MIN = 32  # fewer tasks only if each would have less than TASK_BYTES_MIN
 TASK_BYTES_MIN = 4 << 20
-TASK_LEDGERS, TASK_LEDGERS_MIN = 1000, 16  # a task of an audit checks so many
+TASK_LEDGERS, TASK_LEDGERS_MIN = 1000, 16  # ledgers that one task of an audit checks
 
 Group = tuple[MergeTask, ...]
 
@@ -81,11 +82,11 @@ def compact(
     by Spark tasks.
 
     Rows keep offset, columns, timestamp and commit time; readers and writers go on meanwhile.
-    Durable on return: every merge that the result counts. Each is one commit, so a job that ends
-    early leaves a valid topic, and the next job goes on. `service_url` None: LEDGER_SERVICE_URL,
-    else the default. Raises errors.OptionInvalid, errors.BadConfig, errors.TopicNotFound,
-    errors.TopicNameInvalid, errors.TxnConflict (the topic is rearranged again and again),
-    errors.Unavailable; errors of reading and writing come as the error of Spark's job.
+    Durable on return: every merge that the result counts. Each merge is one commit, so a job that
+    ends early leaves a valid topic, and the next job continues. `service_url` None:
+    LEDGER_SERVICE_URL, else the default. Raises errors.OptionInvalid, errors.BadConfig,
+    errors.TopicNotFound, errors.TopicNameInvalid, errors.TxnConflict (other commits rearrange the
+    topic again and again), errors.Unavailable; an error of reading or writing fails Spark's job.
     """
     check_session(spark)
     url = resolve_service_url(service_url)
@@ -111,10 +112,10 @@ def run_tasks(
     tasks: Sequence[MergeTask],
 ) -> list[Merged]:
     """The results of `do` for the tasks, in their order, by a Spark task for each group."""
-    return [merged for group in run_each(spark, do, grouped(tasks)) for merged in group]
+    return [merged for group in run_each(spark, do, group_tasks(tasks)) for merged in group]
 
 
-def grouped(tasks: Sequence[MergeTask]) -> list[Group]:
+def group_tasks(tasks: Sequence[MergeTask]) -> list[Group]:
     """The tasks in their order, grouped by the Spark task that carries them out."""
     total = sum(task.bytes for task in tasks)
     limit = min(TASK_BYTES, max(TASK_BYTES_MIN, total // TASKS_MIN))
@@ -130,18 +131,20 @@ def grouped(tasks: Sequence[MergeTask]) -> list[Group]:
 
 
 def merge_group(service_url: str, topic: TopicInfo, intent: Intent, group: Group) -> list[Merged]:
-    """In a Spark task: read and write. Raises as compactor.merge."""
+    """In a Spark task: carry out a group's merges. Raises as compactor.merge."""
     cluster = blocking.topics(service_url)
     with heartbeats(cluster, intent):
-        made = [cluster.run(compactor.merge(cluster.client, topic, intent, task)) for task in group]
-    return [merged for part in made for merged in part]
+        by_task = [
+            cluster.run(compactor.merge(cluster.client, topic, intent, task)) for task in group
+        ]
+    return [merged for merges in by_task for merged in merges]
 
 
 def audit(spark: SparkSession, service_url: str, *, deep: bool = False) -> Audit:
     """Check every ledger by Spark tasks. Raises errors.Unavailable, errors.OptionInvalid."""
     check_session(spark)
     cluster = blocking.topics(service_url)
-    ledger_ids, referred = cluster.run(_survey(cluster.client))
+    ledger_ids, referred = cluster.run(_ledgers_and_references(cluster.client))
     size = min(TASK_LEDGERS, max(TASK_LEDGERS_MIN, len(ledger_ids) // TASKS_MIN))
     groups = [ledger_ids[at : at + size] for at in range(0, len(ledger_ids), size)]
     do = partial(audit_group, service_url, deep, referred)
@@ -151,20 +154,20 @@ def audit(spark: SparkSession, service_url: str, *, deep: bool = False) -> Audit
             result.merge(part)
     except PySparkException as failure:
         raise Unavailable(
-            f"the Spark job of the audit failed: {_why(failure)}", "Look into Spark's own log."
+            f"the Spark job of the audit failed: {_reason(failure)}", "Look into Spark's own log."
         ) from failure
     return result
 
 
 def session() -> SparkSession:
-    """The active session, else one by Spark's own configuration. Raises BadConfig."""
+    """The active session, else a new one with Spark's own configuration. Raises BadConfig."""
     os.environ.setdefault("PYSPARK_PYTHON", worker_python())
     builder = SparkSession.builder.appName("spark-ledger ledger audit")
     try:
         return builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
     except Exception as failure:
         raise BadConfig(
-            f"Spark cannot be started: {_why(failure)}",
+            f"Spark cannot be started: {_reason(failure)}",
             "SPARK_HOME, SPARK_CONF_DIR and PYSPARK_SUBMIT_ARGS decide how it is started; it needs"
             " Java 17.",
         ) from failure
@@ -173,21 +176,22 @@ def session() -> SparkSession:
 def audit_group(
     service_url: str, deep: bool, referred: Referred, ledger_ids: Sequence[int]
 ) -> Audit:
-    """In a Spark task. Raises errors.Unavailable."""
+    """In a Spark task: check these ledgers. Raises errors.Unavailable."""
     cluster = blocking.topics(service_url)
 
-    async def work() -> Audit:
+    async def audit_ledgers() -> Audit:
         ledgers = cluster.client.ledgers
         tokens = await tokens_of(ledgers)
         return await audit_some(ledgers, tokens, ledger_ids, deep=deep, referred=referred)
 
-    return cluster.run(work())
+    return cluster.run(audit_ledgers())
 
 
-async def _survey(topics: TopicClient) -> tuple[list[int], Referred]:
+async def _ledgers_and_references(topics: TopicClient) -> tuple[list[int], Referred]:
     return [ledger_id async for ledger_id in topics.ledgers.list()], await referred_by(topics)
 
 
-def _why(failure: Exception) -> str:
-    """The message of the first error of ours in a task; without one, Spark's first line."""
+def _reason(failure: Exception) -> str:
+    """The message of the first error of this package in a task; without such an error, the first
+    line of Spark's message."""
     return cause_of(failure) or str(failure).strip().partition("\n")[0]

@@ -1,13 +1,14 @@
-"""A session of Spark that a caller hands over: its check, the registration of this format and of
-its SQL table functions, its use in other threads.
+"""A session of Spark that a caller passes: its check, the registration of this format and of its
+SQL table functions, its use in other threads.
 
     spark_ledger.sql_setup(spark)
     spark.sql("SELECT * FROM ledger_lag('flights') WHERE rowsBehind > 0")
     spark.sql("SELECT * FROM read_ledger(topic => 'flights', endingOffsets => 'latest')")
 
-Always true: the functions use the cluster that `sql_setup` got; each runs as one task of Spark, as
-Spark runs every table function. `read_ledger` hands rows over one by one: use it for a look at a
-topic. Many tasks read a table WITH options, one for each topic (docs/spark.md), column by column.
+Always true: the functions use the cluster that `sql_setup` got; each call runs as one task of
+Spark, as Spark runs every table function. `read_ledger` gives rows to Spark one by one: use it for
+a look at a topic. A table WITH options, one for each topic (docs/spark.md), is read by many tasks,
+column by column.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult, UserDefinedTableFun
 
 from spark_ledger.config import resolve_service_url
 from spark_ledger.errors import OptionConflict, OptionInvalid
-from spark_ledger.spark.options.values import as_given
+from spark_ledger.spark.options.values import option_text
 from spark_ledger.spark.read import listings
 from spark_ledger.spark.read.tasks import session_zone
 
@@ -39,10 +40,9 @@ def check_session(spark: object) -> None:
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("ledger")` in the session, if Spark does not find it by itself.
-
-    Spark looks for Python sources with the driver's Python, and PYSPARK_DRIVER_PYTHON may have made
-    that `jupyter`. A second call changes nothing. Raises OptionInvalid if `spark` is not a session.
+    """Register `format("ledger")` in the session, where Spark does not find it by itself: Spark
+    looks for Python sources with the driver's Python, which PYSPARK_DRIVER_PYTHON may set to
+    `jupyter`. A second call changes nothing. Raises OptionInvalid if `spark` is not a session.
     """
     check_session(spark)
     from spark_ledger.spark.data_source import LedgerDataSource
@@ -51,30 +51,32 @@ def register(spark: SparkSession) -> None:
 
 
 def in_session(spark: SparkSession, work: Callable[..., Any]) -> Callable[..., Any]:
-    """`work`, to be called in another thread: `Thread(target=in_session(spark, work))`.
+    """`work`, with this session active in another thread.
+
+        Thread(target=in_session(spark, work))
 
     Spark looks for Python sources in the active session of the thread that writes, and a new thread
-    has no active session. The thread also gets the query of the foreachBatch that called this, so
-    that its writes follow the rule of a query's batch. Raises OptionInvalid if `spark` is not a
-    session.
+    has no active session. If a foreachBatch function calls this, the thread also belongs to that
+    query, so that its writes follow the rule of a query's batch. Raises OptionInvalid if `spark` is
+    not a session.
     """
     check_session(spark)
 
     @wraps(work)
-    def active(*arguments: Any, **named: Any) -> Any:
-        if isinstance(spark, SparkSession):  # of Spark Connect the server has the session
-            of_java = SparkSession._get_j_spark_session_class(spark._jvm)
-            of_java.setActiveSession(spark._jsparkSession)
-        return work(*arguments, **named)
+    def with_session(*arguments: Any, **keywords: Any) -> Any:
+        if isinstance(spark, SparkSession):  # with Spark Connect the session is in the server
+            java_class = SparkSession._get_j_spark_session_class(spark._jvm)
+            java_class.setActiveSession(spark._jsparkSession)
+        return work(*arguments, **keywords)
 
-    in_thread: Callable[..., Any] = inheritable_thread_target(spark)(active)
+    in_thread: Callable[..., Any] = inheritable_thread_target(spark)(with_session)
     return in_thread
 
 
 def sql_setup(spark: SparkSession, service_url: str | None = None) -> list[str]:
     """Register the functions in the session, for the cluster at `service_url` (None:
     LEDGER_SERVICE_URL, else the default); returns their names. A second call replaces the
-    functions, so that they use its URL. Changes no topic. Raises errors.BadConfig,
+    functions, so that they use the second call's URL. Changes no topic. Raises errors.BadConfig,
     errors.OptionInvalid."""
     check_session(spark)
     url = resolve_service_url(service_url)
@@ -83,19 +85,19 @@ def sql_setup(spark: SparkSession, service_url: str | None = None) -> list[str]:
         columns = listings.schema_of(view).fields
         schema = ", ".join(f"{column.name} {column.dataType.simpleString()}" for column in columns)
         function = cast(
-            UserDefinedTableFunction, arrow_udtf(_listing(url, view), returnType=schema)
+            UserDefinedTableFunction, arrow_udtf(_listing_function(url, view), returnType=schema)
         )
         spark.udtf.register(PREFIX + view, function)
         names.append(PREFIX + view)
-    spark.udtf.register(READ, cast(UserDefinedTableFunction, udtf(_reading(url))))
+    spark.udtf.register(READ, cast(UserDefinedTableFunction, udtf(_read_function(url))))
     return [*names, READ]
 
 
-def _listing(url: str, view: str) -> type:
+def _listing_function(url: str, view: str) -> type:
     topics_max = 0 if view == "bookies" else 1
 
     class Listing:
-        """The view of a topic; of all topics (or of the cluster) if the call names none."""
+        """The view of a topic; if the call names no topic, of all topics or of the cluster."""
 
         def eval(self, topic: pa.Array | None = None, *more: pa.Array) -> Iterator[pa.Table]:
             count = (topic is not None) + len(more)
@@ -104,31 +106,32 @@ def _listing(url: str, view: str) -> type:
                     f"{PREFIX}{view} has {count} arguments",
                     "Name one topic, or none for all of them." if topics_max else "It takes none.",
                 )
-            named = None if topic is None else topic[0].as_py()
-            if not isinstance(named, str | None):
-                raise OptionInvalid(f"topic is {named}, no text", "Give its name as 'flights'.")
-            yield listings.table(url, view, named)
+            name = None if topic is None else topic[0].as_py()
+            if not isinstance(name, str | None):
+                raise OptionInvalid(f"topic is {name}, no text", "Give its name as 'flights'.")
+            yield listings.table(url, view, name)
 
     return Listing
 
 
-def _reading(url: str) -> type:
+def _read_function(url: str) -> type:
     class ReadLedger:
-        """A batch read; the arguments are its options; the topic may come first, without a name."""
+        """A batch read. Named arguments are its options; the first argument without a name is the
+        topic."""
 
         @staticmethod
         def analyze(
-            placed: AnalyzeArgument | None = None, **arguments: AnalyzeArgument
+            positional_topic: AnalyzeArgument | None = None, **arguments: AnalyzeArgument
         ) -> AnalyzeResult:
-            arguments = _with_topic(placed, arguments)
-            given = {name: _constant(name, argument) for name, argument in arguments.items()}
-            return AnalyzeResult(_source(url, given).schema())
+            arguments = _with_topic(positional_topic, arguments)
+            options = {name: _constant_text(name, argument) for name, argument in arguments.items()}
+            return AnalyzeResult(_source(url, options).schema())
 
-        def eval(self, placed: Any = None, **arguments: Any) -> Iterator[tuple[Any, ...]]:
-            arguments = _with_topic(placed, arguments)
-            options = {name: as_given(argument) for name, argument in arguments.items()}
-            zone, given = session_zone(), " ".join(options).lower()
-            if zone is not None and "timestamp" in given and "timezone" not in given:
+        def eval(self, positional_topic: Any = None, **arguments: Any) -> Iterator[tuple[Any, ...]]:
+            arguments = _with_topic(positional_topic, arguments)
+            options = {name: option_text(argument) for name, argument in arguments.items()}
+            zone, names = session_zone(), " ".join(options).lower()
+            if zone is not None and "timestamp" in names and "timezone" not in names:
                 options["timeZone"] = zone
             source = _source(url, options)
             reader = source.reader(source.schema())
@@ -140,13 +143,13 @@ def _reading(url: str) -> type:
     return ReadLedger
 
 
-def _with_topic(placed: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments, with the topic that was given by its place. Raises OptionConflict."""
-    if placed is None:
+def _with_topic(positional_topic: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, with the topic as one of them. Raises OptionConflict."""
+    if positional_topic is None:
         return arguments
     if "topic" in arguments:
         raise OptionConflict("read_ledger has a topic by its place and another by name")
-    return {**arguments, "topic": placed}
+    return {**arguments, "topic": positional_topic}
 
 
 def _source(url: str, options: dict[str, str]) -> Any:
@@ -155,7 +158,7 @@ def _source(url: str, options: dict[str, str]) -> Any:
     return LedgerDataSource({"serviceUrl": url, **options})
 
 
-def _constant(name: str, argument: AnalyzeArgument) -> str:
+def _constant_text(name: str, argument: AnalyzeArgument) -> str:
     if not argument.isConstantExpression or argument.value is None:
         raise OptionInvalid(f"{name} is no constant", "Give read_ledger its options as literals.")
-    return as_given(argument.value)
+    return option_text(argument.value)

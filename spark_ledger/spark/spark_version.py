@@ -1,9 +1,9 @@
 """What Spark 4.1 lacks of 4.2: a source cannot limit a micro-batch, nor report its lag.
 
-The only file with differences between versions; it checks for each feature itself, as vendors'
-versions have some of them. Always true: on 4.1 an option that needs admission control is refused,
-so no query reads more at once than its options allow; a micro-batch takes all rows. Spark 4.1 then
-runs availableNow as one micro-batch, like Trigger.Once.
+This is the only file with differences between versions. It checks for each feature, not for a
+version, as vendors' versions have some of the features. Always true: on 4.1 an option that needs
+admission control is refused, so no query reads more at once than its options allow; a micro-batch
+takes all rows. Spark 4.1 then runs availableNow as one micro-batch, like Trigger.Once.
 """
 
 import inspect
@@ -33,7 +33,7 @@ except ModuleNotFoundError:
     ADMISSION_CONTROL = False
 
     class ReadLimit:  # type: ignore[no-redef]
-        """The limit of a micro-batch; Spark 4.1 never sees one, and takes all rows."""
+        """The limit of a micro-batch; Spark 4.1 never gets one, and takes all rows."""
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """Spark 4.1 does not look for it."""
@@ -56,9 +56,9 @@ def spark_schema(schema: pa.Schema) -> StructType:
     return arrow_types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
-def check_limits(given: Iterable[str]) -> None:
-    """Raises NewerSparkNeeded for options that limit micro-batches, if Spark cannot."""
-    for option in given:
+def check_limits(limit_options: Iterable[str]) -> None:
+    """Raises NewerSparkNeeded if there are options that limit micro-batches, and Spark cannot."""
+    for option in limit_options:
         if not ADMISSION_CONTROL:
             raise NewerSparkNeeded(
                 f"{option} is given, but Spark {pyspark.__version__} has no admission control for"
@@ -68,7 +68,7 @@ def check_limits(given: Iterable[str]) -> None:
 
 
 def check_lag() -> None:
-    """Raises NewerSparkNeeded if a progress does not have the lag of a query."""
+    """Raises NewerSparkNeeded if Spark's progress events do not carry the lag of a query."""
     if not ADMISSION_CONTROL:
         raise NewerSparkNeeded(
             f"the progress of a query on Spark {pyspark.__version__} does not say how far it is"
@@ -77,9 +77,9 @@ def check_lag() -> None:
         )
 
 
-def planned(partition: InputPartition | None) -> Any:
-    """The value with which a partition was planned; None for the partition that Spark makes of an
-    empty plan."""
+def value_of(partition: InputPartition | None) -> Any:
+    """The value of a planned partition; None for the partition that Spark makes of an empty
+    plan."""
     return None if partition is None else partition.value
 
 
@@ -91,27 +91,27 @@ def stream_reader(reader: DataSourceStreamReader) -> DataSourceStreamReader:
 class UnlimitedStreamReader(DataSourceStreamReader):
     """The reader for Spark 4.1, which asks for the newest offset without the query's position.
 
-    So this reader remembers the end of the last planned micro-batch. A run that resumes first gets
-    the call for an empty plan, from the newest offset of the checkpoint to the same offset; before
-    that call the reader counts no rows as done.
+    So this reader remembers the end of the last planned micro-batch. When a run resumes, Spark
+    first plans an empty micro-batch, from the newest offset of the checkpoint to the same offset;
+    before that call the reader does not know the query's position, and counts no rows as done.
     """
 
     def __init__(self, reader: DataSourceStreamReader) -> None:
         self._reader = reader
-        self._at: dict[str, Any] | None = None
+        self._batch_end: dict[str, Any] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         return self._reader.initialOffset()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
-        if self._at is None:
-            self._at = self._reader.initialOffset()
-        return self._reader.latestOffset(self._at, ReadAllAvailable())
+        if self._batch_end is None:
+            self._batch_end = self._reader.initialOffset()
+        return self._reader.latestOffset(self._batch_end, ReadAllAvailable())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        resumes = self._at is None and start == end
-        self._at = end
-        return [] if resumes else self._reader.partitions(start, end)
+        is_resume = self._batch_end is None and start == end
+        self._batch_end = end
+        return [] if is_resume else self._reader.partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._reader.read(partition)

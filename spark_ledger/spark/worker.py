@@ -42,27 +42,27 @@ def worker_python() -> str:
 
 
 class Moment(Enum):
-    """When objects are set aside, each moment once in a process."""
+    """When present objects are excluded from collections; each moment counts once in a process."""
 
     LOADING = "this package's modules are about to be loaded"
-    CONNECTED = "they are loaded, and a connection stands"
+    CONNECTED = "this package's modules are loaded, and a connection is open"
 
 
-_past: dict[Moment, None] = {}
+_moments_seen: dict[Moment, None] = {}
 
 
-def set_aside(moment: Moment) -> None:
-    """Exclude all present objects from later collections; at once, without a collection: present
-    garbage stays, and imports leave little of it.
+def exclude_from_gc(moment: Moment) -> None:
+    """Exclude all present objects from later collections. This does not collect first: garbage that
+    is present stays for ever, and imports leave little of it.
 
     Spark's daemon collects after each task of a worker that it will use again, and Python by itself
     while a process loads its modules. Each collection would visit all loaded objects: 40 to 60 ms
-    for the 80,000 objects of PySpark and of this package, none of them garbage. Objects are set
-    aside only in Spark's worker processes, never in a user's driver or another client.
+    for the 80,000 objects of PySpark and of this package, none of them garbage. This has an effect
+    only in Spark's worker processes, never in a user's driver or another client.
     """
-    if moment in _past or os.environ.get(RUNTIME_VARIABLE) != WORKER:
+    if moment in _moments_seen or os.environ.get(RUNTIME_VARIABLE) != WORKER:
         return
-    _past[moment] = None
+    _moments_seen[moment] = None
     gc.freeze()
 
 
@@ -70,56 +70,56 @@ def set_aside(moment: Moment) -> None:
 
 
 class TtlCache(Generic[K, V]):
-    """Keeps each value for `seconds` after `put`, so that a thousand small tasks do not ask a
-    thousand times; beyond `entries_max` it evicts the oldest. For one thread."""
+    """Keeps each value for `seconds` after `put`, so that a thousand small tasks do not send a
+    thousand requests; beyond `entries_max` it evicts the oldest. For one thread."""
 
     def __init__(self, seconds: float, entries_max: int = ENTRIES_MAX) -> None:
         self._seconds = seconds
         self._entries_max = entries_max
-        self._held: OrderedDict[K, tuple[V, float]] = OrderedDict()
+        self._entries: OrderedDict[K, tuple[V, float]] = OrderedDict()
 
     def get(self, key: K) -> V | None:
-        held = self._held.get(key)
-        return held[0] if held is not None and held[1] > time.monotonic() else None
+        entry = self._entries.get(key)
+        return entry[0] if entry is not None and entry[1] > time.monotonic() else None
 
     def put(self, key: K, value: V) -> V:
-        self._held.pop(key, None)
-        self._held[key] = (value, time.monotonic() + self._seconds)
-        if len(self._held) > self._entries_max:
-            self._held.popitem(last=False)
+        self._entries.pop(key, None)
+        self._entries[key] = (value, time.monotonic() + self._seconds)
+        if len(self._entries) > self._entries_max:
+            self._entries.popitem(last=False)
         return value
 
-    def forget(self, is_meant: Callable[[V], bool]) -> None:
-        """Drop the values for which `is_meant` is true."""
-        for key in [key for key, (value, _) in self._held.items() if is_meant(value)]:
-            del self._held[key]
+    def drop_if(self, is_stale: Callable[[V], bool]) -> None:
+        """Drop the values for which `is_stale` is true."""
+        for key in [key for key, (value, _) in self._entries.items() if is_stale(value)]:
+            del self._entries[key]
 
 
-# -- its end ---------------------------------------------------------------------------------------
+# -- the end of a process --------------------------------------------------------------------------
 
-_before: dict[Callable[[], None], int] = {}  # each with the id of the process that calls it
+_functions: dict[Callable[[], None], int] = {}  # each with the id of the process that calls it
 
 
-def before_termination(do: Callable[[], None]) -> None:
-    """Call `do` once, in the main thread, wherever that is then, before this process ends by
-    SIGTERM: so Spark ends a source's process when its query stops. `do` must not take a lock that
-    this thread holds elsewhere, and must end by itself in seconds.
+def call_before_termination(do: Callable[[], None]) -> None:
+    """Call `do` once before this process ends by SIGTERM, the signal by which Spark ends a source's
+    process when its query stops. `do` interrupts the main thread at any line: so it must not take a
+    lock that this thread holds elsewhere, and it must end by itself in seconds.
 
-    The process still ends by the signal, once `do` has ended or failed; the same signal again
-    changes nothing (Spark sends it twice, one right after the other). If other code handles the
-    signal, or in a thread that may not handle it, this does nothing. A forked child does not call
-    the functions of its parent.
+    The process still ends by the signal, once `do` has ended or failed. A second signal changes
+    nothing (Spark sends two, one right after the other). This function does nothing if other code
+    handles the signal, or if the caller is not the main thread. A forked child does not call the
+    functions of its parent.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
-    _before[do] = os.getpid()
+    _functions[do] = os.getpid()
 
 
 def _terminate(number: int, _frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)
-    for do, pid in _before.items():
+    for do, pid in _functions.items():
         try:
             if pid == os.getpid():
                 do()

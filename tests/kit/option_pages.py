@@ -9,7 +9,8 @@ KAFKAS_TOO = (
     *("startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition"),
     *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
 )
-"""Options of Spark's Kafka source and sink that have the same name here; KAFKAS has all others."""
+"""Options of Spark's Kafka source and sink that have the same name here, the others being in
+KAFKA_REMEDIES."""
 
 
 def as_markdown(options: tuple[Option, ...]) -> str:
@@ -26,7 +27,7 @@ def _names(option: Option) -> str:
 
 
 def _default(option: Option) -> str:
-    return option.default_says or (f"`{option.default}`" if option.default else "none")
+    return option.default_in_docs or (f"`{option.default}`" if option.default else "none")
 
 
 def _only(option: Option) -> str:

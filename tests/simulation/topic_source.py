@@ -89,7 +89,7 @@ class TopicSource:
         progress = self._progress.setdefault(log.topic_id, Progress())
         state = await topics.log(log.topic_id).fold(fresh=all_of_it)
         start = _decoded(progress.saved, state)
-        if not offsets.within({TOPIC: start}, _known(state)):
+        if not offsets.is_within({TOPIC: start}, _known(state)):
             self.world.ghost.meet("source ahead of what is known")
             state = await topics.log(log.topic_id).fold(fresh=True)
             start = _decoded(progress.saved, state)

@@ -1,15 +1,16 @@
-"""Offsets as Spark keeps them: encoded, decoded, checked against the rows that the topics hold.
+"""Offsets as Spark keeps them: encoded, decoded, checked against the rows that the topics have.
 
     {"_ids": {"flights": "<uuid>"}, "flights": {"0": 120, "1": 98}}
 
-An offset is the number of the next row of a partition (dense, 0-based, end exclusive: Kafka's
-shape and meaning). `_ids` has the id of each topic: a topic of the same name made later is another
-topic. `_commits`, of the same shape as the offset, has the token of the commit that made the last
-row before each offset, if the source knows it: a metadata store that was restored from an older
-backup gives that offset to another row. Always true: keys are sorted, so equal offsets are equal
-texts, as Spark compares texts; positions name exactly the partitions that are read; no partition's
-end is below its start; a topic or partition that came after an offset was taken starts at its
-beginning.
+A partition's offset is the number of its next row (dense, 0-based, end exclusive: Kafka's shape and
+meaning). `_ids` has the id of each topic: a topic of the same name made later is another topic.
+`_commits`, of the same shape as the offset, has the token of the commit that made the last row
+before each offset, if the source knows the token: a metadata store that was restored from an older
+backup gives that offset to another row, with another token.
+
+Always true: keys are sorted, so equal offsets are equal texts (Spark compares texts); positions
+name exactly the partitions that are read; no partition's end is below its start; a topic or
+partition that is newer than an offset starts at its beginning.
 """
 
 import json
@@ -32,27 +33,27 @@ from spark_ledger.spark.options.start_positions import (
     EARLIEST,
     IDS,
     LATEST,
+    AtEdge,
+    AtOffsets,
     AtSubscription,
     AtTime,
     ByPartition,
-    Explicit,
-    Named,
     ReadPosition,
     as_text,
     key_of,
-    split,
+    split_offset,
 )
 
 Positions = dict[str, dict[int, int]]
 """Topic, by its short name -> partition -> its next offset; partitions ascend."""
 IN_CHECKPOINT = "the offset in the checkpoint"
-GO_ON = (
+TOPIC_DELETED_REMEDY = (
     "Set failOnDataLoss to false to go on without it, or create it again and start with a new"
     " checkpoint."
 )
 
-OF_THE_DRIVER = "The time has no zone and is in the driver's: option timeZone names another."
-GO_ON_WITHOUT = (
+DRIVER_ZONE_HINT = "The time has no zone and is in the driver's: option timeZone names another."
+NOT_READ_REMEDY = (
     "Set failOnDataLoss to false to go on without it (named again later, it is read from its"
     " beginning), or name it in subscribe again."
 )
@@ -60,8 +61,8 @@ GO_ON_WITHOUT = (
 
 @dataclass(frozen=True, slots=True)
 class TopicEnds:
-    """The offsets that a topic holds: `starts[p]` to `ends[p]` (exclusive) of each partition p. The
-    partitions `assigned`, ascending, are read; None: all."""
+    """The offsets that a topic has: `starts[p]` to `ends[p]` (exclusive) of each partition p. The
+    query reads the partitions `assigned`, ascending; None: all."""
 
     topic_id: str
     starts: tuple[int, ...]
@@ -93,8 +94,8 @@ class TrimmedRange:
 def encode(
     positions: Positions, topic_ends: Ends, tokens: Positions | None = None
 ) -> dict[str, Any]:
-    """The offset as Spark stores it, with the ids of the topics, and the known tokens of the
-    commits that made the last rows before it."""
+    """The offset as Spark stores it, with the topics' ids, and the tokens, as far as they are
+    known, of the commits that made the last rows before it."""
     ids = {key_of(topic): topic_ends[topic].topic_id for topic in positions}
     offset: dict[str, Any] = {IDS: dict(sorted(ids.items()))}
     for topic, by_partition in positions.items():
@@ -114,18 +115,19 @@ def tokens_of(offset: Mapping[str, Any]) -> Positions:
     if not isinstance(tokens, dict):
         raise OffsetsMalformed(f"{IN_CHECKPOINT} has {json.dumps(tokens)} for {COMMITS!r}")
     return {
-        topic: dict(by_partition) for topic, by_partition in split(tokens, IN_CHECKPOINT)[0].items()
+        topic: dict(by_partition)
+        for topic, by_partition in split_offset(tokens, IN_CHECKPOINT)[0].items()
     }
 
 
-def tokens_kept(
-    before: Positions, tokens: Positions, moved: Callable[[str, int], bool]
+def keep_tokens(
+    tokens_before: Positions, tokens: Positions, has_moved: Callable[[str, int], bool]
 ) -> Positions:
-    """The tokens of an offset; partitions that did not move keep those of the offset before, so
-    that the same offset stays the same text."""
+    """The tokens of an offset. A partition that did not move keeps its token of the offset before,
+    so that the same offset stays the same text."""
     return {
         topic: {
-            p: before.get(topic, {}).get(p, token) if not moved(topic, p) else token
+            p: token if has_moved(topic, p) else tokens_before.get(topic, {}).get(p, token)
             for p, token in by_partition.items()
         }
         for topic, by_partition in tokens.items()
@@ -137,20 +139,20 @@ def decode(
 ) -> Positions:
     """An offset that this source once returned, or text like it, as positions.
 
-    Raises OffsetsMalformed, TopicRecreated. A topic or partition that it names, and that is gone or
-    no longer read, is left out if `lossy` (the user accepts losses). Else raises PartitionRemoved
-    for a partition; for a topic OffsetsNotAssigned, or TopicDeleted if topics are read
-    `by_pattern`.
+    Raises OffsetsMalformed, TopicRecreated. If the offset names a topic or partition that does not
+    exist or is no longer read, `lossy` (the user accepts losses) leaves it out. Else raises
+    PartitionRemoved for a partition; for a topic OffsetsNotAssigned, or TopicDeleted if topics are
+    read `by_pattern`.
     """
-    offsets, ids = split(offset, IN_CHECKPOINT)
+    offsets, ids = split_offset(offset, IN_CHECKPOINT)
     _check_ids(ids, topic_ends, IN_CHECKPOINT)
-    for topic, named in () if lossy else offsets.items():
-        _check_still_read(topic, named, topic_ends.get(topic), by_pattern)
+    for topic, by_partition in () if lossy else offsets.items():
+        _check_still_read(topic, by_partition, topic_ends.get(topic), by_pattern)
     positions: Positions = {}
     for topic, ends in topic_ends.items():
-        named = offsets.get(topic, {})
-        positions[topic] = {p: named.get(p, ends.starts[p]) for p in ends.partitions}
-        if any(at < 0 for at in named.values()):
+        by_partition = offsets.get(topic, {})
+        positions[topic] = {p: by_partition.get(p, ends.starts[p]) for p in ends.partitions}
+        if any(at < 0 for at in by_partition.values()):
             raise OffsetsMalformed(f"{IN_CHECKPOINT} has a negative offset: {json.dumps(offset)}")
     return positions
 
@@ -158,50 +160,50 @@ def decode(
 def resolve(
     place: ReadPosition,
     topic_ends: Ends,
-    looked_up: ByPartition | None = None,
+    lookups: ByPartition | None = None,
     *,
     lossy: bool = False,
 ) -> Positions:
-    """The positions of `place` in the topics of `topic_ends`; these ends must be read after the
-    user could know of the place. `looked_up` are, for an AtTime, the offsets found for
-    `times_wanted` (without partitions that have no such row); for an AtSubscription its positions
-    (other partitions start at their beginning). An offset whose row was removed is an error; if
-    `lossy`, the first offset that is kept takes its place.
+    """The positions of `place` in the topics of `topic_ends`, which must be read after the user
+    chose the place. For an AtTime, `lookups` has the offsets of the times of `times_to_look_up`,
+    without partitions that have no such row. For an AtSubscription, it has the subscription's
+    positions; other partitions start at their beginning. An offset below a partition's first row is
+    an error; if `lossy`, the partition starts at its first row.
 
     Raises OffsetsMalformed, OffsetsNotAssigned, OffsetsOutOfRange, TopicRecreated,
     TimestampNotFound.
     """
     _check_assigned(topic_ends, place.option)
-    if isinstance(place, Named):
-        return {topic: _at(place.at, ends) for topic, ends in topic_ends.items()}
-    if isinstance(place, Explicit):
-        return _explicit(place, topic_ends, lossy)
-    assert looked_up is not None, f"the positions of {place.option} are looked up first"
+    if isinstance(place, AtEdge):
+        return {topic: _edge_offsets(place.at, ends) for topic, ends in topic_ends.items()}
+    if isinstance(place, AtOffsets):
+        return _explicit_positions(place, topic_ends, lossy)
+    assert lookups is not None, f"the positions of {place.option} are looked up first"
     if isinstance(place, AtTime):
-        return _at_time(place, topic_ends, looked_up)
+        return _at_time(place, topic_ends, lookups)
     assert isinstance(place, AtSubscription), place
-    return _at_subscription(place, topic_ends, looked_up)
+    return _at_subscription(place, topic_ends, lookups)
 
 
-def times_wanted(place: AtTime, topic_ends: Ends) -> dict[str, dict[int, int]]:
+def times_to_look_up(place: AtTime, topic_ends: Ends) -> dict[str, dict[int, int]]:
     """The milliseconds to look up for each partition that is read. Raises OffsetsNotAssigned."""
     if place.every_ms is not None:
         return {t: dict.fromkeys(ends.partitions, place.every_ms) for t, ends in topic_ends.items()}
-    named = place.by_partition or {}
-    _check_named(named, topic_ends, place.option)
-    return {t: {p: named[t][p] for p in ends.partitions} for t, ends in topic_ends.items()}
+    times = place.by_partition or {}
+    _check_same_partitions(times, topic_ends, place.option)
+    return {t: {p: times[t][p] for p in ends.partitions} for t, ends in topic_ends.items()}
 
 
-def rows_trimmed(lost: Sequence[TrimmedRange]) -> RowsTrimmed:
-    """The error for these offsets, with the number of rows."""
-    rows = sum(part.end - part.start for part in lost)
-    named = "; ".join(
-        f"offsets {part.start} to {part.end - 1} of partition {part.partition} of topic"
-        f" {part.topic!r}"
-        for part in lost[:8]
+def rows_trimmed(ranges: Sequence[TrimmedRange]) -> RowsTrimmed:
+    """The error for these ranges, with the number of rows."""
+    rows = sum(trimmed.end - trimmed.start for trimmed in ranges)
+    texts = "; ".join(
+        f"offsets {trimmed.start} to {trimmed.end - 1} of partition {trimmed.partition} of topic"
+        f" {trimmed.topic!r}"
+        for trimmed in ranges[:8]
     )
-    more = "; ..." if len(lost) > 8 else ""
-    return RowsTrimmed(f"{rows} rows to be read were removed: {named}{more}", rows=rows)
+    more = "; ..." if len(ranges) > 8 else ""
+    return RowsTrimmed(f"{rows} rows to be read were removed: {texts}{more}", rows=rows)
 
 
 def check_order(start: Positions, end: Positions) -> None:
@@ -227,26 +229,26 @@ def check_within(
             )
 
 
-def within(start: Positions, topic_ends: Ends) -> bool:
+def is_within(positions: Positions, topic_ends: Ends) -> bool:
     """Whether no position is past the end of its partition."""
     return all(
         topic in topic_ends and p < len(topic_ends[topic].ends) and at <= topic_ends[topic].ends[p]
-        for topic, p, at in _each(start)
+        for topic, p, at in _each(positions)
     )
 
 
 def ends_of(topic_ends: Ends) -> Positions:
-    return {topic: _at(LATEST, ends) for topic, ends in topic_ends.items()}
+    return {topic: _edge_offsets(LATEST, ends) for topic, ends in topic_ends.items()}
 
 
-def furthest(positions: Positions, other: Positions) -> Positions:
+def later_positions(positions: Positions, other: Positions) -> Positions:
     """The later position of each partition of `positions`."""
     return _merged(positions, other, max)
 
 
-def nearest(positions: Positions, other: Positions) -> Positions:
-    """The earlier position of each partition of `positions`; a partition that `other` does not have
-    counts as 0 there, so a partition that came after `other` was taken does not advance."""
+def earlier_positions(positions: Positions, other: Positions) -> Positions:
+    """The earlier position of each partition of `positions`. A partition that `other` does not have
+    counts as 0 there, so a partition that is newer than `other` does not advance."""
     return _merged(positions, other, min)
 
 
@@ -273,24 +275,26 @@ def _each(positions: Positions) -> Iterator[_Position]:
             yield _Position(topic, partition, at)
 
 
-def _at(named: int, ends: TopicEnds) -> dict[int, int]:
-    offsets = ends.starts if named == EARLIEST else ends.ends
+def _edge_offsets(edge: int, ends: TopicEnds) -> dict[int, int]:
+    offsets = ends.starts if edge == EARLIEST else ends.ends
     return {p: offsets[p] for p in ends.partitions}
 
 
-def _explicit(place: Explicit, topic_ends: Ends, lossy: bool) -> Positions:
+def _explicit_positions(place: AtOffsets, topic_ends: Ends, lossy: bool) -> Positions:
     _check_ids(place.ids, topic_ends, place.option)
-    _check_named(place.offsets, topic_ends, place.option)
+    _check_same_partitions(place.offsets, topic_ends, place.option)
     return {
-        topic: {p: _one(place, topic, p, ends, lossy) for p in ends.partitions}
+        topic: {p: _explicit_offset(place, topic, p, ends, lossy) for p in ends.partitions}
         for topic, ends in topic_ends.items()
     }
 
 
-def _one(place: Explicit, topic: str, partition: int, ends: TopicEnds, lossy: bool) -> int:
+def _explicit_offset(
+    place: AtOffsets, topic: str, partition: int, ends: TopicEnds, lossy: bool
+) -> int:
     first, last = ends.starts[partition], ends.ends[partition]
-    given = place.offsets[topic][partition]
-    at = {EARLIEST: first, LATEST: last}.get(given, given)
+    offset = place.offsets[topic][partition]
+    at = {EARLIEST: first, LATEST: last}.get(offset, offset)
     where = f"{place.option} is {at} for partition {partition} of topic {topic!r}"
     if at > last:
         raise OffsetsOutOfRange(f"{where}, which ends at {last}")
@@ -299,19 +303,24 @@ def _one(place: Explicit, topic: str, partition: int, ends: TopicEnds, lossy: bo
     return max(at, first)
 
 
-def _at_time(place: AtTime, topic_ends: Ends, looked_up: ByPartition) -> Positions:
-    times = times_wanted(place, topic_ends)
+def _at_time(place: AtTime, topic_ends: Ends, lookups: ByPartition) -> Positions:
+    times = times_to_look_up(place, topic_ends)
     positions: Positions = {}
     for topic, ends in topic_ends.items():
-        at_time = looked_up.get(topic, {})
+        offsets = lookups.get(topic, {})
         positions[topic] = {
-            p: at_time[p] if p in at_time else _missing(place, topic, p, ends, times[topic][p])
+            p: offsets[p]
+            if p in offsets
+            else _offset_without_row(place, topic, p, ends, times[topic][p])
             for p in ends.partitions
         }
     return positions
 
 
-def _missing(place: AtTime, topic: str, partition: int, ends: TopicEnds, millis: int) -> int:
+def _offset_without_row(
+    place: AtTime, topic: str, partition: int, ends: TopicEnds, millis: int
+) -> int:
+    """The position of a partition that has no row at or after the time."""
     if place.missing == "error":
         where = f"{place.option} is {as_text(millis)} ({millis}) for partition"
         if ends.starts[partition] == ends.ends[partition]:
@@ -321,14 +330,14 @@ def _missing(place: AtTime, topic: str, partition: int, ends: TopicEnds, millis:
             )
         raise TimestampNotFound(
             f"{where} {partition} of topic {topic!r}, which has no row committed then or later",
-            f"{OF_THE_DRIVER} {TimestampNotFound.remedy}" if place.zoneless else None,
+            f"{DRIVER_ZONE_HINT} {TimestampNotFound.remedy}" if place.zoneless_times else None,
         )
     return (ends.starts if place.missing == "earliest" else ends.ends)[partition]
 
 
-def _at_subscription(place: AtSubscription, topic_ends: Ends, looked_up: ByPartition) -> Positions:
+def _at_subscription(place: AtSubscription, topic_ends: Ends, lookups: ByPartition) -> Positions:
     positions = {
-        topic: {p: looked_up.get(topic, {}).get(p, ends.starts[p]) for p in ends.partitions}
+        topic: {p: lookups.get(topic, {}).get(p, ends.starts[p]) for p in ends.partitions}
         for topic, ends in topic_ends.items()
     }
     check_within(positions, topic_ends, f"subscription {place.name!r}")
@@ -338,10 +347,10 @@ def _at_subscription(place: AtSubscription, topic_ends: Ends, looked_up: ByParti
 def _check_assigned(topic_ends: Ends, option: str) -> None:
     """Raises OffsetsNotAssigned if an assigned partition does not exist."""
     for topic, ends in topic_ends.items():
-        _check_there(topic, ends.assigned or (), ends, f"assign (beside {option})")
+        _check_partitions_exist(topic, ends.assigned or (), ends, f"assign (beside {option})")
 
 
-def _check_there(topic: str, numbers: Iterable[int], ends: TopicEnds, what: str) -> None:
+def _check_partitions_exist(topic: str, numbers: Iterable[int], ends: TopicEnds, what: str) -> None:
     for p in numbers:
         if p >= len(ends.ends):
             raise OffsetsNotAssigned(
@@ -349,23 +358,23 @@ def _check_there(topic: str, numbers: Iterable[int], ends: TopicEnds, what: str)
             )
 
 
-def _check_named(named: ByPartition, topic_ends: Ends, option: str) -> None:
-    """Raises OffsetsNotAssigned unless exactly the partitions that are read are named."""
-    for topic in named:
+def _check_same_partitions(by_partition: ByPartition, topic_ends: Ends, option: str) -> None:
+    """Raises OffsetsNotAssigned unless `by_partition` has exactly the partitions that are read."""
+    for topic in by_partition:
         if topic not in topic_ends:
             raise OffsetsNotAssigned(f"{option} names topic {topic!r}, which is not read")
     for topic, ends in topic_ends.items():
-        if topic not in named:
+        if topic not in by_partition:
             raise OffsetsNotAssigned(f"{option} does not name topic {topic!r}, which is read")
-        _check_there(topic, named[topic], ends, option)
-        read = set(ends.partitions)
-        for p in named[topic]:
-            if p not in read:
+        _check_partitions_exist(topic, by_partition[topic], ends, option)
+        partitions_read = set(ends.partitions)
+        for p in by_partition[topic]:
+            if p not in partitions_read:
                 raise OffsetsNotAssigned(
                     f"{option} names partition {p} of topic {topic!r}, which is not read"
                 )
         for p in ends.partitions:
-            if p not in named[topic]:
+            if p not in by_partition[topic]:
                 raise OffsetsNotAssigned(f"{option} misses partition {p} of topic {topic!r}")
 
 
@@ -379,17 +388,17 @@ def _check_ids(ids: Mapping[str, str], topic_ends: Ends, what: str) -> None:
 
 
 def _check_still_read(
-    topic: str, named: Mapping[int, int], ends: TopicEnds | None, by_pattern: bool
+    topic: str, by_partition: Mapping[int, int], ends: TopicEnds | None, by_pattern: bool
 ) -> None:
     if ends is None and by_pattern:
         what = f"{IN_CHECKPOINT} names topic {topic!r}, which is gone"
-        raise TopicDeleted(what, GO_ON, topic=topic)
+        raise TopicDeleted(what, TOPIC_DELETED_REMEDY, topic=topic)
     if ends is None:
         what = f"{IN_CHECKPOINT} names topic {topic!r}, which is not read any more"
-        raise OffsetsNotAssigned(what, GO_ON_WITHOUT)
-    read = set(ends.partitions)
-    for p in named:
-        if p not in read:
+        raise OffsetsNotAssigned(what, NOT_READ_REMEDY)
+    partitions_read = set(ends.partitions)
+    for p in by_partition:
+        if p not in partitions_read:
             why = "is not read any more" if p < len(ends.ends) else "the topic does not have"
             raise PartitionRemoved(
                 f"{IN_CHECKPOINT} names partition {p} of topic {topic!r}, which {why}"

@@ -1,9 +1,9 @@
 """The options of format("ledger"), checked: the instructions for a reader and a writer.
 
-Always true: an option that options/table.py does not list for this kind of query is refused with
-the nearest name; a value that is wrong, empty, in conflict with another one, or of no effect
-without another one that is absent, is an error that names the option; topics have their short names
-here.
+Always true: an option that options/table.py does not list for this kind of query is refused, and
+the error names the most similar option. A value is refused, by the option's name, if it is wrong or
+empty, in conflict with another option, or without effect because another option is absent. Topics
+have their short names here.
 """
 
 import difflib
@@ -31,13 +31,13 @@ from spark_ledger.spark.options.table import (
     NO_SCHEMA,
     PAYLOAD_FORMATS,
     READ_OPTIONS,
-    SPARKS_OWN,
+    SPARK_OPTIONS,
     STREAMS,
     WRITE_OPTIONS,
     Option,
     Use,
     default_of,
-    kafkas,
+    kafka_remedy,
     options_for,
 )
 from spark_ledger.spark.spark_version import check_limits
@@ -55,8 +55,9 @@ WITH_METADATA = frozenset({"serviceUrl", "subscribe", "subscribePattern", "metad
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What to read: `topics` by name (with `assigned`: these partitions of them), or those that
-    `pattern` matches; with `metadata`, a listing, maybe of all topics."""
+    """What to read: the topics named in `topics` (if `assigned`, only those partitions), or the
+    topics that `pattern` matches. With `metadata`: a listing of these topics, of all if there are
+    neither names nor a pattern."""
 
     service_url: str
     topics: tuple[str, ...]
@@ -81,10 +82,10 @@ class ReadOptions:
     outage_timeout_s: float
 
     @property
-    def zoneless(self) -> tuple[tuple[str, int], ...]:
-        """Times of these options without a zone, and the milliseconds that they were taken for."""
-        every = (place for place in (self.starting, self.ending) if isinstance(place, AtTime))
-        return tuple(time for place in every for time in place.zoneless)
+    def zoneless_times(self) -> tuple[tuple[str, int], ...]:
+        """As AtTime.zoneless_times, of all these options."""
+        by_time = (place for place in (self.starting, self.ending) if isinstance(place, AtTime))
+        return tuple(time for place in by_time for time in place.zoneless_times)
 
     def matching(self, names: Iterable[str]) -> list[str]:
         """The short names of topics that the pattern matches as a whole, sorted."""
@@ -94,9 +95,9 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """Where to write and how. `topic` None: each row names its own. A topic that the write creates
-    has `partitions` (None: not given, one); for the quorums and the durability None means the
-    topic's own."""
+    """Where to write and how. `topic` None: each row names its topic. A topic that the write
+    creates has `partitions` partitions (None: the user gave no number; one). Quorums or durability
+    None: those of the topic."""
 
     service_url: str
     topic: str | None
@@ -120,13 +121,13 @@ class WriteOptions:
 
     @property
     def txn_target(self) -> str:
-        """The target under which transactions are recorded: the topic (see also
-        WrittenTopic.txn_target), or ANY_TOPIC."""
+        """The target of the transaction records: the topic (see also WrittenTopic.txn_target), or
+        ANY_TOPIC."""
         return self.topic or ANY_TOPIC
 
     @property
     def target(self) -> str:
-        """The one topic. Raises OptionMissing without it."""
+        """The topic of all rows. Raises OptionMissing without it."""
         if self.topic is None:
             raise _no_topic("topic")
         return self.topic
@@ -150,17 +151,17 @@ class ShapeOptions:
 
 def batch_read_options(options: Mapping[str, str]) -> ReadOptions:
     """Raises LEDGER_OPTION.*, OffsetsMalformed, OffsetsStartAfterEnd, TopicNameInvalid."""
-    return _read_options(_checked(options, Use.BATCH_READ), starting="earliest")
+    return _read_options(_parse(options, Use.BATCH_READ), starting="earliest")
 
 
 def stream_read_options(options: Mapping[str, str]) -> ReadOptions:
     """Raises LEDGER_OPTION.*, OffsetsMalformed, TopicNameInvalid."""
-    return _read_options(_checked(options, Use.STREAM_READ), starting="latest")
+    return _read_options(_parse(options, Use.STREAM_READ), starting="latest")
 
 
 def batch_write_options(options: Mapping[str, str]) -> WriteOptions:
     """Raises LEDGER_OPTION.*, LEDGER_TXN.VERSION_REQUIRED, TopicNameInvalid."""
-    given = _checked(options, Use.BATCH_WRITE)
+    given = _parse(options, Use.BATCH_WRITE)
     if given.has("txnAppId") and not given.has("txnVersion"):
         raise TxnVersionRequired(f"txnAppId is {given['txnAppId']!r}, but no txnVersion is given")
     given.needs("txnVersion", "txnAppId")
@@ -170,17 +171,17 @@ def batch_write_options(options: Mapping[str, str]) -> WriteOptions:
 
 def stream_write_options(options: Mapping[str, str]) -> WriteOptions:
     """Raises LEDGER_OPTION.*, TopicNameInvalid."""
-    return _write_options(_checked(options, Use.STREAM_WRITE), None, None)
+    return _write_options(_parse(options, Use.STREAM_WRITE), None, None)
 
 
 def shape_options(options: Mapping[str, str]) -> ShapeOptions:
-    """For the schema of a reader or a writer, before Spark reveals which of them it is: they check
-    the other options later."""
-    given = {key.lower(): text.strip() for key, text in options.items()}
+    """For the schema of a read or a write, when Spark has not revealed yet which of them it is; the
+    reader or writer checks the other options later."""
+    texts = {key.lower(): text.strip() for key, text in options.items()}
     kinds = {option.name: option.kind for option in READ_OPTIONS}
 
     def value_of(name: str) -> Any:
-        text = given.get(name.lower())
+        text = texts.get(name.lower())
         return default_of(name) if text is None else kinds[name].parse(name, text)
 
     return ShapeOptions(
@@ -193,8 +194,9 @@ def shape_options(options: Mapping[str, str]) -> ShapeOptions:
 
 
 def either_read_options(options: Mapping[str, str]) -> ReadOptions:
-    """The options of a stream or else of a batch: Spark asks for columns before it reveals which of
-    them it is. An error is that of a batch, unless only a stream has some of these options."""
+    """The options of a stream, or else of a batch: when Spark needs the columns of a read, it has
+    not revealed yet which kind it is. If both parses fail, raises the batch's error, or the
+    stream's if some of the options are only a stream's."""
     try:
         return stream_read_options(options)
     except NewerSparkNeeded:
@@ -203,9 +205,9 @@ def either_read_options(options: Mapping[str, str]) -> ReadOptions:
         try:
             return batch_read_options(options)
         except LedgerError:
-            given = {key.lower() for key in options}
+            names = {key.lower() for key in options}
             stream, batch = _names(Use.STREAM_READ), _names(Use.BATCH_READ)
-            if given & (stream - batch) and not given & (batch - stream):
+            if names & (stream - batch) and not names & (batch - stream):
                 raise failure from None
             raise
 
@@ -214,8 +216,9 @@ def _names(use: Use) -> set[str]:
     return {name.lower() for option in options_for(use) for name in option.names}
 
 
-class _Given:
-    """Values by the options' proper names; an option that was not given has its default."""
+class _OptionValues:
+    """Values by the options' main names; an option that the user did not give has its default.
+    `texts` has only the options that the user gave."""
 
     def __init__(self, use: Use, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
         self.use = use
@@ -229,7 +232,8 @@ class _Given:
         return name in self.texts
 
     def needs(self, name: str, other: str) -> None:
-        """Raises OptionMissing if `name` is given without `other`: alone it means nothing."""
+        """Raises OptionMissing if `name` is given without `other`, without which it has no
+        effect."""
         if self.has(name) and not self.has(other):
             raise OptionMissing(
                 f"{other} is not given, and {name} means nothing without it",
@@ -237,7 +241,7 @@ class _Given:
             )
 
     def excludes(self, name: str, others: Iterable[str]) -> None:
-        """Raises OptionConflict if `name` is given and one of the others too."""
+        """Raises OptionConflict if `name` is given together with one of the others."""
         for other in others:
             if self.has(name) and self.has(other):
                 raise OptionConflict(
@@ -245,13 +249,13 @@ class _Given:
                 )
 
 
-def _read_options(given: _Given, starting: str) -> ReadOptions:
+def _read_options(given: _OptionValues, starting: str) -> ReadOptions:
     if given.has("metadata"):
         given.excludes("metadata", (name for name in given.texts if name not in WITH_METADATA))
-    _check_nothing_is_pushed_down(given)
-    topics, assigned = _selected(given)
+    _check_no_filter_pushdown(given)
+    topics, assigned = _topics_to_read(given)
     ending = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
-    start, end = _starting(given, starting), _place(given, ending, "latest", "latest")
+    start, end = _start(given, starting), _first_given(given, ending, "latest", "latest")
     _check_zone(given)
     _check_times(start, end)
     if given["onBadEntry"] == "raw" and given["valueFormat"] in PAYLOAD_FORMATS:
@@ -291,10 +295,11 @@ def _read_options(given: _Given, starting: str) -> ReadOptions:
     )
 
 
-def _check_nothing_is_pushed_down(given: _Given) -> None:
-    """Raises OptionInvalid for filterPushdown. Spark 4.2.0 keeps the plan that a reader with
-    pushFilters made for one query, and uses it for every other query on the same DataFrame, and for
-    both sides of a self-join: rows would be missing there, and no reader can know of it."""
+def _check_no_filter_pushdown(given: _OptionValues) -> None:
+    """Raises OptionInvalid for filterPushdown. If a reader has pushFilters, Spark 4.2.0 keeps the
+    plan that the reader made for one query's filters, and uses it for every other query on the same
+    DataFrame and for both sides of a self-join. Rows would be missing there, and the reader cannot
+    detect it."""
     if given["filterPushdown"]:
         raise OptionInvalid(
             "filterPushdown is true, but Spark 4.2.0 reads what was planned for one query's filters"
@@ -304,11 +309,12 @@ def _check_nothing_is_pushed_down(given: _Given) -> None:
         )
 
 
-def _write_options(given: _Given, app_id: str | None, version: int | None) -> WriteOptions:
-    topic, bad = _short(given["topic"]), _short(given["badRecordsTopic"])
-    if topic is not None and topic == bad:
+def _write_options(given: _OptionValues, app_id: str | None, version: int | None) -> WriteOptions:
+    topic, bad_records_topic = _short(given["topic"]), _short(given["badRecordsTopic"])
+    if topic is not None and topic == bad_records_topic:
         raise OptionConflict(
-            f"badRecordsTopic is {bad!r}, the topic that is written", "Name another topic for it."
+            f"badRecordsTopic is {bad_records_topic!r}, the topic that is written",
+            "Name another topic for it.",
         )
     return WriteOptions(
         service_url=resolve_service_url(given["serviceUrl"]),
@@ -323,7 +329,7 @@ def _write_options(given: _Given, app_id: str | None, version: int | None) -> Wr
         txn_app_id=app_id,
         txn_version=version,
         on_replay=given["onReplay"],
-        bad_records_topic=bad,
+        bad_records_topic=bad_records_topic,
         overwrite_held=given["overwriteHeld"],
         user_metadata=given["userMetadata"],
         max_in_flight_bytes=given["maxInFlightBytes"],
@@ -333,7 +339,7 @@ def _write_options(given: _Given, app_id: str | None, version: int | None) -> Wr
     )
 
 
-def _schema_mode(given: _Given) -> str:
+def _schema_mode(given: _OptionValues) -> str:
     given.excludes("mergeSchema", ["schemaMode"])
     for name in ("schemaMode", "mergeSchema"):
         if given[name] == NO_SCHEMA:
@@ -348,13 +354,15 @@ def _schema_mode(given: _Given) -> str:
     return "evolve" if given["mergeSchema"] else str(given["schemaMode"])
 
 
-def _selected(given: _Given) -> tuple[tuple[str, ...], Mapping[str, tuple[int, ...]] | None]:
-    """The named topics, and their partitions if `assign` names them."""
-    ways = [name for name in ("subscribe", "subscribePattern", "assign") if given.has(name)]
-    if len(ways) > 1:
-        named = " and ".join(f"{way} ({given.texts[way]!r})" for way in ways)
-        raise OptionConflict(f"what to read is named in {len(ways)} ways: {named}")
-    if not ways and not given.has("metadata"):
+def _topics_to_read(
+    given: _OptionValues,
+) -> tuple[tuple[str, ...], Mapping[str, tuple[int, ...]] | None]:
+    """The topics that the options name, and the partitions if `assign` names them."""
+    names = [name for name in ("subscribe", "subscribePattern", "assign") if given.has(name)]
+    if len(names) > 1:
+        ways = " and ".join(f"{name} ({given.texts[name]!r})" for name in names)
+        raise OptionConflict(f"what to read is named in {len(names)} ways: {ways}")
+    if not names and not given.has("metadata"):
         raise _no_topic("subscribe")
     if given.has("assign"):
         assigned = places.parse_assigned(given["assign"], "assign")
@@ -362,17 +370,17 @@ def _selected(given: _Given) -> tuple[tuple[str, ...], Mapping[str, tuple[int, .
     return _topics(given["subscribe"]) if given.has("subscribe") else (), None
 
 
-def _topics(named: str) -> tuple[str, ...]:
-    names = [name.strip() for name in named.split(",")]
+def _topics(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise OptionInvalid(f"a topic's name is empty in {named!r}", "Name topics as 'a,b'.")
+        raise OptionInvalid(f"a topic's name is empty in {text!r}", "Name topics as 'a,b'.")
     topics = [parse_topic(name).short for name in names]
     if len(set(topics)) != len(topics):
-        raise OptionInvalid(f"a topic is named twice in {named!r}", "Name each topic once.")
+        raise OptionInvalid(f"a topic is named twice in {text!r}", "Name each topic once.")
     return tuple(topics)
 
 
-def _starting(given: _Given, default: str) -> ReadPosition:
+def _start(given: _OptionValues, default: str) -> ReadPosition:
     """Kafka's precedence: startingTimestamp, startingOffsetsByTimestamp, startingOffsets."""
     by_time = ("startingTimestamp", "startingOffsetsByTimestamp")
     given.excludes("startingSubscription", (*by_time, "startingOffsets"))
@@ -381,29 +389,32 @@ def _starting(given: _Given, default: str) -> ReadPosition:
     missing = given[STRATEGY]
     if given.has(STRATEGY) and not any(map(given.has, by_time)):
         given.needs(STRATEGY, by_time[0])
-    return _place(given, (*by_time, "startingOffsets"), default, missing)
+    return _first_given(given, (*by_time, "startingOffsets"), default, missing)
 
 
-def _check_zone(given: _Given) -> None:
-    """Raises OptionMissing for a time zone without a time."""
+def _check_zone(given: _OptionValues) -> None:
+    """Raises OptionMissing if the user gave a time zone but no time."""
     if not any("Timestamp" in name and name != STRATEGY for name in given.texts):
         given.needs("timeZone", "startingTimestamp")
 
 
-def _place(given: _Given, ways: tuple[str, str, str], default: str, missing: str) -> ReadPosition:
-    """The position by the first of the ways that is used; all that are used must be well formed."""
-    (every, by_partition, offsets), zone = ways, given["timeZone"]
-    used: list[ReadPosition] = []
-    if given.has(every):
-        used.append(places.parse_time(given[every], every, missing, zone))
+def _first_given(
+    given: _OptionValues, names: tuple[str, str, str], default: str, missing: str
+) -> ReadPosition:
+    """The position by the first option of `names` that the user gave: of a time, of times by
+    partition, or of offsets. All of them are parsed, so that each malformed text is refused."""
+    (time, by_partition, offsets), zone = names, given["timeZone"]
+    positions: list[ReadPosition] = []
+    if given.has(time):
+        positions.append(places.parse_time(given[time], time, missing, zone))
     if given.has(by_partition):
-        used.append(places.parse_times(given[by_partition], by_partition, missing, zone))
-    used.append(places.parse_offsets(given.texts.get(offsets, default), offsets))
-    return used[0]
+        positions.append(places.parse_times(given[by_partition], by_partition, missing, zone))
+    positions.append(places.parse_offsets(given.texts.get(offsets, default), offsets))
+    return positions[0]
 
 
 def _check_times(start: ReadPosition, end: ReadPosition) -> None:
-    """Raises OffsetsStartAfterEnd for two moments in the wrong order."""
+    """Raises OffsetsStartAfterEnd if both are moments, and the start is after the end."""
     moments = [place.every_ms for place in (start, end) if isinstance(place, AtTime)]
     first, last = moments if len(moments) == 2 else (None, None)
     if first is not None and last is not None and first > last:
@@ -413,52 +424,57 @@ def _check_times(start: ReadPosition, end: ReadPosition) -> None:
         )
 
 
-def _limits(given: _Given) -> Limits:
+def _limits(given: _OptionValues) -> Limits:
     check_limits(name for name in LIMITS if given.has(name))
     given.needs("maxTriggerDelay", "minOffsetsPerTrigger")
-    most, fewest = given["maxOffsetsPerTrigger"], given["minOffsetsPerTrigger"]
-    if most is not None and fewest is not None and fewest > most:
+    rows_max, rows_min = given["maxOffsetsPerTrigger"], given["minOffsetsPerTrigger"]
+    if rows_max is not None and rows_min is not None and rows_min > rows_max:
         raise OptionConflict(
-            f"minOffsetsPerTrigger is {fewest}, more than maxOffsetsPerTrigger {most}",
+            f"minOffsetsPerTrigger is {rows_min}, more than maxOffsetsPerTrigger {rows_max}",
             "Give maxOffsetsPerTrigger at least minOffsetsPerTrigger.",
         )
     if given.use is not Use.STREAM_READ:
         return Limits()
-    return Limits(most, given["maxBytesPerTrigger"], fewest, given["maxTriggerDelay"])
+    return Limits(rows_max, given["maxBytesPerTrigger"], rows_min, given["maxTriggerDelay"])
 
 
-def _checked(options: Mapping[str, str], use: Use) -> _Given:
-    """The options' values under their proper names. Raises for the first that is wrong."""
+def _parse(options: Mapping[str, str], use: Use) -> _OptionValues:
+    """The options' values under their main names. Raises for the first option that is wrong."""
     table = options_for(use)
     by_name = {name.lower(): (option, name) for option in table for name in option.names}
-    used: dict[str, list[tuple[str, str]]] = {}
+    given: dict[str, list[tuple[str, str]]] = {}  # by main name: names as given, with their texts
     for key, text in options.items():
         if key.lower() in by_name:
             option, name = by_name[key.lower()]
-            used.setdefault(option.name, []).append((name, text.strip()))
-        elif use not in STREAMS or key.lower() not in SPARKS_OWN:
+            given.setdefault(option.name, []).append((name, text.strip()))
+        elif use not in STREAMS or key.lower() not in SPARK_OPTIONS:
             raise _unknown(key.lower(), table, use)
-    texts = {name: _one_text(name, ways) for name, ways in used.items()}
+    texts = {name: _only_text(name, ways) for name, ways in given.items()}
     values = {}
     for option in table:
-        value = texts.get(option.name, option.default)
-        given_as = used[option.name][0][0] if option.name in used else option.name
-        values[option.name] = None if value is None else option.kind.parse(given_as, value)
-    return _Given(use, values, texts)
+        text_or_default = texts.get(option.name, option.default)
+        name = given[option.name][0][0] if option.name in given else option.name
+        values[option.name] = (
+            None if text_or_default is None else option.kind.parse(name, text_or_default)
+        )
+    return _OptionValues(use, values, texts)
 
 
-def _one_text(name: str, ways: list[tuple[str, str]]) -> str:
+def _only_text(name: str, ways: list[tuple[str, str]]) -> str:
+    """The text of an option; raises OptionConflict if it is given under several of its names."""
     if len(ways) > 1:
-        named = " and ".join(f"{_way(way)} ({text!r})" for way, text in ways)
+        quotes = " and ".join(f"{_name_in_error(alias)} ({text!r})" for alias, text in ways)
         what = "the topic is named" if name in ("subscribe", "topic") else f"{name} is given"
-        raise OptionConflict(f"{what} in {len(ways)} ways: {named}")
-    ((way, text),) = ways
+        raise OptionConflict(f"{what} in {len(ways)} ways: {quotes}")
+    ((alias, text),) = ways
     if not text:
-        raise OptionInvalid(f"{_way(way)} is empty", "Give it a value, or leave it out.")
+        raise OptionInvalid(
+            f"{_name_in_error(alias)} is empty", "Give it a value, or leave it out."
+        )
     return text
 
 
-def _way(option: str) -> str:
+def _name_in_error(option: str) -> str:
     return "the path of load(), save() or start()" if option == "path" else f"option {option}"
 
 
@@ -474,11 +490,11 @@ def _unknown(lower: str, table: Iterable[Option], use: Use) -> LedgerError:
                 f"{option.name} belongs to {BELONGS_TO[option.uses]}; this is {use.value}",
                 "Leave the option out.",
             )
-    if lower in SPARKS_OWN:
+    if lower in SPARK_OPTIONS:
         return OptionUnknown(
             f"{lower!r} belongs to a streaming query; this is {use.value}", "Leave the option out."
         )
-    remedy = kafkas(lower)
+    remedy = kafka_remedy(lower)
     if remedy is not None:
         return OptionUnknown(f"{lower!r} is an option of Kafka's, which is not here", remedy)
     near = difflib.get_close_matches(lower, names, n=1, cutoff=NEAR)

@@ -1,8 +1,8 @@
 """Every option of format("ledger"): its names, the queries that take it, its default and meaning.
 
-Always true: an option that is not in this table is refused, with the nearest name, and so is an
-option of another kind of query; names are compared without case; a user gives an option by one of
-its names at most. Parsing goes by this table, and so do the tables of docs/spark.md.
+Always true: an option that is not in this table is refused, and so is an option of another kind of
+query; names are compared without case; an option may be given under only one of its names. Options
+are parsed by this table, and the tables of docs/spark.md are made from it.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from spark_ledger.topic.entry.routing import Routing
 from spark_ledger.topic.log.topics import PARTITIONS_MAX
 from spark_ledger.units import MIB
 
-SPARKS_OWN = frozenset(
+SPARK_OPTIONS = frozenset(
     {
         "checkpointlocation",
         "queryname",
@@ -38,7 +38,7 @@ SPARKS_OWN = frozenset(
         "_asyncprogresstrackingoverridesinksupportcheck",
     }
 )
-"""Options of Spark itself that reach a source or sink of a stream; they are left alone there."""
+"""Options of Spark itself that a source or sink of a stream gets, too; it ignores them."""
 
 PAYLOAD_FORMATS = ("json", "arrow", "schema")
 """The formats whose rows have the payload's own columns in place of `value`."""
@@ -57,10 +57,10 @@ _TLS = (
     "Leave it out: connections are not encrypted, and anyone with access to the ports may read and"
     " write."
 )
-_DEFAULTED = "Leave it out: there is nothing like it to set here."
+_NO_COUNTERPART = "Leave it out: there is nothing like it to set here."
 _RETRIES = "Leave it out: reads are repeated on the other copies by themselves."
 _GROUP = "Leave it out, or name a durable cursor with subscription."
-KAFKAS: Mapping[str, str] = {
+KAFKA_REMEDIES: Mapping[str, str] = {
     "kafka.bootstrap.servers": f"Here it is serviceUrl, as {DEFAULT_SERVICE_URL}.",
     "kafka.group.id": _GROUP,
     "groupIdPrefix": _GROUP,
@@ -86,10 +86,10 @@ KAFKAS: Mapping[str, str] = {
     "kafka.security.protocol": _TLS,
     "kafka.sasl.": _TLS,
     "kafka.ssl.": _TLS,
-    "kafka.": _DEFAULTED,
+    "kafka.": _NO_COUNTERPART,
 }
-"""Options of Spark's Kafka source and sink that have another name here or no counterpart, and what
-to do instead; a name that ends with a dot is every option that begins so."""
+"""What to do instead of an option of Spark's Kafka source and sink that has another name or no
+counterpart here. A name that ends with a dot stands for every option that begins with it."""
 
 
 class Use(Enum):
@@ -109,13 +109,13 @@ BELONGS_TO = {
     (Use.STREAM_READ,): "a streaming read (spark.readStream)",
     (Use.BATCH_WRITE,): "a batch write (df.write)",
 }
-"""The queries that options belong to, in words."""
+"""The queries that take an option, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`default` is the text that is parsed if the option is not given (None: no default);
-    `default_says` replaces it in the documentation."""
+    """`default` is parsed as the text of an option that is not given (None: no default).
+    `default_in_docs` replaces it in the documentation."""
 
     name: str
     uses: tuple[Use, ...]
@@ -123,7 +123,7 @@ class Option:
     default: str | None
     meaning: str
     aliases: tuple[str, ...] = ()
-    default_says: str = ""
+    default_in_docs: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ def _service_url(uses: tuple[Use, ...]) -> Option:
         *("serviceUrl", uses, Text(), None),
         "where the cluster is",
         aliases=("bootstrap.servers", "service.url"),
-        default_says=f"`{SERVICE_URL_VARIABLE}`, else `{DEFAULT_SERVICE_URL}`",
+        default_in_docs=f"`{SERVICE_URL_VARIABLE}`, else `{DEFAULT_SERVICE_URL}`",
     )
 
 
@@ -153,19 +153,19 @@ READ_OPTIONS = (
         *("subscribe", READ, Text(), None),
         "a topic, or several separated by commas; also the path of `load(...)`",
         aliases=("topic", "topics", "path"),
-        default_says="one of three",
+        default_in_docs="one of three",
     ),
     Option(
         *("subscribePattern", READ, Pattern(), None),
         "a regular expression for whole names of topics; a stream finds topics made"
         " later and reads them from their beginning",
         aliases=("topicsPattern",),
-        default_says="one of three",
+        default_in_docs="one of three",
     ),
     Option(
         *("assign", READ, Text(), None),
         'these partitions only, as `{"t":[0,1]}`',
-        default_says="one of three",
+        default_in_docs="one of three",
     ),
     Option(
         *("startingOffsets", READ, Text(), None),
@@ -173,7 +173,7 @@ READ_OPTIONS = (
         " earliest, -1 latest; also the text of any progress's `endOffset`. A "
         "stream starts so when it has no checkpoint; partitions and topics that "
         "come later start at their beginning",
-        default_says="batch `earliest`, stream `latest`",
+        default_in_docs="batch `earliest`, stream `latest`",
     ),
     Option(
         *("startingTimestamp", READ, Text(64), None),
@@ -199,7 +199,7 @@ READ_OPTIONS = (
         *("timeZone", READ, Zone(), None),
         "of times without a zone in these options, as `Europe/Berlin`, `UTC` or `+01:00`"
         " (see Time zones)",
-        default_says="the driver's, as the session's is",
+        default_in_docs="the driver's, as the session's is",
     ),
     Option(
         *("startingSubscription", READ, Text(NAME_CHARS_MAX), None),
@@ -294,7 +294,7 @@ WRITE_OPTIONS = (
         "the topic of all rows, made by the first write if it is not there; also the path of"
         " `save(...)` and `start(...)`. It goes before a column `topic`",
         aliases=("path",),
-        default_says="the column `topic`",
+        default_in_docs="the column `topic`",
     ),
     Option(
         *("partitions", WRITE, Whole(1, PARTITIONS_MAX), "1"),
@@ -313,7 +313,7 @@ WRITE_OPTIONS = (
         " Python), `pulsarGo`; `roundRobin`, `single` (one for each task), `column` (column"
         " `partition`), `spark` (Spark's task modulo partitions). It goes before a column"
         " `partition`",
-        default_says="`column` if there is a column `partition`, else `hash`",
+        default_in_docs="`column` if there is a column `partition`, else `hash`",
     ),
     Option(
         "compression",
@@ -326,23 +326,23 @@ WRITE_OPTIONS = (
         *("ensembleSize", WRITE, Whole(), None),
         "bookies over which a ledger of this write is striped; "
         "a topic is not made with more than are registered",
-        default_says="the topic's, else 3",
+        default_in_docs="the topic's, else 3",
     ),
     Option(
         *("writeQuorum", WRITE, Whole(), None),
         "copies of each entry",
-        default_says="the topic's, else 3",
+        default_in_docs="the topic's, else 3",
     ),
     Option(
         *("ackQuorum", WRITE, Whole(), None),
         "copies that are acknowledged before a row counts as written",
-        default_says="the topic's, else 2",
+        default_in_docs="the topic's, else 2",
     ),
     Option(
         *("durability", WRITE, Choice(("synced", "page-cache")), None),
         "`synced`: acknowledged when it is on disk; `page-cache`: before, faster, "
         "and lost by a power failure of all copies",
-        default_says="the topic's, else `synced`",
+        default_in_docs="the topic's, else `synced`",
     ),
     Option(
         *("txnAppId", (Use.BATCH_WRITE,), Text(NAME_CHARS_MAX), None),
@@ -360,7 +360,7 @@ WRITE_OPTIONS = (
         " `fail`; `skip` keeps the committed rows; `append` writes the new rows too, also under a"
         " lower number, and goes on from there. In a batch write: with `txnAppId`, inside"
         " `foreachBatch`",
-        default_says="`fail`; complete mode replaces",
+        default_in_docs="`fail`; complete mode replaces",
     ),
     Option(
         *("overwriteHeld", WRITE, Flag(), "false"),
@@ -396,7 +396,7 @@ WRITE_OPTIONS = (
 
 
 def default_of(name: str) -> Any:
-    """The value of an option of a read that is not given."""
+    """The default value of an option of a read."""
     (option,) = (option for option in READ_OPTIONS if option.name == name)
     return None if option.default is None else option.kind.parse(name, option.default)
 
@@ -406,10 +406,10 @@ def options_for(use: Use) -> tuple[Option, ...]:
     return tuple(option for option in table if use in option.uses)
 
 
-def kafkas(lower: str) -> str | None:
-    """What to do instead of the option of Kafka's source and sink with this name; None: they have
-    no such option."""
-    for name, remedy in KAFKAS.items():
+def kafka_remedy(lower: str) -> str | None:
+    """The text of KAFKA_REMEDIES for the option with this name in lower case; None: Kafka's source
+    and sink have no such option."""
+    for name, remedy in KAFKA_REMEDIES.items():
         prefix = name.lower()
         if lower == prefix or (prefix.endswith(".") and lower.startswith(prefix)):
             return remedy

@@ -1,7 +1,7 @@
 """The kinds of an option's text: whole numbers, sizes, times, choices, JSON.
 
-Always true: a kind returns a value, or raises an error that names the option, quotes the given text
-and names the allowed values; nothing is rounded, guessed or cut.
+Always true: a kind returns a value, or raises an error that names the option, quotes the text and
+names the allowed values; it never rounds, guesses or cuts.
 """
 
 import datetime
@@ -71,7 +71,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of some words, whatever their case."""
+    """One of the words, in upper or lower case."""
 
     words: tuple[str, ...]
 
@@ -100,7 +100,7 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True)
 class Millis:
-    """A time as 900000, 900s, 15m or 1h; without a unit it is in milliseconds, as Spark's are."""
+    """A time as 900000, 900s, 15m or 1h; a number without a unit is milliseconds, as in Spark."""
 
     def parse(self, name: str, text: str) -> int:
         value = units.parse(text.lower(), units.SPARK_MS)
@@ -133,8 +133,8 @@ class Zone:
 
     def parse(self, name: str, text: str) -> datetime.tzinfo:
         try:
-            return _distance(text) or ZoneInfo(text)
-        except (ValueError, KeyError, OSError):  # a region that is not known is a KeyError
+            return _zone_by_distance(text) or ZoneInfo(text)
+        except (ValueError, KeyError, OSError):  # an unknown region is a KeyError
             raise OptionInvalid(
                 f"{name} is {text!r}, which is no time zone",
                 f"Give {name} as Europe/Berlin, UTC or +01:00.",
@@ -150,8 +150,8 @@ class Keys:
     def parse(self, name: str, text: str) -> tuple[bytes, ...]:
         if not text.startswith("["):
             return (text.encode(),)
-        given = json_of(name, text, '["AA","DL"]')
-        keys = [_utf8(key) for key in given] if isinstance(given, list) else []
+        texts = json_of(name, text, '["AA","DL"]')
+        keys = [_utf8(key) for key in texts] if isinstance(texts, list) else []
         if not 0 < len(keys) <= self.count_max or None in keys:
             raise OptionInvalid(
                 f"{name} is {quoted(text)}, not a list of 1 to {self.count_max} texts",
@@ -161,24 +161,24 @@ class Keys:
 
 
 def json_of(name: str, text: str, example: str) -> Any:
-    """`text` as JSON. Raises OptionInvalid, also for a name that an object has twice."""
+    """`text`, parsed as JSON. Raises OptionInvalid, also if an object has a name twice."""
     try:
-        return json.loads(text, object_pairs_hook=once)
+        return json.loads(text, object_pairs_hook=unique_object)
     except (ValueError, RecursionError):
         raise OptionInvalid(
             f"{name} is {quoted(text)}, which is not JSON", f"Give {name} as {example}."
         ) from None
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """For json.loads: the object of these pairs. Raises ValueError if a name is given twice."""
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise ValueError("a name is given twice")
-    return made
+    return members
 
 
-def _distance(text: str) -> datetime.tzinfo | None:
+def _zone_by_distance(text: str) -> datetime.tzinfo | None:
     """The zone of +05:30. Raises ValueError for a distance of a day or more."""
     match = _DISTANCE.fullmatch(text)
     if match is None:
@@ -204,6 +204,6 @@ def _whole(text: str) -> int | None:
     return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 20 else None
 
 
-def as_given(value: object) -> str:
-    """A Python value as the text of an option, as Spark makes it."""
+def option_text(value: object) -> str:
+    """A Python value as the text of an option, written as Spark writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,13 +1,14 @@
-"""How far a query is behind the topics it reads, after each of its progresses.
+"""How far a query is behind the topics that it reads, after each of its progress events.
 
     listener = spark_ledger.LagListener()
     spark.streams.addListener(listener)
 
-Always true: a lag is made of the progress alone, without a request to the cluster. Rows are counted
-between `endOffset`, up to which the query has read, and `latestOffset`, the end of the topics at
-the beginning of the batch; holes count. The source reports bytes and time at the beginning of the
-batch: a lag has the share of the bytes for the remaining rows, and the time unchanged, both 0 if no
-row remains. The last LAGS_KEPT lags of each query are kept.
+Always true: a lag is computed from the progress alone, without a request to the cluster. Rows are
+counted between `endOffset`, up to which the query has read, and `latestOffset`, the end of the
+topics at the beginning of the batch; holes count. The source reports bytes and time for all rows
+that remained at the beginning of the batch; for the rows that remain after it, a lag has their
+share of the bytes, and the time unchanged. Both are 0 if no row remains. The listener keeps the
+last LAGS_KEPT lags of each query.
 """
 
 import json
@@ -27,7 +28,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from spark_ledger.errors import cause_of
-from spark_ledger.spark.options.start_positions import IDS, split
+from spark_ledger.spark.options.start_positions import IDS, split_offset
 from spark_ledger.spark.spark_version import check_lag
 
 LAGS_KEPT = 1000
@@ -77,15 +78,15 @@ class LagListener(StreamingQueryListener):
         self._lags: dict[str, deque[QueryLag]] = {}
 
     def lags(self, query_id: str | None = None) -> list[QueryLag]:
-        """The lags received, oldest first: of one query, by its id or name, or (None) of all."""
+        """The lags so far, oldest first: of one query, by its id or name, or (None) of all."""
         with self._lock:
-            every = [lag for lags in self._lags.values() for lag in lags]
-        return [lag for lag in every if query_id in (None, lag.query_id, lag.name)]
+            all_lags = [lag for lags in self._lags.values() for lag in lags]
+        return [lag for lag in all_lags if query_id in (None, lag.query_id, lag.name)]
 
     def last(self, query_id: str | None = None) -> QueryLag | None:
         """The newest of `lags(query_id)`; None before the first progress."""
-        heard = self.lags(query_id)
-        return max(heard, key=lambda lag: lag.timestamp) if heard else None
+        lags = self.lags(query_id)
+        return max(lags, key=lambda lag: lag.timestamp) if lags else None
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Does nothing: there is no progress yet."""
@@ -100,27 +101,27 @@ class LagListener(StreamingQueryListener):
         """Does nothing: the last lag still holds."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Its lags stay. If an error of ours ended the query, print it."""
-        why = None if event.exception is None else cause_of(event.exception)
-        if self._echo and why is not None:
-            print(f"query {event.id} failed: {why}", file=self._file or sys.stdout, flush=True)
+        """Print the error of this package that ended the query, if any; the lags stay."""
+        cause = None if event.exception is None else cause_of(event.exception)
+        if self._echo and cause is not None:
+            print(f"query {event.id} failed: {cause}", file=self._file or sys.stdout, flush=True)
 
     def _keep(self, lag: QueryLag) -> None:
         with self._lock:
             lags = self._lags.pop(lag.query_id, None) or deque(maxlen=LAGS_KEPT)
             lags.append(lag)
-            self._lags[lag.query_id] = lags  # at the end: the least recently seen query goes first
+            self._lags[lag.query_id] = lags  # at the end: the query silent for longest is removed
             while len(self._lags) > QUERIES_KEPT:
                 del self._lags[next(iter(self._lags))]
 
 
 def lags_of(progress: Mapping[str, Any]) -> list[QueryLag]:
-    """The lag of each source of a progress (its JSON, parsed) that reads topics."""
+    """The lag of each source that reads topics, by the parsed JSON of a progress."""
     lags = []
     for source in progress.get("sources", ()):
         latest, end = _object(source.get("latestOffset")), _object(source.get("endOffset"))
-        behind = rows_behind(end, latest)
-        if not behind:
+        rows = rows_behind(end, latest)
+        if not rows:
             continue
         lags.append(
             QueryLag(
@@ -128,34 +129,33 @@ def lags_of(progress: Mapping[str, Any]) -> list[QueryLag]:
                 name=progress.get("name"),
                 batch_id=int(progress["batchId"]),
                 timestamp=str(progress["timestamp"]),
-                minOffsetsBehindLatest=min(behind),
-                maxOffsetsBehindLatest=max(behind),
-                avgOffsetsBehindLatest=sum(behind) / len(behind),
-                estimatedTotalBytesBehindLatest=_left(latest.get(_BYTES), latest, sum(behind)),
-                rowsBehind=sum(behind),
-                millisBehind=0 if not any(behind) else _whole(latest.get(_MILLIS)),
+                minOffsetsBehindLatest=min(rows),
+                maxOffsetsBehindLatest=max(rows),
+                avgOffsetsBehindLatest=sum(rows) / len(rows),
+                estimatedTotalBytesBehindLatest=_bytes_behind(latest, sum(rows)),
+                rowsBehind=sum(rows),
+                millisBehind=0 if not any(rows) else _int(latest.get(_MILLIS)),
             )
         )
     return lags
 
 
 def rows_behind(end: Mapping[str, Any], latest: Mapping[str, Any]) -> list[int]:
-    """For each partition of `latest`, an offset of a source that reads topics, the number of
-    offsets that `end` is below it; empty for any other source. A partition that `end` lacks counts
-    whole."""
+    """For each partition of `latest`, how many offsets `end` is below it. Empty if `latest` is not
+    an offset of a source that reads topics. A partition that `end` lacks counts from offset 0."""
     if IDS not in latest:
         return []
-    newest, _ = split(latest, "latestOffset")
-    read, _ = split(end, "endOffset")
+    latest_offsets, _ = split_offset(latest, "latestOffset")
+    end_offsets, _ = split_offset(end, "endOffset")
     return [
-        max(0, offset - read.get(topic, {}).get(partition, 0))
-        for topic, offsets in newest.items()
+        max(0, offset - end_offsets.get(topic, {}).get(partition, 0))
+        for topic, offsets in latest_offsets.items()
         for partition, offset in offsets.items()
     ]
 
 
 def _object(offset: Any) -> Mapping[str, Any]:
-    """An offset of a progress: Spark gives objects, or their text."""
+    """An offset of a progress, which Spark gives as an object or as JSON text; else empty."""
     if isinstance(offset, str):
         try:
             offset = json.loads(offset)
@@ -164,11 +164,12 @@ def _object(offset: Any) -> Mapping[str, Any]:
     return offset if isinstance(offset, Mapping) else {}
 
 
-def _left(size: Any, latest: Mapping[str, Any], rows: int) -> int | None:
-    """An estimate of the bytes of the remaining rows, out of `size` for all."""
-    before = max(rows, _whole(latest.get(_ROWS)) or 0)
-    return None if size is None else int(size) * rows // max(1, before)
+def _bytes_behind(latest: Mapping[str, Any], rows: int) -> int | None:
+    """An estimate of the bytes of the remaining rows: their share of the reported bytes."""
+    size = latest.get(_BYTES)
+    reported_rows = max(rows, _int(latest.get(_ROWS)) or 0)
+    return None if size is None else int(size) * rows // max(1, reported_rows)
 
 
-def _whole(value: Any) -> int | None:
+def _int(value: Any) -> int | None:
     return None if value is None else int(value)

@@ -1,8 +1,8 @@
-"""option("metadata", view): what there is on a cluster, as a DataFrame.
+"""option("metadata", view): a listing of topics, ledgers or bookies as a DataFrame.
 
-Always true: the columns are topic/views.py's, in Spark's types; of a user's .schema() each column
-is one of them by name, without regard to case, and of its type. A large view is several tasks; a
-view of all topics leaves out what is deleted while it is listed.
+Always true: the columns are those of topic/views.py, in Spark's types. A user's .schema() may name
+some of them, in upper or lower case, with the same types. Several tasks read a large view. A view
+of all topics leaves out a topic that is deleted meanwhile.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from spark_ledger.errors import SchemaTypeMismatch, SchemaUnknownColumn
 from spark_ledger.spark.options.options import ReadOptions
-from spark_ledger.spark.spark_version import planned, spark_schema
+from spark_ledger.spark.spark_version import spark_schema, value_of
 from spark_ledger.topic import blocking, views
 from spark_ledger.topic.blocking import BlockingTopics
 
@@ -27,7 +27,7 @@ def schema_of(view: str) -> StructType:
 
 
 class ListingReader(DataSourceReader):
-    """A view of the topics that the options name, of all topics if they name none."""
+    """A view of the topics that the options name; of all topics if the options name no topic."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         """Raises SchemaUnknownColumn, SchemaTypeMismatch."""
@@ -43,7 +43,7 @@ class ListingReader(DataSourceReader):
         return [InputPartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        part: views.ViewPart | None = planned(partition)
+        part: views.ViewPart | None = value_of(partition)
         if part is None:  # what Spark makes of an empty plan
             return
         cluster = blocking.topics(self.options.service_url)
@@ -73,20 +73,22 @@ def _topics(cluster: BlockingTopics, options: ReadOptions) -> Sequence[str] | No
 
 
 def _columns(view: str, declared: StructType) -> list[str]:
-    """The view's columns that are declared, in that order."""
+    """The view's names of the declared columns, in the declared order."""
     fields: dict[str, Any] = {field.name.lower(): field for field in schema_of(view).fields}
     columns = []
     for column in declared.fields:
         field = fields.get(column.name.lower())
         if field is None:
-            names = ", ".join(offered.name for offered in fields.values())
+            names = ", ".join(field.name for field in fields.values())
             raise SchemaUnknownColumn(
                 f"the listing of {view} has no column {column.name!r}", f"It has {names}."
             )
         if field.dataType.simpleString() != column.dataType.simpleString():
-            kind, given = (typed.dataType.simpleString().upper() for typed in (field, column))
+            kind, declared_kind = (
+                either.dataType.simpleString().upper() for either in (field, column)
+            )
             raise SchemaTypeMismatch(
-                f"column {column.name!r} is {given}, not {kind}", f"Declare it as {kind}."
+                f"column {column.name!r} is {declared_kind}, not {kind}", f"Declare it as {kind}."
             )
         columns.append(field.name)
     return columns

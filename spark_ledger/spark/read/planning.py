@@ -1,11 +1,11 @@
-"""Positions, micro-batches and tasks of the topics that a reader has, from their states; and
-committed rows that are gone, found before any task runs (`LedgerEnds`).
+"""Positions, micro-batches and tasks of a reader's topics, from the topics' states. Committed rows
+that are lost are found before any task runs (`LedgerEndsCache`).
 
-Always true: the tasks of a plan hold every row between the positions once; a hole is no loss. A
-plan reads only the chunks of checkpoints that it needs. A ledger that was closed below a committed
-range, or that is gone, has lost those rows: the plan raises the loss with its exact offsets or, if
-the user accepted it, leaves out exactly these rows; no offset is renumbered (hazard 26). A plan
-looks at no more than LEDGERS_MAX ledgers that it does not know to be closed; the tasks look at
+Always true: the tasks of a plan have every row between the positions once; a hole is no loss. A
+plan reads only the chunks of checkpoints that it needs. If a ledger does not exist, or was closed
+below a committed range, rows are lost: the plan raises the loss with the exact offsets or, if the
+user accepts losses, leaves out exactly these rows; no offset is renumbered (hazard 26). A plan
+reads the records of at most LEDGERS_MAX ledgers that it does not know to be closed; the tasks check
 every ledger that they open (topic/task_reader.py).
 """
 
@@ -55,11 +55,11 @@ from spark_ledger.topic.subscription.lag import PartitionLag, topic_lag
 from spark_ledger.topic.subscription.seek_target import rows_around
 
 _log = logging.getLogger(__name__)
-NAMED_MAX = 8
+MISMATCHES_SHOWN = 8
 States = Mapping[str, TopicState]
 FOLDS_MAX = 20
 CHUNKS_FOR_LIMITS = 64
-"""Chunks that are read so that a limit on bytes is exact; of more, rows count as equally large."""
+"""Chunks that are read so that a limit on bytes is exact; beyond, rows count as equally large."""
 
 
 class Planner:
@@ -70,30 +70,32 @@ class Planner:
         self._client = client
         self._live = live
         self._options = options
-        self._ledger_ends = LedgerEnds(client.ledgers)
+        self._ledger_ends = LedgerEndsCache(client.ledgers)
 
     @property
-    def _lossy(self) -> bool:
+    def _accepts_loss(self) -> bool:
         return not self._options.fail_on_data_loss
 
-    def end_of(self, held: PartitionState) -> int:
-        """One past the last row that a commit or a live segment has."""
-        if held.live is None:
-            return held.end_offset
-        return max(held.end_offset, held.live.base + self._live.known(held.live).rows)
+    def end_of(self, partition: PartitionState) -> int:
+        """The offset after the last row of a commit or of a live segment."""
+        if partition.live is None:
+            return partition.end_offset
+        return max(
+            partition.end_offset, partition.live.base + self._live.known(partition.live).rows
+        )
 
     async def positions(
         self, place: ReadPosition, topic_ends: Ends, states: States, infos: Mapping[str, TopicInfo]
     ) -> Positions:
         """As TopicsRead.positions."""
-        looked_up: ByPartition | None = None
+        lookups: ByPartition | None = None
         if isinstance(place, AtTime):
-            by_topic = offsets.times_wanted(place, topic_ends)
-            looked = [self._since(states[topic], times) for topic, times in by_topic.items()]
-            looked_up = dict(zip(by_topic, await asyncio.gather(*looked), strict=True))
+            by_topic = offsets.times_to_look_up(place, topic_ends)
+            calls = [self._offsets_since(states[topic], times) for topic, times in by_topic.items()]
+            lookups = dict(zip(by_topic, await asyncio.gather(*calls), strict=True))
         elif isinstance(place, AtSubscription):
-            looked_up = await self._of_subscription(place, infos)
-        return offsets.resolve(place, topic_ends, looked_up, lossy=self._lossy)
+            lookups = await self._subscription_positions(place, infos)
+        return offsets.resolve(place, topic_ends, lookups, lossy=self._accepts_loss)
 
     async def curves(self, states: States, start: Positions, end: Positions) -> CurveOf:
         """The curves of the rows between the positions, for `limits.admit`."""
@@ -101,13 +103,13 @@ class Planner:
         if self._options.limits.bytes_max is not None:
             for topic, starts in start.items():
                 ranges = _ranges(states[topic], starts, end[topic])
-                tables[topic] = await self._some_tables(states[topic], ranges)
+                tables[topic] = await self._tables_for_limits(states[topic], ranges)
 
-        def curve_of(topic: str, partition: int, lo: int, hi: int) -> Curve:
-            held = states[topic].partitions[partition]
-            size = self._live_bytes(held, lo, hi)
+        def curve_of(topic: str, number: int, lo: int, hi: int) -> Curve:
+            partition = states[topic].partitions[number]
+            size = self._live_bytes(partition, lo, hi)
             read = tables.get(topic, UNREAD)
-            return limits.curve_of(held, lo, hi, read, live_bytes=size)
+            return limits.curve_of(partition, lo, hi, read, live_bytes=size)
 
         return curve_of
 
@@ -120,22 +122,22 @@ class Planner:
             if topic in states:
                 state, ends = states[topic], dict(enumerate(topic_ends[topic].ends))
                 live_ends = {
-                    held.number: self._live.known(held.live)
-                    for held in state.partitions
-                    if held.live is not None
+                    partition.number: self._live.known(partition.live)
+                    for partition in state.partitions
+                    if partition.live is not None
                 }
                 lags += topic_lag(state, parts, now_ms, ends=ends, live_ends=live_ends).values()
         return lags
 
     async def plan(self, states: States, start: Positions, end: Positions) -> list[ReadTask]:
-        """As TopicsRead.plan. If the states do not reach the positions, or a ledger is gone, it
-        plans again on states read after a sync."""
+        """As TopicsRead.plan. If the states do not reach the positions, or a ledger does not exist,
+        plans again by states that are read after a sync."""
         try:
             if all(_reaches(states.get(topic), parts, self) for topic, parts in end.items()):
                 tasks = await self._tasks(states, start, end)
-                ends = await self._ledger_ends.of(tasks)
-                if GONE not in ends.values():
-                    return readable(tasks, ends, not self._lossy)
+                ends = await self._ledger_ends.of_tasks(tasks)
+                if NO_LEDGER not in ends.values():
+                    return without_lost_rows(tasks, ends, not self._accepts_loss)
         except OffsetsOutOfRange:
             pass
         ids = {topic: states[topic].topic_id for topic in end}
@@ -143,82 +145,93 @@ class Planner:
         folded = await asyncio.gather(*(log.fold(fresh=True) for log in logs))
         states = dict(zip(ids, folded, strict=True))
         await self._live.look(p.live for s in folded for p in s.partitions if p.live is not None)
-        self._ledger_ends.forget()
+        self._ledger_ends.drop_closed()
         tasks = await self._tasks(states, start, end)
-        return readable(tasks, await self._ledger_ends.of(tasks), not self._lossy)
+        return without_lost_rows(
+            tasks, await self._ledger_ends.of_tasks(tasks), not self._accepts_loss
+        )
 
     async def check_tokens(
         self, states: States, positions: Positions, tokens: Positions, what: str
     ) -> None:
         """As TopicsRead.check_tokens."""
-        others: list[str] = []
+        mismatches: list[str] = []
         for topic, by_partition in tokens.items():
             for p, token in by_partition.items():
                 at = positions.get(topic, {}).get(p)
                 if at is not None and topic in states and p < len(states[topic].partitions):
-                    held = states[topic].partitions[p]
-                    now = held.token_before(at, await self._chunk_before(held, at))
-                    if NO_TOKEN not in (now, token) and now != token:
-                        others.append(f"offset {at} of partition {p} of topic {topic!r}")
-        if not others:
+                    partition = states[topic].partitions[p]
+                    store_token = partition.token_before(
+                        at, await self._chunk_before(partition, at)
+                    )
+                    if NO_TOKEN not in (store_token, token) and store_token != token:
+                        mismatches.append(f"offset {at} of partition {p} of topic {topic!r}")
+        if not mismatches:
             return
-        named = "; ".join(others[:NAMED_MAX]) + ("; ..." if len(others) > NAMED_MAX else "")
-        text = f"{what} follows rows that the metadata store does not have, but others: {named}"
-        if not self._lossy:
+        more = "; ..." if len(mismatches) > MISMATCHES_SHOWN else ""
+        where = "; ".join(mismatches[:MISMATCHES_SHOWN]) + more
+        text = f"{what} follows rows that the metadata store does not have, but others: {where}"
+        if not self._accepts_loss:
             raise OffsetOfAnotherStore(text)
         _log.warning("%s: as failOnDataLoss is false, it is read on from there", text)
 
-    async def _chunk_before(self, held: PartitionState, offset: int) -> Tables:
-        """The chunk that has the row before the offset, if a chunk has it and is not gone."""
-        if offset == held.end_offset:
+    async def _chunk_before(self, partition: PartitionState, offset: int) -> Tables:
+        """The chunk that has the row before the offset; empty if no existing chunk has it."""
+        if offset == partition.end_offset:
             return UNREAD
         try:
-            return await self._client.chunks.load(held.chunks_between(offset - 1, offset))
+            return await self._client.chunks.load(partition.chunks_between(offset - 1, offset))
         except NoSuchLedger:
             return UNREAD
 
     # -- tasks --------------------------------------------------------------------------------
 
     async def _tasks(self, states: States, start: Positions, end: Positions) -> list[ReadTask]:
-        planned = {t: await self._readable(states[t], at, end[t]) for t, at in start.items()}
-        start = self._kept({topic: state for topic, (state, _) in planned.items()}, start, end)
+        with_chunks = {
+            topic: await self._state_with_chunks(states[topic], starts, end[topic])
+            for topic, starts in start.items()
+        }
+        states = {topic: state for topic, (state, _) in with_chunks.items()}
+        start = self._after_trimmed(states, start, end)
         rows = max(1, offsets.rows_between(start, end))
         tasks: list[ReadTask] = []
         for topic, starts in start.items():
-            part = sum(end[topic][p] - at for p, at in starts.items())
-            share = max(1, -(-(self._options.min_partitions or 1) * part // rows))
-            cutting = Cutting(share, self._options.task_bytes, self._options.task_rows)
-            state, read = planned[topic]
+            topic_rows = sum(end[topic][p] - at for p, at in starts.items())
+            tasks_min = max(1, -(-(self._options.min_partitions or 1) * topic_rows // rows))
+            cutting = Cutting(tasks_min, self._options.task_bytes, self._options.task_rows)
+            state, read = with_chunks[topic]
             ranges = _ranges(state, starts, end[topic])
             tasks += plan_read(state, ranges, topic=topic, cutting=cutting, read=read)
             for p, at in starts.items():
                 tasks += self._live_tasks(topic, state, p, (at, end[topic][p]), cutting)
         return tasks
 
-    def _kept(self, states: States, start: Positions, end: Positions) -> Positions:
-        """`start` without rows that were trimmed. Raises RowsTrimmed unless losses are accepted."""
-        moved: Positions = {}
-        lost: list[TrimmedRange] = []
+    def _after_trimmed(self, states: States, start: Positions, end: Positions) -> Positions:
+        """`start`, moved past rows that were trimmed. Raises RowsTrimmed unless the user accepts
+        losses."""
+        positions: Positions = {}
+        trimmed: list[TrimmedRange] = []
         for topic, starts in start.items():
-            moved[topic] = {}
+            positions[topic] = {}
             for p, at in starts.items():
                 last = end[topic][p]
                 first = min(max(at, states[topic].partitions[p].start_offset), last)
-                moved[topic][p] = first
+                positions[topic][p] = first
                 if first > at:
-                    lost.append(TrimmedRange(topic, p, at, first))
-        if lost and not self._lossy:
-            raise offsets.rows_trimmed(lost)
-        return moved
+                    trimmed.append(TrimmedRange(topic, p, at, first))
+        if trimmed and not self._accepts_loss:
+            raise offsets.rows_trimmed(trimmed)
+        return positions
 
-    async def _readable(
+    async def _state_with_chunks(
         self, state: TopicState, starts: Mapping[int, int], ends: Mapping[int, int]
     ) -> tuple[TopicState, Tables]:
-        """The state, or a newer one if chunks of it are gone, with the chunks that a plan needs."""
+        """The state, or a newer state if the state's chunks no longer exist, with the chunks that a
+        plan needs."""
         for _ in range(FOLDS_MAX):
             try:
                 newer, read = await self._client.readable(state, _ranges(state, starts, ends))
-            except (NoSuchEntry, NoSuchLedger):  # the newer state was trimmed meanwhile
+            except (NoSuchEntry, NoSuchLedger):  # the topic was trimmed meanwhile
                 newer = await self._client.log(state.topic_id).fold(fresh=True)
             else:
                 if newer is state:
@@ -227,71 +240,72 @@ class Planner:
         raise DataUnavailable(f"topic {state.topic_id} changes faster than it can be planned")
 
     def _live_tasks(
-        self, topic: str, state: TopicState, partition: int, span: tuple[int, int], cutting: Cutting
+        self, topic: str, state: TopicState, number: int, span: tuple[int, int], cutting: Cutting
     ) -> Iterator[ReadTask]:
-        """Tasks for the rows of the span that no commit has yet, cut evenly."""
-        held = state.partitions[partition]
-        lo, hi = max(span[0], held.end_offset), span[1]
+        """Tasks of equal size for the rows of the span that no commit has yet."""
+        partition = state.partitions[number]
+        lo, hi = max(span[0], partition.end_offset), span[1]
         if lo >= hi:
             return
-        live, live_end = held.live, self._known(held)
+        live, live_end = partition.live, self._live_end(partition)
         if live is None or live.base + live_end.rows < hi:
             raise OffsetsOutOfRange(
-                f"partition {held.number} of topic {topic!r} is to be read up to {hi}, and ends at"
-                f" {self.end_of(held)}"
+                f"partition {number} of topic {topic!r} is to be read up to {hi}, and ends at"
+                f" {self.end_of(partition)}"
             )
-        size = max(1, self._live_bytes(held, lo, hi))
+        size = max(1, self._live_bytes(partition, lo, hi))
         rows = max(1, (hi - lo) * cutting.task_bytes // size)
         rows = min(rows, cutting.task_rows or rows, -(-(hi - lo) // cutting.tasks_min))
-        chunked = bool(held.rowless or live_end.rowless.number)
+        has_rowless = bool(partition.rowless or live_end.rowless.number)
         for first in range(lo, hi, rows):
             last = min(hi, first + rows)
             part = LiveRows(live, first, last, live_end.last_entry, live_end.rows)
-            yield ReadTask(topic, state.topic_id, (), NO_SEGMENTS, part, chunked)
+            yield ReadTask(topic, state.topic_id, (), NO_SEGMENTS, part, has_rowless)
 
-    def _known(self, held: PartitionState) -> LiveEnd:
-        return LiveEnd() if held.live is None else self._live.known(held.live)
+    def _live_end(self, partition: PartitionState) -> LiveEnd:
+        return LiveEnd() if partition.live is None else self._live.known(partition.live)
 
-    def _live_bytes(self, held: PartitionState, lo: int, hi: int) -> int:
+    def _live_bytes(self, partition: PartitionState, lo: int, hi: int) -> int:
         """An estimate of the bytes of the span's rows in the live segment."""
-        live_end = self._known(held)
-        rows = max(0, hi - max(lo, held.end_offset))
+        live_end = self._live_end(partition)
+        rows = max(0, hi - max(lo, partition.end_offset))
         return live_end.bytes * rows // live_end.rows if live_end.rows else 0
 
-    # -- looking things up ----------------------------------------------------------------------
+    # -- times and subscriptions ----------------------------------------------------------------
 
-    async def _since(self, state: TopicState, times: Mapping[int, int]) -> dict[int, int]:
+    async def _offsets_since(self, state: TopicState, times: Mapping[int, int]) -> dict[int, int]:
         try:
-            return await self._looked_up(state, times)
+            return await self._look_up_offsets(state, times)
         except NoSuchLedger:  # a newer checkpoint replaced chunks, or a merge replaced rows
             state, _ = await self._client.log(state.topic_id).fold_from_checkpoint()
-            return await self._looked_up(state, times)
+            return await self._look_up_offsets(state, times)
 
-    async def _looked_up(self, state: TopicState, times: Mapping[int, int]) -> dict[int, int]:
-        read = await self._client.chunks.load(start_positions.chunks_to_look_up(state, times))
-        since = start_positions.look_up(state, times, read)
+    async def _look_up_offsets(self, state: TopicState, times: Mapping[int, int]) -> dict[int, int]:
+        read = await self._client.chunks.load(start_positions.chunks_for_times(state, times))
+        since = start_positions.offsets_since(state, times, read)
         for p in since:
-            held, millis = state.partitions[p], times[p]
-            rows = rows_around(held, millis, read)
-            if since[p] == held.end_offset:
-                rows = self._open_rows(held)
+            partition, millis = state.partitions[p], times[p]
+            rows = rows_around(partition, millis, read)
+            if since[p] == partition.end_offset:
+                rows = self._live_rows(partition)
             if rows is not None:
                 since[p] = await since_in(self._client.ledgers, rows, millis)
         return since
 
-    def _open_rows(self, held: PartitionState) -> LiveRows | None:
-        """The known rows that no commit has yet."""
-        live, live_end = held.live, self._known(held)
+    def _live_rows(self, partition: PartitionState) -> LiveRows | None:
+        """The known rows of the live segment, if there are any."""
+        live, live_end = partition.live, self._live_end(partition)
         if live is None or not live_end.rows:
             return None
         return LiveRows(
             live, live.base, live.base + live_end.rows, live_end.last_entry, live_end.rows
         )
 
-    async def _of_subscription(
+    async def _subscription_positions(
         self, place: AtSubscription, infos: Mapping[str, TopicInfo]
     ) -> dict[str, dict[int, int]]:
-        """The positions of the subscription in each topic that has it; a topic must have it."""
+        """The subscription's positions in each topic that has it. Raises SubscriptionNotFound if no
+        topic has it."""
         by_topic: dict[str, dict[int, int]] = {}
         missing: SubscriptionNotFound | None = None
         for topic, info in infos.items():
@@ -303,8 +317,9 @@ class Planner:
             raise missing
         return by_topic
 
-    async def _some_tables(self, state: TopicState, ranges: Ranges) -> Tables:
-        """Chunks to share rows out by size; if chunks are gone, rows count as equally large."""
+    async def _tables_for_limits(self, state: TopicState, ranges: Ranges) -> Tables:
+        """Chunks with the sizes of rows; none if a chunk no longer exists: rows then count as
+        equally large."""
         chunks = chunks_to_read(state, ranges)[:CHUNKS_FOR_LIMITS]
         try:
             return await self._client.chunks.load(chunks)
@@ -327,12 +342,12 @@ def tokens_before(states: States, positions: Positions) -> Positions:
 
 
 def _ranges(state: TopicState, starts: Mapping[int, int], ends: Mapping[int, int]) -> Ranges:
-    """The part of the offsets that commits hold, by partition."""
+    """For each partition the offsets between start and end that commits have."""
     ranges = {}
     for p, at in starts.items():
-        held = state.partitions[p]
-        last = max(held.start_offset, min(ends[p], held.end_offset))
-        ranges[p] = (min(max(at, held.start_offset), last), last)
+        partition = state.partitions[p]
+        last = max(partition.start_offset, min(ends[p], partition.end_offset))
+        ranges[p] = (min(max(at, partition.start_offset), last), last)
     return ranges
 
 
@@ -346,32 +361,31 @@ def _reaches(state: TopicState | None, ends: Mapping[int, int], planner: Planner
 RECORDS_AT_ONCE = 256
 LEDGERS_MAX = 2_000
 CLOSED_KEPT = 100_000
-GONE = LedgerEnd(-2, 0)
+NO_LEDGER = LedgerEnd(-2, 0)
 """The end of a ledger that does not exist."""
 
 
-class LedgerEnds:
-    """The ends of ledgers. A closed ledger does not change, so its record is read once."""
+class LedgerEndsCache:
+    """Gives the ends of ledgers. A closed ledger does not change, so its record is read once."""
 
     def __init__(self, ledgers: LedgerStore) -> None:
         self._ledgers = ledgers
         self._closed: dict[int, LedgerEnd] = {}
 
-    async def of(self, tasks: Iterable[ReadTask]) -> plan.LedgerEnds:
-        """The ends of the ledgers that the tasks read, without those beyond LEDGERS_MAX."""
-        every = sorted({ledger_id for task in tasks for ledger_id in task.table.ledger_ids()})
+    async def of_tasks(self, tasks: Iterable[ReadTask]) -> plan.LedgerEnds:
+        """The ends of the ledgers that the tasks read; of at most LEDGERS_MAX that are not known to
+        be closed. None: the ledger is not closed."""
+        ledger_ids = sorted({ledger_id for task in tasks for ledger_id in task.table.ledger_ids()})
         ledger_ends: dict[int, LedgerEnd | None] = {}
-        ledger_ends.update(
-            (ledger_id, self._closed[ledger_id]) for ledger_id in every if ledger_id in self._closed
-        )
-        unread = [ledger_id for ledger_id in every if ledger_id not in ledger_ends][:LEDGERS_MAX]
+        ledger_ends.update((id_, self._closed[id_]) for id_ in ledger_ids if id_ in self._closed)
+        unread = [id_ for id_ in ledger_ids if id_ not in ledger_ends][:LEDGERS_MAX]
         for first in range(0, len(unread), RECORDS_AT_ONCE):
             window = unread[first : first + RECORDS_AT_ONCE]
             ends = await asyncio.gather(*(self._end(ledger_id) for ledger_id in window))
             ledger_ends.update(zip(window, ends, strict=True))
         return ledger_ends
 
-    def forget(self) -> None:
+    def drop_closed(self) -> None:
         """Drop the ends of closed ledgers: the ledgers may have been deleted since."""
         self._closed.clear()
 
@@ -379,7 +393,7 @@ class LedgerEnds:
         try:
             record = (await self._record(ledger_id)).record
         except NoSuchLedger:
-            return GONE
+            return NO_LEDGER
         if record.last_entry is None:
             return None
         end = LedgerEnd(record.last_entry, record.rows or 0)
@@ -388,21 +402,20 @@ class LedgerEnds:
         return end
 
     async def _record(self, ledger_id: int) -> VersionedRecord:
-        """The record. That it does not exist is believed only after a sync: the replica from which
-        a new session reads may be behind the topic's log in memory."""
+        """The record. An absent record counts only after a sync: the replica from which a new
+        session reads may be behind the topic's log in memory."""
         try:
             return await self._ledgers.record(ledger_id)
         except NoSuchLedger:
             return await self._ledgers.record(ledger_id, fresh=True)
 
 
-def readable(
+def without_lost_rows(
     tasks: Sequence[ReadTask], ends: plan.LedgerEnds, fail_on_data_loss: bool
 ) -> list[ReadTask]:
-    """The tasks without rows that are gone. With `fail_on_data_loss` raises RowsLost if there are
-    such rows."""
-    lost = {i: gone for i, task in enumerate(tasks) if (gone := lost_of(task, ends))}
+    """The tasks without lost rows. With `fail_on_data_loss` raises RowsLost if rows are lost."""
+    lost = {i: ranges for i, task in enumerate(tasks) if (ranges := lost_of(task, ends))}
     if fail_on_data_loss and lost:
-        raise rows_lost([rows for gone in lost.values() for rows in gone])
-    kept = (without(task, lost[i]) if i in lost else task for i, task in enumerate(tasks))
-    return [task for task in kept if task.rows]
+        raise rows_lost([rows for ranges in lost.values() for rows in ranges])
+    remaining = (without(task, lost[i]) if i in lost else task for i, task in enumerate(tasks))
+    return [task for task in remaining if task.rows]

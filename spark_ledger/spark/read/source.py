@@ -1,17 +1,18 @@
-"""The sources of a stream and of a batch: Spark gets offsets and tasks from them in the driver, and
+"""The sources of a stream and of a batch, which give Spark offsets and tasks in the driver, and
 rows in tasks; and the subscription that follows a streaming query.
 
-Always true: an offset never falls below the start that Spark passed, and is that very start if
-there is nothing new; an idle poll looks in memory only, and waits until reported changes are there;
-the first poll of a run, the first offset and the target of availableNow are read after a sync. So
-is a batch, which holds all that was committed before; the source takes no filter from Spark (the
-reason is in options.py).
+Always true: an offset is never below the start that Spark passed, and is that same object if there
+are no new rows; an idle poll uses only what is in memory, and waits until reported changes are in
+memory; the first poll of a run, the first offset and the target of availableNow are read after a
+sync. A batch read plans after a sync, too, so it has all rows committed before; the source takes no
+filter from Spark (the reason is in options.py).
 
-Spark keeps only the end of batch 0 and asks for the first offset again whenever it plans that
-batch, also after a restart, when "latest" or a subscription is further on. So the end of batch 0
-names the begin of the batch (`_first`; without it the batch has no row) and the times without a
-zone by which it was planned (`_zoneless`), and batch 0 reads only rows that were there when the
-first offset was found: it has no row of a partition that begins at "latest".
+Spark stores only the end of batch 0, not its begin: whenever it plans batch 0, also after a
+restart, it calls initialOffset again, which may then be later ("latest", or a subscription that has
+moved). So the end of batch 0 carries the begin of the batch (`_first`; without it the batch has no
+row) and the times without a zone by which it was planned (`_zoneless`). Batch 0 reads only rows
+that existed when the first offset was computed, so it has no row of a partition that begins at
+"latest".
 """
 
 import secrets
@@ -30,24 +31,24 @@ from spark_ledger.spark.options.options import ReadOptions
 from spark_ledger.spark.read import tasks as read_tasks
 from spark_ledger.spark.read.topics_read import TopicsRead
 from spark_ledger.spark.rows.columns import check_projection
-from spark_ledger.spark.spark_version import ReadLimit, SupportsTriggerAvailableNow, planned
-from spark_ledger.spark.worker import before_termination
+from spark_ledger.spark.spark_version import ReadLimit, SupportsTriggerAvailableNow, value_of
+from spark_ledger.spark.worker import call_before_termination
 from spark_ledger.topic.blocking import BlockingCursor, open_cursor, release_all
 from spark_ledger.topic.subscription.lag import spark_metrics
 
 FIRST = "_first"
 ZONELESS = "_zoneless"
-"""In the end of batch 0: times without a zone, and the milliseconds that they were taken for."""
-LAG_AGAIN_S = 1.0
-BEYOND = (
+"""In the end of batch 0: each time without a zone, with its milliseconds in the driver."""
+LAG_INTERVAL_S = 1.0
+BEYOND_END_REMEDY = (
     "If the metadata store was restored from an older backup, bring back the newer one; else start"
     " with a new checkpoint and startingOffsets."
 )
 
 
 class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One reader lives in the source's own process as long as the query runs. Another one is made
-    where tasks are planned, and sent to them: it never connects."""
+    """One instance lives in the source's own process as long as the query runs. Spark makes another
+    instance to send it to the tasks; that one never connects in the driver."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         check_projection(schema, options.value_format)
@@ -55,108 +56,116 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.schema = schema
         self._topics: TopicsRead | None = None
         self._target: Positions | None = None
-        self._polled = False
-        self._initial: dict[str, Any] | None = None
-        self._there_at_first: Ends | None = None
-        self._decoded: tuple[dict[str, Any], Ends, Positions] | None = None
-        self._of_store: tuple[dict[str, Any], int] | None = None
-        self._idle: tuple[Ends, Positions] | None = None
-        self._behind: Positions | None = None
-        self._reported: tuple[Ends, Positions | None, float, dict[str, Any]] | None = None
-        self._gave_s: float | None = None
+        self._has_polled = False
+        self._initial_offset: dict[str, Any] | None = None
+        self._first_ends: Ends | None = None
+        self._last_decoded: tuple[dict[str, Any], Ends, Positions] | None = None
+        self._checked_offset: tuple[dict[str, Any], int] | None = None
+        self._idle_poll: tuple[Ends, Positions] | None = None
+        self._done_positions: Positions | None = None
+        self._last_report: tuple[Ends, Positions | None, float, dict[str, Any]] | None = None
+        self._last_batch_s: float | None = None
         self._cursor = QueryCursor(options.subscription)
 
     def initialOffset(self) -> dict[str, Any]:
-        if self._initial is None:
-            topics = self._opened()
+        if self._initial_offset is None:
+            topics = self._connected_topics()
             topic_ends = topics.fresh_ends()
             start = topics.positions(self.options.starting, topic_ends)
-            self._initial = self._cursor.signed(offsets.encode(start, topic_ends))
-            self._there_at_first = topic_ends
-        return self._initial
+            self._initial_offset = self._cursor.with_token(offsets.encode(start, topic_ends))
+            self._first_ends = topic_ends
+        return self._initial_offset
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return limits.read_limit(self.options.limits)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = offsets.ends_of(self._opened().fresh_ends())
+        self._target = offsets.ends_of(self._connected_topics().fresh_ends())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        topic_ends = self._known_at_poll(start)
+        topic_ends = self._ends_at_poll(start)
         first = self._positions(start, topic_ends)
-        if self._nothing_after(first, topic_ends) and self._opened().catch_up():
-            topic_ends = self._opened().ends()  # processAllAvailable returns at the first idle poll
+        if self._is_at_end(first, topic_ends) and self._connected_topics().catch_up():
+            topic_ends = self._connected_topics().ends()  # as an idle poll ends processAllAvailable
             first = self._positions(start, topic_ends)
-        if self._idle is not None and self._idle[0] is topic_ends and self._idle[1] is first:
+        if (
+            self._idle_poll is not None
+            and self._idle_poll[0] is topic_ends
+            and self._idle_poll[1] is first
+        ):
             self._cursor.check()
             return start
-        if not offsets.within(first, topic_ends):
-            topic_ends = self._opened().fresh_ends()
+        if not offsets.is_within(first, topic_ends):
+            topic_ends = self._connected_topics().fresh_ends()
             first = self._positions(start, topic_ends)
-            offsets.check_within(first, topic_ends, "the query's offset", BEYOND)
+            offsets.check_within(first, topic_ends, "the query's offset", BEYOND_END_REMEDY)
         self._check_store(start, first, "the query's offset")
-        if first is not self._behind:
-            self._behind = first
+        if first is not self._done_positions:
+            self._done_positions = first
             self._move_cursor(start, first)
         self._cursor.check()
-        latest = self._bounded(first, topic_ends)
+        latest = self._end_to_read(first, topic_ends)
         if latest == first:
-            self._idle = (topic_ends, first)
+            self._idle_poll = (topic_ends, first)
             if self._target is not None:
                 self._cursor.release()
             return start
-        end = self._admitted(first, latest, limit)
+        end = self._limited_end(first, latest, limit)
         if end == first:
             return start
-        self._gave_s = time.monotonic()
-        given = offsets.encode(end, topic_ends, self._tokens(start, first, end))
-        if start == self._initial:
-            given[FIRST] = {name: at for name, at in start.items() if name != QUERY}
-            given[ZONELESS] = [list(time) for time in self.options.zoneless]
-        signed = self._cursor.signed(given)
-        self._of_store = (signed, self._opened().went_back)
-        return signed
+        self._last_batch_s = time.monotonic()
+        encoded = offsets.encode(end, topic_ends, self._tokens(start, first, end))
+        if start == self._initial_offset:
+            encoded[FIRST] = {name: at for name, at in start.items() if name != QUERY}
+            encoded[ZONELESS] = [list(time) for time in self.options.zoneless_times]
+        offset = self._cursor.with_token(encoded)
+        self._checked_offset = (offset, self._connected_topics().shorter_logs)
+        return offset
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        topic_ends, behind, now_s = self._known(), self._behind, time.monotonic()
-        last = self._reported
-        same = last is not None and last[0] is topic_ends and last[1] is behind
-        if last is not None and same and now_s - last[2] < LAG_AGAIN_S:
+        topic_ends, done_positions, now_s = (
+            self._known_ends(),
+            self._done_positions,
+            time.monotonic(),
+        )
+        last = self._last_report
+        is_same = last is not None and last[0] is topic_ends and last[1] is done_positions
+        if last is not None and is_same and now_s - last[2] < LAG_INTERVAL_S:
             return last[3]
         latest = offsets.encode(offsets.ends_of(topic_ends), topic_ends)
-        if behind is not None:
-            lags = self._opened().lags(behind, time.time_ns() // 1_000_000)
+        if done_positions is not None:
+            lags = self._connected_topics().lags(done_positions, time.time_ns() // 1_000_000)
             latest["_rowsBehind"] = sum(lag.rows for lag in lags)
             latest["_bytesBehind"] = sum(lag.bytes for lag in lags)
             latest["_millisBehind"] = max((lag.millis for lag in lags), default=0)
             latest["_metrics"] = spark_metrics(lags)
-        self._reported = (topic_ends, behind, now_s, latest)
+        self._last_report = (topic_ends, done_positions, now_s, latest)
         return latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        topic_ends = self._known()
-        if start == self._initial:
+        topic_ends = self._known_ends()
+        if start == self._initial_offset:
             start = end.get(FIRST, end)
         first, last = self._decode(start, topic_ends), self._decode(end, topic_ends)
-        if not offsets.within(last, topic_ends):
-            topic_ends = self._opened().fresh_ends()
+        if not offsets.is_within(last, topic_ends):
+            topic_ends = self._connected_topics().fresh_ends()
             first, last = self._decode(start, topic_ends), self._decode(end, topic_ends)
-            offsets.check_within(last, topic_ends, "the offset to be read to", BEYOND)
+            offsets.check_within(last, topic_ends, "the offset to be read to", BEYOND_END_REMEDY)
         offsets.check_order(first, last)
         self._check_store(end, last, "the offset to be read to")
-        topics = self._opened()
-        self._cursor.at(topics, end, first)
+        topics = self._connected_topics()
+        self._cursor.advance(topics, end, first)
         tasks = topics.plan(first, last)
         values = topics.values(self.schema)
         return read_tasks.partitions_of(self.options, tasks, values, self._zoneless(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_tasks.read_rows(self.options, planned(partition), self.schema)
+        return read_tasks.read_rows(self.options, value_of(partition), self.schema)
 
     def commit(self, end: dict[str, Any]) -> None:
         if self.options.subscription is not None:
-            topics = self._opened()
-            self._cursor.at(topics, end, self._decode(end, self._known()))
+            topics = self._connected_topics()
+            self._cursor.advance(topics, end, self._decode(end, self._known_ends()))
 
     def stop(self) -> None:
         self._cursor.release()
@@ -164,74 +173,80 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._topics.close()
 
     def _zoneless(self, end: dict[str, Any]) -> tuple[tuple[str, int], ...]:
-        """The times without a zone by which the batch was planned: those of the run that planned
-        batch 0, whatever options this run has. Later batches need no time."""
+        """The times without a zone by which batch 0 was planned, which an earlier run with other
+        options may have done. For a later batch there are none: it needs no time."""
         if FIRST not in end:
             return ()
-        planned_by = end.get(ZONELESS)
-        if planned_by is None:
-            return self.options.zoneless
-        return tuple((text, millis) for text, millis in planned_by)
+        stored_times = end.get(ZONELESS)
+        if stored_times is None:
+            return self.options.zoneless_times
+        return tuple((text, millis) for text, millis in stored_times)
 
-    # -- the store that the rows were in --------------------------------------------------------
+    # -- whether the metadata store went back in time -------------------------------------------
 
     def _tokens(self, start: dict[str, Any], first: Positions, end: Positions) -> Positions:
         """The tokens of the commits that made the last rows before `end`."""
 
-        def moved(topic: str, partition: int) -> bool:
+        def has_moved(topic: str, partition: int) -> bool:
             return end[topic][partition] != first.get(topic, {}).get(partition)
 
-        return offsets.tokens_kept(offsets.tokens_of(start), self._opened().tokens(end), moved)
+        tokens = self._connected_topics().tokens(end)
+        return offsets.keep_tokens(offsets.tokens_of(start), tokens, has_moved)
 
     def _check_store(self, offset: dict[str, Any], positions: Positions, what: str) -> None:
-        """Raises OffsetOfAnotherStore if the rows before the offset are others than when the offset
-        was given: then the metadata store is an older one. Offsets that this run gave need no
-        check, until a topic's log is shorter than before."""
-        looked_at = (offset, self._opened().went_back)
-        if self._of_store == looked_at:
+        """Raises OffsetOfAnotherStore if the rows before the offset are not those that the offset
+        was made after: then the metadata store is an older one. An offset that this run made needs
+        no check until a topic's log becomes shorter."""
+        offset_and_logs = (offset, self._connected_topics().shorter_logs)
+        if self._checked_offset == offset_and_logs:
             return
         tokens = offsets.tokens_of(offset)
         if tokens:
-            self._opened().check_tokens(positions, tokens, what)
-        self._of_store = looked_at
+            self._connected_topics().check_tokens(positions, tokens, what)
+        self._checked_offset = offset_and_logs
 
     # -- offsets --------------------------------------------------------------------------------
 
     def _move_cursor(self, start: dict[str, Any], first: Positions) -> None:
-        """All rows before `first` are done. Spark keeps the offsets that it passes, except the
-        first."""
-        if start == self._initial:
-            self._cursor.reserve(self._opened(), first)
+        """All rows before `first` are done. `start` is stored in Spark's checkpoint, unless it is
+        the initial offset."""
+        if start == self._initial_offset:
+            self._cursor.reserve(self._connected_topics(), first)
         else:
-            self._cursor.at(self._opened(), start, first)
+            self._cursor.advance(self._connected_topics(), start, first)
 
-    def _nothing_after(self, first: Positions, topic_ends: Ends) -> bool:
-        if self._idle is not None and self._idle[0] is topic_ends and self._idle[1] is first:
+    def _is_at_end(self, first: Positions, topic_ends: Ends) -> bool:
+        if (
+            self._idle_poll is not None
+            and self._idle_poll[0] is topic_ends
+            and self._idle_poll[1] is first
+        ):
             return self._target is None
         return self._target is None and offsets.ends_of(topic_ends) == first
 
-    def _bounded(self, first: Positions, topic_ends: Ends) -> Positions:
-        """The end of the topics, or the target of availableNow; never below `first`."""
+    def _end_to_read(self, first: Positions, topic_ends: Ends) -> Positions:
+        """The end of the topics, or the target of availableNow if that is earlier; never below
+        `first`."""
         end = offsets.ends_of(topic_ends)
         if self._target is not None:
-            end = offsets.nearest(end, self._target)
-        return offsets.furthest(first, end)
+            end = offsets.earlier_positions(end, self._target)
+        return offsets.later_positions(first, end)
 
-    def _admitted(self, first: Positions, end: Positions, limit: ReadLimit) -> Positions:
+    def _limited_end(self, first: Positions, end: Positions, limit: ReadLimit) -> Positions:
         """The end of one micro-batch within the limits."""
-        obeyed = limits.obeyed(self.options.limits, limit)
-        if self._target is None and obeyed.rows_min is not None:
-            gave_s = self._gave_s
-            since_ms = None if gave_s is None else int((time.monotonic() - gave_s) * 1000)
-            if limits.holds_back(obeyed, self._backlog_rows(first, end), since_ms):
+        applied = limits.effective_limits(self.options.limits, limit)
+        if self._target is None and applied.rows_min is not None:
+            last_s = self._last_batch_s
+            since_ms = None if last_s is None else int((time.monotonic() - last_s) * 1000)
+            if limits.holds_back(applied, self._backlog_rows(first, end), since_ms):
                 return first
-        if not obeyed.bounded:
+        if not applied.has_maximum:
             return end
-        return limits.admit(first, end, obeyed, self._opened().curves(first, end))
+        return limits.admit(first, end, applied, self._connected_topics().curves(first, end))
 
     def _backlog_rows(self, first: Positions, end: Positions) -> int:
-        """Without rows that are gone and offsets without a row."""
-        curve_of = self._opened().curves(first, end)
+        """The rows to read, without trimmed rows and without offsets that have no row."""
+        curve_of = self._connected_topics().curves(first, end)
         return sum(
             curve_of(topic, p, at, end[topic][p]).rows
             for topic, parts in first.items()
@@ -241,13 +256,13 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _positions(self, start: dict[str, Any], topic_ends: Ends) -> Positions:
         """`start` decoded; the same object for the same offset and topics."""
-        last = self._decoded
+        last = self._last_decoded
         if last is not None and last[1] is topic_ends and last[0] == start:
             return last[2]
         positions = self._decode(start, topic_ends)
         if last is not None and last[2] == positions:
             positions = last[2]
-        self._decoded = (start, topic_ends, positions)
+        self._last_decoded = (start, topic_ends, positions)
         return positions
 
     def _decode(self, offset: dict[str, Any], topic_ends: Ends) -> Positions:
@@ -257,23 +272,24 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- the ends of the topics -----------------------------------------------------------------
 
-    def _known_at_poll(self, start: dict[str, Any]) -> Ends:
-        """The known ends; at the first poll of a new query those at which its start was found."""
-        there_at_first, self._there_at_first = self._there_at_first, None
-        if there_at_first is None or start != self._initial:
-            return self._known()
-        self._polled = True
-        return there_at_first
+    def _ends_at_poll(self, start: dict[str, Any]) -> Ends:
+        """The known ends; at the first poll of a new query the ends by which the initial offset was
+        computed."""
+        first_ends, self._first_ends = self._first_ends, None
+        if first_ends is None or start != self._initial_offset:
+            return self._known_ends()
+        self._has_polled = True
+        return first_ends
 
-    def _known(self) -> Ends:
-        topics = self._opened()
-        if self._polled:
+    def _known_ends(self) -> Ends:
+        topics = self._connected_topics()
+        if self._has_polled:
             return topics.ends()
         topic_ends = topics.fresh_ends()
-        self._polled = True
+        self._has_polled = True
         return topic_ends
 
-    def _opened(self) -> TopicsRead:
+    def _connected_topics(self) -> TopicsRead:
         if self._topics is None:
             topics = TopicsRead(self.options)
             topics.follow()
@@ -286,18 +302,20 @@ QUERY = "_query"
 
 class QueryCursor:
     """The subscription that follows a query (`subscription=`), for one source. `name` None: there
-    is no subscription, and nothing happens.
+    is no subscription, and the methods do nothing.
 
-    Spark gives a source neither its query's id nor its run's. So the query is a token that its
-    first offset carries (`_query`) and that every later offset takes over; a run is a process of
-    the source. Always true: a subscription is claimed only by a token that is in Spark's
-    checkpoint, so a run that restarts from there is the same query and has the subscription at
-    once, whenever the run before was killed. Before that the source only checks that the
-    subscription is free, and makes it, without a user, so that the rows to read stay. A cursor is
-    opened once for each topic and advanced only to positions that Spark reports as done. The source
-    waits for it only at the end of an availableNow run (Spark may kill the process then), so that
-    rowsBehind is 0 afterwards. A run that is stopped releases the subscription: Spark ends the
-    process by SIGTERM, and any other end is as a crash. Two sources have two tokens: the same
+    Spark tells a source neither the id of its query nor the id of its run. So a random token stands
+    for the query: the first offset carries it (`_query`), and every later offset repeats it; a
+    process of the source stands for a run.
+
+    Always true: only a token that is in Spark's checkpoint claims a subscription. So a run that
+    restarts from the checkpoint is the same query and has the subscription at once, whenever the
+    run before was killed. Until its token is in the checkpoint, the source only reserves the
+    subscription: it checks that no query has it, and creates it so that retention keeps the rows. A
+    cursor is opened once for each topic and advanced only to positions that Spark reports as done.
+    The source waits for its cursors only at the end of an availableNow run (Spark may kill the
+    process then), so that rowsBehind is 0 afterwards. Spark stops a run by SIGTERM, at which the
+    run releases the subscription; any other end is a crash. Two sources have two tokens: the same
     subscription twice in one query is LEDGER_SUBSCRIPTION.BUSY.
     """
 
@@ -305,12 +323,12 @@ class QueryCursor:
         self._name = name
         self._run_id = secrets.token_hex(16)
         self._query_id: str | None = None
-        self._kept = False
+        self._is_stored = False
         self._reserved: dict[str, None] = {}
         self._cursors: dict[str, BlockingCursor] = {}
-        self._over = False
+        self._is_released = False
 
-    def signed(self, offset: dict[str, Any]) -> dict[str, Any]:
+    def with_token(self, offset: dict[str, Any]) -> dict[str, Any]:
         """The offset, with the query's token if there is a subscription."""
         if self._name is None:
             return offset
@@ -318,8 +336,8 @@ class QueryCursor:
         return dict(sorted({**offset, QUERY: self._query_id}.items()))
 
     def reserve(self, topics: TopicsRead, positions: Positions) -> None:
-        """Reserve the subscription for a query that will read from these positions on; Spark keeps
-        no offset of it yet. Raises SubscriptionBusy."""
+        """Reserve the subscription for a query that will read from these positions on, and of which
+        Spark's checkpoint has no offset yet. Raises SubscriptionBusy."""
         if self._name is None:
             return
         for topic, parts in positions.items():
@@ -331,15 +349,18 @@ class QueryCursor:
                 topics.cluster.run(reserving)
                 self._reserved[topic] = None
 
-    def at(self, topics: TopicsRead, kept: Mapping[str, Any], positions: Positions) -> None:
-        """All rows before `positions` are done; `kept` is an offset in Spark's checkpoint. Raises
-        SubscriptionBusy, LedgerFenced (a newer run has the subscription)."""
-        if self._name is None or self._over:
+    def advance(
+        self, topics: TopicsRead, stored_offset: Mapping[str, Any], positions: Positions
+    ) -> None:
+        """Advance the cursors: all rows before `positions` are done. `stored_offset` is an offset
+        in Spark's checkpoint. Raises SubscriptionBusy, LedgerFenced (a newer run has the
+        subscription)."""
+        if self._name is None or self._is_released:
             return
-        signed = kept.get(QUERY)
-        if isinstance(signed, str):
-            self._query_id, self._kept = signed, True
-        if not self._kept:
+        token = stored_offset.get(QUERY)
+        if isinstance(token, str):
+            self._query_id, self._is_stored = token, True
+        if not self._is_stored:
             self.reserve(topics, positions)
             return
         for topic, parts in positions.items():
@@ -353,8 +374,8 @@ class QueryCursor:
             cursor.check()
 
     def release(self) -> None:
-        """Write the query's positions and release the subscription: this run is over."""
-        self._over = True
+        """Write the query's positions and release the subscription: this run has ended."""
+        self._is_released = True
         for cursor in self._cursors.values():
             cursor.release()
         self._cursors.clear()
@@ -362,16 +383,16 @@ class QueryCursor:
     def _open(self, topics: TopicsRead, topic: str, positions: Mapping[int, int]) -> BlockingCursor:
         assert self._name is not None
         assert self._query_id is not None
-        made = open_cursor(
+        cursor = open_cursor(
             topics.cluster,
             topics.infos[topic],
             *(self._name, self._query_id, self._run_id),
             start=dict(positions),
             partitions=_assigned(topics, topic),
         )
-        before_termination(release_all)
-        self._cursors[topic] = made
-        return made
+        call_before_termination(release_all)
+        self._cursors[topic] = cursor
+        return cursor
 
 
 def _assigned(topics: TopicsRead, topic: str) -> tuple[int, ...] | None:
@@ -379,7 +400,7 @@ def _assigned(topics: TopicsRead, topic: str) -> tuple[int, ...] | None:
     return None if assigned is None else assigned[topic]
 
 
-AGAIN = "Load it again: Spark keeps the plan of a DataFrame's first query for all that follow."
+LOAD_AGAIN = "Load it again: Spark keeps the plan of a DataFrame's first query for all that follow."
 
 
 class LedgerBatchReader(DataSourceReader):
@@ -399,8 +420,8 @@ class LedgerBatchReader(DataSourceReader):
         return read_tasks.partitions_of(self.options, tasks, values, batch_plan=batch_plan)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        read_tasks.check_zone(self.options.zoneless)  # also if nothing is read
+        read_tasks.check_zone(self.options.zoneless_times)  # also if nothing is read
         try:
-            yield from read_tasks.read_rows(self.options, planned(partition), self.schema)
-        except (RowsTrimmed, TopicDeleted) as error:  # the rows were there at the time of the plan
-            raise type(error)(error.what, AGAIN, **error.facts) from None
+            yield from read_tasks.read_rows(self.options, value_of(partition), self.schema)
+        except (RowsTrimmed, TopicDeleted) as error:  # the rows existed when the read was planned
+            raise type(error)(error.what, LOAD_AGAIN, **error.facts) from None

@@ -1,8 +1,8 @@
 """The code inside a Spark task that reads: rows out of ledgers as Spark's columns.
 
-Always true: a task decodes only the columns of entries that the declared columns need; with
-`keyFilter` it gives only rows with those keys. Connections are kept from task to task in the worker
-(topic/blocking.py, which remembers its pid).
+Always true: a task decodes only the entries' columns that the declared columns need; with
+`keyFilter` it gives only rows with those keys. A worker keeps its connections from task to task
+(topic/blocking.py; a forked process makes its own).
 """
 
 import logging
@@ -21,7 +21,7 @@ from spark_ledger.spark.options.options import ReadOptions
 from spark_ledger.spark.rows import columns
 from spark_ledger.spark.rows.other_format import OnOtherFormat, OtherRows
 from spark_ledger.spark.spark_version import arrow_schema
-from spark_ledger.spark.worker import Moment, set_aside
+from spark_ledger.spark.worker import Moment, exclude_from_gc
 from spark_ledger.topic import blocking
 from spark_ledger.topic.read.bad_entries import OnBadEntry
 from spark_ledger.topic.read.plan import Cutting, ReadTask, together
@@ -36,19 +36,20 @@ MICRO_BATCH = "streaming.sql.batchId"
 PLANS_KEPT_MAX = 1000
 _WARNED = "warned"
 _first_batches: dict[str, str] = {}
-"""By the plan of a batch read: the micro-batch in which this process first saw it, or _WARNED."""
+"""By the plan of a batch read: the micro-batch in which this process first read by the plan, or
+_WARNED after the warning."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A task as it goes to its executor: its reads, one topic after the other. `values` is for rows
-    whose payload is columns, `zoneless` are times without a zone at which a query begins (see
-    start_positions.check_zone)."""
+class TaskReads:
+    """The reads of one Spark task, topic after topic, as Spark sends them to the executor. `values`
+    is for rows whose payload is columns; for `zoneless_times`, at which the query begins, see
+    start_positions.check_zone."""
 
     tasks: tuple[ReadTask, ...]
     values: "ValueReader | None"
-    zoneless: tuple[tuple[str, int], ...]
+    zoneless_times: tuple[tuple[str, int], ...]
     batch_plan: str = ""
     """A random text that identifies the plan of a batch read."""
 
@@ -57,33 +58,33 @@ def partitions_of(
     options: ReadOptions,
     tasks: list[ReadTask],
     values: "ValueReader | None",
-    zoneless: tuple[tuple[str, int], ...] = (),
+    zoneless_times: tuple[tuple[str, int], ...] = (),
     batch_plan: str = "",
 ) -> list[InputPartition]:
     cutting = Cutting(options.min_partitions or 1, options.task_bytes, options.task_rows)
     groups = together(tasks, cutting)
-    return [InputPartition(Planned(some, values, zoneless, batch_plan)) for some in groups]
+    return [
+        InputPartition(TaskReads(group, values, zoneless_times, batch_plan)) for group in groups
+    ]
 
 
 def read_rows(
-    options: ReadOptions, planned: Planned | None, declared: StructType
+    options: ReadOptions, reads: TaskReads | None, declared: StructType
 ) -> Iterator[pa.RecordBatch]:
-    """The task's rows as Spark's columns; no rows for the task that Spark makes of an empty plan.
-
-    Raises as task_reader.fetch_kept, BadEntry, SchemaIncompatible, OptionInvalid for times without
-    a zone.
-    """
-    if planned is None:
+    """The task's rows as Spark's columns. `reads` None: the task that Spark makes of an empty plan,
+    without rows. Raises as task_reader.fetch_kept, BadEntry, SchemaIncompatible, OptionInvalid for
+    times without a zone."""
+    if reads is None:
         return iter(())
-    if planned.zoneless:
-        check_zone(planned.zoneless, in_checkpoint=True)
-    if planned.batch_plan:
-        warn_of_old_plan(planned.batch_plan, micro_batch(), planned.tasks[0].topic)
-    values, keys = planned.values, options.key_filter
+    if reads.zoneless_times:
+        check_zone(reads.zoneless_times, in_checkpoint=True)
+    if reads.batch_plan:
+        warn_of_old_plan(reads.batch_plan, micro_batch(), reads.tasks[0].topic)
+    values, keys = reads.values, options.key_filter
     arrow = arrow_schema(declared)
     decoded = _entry_columns(options, values, declared)
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
-    set_aside(Moment.CONNECTED)
+    exclude_from_gc(Moment.CONNECTED)
 
     others = OtherRows(OnOtherFormat(options.on_other_format), typed=values is not None)
 
@@ -99,7 +100,7 @@ def read_rows(
         return made if keys is None else columns.with_keys(rows, made, keys)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for task in planned.tasks:
+        for task in reads.tasks:
             for rows in cluster.read(
                 task,
                 decoded,
@@ -114,7 +115,8 @@ def read_rows(
 
 
 def arrow_nulls(schema: pa.Schema, count: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.nulls(count, one.type) for one in schema], schema=schema)
+    columns = [pa.nulls(count, field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def micro_batch() -> str | None:
@@ -123,30 +125,31 @@ def micro_batch() -> str | None:
     return None if context is None else context.getLocalProperty(MICRO_BATCH)
 
 
-def warn_of_old_plan(batch_plan: str, now: str | None, topic: str) -> None:
-    """Warn once, in the worker's log, if a micro-batch reads by a batch plan of an earlier one:
-    Spark plans the static side of a join in a query's first micro-batch, and keeps that plan."""
-    if now is None:
+def warn_of_old_plan(batch_plan: str, current: str | None, topic: str) -> None:
+    """Warn once, in the worker's log, if the `current` micro-batch reads by a batch plan of an
+    earlier micro-batch: Spark plans the static side of a join in a query's first micro-batch, and
+    keeps that plan."""
+    if current is None:
         return
-    first = _first_batches.setdefault(batch_plan, now)
-    if first not in (now, _WARNED):
+    first = _first_batches.setdefault(batch_plan, current)
+    if first not in (current, _WARNED):
         _first_batches[batch_plan] = _WARNED
         _log.warning(
             "micro-batch %s reads topic %r by a plan of micro-batch %s: rows since then are not"
             " seen. Read it within foreachBatch, by load, to see them.",
-            *(now, topic, first),
+            *(current, topic, first),
         )
     while len(_first_batches) > PLANS_KEPT_MAX:
         del _first_batches[next(iter(_first_batches))]
 
 
-def check_zone(zoneless: tuple[tuple[str, int], ...], *, in_checkpoint: bool = False) -> None:
+def check_zone(zoneless_times: tuple[tuple[str, int], ...], *, in_checkpoint: bool = False) -> None:
     """As start_positions.check_zone, in a task of the session."""
-    start_positions.check_zone(zoneless, session_zone(), in_checkpoint=in_checkpoint)
+    start_positions.check_zone(zoneless_times, session_zone(), in_checkpoint=in_checkpoint)
 
 
 def session_zone() -> str | None:
-    """The time zone of this task's session, if the session was given one."""
+    """The time zone that the user set for this task's session, if any."""
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty(SESSION_ZONE)
 

@@ -1,14 +1,16 @@
 """The driver's view of the topics that a query reads: which topics, and their ends.
 
-Always true: `ends` is from memory (topic/read/follower.py bounds its age: beyond that `ends` waits
-for the metadata store) and returns the very same object while nothing changed; `fresh_ends` begins
+Always true: `ends` is from memory (topic/read/follower.py bounds its age: beyond that age `ends`
+waits for the metadata store) and returns the same object while nothing changed; `fresh_ends` begins
 with a sync, so a user reads their own writes. A commit over several of the topics is in the ends of
-all or of none; an end never goes back, whether its rows are in a live segment or, by now, in a
-commit. A topic keeps the id with which it was found. A background scan every RESCAN_S finds topics
-that a pattern matches later; a poll whose last scan is UNSEEN_RESCANS times as old waits for a new
-scan, so that it has every topic that existed for so long. A topic that is deleted before `ends` had
-it counts as never there. If a topic is gone, and that is no loss, the reader looks for another
-topic of its name: at once, and by the same scans from then on.
+all of them or of no topic; an end never goes back, also while its rows move from a live segment
+into a commit. A topic keeps the id with which it was found.
+
+A background scan every RESCAN_S finds new topics that match a pattern. If the last scan is older
+than RESCANS_MISSED_MAX times RESCAN_S, a poll waits for a new scan, so that it has every topic that
+existed for that time. A topic that is deleted before `ends` had it counts as if it never existed.
+If a topic is deleted, and the user accepts losses, the topic is left out, and the same scans look
+for another topic with its name.
 """
 
 import asyncio
@@ -24,12 +26,12 @@ from pyspark.sql.types import StructType
 from spark_ledger.errors import TopicDeleted, TopicNotFound, TopicRecreated, Unavailable
 from spark_ledger.process import background_loop
 from spark_ledger.spark.options.limits import CurveOf
-from spark_ledger.spark.options.offsets import GO_ON, Ends, Positions, TopicEnds
+from spark_ledger.spark.options.offsets import TOPIC_DELETED_REMEDY, Ends, Positions, TopicEnds
 from spark_ledger.spark.options.options import ReadOptions
 from spark_ledger.spark.options.start_positions import ReadPosition
 from spark_ledger.spark.read import planning
 from spark_ledger.spark.rows.columns import has_payload, payload_of
-from spark_ledger.spark.worker import Moment, set_aside
+from spark_ledger.spark.worker import Moment, exclude_from_gc
 from spark_ledger.topic import blocking
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
@@ -44,18 +46,19 @@ if TYPE_CHECKING:
     from spark_ledger.spark.rows.typed_values import ValueReader
 
 RESCAN_S = 0.5
-UNSEEN_RESCANS = 2
+RESCANS_MISSED_MAX = 2
 CATCH_UP_S = 1.0
 RESCAN_WAIT_S = 2.0
 """A poll waits at most so long for a scan; then it responds with the topics that it knows."""
-NOTHING_SEEN = -1
+NO_CHANGES_SEEN = -1
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class View:
-    """The topics' states and their ends at a moment, by short name."""
+class TopicsView:
+    """The topics' states and their ends at a moment, by short name. `live_changes` is
+    LiveEnds.changes at that moment."""
 
     states: Mapping[str, TopicState]
     ends: Ends
@@ -71,21 +74,20 @@ class TopicsRead:
         self.cluster = blocking.topics(
             options.service_url, options.outage_timeout_s, fail_fast=True
         )
-        set_aside(Moment.CONNECTED)
+        exclude_from_gc(Moment.CONNECTED)
         self.infos: dict[str, TopicInfo] = {}
-        self._left_out: dict[str, TopicInfo] = {}
+        self._left_out_topics: dict[str, TopicInfo] = {}
         self._client = self.cluster.client
         self._live = LiveEnds(self._client.ledgers)
         self._planner = planning.Planner(self._client, self._live, options)
         self._followers: dict[str, TopicFollower] | None = None
-        self._view = View({}, {}, NOTHING_SEEN)
-        self.went_back = 0
-        """How often a topic's log was shorter than before: the store is an older one."""
+        self._last_view = TopicsView({}, {}, NO_CHANGES_SEEN)
+        self.shorter_logs = 0
+        """How often a topic's log became shorter, which means that the store went back in time."""
         self._scan: Future[list[TopicInfo]] | None = None
-        self._scanning_s = self._scanned_s = (
-            time.monotonic()
-        )  # start of the last, of one that ended
-        self.cluster.run(self._find())
+        self._scan_started_s = time.monotonic()
+        self._last_scan_started_s = self._scan_started_s  # of the last scan that has ended
+        self.cluster.run(self._find_topics())
 
     def follow(self) -> None:
         """Keep the states current from now on, without a round trip for `ends`."""
@@ -101,16 +103,17 @@ class TopicsRead:
             states = {name: follower.state() for name, follower in self._followers.items()}
         except (TopicDeleted, TopicNotFound, Unavailable):
             return self.fresh_ends()
-        seen, changes = self._view, self._live.changes
-        same = seen.live_changes == changes and len(states) == len(seen.states)
-        if same and all(seen.states.get(name) is state for name, state in states.items()):
-            return seen.ends
+        last, changes = self._last_view, self._live.changes
+        is_same = last.live_changes == changes and len(states) == len(last.states)
+        if is_same and all(last.states.get(name) is state for name, state in states.items()):
+            return last.ends
         if any(state.deleted for state in states.values()) or not agree(states.values()):
             return self.fresh_ends()
-        return self._seen(states, changes)
+        return self._remember(states, changes)
 
     def catch_up(self) -> bool:
-        """Wait, CATCH_UP_S at most, until reported changes are in memory; False without any."""
+        """Wait, CATCH_UP_S at most, until reported changes are in memory. False if there are no
+        such changes."""
         assert self._followers is not None, "follow() comes first"
         behind = [follower for follower in self._followers.values() if follower.behind]
         if not behind:
@@ -120,8 +123,9 @@ class TopicsRead:
         return True
 
     def fresh_ends(self) -> Ends:
-        """The ends with all that was committed before this call, and all that bookies report as
-        confirmed. Raises Unavailable, TopicDeleted, TopicRecreated."""
+        """The ends with all rows that were committed before this call, and all rows of live
+        segments that bookies report as confirmed. Raises Unavailable, TopicDeleted,
+        TopicRecreated."""
         return self.cluster.run(self._fresh_ends())
 
     def positions(self, place: ReadPosition, topic_ends: Ends) -> Positions:
@@ -130,31 +134,33 @@ class TopicsRead:
         Raises as offsets.resolve, SubscriptionNotFound.
         """
         return self.cluster.run(
-            self._planner.positions(place, topic_ends, self._view.states, self.infos)
+            self._planner.positions(place, topic_ends, self._last_view.states, self.infos)
         )
 
     def tokens(self, positions: Positions) -> Positions:
         """The tokens of the commits that made the last rows before the positions, as far as they
         are known without a round trip."""
-        return planning.tokens_before(self._view.states, positions)
+        return planning.tokens_before(self._last_view.states, positions)
 
     def check_tokens(self, positions: Positions, tokens: Positions, what: str) -> None:
-        """Raises OffsetOfAnotherStore if the last row before a position was made by another commit
-        than the one with the position's token. If losses are accepted, it only logs that."""
-        self.cluster.run(self._planner.check_tokens(self._view.states, positions, tokens, what))
+        """Raises OffsetOfAnotherStore if the commit that made the last row before a position has
+        another token than the position's. If the user accepts losses, logs it instead."""
+        self.cluster.run(
+            self._planner.check_tokens(self._last_view.states, positions, tokens, what)
+        )
 
     def curves(self, start: Positions, end: Positions) -> CurveOf:
         """The curves of the rows between these positions, for `limits.admit`."""
-        return self.cluster.run(self._planner.curves(self._view.states, start, end))
+        return self.cluster.run(self._planner.curves(self._last_view.states, start, end))
 
     def lags(self, positions: Positions, now_ms: int) -> list[PartitionLag]:
         """The lags of the positions behind the known ends, without a round trip."""
-        return self._planner.lags(self._view.states, self._view.ends, positions, now_ms)
+        return self._planner.lags(self._last_view.states, self._last_view.ends, positions, now_ms)
 
     def plan(self, start: Positions, end: Positions) -> list[ReadTask]:
-        """Tasks that read from `start` to `end`. Raises RowsLost and RowsTrimmed, unless losses are
-        accepted: then the tasks hold exactly the other rows. Raises as LiveEnds.look."""
-        return self.cluster.run(self._planner.plan(self._view.states, start, end))
+        """Tasks that read from `start` to `end`. Raises RowsLost and RowsTrimmed; if the user
+        accepts losses, the tasks have exactly the other rows. Raises as LiveEnds.look."""
+        return self.cluster.run(self._planner.plan(self._last_view.states, start, end))
 
     def values(self, declared: StructType) -> "ValueReader | None":
         """The reader of payloads into the declared columns, by the schemas registered now; None in
@@ -171,23 +177,23 @@ class TopicsRead:
         return ValueReader.of(value_format, payload_of(declared), registered)
 
     def close(self) -> None:
-        """Stop following live segments. The topics' followers stay: other readers of the process
+        """Stop following live segments. The topics' followers go on: other readers of the process
         may use them."""
         self.cluster.run(self._live.close())
 
     # -- which topics -------------------------------------------------------------------------
 
-    async def _find(self) -> None:
-        """Take the topics that the options name, or that match the pattern now."""
+    async def _find_topics(self) -> None:
+        """Add the topics that the options name, or that match the pattern now."""
         if self.options.pattern is None:
             for name in self.options.topics:
                 info = await self._client.topics.open(name)
                 self.infos[info.name.short] = info
         else:
-            self._take(await self._matching(fresh=True))
+            self._add_topics(await self._matching(fresh=True))
 
     async def _matching(self, *, fresh: bool) -> list[TopicInfo]:
-        """The topics that match the pattern and are not in `infos` yet. Each costs a read."""
+        """The topics that match the pattern and are not in `infos` yet; a read for each."""
         topics = self._client.topics
         if fresh:
             await self._client.store.sync()
@@ -197,26 +203,26 @@ class TopicsRead:
         infos = await asyncio.gather(*(topics.find(name, fresh=False) for name in new))
         return [info for info in infos if info is not None]
 
-    def _take(self, infos: Sequence[TopicInfo]) -> None:
+    def _add_topics(self, infos: Sequence[TopicInfo]) -> None:
         for info in infos:
             self.infos.setdefault(info.name.short, info)
         self.infos = dict(sorted(self.infos.items()))
 
     def _look_for_topics(self) -> None:
-        """Take the topics of a scan that ended; start a scan if it is time, and wait for it if the
-        last one is too old (not while the store is away). Waits for the first fold of new topics.
-        Raises TopicRecreated."""
+        """Add the topics of a scan that ended; start a scan if it is time for one, and wait for it
+        if the last scan is too old (not during an outage of the store). Waits for the first fold of
+        new topics. Raises TopicRecreated."""
         self._take_scan()
-        if self.options.pattern is None and not self._left_out:
+        if self.options.pattern is None and not self._left_out_topics:
             return
         now_s = time.monotonic()
-        if self._scan is None and now_s - self._scanning_s >= RESCAN_S:
-            self._scanning_s = now_s
-            named = self.options.pattern is None
-            looking = self._namesakes(fresh=False) if named else self._matching(fresh=False)
-            self._scan = background_loop().submit(looking)
-        unseen_s = now_s - self._scanned_s
-        if self._scan and unseen_s >= UNSEEN_RESCANS * RESCAN_S and not self.cluster.away:
+        if self._scan is None and now_s - self._scan_started_s >= RESCAN_S:
+            self._scan_started_s = now_s
+            has_pattern = self.options.pattern is not None
+            scan = self._matching(fresh=False) if has_pattern else self._namesakes(fresh=False)
+            self._scan = background_loop().submit(scan)
+        age_s = now_s - self._last_scan_started_s
+        if self._scan and age_s >= RESCANS_MISSED_MAX * RESCAN_S and not self.cluster.away:
             wait([self._scan], RESCAN_WAIT_S)
             self._take_scan()
 
@@ -225,30 +231,30 @@ class TopicsRead:
             return
         scan, self._scan = self._scan, None
         if scan.exception() is None:
-            self._scanned_s = self._scanning_s
-            self._take_found(scan.result())
+            self._last_scan_started_s = self._scan_started_s
+            self._take_infos(scan.result())
 
-    def _take_found(self, infos: Sequence[TopicInfo]) -> None:
+    def _take_infos(self, infos: Sequence[TopicInfo]) -> None:
         if self.options.pattern is None:
-            _check_same(self._left_out, infos)
+            _check_same(self._left_out_topics, infos)
         else:
-            self._take(infos)
+            self._add_topics(infos)
             self.cluster.run(self._follow_all())
 
     async def _namesakes(self, *, fresh: bool) -> list[TopicInfo]:
-        """The topics that now have the names of topics that are left out."""
-        topics, names = self._client.topics, list(self._left_out)
+        """The topics that now have the names of left-out topics."""
+        topics, names = self._client.topics, list(self._left_out_topics)
         infos = await asyncio.gather(*(topics.find(name, fresh=fresh) for name in names))
         return [info for info in infos if info is not None]
 
-    # -- how far they go ------------------------------------------------------------------------
+    # -- the ends of the topics -----------------------------------------------------------------
 
     async def _follow_all(self) -> None:
         assert self._followers is not None
         new = [name for name in self.infos if name not in self._followers]
         following = (self._client.follow(self.infos[name].id, name) for name in new)
-        made = await asyncio.gather(*following, return_exceptions=True)
-        for name, follower in zip(new, made, strict=True):
+        followers = await asyncio.gather(*following, return_exceptions=True)
+        for name, follower in zip(new, followers, strict=True):
             if isinstance(follower, TopicFollower):
                 self._followers[name] = follower
             elif isinstance(follower, TopicDeleted | TopicNotFound):
@@ -259,77 +265,77 @@ class TopicsRead:
 
     async def _fresh_ends(self) -> Ends:
         if self.options.pattern is not None:
-            self._take(await self._matching(fresh=True))
+            self._add_topics(await self._matching(fresh=True))
             if self._followers is not None:
                 await self._follow_all()
         else:
-            _check_same(self._left_out, await self._namesakes(fresh=True))
-        states = await self._folded()
-        await self._live.look(_lives(states))
-        return self._seen(states, self._live.changes)
+            _check_same(self._left_out_topics, await self._namesakes(fresh=True))
+        states = await self._fold_topics()
+        await self._live.look(_live_segments(states))
+        return self._remember(states, self._live.changes)
 
-    async def _folded(self) -> dict[str, TopicState]:
-        """The topics' states, without deleted topics if that is no loss; else raises TopicDeleted.
-        Raises TopicRecreated."""
+    async def _fold_topics(self) -> dict[str, TopicState]:
+        """The topics' states, without deleted topics, as `_leave_out`. Raises TopicDeleted,
+        TopicRecreated."""
         while True:
             logs = {name: self._client.log(info.id) for name, info in self.infos.items()}
             try:
                 folded = await fold_agreeing(list(logs.values()))
             except (TopicDeleted, TopicNotFound):
-                gone = [name for name, log in logs.items() if await _is_gone(log)]
+                deleted = [name for name, log in logs.items() if await _is_deleted(log)]
             else:
                 states = dict(zip(logs, folded, strict=True))
-                gone = [name for name, state in states.items() if state.deleted]
-                if not gone:
+                deleted = [name for name, state in states.items() if state.deleted]
+                if not deleted:
                     return states
-            await self._leave_out(gone)
+            await self._leave_out(deleted)
 
-    async def _leave_out(self, gone: Sequence[str]) -> None:
-        """Go on without topics that are gone. For topics that the options name, or that `ends` had,
-        raises TopicRecreated if another topic has the name now, TopicDeleted if that is a loss."""
-        for name in gone:
+    async def _leave_out(self, deleted: Sequence[str]) -> None:
+        """Go on without deleted topics. Of topics that the options name, or that `ends` had, raises
+        TopicRecreated if another topic has the name now, and TopicDeleted unless the user accepts
+        losses."""
+        for name in deleted:
             info = self.infos[name]
-            if self.options.pattern is None or name in self._view.ends:
+            if self.options.pattern is None or name in self._last_view.ends:
                 namesake = await self._client.topics.find(name)
                 _check_same({name: info}, [] if namesake is None else [namesake])
                 if self.options.fail_on_data_loss:
                     what = f"topic {name!r} (id {info.id}) was deleted"
-                    raise TopicDeleted(what, GO_ON, topic=name)
+                    raise TopicDeleted(what, TOPIC_DELETED_REMEDY, topic=name)
                 _log.warning(
                     "topic %r (id %s) was deleted: as failOnDataLoss is false, it is left out",
                     name,
                     info.id,
                 )
-                self._left_out[name] = info
-        for name in gone:  # a scan by the pattern finds a topic that takes such a name
+                self._left_out_topics[name] = info
+        for name in deleted:  # not in `infos` any more: a scan finds a new topic of such a name
             self.infos.pop(name, None)
             if self._followers is not None:
                 self._followers.pop(name, None)
 
-    def _seen(self, states: Mapping[str, TopicState], changes: int) -> Ends:
+    def _remember(self, states: Mapping[str, TopicState], changes: int) -> Ends:
         """Remember these states; return their ends."""
-        before = self._view.states
-        self.went_back += any(
-            name in before and state.next < before[name].next for name, state in states.items()
+        last = self._last_view.states
+        self.shorter_logs += any(
+            name in last and state.next < last[name].next for name, state in states.items()
         )
         ends = {name: self._ends_of(name, state) for name, state in states.items()}
-        self._view = View(states, ends, changes)
+        self._last_view = TopicsView(states, ends, changes)
         if self._followers is not None:
-            background_loop().loop.call_soon_threadsafe(self._live.follow, _lives(states))
+            background_loop().loop.call_soon_threadsafe(self._live.follow, _live_segments(states))
         return ends
 
     def _ends_of(self, name: str, state: TopicState) -> TopicEnds:
-        assert not state.deleted, f"topic {name!r} is gone"
+        assert not state.deleted, f"topic {name!r} is deleted"
         assigned = None if self.options.assigned is None else self.options.assigned[name]
-        before = self._view.ends.get(name)
-        ends_before = () if before is None else before.ends
-        ends = [self._planner.end_of(held) for held in state.partitions]
+        last = self._last_view.ends.get(name)
+        last_ends = () if last is None else last.ends
+        ends = [self._planner.end_of(partition) for partition in state.partitions]
         return TopicEnds(
             state.topic_id,
-            tuple(held.start_offset for held in state.partitions),
+            tuple(partition.start_offset for partition in state.partitions),
             tuple(
-                max(end, ends_before[p]) if p < len(ends_before) else end
-                for p, end in enumerate(ends)
+                max(end, last_ends[p]) if p < len(last_ends) else end for p, end in enumerate(ends)
             ),
             assigned,
         )
@@ -347,7 +353,7 @@ def _check_same(infos: Mapping[str, TopicInfo], namesakes: Iterable[TopicInfo]) 
             )
 
 
-async def _is_gone(log: TopicLog) -> bool:
+async def _is_deleted(log: TopicLog) -> bool:
     try:
         await log.fold(fresh=True)
     except (TopicDeleted, TopicNotFound):
@@ -355,6 +361,6 @@ async def _is_gone(log: TopicLog) -> bool:
     return False
 
 
-def _lives(states: Mapping[str, TopicState]) -> list[LiveSegment]:
-    every = (held.live for state in states.values() for held in state.partitions)
-    return [live for live in every if live is not None]
+def _live_segments(states: Mapping[str, TopicState]) -> list[LiveSegment]:
+    live = (partition.live for state in states.values() for partition in state.partitions)
+    return [segment for segment in live if segment is not None]

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 
 from spark_ledger.errors import OptionInvalid, OptionMissing, SchemaTypeMismatch
 from spark_ledger.spark.options.options import stream_write_options
-from spark_ledger.spark.options.values import as_given
+from spark_ledger.spark.options.values import option_text
 from spark_ledger.spark.write.job import WriteJob
 from spark_ledger.spark.write.tasks import (
     TaskProperties,
@@ -167,7 +167,7 @@ def foreach_writer(
     be STRING or BINARY. `app_id` names the writer if Spark does not name the query. Raises
     LEDGER_OPTION.*, and with a schema LEDGER_SCHEMA.*.
     """
-    given = {name: as_given(value) for name, value in options.items() if value is not None}
+    given = {name: option_text(value) for name, value in options.items() if value is not None}
     if topic is not None:
         given["topic"] = topic
     shape: Any = StructType.fromDDL(schema) if isinstance(schema, str) else schema

@@ -27,7 +27,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.process import background_loop
 from spark_ledger.spark.options.options import WriteOptions
-from spark_ledger.spark.worker import Moment, TtlCache, set_aside
+from spark_ledger.spark.worker import Moment, TtlCache, exclude_from_gc
 from spark_ledger.spark.write.job import (
     WriteJob,
     WrittenTopic,
@@ -121,7 +121,7 @@ def write_rows(
     """
     intent, counted = task.intent, Fingerprint()
     cluster = blocking.topics(job.options.service_url, job.options.outage_timeout_s)
-    set_aside(Moment.CONNECTED)
+    exclude_from_gc(Moment.CONNECTED)
     if on_replay is not None:
         work = _work(cluster, intent, version, on_replay)
         batches = _counted(batches, job, counted)
@@ -182,7 +182,7 @@ def commit_rows(
     """
     options = job.options
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
-    set_aside(Moment.CONNECTED)
+    exclude_from_gc(Moment.CONNECTED)
     counted = [message.batch for message in written if message.batch is not None]
     batch = None
     if counted:
@@ -279,8 +279,8 @@ def query_intent(
 def drop_cached(is_meant: Callable[[Intent], bool]) -> None:
     """Drop the kept intents that are meant, and all kept topics: the next caller reads them
     again."""
-    _intents.forget(is_meant)
-    _topics.forget(lambda _: True)
+    _intents.drop_if(is_meant)
+    _topics.drop_if(lambda _: True)
 
 
 @contextmanager

@@ -78,7 +78,7 @@ daemon.main()
 def test_a_worker_whose_connection_spark_closed_ends_without_a_word():
     command = [sys.executable, "-c", LEAVES.format(error="BrokenPipeError")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == (f"{daemon.GONE}\n", "")
+    assert (done.stdout, done.stderr) == (f"{daemon.EXIT_NOT_REUSED}\n", "")
 
 
 def test_what_else_befalls_a_worker_is_told():

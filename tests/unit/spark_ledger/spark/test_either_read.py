@@ -4,7 +4,7 @@ import pytest
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.spark.options import options
-from spark_ledger.spark.options.start_positions import LATEST, Named
+from spark_ledger.spark.options.start_positions import LATEST, AtEdge
 
 
 @pytest.mark.parametrize("own", [{"maxOffsetsPerTrigger": "5"}, {"subscription": "s"}])
@@ -16,7 +16,7 @@ def test_what_is_wrong_with_a_streams_options_is_told_of_a_stream_when_columns_a
 
 def test_options_that_only_a_batch_has_are_taken_when_columns_are_asked_for():
     made = options.either_read_options({"topic": "t", "endingOffsets": "latest"})
-    assert made.ending == Named("endingOffsets", LATEST)
+    assert made.ending == AtEdge("endingOffsets", LATEST)
     with pytest.raises(LedgerError, match="newest"):
         options.either_read_options({"topic": "t", "endingOffsets": "newest"})
 

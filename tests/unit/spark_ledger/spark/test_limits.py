@@ -231,8 +231,8 @@ def test_spark_is_told_of_one_limit_and_all_are_obeyed_unless_it_says_none():
     assert limits.read_limit(Limits(bytes_max=1000)) == ReadMaxBytes(1000)
     assert limits.read_limit(Limits(rows_min=5)) == ReadMinRows(5)
     assert limits.read_limit(Limits()) == ReadAllAvailable()
-    assert limits.obeyed(every, ReadMaxRows(10)) == every
-    assert limits.obeyed(every, ReadAllAvailable()) == Limits()
+    assert limits.effective_limits(every, ReadMaxRows(10)) == every
+    assert limits.effective_limits(every, ReadAllAvailable()) == Limits()
 
 
 @pytest.mark.parametrize(

@@ -24,24 +24,24 @@ def task(ledger_id: int, entries: range, start: int) -> ReadTask:
 
 def test_nothing_is_lost_where_ledgers_are_open_or_end_behind_the_rows():
     tasks = [task(7, range(3, 5), 100), task(8, range(2), 120)]
-    assert planning.readable(tasks, {7: None, 8: LedgerEnd(1, 20)}, True) == tasks
+    assert planning.without_lost_rows(tasks, {7: None, 8: LedgerEnd(1, 20)}, True) == tasks
 
 
 def test_a_loss_is_told_with_its_rows_and_offsets():
     with pytest.raises(RowsLost, match="20 committed rows are gone") as caught:
-        planning.readable([task(7, range(3, 6), 100)], {7: LedgerEnd(3, 40)}, True)
+        planning.without_lost_rows([task(7, range(3, 6), 100)], {7: LedgerEnd(3, 40)}, True)
     assert "partition 2 offsets 110 to 129 (ledger 7)" in str(caught.value)
 
 
 def test_a_loss_that_is_accepted_leaves_out_exactly_these_rows():
-    (kept,) = planning.readable([task(7, range(3, 6), 100)], {7: LedgerEnd(4, 50)}, False)
+    (kept,) = planning.without_lost_rows([task(7, range(3, 6), 100)], {7: LedgerEnd(4, 50)}, False)
     (part,) = slices_of(kept.table, kept.spans)
     assert [int(pieces["offset"][0]) for _, pieces in part.entries] == [100, 110]
 
 
 def test_a_task_whose_ledger_is_gone_has_nothing_left():
     tasks = [task(7, range(2), 0), task(8, range(2), 20)]
-    assert planning.readable(tasks, {7: NOTHING, 8: None}, False) == tasks[1:]
+    assert planning.without_lost_rows(tasks, {7: NOTHING, 8: None}, False) == tasks[1:]
 
 
 def test_a_ledger_that_a_lagging_replica_does_not_show_yet_is_not_lost():
@@ -51,6 +51,6 @@ def test_a_ledger_that_a_lagging_replica_does_not_show_yet_is_not_lost():
                 raise NoSuchLedger(f"there is no ledger {ledger_id}")
             return SimpleNamespace(record=SimpleNamespace(last_entry=4, rows=50))
 
-    ends = planning.LedgerEnds(Lagging())
+    ends = planning.LedgerEndsCache(Lagging())
     tasks = [task(7, range(2), 0), task(8, range(2), 20)]
-    assert asyncio.run(ends.of(tasks)) == {7: LedgerEnd(4, 50), 8: planning.GONE}
+    assert asyncio.run(ends.of_tasks(tasks)) == {7: LedgerEnd(4, 50), 8: planning.NO_LEDGER}

@@ -152,35 +152,38 @@ def test_a_start_after_the_end_is_refused():
 
 
 def test_a_position_past_the_end_is_seen():
-    assert offsets.within({"t": {0: 10, 1: 3}}, T)
-    assert not offsets.within({"t": {0: 10, 1: 4}}, T)
-    assert not offsets.within({"t": {2: 0}}, T)
+    assert offsets.is_within({"t": {0: 10, 1: 3}}, T)
+    assert not offsets.is_within({"t": {0: 10, 1: 4}}, T)
+    assert not offsets.is_within({"t": {2: 0}}, T)
     with pytest.raises(OffsetsOutOfRange, match="the start is 4 for partition 1"):
         offsets.check_within({"t": {0: 10, 1: 4}}, T, "the start")
 
 
 def test_a_partition_unknown_to_the_target_does_not_advance():
-    assert offsets.nearest({"t": {0: 9, 1: 4}}, {"t": {0: 7}}) == {"t": {0: 7, 1: 0}}
-    assert offsets.nearest({"t": {0: 9}, "u": {0: 3}}, {"t": {0: 9}}) == {"t": {0: 9}, "u": {0: 0}}
+    assert offsets.earlier_positions({"t": {0: 9, 1: 4}}, {"t": {0: 7}}) == {"t": {0: 7, 1: 0}}
+    assert offsets.earlier_positions({"t": {0: 9}, "u": {0: 3}}, {"t": {0: 9}}) == {
+        "t": {0: 9},
+        "u": {0: 0},
+    }
 
 
 def test_the_further_of_two_positions_is_taken_partition_by_partition():
-    assert offsets.furthest({"t": {0: 9, 1: 4}}, {"t": {0: 10}}) == {"t": {0: 10, 1: 4}}
+    assert offsets.later_positions({"t": {0: 9, 1: 4}}, {"t": {0: 10}}) == {"t": {0: 10, 1: 4}}
     assert offsets.rows_between({"t": {0: 5, 1: 0}}, {"t": {0: 10, 1: 3}}) == 8
 
 
 def test_a_moment_is_looked_up_for_every_partition_and_found_is_where_it_starts():
     at_ms = 1_700_000_000_000
     place = parse_time(str(at_ms), "startingTimestamp", "error")
-    assert offsets.times_wanted(place, T) == {"t": {0: at_ms, 1: at_ms}}
-    assert offsets.times_wanted(place, ONE_OF_T) == {"t": {1: at_ms}}
+    assert offsets.times_to_look_up(place, T) == {"t": {0: at_ms, 1: at_ms}}
+    assert offsets.times_to_look_up(place, ONE_OF_T) == {"t": {1: at_ms}}
     assert offsets.resolve(place, T, {"t": {0: 7, 1: 0}}) == {"t": {0: 7, 1: 0}}
 
 
 @pytest.mark.parametrize(("missing", "at"), [("latest", 3), ("earliest", 0)])
 def test_a_partition_without_such_a_row_starts_where_the_strategy_says(missing, at):
     place = parse_times('{"t":{"0":0,"1":100000000000}}', "startingOffsetsByTimestamp", missing)
-    assert offsets.times_wanted(place, T) == {"t": {0: 0, 1: 10**11}}
+    assert offsets.times_to_look_up(place, T) == {"t": {0: 0, 1: 10**11}}
     assert offsets.resolve(place, T, {"t": {0: 7}}) == {"t": {0: 7, 1: at}}
 
 
@@ -211,9 +214,9 @@ def test_of_a_partition_without_any_row_it_is_said_that_no_time_can_help():
 def test_times_name_every_partition_that_is_read_and_no_other():
     place = parse_times('{"t":{"0":0}}', "startingOffsetsByTimestamp", "error")
     with pytest.raises(OffsetsNotAssigned, match="misses partition 1"):
-        offsets.times_wanted(place, T)
+        offsets.times_to_look_up(place, T)
     with pytest.raises(OffsetsNotAssigned, match="names partition 0"):
-        offsets.times_wanted(place, ONE_OF_T)
+        offsets.times_to_look_up(place, ONE_OF_T)
 
 
 def test_a_subscription_is_where_its_cursor_stands_and_elsewhere_at_the_beginning():

@@ -23,10 +23,10 @@ from spark_ledger.spark.options.limits import Limits
 from spark_ledger.spark.options.start_positions import (
     EARLIEST,
     LATEST,
+    AtEdge,
+    AtOffsets,
     AtSubscription,
     AtTime,
-    Explicit,
-    Named,
 )
 from spark_ledger.spark.options.table import READ_OPTIONS, WRITE_OPTIONS, Use, options_for
 from tests.kit.option_pages import KAFKAS_TOO, as_markdown
@@ -254,8 +254,8 @@ def test_an_option_of_kafka_is_refused_with_what_it_is_here(use, name, remedy):
 
 def test_what_is_an_option_here_is_not_refused_as_one_of_kafka():
     taken = {name.lower() for one in (*READ_OPTIONS, *WRITE_OPTIONS) for name in one.names}
-    assert not any(map(option_table.kafkas, taken))
-    for remedy in option_table.KAFKAS.values():
+    assert not any(map(option_table.kafka_remedy, taken))
+    for remedy in option_table.KAFKA_REMEDIES.values():
         for name in re.findall(r"Here it is (\w+)", remedy):
             assert name.lower() in taken, f"{remedy} names an option that there is"
 
@@ -271,8 +271,8 @@ def kafkas_options_on_the_page() -> dict[str, str]:
 
 def test_from_kafka_says_of_each_option_of_kafkas_what_its_error_says():
     page = kafkas_options_on_the_page()
-    assert set(page) == {*option_table.KAFKAS, *KAFKAS_TOO}
-    for name, remedy in option_table.KAFKAS.items():
+    assert set(page) == {*option_table.KAFKA_REMEDIES, *KAFKAS_TOO}
+    for name, remedy in option_table.KAFKA_REMEDIES.items():
         assert page[name] == remedy
 
 
@@ -348,9 +348,9 @@ def test_the_service_url_falls_back_to_the_environment(monkeypatch):
 
 
 def test_a_stream_starts_at_the_latest_row_and_a_batch_at_the_earliest():
-    assert stream().starting == Named("startingOffsets", LATEST)
-    assert read().starting == Named("startingOffsets", EARLIEST)
-    assert read().ending == Named("endingOffsets", LATEST)
+    assert stream().starting == AtEdge("startingOffsets", LATEST)
+    assert read().starting == AtEdge("startingOffsets", EARLIEST)
+    assert read().ending == AtEdge("endingOffsets", LATEST)
 
 
 def test_a_timestamp_goes_before_those_by_partition_and_these_before_offsets():
@@ -366,7 +366,7 @@ def test_a_timestamp_goes_before_those_by_partition_and_these_before_offsets():
         "startingOffsetsByTimestamp", "error", by_partition=by_partition
     )
     del every["startingOffsetsByTimestamp"]
-    assert read(**every).starting == Explicit("startingOffsets", {"t": {0: 1}}, {})
+    assert read(**every).starting == AtOffsets("startingOffsets", {"t": {0: 1}}, {})
     ends = {"endingOffsets": "latest", "endingTimestamp": "1970-01-01T00:00:01Z"}
     assert read(**ends).ending == AtTime("endingTimestamp", "latest", 1000)
 
@@ -405,19 +405,19 @@ def test_a_time_is_of_the_zone_that_it_says_else_of_the_option_else_of_this_proc
         time.tzset()
     noon = 1_714_564_800_000
     assert isinstance(local, AtTime) and isinstance(zoned.starting, AtTime)
-    assert (local.every_ms, local.zoneless) == (
+    assert (local.every_ms, local.zoneless_times) == (
         noon + 4 * HOUR_MS,
         (("2024-05-01T12:00:00", noon + 4 * HOUR_MS),),
     )
     assert isinstance(told, AtTime) and told.every_ms == noon - 8 * HOUR_MS
-    assert (zoned.starting.every_ms, zoned.zoneless) == (noon - 11 * HOUR_MS // 2, ())
+    assert (zoned.starting.every_ms, zoned.zoneless_times) == (noon - 11 * HOUR_MS // 2, ())
     assert isinstance(away, AtTime) and away.every_ms == noon + 7 * HOUR_MS // 2
 
 
 def test_every_time_that_says_no_zone_is_kept_for_the_tasks_to_compare():
     times = '{"t":{"0":0,"1":"2024-05-01","2":"2024-05-01T00:00Z"}}'
     given = read(startingOffsetsByTimestamp=times, endingTimestamp="2024-05-02")
-    assert [text for text, _ in given.zoneless] == ["2024-05-01", "2024-05-02"]
+    assert [text for text, _ in given.zoneless_times] == ["2024-05-01", "2024-05-02"]
 
 
 def test_an_end_before_its_start_is_refused():

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from spark_ledger.errors import OffsetsMalformed, OptionInvalid, TopicNameInvalid
 from spark_ledger.spark.options import start_positions as places
-from spark_ledger.spark.options.start_positions import EARLIEST, AtTime, Explicit, Named
+from spark_ledger.spark.options.start_positions import EARLIEST, AtEdge, AtOffsets, AtTime
 
 
 def test_words_mean_the_ends_whatever_their_case():
-    assert places.parse_offsets(" Earliest ", "x") == Named("x", EARLIEST)
+    assert places.parse_offsets(" Earliest ", "x") == AtEdge("x", EARLIEST)
 
 
 def test_a_topic_is_the_same_however_its_name_is_written():
     given_ = places.parse_offsets('{"persistent://public/default/t":{"0":1}}', "x")
-    assert given_ == Explicit("x", {"t": {0: 1}}, {})
+    assert given_ == AtOffsets("x", {"t": {0: 1}}, {})
     with pytest.raises(OffsetsMalformed, match="each once"):
         places.parse_offsets('{"t":{"0":1},"public/default/t":{"0":2}}', "x")
     with pytest.raises(TopicNameInvalid, match="a b"):

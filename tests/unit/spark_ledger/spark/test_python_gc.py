@@ -5,14 +5,14 @@ import gc
 import pytest
 
 from spark_ledger.spark import worker
-from spark_ledger.spark.worker import Moment, set_aside
+from spark_ledger.spark.worker import Moment, exclude_from_gc
 
 
 @pytest.fixture
 def frozen(monkeypatch):
     """How often everything was set aside, in a process in which nothing has been."""
     times = []
-    monkeypatch.setattr(worker, "_past", {})
+    monkeypatch.setattr(worker, "_moments_seen", {})
     monkeypatch.setattr(gc, "freeze", lambda: times.append(1))
     return times
 
@@ -20,10 +20,10 @@ def frozen(monkeypatch):
 def test_a_worker_sets_aside_what_it_has_once_at_each_moment(frozen, monkeypatch):
     monkeypatch.setenv("SPARK_PYTHON_RUNTIME", "PYTHON_WORKER")
     for _ in range(3):
-        set_aside(Moment.LOADING)
+        exclude_from_gc(Moment.LOADING)
     assert len(frozen) == 1
     for _ in range(3):
-        set_aside(Moment.CONNECTED)
+        exclude_from_gc(Moment.CONNECTED)
     assert len(frozen) == 2
 
 
@@ -35,5 +35,5 @@ def test_in_a_process_that_is_no_worker_of_sparks_nothing_is_set_aside(
     if runtime is not None:
         monkeypatch.setenv("SPARK_PYTHON_RUNTIME", runtime)
     for moment in Moment:
-        set_aside(moment)
+        exclude_from_gc(moment)
     assert frozen == []

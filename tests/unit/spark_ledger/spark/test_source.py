@@ -30,7 +30,7 @@ class TopicsInATest:
         self.planned = []
         self.made_by = {}
         self.checked = []
-        self.went_back = 0
+        self.shorter_logs = 0
         self._told = {}
 
     def ends(self):
@@ -191,7 +191,7 @@ def test_offsets_that_the_run_gave_are_compared_only_after_a_log_that_went_back(
     topics.true = topics.seen = (6, 7)
     polled.latestOffset(end, ReadAllAvailable())
     assert topics.checked == []
-    topics.went_back, topics.made_by = 1, {(0, 5): 51}
+    topics.shorter_logs, topics.made_by = 1, {(0, 5): 51}
     with pytest.raises(OffsetOfAnotherStore):
         polled.latestOffset(end, ReadAllAvailable())
 
@@ -347,12 +347,12 @@ def test_only_the_tasks_of_batch_0_compare_a_time_that_says_no_zone_with_the_ses
     polled = reader(topics)
     first = {**offset(3, 3), "_first": offset(0, 0)}
     polled.options = dataclasses.replace(
-        polled.options, starting=AtTime("x", "error", 5, zoneless=(("2024-05-01", 5),))
+        polled.options, starting=AtTime("x", "error", 5, zoneless_times=(("2024-05-01", 5),))
     )
     (planned,) = polled.partitions(offset(0, 0), first)
-    assert planned.value.zoneless == (("2024-05-01", 5),)
+    assert planned.value.zoneless_times == (("2024-05-01", 5),)
     (planned,) = polled.partitions(first, offset(5, 7))
-    assert planned.value.zoneless == ()
+    assert planned.value.zoneless_times == ()
 
 
 def test_batch_0_is_compared_by_the_times_it_was_planned_by_whatever_is_said_after_a_restart():
@@ -361,10 +361,10 @@ def test_batch_0_is_compared_by_the_times_it_was_planned_by_whatever_is_said_aft
     time = ("2024-05-01", 1_714_521_600_000)
     start = polled.initialOffset()
     polled.options = dataclasses.replace(
-        polled.options, starting=AtTime("x", "earliest", 5, zoneless=(time,))
+        polled.options, starting=AtTime("x", "earliest", 5, zoneless_times=(time,))
     )
     end = json.loads(json.dumps(polled.latestOffset(start, ReadAllAvailable())))
     again = reader(topics, startingOffsets="earliest")  # timeZone was added
     (planned, *_) = again.partitions(again.initialOffset(), end)
-    assert planned.value.zoneless == (time,)
+    assert planned.value.zoneless_times == (time,)
     assert again.latestOffset(end, ReadAllAvailable()) is not None

@@ -7,7 +7,7 @@ import sys
 READY = b"ready\n"
 BEGIN = """
 import os, signal, threading, time
-from spark_ledger.spark.worker import before_termination
+from spark_ledger.spark.worker import call_before_termination
 
 def say(text):
     os.write(1, text.encode() + b"\\n")
@@ -35,7 +35,7 @@ def said_and_status(*lines: str) -> tuple[bytes, int]:
 
 def test_it_is_done_and_the_process_ends_by_the_signal_though_one_of_it_fails():
     said, status = said_and_status(
-        "before_termination(fail)", "before_termination(lambda: say('done'))"
+        "call_before_termination(fail)", "call_before_termination(lambda: say('done'))"
     )
     assert (said, status) == (b"done\n", -signal.SIGTERM)
 
@@ -45,7 +45,7 @@ def test_a_second_signal_does_not_end_what_the_first_one_began():
         "def twice():",
         "    os.kill(os.getpid(), signal.SIGTERM)",
         "    say('done')",
-        "before_termination(twice)",
+        "call_before_termination(twice)",
     )
     assert (said, status) == (b"done\n", -signal.SIGTERM)
 
@@ -53,14 +53,14 @@ def test_a_second_signal_does_not_end_what_the_first_one_began():
 def test_what_handles_the_signal_already_goes_on_doing_so():
     said, status = said_and_status(
         "signal.signal(signal.SIGTERM, lambda *_: (say('mine'), os._exit(3)))",
-        "before_termination(lambda: say('done'))",
+        "call_before_termination(lambda: say('done'))",
     )
     assert (said, status) == (b"mine\n", 3)
 
 
 def test_a_forked_child_does_nothing_of_what_its_parent_has_to_do():
     said, status = said_and_status(
-        "before_termination(lambda: say('done'))",
+        "call_before_termination(lambda: say('done'))",
         "child = os.fork()",
         "if not child: os.kill(os.getpid(), signal.SIGTERM)",
         "assert os.waitpid(child, 0)[1] == signal.SIGTERM",
@@ -70,7 +70,7 @@ def test_a_forked_child_does_nothing_of_what_its_parent_has_to_do():
 
 def test_nothing_is_asked_for_in_another_thread():
     said, status = said_and_status(
-        "other = threading.Thread(target=before_termination, args=(lambda: say('done'),))",
+        "other = threading.Thread(target=call_before_termination, args=(lambda: say('done'),))",
         "other.start()",
         "other.join()",
     )

@@ -44,29 +44,29 @@ def test_a_time_without_a_zone_is_refused_where_the_session_was_given_another():
 
 def test_a_query_that_began_in_another_zone_is_told_to_begin_anew():
     taken = start_positions.millis_of("2024-05-01T12:00", datetime.UTC)
-    zoneless = [("2024-05-01T12:00", taken)]
+    zoneless_times = [("2024-05-01T12:00", taken)]
     for in_checkpoint in (True, False):
         with pytest.raises(OptionInvalid) as raised:
-            start_positions.check_zone(zoneless, "Asia/Kolkata", in_checkpoint=in_checkpoint)
+            start_positions.check_zone(zoneless_times, "Asia/Kolkata", in_checkpoint=in_checkpoint)
         assert ("start with a new checkpoint" in str(raised.value)) is in_checkpoint
 
 
 def test_each_partition_starts_at_its_first_row_of_that_time_or_later():
     state = committed((0, 10, 100), (1, 5, 100), (0, 10, 200))
-    assert start_positions.look_up(state, {0: 100, 1: 100}) == {0: 0, 1: 0}
-    assert start_positions.look_up(state, {0: 101, 1: 0}) == {0: 10, 1: 0}
+    assert start_positions.offsets_since(state, {0: 100, 1: 100}) == {0: 0, 1: 0}
+    assert start_positions.offsets_since(state, {0: 101, 1: 0}) == {0: 10, 1: 0}
 
 
 def test_a_partition_without_such_a_row_is_left_out():
     state = committed((0, 10, 100), (1, 5, 100), (0, 10, 200))
-    assert start_positions.look_up(state, {0: 200, 1: 101}) == {0: 10}
-    assert start_positions.look_up(empty("id", 1), {0: 0}) == {}
+    assert start_positions.offsets_since(state, {0: 200, 1: 101}) == {0: 10}
+    assert start_positions.offsets_since(empty("id", 1), {0: 0}) == {}
 
 
 def test_rows_of_a_live_segment_are_newer_than_any_moment():
     opened = Commit(**APP, actions=(OpenLive(0, 9, 1, "owner", 1),))
     state = apply(committed((0, 10, 100)), 1, opened, 300)
-    assert start_positions.look_up(state, {0: 101, 1: 101}) == {0: 10}
+    assert start_positions.offsets_since(state, {0: 101, 1: 101}) == {0: 10}
 
 
 def test_a_moment_within_a_chunk_needs_it_read():
@@ -74,9 +74,11 @@ def test_a_moment_within_a_chunk_needs_it_read():
     chunk = TableChunk(BlobPointer(1, 1, 0, 0, 9, 9), 2)
     kept = PartitionState(0, 0, 20, Intervals([Interval(0, 20, chunk, 18, 100, 200)]))
     state = TopicState("id", (kept,))
-    assert start_positions.chunks_to_look_up(state, {0: 150}) == [chunk]
-    assert start_positions.chunks_to_look_up(state, {0: 201}) == []
-    assert start_positions.look_up(state, {0: 150}, {chunk: SegmentTable.of(placed)}) == {0: 10}
+    assert start_positions.chunks_for_times(state, {0: 150}) == [chunk]
+    assert start_positions.chunks_for_times(state, {0: 201}) == []
+    assert start_positions.offsets_since(state, {0: 150}, {chunk: SegmentTable.of(placed)}) == {
+        0: 10
+    }
 
 
 @pytest.mark.parametrize(
