@@ -48,7 +48,7 @@ class Moment(Enum):
     CONNECTED = "this package's modules are loaded, and a connection is open"
 
 
-_moments_seen: dict[Moment, None] = {}
+moments_seen: dict[Moment, None] = {}
 
 
 def exclude_from_gc(moment: Moment) -> None:
@@ -60,9 +60,9 @@ def exclude_from_gc(moment: Moment) -> None:
     for the 80,000 objects of PySpark and of this package, none of them garbage. This has an effect
     only in Spark's worker processes, never in a user's driver or another client.
     """
-    if moment in _moments_seen or os.environ.get(RUNTIME_VARIABLE) != WORKER:
+    if moment in moments_seen or os.environ.get(RUNTIME_VARIABLE) != WORKER:
         return
-    _moments_seen[moment] = None
+    moments_seen[moment] = None
     gc.freeze()
 
 

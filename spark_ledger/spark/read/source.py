@@ -174,7 +174,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _zoneless(self, end: dict[str, Any]) -> tuple[tuple[str, int], ...]:
         """The times without a zone by which batch 0 was planned, which an earlier run with other
-        options may have done. For a later batch there are none: it needs no time."""
+        options may have done. A later batch needs no time: empty."""
         if FIRST not in end:
             return ()
         stored_times = end.get(ZONELESS)
@@ -304,7 +304,7 @@ class QueryCursor:
     """The subscription that follows a query (`subscription=`), for one source. `name` None: there
     is no subscription, and the methods do nothing.
 
-    Spark tells a source neither the id of its query nor the id of its run. So a random token stands
+    Spark gives a source neither the id of its query nor the id of its run. So a random token stands
     for the query: the first offset carries it (`_query`), and every later offset repeats it; a
     process of the source stands for a run.
 

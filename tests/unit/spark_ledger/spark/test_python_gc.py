@@ -12,7 +12,7 @@ from spark_ledger.spark.worker import Moment, exclude_from_gc
 def frozen(monkeypatch):
     """How often everything was set aside, in a process in which nothing has been."""
     times = []
-    monkeypatch.setattr(worker, "_moments_seen", {})
+    monkeypatch.setattr(worker, "moments_seen", {})
     monkeypatch.setattr(gc, "freeze", lambda: times.append(1))
     return times
 
