@@ -23,12 +23,24 @@ the policies set for tasks' ledgers. Maintenance counts an older open ledger as 
 fences it (garbage.open_ms_max)."""
 PASS_BYTES = 128 << 20
 """What maintenance copies in a pass, a minute, to merge small segments."""
-OPTIONAL = ("retention_ms", "retention_bytes")
-"""Policies that may be None."""
+OPTIONAL = {
+    "retention_ms": "to keep rows for ever",
+    "retention_bytes": "to keep rows for ever",
+    "message_ttl_ms": "for messages that never expire",
+    "backlog_bytes_max": "for no quota",
+    "backlog_ms_max": "for no quota",
+}
+"""Policies that may be None, and what None is for."""
 ON_LOST_ROWS = ("pause", "skip")
 ACKNOWLEDGED = "acknowledged"
 RETENTIONS = ("limits", ACKNOWLEDGED)
-CHOICES = {"durability": DURABILITIES, "on_lost_rows": ON_LOST_ROWS, "retention": RETENTIONS}
+ON_BACKLOGS = ("hold", "exception", "eviction")
+CHOICES = {
+    "durability": DURABILITIES,
+    "on_lost_rows": ON_LOST_ROWS,
+    "retention": RETENTIONS,
+    "on_backlog": ON_BACKLOGS,
+}
 TEXTS = tuple(CHOICES)
 SWITCHES = {"true": True, "false": False}
 SWITCHED = ("merging", "deduplication", "partitioned")
@@ -57,7 +69,12 @@ class TopicPolicies:
     consumers do at rows that no bookie has any more: `pause` in that partition, or `skip` them.
     `retention`: with `acknowledged`, and neither `retention_ms` nor `retention_bytes`, maintenance
     trims rows that every subscription of the topic has passed, if there is a subscription; with
-    `limits` it keeps all rows then."""
+    `limits` it keeps all rows then.
+
+    `message_ttl_ms`: the subscriptions of Pulsar's consumers pass messages that were stored longer
+    ago. `backlog_bytes_max` and `backlog_ms_max`: how much of a partition a subscription may leave
+    unread, and for how long. `on_backlog`: what a broker does beyond that: it holds producers back
+    (`hold`), refuses them (`exception`), or moves the slowest subscription forward (`eviction`)."""
 
     ensemble_size: int = 3
     write_quorum: int = 3
@@ -73,6 +90,10 @@ class TopicPolicies:
     partitioned: bool = True
     on_lost_rows: str = "pause"
     retention: str = "limits"
+    message_ttl_ms: int | None = None
+    backlog_bytes_max: int | None = None
+    backlog_ms_max: int | None = None
+    on_backlog: str = "hold"
 
     @property
     def trims(self) -> bool:
@@ -218,14 +239,14 @@ def _least(name: str) -> int:
 
 
 def _allowed(name: str) -> str:
-    or_none = ", or None to keep rows for ever" if name in OPTIONAL else ""
+    or_none = f", or None {OPTIONAL[name]}" if name in OPTIONAL else ""
     return f"a number from {_least(name)} on{or_none}"
 
 
 def value_of_text(name: str, text: str) -> Any:
     """A policy's value from the text that a user types: a number, with a unit if it is a time
-    (500ms, 30s, 90m, 12h, 7d) or a size (KiB, MiB, GiB, TiB, or k, m, g, t); `none` keeps rows for
-    ever, `inherit` unsets the policy.
+    (500ms, 30s, 90m, 12h, 7d) or a size (KiB, MiB, GiB, TiB, or k, m, g, t); `none` sets no limit,
+    `inherit` unsets the policy.
 
     Raises errors.BadConfig. The functions that set policies check that there is such a policy and
     that its value is valid.
@@ -251,7 +272,7 @@ def value_of_text(name: str, text: str) -> Any:
 
 
 def _units(name: str) -> Mapping[str, int]:
-    if name.endswith("_ms"):
+    if name.endswith(("_ms", "_ms_max")):
         return units.MS
     if name.endswith("_s_max"):
         return units.S

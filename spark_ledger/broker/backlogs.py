@@ -1,0 +1,182 @@
+"""What the subscriptions of a topic leave unread at its owner: messages that expire, and the quota.
+
+Always true: only partitions of this broker are judged, by the policies that the topic has now. An
+expired message, or one that an eviction passes over, counts as acknowledged; the subscriptions of
+queries are never moved. While a partition is over a quota that holds or refuses producers, it takes
+no producer: those that send already are sent away, and are refused when they come back. A quota is
+judged every LOOK_S, and whenever a producer comes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from spark_ledger import errors
+from spark_ledger.broker.owned_partition import OwnedPartition
+from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.broker.wire.commands import Refusal, ServerError
+from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.state import PartitionState
+from spark_ledger.topic.log.topics import TopicInfo, policies_now
+from spark_ledger.topic.subscription.backlog_quota import (
+    KEPT_OF_QUOTA,
+    Backlog,
+    has_quota,
+    over_quota,
+    to_evict,
+)
+from spark_ledger.topic.subscription.records import SubscriptionKind
+
+LOOK_S = 60.0
+FRESH_S = 1.0
+"""A producer that comes within this time after a look is judged by that look."""
+
+_log = logging.getLogger(__name__)
+
+
+class MovedSubscriptions(Protocol):
+    """The subscriptions of one topic, as they are moved without their consumers' request."""
+
+    async def move_up(self, name: str, partition: int, offset: int) -> None:
+        """As TopicSubscriptions.move_up."""
+
+
+class TopicWithBacklogs(Protocol):
+    info: TopicInfo
+
+    @property
+    def subscriptions(self) -> MovedSubscriptions: ...
+
+    @property
+    def partitions(self) -> Mapping[int, OwnedPartition]: ...
+
+
+class Backlogs:
+    """The backlogs of one topic at its owner."""
+
+    def __init__(self, topic: TopicWithBacklogs, commits: TopicCommits) -> None:
+        self._topic = topic
+        self._commits = commits
+        self._policies = topic.info.policies
+        self._refusals: dict[int, Refusal] = {}
+        self._looked_s = float("-inf")
+        self._looking = asyncio.Lock()
+
+    async def go_on(self) -> None:
+        """Judge the backlogs every LOOK_S, until this task is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self.look()
+            except (errors.LedgerError, StoreError, Refusal) as error:
+                _log.warning("backlogs of topic %s are judged later: %s", self._name, error)
+            except Exception:
+                _log.exception("backlogs of topic %s are not judged: a defect", self._name)
+
+    async def check(self, partition: int) -> None:
+        """Whether the partition takes a producer. Raises Refusal, and as `look`."""
+        if not has_quota(self._policies):
+            return
+        if asyncio.get_running_loop().time() >= self._looked_s + FRESH_S:
+            await self.look()
+        refusal = self._refusals.get(partition)
+        if refusal is not None:
+            raise refusal
+
+    async def look(self) -> None:
+        """Judge the backlogs now. Raises errors.LedgerError, StoreError, Refusal."""
+        async with self._looking:
+            client = self._commits.client
+            self._policies = (await policies_now(client.store, self._topic.info.id)).policies
+            if self._policies.message_ttl_ms is not None:
+                await self._expire(self._policies.message_ttl_ms)
+            await self._judge()
+            self._looked_s = asyncio.get_running_loop().time()
+
+    @property
+    def _name(self) -> str:
+        return self._topic.info.name.short
+
+    async def _expire(self, ttl_ms: int) -> None:
+        before_ms = self._commits.now_ms() - ttl_ms
+        ends = {
+            number: await owned.log.since(before_ms)
+            for number, owned in list(self._topic.partitions.items())
+        }
+        for info in await self._commits.client.subscriptions.list(self._topic.info.id):
+            if info.kind is SubscriptionKind.CONSUMER:
+                for number, end in ends.items():
+                    if info.positions.get(number, 0) < end:
+                        await self._topic.subscriptions.move_up(info.name, number, end)
+
+    async def _judge(self) -> None:
+        refusals: dict[int, Refusal] = {}
+        if has_quota(self._policies):
+            client = self._commits.client
+            lags = await client.subscriptions.lags(self._topic.info.id, self._commits.now_ms())
+            if self._policies.on_backlog == "eviction":
+                for backlog in to_evict(lags, self._policies):
+                    await self._evict(backlog)
+            else:
+                refusals = {
+                    number: self._refusal(backlog)
+                    for number, backlog in over_quota(lags, self._policies).items()
+                }
+        self._refusals = refusals
+        for number, refusal in refusals.items():
+            owned = self._topic.partitions.get(number)
+            if owned is not None and owned.send_producers_away():
+                _log.warning("producers are sent away: %s", refusal.message)
+
+    def _refusal(self, backlog: Backlog) -> Refusal:
+        hold = self._policies.on_backlog == "hold"
+        code = ServerError.QUOTA_HOLD if hold else ServerError.QUOTA_EXCEEDED
+        return Refusal(
+            code,
+            f"partition {backlog.partition} of topic {self._name} is over its quota"
+            f" {backlog.what} by subscription '{backlog.subscription}'",
+        )
+
+    async def _evict(self, backlog: Backlog) -> None:
+        owned = self._topic.partitions.get(backlog.partition)
+        if owned is None:
+            return
+        offset = kept_from(owned.log.held, backlog, self._policies)
+        if self._policies.backlog_ms_max is not None:
+            kept_ms = int(KEPT_OF_QUOTA * self._policies.backlog_ms_max)
+            offset = max(offset, await owned.log.since(self._commits.now_ms() - kept_ms))
+        offset = min(offset, owned.log.end)
+        if offset > backlog.lag.position:
+            _log.warning(
+                "subscription '%s' of topic %s passes over offsets %d to %d of partition %d: %s",
+                *(backlog.subscription, self._name, backlog.lag.position, offset),
+                *(backlog.partition, backlog.what),
+            )
+            await self._topic.subscriptions.move_up(
+                backlog.subscription, backlog.partition, offset
+            )
+
+
+def kept_from(held: PartitionState, backlog: Backlog, policies: TopicPolicies) -> int:
+    """The first offset that an eviction leaves unread, by the quota of bytes: the rows from there
+    on have at most KEPT_OF_QUOTA of it. Rows that no commit has yet count with the average size of
+    the backlog's rows."""
+    lag, bytes_max = backlog.lag, policies.backlog_bytes_max
+    if bytes_max is None or lag.bytes <= bytes_max:
+        return lag.position
+    kept, committed = KEPT_OF_QUOTA * bytes_max, held.end_offset
+    live_bytes = lag.bytes - held.bytes_between(lag.position, committed)
+    lo, hi = lag.position, max(lag.position, committed)
+    while lo < hi:
+        middle = (lo + hi) // 2
+        if held.bytes_between(middle, committed) + live_bytes > kept:
+            lo = middle + 1
+        else:
+            hi = middle
+    if lo < committed or live_bytes <= kept:
+        return lo
+    live_rows = lag.end - max(lag.position, committed)
+    return lag.end - int(live_rows * kept / live_bytes)
