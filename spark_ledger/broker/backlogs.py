@@ -10,7 +10,6 @@ judged every LOOK_S, and whenever a producer comes.
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Protocol
 
 from spark_ledger import errors
@@ -23,7 +22,7 @@ from spark_ledger.topic.log.state import PartitionState
 from spark_ledger.topic.log.topics import TopicInfo, policies_now
 from spark_ledger.topic.subscription.backlog_quota import (
     KEPT_OF_QUOTA,
-    Backlog,
+    LargeBacklog,
     has_quota,
     over_quota,
     to_evict,
@@ -45,7 +44,8 @@ class MovedSubscriptions(Protocol):
 
 
 class TopicWithBacklogs(Protocol):
-    info: TopicInfo
+    @property
+    def info(self) -> TopicInfo: ...
 
     @property
     def subscriptions(self) -> MovedSubscriptions: ...
@@ -116,7 +116,7 @@ class Backlogs:
         refusals: dict[int, Refusal] = {}
         if has_quota(self._policies):
             client = self._commits.client
-            lags = await client.subscriptions.lags(self._topic.info.id, self._commits.now_ms())
+            lags = await client.lags(self._topic.info.id, self._commits.now_ms())
             if self._policies.on_backlog == "eviction":
                 for backlog in to_evict(lags, self._policies):
                     await self._evict(backlog)
@@ -131,7 +131,7 @@ class Backlogs:
             if owned is not None and owned.send_producers_away():
                 _log.warning("producers are sent away: %s", refusal.message)
 
-    def _refusal(self, backlog: Backlog) -> Refusal:
+    def _refusal(self, backlog: LargeBacklog) -> Refusal:
         hold = self._policies.on_backlog == "hold"
         code = ServerError.QUOTA_HOLD if hold else ServerError.QUOTA_EXCEEDED
         return Refusal(
@@ -140,7 +140,7 @@ class Backlogs:
             f" {backlog.what} by subscription '{backlog.subscription}'",
         )
 
-    async def _evict(self, backlog: Backlog) -> None:
+    async def _evict(self, backlog: LargeBacklog) -> None:
         owned = self._topic.partitions.get(backlog.partition)
         if owned is None:
             return
@@ -155,12 +155,10 @@ class Backlogs:
                 *(backlog.subscription, self._name, backlog.lag.position, offset),
                 *(backlog.partition, backlog.what),
             )
-            await self._topic.subscriptions.move_up(
-                backlog.subscription, backlog.partition, offset
-            )
+            await self._topic.subscriptions.move_up(backlog.subscription, backlog.partition, offset)
 
 
-def kept_from(held: PartitionState, backlog: Backlog, policies: TopicPolicies) -> int:
+def kept_from(held: PartitionState, backlog: LargeBacklog, policies: TopicPolicies) -> int:
     """The first offset that an eviction leaves unread, by the quota of bytes: the rows from there
     on have at most KEPT_OF_QUOTA of it. Rows that no commit has yet count with the average size of
     the backlog's rows."""

@@ -113,9 +113,12 @@ class OwnedPartition:
         with suppress(Refusal):  # the producer was sent away meanwhile
             await self.await_turn(producer)
 
-    def send_producers_away(self) -> None:
-        for producer in self._admission.clear():
+    def send_producers_away(self) -> int:
+        """Returns how many there were."""
+        producers = self._admission.clear()
+        for producer in producers:
             producer.send_away()
+        return len(producers)
 
     async def is_fenced(self) -> bool:
         """Whether bookies answer within FENCED_S that the partition's live ledger is fenced."""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from spark_ledger.async_tasks import BackgroundTasks, cancel
+from spark_ledger.broker.backlogs import Backlogs
 from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
 from spark_ledger.broker.owned_partition import OwnedPartition, owned_elsewhere
 from spark_ledger.broker.owner.keeping import Keeping, follow
@@ -51,7 +52,6 @@ class OwnedTopic:
         on_end: Callable[["OwnedTopic"], None],
         on_closed: Callable[["OwnedTopic"], Awaitable[None]],
     ) -> None:
-        self.info: TopicInfo = commits.topic
         self._commits = commits
         self._follower = follower
         self._budget = budget
@@ -63,8 +63,13 @@ class OwnedTopic:
         self._owning = asyncio.Lock()
         self._beside = BackgroundTasks(self._log_failed_task)
         self.subscriptions = TopicSubscriptions(self, commits, cursors, self._beside)
+        self.backlogs = Backlogs(self, commits)
         self._background: list[asyncio.Task[None]] = []
         self.is_ended = False
+
+    @property
+    def info(self) -> TopicInfo:
+        return self._commits.topic
 
     @property
     def state(self) -> TopicState:
@@ -77,6 +82,7 @@ class OwnedTopic:
         self._background = [
             loop.create_task(follow(self._follower, self.info.name, self._on_commit, self.give_up)),
             loop.create_task(Keeping(self._commits, self.look).go_on()),
+            loop.create_task(self.backlogs.go_on()),
         ]
 
     async def serve_partitions(self, epochs: Mapping[int, int]) -> dict[int, BaseException]:
@@ -115,6 +121,11 @@ class OwnedTopic:
         if self._follower.behind:
             await self._follower.caught_up(CATCH_UP_S)
         return await self._follower.confirmed_history(CERTAIN_S)
+
+    @property
+    def partitions(self) -> Mapping[int, OwnedPartition]:
+        """The partitions that this broker has, by number."""
+        return self._partitions
 
     def has(self, number: int) -> bool:
         return number in self._partitions

@@ -36,7 +36,10 @@ from spark_ledger.topic.log.state import Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.log.topics import TopicInfo, Topics
 from spark_ledger.topic.read.follower import TopicFollower
+from spark_ledger.topic.read.live import ends_of
 from spark_ledger.topic.read.plan import Ranges, chunks_to_read
+from spark_ledger.topic.subscription.backlog_quota import LagOfSubscription
+from spark_ledger.topic.subscription.lag import topic_lag
 from spark_ledger.topic.write import (
     DEFAULT_SETTINGS,
     EntrySender,
@@ -282,6 +285,22 @@ class TopicClient:
         for topic_id, made in outcome.topics.items():
             self.checkpoints.after_commit(topic_id, made.number, intent_id)
         return outcome
+
+    async def lags(self, topic_id: str, now_ms: int) -> dict[str, LagOfSubscription]:
+        """The lag of each subscription of the topic, by name; `now_ms` is by the store's clock.
+        Positions are those that the nodes have: a lag may be larger than it is, never smaller.
+        Raises as TopicLog.fold, live.ends_of and Subscriptions.list."""
+        infos = await self.subscriptions.list(topic_id)
+        if not infos:
+            return {}
+        state = await self.log(topic_id).fold(fresh=True)
+        ends = await ends_of(self.ledgers, state)
+        return {
+            info.name: LagOfSubscription(
+                info.kind, topic_lag(state, info.positions, now_ms, live_ends=ends)
+            )
+            for info in infos
+        }
 
     async def tables(self, state: TopicState, ranges: Ranges) -> Tables:
         """The chunks for `plan_read(state, ranges, read=...)`. Raises as ChunkStore.load."""

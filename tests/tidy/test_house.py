@@ -67,6 +67,7 @@ FLOORS = {
         catalog watch
         store_contact
         owned_topic
+        backlogs
         owned_partition
         dispatch produce
         owner

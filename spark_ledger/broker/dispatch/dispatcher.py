@@ -158,6 +158,13 @@ class Dispatcher:
         for consumer in list(self.consumers):
             consumer.end()
 
+    def move_up(self, offset: int) -> None:
+        """Acknowledge everything below `offset`, and send none of it any more. Raises as
+        `save_position`."""
+        if self.acks.add_up_to(offset):
+            self._pass_over(self.acks.mark)
+            self.save_position()
+
     def save_position(self) -> None:
         """Make the position durable. Raises as ConsumerCursor.check."""
         if self._cursor is not None:

@@ -214,12 +214,18 @@ class TopicSubscriptions:
         return subscription.dispatcher(partition, mark)
 
     async def _opened(
-        self, name: str, kind: SubscriptionType, durable: bool, earliest: bool
+        self, name: str, kind: SubscriptionType, durable: bool, earliest: bool | None
     ) -> Subscription:
+        """`earliest` None: a subscription that does not exist is not made. Raises
+        errors.SubscriptionNotFound then."""
         if not durable:
             return Subscription(name, kind, None)
 
         async def start() -> Mapping[int, int]:
+            if earliest is None:
+                raise errors.SubscriptionNotFound(
+                    f"there is no subscription '{name}'", subscription=name
+                )
             return await self._topic.offsets(earliest=earliest)
 
         cursor = await self._cursors.open(self._commits.topic, name, start, self._topic.history)
@@ -281,6 +287,29 @@ class TopicSubscriptions:
         if subscription.cursor is not None:
             await self._cursors.written(subscription.cursor, RELEASE_S)
             await self._commits.check_owner(dispatcher.partition.number)
+
+    async def move_up(self, name: str, number: int, offset: int) -> None:
+        """Acknowledge all messages below the offset in that partition, whether or not consumers use
+        the subscription. A subscription that was deleted stays deleted. Raises Refusal, errors of
+        the topic layer."""
+        async with self._lock(name):
+            partition = self._topic.readable_partition(number)
+            subscription = self._by_name.get(name)
+            if subscription is None:
+                with suppress(errors.SubscriptionNotFound, errors.SubscriptionBusy):
+                    subscription = await self._opened(name, SubscriptionType.EXCLUSIVE, True, None)
+            if subscription is None or subscription.cursor is None:
+                return
+            self._by_name[name] = subscription
+            try:
+                epoch = self._commits.epochs[number]
+                mark = partition.start
+                if not subscription.has_dispatcher(number):
+                    mark = max(await subscription.cursor.adopt(number, epoch), mark)
+                subscription.dispatcher(partition, mark).move_up(offset)
+            finally:
+                if not subscription.used:
+                    self._background.start(self._release_unused(name))
 
     async def unsubscribe(self, name: str, consumer: Consumer) -> None:
         """Delete the subscription, which no other consumer uses: it is gone when this returns.

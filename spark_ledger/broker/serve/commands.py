@@ -189,6 +189,7 @@ async def _producer(client: Caller, part: Any) -> None:
             " not built yet: subscribe before it sends",
         )
     topic, partition = await client.broker.partition(names.parse(part.topic), create=True)
+    await topic.backlogs.check(partition.number)
     schema_version = await _version_to_send(client.broker, topic.info, part)
     existing = client.intake.producers.get(part.producer_id)
     if existing is not None:

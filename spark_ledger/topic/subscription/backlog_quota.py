@@ -19,7 +19,7 @@ KEPT_OF_QUOTA = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Backlog:
+class LargeBacklog:
     """What one subscription leaves unread in a partition that is over its quota. `what`: the part
     of the quota that is exceeded, with its value, for an error's text."""
 
@@ -53,23 +53,23 @@ def exceeded(lag: PartitionLag, policies: TopicPolicies) -> str:
 
 def over_quota(
     lags: Mapping[str, LagOfSubscription], policies: TopicPolicies
-) -> dict[int, Backlog]:
+) -> dict[int, LargeBacklog]:
     """By partition that is over its quota the slowest subscription."""
-    slowest: dict[int, Backlog] = {}
+    slowest: dict[int, LargeBacklog] = {}
     for name, subscription in sorted(lags.items()):
         for partition, lag in subscription.lags.items():
             what = exceeded(lag, policies)
             before = slowest.get(partition)
             if what and (before is None or lag.position < before.lag.position):
-                slowest[partition] = Backlog(name, partition, lag, what)
+                slowest[partition] = LargeBacklog(name, partition, lag, what)
     return slowest
 
 
-def to_evict(lags: Mapping[str, LagOfSubscription], policies: TopicPolicies) -> list[Backlog]:
+def to_evict(lags: Mapping[str, LagOfSubscription], policies: TopicPolicies) -> list[LargeBacklog]:
     """All backlogs of consumers' subscriptions that are over the quota: an eviction moves each of
     them forward until KEPT_OF_QUOTA is left unread."""
     return [
-        Backlog(name, partition, lag, what)
+        LargeBacklog(name, partition, lag, what)
         for name, subscription in sorted(lags.items())
         if subscription.kind is SubscriptionKind.CONSUMER
         for partition, lag in sorted(subscription.lags.items())
