@@ -27,7 +27,7 @@ from spark_ledger.topic.subscription.backlog_quota import (
     over_quota,
     to_evict,
 )
-from spark_ledger.topic.subscription.records import SubscriptionKind
+from spark_ledger.topic.subscription.records import Positions, SubscriptionKind
 
 LOOK_S = 60.0
 FRESH_S = 1.0
@@ -38,6 +38,9 @@ _log = logging.getLogger(__name__)
 
 class MovedSubscriptions(Protocol):
     """The subscriptions of one topic, as they are moved without their consumers' request."""
+
+    def marks(self) -> Mapping[str, Positions]:
+        """As TopicSubscriptions.marks."""
 
     async def move_up(self, name: str, partition: int, offset: int) -> None:
         """As TopicSubscriptions.move_up."""
@@ -115,8 +118,9 @@ class Backlogs:
     async def _judge(self) -> None:
         refusals: dict[int, Refusal] = {}
         if has_quota(self._policies):
-            client = self._commits.client
-            lags = await client.lags(self._topic.info.id, self._commits.now_ms())
+            lags = await self._commits.client.lags(
+                self._topic.info.id, self._commits.now_ms(), self._topic.subscriptions.marks()
+            )
             if self._policies.on_backlog == "eviction":
                 for backlog in to_evict(lags, self._policies):
                     await self._evict(backlog)

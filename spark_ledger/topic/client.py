@@ -40,6 +40,7 @@ from spark_ledger.topic.read.live import ends_of
 from spark_ledger.topic.read.plan import Ranges, chunks_to_read
 from spark_ledger.topic.subscription.backlog_quota import LagOfSubscription
 from spark_ledger.topic.subscription.lag import topic_lag
+from spark_ledger.topic.subscription.records import Positions
 from spark_ledger.topic.write import (
     DEFAULT_SETTINGS,
     EntrySender,
@@ -286,18 +287,28 @@ class TopicClient:
             self.checkpoints.after_commit(topic_id, made.number, intent_id)
         return outcome
 
-    async def lags(self, topic_id: str, now_ms: int) -> dict[str, LagOfSubscription]:
+    async def lags(
+        self, topic_id: str, now_ms: int, marks: Mapping[str, Positions] | None = None
+    ) -> dict[str, LagOfSubscription]:
         """The lag of each subscription of the topic, by name; `now_ms` is by the store's clock.
-        Positions are those that the nodes have: a lag may be larger than it is, never smaller.
-        Raises as TopicLog.fold, live.ends_of and Subscriptions.list."""
-        infos = await self.subscriptions.list(topic_id)
+        Positions are the durable ones; with `marks`, positions by name that the caller has in
+        memory, they are the marks and else those of the nodes. So a lag may be larger than it is,
+        never smaller. Raises as TopicLog.fold, live.ends_of and Subscriptions.list."""
+        infos = await self.subscriptions.list(topic_id, exact=marks is None)
         if not infos:
             return {}
+        by_name = marks or {}
         state = await self.log(topic_id).fold(fresh=True)
         ends = await ends_of(self.ledgers, state)
         return {
             info.name: LagOfSubscription(
-                info.kind, topic_lag(state, info.positions, now_ms, live_ends=ends)
+                info.kind,
+                topic_lag(
+                    state,
+                    {**info.positions, **by_name.get(info.name, {})},
+                    now_ms,
+                    live_ends=ends,
+                ),
             )
             for info in infos
         }

@@ -58,6 +58,9 @@ class Subscription:
         dispatchers = self._dispatchers.values()
         return [consumer for dispatcher in dispatchers for consumer in dispatcher.consumers]
 
+    def marks(self) -> dict[int, int]:
+        return {number: dispatcher.acks.mark for number, dispatcher in self._dispatchers.items()}
+
     def has_dispatcher(self, partition: int) -> bool:
         return partition in self._dispatchers
 
@@ -287,6 +290,12 @@ class TopicSubscriptions:
         if subscription.cursor is not None:
             await self._cursors.written(subscription.cursor, RELEASE_S)
             await self._commits.check_owner(dispatcher.partition.number)
+
+    def marks(self) -> dict[str, dict[int, int]]:
+        """By name of a durable subscription, and partition, the first offset that consumers here
+        have not acknowledged."""
+        durable = {name: s for name, s in self._by_name.items() if s.durable}
+        return {name: subscription.marks() for name, subscription in durable.items()}
 
     async def move_up(self, name: str, number: int, offset: int) -> None:
         """Acknowledge all messages below the offset in that partition, whether or not consumers use
