@@ -4,7 +4,7 @@ Always true: only partitions of this broker are judged, by the policies that the
 expired message, or one that an eviction passes over, counts as acknowledged; the subscriptions of
 queries are never moved. While a partition is over a quota that holds or refuses producers, it takes
 no producer: those that send already are sent away, and are refused when they come back. A quota is
-judged every LOOK_S, and whenever a producer comes.
+judged every LOOK_S, and whenever a producer comes. A broker notices a new quota within POLICIES_S.
 """
 
 import asyncio
@@ -30,6 +30,8 @@ from spark_ledger.topic.subscription.backlog_quota import (
 from spark_ledger.topic.subscription.records import Positions, SubscriptionKind
 
 LOOK_S = 60.0
+POLICIES_S = 300.0
+"""How often the policies of a topic without a quota and without expiry are read again."""
 FRESH_S = 1.0
 """A producer that comes within this time after a look is judged by that look."""
 
@@ -69,9 +71,11 @@ class Backlogs:
         self._looking = asyncio.Lock()
 
     async def go_on(self) -> None:
-        """Judge the backlogs every LOOK_S, until this task is cancelled."""
+        """Judge the backlogs every LOOK_S, if the policies ask for it, until this task is
+        cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            is_limited = has_quota(self._policies) or self._policies.message_ttl_ms is not None
+            await asyncio.sleep(LOOK_S if is_limited else POLICIES_S)
             try:
                 await self.look()
             except (errors.LedgerError, StoreError, Refusal) as error:
