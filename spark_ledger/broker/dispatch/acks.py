@@ -8,44 +8,94 @@ id without a set acknowledges one message.
 """
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from pyroaring import BitMap64
 
 from spark_ledger.broker.wire.commands import MessageId, signed
+from spark_ledger.topic.subscription.ack_sets import (
+    AckBudget,
+    AckChanges,
+    bytes_of,
+    next_in,
+    ranges_of,
+    run_end,
+    within,
+)
 
-RANGES_MAX = 10_000
 SENT_BATCHES_MAX = 100_000
 """Each takes 16 bytes."""
 _BITS = 64
+MEASURED_AFTER_CALLS = 500
+"""How many calls may change the sets before their bytes are counted anew."""
 
 
 class Acks:
-    """Always true: `ranges` are the acknowledged offsets beyond the mark, in rising order with gaps
-    between them. There are RANGES_MAX at most: when there are more, the highest range is forgotten,
-    and its messages are sent again. Acknowledging twice changes nothing.
+    """Always true: `mark` is not acknowledged, and has or may get a row; `rows` are the
+    acknowledged rows beyond it. No acknowledgement is forgotten: AckBudget bounds what they take,
+    since dispatch stops beyond it. Acknowledging twice changes nothing.
 
     `durable` is where a later consumer begins: one past the last acknowledged row below the mark.
     Offsets between `durable` and the mark have no rows, but may be the first chunks of a message
     that is not acknowledged: a consumer skips them, and retention must keep them."""
 
-    def __init__(self, mark: int) -> None:
+    def __init__(
+        self, mark: int, rows: BitMap64 | None = None, budget: AckBudget | None = None
+    ) -> None:
+        """`rows`: those beyond the mark that were acknowledged before. `budget`: what the sets take
+        is counted there."""
         self.mark = self.durable = mark
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._row_ends: list[int] = []  # for each range: one past its last row, 0 without rows
+        self.rows = BitMap64() if rows is None else rows
+        self._rowless = BitMap64()  # beyond the mark, passed over; may have offsets of `rows`
+        self._added = BitMap64()  # of `rows`, since `take_changes`
+        self._was_reset = False
+        self._calls = 0
+        self._bytes = 0
+        self._budget = AckBudget() if budget is None else budget
+        if self.rows:
+            self._raise_mark(mark)
+            self._measure()
+
+    @property
+    def end(self) -> int:
+        """One past the highest offset that is acknowledged or has no row; `mark` at least."""
+        highest = [offsets.max() + 1 for offsets in (self.rows, self._rowless) if offsets]
+        return max([self.mark, *highest])
+
+    @property
+    def bytes(self) -> int:
+        """What the sets take in memory, as of some hundred calls ago at most."""
+        return self._bytes
+
+    def may_send(self, offset: int) -> bool:
+        """Whether the message at `offset` may be sent, or the sets take too much."""
+        return self._budget.allows(self, offset)
+
+    def drop(self) -> None:
+        """The sets are not used any more."""
+        self._budget.bytes -= self._bytes
+        self._bytes = 0
 
     @property
     def ranges(self) -> Iterator[tuple[int, int]]:
-        return zip(self._starts, self._ends, strict=True)
+        """The acknowledged or rowless offsets beyond the mark, in rising order with gaps between
+        them."""
+        at, end = self.mark, self.end
+        while at < end:
+            start = min(next_in(self.rows, at, end), next_in(self._rowless, at, end))
+            at = self._run_end(start)
+            if start < at:
+                yield start, at
 
     def reset(self, mark: int) -> None:
         """From `mark` on nothing is acknowledged."""
         self.mark = self.durable = mark
-        self._starts.clear()
-        self._ends.clear()
-        self._row_ends.clear()
+        for offsets in (self.rows, self._rowless, self._added):
+            offsets.clear()
+        self._was_reset = True
+        self._measure()
 
     def add_up_to(self, end: int) -> bool:
         """Everything below `end` is acknowledged. Returns whether the mark moved."""
@@ -53,57 +103,77 @@ class Acks:
 
     def add(self, start: int, end: int) -> bool:
         """Offsets [start, end) are acknowledged. Returns whether the mark moved."""
-        return self._add(start, end, end)
+        if start <= self.mark:
+            return self._move(end, end)
+        if start < end:
+            self.rows.add_range(start, end)
+            self._added.add_range(start, end)
+            self._count_call()
+        return False
 
     def pass_over(self, start: int, end: int) -> None:
         """Offsets [start, end) have no row to acknowledge."""
-        self._add(start, end, 0)
+        if start <= self.mark:
+            self._move(end, 0)
+        elif start < end:
+            self._rowless.add_range(start, end)
+            self._count_call()
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
         """The ranges of [start, end) that are not acknowledged."""
-        gaps, at = [], max(start, self.mark)
-        for i in range(bisect_right(self._ends, at), len(self._starts)):
-            if self._starts[i] >= end or at >= end:
-                break
-            if at < self._starts[i]:
-                gaps.append((at, self._starts[i]))
-            at = self._ends[i]
-        if at < end:
-            gaps.append((at, end))
-        return gaps
-
-    def _add(self, start: int, end: int, row_end: int) -> bool:
-        if start <= self.mark:
-            return self._move(end, row_end)
+        start = max(start, self.mark)
         if start >= end:
-            return False
-        first = bisect_left(self._ends, start)
-        last = bisect_right(self._starts, end)
-        if first < last:
-            start = min(start, self._starts[first])
-            end = max(end, self._ends[last - 1])
-            row_end = max(row_end, *self._row_ends[first:last])
-        self._starts[first:last] = [start]
-        self._ends[first:last] = [end]
-        self._row_ends[first:last] = [row_end]
-        if len(self._starts) > RANGES_MAX:
-            self._starts.pop()
-            self._ends.pop()
-            self._row_ends.pop()
-        return False
+            return []
+        count = self.rows.range_cardinality(start, end)
+        if count == end - start:
+            return []
+        if not count and not self._rowless:
+            return [(start, end)]
+        acked = within(self.rows, start, end) | within(self._rowless, start, end)
+        acked.flip_inplace(start, end)
+        return ranges_of(acked)
+
+    def take_changes(self) -> AckChanges:
+        """What the rows beyond the mark got since the last call of this method."""
+        changes = AckChanges(self._was_reset, self._added)
+        self._was_reset, self._added = False, BitMap64()
+        return changes
 
     def _move(self, mark: int, row_end: int) -> bool:
         if mark <= self.mark:
             return False
-        self.mark, self.durable = mark, max(self.durable, row_end)
-        reached = 0
-        while reached < len(self._starts) and self._starts[reached] <= self.mark:
-            self.mark = max(self.mark, self._ends[reached])
-            self.durable = max(self.durable, self._row_ends[reached])
-            reached += 1
-        for column in (self._starts, self._ends, self._row_ends):
-            del column[:reached]
+        self.durable = max(self.durable, row_end)
+        self._raise_mark(mark)
+        self._count_call()
         return True
+
+    def _raise_mark(self, mark: int) -> None:
+        """To `mark`, or to the end of the acknowledged run in which `mark` is."""
+        before, self.mark = self.mark, self._run_end(mark)
+        if self.durable < self.mark and (below := within(self.rows, before, self.mark)):
+            self.durable = max(self.durable, below.max() + 1)
+        for offsets in (self.rows, self._rowless, self._added):
+            offsets.remove_range(before, self.mark)
+
+    def _run_end(self, at: int) -> int:
+        """The first offset from `at` on that is neither acknowledged nor rowless."""
+        while True:
+            if at in self.rows:
+                at = run_end(self.rows, at)
+            elif at in self._rowless:
+                at = run_end(self._rowless, at)
+            else:
+                return at
+
+    def _count_call(self) -> None:
+        self._calls += 1
+        if self._calls >= MEASURED_AFTER_CALLS:
+            self._measure()
+
+    def _measure(self) -> None:
+        self._calls, before = 0, self._bytes
+        self._bytes = sum(map(bytes_of, (self.rows, self._rowless, self._added)))
+        self._budget.bytes += self._bytes - before
 
 
 class SentBatches:
@@ -182,12 +252,11 @@ def ack_set(missing: list[tuple[int, int]], start: int, messages: int) -> list[i
 
 
 def acked_in(words: Sequence[int], start: int, messages: int) -> list[tuple[int, int]]:
-    """The offsets of the batch at `start` that an ack's set acknowledges: their bits are 0. The
-    result has RANGES_MAX ranges at most: Acks would forget more."""
+    """The offsets of the batch at `start` that an ack's set acknowledges: their bits are 0."""
     set_bytes = np.array(words[: -(-messages // _BITS)], dtype="<i8").view(np.uint8)
     bits = np.ones(messages + 2, dtype=np.int8)  # one more bit at each end
     bits[1:-1] = 0
     unacked = np.unpackbits(set_bytes, bitorder="little")[:messages]
     bits[1 : 1 + len(unacked)] = unacked
-    ends = (np.flatnonzero(np.diff(bits))[: 2 * RANGES_MAX] + start).tolist()
+    ends = (np.flatnonzero(np.diff(bits)) + start).tolist()
     return list(zip(ends[::2], ends[1::2], strict=True))

@@ -31,9 +31,10 @@ from spark_ledger.topic.entry.pulsar_batch import (
     earlier_offsets,
     is_last_chunk,
 )
-from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursor
+from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
 RETRY_S, LOST_RETRY_S = 1.0, 60.0
+CROWDED_S = 1.0
 LOG_EVERY_S = 600.0
 SOON_S = 0.01
 
@@ -80,7 +81,7 @@ class Dispatcher:
         self, partition: Partition, policy: Policy, mark: int, cursor: ConsumerCursor | None
     ) -> None:
         self.partition = partition
-        self.acks = Acks(mark)
+        self.acks = Acks(mark, budget=None if cursor is None else cursor.ack_budget)
         self.consumers: list[Consumer] = []
         self.active: Consumer | None = None
         self.awaits_consumers = False
@@ -92,6 +93,7 @@ class Dispatcher:
         self._rewind_event = asyncio.Event()
         self._wake = asyncio.Event()
         self._logged_failure: tuple[object, float] = (None, 0.0)
+        self._is_crowded = False
 
     # -- consumers -----------------------------------------------------------------------------
 
@@ -229,8 +231,24 @@ class Dispatcher:
                 return False
             self._wake.clear()
             await self._wake.wait()
+        while not self.acks.may_send(self.position):
+            if consumer is not self.active:
+                return False
+            self._log_crowded()
+            await self._pause(CROWDED_S)
+        self._is_crowded = False
         await consumer.link.room()
         return consumer is self.active
+
+    def _log_crowded(self) -> None:
+        """Log once that the acknowledged sets take too much."""
+        if not self._is_crowded:
+            _log.warning(
+                "%s: a subscription pauses at offset %d: its sets of acknowledged messages take %d"
+                " bytes. Messages before it are not acknowledged: the first is at offset %d",
+                *(self.partition.title, self.position, self.acks.bytes, self.acks.mark),
+            )
+        self._is_crowded = True
 
     async def _pause(self, seconds: float) -> None:
         """Wait before a failed read is tried again; a rewind ends the pause. The consumer stays: if

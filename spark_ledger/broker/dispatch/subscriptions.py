@@ -20,7 +20,8 @@ from spark_ledger.broker.dispatch.policies import POLICIES
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError, SubscriptionType
-from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursor, ConsumerCursors
+from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
+from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
 RELEASE_S = 5.0
 CLOSE_WAIT_S = 1.0
@@ -68,7 +69,15 @@ class Subscription:
         """Forget the position in that partition, which another broker has from now on; returns the
         partition's consumers."""
         dispatcher = self._dispatchers.pop(partition, None)
-        return [] if dispatcher is None else list(dispatcher.consumers)
+        if dispatcher is None:
+            return []
+        dispatcher.acks.drop()
+        return list(dispatcher.consumers)
+
+    def drop(self) -> None:
+        """Nothing uses the subscription here any more."""
+        for dispatcher in self._dispatchers.values():
+            dispatcher.acks.drop()
 
     def dispatcher(self, partition: Partition, mark: int) -> Dispatcher:
         """The partition's dispatcher. A new one begins at `mark`; a reader gets a new one if the
@@ -237,6 +246,7 @@ class TopicSubscriptions:
         def failed() -> None:
             if self._by_name.get(name) is made:  # else it was opened anew meanwhile
                 del self._by_name[name]
+                made.drop()
             for consumer in made.consumers:
                 consumer.end()
 
@@ -279,6 +289,7 @@ class TopicSubscriptions:
     async def _release_locked(self, name: str) -> None:
         subscription = self._by_name.pop(name, None)
         if subscription is not None and subscription.cursor is not None:
+            subscription.drop()
             await self._cursors.release(subscription.cursor, RELEASE_S)
 
     async def seek(self, name: str, dispatcher: Dispatcher, offset: int) -> None:
@@ -344,6 +355,7 @@ class TopicSubscriptions:
                 await self._cursors.delete(subscription.cursor, UNSUBSCRIBE_S)
             consumer.dispatcher.leave(consumer)
             if not subscription.used:
+                subscription.drop()
                 self._by_name.pop(name, None)
 
     def send_consumers_away(self, partition: int) -> None:

@@ -43,20 +43,26 @@ from spark_ledger.metadata.store import (
     MultiFailed,
     Operation,
     OutcomeUnknown,
-    SessionState,
     Set,
     StoreError,
 )
 from spark_ledger.metadata.store_calls import Tries, pause_s, reachable
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription import records
+from spark_ledger.topic.subscription.ack_sets import AckBudget
+from spark_ledger.topic.subscription.consumer_cursor import (
+    ConsumerCursor,
+    History,
+    do_nothing,
+    is_on,
+    one_history,
+)
 from spark_ledger.topic.subscription.nodes import SubscriptionNodes, SubscriptionView, brokers_alive
 from spark_ledger.topic.subscription.records import (
     SubscriptionKind,
     SubscriptionShare,
     newest,
     too_many,
-    with_shares,
 )
 from spark_ledger.topic.subscription.subscriptions import Subscriptions
 
@@ -70,201 +76,6 @@ MULTI_WRITES_MAX = 250
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-History = Callable[[], Awaitable[int]]
-"""TopicLog.history_number of a topic, in the store of the present connection."""
-
-
-async def _one_history() -> int:
-    return 0
-
-
-class ConsumerCursor:
-    """A subscription at one broker. Made by ConsumerCursors.open."""
-
-    def __init__(
-        self,
-        cursors: "ConsumerCursors",
-        nodes: SubscriptionNodes,
-        subscription: SubscriptionView,
-        share: SubscriptionShare,
-        version: int,
-    ) -> None:
-        self.name = subscription.name
-        self.failure: errors.LedgerError | None = None
-        self.on_failure: Callable[[], None] = _nothing
-        self.used = True
-        self.doubt = False  # a write failed: the nodes are to be read again
-        self.changes = 0  # how often its position or use changed
-        self.durable = 0  # how many of these changes are durable
-        self.looked_s = float("-inf")
-        self._watching = False  # a watch is set on the record
-        self._cursors = cursors
-        self._nodes = nodes
-        self._subscription = subscription
-        self._written = share
-        self._version = version
-        self.history: History = _one_history
-        self.opened_in = 0
-        self._compared = -1  # the connection to the store on which the history was last compared
-        self._at = dict(share.at)
-        self._highest = dict(share.at)  # the highest positions that others may have read
-
-    @property
-    def topic_id(self) -> str:
-        return self._nodes.topic_id
-
-    @property
-    def path(self) -> str:
-        return self._nodes.path(self.name)
-
-    def check(self) -> None:
-        """Raises `failure`: errors.LedgerFenced or errors.SubscriptionNotFound."""
-        if self.failure is not None:
-            raise self.failure
-
-    async def adopt(self, partition: int, epoch: int) -> int:
-        """The subscription's position in a partition that this broker owns in that epoch. Raises as
-        `check`, errors.Unavailable."""
-        with reachable(f"reading subscription '{self.name}'"):
-            subscription = await self._nodes.read(self.name)
-        self._judge(subscription)
-        self.check()
-        assert subscription is not None, "else it has failed"
-        shares, record = [share for share, _ in subscription.shares.values()], subscription.record
-        own = SubscriptionShare(record.epoch, True, self._at)
-        positions = with_shares(record.floor, record.epoch, [*shares, own])
-        self._at[partition] = (epoch, positions.get(partition, 0))
-        self._cursors.changed()
-        return self._at[partition][1]
-
-    def advance(self, partition: int, offset: int) -> None:
-        """Sets the position in a partition that was adopted; it is written soon. It may go
-        back."""
-        self._at[partition] = (self._at[partition][0], offset)
-        self.changes += 1
-        self._cursors.changed()
-
-    def leave(self) -> None:
-        """No consumer at this broker uses it now; that is written soon, then it is released."""
-        self.used = False
-        self.changes += 1
-        self._cursors.changed()
-
-    def use_again(self, on_failure: Callable[[], None]) -> None:
-        """Takes `leave` back: the subscription is still used at this broker."""
-        self.on_failure = on_failure
-        if self.failure is not None:
-            on_failure()
-            return
-        self.used = True
-        self.changes += 1
-        self._cursors.changed()
-
-    def end(self, why: str) -> None:
-        """It writes nothing more, except for writes under way."""
-        text = f"subscription '{self.name}' {why}"
-        self.fail(errors.LedgerFenced(text, subscription=self.name))
-
-    @property
-    def dirty(self) -> bool:
-        return self.failure is None and self.share() != self._written
-
-    @property
-    def goes_back(self) -> bool:
-        return any(at[1] < self._highest.get(p, at)[1] for p, at in self._at.items())
-
-    def share(self) -> SubscriptionShare:
-        return SubscriptionShare(self._subscription.record.epoch, self.used, dict(self._at))
-
-    async def operations(self, share: SubscriptionShare) -> list[Operation]:
-        """The operations that write the share. Raises StoreUnavailable."""
-        nodes, subscription = self._nodes, self._subscription
-        write = Set(
-            nodes.share(self.name, self._cursors.broker_id),
-            records.encode_share(share),
-            self._version,
-        )
-        if not self.goes_back:
-            for partition, at in share.at.items():
-                self._highest[partition] = max(at, self._highest.get(partition, at))
-            return [Check(nodes.path(self.name), subscription.version), write]
-        positions = with_shares(subscription.floor, share.epoch, [share])
-        record = records.encode_subscription(subscription.record)
-        back = nodes.step_back(self.name, await nodes.marks(self.name), positions)
-        return [Set(nodes.path(self.name), record, subscription.version), write, *back]
-
-    def was_written(self, share: SubscriptionShare, changes: int, *, back: bool) -> None:
-        """`changes`: their number when the share was made."""
-        self._written, self._version = share, self._version + 1
-        self.durable = changes
-        self.looked_s = asyncio.get_running_loop().time()
-        if back:
-            self._highest = dict(share.at)
-            self.doubt = True  # about the record's version
-
-    def is_to_be_read(self, late_s: float) -> bool:
-        """Whether to read the nodes: a cursor that writes meets the changes of others by its write,
-        but a cursor at rest gets them only by the watch."""
-        rests = self.failure is None and not self.dirty
-        return self.doubt or (rests and not (self._watching and self.looked_s >= late_s))
-
-    async def look(self) -> None:
-        """Reads the nodes. Raises StoreError."""
-        watch = None if self._watching else self._record_changed
-        self._watching = True
-        try:
-            subscription = await self._nodes.read(self.name, watch=watch)
-        except BaseException:
-            if watch is not None:  # it may not be set
-                self._watching = False
-            raise
-        self._judge(subscription)
-        if subscription is not None and self.failure is None:
-            self._written, self._version = subscription.shares[self._cursors.broker_id]
-            self._subscription, self.doubt = subscription, False
-        self.looked_s = asyncio.get_running_loop().time()
-
-    def _record_changed(self) -> None:
-        self._watching = False
-        self.doubt = True
-        self._cursors.changed()
-
-    def _judge(self, subscription: SubscriptionView | None) -> None:
-        """Fails unless this is the subscription that was opened, with this broker's share."""
-        if subscription is None:
-            gone = f"subscription '{self.name}' was deleted"
-            self.fail(errors.SubscriptionNotFound(gone, subscription=self.name))
-            return
-        mine = subscription.shares.get(self._cursors.broker_id)
-        before = (self._subscription.record.epoch, self._subscription.record.owner)
-        if (subscription.record.epoch, subscription.record.owner) != before or mine is None:
-            why = "another broker has what this one knew" if mine is None else "it was sought"
-            self._open_again(why)
-
-    async def compare(self) -> None:
-        """Fails if the topic has another history than when this was opened: the offsets belong to
-        rows of a metadata store that was given up, and this store has other rows at them.
-        Raises errors.Unavailable, errors.LedgerError as `history`."""
-        connections = self._nodes.store.connections
-        if connections != self._compared:
-            if await self.history() != self.opened_in:
-                self._open_again("the metadata store is an older one")
-            self._compared = connections
-
-    @property
-    def is_compared(self) -> bool:
-        """Whether the history was compared on the connection of a write that begins now."""
-        return _is_on(self._nodes.store, self._compared)
-
-    def _open_again(self, why: str) -> None:
-        text = f"subscription '{self.name}' is to be opened again: {why}"
-        self.fail(errors.LedgerFenced(text, subscription=self.name))
-
-    def fail(self, error: errors.LedgerError) -> None:
-        """It writes nothing more."""
-        if self.failure is None:
-            self.failure = error
-            self.on_failure()
 
 
 class ConsumerCursors:
@@ -278,6 +89,7 @@ class ConsumerCursors:
         rng: random.Random,
     ) -> None:
         self.broker_id = broker_id
+        self.ack_budget = AckBudget()
         self._store = store
         self._subscriptions = subscriptions
         self._rng = rng
@@ -308,7 +120,7 @@ class ConsumerCursors:
         topic: TopicInfo,
         name: str,
         start: Callable[[], Awaitable[Mapping[int, int]]],
-        history: History = _one_history,
+        history: History = one_history,
     ) -> ConsumerCursor:
         """The subscription, made at `start()` if it does not exist. This broker's earlier cursor of
         it fails; the new one fails once `history()` changes. Raises errors.SubscriptionBusy (a
@@ -386,7 +198,7 @@ class ConsumerCursors:
         at = newest(subscription.record.epoch, (share for share, _ in own.values()))
         share = SubscriptionShare(subscription.record.epoch, True, at)
         path, value = nodes.share(subscription.name, self.broker_id), records.encode_share(share)
-        if not _is_on(self._store, connection):
+        if not is_on(self._store, connection):
             return None
         written = await self._multi(
             [
@@ -414,7 +226,7 @@ class ConsumerCursors:
         """No consumer here uses it: writes its position and releases it, and it fails. If the store
         does not respond in time, that is written later, unless the subscription is opened again."""
         cursor.leave()
-        cursor.on_failure = _nothing
+        cursor.on_failure = do_nothing
         try:
             await self.written(cursor, timeout_s)
         except errors.Unavailable as error:
@@ -430,7 +242,7 @@ class ConsumerCursors:
 
         Raises errors.Unavailable: it may be deleted or not, and is used as before;
         errors.SubscriptionBusy, errors.CommitContended."""
-        on_failure, cursor.on_failure = cursor.on_failure, _nothing
+        on_failure, cursor.on_failure = cursor.on_failure, do_nothing
         until_s = asyncio.get_running_loop().time() + within_s
         cursor.leave()
         try:
@@ -587,12 +399,3 @@ async def _apart(cursor: ConsumerCursor, doing: Coroutine[Any, Any, T]) -> T | N
         _log.exception("the position of subscription '%s' is not written: a defect", cursor.name)
         cursor.doubt = True
     return None
-
-
-def _is_on(store: MetadataStore, connection: int) -> bool:
-    """Whether a write that begins now is sent on that connection."""
-    return store.session_state is SessionState.CONNECTED and store.connections == connection
-
-
-def _nothing() -> None:
-    """No call is needed at a failure."""

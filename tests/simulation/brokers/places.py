@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from spark_ledger.metadata import paths
-from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursor
+from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 from spark_ledger.topic.subscription.records import decode_share
 from tests.simulation import invariants
 from tests.simulation.ghost import Ghost

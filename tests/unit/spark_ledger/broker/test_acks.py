@@ -5,9 +5,11 @@ from itertools import pairwise, permutations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyroaring import BitMap64
 
 from spark_ledger.broker.dispatch import acks as rules
 from spark_ledger.broker.dispatch.acks import Acks, SentBatches, ack_set, acked_in
+from spark_ledger.topic.subscription.ack_sets import AckBudget
 
 OFFSETS = st.integers(0, 60)
 RANGES = st.lists(st.tuples(OFFSETS, OFFSETS), max_size=30)
@@ -67,12 +69,47 @@ def test_a_cumulative_ack_swallows_what_was_acknowledged_one_by_one():
     assert not acks.add_up_to(3)
 
 
-def test_too_many_ranges_are_forgotten_from_the_highest(monkeypatch):
-    monkeypatch.setattr(rules, "RANGES_MAX", 2)
-    acks = Acks(0)
-    for start in (2, 4, 6):
+def test_no_acknowledgement_is_forgotten_and_dispatch_stops_beyond_the_budget():
+    budget = AckBudget(bytes_max=1 << 20)
+    acks, other = Acks(0, budget=budget), Acks(0, budget=budget)
+    for start in range(1, 60_000_000, 400):
         acks.add(start, start + 1)
-    assert acks.missing(0, 8) == [(0, 2), (3, 4), (5, 8)]
+    assert acks.bytes == budget.bytes > 200_000
+    assert acks.may_send(acks.end)
+    for start in range(1, 20_000_000, 41):
+        other.add(start, start + 1)
+    assert budget.bytes == acks.bytes + other.bytes > 1 << 20
+    assert not other.may_send(other.end)
+    assert other.may_send(other.end - 1), "what fills a gap is sent"
+    assert Acks(0, budget=budget).may_send(0), "a subscription without gaps takes nothing"
+    assert len(list(other.ranges)) == len(range(1, 20_000_000, 41))
+    acks.drop()
+    assert budget.bytes == other.bytes
+    other.reset(0)
+    assert budget.bytes == other.bytes == 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 9), st.lists(st.tuples(st.sampled_from("ampart"), OFFSETS, OFFSETS)))
+def test_the_changes_that_were_taken_give_the_same_rows_as_the_whole(mark, steps):
+    acks, rows = Acks(mark), BitMap64()
+    for step, start, length in [*steps, ("t", 0, 0)]:
+        if step == "a":
+            acks.add(start, start + length % 7)
+        elif step == "m":
+            acks.add_up_to(start)
+        elif step == "p":
+            acks.pass_over(start, start + length % 5)
+        elif step == "r":
+            acks.reset(start)
+        else:
+            changes = acks.take_changes()
+            rows = (BitMap64() if changes.was_reset else rows) | changes.added
+            rows.remove_range(0, acks.mark)
+            assert rows == acks.rows
+            again = Acks(acks.durable, BitMap64(rows))
+            unacked = {n for lo, hi in again.missing(0, 99) for n in range(lo, hi)}
+            assert unacked == set(range(acks.durable, 99)) - set(rows)
 
 
 @settings(deadline=None, max_examples=40)
@@ -98,11 +135,6 @@ def test_a_set_says_nothing_of_messages_that_its_batch_does_not_have():
     assert acked_in([0b101, 0, 0], 10, 3) == [(11, 12)]
     assert acked_in([], 10, 3) == [(10, 13)]  # clients leave out words that are 0
     assert acked_in([0], 10, 0) == []
-
-
-def test_of_a_set_no_more_stretches_are_taken_than_are_kept(monkeypatch):
-    monkeypatch.setattr(rules, "RANGES_MAX", 2)
-    assert acked_in([0b10101010], 0, 8) == [(0, 1), (2, 3)]
 
 
 @settings(deadline=None, max_examples=100)

@@ -426,7 +426,9 @@ def test_a_subscription_holds_the_first_chunks_of_a_message_until_it_is_acknowle
     async def act(stage):
         owner = await owner_of(stage)
         one, at = Sending(owner), []
-        cursor = SimpleNamespace(check=lambda: None, advance=lambda _, offset: at.append(offset))
+        cursor = SimpleNamespace(
+            check=lambda: None, advance=lambda _, offset: at.append(offset), ack_budget=None
+        )
         made = await Consuming().begin(stage, owner, cursor=cursor)
         one.lone(b"before")
         one.send(*chunked(WHOLE, 3))
@@ -455,7 +457,9 @@ def test_what_is_acknowledged_does_not_go_back_when_a_message_comes_that_began_b
     async def act(stage):
         owner = await owner_of(stage)
         long, other, at = Sending(owner), Sending(owner), []
-        cursor = SimpleNamespace(check=lambda: None, advance=lambda _, offset: at.append(offset))
+        cursor = SimpleNamespace(
+            check=lambda: None, advance=lambda _, offset: at.append(offset), ack_budget=None
+        )
         made = await Consuming().begin(stage, owner, cursor=cursor)
         first, last = chunked(WHOLE, 2)
         long.send(first)

@@ -1,0 +1,104 @@
+"""Sets of acknowledged offsets as roaring bitmaps: runs in them, what they take in memory, and how
+much of it all subscriptions of a broker may have. Pure.
+
+Always true: a function here costs no more than the containers (of 65,536 offsets) of the range that
+it is asked about; none changes a set.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from pyroaring import BitMap64
+
+ACK_BYTES_MAX = 16 << 20
+"""Of one subscription in one partition."""
+BROKER_ACK_BYTES_MAX = 64 << 20
+CONTAINER_BYTES = 64
+"""What a container takes beside its values."""
+
+
+class AckChanges(NamedTuple):
+    """What an acknowledged set got since it was asked before: `was_reset` if all that was before is
+    gone, and the rows that were added after that, beyond the mark."""
+
+    was_reset: bool
+    added: BitMap64
+
+
+class Sized(Protocol):
+    """A set of acknowledgements; `end` is one past the highest of them."""
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+
+class AckBudget:
+    """What the acknowledgements of all subscriptions of a broker take. Beyond `bytes_max`, or
+    beyond ACK_BYTES_MAX of one set, nothing is sent from the set's end on. What is below its end
+    may be sent: it fills gaps."""
+
+    def __init__(self, bytes_max: int = BROKER_ACK_BYTES_MAX) -> None:
+        self.bytes = 0
+        """Raised and lowered by the sets themselves."""
+        self._bytes_max = bytes_max
+
+    def allows(self, acks: Sized, offset: int) -> bool:
+        """Whether the message at `offset` may be sent."""
+        is_over = acks.bytes > ACK_BYTES_MAX or (acks.bytes and self.bytes > self._bytes_max)
+        return not is_over or offset < acks.end
+
+
+def within(offsets: BitMap64, start: int, end: int) -> BitMap64:
+    """The offsets in [start, end)."""
+    part = BitMap64()
+    part.add_range(start, end)
+    part &= offsets
+    return part
+
+
+def run_end(offsets: BitMap64, at: int) -> int:
+    """The first offset from `at` on that is not in the set."""
+    if at not in offsets:
+        return at
+    step = 1
+    while offsets.contains_range(at, at + 2 * step):
+        step *= 2
+    low, high = at + step, at + 2 * step  # [at, low) is in the set, [at, high) is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if offsets.contains_range(low, middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def next_in(offsets: BitMap64, at: int, otherwise: int) -> int:
+    """The first offset from `at` on that is in the set; `otherwise` if there is none."""
+    if not offsets or offsets.max() < at:
+        return otherwise
+    return int(offsets.next_set_bit(at))
+
+
+def ranges_of(offsets: BitMap64) -> list[tuple[int, int]]:
+    """The runs of a small set, in rising order, with gaps between them."""
+    if not offsets:
+        return []
+    values: np.ndarray[Any, Any] = np.frombuffer(offsets.to_array(), dtype=np.uint64)
+    lasts = np.flatnonzero(np.diff(values) > 1)
+    starts = values[np.concatenate(([0], lasts + 1))].tolist()
+    ends = (values[np.concatenate((lasts, [len(values) - 1]))] + np.uint64(1)).tolist()
+    return list(zip(starts, ends, strict=True))
+
+
+def bytes_of(offsets: BitMap64) -> int:
+    """About what the set takes in memory."""
+    if not offsets:
+        return 0
+    counts = offsets.get_statistics()
+    values = counts["n_bytes_array_containers"] + counts["n_bytes_bitset_containers"]
+    values += counts["n_bytes_run_containers"]
+    return values + CONTAINER_BYTES * counts["n_containers"]
