@@ -77,7 +77,7 @@ def run_end(offsets: BitMap64, at: int) -> int:
 
 
 def next_in(offsets: BitMap64, at: int, otherwise: int) -> int:
-    """The first offset from `at` on that is in the set; `otherwise` if there is none."""
+    """The first offset from `at` on that is in the set; `otherwise` if no offset follows."""
     if not offsets or offsets.max() < at:
         return otherwise
     return int(offsets.next_set_bit(at))
