@@ -168,9 +168,9 @@ def case(cluster: LocalCluster, partitions: int, rate: float, seconds: float, ho
     topics, name = blocking.topics(cluster.service_url), f"t-{uuid.uuid4()}"
     topics.run(topics.client.topics.create(name, partitions))
     batches, over = Batches(topics, name), threading.Event()
-    ask = topics.client.past_live._ask
+    ask = topics.client.live_committer._ask
     if how == FENCED:
-        topics.client.past_live._ask = _nobody
+        topics.client.live_committer._ask = _nobody
     arguments = [cluster.broker_url, name, str(rate), str(seconds + WARM_UP_S)]
     committing = threading.Thread(target=batches.until, args=(over,))
     with querying(cluster, name) if how == SPARK else nullcontext():
@@ -187,7 +187,7 @@ def case(cluster: LocalCluster, partitions: int, rate: float, seconds: float, ho
         committing.join()
     if how == SPARK:
         batches.commits = commits_of(topics, name)
-    topics.client.past_live._ask = ask
+    topics.client.live_committer._ask = ask
     since = [began for began, _ in batches.commits] or list(np.arange(seen[0][0], seen[-1][0], 1.0))
     since = [one for one in since if seen[0][0] + WARM_UP_S < one < seen[-1][0] - EVERY_S]
     found = waits_ms(seen, since, rate)

@@ -51,7 +51,7 @@ from spark_ledger.topic.write import (
 if TYPE_CHECKING:
     from spark_ledger.topic.checkpointer import Checkpointer
     from spark_ledger.topic.commit.commit import Committer
-    from spark_ledger.topic.commit.hand_over import Ask, PastLive
+    from spark_ledger.topic.commit.hand_over import AskOwner, LivePartitionCommitter
     from spark_ledger.topic.schema.registry import SchemaRegistry
     from spark_ledger.topic.subscription.subscriptions import Subscriptions
 
@@ -71,7 +71,7 @@ class TopicClient:
         ledgers: LedgerStore,
         rng: random.Random,
         now_ms: Callable[[], int],
-        ask: "Ask | None" = None,
+        ask: "AskOwner | None" = None,
     ) -> None:
         self.ledgers = ledgers
         self.store = ledgers.metadata
@@ -113,10 +113,10 @@ class TopicClient:
         )
 
     @cached_property
-    def past_live(self) -> "PastLive":
-        from spark_ledger.topic.commit.hand_over import PastLive, ask_over_tcp
+    def live_committer(self) -> "LivePartitionCommitter":
+        from spark_ledger.topic.commit.hand_over import LivePartitionCommitter, ask_over_tcp
 
-        return PastLive(self.ledgers, self.committer, self._ask or ask_over_tcp)
+        return LivePartitionCommitter(self.ledgers, self.committer, self._ask or ask_over_tcp)
 
     @cached_property
     def subscriptions(self) -> "Subscriptions":
@@ -247,7 +247,7 @@ class TopicClient:
                 for id_, of in r.creators.items()
             },
         )
-        return await self._commit(request, timeout_s, past_live=True)
+        return await self._commit(request, timeout_s, ends_live=True)
 
     async def commit_actions(
         self,
@@ -271,13 +271,13 @@ class TopicClient:
         return await self._commit(request, timeout_s)
 
     async def _commit(
-        self, request: CommitRequest, timeout_s: float, *, past_live: bool = False
+        self, request: CommitRequest, timeout_s: float, *, ends_live: bool = False
     ) -> CommitOutcome:
         before = partial(self.checkpoints.before_commit, intent_id=request.intent_id)
         await call_each(before, request.drafts)
         waits_s = max(timeout_s, self.ledgers.config.outage_timeout_s)
-        if past_live:
-            outcome = await self.past_live.commit(request, waits_s)
+        if ends_live:
+            outcome = await self.live_committer.commit(request, waits_s)
         else:
             outcome = await self.committer.commit(request, waits_s)
         if request.finish_intent and outcome.kind is not CommitKind.COMMITTED:
@@ -332,8 +332,8 @@ class TopicClient:
             await follower.close()
         if "subscriptions" in vars(self):
             await self.subscriptions.close()
-        if "past_live" in vars(self):
-            await self.past_live.close()
+        if "live_committer" in vars(self):
+            await self.live_committer.close()
         if "checkpoints" in vars(self):
             await self.checkpoints.close()
         await self.chunks.close()

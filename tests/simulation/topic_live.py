@@ -16,7 +16,7 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit.seal import sealed
+from spark_ledger.topic.commit.seal import seal_live_segment
 from spark_ledger.topic.entry.message_batch import Share
 from spark_ledger.topic.log.actions import Action, OpenLive
 from spark_ledger.topic.log.intents import Intent
@@ -94,7 +94,9 @@ class TopicLive:
         """A ledger that the log names as live; None if another owner was faster."""
         state = await topics.log(info.id).fold(fresh=True)
         live = state.partitions[0].live
-        actions: list[Action] = [] if live is None else [await sealed(client.ledgers, live)]
+        actions: list[Action] = (
+            [] if live is None else [await seal_live_segment(client.ledgers, live)]
+        )
         writer = await client.ledgers.create(
             *self.work.plan.quorum,
             intent=intent.id,

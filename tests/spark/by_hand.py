@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit.commit import TxnKey
-from spark_ledger.topic.commit.seal import sealed
+from spark_ledger.topic.commit.seal import seal_live_segment
 from spark_ledger.topic.entry.message_batch import Share
 from spark_ledger.topic.log.actions import Grow, OpenLive
 from tests.kit.message_batches import encode_batch
@@ -77,5 +77,5 @@ class Owner:
         await self._writer.close()
         client = self._by_hand.client
         state = await client.log(self._info.id).fold(fresh=True)
-        seal = await sealed(client.ledgers, state.partitions[0].live)
+        seal = await seal_live_segment(client.ledgers, state.partitions[0].live)
         await client.commit_actions(self._info.id, [seal], self._intent)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from spark_ledger.async_tasks import SharedTasks
-from spark_ledger.topic.commit.hand_over import Handed
+from spark_ledger.topic.commit.hand_over import HandOver
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.read.follower import TopicFollower
@@ -30,7 +30,7 @@ class SegmentHold:
         self.over = asyncio.Event()
         """Set once no committer holds the segment."""
         self.when_over: Callable[[], None] | None = None
-        self.answer: asyncio.Future[Handed | None] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[HandOver | None] = asyncio.get_running_loop().create_future()
         """What the owner hands over; None: it hands nothing over."""
         self._holders = 0
 
@@ -54,7 +54,7 @@ class SegmentHold:
         if self.when_over is not None:
             self.when_over()
 
-    def hand(self, handed: Handed | None) -> None:
+    def hand(self, handed: HandOver | None) -> None:
         """Set `answer`. Only the first call counts."""
         if not self.answer.done():
             self.answer.set_result(handed)
@@ -87,7 +87,7 @@ class AskedSegments:
         elif asked is not None:
             asked.hand(None)
 
-    def hand(self, handed: Handed) -> None:
+    def hand(self, handed: HandOver) -> None:
         """Answer the committers that asked for the open segment, and wait for their commit."""
         if self.current is not None:
             self.hold = self.current

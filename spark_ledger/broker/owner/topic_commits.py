@@ -28,7 +28,7 @@ from spark_ledger.metadata.store import Check, Watcher
 from spark_ledger.topic.client import NO_KINDS, TopicClient
 from spark_ledger.topic.commit.draft import RowKind
 from spark_ledger.topic.commit.hand_over import owner_name
-from spark_ledger.topic.commit.seal import NOTHING, Extent
+from spark_ledger.topic.commit.seal import EMPTY_EXTENT, Extent
 from spark_ledger.topic.log.actions import ANY_OPENING, Action, OpenLive
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.policies import TopicPolicies
@@ -120,7 +120,7 @@ class Next:
 
     writer: AsyncLedgerWriter
     intent: Intent
-    extent: Extent = NOTHING
+    extent: Extent = EMPTY_EXTENT
     after: int = ANY_OPENING
     opened_s: float = 0.0
 

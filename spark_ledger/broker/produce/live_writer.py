@@ -58,7 +58,7 @@ from spark_ledger.broker.produce.step import (
 from spark_ledger.broker.produce.waiting import PendingEntry, WaitingRun
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.commit.hand_over import HOLD_S
-from spark_ledger.topic.commit.seal import Extent, ended_at, seal_of
+from spark_ledger.topic.commit.seal import Extent, closed_extent, seal_action
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
 
@@ -114,7 +114,7 @@ class LiveWriter:
 
     async def start(self) -> None:
         """Seal what another owner left open, if it did: then all its rows are in commits. Raises
-        as `seal.sealed` and a commit."""
+        as `seal.seal_live_segment` and a commit."""
         if (await self._commits.state()).partitions[self._number].live is not None:
             await self._open(seal_only=True)
         if self.backlog.deduplicates:
@@ -279,7 +279,7 @@ class LiveWriter:
             _log.warning("ledger %d is recovered: %s", live.ledger_id, error)
             await self._decide(left)
         else:
-            extent = ended_at(closed, ledger.counts.entries, ledger.counts.rows)
+            extent = closed_extent(closed, ledger.counts.entries, ledger.counts.rows)
             self._end_segment(left, closed.version, extent)
 
     async def _decide(self, after: WriterState = WriterState.FAILED) -> None:
@@ -296,7 +296,7 @@ class LiveWriter:
         if fenced:
             until_s = asyncio.get_running_loop().time() + HOLD_S
             self._openings.asked.hold = SegmentHold(live.ledger_id, live.opened, until_s)
-        extent = ended_at(closed, end.last_entry + 1, end.end - live.origin)
+        extent = closed_extent(closed, end.last_entry + 1, end.end - live.origin)
         self._end_segment(after, closed.version, extent)
 
     def _end_segment(
@@ -306,7 +306,7 @@ class LiveWriter:
         ledger, live = self._current()
         counts = ledger.counts
         last_ids, rowless = self.backlog.take_ids(), counts.rowless_stored
-        seal = seal_of(live, version, extent, counts.written_ms, last_ids, rowless)
+        seal = seal_action(live, version, extent, counts.written_ms, last_ids, rowless)
         self._close(after, "its segment ended")
         self._openings.end(seal, stopped, goes_on=not self._closing)
 

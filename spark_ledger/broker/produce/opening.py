@@ -19,8 +19,8 @@ from spark_ledger.broker.produce.waiting import Chunk, EntryRuns, PendingEntry, 
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.topic.commit.hand_over import Handed
-from spark_ledger.topic.commit.seal import Extent, sealed
+from spark_ledger.topic.commit.hand_over import HandOver
+from spark_ledger.topic.commit.seal import Extent, seal_live_segment
 from spark_ledger.topic.entry.message_batch import Share
 from spark_ledger.topic.log.actions import ANY_OPENING, Action, SealLive
 from spark_ledger.topic.log.intents import Intent
@@ -115,11 +115,12 @@ class Openings:
         opened = None
         if stopped is not None and goes_on and self._number in self._commits.epochs:
             opened = self._commits.opening(self._number, stopped)
-        self.asked.hand(Handed(self._commits.topic.id, ended, opened))
+        self.asked.hand(HandOver(self._commits.topic.id, ended, opened))
 
     async def commit(self, *, seal_only: bool) -> Opened | None:
         """One commit: the seal of what is live, and with it the opening of what comes next, which
-        is read back; None: there is only the seal. Raises as `seal.sealed` and a commit."""
+        is read back; None: there is only the seal. Raises as `seal.seal_live_segment` and a
+        commit."""
         try:
             state = await self._held()
         finally:
@@ -132,7 +133,7 @@ class Openings:
         if live is not None:
             ended = self._ended
             if ended is None or not is_of(ended, live):
-                ended = await sealed(self._commits.client.ledgers, live)
+                ended = await seal_live_segment(self._commits.client.ledgers, live)
             actions.append(ended)
         if seal_only:
             if actions:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.owner.holds import SegmentHold
 from spark_ledger.topic.commit import hand_over
-from spark_ledger.topic.commit.hand_over import Handed, LiveName
+from spark_ledger.topic.commit.hand_over import HandOver, LiveSegmentId
 
-LASTS_S = hand_over.HOLDS_S_MAX + 2.0
+LASTS_S = hand_over.OWNER_HOLD_S_MAX + 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class CommitterConnection(asyncio.Protocol):
         self._received += data
         try:
             request = hand_over.decode_request(bytes(self._received))
-        except hand_over.NotUnderstood as error:
+        except hand_over.BadHandOverFrame as error:
             _log.warning("a committer's connection ends: %s", error)
             self._transport.close()
             return
@@ -47,10 +47,10 @@ class CommitterConnection(asyncio.Protocol):
         if not pending_answers:  # before the writers that have stopped go on with their work
             self._answer()
             return
-        within_s = hand_over.answer_within_s(hold_s, len(lives))
+        within_s = hand_over.respond_within_s(hold_s, len(lives))
         self._answer_task = loop.create_task(self._answer_within(pending_answers, within_s))
 
-    def _hold_segments(self, lives: list[LiveName], until_s: float) -> Iterator[SegmentHold]:
+    def _hold_segments(self, lives: list[LiveSegmentId], until_s: float) -> Iterator[SegmentHold]:
         for topic_id, partition, ledger_id, opened in lives:
             writer = self._broker.live_writer(topic_id, partition)
             hold = None if writer is None else writer.hand_over(ledger_id, opened, until_s)
@@ -58,7 +58,7 @@ class CommitterConnection(asyncio.Protocol):
                 yield hold
 
     async def _answer_within(
-        self, pending_answers: "list[asyncio.Future[Handed | None]]", within_s: float
+        self, pending_answers: "list[asyncio.Future[HandOver | None]]", within_s: float
     ) -> None:
         await asyncio.wait(pending_answers, timeout=within_s)
         self._answer()
@@ -67,7 +67,7 @@ class CommitterConnection(asyncio.Protocol):
         """Answer with the segments that are handed over by now; the others are not handed over."""
         answers = [hold.answer.result() for hold in self._holds or () if hold.answer.done()]
         self._transport.write(
-            hand_over.encode_answer([answer for answer in answers if answer is not None])
+            hand_over.encode_response([answer for answer in answers if answer is not None])
         )
 
     def connection_lost(self, exc: Exception | None) -> None:

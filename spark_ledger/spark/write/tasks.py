@@ -39,7 +39,7 @@ from spark_ledger.spark.write.topic_writers import Task, TopicWriters
 from spark_ledger.topic import blocking
 from spark_ledger.topic.blocking import BlockingTopics
 from spark_ledger.topic.commit.commit import CommitKind, CommitOutcome, TxnKey
-from spark_ledger.topic.commit.fingerprint import Fingerprint, together
+from spark_ledger.topic.commit.fingerprint import Fingerprint, batch_content
 from spark_ledger.topic.commit.replay import OnReplay, QueryBatch, TaskWork, work_of
 from spark_ledger.topic.log.intents import QUERY, Intent
 from spark_ledger.topic.write import TaskResult
@@ -186,7 +186,9 @@ def commit_rows(
     counted = [message.batch for message in written if message.batch is not None]
     batch = None
     if counted:
-        batch = QueryBatch(together(counts.content for counts in counted), counted[0].on_replay)
+        batch = QueryBatch(
+            batch_content(counts.content for counts in counted), counted[0].on_replay
+        )
     replaced = intent.record.snapshots.keys()
     results: dict[str, list[TaskResult]] = {topic_id: [] for topic_id in sorted(replaced)}
     versions: dict[str, frozenset[int]] = {}

@@ -28,17 +28,17 @@ from spark_ledger.topic.entry.arrow_arrays import (
 from spark_ledger.topic.log.records import Content
 
 ALGORITHM = 1
-"""The begin of each fingerprint: replay.py compares only fingerprints of one algorithm."""
+"""Each fingerprint begins with it: replay.py compares only fingerprints of one algorithm."""
 SLICE_BYTES = 32 << 20
-"""About so many bytes are hashed at a time; the padded part of them is in memory twice."""
+"""About so many bytes are hashed at a time; values that are padded are in memory twice."""
 PADDED_RATIO_MAX = 2
-"""Rows are padded to the longest one if padding makes them at most so many times as large."""
+"""Values are padded to the longest value if that makes them at most so many times as large."""
 
 U64 = npt.NDArray[np.uint64]
 _MASK = (1 << 64) - 1
 _BLOCK_WORDS = 512
 _CACHED_WORDS = 25_000  # a block of so many words stays in a core's cache
-_NARROW = 4  # rows of so few words are summed faster word by word
+_NARROW_WORDS = 4  # values of so few words are summed faster word by word
 _HALF = np.uint64(32)
 _LENGTH, _NULL = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -70,8 +70,8 @@ class Fingerprint:
         return Content(self._rows, f"{ALGORITHM}-{self._sum & _MASK:016x}")
 
 
-def together(tasks: Iterable[Content]) -> Content:
-    """The content of a batch, from that of its tasks. All used this process's algorithm."""
+def batch_content(tasks: Iterable[Content]) -> Content:
+    """The content of a batch, made of the contents of its tasks, which all used ALGORITHM."""
     rows, total = 0, 0
     for task in tasks:
         rows += task.rows
@@ -86,15 +86,15 @@ def row_hashes(rows: pa.RecordBatch) -> U64:
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         place = hashlib.blake2b(f"{name}:{seen[name]}".encode(), digest_size=8).digest()
         seen[name] += 1
-        folded = _folded(_numbers(column))
+        folded = _fold_halves(_value_numbers(column))
         folded *= np.frombuffer(place, "<u8") | np.uint64(1)
         total += folded
-    return _mixed(total)
+    return _mix(total)
 
 
-def _numbers(column: pa.Array) -> U64:
-    """One number for each value of a column of any type that Spark has; its bits are not spread
-    yet."""
+def _value_numbers(column: pa.Array) -> U64:
+    """One number for each value of a column of any type that Spark has. `_mix` has yet to spread
+    the number's bits."""
     kind = column.type
     if pa.types.is_struct(kind) and not kind.num_fields:
         numbers = np.zeros(len(column), np.uint64)
@@ -102,24 +102,24 @@ def _numbers(column: pa.Array) -> U64:
         names = [field.name for field in kind]
         numbers = row_hashes(pa.RecordBatch.from_arrays(column.flatten(), names))
     elif pa.types.is_map(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        numbers = _of_lists(column)
+        numbers = _list_numbers(column)
     elif pa.types.is_null(kind):
         return np.full(len(column), _NULL)
     elif pa.types.is_boolean(kind):
         numbers = as_numpy(column).astype(np.uint64)
     elif is_any(kind, OFFSET_BYTES):
-        numbers = _of_bytes(column)
+        numbers = _byte_numbers(column)
     elif is_any(kind, _FIXED):
-        numbers = _of_fixed(column)
+        numbers = _fixed_width_numbers(column)
     else:  # types that Spark does not hand over: views of bytes, and types that can be cast to them
-        numbers = _of_bytes(column.cast(pa.large_binary()))
+        numbers = _byte_numbers(column.cast(pa.large_binary()))
     return np.where(as_numpy(column.is_null()), _NULL, numbers) if column.null_count else numbers
 
 
 _FIXED = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_fixed_size_binary)
 
 
-def _of_fixed(column: pa.Array) -> U64:
+def _fixed_width_numbers(column: pa.Array) -> U64:
     """Numbers made of the bytes of numbers, times and decimals."""
     width, count = column.type.bit_width // 8, len(column)
     data = column.buffers()[1]
@@ -130,47 +130,47 @@ def _of_fixed(column: pa.Array) -> U64:
         return raw.view(f"<u{width}").astype(np.uint64, copy=False)
     words = np.zeros((count, -(-width // 8) * 8), np.uint8)
     words[:, :width] = raw.reshape(count, width)
-    return _of_words(words.view("<u8"), width)
+    return _word_numbers(words.view("<u8"), width)
 
 
-def _of_lists(column: pa.Array) -> U64:
-    """For each list the sum of its items' hashes, each mixed with its place, and of the length."""
+def _list_numbers(column: pa.Array) -> U64:
+    """For each list the sum of its length and its items' hashes, each mixed with its place."""
     offsets = as_numpy(column.offsets).astype(np.int64)
     first, last = int(offsets[0]), int(offsets[-1])
     if pa.types.is_map(column.type):
         parts = [column.keys.slice(first, last - first), column.items.slice(first, last - first)]
         items = row_hashes(pa.RecordBatch.from_arrays(parts, ["key", "value"]))
     else:
-        items = _numbers(column.values.slice(first, last - first))
+        items = _value_numbers(column.values.slice(first, last - first))
     lengths = np.diff(offsets)
     places = (np.arange(first, last) - np.repeat(offsets[:-1], lengths)).astype(np.uint64)
     sums = np.zeros(last - first + 1, np.uint64)
-    np.cumsum(_mixed(items + places * _ITEM), out=sums[1:])
+    np.cumsum(_mix(items + places * _ITEM), out=sums[1:])
     hashes: U64 = sums[offsets[1:] - first] - sums[offsets[:-1] - first]
     return hashes + lengths.astype(np.uint64) * _LENGTH
 
 
-def _of_bytes(column: pa.Array) -> U64:
+def _byte_numbers(column: pa.Array) -> U64:
     """Numbers made of text and bytes of any lengths."""
     count, content = len(column), column.buffers()[2]
     if not count or content is None:
-        return _of_words(np.zeros((count, 1), np.uint64), 0)
+        return _word_numbers(np.zeros((count, 1), np.uint64), 0)
     offsets = offsets_of(column).astype(np.int64)
     lengths = np.diff(offsets)
     longest, total = int(lengths.max()), int(offsets[-1] - offsets[0])
     if count * longest == total and longest and longest % 8 == 0:
         same = np.frombuffer(content, np.uint8, total, int(offsets[0]))
-        return _of_words(same.view("<u8").reshape(count, -1), longest)
+        return _word_numbers(same.view("<u8").reshape(count, -1), longest)
     if longest <= 8 or count * longest <= PADDED_RATIO_MAX * total + (1 << 16):
-        return _of_words(_padded(offsets, content, longest), lengths)
+        return _word_numbers(_pad(offsets, content, longest), lengths)
     hashes = np.empty(count, np.uint64)
     short = lengths <= max(8, total // count)  # neither part is empty, and each has less to pad
     for indices in (np.flatnonzero(short), np.flatnonzero(~short)):
-        hashes[indices] = _of_bytes(column.take(of_numpy(indices)))
+        hashes[indices] = _byte_numbers(column.take(of_numpy(indices)))
     return hashes
 
 
-def _padded(offsets: npt.NDArray[np.int64], content: pa.Buffer, longest: int) -> U64:
+def _pad(offsets: npt.NDArray[np.int64], content: pa.Buffer, longest: int) -> U64:
     """A row of words for each value, zeros after its end."""
     count, words = len(offsets) - 1, max(1, -(-longest // 8))
     buffers = [None, pa.py_buffer(offsets), content]
@@ -179,14 +179,14 @@ def _padded(offsets: npt.NDArray[np.int64], content: pa.Buffer, longest: int) ->
     return np.frombuffer(padded.buffers()[2], "<u8", words * count).reshape(count, words)
 
 
-def _of_words(words: U64, lengths: npt.NDArray[np.int64] | int) -> U64:
-    """Numbers made of rows of equally many words. `lengths` bytes of a row count; the others are
-    zeros."""
+def _word_numbers(words: U64, lengths: npt.NDArray[np.int64] | int) -> U64:
+    """Numbers made of values of equally many words, a row of `words` each. Only the first `lengths`
+    bytes of a row belong to the value; the others are zeros."""
     count, width = words.shape
     sizes = np.broadcast_to(np.asarray(lengths, np.uint64), count)
-    if width <= _NARROW:
+    if width <= _NARROW_WORDS:
         sums = sizes * _LENGTH
-        for at, word in enumerate(_folded(words.T)):
+        for at, word in enumerate(_fold_halves(words.T)):
             sums += word * _PLACES[at]
         return sums
     sums = np.zeros(count, np.uint64)
@@ -196,21 +196,21 @@ def _of_words(words: U64, lengths: npt.NDArray[np.int64] | int) -> U64:
     for left in range(0, width, _BLOCK_WORDS):
         for top in range(0, count, step):
             block = words[top : top + step, left : left + _BLOCK_WORDS]
-            mine = folded[: block.shape[0], : block.shape[1]]
-            _folded(block, out=mine)
-            part = np.einsum("ij,j->i", mine, _PLACES[: block.shape[1]])
+            block_folded = folded[: block.shape[0], : block.shape[1]]
+            _fold_halves(block, out=block_folded)
+            part = np.einsum("ij,j->i", block_folded, _PLACES[: block.shape[1]])
             sums[top : top + step] += part if not left else part * np.uint64(factor)
         factor = factor * _BLOCK & _MASK
     return sums + sizes * _LENGTH
 
 
-def _folded(value: U64, out: U64 | None = None) -> U64:
+def _fold_halves(value: U64, out: U64 | None = None) -> U64:
     """Each word xored with its own upper half."""
     halves = np.right_shift(value, _HALF, out=out)
     return np.bitwise_xor(value, halves, out=halves)
 
 
-def _mixed(value: U64) -> U64:
+def _mix(value: U64) -> U64:
     """A value in which every bit depends on every bit of `value`."""
     value = (value ^ (value >> np.uint64(30))) * _MIX_1
     value = (value ^ (value >> np.uint64(27))) * _MIX_2

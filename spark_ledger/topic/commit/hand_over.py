@@ -1,15 +1,15 @@
-"""Commits past live segments: asking their owners to hand them over, the responses, the frames.
+"""Commits to partitions with live segments: the owners are asked to hand their segments over.
 
     committer                                     owner (a broker, on its own port)
-      MAGIC, size, live segments        ------->    stops its adds, settles
-                                        <-------    size, seals of them, opens of the next ones
+      MAGIC, size, live segments        ------->    stops its adds, waits for those under way
+                                        <-------    size, a seal and an open for each segment
       commits ...                                   holds
       closes the connection             ------->    reads the log and goes on
 
 Always true: a response is a proposal; the guards of the log decide whether it is committed, so a
 response that comes late changes nothing. An owner holds while the connection is open, and no longer
-than the request asks for, HOLDS_S_MAX at most. Both frames have a version and a largest size; a
-side that does not understand a frame closes the connection, and the committer fences the ledger.
+than the request asks for, OWNER_HOLD_S_MAX at most. Both frames have a version and a largest size;
+a side that cannot parse a frame closes the connection, and the committer fences the ledger.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import Tries, call_each, reachable, read
 from spark_ledger.topic.commit.commit import Committer
 from spark_ledger.topic.commit.draft import CommitOutcome, CommitRequest
-from spark_ledger.topic.commit.seal import sealed
+from spark_ledger.topic.commit.seal import seal_live_segment
 from spark_ledger.topic.log import actions
 from spark_ledger.topic.log.actions import Action, Append, OpenLive, Overwrite, SealLive
 from spark_ledger.topic.log.segments import LiveSegment
@@ -38,29 +38,29 @@ from spark_ledger.topic.log.state import TopicState
 T = TypeVar("T")
 
 MAGIC = b"SLHO"
-"""The begin of the first frame. A frame of Pulsar that began like it would be longer than Pulsar's
-frames may be."""
+"""The first bytes of a request. A frame of Pulsar with these first bytes would be longer than
+Pulsar's frames may be."""
 VERSION = 2
 """In version 1 the owner closed its ledger and went on in another ledger."""
 HOLD_S, HOLD_S_MAX = 2.0, 8.0
-"""How long an owner is asked to hold after its response: by the first try, and by later ones."""
-HOLDS_S_MAX = 20.0
-ANSWER_S_EACH = 0.01
-ANSWERS_WITHIN = 0.8
+"""How long a committer asks an owner to hold after its response: in its first try, and at most."""
+OWNER_HOLD_S_MAX = 20.0
+RESPONSE_S_EACH = 0.01
+OWNERS_PART = 0.8
 """The part of the committer's patience that the owner may use: the rest is for the network."""
 REQUEST_BYTES_MAX = 1 << 20  # decoded in one step of the broker's loop
-ANSWER_BYTES_MAX = 16 << 20
+RESPONSE_BYTES_MAX = 16 << 20
 _SIZE = struct.Struct(">I")
 _BROKER = "broker "
 
-LetGo = Callable[[], None]
-Ask = Callable[[str, bytes], Awaitable[tuple[bytes, LetGo]]]
+EndHold = Callable[[], None]
+AskOwner = Callable[[str, bytes], Awaitable[tuple[bytes, EndHold]]]
 """Takes a broker's URL and a request; returns its response, and a function that ends the hold.
-Raises OSError, EOFError, TimeoutError, NotUnderstood."""
+Raises OSError, EOFError, TimeoutError, BadHandOverFrame."""
 
 
-class LiveName(NamedTuple):
-    """Names a live segment: `opened` is the commit that opened it in its ledger."""
+class LiveSegmentId(NamedTuple):
+    """`opened` is the number of the commit that opened the live segment in its ledger."""
 
     topic_id: str
     partition: int
@@ -68,37 +68,37 @@ class LiveName(NamedTuple):
     opened: int
 
 
-class NotUnderstood(Exception):
-    """Not a frame of this kind and version, or a frame that is too large."""
+class BadHandOverFrame(Exception):
+    """The frame is malformed, of another version, or too large."""
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
-    """The action that seals a live segment, and the action that opens the next live segment of its
-    owner in the same ledger (None: the owner does not go on now)."""
+class HandOver:
+    """What an owner proposes to a committer: the action that seals its live segment, and the action
+    that opens its next live segment in the same ledger (None: the owner opens none now)."""
 
     topic_id: str
     seal: SealLive
-    opened: OpenLive | None = None
+    reopen: OpenLive | None = None
 
 
-def patience_s(hold_s: float, lives: int) -> float:
-    """How long a committer waits for a response about so many live segments before it fences them:
-    half a second for one segment in the first try. Later tries wait longer, so that slow owners and
-    owners of many segments can respond in time."""
-    return hold_s / 4 + ANSWER_S_EACH * lives
+def patience_s(hold_s: float, segment_count: int) -> float:
+    """How long a committer waits for an owner's response about its live segments before it fences
+    them: half a second for one segment in the first try. Later tries wait longer, so that slow
+    owners and owners of many segments can respond in time."""
+    return hold_s / 4 + RESPONSE_S_EACH * segment_count
 
 
-def answer_within_s(asked_s: float, lives: int) -> float:
-    """The time after which an owner responds with the segments that it has settled, before the
-    committer's patience ends: one slow segment must not cause all others to be fenced. `asked_s`:
-    how long the owner is asked to hold in all."""
-    settling_s = ANSWER_S_EACH * lives
-    return ANSWERS_WITHIN * (max(0.0, asked_s - settling_s) / 5 + settling_s)
+def respond_within_s(requested_s: float, segment_count: int) -> float:
+    """The time after which an owner responds with the segments that have stopped. It is less than
+    the committer's patience, so that one slow segment does not cause all others to be fenced.
+    `requested_s`: how long the request asks the owner to hold in all."""
+    waiting_s = RESPONSE_S_EACH * segment_count
+    return OWNERS_PART * (max(0.0, requested_s - waiting_s) / 5 + waiting_s)
 
 
 def owner_name(broker_id: str) -> str:
-    """The owner that the log has for a segment that this broker opened."""
+    """The owner of a live segment, as the log has it, for the broker that opened the segment."""
     return f"{_BROKER}{broker_id}"
 
 
@@ -110,113 +110,114 @@ def broker_of(owner: str) -> str | None:
 # -- frames ----------------------------------------------------------------------------------------
 
 
-def encode_request(lives: Sequence[LiveName], hold_s: float) -> bytes:
-    body = _json({"version": VERSION, "hold_ms": round(hold_s * 1000), "live": lives})
+def encode_request(segment_ids: Sequence[LiveSegmentId], hold_s: float) -> bytes:
+    body = _json({"version": VERSION, "hold_ms": round(hold_s * 1000), "live": segment_ids})
     return MAGIC + _SIZE.pack(len(body)) + body
 
 
-def decode_request(received: bytes) -> tuple[list[LiveName], float] | None:
-    """The live segments, and how long to hold them; None while the frame is not whole. Raises
-    NotUnderstood."""
+def decode_request(received: bytes) -> tuple[list[LiveSegmentId], float] | None:
+    """The live segments, and how long to hold them; None while bytes of the frame are missing.
+    Raises BadHandOverFrame."""
     head = len(MAGIC) + _SIZE.size
     if not (received.startswith(MAGIC) or MAGIC.startswith(received)):
-        raise NotUnderstood("no request to hand over")
+        raise BadHandOverFrame("no request to hand over")
     if len(received) < head:
         return None
     (size,) = _SIZE.unpack_from(received, len(MAGIC))
     if size > REQUEST_BYTES_MAX or len(received) > head + size:
-        raise NotUnderstood(f"a request of {size} bytes, at most {REQUEST_BYTES_MAX} are taken")
+        raise BadHandOverFrame(f"a request of {size} bytes, at most {REQUEST_BYTES_MAX} fit")
     if len(received) < head + size:
         return None
-    return _understood(received[head:], _request)
+    return _decode(received[head:], _request)
 
 
-def encode_answer(segments: Sequence[Handed]) -> bytes:
-    body = _json({"version": VERSION, "handed": [_to_json(handed) for handed in segments]})
+def encode_response(hand_overs: Sequence[HandOver]) -> bytes:
+    body = _json({"version": VERSION, "handed": [_to_json(hand_over) for hand_over in hand_overs]})
     return _SIZE.pack(len(body)) + body
 
 
-def decode_answer(body: bytes) -> list[Handed]:
-    """`body` is the part of a response after its size. Raises NotUnderstood."""
-    return _understood(body, lambda plain: [_from_json(handed) for handed in plain["handed"]])
+def decode_response(body: bytes) -> list[HandOver]:
+    """`body` is the part of a response after its size. Raises BadHandOverFrame."""
+    return _decode(body, lambda plain: [_from_json(hand_over) for hand_over in plain["handed"]])
 
 
 def _json(plain: dict[str, Any]) -> bytes:
     return json.dumps(plain, separators=(",", ":")).encode()
 
 
-def _understood(body: bytes, build: Callable[[dict[str, Any]], T]) -> T:
+def _decode(body: bytes, build: Callable[[dict[str, Any]], T]) -> T:
     try:
         plain = json.loads(body)
         if plain["version"] != VERSION:
-            raise NotUnderstood(f"version {plain['version']}, this is version {VERSION}")
+            raise BadHandOverFrame(f"version {plain['version']}, this is version {VERSION}")
         return build(plain)
     except (*errors.MALFORMED, errors.UnsupportedFormat) as error:
-        raise NotUnderstood(f"a malformed frame: {error!r}") from error
+        raise BadHandOverFrame(f"a malformed frame: {error!r}") from error
 
 
-def _request(plain: dict[str, Any]) -> tuple[list[LiveName], float]:
-    lives = [
-        LiveName(str(topic), int(partition), int(ledger), int(opened))
+def _request(plain: dict[str, Any]) -> tuple[list[LiveSegmentId], float]:
+    segment_ids = [
+        LiveSegmentId(str(topic), int(partition), int(ledger), int(opened))
         for topic, partition, ledger, opened in plain["live"]
     ]
-    return lives, min(HOLDS_S_MAX, max(0.0, plain["hold_ms"] / 1000))
+    return segment_ids, min(OWNER_HOLD_S_MAX, max(0.0, plain["hold_ms"] / 1000))
 
 
-def _to_json(handed: Handed) -> dict[str, Any]:
-    plain: dict[str, Any] = {"topic": handed.topic_id, "seal": actions.to_json(handed.seal)}
-    if handed.opened is not None:
-        plain["open"] = actions.to_json(handed.opened)
+def _to_json(hand_over: HandOver) -> dict[str, Any]:
+    plain: dict[str, Any] = {"topic": hand_over.topic_id, "seal": actions.to_json(hand_over.seal)}
+    if hand_over.reopen is not None:
+        plain["open"] = actions.to_json(hand_over.reopen)
     return plain
 
 
-def _from_json(plain: dict[str, Any]) -> Handed:
+def _from_json(plain: dict[str, Any]) -> HandOver:
     seal = actions.from_json(plain["seal"])
-    opened = actions.from_json(plain["open"]) if "open" in plain else None
-    if not isinstance(seal, SealLive) or not isinstance(opened, OpenLive | None):
+    reopen = actions.from_json(plain["open"]) if "open" in plain else None
+    if not isinstance(seal, SealLive) or not isinstance(reopen, OpenLive | None):
         raise ValueError("other actions than a seal and an open")
-    if opened is not None and (opened.partition, opened.ledger_id) != (
+    if reopen is not None and (reopen.partition, reopen.ledger_id) != (
         seal.partition,
         seal.ledger_id,
     ):
-        raise ValueError(f"a seal of ledger {seal.ledger_id}, an open of {opened.ledger_id}")
-    return Handed(str(plain["topic"]), seal, opened)
+        raise ValueError(f"a seal of ledger {seal.ledger_id}, an open of {reopen.ledger_id}")
+    return HandOver(str(plain["topic"]), seal, reopen)
 
 
 # -- asking ----------------------------------------------------------------------------------------
 
 
-async def ask_over_tcp(url: str, request: bytes) -> tuple[bytes, LetGo]:
+async def ask_over_tcp(url: str, request: bytes) -> tuple[bytes, EndHold]:
     """As Ask."""
     reader, writer = await net.dial_streams(url)
     try:
         writer.write(request)
         (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
-        if size > ANSWER_BYTES_MAX:
-            raise NotUnderstood(f"an answer of {size} bytes, at most {ANSWER_BYTES_MAX} are taken")
+        if size > RESPONSE_BYTES_MAX:
+            raise BadHandOverFrame(f"a response of {size} bytes, at most {RESPONSE_BYTES_MAX} fit")
         return await reader.readexactly(size), writer.close
     except BaseException:
         writer.close()
         raise
 
 
-# -- commits past live segments --------------------------------------------------------------------
+# -- commits to partitions with live segments ------------------------------------------------------
 #
 # A commit that brings rows to a partition ends its live segment first, in the same multi (hazard
 # 29).
 #
-#     ask each owner -> fence the other ledgers -> seals + rows + opens, one multi -> let go
+#     ask each owner -> fence the other ledgers -> seals + rows + opens, one multi -> end the holds
 #
 # Always true: an owner that hands a segment over has stopped, so nothing is added to it after its
-# seal was made. The owner holds until the multi is decided or its hold is over; then it seals and
-# opens by itself, the live segment becomes another one, and the guards let one of the two win. Each
-# try asks for a longer hold and waits longer for the response, so that slow owners can respond in
-# time. A segment that was handed over in an earlier try stays held, so that each try has fewer
-# owners to wait for. A ledger in which an owner goes on is in the log all the time, so it needs no
-# open intent (hazard 4). The ledger of an owner that does not respond is fenced.
+# seal was made. The owner holds until the multi is decided or its hold is over; in the second case
+# it seals the segment and opens the next one by itself, and the guards let only one of the two
+# commits win. Each try asks for a longer hold and waits longer for the response, so that slow
+# owners can respond in time. The owner of a segment that was handed over in an earlier try still
+# holds it, so that each try has fewer owners to wait for. The log names the ledger of an owner that
+# goes on at all times, so that ledger needs no open intent (hazard 4). The ledger of an owner that
+# does not respond is fenced.
 
 TRIES_MAX = 20
-"""Of one commit past live segments."""
+"""Of one commit; each try meets live segments that owners opened after the try before it."""
 URLS_KEPT_MAX = 1000
 FOLD_AFTER_S = 0.1
 
@@ -230,30 +231,33 @@ class EndingSegment(NamedTuple):
     live: LiveSegment
 
     @property
-    def name(self) -> LiveName:
+    def id(self) -> LiveSegmentId:
         live = self.live
-        return LiveName(self.topic_id, live.partition, live.ledger_id, live.opened)
+        return LiveSegmentId(self.topic_id, live.partition, live.ledger_id, live.opened)
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """Live segments that ended: their owners handed them over, or their ledgers were fenced."""
+class EndedSegments:
+    """The seals of live segments that ended: their owners handed them over, or their ledgers were
+    fenced; and the opens of those owners."""
 
-    handed: tuple[Handed, ...] = ()
+    hand_overs: tuple[HandOver, ...] = ()
 
     def seals(self, topic_id: str) -> list[Action]:
-        return [handed.seal for handed in self.handed if handed.topic_id == topic_id]
+        return [hand_over.seal for hand_over in self.hand_overs if hand_over.topic_id == topic_id]
 
     def opens(self, topic_id: str) -> list[Action]:
         """The actions that open the next segments of their owners."""
-        opens = (handed.opened for handed in self.handed if handed.topic_id == topic_id)
-        return [opened for opened in opens if opened is not None]
+        opens = (
+            hand_over.reopen for hand_over in self.hand_overs if hand_over.topic_id == topic_id
+        )
+        return [reopen for reopen in opens if reopen is not None]
 
 
-class PastLive:
+class LivePartitionCommitter:
     """Makes the commits of one process that bring rows to partitions with live segments."""
 
-    def __init__(self, ledgers: LedgerStore, committer: Committer, ask: Ask) -> None:
+    def __init__(self, ledgers: LedgerStore, committer: Committer, ask: AskOwner) -> None:
         self._ledgers = ledgers
         self._committer = committer
         self._ask = ask
@@ -261,25 +265,26 @@ class PastLive:
         self._folding = BackgroundTasks()
 
     async def commit(self, request: CommitRequest, timeout_s: float) -> CommitOutcome:
-        """Makes the commit, which also ends the live segments in its way. Raises as
-        Committer.commit and `ended`."""
+        """Makes the commit, which also ends the live segments of its partitions. Raises as
+        Committer.commit and `end_segments`."""
         fresh, hold_s = False, HOLD_S
-        handed: dict[LiveName, Handed] = {}
+        hand_overs: dict[LiveSegmentId, HandOver] = {}
         async with AsyncExitStack() as holds:
             tries = Tries(most=TRIES_MAX)
             while True:
-                endings = await self._in_the_way(request, fresh=fresh)
-                new = [ending for ending in endings if ending.name not in handed]
-                more = await holds.enter_async_context(self.ended(new, hold_s))
-                handed |= dict(zip((ending.name for ending in new), more.handed, strict=True))
-                ended = Ended(tuple(handed[ending.name] for ending in endings))
+                segments = await self._segments_to_end(request, fresh=fresh)
+                new_segments = [segment for segment in segments if segment.id not in hand_overs]
+                ended_now = await holds.enter_async_context(self.end_segments(new_segments, hold_s))
+                new_ids = [segment.id for segment in new_segments]
+                hand_overs |= dict(zip(new_ids, ended_now.hand_overs, strict=True))
+                ended = EndedSegments(tuple(hand_overs[segment.id] for segment in segments))
                 try:
-                    outcome = await self._committer.commit(_past(request, ended), timeout_s)
+                    outcome = await self._committer.commit(_with_seals(request, ended), timeout_s)
                 except errors.TxnConflict as conflict:
                     if not conflict.facts.get("live"):
                         raise
                 else:
-                    for topic_id, _ in endings:
+                    for topic_id, _ in segments:
                         self._fold_later(topic_id)
                     return outcome
                 await tries.retry_or_raise(
@@ -287,25 +292,25 @@ class PastLive:
                 )
                 fresh, hold_s = True, min(2 * hold_s, HOLD_S_MAX)
 
-    async def _in_the_way(self, request: CommitRequest, *, fresh: bool) -> list[EndingSegment]:
+    async def _segments_to_end(self, request: CommitRequest, *, fresh: bool) -> list[EndingSegment]:
         """The live segments of partitions to which rows are to be added."""
-        endings: list[EndingSegment] = []
+        segments: list[EndingSegment] = []
         for topic_id, draft in request.drafts.items():
-            every = any(isinstance(action, Overwrite) for action in draft)
+            overwrites = any(isinstance(action, Overwrite) for action in draft)
             rows = (s for a in draft if isinstance(a, Append | Overwrite) for s in a.segments)
             partitions = {segment.partition for segment in rows}
             state = await self._state(topic_id, fresh=fresh)
-            for held in state.partitions if state else ():
-                if held.live and (every or held.live.partition in partitions):
-                    endings.append(EndingSegment(topic_id, held.live))
-        return endings
+            for partition in state.partitions if state else ():
+                if partition.live and (overwrites or partition.live.partition in partitions):
+                    segments.append(EndingSegment(topic_id, partition.live))
+        return segments
 
     async def _state(self, topic_id: str, *, fresh: bool) -> TopicState | None:
         """The topic's state. None if it need not be fresh and this process has seen no live
         segment: if there is one, the commit meets it."""
         views = self._committer.views
         state = views.newest_state(topic_id)
-        if not fresh and not (state and any(held.live for held in state.partitions)):
+        if not fresh and not (state and any(partition.live for partition in state.partitions)):
             return None
         with reachable(f"reading topic {topic_id}"):
             if not fresh and state and await views.is_newest(state):
@@ -313,8 +318,8 @@ class PastLive:
             return await views.state(topic_id, fold=True, fresh=fresh)
 
     def _fold_later(self, topic_id: str) -> None:
-        """Folds this process's own commit once the owners go on, not while the next commit holds
-        them."""
+        """Folds the commit of this process a moment later: now the owners go on, and the next
+        commit may already wait for them."""
         if topic_id not in self._folding:
             self._folding.start(self._fold(topic_id), name=topic_id)
 
@@ -328,76 +333,80 @@ class PastLive:
         await self._folding.close()
 
     @asynccontextmanager
-    async def ended(
-        self, lives: Sequence[EndingSegment], hold_s: float = HOLD_S
-    ) -> AsyncIterator[Ended]:
-        """Ends these live segments, in their order. Their owners hold while the context lasts,
-        `hold_s` at most. Ends none if the metadata store is held, as the owners could not go on.
-        Raises as seal.sealed, errors.MetadataHeld."""
-        holds: list[LetGo] = []
-        if lives:
+    async def end_segments(
+        self, segments: Sequence[EndingSegment], hold_s: float = HOLD_S
+    ) -> AsyncIterator[EndedSegments]:
+        """Ends these live segments; their owners hold while the context lasts, `hold_s` at most.
+        Ends none while the metadata store is held, as the owners could not go on. Raises as
+        seal.seal_live_segment, errors.MetadataHeld."""
+        holds: list[EndHold] = []
+        if segments:
             with reachable("asking whether the metadata store is held"):
                 await self._committer.guard.checks()
         try:
-            handed = await self._handed(lives, hold_s, holds) if lives else {}
-            left = [ending for ending in lives if ending.name not in handed]
+            hand_overs = await self._request_hand_over(segments, hold_s, holds) if segments else {}
+            to_fence = [segment for segment in segments if segment.id not in hand_overs]
 
-            async def fenced(ending: EndingSegment) -> Handed:
-                return Handed(ending.topic_id, await sealed(self._ledgers, ending.live))
+            async def fence_and_seal(segment: EndingSegment) -> HandOver:
+                return HandOver(
+                    segment.topic_id, await seal_live_segment(self._ledgers, segment.live)
+                )
 
-            names = [ending.name for ending in left]
-            handed |= dict(zip(names, await call_each(fenced, left), strict=True))
-            yield Ended(tuple(handed[ending.name] for ending in lives))
+            names = [segment.id for segment in to_fence]
+            hand_overs |= dict(zip(names, await call_each(fence_and_seal, to_fence), strict=True))
+            yield EndedSegments(tuple(hand_overs[segment.id] for segment in segments))
         finally:
-            for let_go in holds:
-                let_go()
+            for end_hold in holds:
+                end_hold()
 
-    async def _handed(
-        self, lives: Iterable[EndingSegment], hold_s: float, holds: list[LetGo]
-    ) -> dict[LiveName, Handed]:
-        """The segments that owners hand over; `holds` gets each hold that begins."""
-        by_broker: dict[str, list[LiveName]] = {}
-        for ending in lives:
-            broker = broker_of(ending.live.owner)
+    async def _request_hand_over(
+        self, segments: Iterable[EndingSegment], hold_s: float, holds: list[EndHold]
+    ) -> dict[LiveSegmentId, HandOver]:
+        """What owners hand over, by segment; `holds` gets a function for each hold that begins."""
+        by_broker: dict[str, list[LiveSegmentId]] = {}
+        for segment in segments:
+            broker = broker_of(segment.live.owner)
             if broker is not None:
-                by_broker.setdefault(broker, []).append(ending.name)
+                by_broker.setdefault(broker, []).append(segment.id)
 
-        async def asked(broker: str) -> list[Handed]:
+        async def ask(broker: str) -> list[HandOver]:
             try:
-                answer_s = patience_s(hold_s, len(by_broker[broker]))
-                async with asyncio.timeout(answer_s):
-                    return await self._asked(broker, by_broker[broker], answer_s + hold_s, holds)
-            except (OSError, EOFError, TimeoutError, NotUnderstood) as error:
+                response_s = patience_s(hold_s, len(by_broker[broker]))
+                async with asyncio.timeout(response_s):
+                    return await self._ask_broker(
+                        broker, by_broker[broker], response_s + hold_s, holds
+                    )
+            except (OSError, EOFError, TimeoutError, BadHandOverFrame) as error:
                 _log.warning(
                     "broker %s hands nothing over, its ledgers are fenced: %r", broker, error
                 )
                 return []
 
-        by_live: dict[LiveName, Handed] = {}
-        for broker, response in zip(by_broker, await call_each(asked, by_broker), strict=True):
+        hand_overs: dict[LiveSegmentId, HandOver] = {}
+        for broker, response in zip(by_broker, await call_each(ask, by_broker), strict=True):
             requested = {live[:3]: live for live in by_broker[broker]}
-            for handed in response:
-                seal = handed.seal
-                live = requested.get((handed.topic_id, seal.partition, seal.ledger_id))
+            for hand_over in response:
+                seal = hand_over.seal
+                live = requested.get((hand_over.topic_id, seal.partition, seal.ledger_id))
                 if (
                     live is not None and seal.opened >= live.opened
                 ):  # its owner may have a later one
-                    by_live[live] = handed
-        return by_live
+                    hand_overs[live] = hand_over
+        return hand_overs
 
-    async def _asked(
-        self, broker: str, lives: Sequence[LiveName], hold_s: float, holds: list[LetGo]
-    ) -> list[Handed]:
+    async def _ask_broker(
+        self, broker: str, segment_ids: Sequence[LiveSegmentId], hold_s: float, holds: list[EndHold]
+    ) -> list[HandOver]:
         url = await self._url(broker)
         if url is None:
             return []
-        answer, let_go = await self._ask(url, encode_request(lives, hold_s))
-        holds.append(let_go)
-        return decode_answer(answer)
+        response, end_hold = await self._ask(url, encode_request(segment_ids, hold_s))
+        holds.append(end_hold)
+        return decode_response(response)
 
     async def _url(self, broker: str) -> str | None:
         """The broker's URL; None if the broker is gone. An id is that of one process, and its URL
-        never changes. Raises NotUnderstood."""
+        never changes. Raises BadHandOverFrame."""
         if broker not in self._urls:
             with reachable("reading a broker's node"):
                 node = await read(self._ledgers.metadata, paths.broker(broker))
@@ -408,12 +417,12 @@ class PastLive:
             try:
                 self._urls[broker] = str(json.loads(node.value)["url"])
             except errors.MALFORMED as error:
-                raise NotUnderstood(f"the node of broker {broker}: {error!r}") from error
+                raise BadHandOverFrame(f"the node of broker {broker}: {error!r}") from error
         return self._urls[broker]
 
 
-def _past(request: CommitRequest, ended: Ended) -> CommitRequest:
-    if not ended.handed:
+def _with_seals(request: CommitRequest, ended: EndedSegments) -> CommitRequest:
+    if not ended.hand_overs:
         return request
     drafts = {
         id_: (*ended.seals(id_), *draft, *ended.opens(id_)) for id_, draft in request.drafts.items()

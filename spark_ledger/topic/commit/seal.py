@@ -7,10 +7,10 @@ fenced and closed the ledger: safety comes from the fence (hazards 29, 30). The 
 the CLOSED record, and the header of the last entry must have the same count (hazard 32), else
 nothing is sealed. An entry is an owner's if its payload is a message batch of this partition alone
 whose first row is where the ledger's own count has it; an entry of a later version is an error.
-Foreign entries at a segment's end, with a valid checksum, are not part of the segment; those
-between an owner's entries are, since the later entries count their rows: a read meets them
-(read/bad_entries.py). A seal is small however large the ledger is: the rows
-of each entry stay in the entries' headers.
+Foreign entries at a segment's end, with a valid checksum, are not part of the segment. Foreign
+entries between an owner's entries are part of it, since the later entries count their rows; a read
+meets them (read/bad_entries.py). A seal is small however large the ledger is: the number of rows of
+each entry stays in its header.
 """
 
 import asyncio
@@ -32,106 +32,109 @@ from spark_ledger.topic.log.segments import LiveSegment, Segment
 
 _log = logging.getLogger(__name__)
 
-STEP_MESSAGES, MESSAGES_OF_A_BATCH = 20_000, 10
-"""So many messages of an entry are walked in one step, 0.5 microseconds each; to parse a batch
-takes as long as ten of them."""
-SHOWN_BYTES = 32
-"""Of a foreign entry, in the log."""
+STEP_MESSAGES, BATCH_COST_MESSAGES = 20_000, 10
+"""A step of the event loop walks about so many messages of an entry, 0.5 microseconds each; parsing
+a batch takes as long as walking BATCH_COST_MESSAGES."""
+LOGGED_BYTES = 32
+"""Bytes of a foreign entry that a log line shows."""
 EVENT_MS_MAX = 2**62
 """The messages of producers are not decoded to seal them: a seal allows all event times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a ledger has from its first entry up to some entry."""
+    """How many entries, rows and bytes a ledger has from its first entry up to a certain entry."""
 
     entries: int = 0
     rows: int = 0
     bytes: int = 0
 
 
-NOTHING = Extent()
+EMPTY_EXTENT = Extent()
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class ForeignEntry:
     """A foreign entry, and the fault in it. It keeps only the size and the first bytes of the
     payload, since a ledger may end with many foreign entries."""
 
     entry_id: int
     why: errors.BadEntry
     payload_bytes: int
-    begins: bytes
+    first_bytes: bytes
 
 
-async def sealed(
-    ledgers: LedgerStore, live: LiveSegment, *, without_damaged: bool = False
+async def seal_live_segment(
+    ledgers: LedgerStore, live: LiveSegment, *, accept_damaged: bool = False
 ) -> SealLive:
-    """The action that seals the segment of any owner; the owner can add nothing more. It reads
-    every entry of a deduplicated segment, else the first and the last one. It leaves out entries at
-    the end that no owner wrote. With `without_damaged` (a person accepted the loss) entries that
-    are damaged on every copy stay in the segment, as rows that cannot be read.
+    """Recovers the ledger of a live segment, so that its owner can add nothing more; returns the
+    action that seals the segment. This reads every entry of a deduplicated segment, else the first
+    and the last entry. It leaves out entries at the end that no owner wrote. With `accept_damaged`
+    (a person accepted the loss) entries that are damaged on every copy stay in the segment, as rows
+    that cannot be read.
 
-    Raises errors.DataUnavailable (its end cannot be decided now), errors.NotEnoughBookies,
-    errors.NoSuchLedger, errors.Unavailable, errors.UnsupportedFormat (a later version wrote its
-    last entry, or the entry and the CLOSED record differ), errors.DigestMismatch (its last entry is
+    Raises errors.DataUnavailable (the ledger's end cannot be decided now), errors.NotEnoughBookies,
+    errors.NoSuchLedger, errors.Unavailable, errors.UnsupportedFormat (a later version wrote the
+    last entry, or the entry and the CLOSED record differ), errors.DigestMismatch (the last entry is
     damaged on every copy).
     """
     reader = await ledgers.open(live.ledger_id, recover=True)
-    closed = VersionedRecord(reader.record, reader.version)
+    closed_record = VersionedRecord(reader.record, reader.version)
     last, first = reader.last_add_confirmed, live.first_entry
     if last < first:
-        return seal_of(live, closed.version, ended_at(closed, first, live.rows_before), ())
-    tail = await tail_of(reader, live, last, without_damaged=without_damaged)
-    extent = _extent_of(closed, live, tail)
+        return seal_action(
+            live, closed_record.version, closed_extent(closed_record, first, live.rows_before), ()
+        )
+    tail = await read_tail(reader, live, last, accept_damaged=accept_damaged)
+    extent = _extent_of(closed_record, live, tail)
     for foreign in () if tail.damaged else tail.foreign:
         log_foreign(live, foreign)
     if extent.entries == first:
-        return seal_of(live, closed.version, extent, ())
+        return seal_action(live, closed_record.version, extent, ())
     times = [0 if tail.header is None else tail.header.written_ms]
     if tail.header is not None and extent.entries - 1 > first:
         times.append(await _first_ms(reader, first, last))
     producers: dict[str, int] = {}
     if live.deduplicated:
-        await _read_producers(reader, range(first, extent.entries), producers, without_damaged)
+        await _read_producers(reader, range(first, extent.entries), producers, accept_damaged)
     rowless = NO_ROWLESS if tail.header is None else tail.header.rowless
-    return seal_of(live, closed.version, extent, times, producers, rowless)
+    return seal_action(live, closed_record.version, extent, times, producers, rowless)
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerTail:
     """The end of a closed ledger: the last entry of its segment (None: there is no entry), with its
-    header. After it there may be entries that no owner wrote, or `damaged` ones; if any are
-    damaged, all of them count as entries of the segment."""
+    header. After it there may be entries that no owner wrote (`foreign`), and entries that are
+    `damaged`; if there are damaged entries, all of them count as entries of the segment."""
 
     entry: Entry | None
     header: Header | None
-    foreign: tuple[Foreign, ...] = ()
+    foreign: tuple[ForeignEntry, ...] = ()
     damaged: tuple[int, ...] = ()
 
 
-async def tail_of(
-    reader: AsyncLedgerReader, live: LiveSegment, last: int, *, without_damaged: bool = False
+async def read_tail(
+    reader: AsyncLedgerReader, live: LiveSegment, last: int, *, accept_damaged: bool = False
 ) -> LedgerTail:
-    """Raises errors.UnsupportedFormat for an entry of a later version and errors.DigestMismatch,
-    with the entry, and as AsyncLedgerReader.read_back."""
-    foreign, damaged = list[Foreign](), list[int]()
+    """Raises errors.UnsupportedFormat for an entry of a later version, errors.DigestMismatch for a
+    damaged entry, and as AsyncLedgerReader.read_back."""
+    foreign, damaged = list[ForeignEntry](), list[int]()
     async with aclosing(reader.read_back(last, live.first_entry, known_confirmed=last)) as entries:
         async for entry_id, entry in entries:
             if isinstance(entry, errors.LedgerError):
                 if not is_damaged(entry):
                     raise entry
-                if not without_damaged:
-                    raise _damaged(live, reader.record, entry_id, entry) from entry
+                if not accept_damaged:
+                    raise _damaged_error(live, reader.record, entry_id, entry) from entry
                 damaged.append(entry_id)
                 continue
             try:
                 header = owned_header(live, entry)
             except errors.BadEntry as why:
-                size, begins = len(entry.payload), bytes(entry.payload[:SHOWN_BYTES])
-                foreign.append(Foreign(entry_id, why, size, begins))
+                size, first_bytes = len(entry.payload), bytes(entry.payload[:LOGGED_BYTES])
+                foreign.append(ForeignEntry(entry_id, why, size, first_bytes))
             except errors.UnsupportedFormat as why:
-                raise _of_later_version(live, entry_id, why) from why
+                raise _later_version_error(live, entry_id, why) from why
             else:
                 return LedgerTail(entry, header, tuple(foreign), tuple(damaged))
     return LedgerTail(None, None, tuple(foreign), tuple(damaged))
@@ -142,7 +145,7 @@ def is_damaged(why: errors.LedgerError) -> bool:
     return isinstance(why, errors.DigestMismatch) or bool(why.facts.get("damaged"))
 
 
-def _of_later_version(
+def _later_version_error(
     live: LiveSegment, entry_id: int, why: errors.UnsupportedFormat
 ) -> errors.UnsupportedFormat:
     return errors.UnsupportedFormat(
@@ -154,7 +157,7 @@ def _of_later_version(
     )
 
 
-def _damaged(
+def _damaged_error(
     live: LiveSegment, record: LedgerRecord, entry_id: int, why: errors.LedgerError
 ) -> errors.DigestMismatch:
     end = live.origin + (record.rows or 0)
@@ -169,19 +172,19 @@ def _damaged(
     )
 
 
-def _extent_of(closed: VersionedRecord, live: LiveSegment, tail: LedgerTail) -> Extent:
-    """What the segment's ledger has up to the segment's end. Raises errors.UnsupportedFormat if the
-    CLOSED record differs."""
-    record = closed.record
+def _extent_of(closed_record: VersionedRecord, live: LiveSegment, tail: LedgerTail) -> Extent:
+    """The extent of the segment's ledger up to the segment's end. Raises errors.UnsupportedFormat
+    if the CLOSED record differs."""
+    record = closed_record.record
     if tail.damaged:
-        return ended_at(closed, (record.last_entry or 0) + 1, record.rows or 0)
+        return closed_extent(closed_record, (record.last_entry or 0) + 1, record.rows or 0)
     if tail.entry is None:
         return Extent(live.first_entry, live.rows_before, live.bytes_before)
     header = tail.entry.header
     if not tail.foreign:
         if header.cumulative_bytes != record.length_bytes:
-            raise _another_end(closed, header.entry_id + 1, header.cumulative_rows)
-        return ended_at(closed, header.entry_id + 1, header.cumulative_rows)
+            raise _other_end_error(closed_record, header.entry_id + 1, header.cumulative_rows)
+        return closed_extent(closed_record, header.entry_id + 1, header.cumulative_rows)
     return Extent(header.entry_id + 1, header.cumulative_rows, header.cumulative_bytes)
 
 
@@ -198,12 +201,12 @@ async def _first_ms(reader: AsyncLedgerReader, first: int, last: int) -> int:
 
 
 async def _read_producers(
-    reader: AsyncLedgerReader, ids: range, producers: dict[str, int], without_damaged: bool
+    reader: AsyncLedgerReader, ids: range, producers: dict[str, int], accept_damaged: bool
 ) -> None:
     """Puts the last sequence number that each producer sent in these entries into `producers`, the
-    producer that sent last at the end. Lets other tasks run after each entry, and
-    within one of many messages."""
-    async for entry in _entries(reader, ids, without_damaged):
+    producer that sent last at the end. Lets other tasks run after each entry, and within an entry
+    of many messages."""
+    async for entry in _read_entries(reader, ids, accept_damaged):
         try:
             await note_producers(entry.payload, producers)
         except errors.BadEntry as why:
@@ -212,8 +215,8 @@ async def _read_producers(
         await asyncio.sleep(0)
 
 
-async def _entries(
-    reader: AsyncLedgerReader, ids: range, without_damaged: bool
+async def _read_entries(
+    reader: AsyncLedgerReader, ids: range, accept_damaged: bool
 ) -> AsyncIterator[Entry]:
     last = ids.stop - 1
     while ids:
@@ -224,7 +227,7 @@ async def _entries(
                         ids = ids[1:]
                         yield entry
         except (errors.DigestMismatch, errors.DataUnavailable) as why:
-            if not (without_damaged and is_damaged(why)):
+            if not (accept_damaged and is_damaged(why)):
                 raise
             ids = ids[1:]
         else:
@@ -240,24 +243,24 @@ async def note_producers(payload: Buffer, producers: dict[str, int]) -> None:
         body = memoryview(payload)[header.body_at :]
         work = 0
         for batch in pulsar_batch.producers_of(body, header.rows):
-            name, last = batch.metadata.producer_name, batch.last_sequence_id
-            producers[name] = max(last, producers.pop(name, last))
-            work += (batch.messages if batch.walks else 0) + MESSAGES_OF_A_BATCH
+            producer_name, last = batch.metadata.producer_name, batch.last_sequence_id
+            producers[producer_name] = max(last, producers.pop(producer_name, last))
+            work += (batch.messages if batch.walks else 0) + BATCH_COST_MESSAGES
             if work >= STEP_MESSAGES:
                 await asyncio.sleep(0)
                 work = 0
 
 
-def ended_at(closed: VersionedRecord, entries: int, rows: int) -> Extent:
-    """What a closed ledger has, if its record agrees with these entries, and with the rows that the
-    header of the last one counts. Raises errors.UnsupportedFormat if they differ."""
-    record = closed.record
+def closed_extent(closed_record: VersionedRecord, entries: int, rows: int) -> Extent:
+    """The extent of a closed ledger. Raises errors.UnsupportedFormat if its record does not have
+    this number of entries and of rows."""
+    record = closed_record.record
     if not record.closed or record.last_entry != entries - 1 or record.rows != rows:
-        raise _another_end(closed, entries, rows)
+        raise _other_end_error(closed_record, entries, rows)
     return Extent(entries, rows, record.length_bytes or 0)
 
 
-def seal_of(
+def seal_action(
     live: LiveSegment,
     version: int,
     extent: Extent,
@@ -265,10 +268,10 @@ def seal_of(
     producers: Mapping[str, int] = MappingProxyType({}),
     rowless: Rowless = NO_ROWLESS,
 ) -> SealLive:
-    """The action that seals a live segment. `version` is that of its ledger's record, `extent` is
-    what the ledger has up to the segment's end, the times of the segment's entries are between the
-    least and the greatest of `written_ms`, `producers` are as in SealLive, `rowless` are the
-    segment's offsets without a row."""
+    """The action that seals a live segment. `version` is that of its ledger's record, `extent` the
+    ledger's up to the segment's end. The times of the segment's entries are between the least and
+    the greatest of `written_ms`. `producers` is as in SealLive; `rowless` are the segment's offsets
+    without a row."""
     if extent.entries == live.first_entry:
         return SealLive(live.partition, live.ledger_id, None, (), live.opened)
     segment = Segment(
@@ -290,8 +293,10 @@ def seal_of(
     return SealLive(live.partition, live.ledger_id, segment, kept, live.opened, rowless)
 
 
-def _another_end(closed: VersionedRecord, entries: int, rows: int) -> errors.UnsupportedFormat:
-    record = closed.record
+def _other_end_error(
+    closed_record: VersionedRecord, entries: int, rows: int
+) -> errors.UnsupportedFormat:
+    record = closed_record.record
     return errors.UnsupportedFormat(
         f"ledger {record.ledger_id} ended at entry {record.last_entry} with {record.rows} rows, its"
         f" {entries} entries have {rows}",
@@ -315,10 +320,10 @@ def owned_header(live: LiveSegment, entry: Entry) -> Header:
     return header
 
 
-def log_foreign(live: LiveSegment, foreign: Foreign) -> None:
+def log_foreign(live: LiveSegment, foreign: ForeignEntry) -> None:
     _log.warning(
         "entry %d:%d belongs to no owner of partition %d, which ends in front of it: %s; %d bytes,"
         " %r...",
         *(live.ledger_id, foreign.entry_id, live.partition, foreign.why.what),
-        *(foreign.payload_bytes, foreign.begins),
+        *(foreign.payload_bytes, foreign.first_bytes),
     )

@@ -1,7 +1,7 @@
-"""The last views that this process has of the nodes that its commits depend on: with them most
-commits cost one write and no read.
+"""Views: the last values that this process has of the nodes that its commits depend on. With them
+most commits cost one write and no read.
 
-Always true: nothing here decides alone. A commit's multi checks the version of each node that the
+Always true: a view alone decides nothing. A commit's multi checks the version of each node that the
 commit read, so a commit by an old view loses the race and changes nothing; if a view that was not
 read after a sync refuses a commit, the commit reads again. After a commit of this process the next
 view is computed, not read: a write raises a node's version by one, and a write of another process
@@ -51,7 +51,7 @@ from spark_ledger.topic.schema.records import (
 KEPT_MAX = 256
 """Of intents, of transaction records (64 KiB at most each), and of topics."""
 UNFOLDED_MAX = 64
-"""Commits of this process on top of a folded state; each is in memory twice until it is folded."""
+"""Commits of this process that no fold has read; each is in memory twice until a fold reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ class CommitViews:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def one_at_a_time(self, name: str) -> asyncio.Lock:
-        """Commits of this process that depend on the same topic or record take this lock, and so
-        are made one after another."""
+        """The lock under which this process makes commits that depend on the same topic or
+        record."""
         lock = self._locks.get(name)
         if lock is None:
             lock = self._locks[name] = asyncio.Lock()
@@ -138,7 +138,7 @@ class CommitViews:
         return node.version <= state.head_version
 
     async def state(self, topic_id: str, *, fold: bool, fresh: bool) -> TopicState:
-        """The topic as it is now, or without `fold` as this process last read or committed it."""
+        """The topic's state now; without `fold`, after the last read or commit of this process."""
         view = self._view(topic_id)
         newest = self._newest_state(topic_id, view)
         if newest is not None and not fold:
@@ -174,25 +174,25 @@ class CommitViews:
         return {version.number: version for version in versions}
 
     def forget_schema(self, topic_id: str) -> None:
-        """A write of this process changed the schema."""
+        """Called after a write of this process changed the schema."""
         self._view(topic_id).schema = None
 
     def set_state(self, after: TopicState) -> None:
-        """A commit of this process led to this state."""
+        """Called after a commit of this process: the topic is in this state."""
         view = self._view(after.topic_id)
         view.state = after
         view.unfolded += 1
 
     def set_intent(self, intent: Intent) -> None:
-        """This process wrote the intent."""
+        """Called after this process wrote the intent."""
         self._intents.put(intent.id, intent)
 
     def set_txn(self, path: str, record: TxnRecord, version: int) -> None:
-        """This process wrote the record."""
+        """Called after this process wrote the record."""
         self._txns.put(path, (record, version))
 
     def note_contention(self, topic_id: str) -> None:
-        """Another process committed to the topic."""
+        """Called when another process committed to the topic."""
         self._view(topic_id).is_contended = True
 
     def _view(self, topic_id: str) -> _TopicView:
@@ -203,15 +203,15 @@ class CommitViews:
         return view
 
     def _newest_state(self, topic_id: str, view: _TopicView) -> TopicState | None:
-        """The newest state in memory; a fold that caught up replaces the state that this process's
-        commits computed."""
+        """The newest state in memory: the folded one, or the one that this process computed after
+        its commits."""
         folded = self._log(topic_id).known
         return view.state if folded is None else _take_newer(view, folded)
 
 
 def _take_newer(view: _TopicView, folded: TopicState) -> TopicState:
-    """The newer state of the two. If a commit of this process is newer, because the replica lacks
-    it or it was made during the fold, the next commit on it wins or loses its race."""
+    """The newer of `folded` and the view's state, which the view keeps. The view's state may be
+    newer: the replica lacks a commit of this process, or that commit was made during the fold."""
     if view.state is None or folded.head_version >= view.state.head_version:
         others = view.state is None or folded.head_version > view.state.head_version
         if others and view.schema is not None and view.schema.version is None:
@@ -221,8 +221,8 @@ def _take_newer(view: _TopicView, folded: TopicState) -> TopicState:
 
 
 def state_after(before: TopicState, commit: Commit) -> TopicState:
-    """The state after the commit; the next fold fills in its times. Raises errors.UnsupportedFormat
-    for a commit that could not be folded."""
+    """The state after the commit; the next fold adds the commit's time. Raises
+    errors.UnsupportedFormat for a commit that could not be folded."""
     after = state.apply(before, before.next, commit, before.commit_ms)
     return replace(after, head_version=before.head_version + 1, turn="")
 
@@ -262,7 +262,7 @@ class Turns:
                 await self._store.set(paths.topic_head(topic_id), wish, version)
 
     def forget(self) -> None:
-        """The commit was made, which took the turn out of each head."""
+        """Called after the commit was made, which took the turn out of each head."""
         self._topics_with_turn.clear()
 
     async def give_back(self) -> None:

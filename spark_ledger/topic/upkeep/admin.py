@@ -169,12 +169,14 @@ class TopicAdmin:
 
     async def terminate(self, name: str) -> TopicInfo:
         """The topic takes no more rows; its rows can be read. The same commit ends live segments,
-        so their owners are fenced. Raises as seal.sealed."""
+        so their owners are fenced. Raises as seal.seal_live_segment."""
         info = await self._client.topics.open(name)
-        await self._past_live(info, "terminate", lambda state: () if state.terminated else (END,))
+        await self._commit_with_seals(
+            info, "terminate", lambda state: () if state.terminated else (END,)
+        )
         return info
 
-    async def _past_live(
+    async def _commit_with_seals(
         self, info: TopicInfo, purpose: str, plan: Callable[[TopicState], Sequence[Action]]
     ) -> None:
         """Makes one commit that seals every live segment and does the actions that `plan` returns
@@ -186,7 +188,7 @@ class TopicAdmin:
         while True:
             state = await self._state(info)
             lives = [EndingSegment(info.id, held.live) for held in state.partitions if held.live]
-            async with self._client.past_live.ended(lives) as ended:
+            async with self._client.live_committer.end_segments(lives) as ended:
                 rest = plan(state)
                 opens = [] if END in rest else ended.opens(info.id)
                 actions = [*ended.seals(info.id), *rest, *opens]
@@ -202,12 +204,12 @@ class TopicAdmin:
         which takes all rows, also those of live segments, and ends these. Partitions without rows
         below the target stay as they are.
 
-        Raises as seal.sealed, errors.SubscriptionBusy (a subscription still needs some of the rows,
-        and `force` is false), errors.OffsetsOutOfRange, errors.OffsetsNotAssigned.
+        Raises as seal.seal_live_segment, errors.SubscriptionBusy (a subscription still needs some
+        of the rows, and `force` is false), errors.OffsetsOutOfRange, errors.OffsetsNotAssigned.
         """
         info = await self._client.topics.open(name)
         if target is seek_target.End.LATEST:
-            await self._past_live(info, "seal", lambda state: ())
+            await self._commit_with_seals(info, "seal", lambda state: ())
         tries = Tries(most=TRIES_MAX)
         while True:
             state = await self._state(info)

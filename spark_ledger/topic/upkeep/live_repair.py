@@ -18,7 +18,7 @@ from spark_ledger.metadata.cluster import not_held
 from spark_ledger.metadata.ledger_record import LedgerRecord, RecordState
 from spark_ledger.metadata.store_calls import reachable
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit.seal import LedgerTail, sealed, tail_of
+from spark_ledger.topic.commit.seal import LedgerTail, read_tail, seal_live_segment
 from spark_ledger.topic.log.actions import Action, Hole
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.topics import TopicInfo
@@ -83,11 +83,11 @@ async def unopened(client: TopicClient, info: TopicInfo) -> list[Unopened]:
 
 async def repair(client: TopicClient, info: TopicInfo, partition: Unopened) -> None:
     """Seals the partition as described in `would`, in one commit; its next owner opens it. Raises
-    errors.TxnConflict if an owner opened it meanwhile, and as seal.sealed."""
+    errors.TxnConflict if an owner opened it meanwhile, and as seal.seal_live_segment."""
     if not partition.mendable:
         raise ValueError(f"{partition.fault} is not mended by a commit")
     live, (lo, hi) = partition.live, partition.offsets
-    actions: list[Action] = [await sealed(client.ledgers, live, without_damaged=True)]
+    actions: list[Action] = [await seal_live_segment(client.ledgers, live, accept_damaged=True)]
     if lo < hi:
         actions.append(Hole(live.partition, lo, hi))
     intent = await client.intents.open_system_intent("repair", info.name.full)
@@ -110,7 +110,7 @@ async def _looked_at(client: TopicClient, live: LiveSegment) -> Unopened | None:
     if not record.closed or last < live.first_entry:
         return None
     try:
-        tail = await tail_of(reader, live, last, without_damaged=True)
+        tail = await read_tail(reader, live, last, accept_damaged=True)
     except errors.UnsupportedFormat as why:
         entry = SeenEntry(last, why.what, _copies(record, last))
         return Unopened(live, Fault.LATER, (entry,), nothing)
@@ -122,7 +122,7 @@ def _judged(live: LiveSegment, reader: AsyncLedgerReader, tail: LedgerTail) -> U
     seen = [
         SeenEntry(
             *(foreign.entry_id, foreign.why.what, _copies(record, foreign.entry_id)),
-            *(foreign.payload_bytes, foreign.begins),
+            *(foreign.payload_bytes, foreign.first_bytes),
         )
         for foreign in tail.foreign
     ]

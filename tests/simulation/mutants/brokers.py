@@ -24,7 +24,7 @@ from spark_ledger.broker.produce.opening import Openings
 from spark_ledger.broker.produce.step import WriterState
 from spark_ledger.broker.wire.commands import AccessMode
 from spark_ledger.topic.commit import draft as commit_draft
-from spark_ledger.topic.commit.seal import NOTHING, Extent, seal_of
+from spark_ledger.topic.commit.seal import EMPTY_EXTENT, Extent, seal_action
 from spark_ledger.topic.log.actions import SealLive
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.read.live import LiveEnds
@@ -64,7 +64,7 @@ def sends_before_it_is_read_back(commit: Any) -> Any:
         if live is not None:
             seal = self._ended
             if seal is None or not opening.is_of(seal, live):
-                seal = await opening.sealed(self._commits.client.ledgers, live)
+                seal = await opening.seal_live_segment(self._commits.client.ledgers, live)
             base += 0 if seal.segment is None else seal.segment.rows
             actions.append(seal)
         following = await self._next_ledger()
@@ -120,15 +120,15 @@ def sends_again_in_another_order(decide: Any) -> Any:
     return reversed_
 
 
-def forgets_producers(seal_of: Any) -> Any:
-    return lambda *args: replace(seal_of(*args), producers=())
+def forgets_producers(seal_action: Any) -> Any:
+    return lambda *args: replace(seal_action(*args), producers=())
 
 
-def seals_one_row_less(seal_of: Any) -> Any:
+def seals_one_row_less(seal_action: Any) -> Any:
     """The last row of the ledger is not counted."""
 
     def sealed(*args: Any) -> Any:
-        seal = seal_of(*args)
+        seal = seal_action(*args)
         segment = seal.segment
         if segment is None or segment.rows < 2:
             return seal
@@ -153,14 +153,14 @@ def seals_what_is_confirmed_now(sealed: Any) -> Any:
 
     async def unfenced(ledgers: Any, live: LiveSegment) -> SealLive:
         reader = await ledgers.open(live.ledger_id, recover=False)
-        last, has = reader.last_add_confirmed, NOTHING
+        last, has = reader.last_add_confirmed, EMPTY_EXTENT
         version = (await ledgers.record(live.ledger_id)).version
         if last >= live.first_entry:
             header = (await reader.read_entry(last, known_confirmed=last)).header
             has = Extent(last + 1, header.cumulative_rows, header.cumulative_bytes)
         else:
             has = replace(has, entries=live.first_entry)
-        return seal_of(live, version, has, [1])
+        return seal_action(live, version, has, [1])
 
     return unfenced
 
@@ -419,11 +419,11 @@ EVERY = (
         *(sends_again_in_another_order, CUT),
     ),
     Mutant(
-        *("seal without its producers", "hazard 31", live_writer, "seal_of"),
+        *("seal without its producers", "hazard 31", live_writer, "seal_action"),
         *(forgets_producers, SERVES),
     ),
     Mutant(
-        *("seal of one row less", "hazard 32", live_writer, "seal_of"),
+        *("seal of one row less", "hazard 32", live_writer, "seal_action"),
         *(seals_one_row_less, SERVES),
     ),
     Mutant(
@@ -431,7 +431,7 @@ EVERY = (
         *(knows_no_producers, SERVES),
     ),
     Mutant(
-        *("broker takes over without a fence", "hazard 30", opening, "sealed"),
+        *("broker takes over without a fence", "hazard 30", opening, "seal_live_segment"),
         *(seals_what_is_confirmed_now, CUT),
     ),
     Mutant(

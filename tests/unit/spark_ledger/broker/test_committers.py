@@ -12,14 +12,14 @@ from spark_ledger.broker.wire.commands import command
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.topic.commit.hand_over import (
     MAGIC,
-    Handed,
+    HandOver,
     ask_over_tcp,
-    decode_answer,
+    decode_response,
     encode_request,
 )
 from spark_ledger.topic.log.actions import SealLive
 
-HANDED = Handed("t", SealLive(0, 7, None, (), 3))
+HANDED = HandOver("t", SealLive(0, 7, None, (), 3))
 
 
 class Writer:
@@ -71,7 +71,7 @@ def test_what_is_handed_over_is_held_until_the_connection_ends():
             (hold,) = writer.holds
             hold.hand(HANDED)
             answer, let_go = await asking
-            assert decode_answer(answer) == [HANDED]
+            assert decode_response(answer) == [HANDED]
             assert len(ended) == 1  # it is no client's any more
             assert not hold.over.is_set()
             let_go()

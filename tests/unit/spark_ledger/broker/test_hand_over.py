@@ -87,8 +87,8 @@ def test_an_owner_goes_on_by_itself_after_a_committer_that_died(closed):
         await owner.all_stored(owner.send([b"a"]))
         request = await request_for(owner)
         answer, let_go = await stage.owners.ask(owner.ownership.url, request)
-        (handed,) = hand_over.decode_answer(answer)
-        assert (handed.seal.segment.rows, handed.opened is None) == (1, False)
+        (handed,) = hand_over.decode_response(answer)
+        assert (handed.seal.segment.rows, handed.reopen is None) == (1, False)
         sent, began_s = owner.send([b"b"]), now_s()
         if closed:  # its connection tells
             let_go()
@@ -469,7 +469,7 @@ def test_who_asks_for_a_ledger_that_was_left_does_not_stop_the_next_one():
             owner.commits.commit = commit
             request = hand_over.encode_request([asked], 2.0)
             answer, let_go = await stage.owners.ask(owner.ownership.url, request)
-            answers.extend(hand_over.decode_answer(answer))
+            answers.extend(hand_over.decode_response(answer))
             let_go()
             await commit(*args)
 

@@ -9,7 +9,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.broker.owner.topic_commits import RollLimits
-from spark_ledger.topic.commit.seal import sealed
+from spark_ledger.topic.commit.seal import seal_live_segment
 from spark_ledger.topic.entry.message_batch import Rowless
 from spark_ledger.topic.log import actions, checkpoint, records
 from spark_ledger.topic.log.actions import OpenLive, SealLive
@@ -535,7 +535,7 @@ def test_a_successor_does_not_seal_a_ledger_that_ended_before_the_segment():
         live = await live_segment(owner)
         wrong = replace(live, first_entry=9, rows_before=18)
         with pytest.raises(errors.UnsupportedFormat, match="ended at entry"):
-            await sealed(stage.client.ledgers, wrong)
+            await seal_live_segment(stage.client.ledgers, wrong)
 
     play(act)
 

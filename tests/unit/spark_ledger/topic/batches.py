@@ -6,7 +6,7 @@ import zlib
 import pyarrow as pa
 
 from spark_ledger.broker.owner.entry_batches import batches_in
-from spark_ledger.topic.commit.seal import sealed
+from spark_ledger.topic.commit.seal import seal_live_segment
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.message_batch import Share, decode_header, encode_header
 from spark_ledger.topic.entry.pulsar_batch import framed
@@ -59,7 +59,7 @@ async def produced(stage, *sizes):
         await owner.open(sum(sum(one) for one in sizes[: len(made)]))
         await appended(stage, owner, *some)
         live = (await stage.client.log(stage.topic.id).fold(fresh=True)).partitions[0].live
-        seal = await sealed(stage.client.ledgers, live)
+        seal = await seal_live_segment(stage.client.ledgers, live)
         await stage.client.commit_actions(stage.topic.id, [seal], owner.intent)
         made.append(owner)
         await asyncio.sleep(1)

@@ -9,7 +9,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, RecordState
-from spark_ledger.topic.commit.seal import ended_at, seal_of, sealed
+from spark_ledger.topic.commit.seal import closed_extent, seal_action, seal_live_segment
 from spark_ledger.topic.log import checkpoint, records
 from spark_ledger.topic.log.actions import Append, OpenLive, SealLive
 from spark_ledger.topic.log.policies import TopicPolicies
@@ -67,7 +67,7 @@ def test_the_seal_of_a_million_entries_is_a_small_record():
         record_closed(last_entry=999_999, rows=1_000_000, length_bytes=200_000_000), 3
     )
     live = LiveSegment(0, 1, 0, 5, 8, "owner", 1)
-    seal = seal_of(live, 3, ended_at(known, 1_000_000, 1_000_000), [1, 2])
+    seal = seal_action(live, 3, closed_extent(known, 1_000_000, 1_000_000), [1, 2])
     value = records.encode_commit(commit_of(seal))
     assert len(value) < 700
     assert records.decode_commit(value).actions == (seal,)
@@ -278,7 +278,7 @@ def test_a_successor_reads_the_first_and_the_last_entry_only():
             return reader
 
         stage.client.ledgers.open = counting
-        found = await sealed(stage.client.ledgers, live)
+        found = await seal_live_segment(stage.client.ledgers, live)
         assert (found.segment.rows, found.segment.entries) == (100, ((0, 49),))
         assert reads == [[49], [0]]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_ledger.topic.commit.fingerprint import Fingerprint, row_hashes, together
+from spark_ledger.topic.commit.fingerprint import Fingerprint, batch_content, row_hashes
 from spark_ledger.topic.log.records import Content
 
 HEADER = st.fixed_dictionaries({"key": st.text(max_size=3), "value": st.binary(max_size=3)})
@@ -73,7 +73,7 @@ def test_the_same_rows_have_one_fingerprint_in_any_order_and_over_any_tasks(rows
 
     tasks = [content(shuffled.slice(0, cut)), content(shuffled.slice(cut).select(columns))]
 
-    assert together(tasks) == content(whole)
+    assert batch_content(tasks) == content(whole)
 
 
 @settings(max_examples=60, deadline=None)
@@ -101,7 +101,9 @@ def test_short_values_among_many_empty_ones_hash_as_they_do_alone(count, kind):
     rows = pa.RecordBatch.from_arrays([column], ["value"])
 
     assert row_hashes(rows)[-4:].tolist() == row_hashes(rows.slice(count - 4)).tolist()
-    assert content(rows) == together(content(rows.slice(at, 1000)) for at in range(0, count, 1000))
+    assert content(rows) == batch_content(
+        content(rows.slice(at, 1000)) for at in range(0, count, 1000)
+    )
 
 
 def test_one_long_value_among_many_short_ones_is_not_padded_to():
@@ -111,7 +113,7 @@ def test_one_long_value_among_many_short_ones_is_not_padded_to():
     made = content(rows)
 
     assert pa.total_allocated_bytes() == before
-    assert made == together([content(rows.slice(0, 20_000)), content(rows.slice(20_000))])
+    assert made == batch_content([content(rows.slice(0, 20_000)), content(rows.slice(20_000))])
 
 
 def test_what_differs_in_one_byte_or_in_zeros_at_the_end_is_another_value():

@@ -8,7 +8,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.ledger.reader import AsyncLedgerReader
-from spark_ledger.topic.commit.seal import sealed
+from spark_ledger.topic.commit.seal import seal_live_segment
 from spark_ledger.topic.read.live import LiveEnds, live_task
 from spark_ledger.topic.upkeep import compactor
 from spark_ledger.topic.upkeep.live_repair import Fault, repair, unopened
@@ -31,7 +31,7 @@ def test_a_segment_ends_in_front_of_entries_that_no_owner_wrote(payload, count, 
         for _ in range(count):
             await owner.writer.append([payload], rows=1)
 
-        found = await sealed(stage.client.ledgers, await live_of(stage))
+        found = await seal_live_segment(stage.client.ledgers, await live_of(stage))
 
         assert (found.segment.rows, found.segment.entries) == (5, ((0, 1),))
         length = (await stage.client.ledgers.record(owner.writer.ledger_id)).record.length_bytes
@@ -47,7 +47,7 @@ def test_a_segment_of_foreign_entries_alone_is_sealed_as_nothing():
     async def act(stage):
         owner = await with_live(stage, 0)
         await owner.writer.append([JUNK], rows=1)
-        assert (await sealed(stage.client.ledgers, await live_of(stage))).segment is None
+        assert (await seal_live_segment(stage.client.ledgers, await live_of(stage))).segment is None
 
     play(act)
 
@@ -59,7 +59,7 @@ def test_a_foreign_entry_between_an_owners_is_a_row_that_a_read_meets():
         owner.rows += 1
         await owner.append(2)
 
-        found = await sealed(stage.client.ledgers, await live_of(stage))
+        found = await seal_live_segment(stage.client.ledgers, await live_of(stage))
         assert (found.segment.rows, found.segment.entries) == (6, ((0, 2),))
 
     play(act)
@@ -112,7 +112,7 @@ def test_an_entry_of_a_later_version_is_not_left_out():
         await owner.writer.append([header(first_row=3, version=3)], rows=1)
         live = await live_of(stage)
         with pytest.raises(errors.UnsupportedFormat, match="is of a later version") as raised:
-            await sealed(stage.client.ledgers, live)
+            await seal_live_segment(stage.client.ledgers, live)
         assert not isinstance(raised.value, errors.BadEntry)
         (one,) = await unopened(stage.client, stage.topic)
         assert (one.fault, one.mendable) == (Fault.LATER, False)
@@ -145,7 +145,7 @@ def test_a_last_entry_that_is_damaged_on_every_copy_is_a_loss_that_names_its_off
         await with_live(stage, 0, 3, 2)
         damage.add(1)
         with pytest.raises(errors.DigestMismatch, match="offsets up to 4 of partition 0") as raised:
-            await sealed(stage.client.ledgers, await live_of(stage))
+            await seal_live_segment(stage.client.ledgers, await live_of(stage))
         assert "topic repair" in raised.value.remedy
 
     play(act)
@@ -158,7 +158,7 @@ def test_rows_that_are_damaged_on_every_copy_are_given_up_by_a_person_and_keep_t
         owner = await with_live(stage, 0, 3, 2, 1)
         damage.update((1, 2))
         with pytest.raises(errors.DigestMismatch):  # an owner tries, which closes the ledger
-            await sealed(stage.client.ledgers, await live_of(stage))
+            await seal_live_segment(stage.client.ledgers, await live_of(stage))
 
         (one,) = await unopened(stage.client, stage.topic)
         assert (one.fault, one.offsets) == (Fault.DAMAGED, (3, 6))
@@ -188,7 +188,7 @@ def test_an_owners_entry_among_damaged_ones_in_a_window_is_the_end_in_front_of_w
         for _ in range(5):
             await owner.writer.append([JUNK], rows=1)
         damage.update((0, 1, 2))
-        found = await sealed(stage.client.ledgers, await live_of(stage))
+        found = await seal_live_segment(stage.client.ledgers, await live_of(stage))
         assert (found.segment.rows, found.segment.entries) == (4, ((0, 3),))
 
     play(act)
@@ -213,7 +213,7 @@ def test_a_long_tail_of_foreign_entries_is_read_in_windows_and_not_entry_by_entr
         assert len(reads) <= 10
 
         reads.clear()
-        found = await sealed(stage.client.ledgers, live)
+        found = await seal_live_segment(stage.client.ledgers, live)
         assert found.segment.entries == ((0, 1),)
         assert len(reads) <= 10
 
@@ -225,7 +225,7 @@ def test_a_ledger_of_which_all_rows_are_given_up_is_dropped(damage):
         owner = await with_live(stage, 0, 3, 2)
         damage.update((0, 1))
         with pytest.raises(errors.DigestMismatch):
-            await sealed(stage.client.ledgers, await live_of(stage))
+            await seal_live_segment(stage.client.ledgers, await live_of(stage))
         (one,) = await unopened(stage.client, stage.topic)
         assert one.offsets == (0, 5)
         await repair(stage.client, stage.topic, one)

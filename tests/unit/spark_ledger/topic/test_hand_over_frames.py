@@ -5,18 +5,18 @@ import struct
 import pytest
 
 from spark_ledger.topic.commit import hand_over
-from spark_ledger.topic.commit.hand_over import Handed, NotUnderstood
+from spark_ledger.topic.commit.hand_over import BadHandOverFrame, HandOver
 from spark_ledger.topic.log.actions import OpenLive, SealLive
 from tests.unit.spark_ledger.topic.stage import segment
 
 LIVES = [("topic", 0, 7, 3), ("topic", 1, 2**53 + 1, 0)]
 HANDED = [
-    Handed(
+    HandOver(
         "topic",
         SealLive(0, 7, segment(7, 3, 2), (("p", 5),), 3),
         OpenLive(0, 7, 1, "broker a", 4, True, 2, 5, 600),
     ),
-    Handed("topic", SealLive(1, 2**53 + 1, None)),
+    HandOver("topic", SealLive(1, 2**53 + 1, None)),
 ]
 
 
@@ -32,15 +32,15 @@ def test_what_is_asked_for_is_understood_once_it_is_whole():
 
 
 def test_an_answer_is_understood():
-    frame = hand_over.encode_answer(HANDED)
+    frame = hand_over.encode_response(HANDED)
     assert struct.unpack(">I", frame[:4]) == (len(frame) - 4,)
-    assert hand_over.decode_answer(frame[4:]) == HANDED
+    assert hand_over.decode_response(frame[4:]) == HANDED
 
 
 def test_nobody_is_held_for_longer_than_the_longest_hold():
     assert hand_over.decode_request(hand_over.encode_request([], 3600)) == (
         [],
-        hand_over.HOLDS_S_MAX,
+        hand_over.OWNER_HOLD_S_MAX,
     )
 
 
@@ -60,7 +60,7 @@ def test_nobody_is_held_for_longer_than_the_longest_hold():
     ],
 )
 def test_a_request_that_is_none_is_not_understood(frame):
-    with pytest.raises(NotUnderstood):
+    with pytest.raises(BadHandOverFrame):
         hand_over.decode_request(frame)
 
 
@@ -78,8 +78,8 @@ def test_a_request_that_is_none_is_not_understood(frame):
     ],
 )
 def test_an_answer_that_is_none_is_not_understood(body):
-    with pytest.raises(NotUnderstood):
-        hand_over.decode_answer(body)
+    with pytest.raises(BadHandOverFrame):
+        hand_over.decode_response(body)
 
 
 def test_only_a_broker_has_a_name_by_which_it_is_reached():

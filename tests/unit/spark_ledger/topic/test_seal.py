@@ -3,7 +3,7 @@
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic.commit.seal import ended_at, sealed
+from spark_ledger.topic.commit.seal import closed_extent, seal_live_segment
 from spark_ledger.topic.log.actions import OpenLive
 from tests.unit.spark_ledger.topic.live_segments import with_live
 from tests.unit.spark_ledger.topic.stage import play
@@ -13,7 +13,7 @@ def test_a_seal_has_the_rows_of_the_last_entrys_header_and_lists_no_entry():
     async def act(stage):
         await with_live(stage, 0, 5, 7, 1)
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
-        found = await sealed(stage.client.ledgers, state.partitions[0].live)
+        found = await seal_live_segment(stage.client.ledgers, state.partitions[0].live)
         assert found.segment.counted
         assert found.segment.rows == 13
         assert found.segment.entries == ((0, 2),)
@@ -25,7 +25,9 @@ def test_a_live_segment_without_an_entry_is_sealed_as_nothing():
     async def act(stage):
         await with_live(stage, 0)
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
-        assert (await sealed(stage.client.ledgers, state.partitions[0].live)).segment is None
+        assert (
+            await seal_live_segment(stage.client.ledgers, state.partitions[0].live)
+        ).segment is None
 
     play(act)
 
@@ -37,8 +39,8 @@ def test_rows_that_are_not_those_of_the_closed_record_are_not_sealed():
         known = await stage.client.ledgers.record(owner.writer.ledger_id)
         for entries, rows in ((1, 4), (2, 6), (0, 0)):
             with pytest.raises(errors.UnsupportedFormat, match="ended at entry 0 with 5 rows"):
-                ended_at(known, entries, rows)
-        assert ended_at(known, 1, 5).rows == 5
+                closed_extent(known, entries, rows)
+        assert closed_extent(known, 1, 5).rows == 5
 
     play(act)
 
