@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from spark_ledger import errors
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, signed, unsigned
-from spark_ledger.topic.log.names import TopicName, of_partition, parse_topic
+from spark_ledger.topic.log.names import TopicName, parse_partition_name, parse_topic
 from spark_ledger.topic.log.producers import PRODUCER_NAME_BYTES_MAX
 
 _LEDGER_BITS = 47
@@ -39,7 +39,7 @@ def parse(text: str) -> PartitionName:
     except errors.TopicNameInvalid as error:
         # by InvalidTopicName the C++ client would ask again until it times out
         raise Refusal(ServerError.NOT_ALLOWED, str(error)[:_TEXT_MAX]) from error
-    return PartitionName(*(of_partition(topic) or (topic, None)))
+    return PartitionName(*(parse_partition_name(topic) or (topic, None)))
 
 
 def fault_of_name(of: str, name: str | bytes) -> str | None:

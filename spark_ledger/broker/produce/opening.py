@@ -25,7 +25,7 @@ from spark_ledger.topic.entry.message_batch import Share
 from spark_ledger.topic.log.actions import ANY_OPENING, Action, SealLive
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.segments import LiveSegment
-from spark_ledger.topic.log.state import TopicState, is_of
+from spark_ledger.topic.log.state import TopicState, is_seal_of
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class Openings:
         actions: list[Action] = []
         if live is not None:
             ended = self._ended
-            if ended is None or not is_of(ended, live):
+            if ended is None or not is_seal_of(ended, live):
                 ended = await seal_live_segment(self._commits.client.ledgers, live)
             actions.append(ended)
         if seal_only:

@@ -20,7 +20,7 @@ from bookie_server.api.entry import Buffer
 from spark_ledger import errors
 from spark_ledger.topic.entry.message_batch import Rowless, Share, encode_header
 from spark_ledger.topic.entry.pulsar_batch import framed
-from spark_ledger.topic.log.producers import newest
+from spark_ledger.topic.log.producers import newest_producers
 
 ENTRY_ROWS_MAX = 1 << 26
 ENTRY_UNPACKED_MAX = 16 << 20
@@ -352,9 +352,9 @@ class SequenceIds:
 
     def _forget(self) -> None:
         """Producers that sent longest ago, and have nothing on its way."""
-        kept = {**dict.fromkeys(newest(self._stored)), **dict.fromkeys(self._sent)}
+        kept = {**dict.fromkeys(newest_producers(self._stored)), **dict.fromkeys(self._sent)}
         self._stored = {name: last for name, last in self._stored.items() if name in kept}
-        self.of_segment = newest(self.of_segment)
+        self.of_segment = newest_producers(self.of_segment)
         self._new_bytes = 0
 
     def drop(

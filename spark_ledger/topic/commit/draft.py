@@ -40,7 +40,7 @@ from spark_ledger.topic.log.holds import GRACE_MS, Holds
 from spark_ledger.topic.log.records import WRITER_VERSION, TopicRows, TxnRecord
 from spark_ledger.topic.log.segment_table import TableChunk
 from spark_ledger.topic.log.segments import INLINE, OffsetRange, Segment
-from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState, is_of
+from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState, is_seal_of
 from spark_ledger.topic.schema import rules as schema_rules
 from spark_ledger.topic.schema.records import SchemaHead, SchemaVersion
 from spark_ledger.topic.write import TaskResult
@@ -455,7 +455,7 @@ def _check_guard(
                     f"partition {action.partition} has the live ledger {live.ledger_id}"
                 )
         case SealLive():
-            if not is_of(action, _partition(state, action.partition).live):
+            if not is_seal_of(action, _partition(state, action.partition).live):
                 raise errors.TxnConflict(
                     f"ledger {action.ledger_id} is not live any more, as commit {action.opened}"
                     " opened it",
@@ -464,9 +464,9 @@ def _check_guard(
         case Terminate():
             for partition in state.partitions:
                 _check_not_live(partition, rows_sealed)
-    if isinstance(action, Overwrite) and state.last_foreign(app_id) >= action.snapshot:
+    if isinstance(action, Overwrite) and state.last_commit_of_others(app_id) >= action.snapshot:
         raise errors.TxnConflict(
-            f"commit {state.last_foreign(app_id)} of another writer came after commit"
+            f"commit {state.last_commit_of_others(app_id)} of another writer came after commit"
             f" {action.snapshot - 1}, the last that was to be overwritten"
         )
 

@@ -27,7 +27,7 @@ from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.topic.entry.message_batch import NO_ROWLESS, Header, Rowless, decode_header
 from spark_ledger.topic.log.actions import SealLive
-from spark_ledger.topic.log.producers import newest
+from spark_ledger.topic.log.producers import newest_producers
 from spark_ledger.topic.log.segments import LiveSegment, Segment
 
 _log = logging.getLogger(__name__)
@@ -288,7 +288,7 @@ def seal_action(
         event_max_ms=EVENT_MS_MAX,
         rows_before=live.rows_before,
     )
-    kept = tuple(newest(producers).items())
+    kept = tuple(newest_producers(producers).items())
     rowless = rowless.moved(-live.base)
     return SealLive(live.partition, live.ledger_id, segment, kept, live.opened, rowless)
 

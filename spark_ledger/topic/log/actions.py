@@ -28,12 +28,13 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Offsets [start, end) of a partition are from now on in `segments`, which hold the same rows
+    """From now on offsets [start, end) of a partition are in `segments`, which hold the same rows
     (a merge of small segments). `snapshot`: the commits below this number were folded when the
     action was planned; since then only appends, and trims of rows before `start`, may have come to
-    the partition. `dropped` are the ledgers that held these rows. `committed` is, for each segment,
-    when its rows were committed (the store's clock), which a merge does not change; empty: by this
-    commit. `tokens` is, for each segment, which commits made its rows; empty: not known."""
+    the partition. `dropped` are the ledgers that held these rows. `committed` has for each segment
+    the commit times of its rows (the store's clock), which a merge does not change; if it is empty,
+    the rows have the time of this commit. `tokens` has for each segment the tokens of the commits
+    that made its rows; if it is empty, they are not known."""
 
     partition: int
     start: int
@@ -83,7 +84,7 @@ class Grow:
 
 @dataclass(frozen=True, slots=True)
 class OpenLive:
-    """The partition ends in a live segment from now on: a ledger that `owner` appends to, from
+    """From now on the partition ends in a live segment: a ledger that `owner` appends to, from
     entry `first_entry` on. `deduplicated`, `rows_before` and `bytes_before` as in LiveSegment."""
 
     partition: int
@@ -100,11 +101,12 @@ class OpenLive:
 @dataclass(frozen=True, slots=True)
 class SealLive:
     """Ends the live segment of that ledger that commit `opened` began (ANY_OPENING: the only live
-    segment that the ledger had). Its rows are `segment` (None: it has no rows), by its owner, which
-    had stopped, or by the ledger's CLOSED record. For a deduplicated live segment `producers` are
-    the producers of its messages, by name, each with its last sequence id there, the producer that
-    sent last at the end. `rowless` are the offsets of the segment, counted from its first, without
-    a row: the chunks of messages but for each message's last chunk."""
+    segment that the ledger had). Its rows are `segment` (None: it has no rows), as its owner
+    counted them after it stopped, or as the ledger's CLOSED record has them. For a deduplicated
+    live segment `producers` has the producers of its messages, by name, each with its last sequence
+    id there; the producer that sent last is at the end. `rowless` are the offsets of the segment
+    that have no row, counted from its first offset: those of all chunks of a message but the
+    last."""
 
     partition: int
     ledger_id: int
@@ -137,8 +139,9 @@ def adds_rows(action: Action) -> bool:
 
 
 def dropped_of(action: Action) -> Ledgers:
-    """The ledgers from which the action takes rows away, by the state that its author had. Segments
-    may still refer to some of them; a ledger to which no segment refers after it is among them."""
+    """The ledgers from which the action takes rows away, by the state that its author had. They
+    include every ledger to which no segment refers after the action; segments may still refer to
+    others of them."""
     if isinstance(action, Replace | Trim | Hole | Overwrite):
         return action.dropped
     return ()

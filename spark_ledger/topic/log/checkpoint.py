@@ -34,7 +34,7 @@ from spark_ledger.topic.log.segment_table import (
     TableChunk,
 )
 from spark_ledger.topic.log.segments import INLINE, NO_ENTRY, NO_TOKEN, LiveSegment
-from spark_ledger.topic.log.state import UNREAD, Across, PartitionState, Tables, TopicState
+from spark_ledger.topic.log.state import UNREAD, PartitionState, SharedCommit, Tables, TopicState
 
 MAGIC = b"SLR1"
 TAIL_BYTES_MAX = 512 * 1024
@@ -108,7 +108,7 @@ def _joined(group: list[Interval]) -> Interval:
     return Interval(
         group[0].lo,
         group[-1].hi,
-        SegmentTable.joined(tables) if tables else group[0].source,
+        SegmentTable.join(tables) if tables else group[0].source,
         sum(interval.bytes for interval in group),
         min(interval.first_ms for interval in group),
         max(interval.last_ms for interval in group),
@@ -213,7 +213,7 @@ def with_chunk(parts: ByPartition, chunk: ByPartition, stored: TableChunk) -> By
         intervals = Intervals(list(before))
         for group in _runs(taken):
             joined = _joined([replace(interval, source=stored) for interval in group])
-            intervals = intervals.with_instead(replace(joined, source=stored))
+            intervals = intervals.with_replaced(replace(joined, source=stored))
         placed.append(list(intervals))
     return placed
 
@@ -317,7 +317,9 @@ def encode_root(root: Root) -> bytes:
         **{name: getattr(state, name) for name in SCALARS},
         "dropped": {str(ledger): ms for ledger, ms in state.dropped.items()},
         "bodies": {str(ledger): last for ledger, last in state.bodies.items()},
-        "across": [[last.commit_id, last.number, list(last.others)] for last in state.across],
+        "across": [
+            [last.commit_id, last.number, list(last.others)] for last in state.shared_commits
+        ],
         "last_of_app": list(state.last_of_app),
         "live": [_plain_live(held.live) for held in state.partitions if held.live is not None],
         "before": list(root.before),
@@ -405,7 +407,9 @@ def _state(plain: dict[str, Any], streams: Sequence[memoryview]) -> TopicState:
         partitions=held,
         dropped={int(ledger): ms for ledger, ms in plain["dropped"].items()},
         bodies={int(ledger): last for ledger, last in plain["bodies"].items()},
-        across=tuple(Across(id_, at, tuple(others)) for id_, at, others in plain["across"]),
+        shared_commits=tuple(
+            SharedCommit(id_, at, tuple(others)) for id_, at, others in plain["across"]
+        ),
         last_of_app=(app_id, number),
         **{name: plain[name] for name in SCALARS},
     )

@@ -57,7 +57,7 @@ def parse_topic(text: str) -> TopicName:
     parts = text.removeprefix(_SCHEME).split("/")
     if len(parts) == 1 and not text.startswith(_SCHEME):
         parts = [DEFAULT_TENANT, DEFAULT_NAMESPACE, *parts]
-    if len(parts) != 3 or not all(_good(part) for part in parts):
+    if len(parts) != 3 or not all(_is_valid(part) for part in parts):
         raise errors.TopicNameInvalid(
             f"'{text}' is no name of a topic: letters, digits and -=:._ up to"
             f" {NAME_CHARS_MAX} characters",
@@ -66,13 +66,13 @@ def parse_topic(text: str) -> TopicName:
     return TopicName(*parts)
 
 
-def _good(part: str) -> bool:
-    plain = _PART.fullmatch(part) is not None and len(part) <= NAME_CHARS_MAX
-    return plain and part not in (".", "..")
+def _is_valid(part: str) -> bool:
+    has_name_chars = _PART.fullmatch(part) is not None and len(part) <= NAME_CHARS_MAX
+    return has_name_chars and part not in (".", "..")
 
 
-def of_partition(topic: TopicName) -> tuple[TopicName, int] | None:
-    """The topic and the number, if the name is that of a partition."""
+def parse_partition_name(topic: TopicName) -> tuple[TopicName, int] | None:
+    """The topic and the partition's number, if the name is that of a partition."""
     match = _PARTITION.fullmatch(topic.name)
     if match is None:
         return None
@@ -82,7 +82,7 @@ def of_partition(topic: TopicName) -> tuple[TopicName, int] | None:
 def parse_namespace(text: str) -> tuple[str, str]:
     """The tenant and the name in it that `tenant/name` names. Raises errors.TopicNameInvalid."""
     parts = text.split("/")
-    if len(parts) != 2 or not all(_good(part) for part in parts):
+    if len(parts) != 2 or not all(_is_valid(part) for part in parts):
         raise errors.TopicNameInvalid(
             f"'{text}' is no namespace", "A namespace is `tenant/name`, e.g. public/default."
         )
@@ -91,7 +91,7 @@ def parse_namespace(text: str) -> tuple[str, str]:
 
 def parse_tenant(text: str) -> str:
     """Raises errors.TopicNameInvalid."""
-    if not _good(text):
+    if not _is_valid(text):
         raise errors.TopicNameInvalid(f"'{text}' is no tenant", "A tenant is e.g. public.")
     return text
 

@@ -1,9 +1,10 @@
-"""How far producers have come: what is remembered of them by name, those that sent last. Pure.
+"""The last sequence id of each producer, by the producer's name; only the producers that sent last
+are remembered. Pure.
 
-Always true: clients choose the names, so what is remembered has a limit in bytes beside its limit
-in names (hazard 95): as JSON, which is how a seal and a checkpoint have it. In a commit and in a
-state all partitions of a topic share PRODUCERS_TOGETHER_BYTES_MAX: a commit's body and a
-checkpoint's root are within their own limits then.
+Always true: clients choose the names, so the remembered producers have a limit in bytes of JSON
+(the form in a seal and in a checkpoint) beside the limit of their number (hazard 95). In a commit
+and in a state all partitions of a topic share PRODUCERS_TOGETHER_BYTES_MAX, so that a commit's body
+and a checkpoint's root stay within their own limits.
 """
 
 import json
@@ -19,56 +20,60 @@ PRODUCERS_BYTES_MAX = 1 << 20
 """Of a partition."""
 PRODUCERS_TOGETHER_BYTES_MAX = 32 << 20
 _BESIDE_BYTES = 24
-"""Of each name: its sequence id, with what separates them."""
+"""What a producer takes beside its name: the sequence id and separators."""
 
 
-def json_bytes(names: Collection[str]) -> int:
+def record_bytes(names: Collection[str]) -> int:
     """How many bytes these producers take in a record, at most."""
     return len(json.dumps(list(names))) + _BESIDE_BYTES * len(names)
 
 
-def bytes_of_each(partitions: int) -> int:
-    """How many bytes the producers of each of so many partitions may take."""
+def bytes_per_partition(partitions: int) -> int:
+    """How many bytes the producers of one partition may take if so many partitions have some."""
     return min(PRODUCERS_BYTES_MAX, PRODUCERS_TOGETHER_BYTES_MAX // max(1, partitions))
 
 
-def newest(producers: Mapping[str, int], bytes_max: int | None = None) -> dict[str, int]:
-    """Those at the end, which sent last, PRODUCERS_MAX of them at most, in so many bytes
-    (PRODUCERS_BYTES_MAX). Where not all fit, a name that brokers take no more is left out."""
-    room = PRODUCERS_BYTES_MAX if bytes_max is None else bytes_max
+def newest_producers(producers: Mapping[str, int], bytes_max: int | None = None) -> dict[str, int]:
+    """The producers at the end, which sent last: PRODUCERS_MAX at most, in `bytes_max` at most
+    (PRODUCERS_BYTES_MAX by default). If not all fit, names that are too long for today's brokers
+    are left out first."""
+    bytes_left = PRODUCERS_BYTES_MAX if bytes_max is None else bytes_max
     names = list(producers)[-PRODUCERS_MAX:]
-    if json_bytes(names) > room:
+    if record_bytes(names) > bytes_left:
         kept = list[str]()
         for name in reversed(names):
             if len(name.encode()) > PRODUCER_NAME_BYTES_MAX:
                 continue
-            room -= json_bytes((name,))
-            if room < 0:
+            bytes_left -= record_bytes((name,))
+            if bytes_left < 0:
                 break
             kept.append(name)
         names = kept[::-1]
     return {name: producers[name] for name in names}
 
 
-def with_last(
+def with_sequence_ids(
     before: Mapping[str, int], more: Iterable[tuple[str, int]], bytes_max: int | None = None
 ) -> Mapping[str, int]:
-    """The last sequence ids, those that changed last at the end, the `newest` of them."""
+    """The sequence ids with `more`: the producers that changed last are at the end, and only the
+    `newest_producers` stay."""
     last = dict(before)
     for name, sequence_id in more:
         last[name] = max(sequence_id, last.pop(name, sequence_id))
-    return newest(last, bytes_max)
+    return newest_producers(last, bytes_max)
 
 
 def with_fewer_producers(actions: Sequence[Action]) -> tuple[Action, ...]:
-    """The seals among the actions with the producers that sent last, which fit into one commit
-    together."""
+    """The actions; their seals keep only as many producers as fit into one commit together, those
+    that sent last."""
     sealing = [a for a in actions if isinstance(a, SealLive) and a.producers]
-    most = bytes_of_each(len(sealing))
+    bytes_max = bytes_per_partition(len(sealing))
 
     def cut(action: Action) -> Action:
         if not isinstance(action, SealLive) or not action.producers:
             return action
-        return replace(action, producers=tuple(newest(dict(action.producers), most).items()))
+        return replace(
+            action, producers=tuple(newest_producers(dict(action.producers), bytes_max).items())
+        )
 
     return tuple(map(cut, actions))

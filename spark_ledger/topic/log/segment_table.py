@@ -51,15 +51,17 @@ _COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
     ("rows_before", pa.int64()),
     ("tokens", pa.list_(pa.int64())),  # the token of all rows; or rows, token, rows, token, ...
 )
-_LATER = ("rows_before", "tokens")
-"""Columns that are stored only if a segment has a value there."""
-JOINED_MAX = 4096  # segments at most of a stretch that is joined from several
+_OPTIONAL_NAMES = ("rows_before", "tokens")
+"""Columns that are stored only if a segment has a value in them."""
+JOINED_SEGMENTS_MAX = 4096  # of a stretch that is joined from several stretches
 OBJECTS_AT_ONCE = 1024
-ROWS_ALONE_MAX = 2048  # for so few rows Arrow's threads wake slower than one thread does the work
-BYTES_ALONE_MAX = 64 * 1024  # likewise, encoded
+ONE_THREAD_ROWS_MAX = 2048
+"""One thread encodes so few rows sooner than Arrow's threads wake."""
+ONE_THREAD_BYTES_MAX = 64 * 1024
+"""One thread decodes so few bytes sooner than Arrow's threads wake."""
 DECODED_BYTES_MAX = 1 << 30  # some ten million segments
 SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS])
-_FIRST_NAMES = tuple(name for name in SCHEMA.names if name not in _LATER)
+_REQUIRED_NAMES = tuple(name for name in SCHEMA.names if name not in _OPTIONAL_NAMES)
 
 
 def _numbers(name: str) -> "cached_property[Longs]":
@@ -68,7 +70,7 @@ def _numbers(name: str) -> "cached_property[Longs]":
 
 
 class SegmentTable:
-    """Made by `of`, `joined`, `decode`, or as a part of another table."""
+    """Made by `of`, `join`, `decode`, or as a part of another table."""
 
     partitions = _numbers("partition")
     bases = _numbers("base")
@@ -95,25 +97,25 @@ class SegmentTable:
     def of(cls, placed: Iterable[PlacedSegment]) -> "SegmentTable":
         """The segments, put in order."""
         rows = sorted(placed, key=lambda row: (row.segment.partition, row.base))
-        columns = list(zip(*map(_row, rows), strict=True)) or [()] * len(_COLUMNS)
+        columns = list(zip(*map(_row_values, rows), strict=True)) or [()] * len(_COLUMNS)
         arrays = [
             of_list(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)
         ]
         return cls(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
 
     @classmethod
-    def joined(cls, tables: Sequence["SegmentTable"]) -> "SegmentTable":
+    def join(cls, tables: Sequence["SegmentTable"]) -> "SegmentTable":
         """All rows of the tables, put in order."""
         if len(tables) == 1:
             return tables[0]
-        made = cls.after_each_other(tables)
-        parts, bases = np.diff(made.partitions), np.diff(made.bases)
+        table = cls.concatenate(tables)
+        parts, bases = np.diff(table.partitions), np.diff(table.bases)
         if bool(((parts > 0) | ((parts == 0) & (bases >= 0))).all()):
-            return made
-        return made.chosen(np.lexsort((made.bases, made.partitions)))
+            return table
+        return table.take(np.lexsort((table.bases, table.partitions)))
 
     @classmethod
-    def after_each_other(cls, tables: Sequence["SegmentTable"]) -> "SegmentTable":
+    def concatenate(cls, tables: Sequence["SegmentTable"]) -> "SegmentTable":
         """All rows of the tables in the given order; the caller has to order them."""
         if len(tables) == 1:
             return tables[0]
@@ -126,11 +128,11 @@ class SegmentTable:
 
     def __iter__(self) -> Iterator[PlacedSegment]:
         for at in range(0, len(self), OBJECTS_AT_ONCE):
-            yield from map(_placed, self.batch.slice(at, OBJECTS_AT_ONCE).to_pylist())
+            yield from map(_placed_segment, self.batch.slice(at, OBJECTS_AT_ONCE).to_pylist())
 
     def __getitem__(self, i: int) -> PlacedSegment:
         """Row `i` as an object."""
-        return _placed(self.batch.slice(range(len(self))[i], 1).to_pylist()[0])
+        return _placed_segment(self.batch.slice(range(len(self))[i], 1).to_pylist()[0])
 
     @property
     def nbytes(self) -> int:
@@ -149,12 +151,12 @@ class SegmentTable:
         column = self.batch.column("times")
         offsets = as_numpy(column.offsets)
         flat = as_numpy(column.values)[offsets[0] : offsets[-1]]
-        own = np.diff(offsets) // 2
-        counts = np.maximum(own, 1)
+        run_counts = np.diff(offsets) // 2
+        counts = np.maximum(run_counts, 1)
         rows, times = np.repeat(self.rows, counts), np.repeat(self.commits_ms, counts)
-        several = np.repeat(own > 0, counts)
-        rows[several], times[several] = flat[::2], flat[1::2]
-        return _within(int(self.bases[0]), rows, times, lo, hi)
+        is_merged = np.repeat(run_counts > 0, counts)
+        rows[is_merged], times[is_merged] = flat[::2], flat[1::2]
+        return _clip_runs(int(self.bases[0]), rows, times, lo, hi)
 
     def token_of(self, partition: int, offset: int) -> int:
         """The token of the commit that made the row at the offset. The table has this row."""
@@ -175,12 +177,12 @@ class SegmentTable:
         lengths = np.diff(offsets)
         runs = lengths // 2
         counts = np.maximum(runs, 1)
-        alone = np.full(len(self), NO_TOKEN, dtype=np.int64)
-        alone[lengths == 1] = flat[(offsets[:-1] - offsets[0])[lengths == 1]]
-        rows, tokens = np.repeat(self.rows, counts), np.repeat(alone, counts)
-        several, listed = np.repeat(runs > 0, counts), flat[np.repeat(runs > 0, lengths)]
-        rows[several], tokens[several] = listed[::2], listed[1::2]
-        return _within(int(self.bases[0]), rows, tokens, lo, hi)
+        only_tokens = np.full(len(self), NO_TOKEN, dtype=np.int64)
+        only_tokens[lengths == 1] = flat[(offsets[:-1] - offsets[0])[lengths == 1]]
+        rows, tokens = np.repeat(self.rows, counts), np.repeat(only_tokens, counts)
+        has_runs, run_values = np.repeat(runs > 0, counts), flat[np.repeat(runs > 0, lengths)]
+        rows[has_runs], tokens[has_runs] = run_values[::2], run_values[1::2]
+        return _clip_runs(int(self.bases[0]), rows, tokens, lo, hi)
 
     @cached_property
     def shared(self) -> npt.NDArray[np.bool_]:
@@ -257,20 +259,20 @@ class SegmentTable:
             return self
         return SegmentTable(self.batch.slice(start, end - start))
 
-    def chosen(self, rows: Longs) -> "SegmentTable":
+    def take(self, rows: Longs) -> "SegmentTable":
         """These rows, in this order."""
         return SegmentTable(self.batch.take(of_numpy(rows)))
 
     def encode(self) -> bytes:
         """An Arrow IPC stream of one batch, its buffers compressed by zstd."""
         sink = pa.BufferOutputStream()
-        many = len(self) > ROWS_ALONE_MAX
-        options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=many)
-        later = {
+        is_large = len(self) > ONE_THREAD_ROWS_MAX
+        options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=is_large)
+        is_stored = {
             "rows_before": bool(self.rows_before.any()),
             "tokens": len(self.batch.column("tokens").flatten()) > 0,
         }
-        schema = pa.schema([field for field in SCHEMA if later.get(field.name, True)])
+        schema = pa.schema([field for field in SCHEMA if is_stored.get(field.name, True)])
         with pa.ipc.new_stream(sink, schema, options=options) as stream:
             stream.write_batch(self.batch.select(schema.names))
         return bytes(sink.getvalue())
@@ -279,12 +281,12 @@ class SegmentTable:
     def decode(cls, value: Any) -> "SegmentTable":
         """The table that `encode` stored. Raises errors.UnsupportedFormat for a malformed value."""
         try:
-            threads = len(value) > BYTES_ALONE_MAX
+            threads = len(value) > ONE_THREAD_BYTES_MAX
             _, batch = read_batch(value, bytes_max=DECODED_BYTES_MAX, use_threads=threads)
             if batch is None:
                 raise errors.BadEntry("a table of segments without a column")
-            columns = [batch.column(name) for name in _FIRST_NAMES]
-            columns += [_later_column(batch, name) for name in _LATER]
+            columns = [batch.column(name) for name in _REQUIRED_NAMES]
+            columns += [_optional_column(batch, name) for name in _OPTIONAL_NAMES]
             return cls(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
         except (*errors.MALFORMED, pa.ArrowException) as error:
             raise errors.UnsupportedFormat(f"a damaged table of segments: {error}") from error
@@ -299,7 +301,7 @@ class SegmentTable:
         return as_numpy(column.offsets), as_numpy(column.values)
 
 
-def _later_column(batch: pa.RecordBatch, name: str) -> pa.Array:
+def _optional_column(batch: pa.RecordBatch, name: str) -> pa.Array:
     """The column, or a column without values if the table was stored without it."""
     if name in batch.schema.names:
         return batch.column(name)
@@ -308,9 +310,9 @@ def _later_column(batch: pa.RecordBatch, name: str) -> pa.Array:
     return of_numpy(np.zeros(batch.num_rows, dtype=np.int64))
 
 
-def _within(first: int, rows: Longs, values: Longs, lo: int, hi: int) -> tuple[Longs, Longs]:
-    """The parts in [lo, hi) of runs of rows that begin at the offset `first`: rows and value of
-    each run; neighbours have different values."""
+def _clip_runs(first: int, rows: Longs, values: Longs, lo: int, hi: int) -> tuple[Longs, Longs]:
+    """Cuts runs of rows, which begin at the offset `first`, to [lo, hi). Returns the number of rows
+    and the value of each run; neighbours have different values."""
     ends = first + np.cumsum(rows)
     rows = np.minimum(ends, hi) - np.maximum(ends - rows, lo)
     rows, values = rows[rows > 0], values[rows > 0]
@@ -318,7 +320,7 @@ def _within(first: int, rows: Longs, values: Longs, lo: int, hi: int) -> tuple[L
     return np.add.reduceat(rows, firsts), values[firsts]
 
 
-def _placed(row: dict[str, Any]) -> PlacedSegment:
+def _placed_segment(row: dict[str, Any]) -> PlacedSegment:
     inline = tuple(row["inline"])
     segment = Segment(
         partition=row["partition"],
@@ -347,7 +349,7 @@ def _pairs(flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _row(placed: PlacedSegment) -> tuple[Any, ...]:
+def _row_values(placed: PlacedSegment) -> tuple[Any, ...]:
     """The values in the order of _COLUMNS."""
     segment = placed.segment
     return (
@@ -396,20 +398,21 @@ class Stretch:
         return int((table.sizes * kept // table.rows).sum())
 
 
-def joined_stretches(stretches: Iterable[Stretch]) -> list[Stretch]:
-    """The same rows in fewer stretches: a segment that counts only in part stays at the edge of its
-    stretch, and no more than JOINED_MAX segments are copied into one table."""
+def join_stretches(stretches: Iterable[Stretch]) -> list[Stretch]:
+    """The same rows in fewer stretches, by joining neighbours. Neighbours are not joined if the
+    first or the last segment between them reaches beyond its stretch, or if the joined stretch
+    would have more than JOINED_SEGMENTS_MAX segments."""
     groups: list[list[Stretch]] = []
     size = 0
     for stretch in stretches:
         size += len(stretch.table)
-        if groups and size <= JOINED_MAX and _joins(groups[-1][-1], stretch):
+        if groups and size <= JOINED_SEGMENTS_MAX and _joins(groups[-1][-1], stretch):
             groups[-1].append(stretch)
         else:
             groups.append([stretch])
             size = len(stretch.table)
     return [
-        Stretch(group[0].lo, group[-1].hi, SegmentTable.joined([part.table for part in group]))
+        Stretch(group[0].lo, group[-1].hi, SegmentTable.join([part.table for part in group]))
         for group in groups
     ]
 
@@ -429,9 +432,9 @@ NO_SEGMENTS = SegmentTable.of(())
 #
 # A partition's rows are in intervals of offsets: each is in a table of segments, in a chunk of a
 # checkpoint that is not in memory, or a hole. Always true: intervals are not empty, rise, and leave
-# no offset out between the first row kept and the last. A list that was given out never changes,
-# except that its memory may grow at the end: lists share memory, each knows how much of it is its
-# own, and so the cost of an append does not depend on the length of the list.
+# no offset out between the first row kept and the last. `Intervals` do not change. Several of them
+# may share one list, of which each has the first `_count` items: an append adds an item to the
+# list, and so its cost does not depend on the list's length.
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,8 +452,8 @@ class BlobPointer:
 
 @dataclass(frozen=True, slots=True)
 class TableChunk:
-    """A stored SegmentTable: the number of its segments, and in `rows` how many of their rows were
-    kept when it was stored."""
+    """A stored SegmentTable: `segments` is their number, `rows` how many of their rows the topic
+    had when the chunk was stored."""
 
     pointer: BlobPointer
     segments: int
@@ -514,25 +517,27 @@ class Intervals:
         last = bisect_right(self._los, hi - 1, 0, self._count)
         return [interval for interval in self._all[first:last] if interval.hi > lo]
 
-    def appended(self, interval: Interval) -> "Intervals":
+    def with_appended(self, interval: Interval) -> "Intervals":
         """The intervals with one more at the end."""
         assert not self._count or self._all[self._count - 1].hi == interval.lo, (
             "no offset is left out"
         )
-        every, los = self._all, self._los
-        if len(every) != self._count:  # another list grew the shared memory: copy our part
-            every, los = every[: self._count], los[: self._count]
-        every.append(interval)
+        intervals, los = self._all, self._los
+        if len(intervals) != self._count:  # another list grew the shared memory: copy our part
+            intervals, los = intervals[: self._count], los[: self._count]
+        intervals.append(interval)
         los.append(interval.lo)
-        return Intervals(every, los, self._count + 1)
+        return Intervals(intervals, los, self._count + 1)
 
-    def since(self, offset: int) -> "Intervals":
+    def from_offset(self, offset: int) -> "Intervals":
         """The intervals without the offsets below `offset`."""
-        return Intervals([kept.cut(offset, kept.hi) for kept in self if kept.hi > offset])
+        return Intervals(
+            [interval.cut(offset, interval.hi) for interval in self if interval.hi > offset]
+        )
 
-    def with_instead(self, interval: Interval) -> "Intervals":
-        """The intervals with `interval` in the place of those that have its offsets now."""
+    def with_replaced(self, interval: Interval) -> "Intervals":
+        """The intervals with `interval` in the place of the parts that have its offsets now."""
         lo, hi = interval.lo, interval.hi
-        before = [kept.cut(kept.lo, lo) for kept in self if kept.lo < lo]
-        after = [kept.cut(hi, kept.hi) for kept in self if kept.hi > hi]
+        before = [old.cut(old.lo, lo) for old in self if old.lo < lo]
+        after = [old.cut(hi, old.hi) for old in self if old.hi > hi]
         return Intervals([*before, interval, *after])

@@ -3,7 +3,7 @@
 Always true: entry ids rise strictly; `entry_rows` has one positive count for each entry, in
 order; `rows` is their sum. A segment that was born live is one range of entries of a ledger of
 one partition and lists no `entry_rows`: it is `counted`, as the headers of its entries count the
-rows of the ledger up to each entry; its ledger may still be open, and go on in another segment.
+rows of the ledger up to each entry; its ledger may still be open, with another segment after it.
 Every entry was acknowledged, in order, to the handle that wrote it (hazard 18), so a committed
 segment is confirmed whatever last add confirmed a bookie has. Entries count their rows from the
 segment's first row, so a commit may place the segment at any offset. A `shared` entry holds rows of
@@ -34,12 +34,13 @@ NO_TOKEN = 0
 class Segment:
     """`entries` are ranges (first, last), both included. `metadata_version` is a version of the
     ledger's record at or after the last ack: a reader must not use an older record (hazard 27).
-    `min_ms` and `max_ms` are times by the writers' clocks (of a `counted` segment by its owner's
-    clock, set to the store's time: its rows' commit times are between them). `event_min_ms` and
-    `event_max_ms` are the rows' own times, NO_MS if no row has one. `filter_entry` is the entry of
-    the same ledger with the filter of these entries' keys (key_filter.py), NO_ENTRY if there is no
-    filter. `inline` has the payload of each entry of an inline segment; their ids count from 0.
-    `rows_before` are the rows before a `counted` segment in its ledger."""
+    `min_ms` and `max_ms` are the least and the greatest time of writing by the writers' clocks (of
+    a `counted` segment by its owner's clock, set to the store's time: its rows' commit times are
+    between them). `event_min_ms` and `event_max_ms` are those of the rows' event times, NO_MS if no
+    row has an event time. `filter_entry` is the entry of the same ledger with the filter of these
+    entries' keys (key_filter.py), NO_ENTRY if there is no filter. `inline` has the payload of each
+    entry of an inline segment; their ids count from 0. `rows_before` is the number of rows before a
+    `counted` segment in its ledger."""
 
     partition: int
     ledger_id: int
@@ -91,12 +92,12 @@ class Segment:
 @dataclass(frozen=True, slots=True)
 class PlacedSegment:
     """A segment in its topic: its first row has offset `base` in the partition; `commit` is the
-    number of the commit that added it, `commit_ms` that commit's time by the store's clock. Of a
+    number of the commit that added it, `commit_ms` that commit's time by the store's clock. In a
     merged segment `times` has the commit times of its rows, and `commit_ms` is the last of them;
-    empty `times`: all rows have `commit_ms`. Of a `counted` segment `commit_ms` is the time at
-    which its last row was stored, and its entries have their own times. `tokens` are those of the
-    commits that made the rows (of a segment born live: the commit that opened it), which a merge
-    does not change; empty if software without tokens wrote the segment."""
+    with empty `times` all rows have `commit_ms`. In a `counted` segment `commit_ms` is the time at
+    which its last row was stored, and its entries have their own times. `tokens` are the tokens of
+    the commits that made the rows (for a segment born live: of the commit that opened it), which a
+    merge does not change; empty if software without tokens wrote the segment."""
 
     segment: Segment
     base: int
@@ -116,13 +117,13 @@ class OffsetRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LiveSegment:
-    """The open end of a partition: a ledger of its own that its owner still appends to. All of its
-    entries, from `first_entry` on, are rows of this partition from offset `base` on, except the
-    entries of a later opening: these have their offset in their own headers. The ledger, not the
-    log, has how much of the segment is confirmed; `rows_before` and `bytes_before` are those of the
-    segments before this one in it. `opened` is the commit that opened this segment, and identifies
-    it among the segments of the ledger; `token` is that commit's. `deduplicated`: the seal has the
-    last sequence id of each producer."""
+    """The open end of a partition: its owner still appends to a ledger that has rows of this
+    partition only. The ledger's entries from `first_entry` on are the rows from offset `base` on,
+    up to the next live segment of the ledger, whose entries have their offset in their headers. How
+    much of the segment is confirmed is known from the ledger, not from the log. `rows_before` and
+    `bytes_before` are those of the ledger's entries before `first_entry`. `opened` is the commit
+    that opened this segment, and identifies it among the segments of the ledger; `token` is that
+    commit's token. `deduplicated`: the seal has the last sequence id of each producer."""
 
     partition: int
     ledger_id: int

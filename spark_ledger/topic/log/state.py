@@ -1,9 +1,9 @@
 """The state of a topic after its commits 0 .. next-1: for each partition the places of its rows.
 
 Always true: commits are applied in order, each once; offsets are 0-based, the end is exclusive,
-and no offset is ever given to another row: they are dense but for declared holes. A state does not
-change: `apply` returns the next one, and its cost depends on the commit, not on the state. Segments
-that a checkpoint has stored are named by chunk and need not be in memory (`ChunkStore` reads them).
+and no offset is ever given to another row: offsets are dense but for declared holes. A state does
+not change: `apply` returns the next state, and its cost depends on the commit, not on the state.
+For segments that a checkpoint has stored, a state has only the chunk; `ChunkStore` reads it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from spark_ledger.topic.log.actions import (
     Terminate,
     Trim,
 )
-from spark_ledger.topic.log.producers import bytes_of_each, with_last
+from spark_ledger.topic.log.producers import bytes_per_partition, with_sequence_ids
 from spark_ledger.topic.log.records import FIRST_VERSION, Commit, needed_by
 from spark_ledger.topic.log.segment_table import (
     Interval,
@@ -36,7 +36,7 @@ from spark_ledger.topic.log.segment_table import (
     SegmentTable,
     Stretch,
     TableChunk,
-    joined_stretches,
+    join_stretches,
 )
 from spark_ledger.topic.log.segments import (
     NO_TOKEN,
@@ -47,7 +47,8 @@ from spark_ledger.topic.log.segments import (
 )
 
 NEVER = -1
-ACROSS_KEPT_MAX = 64
+"""In the place of a commit's number: there was no such commit."""
+SHARED_COMMITS_MAX = 64
 Tables = Mapping[TableChunk, SegmentTable]
 """Chunks that were read."""
 UNREAD: Tables = MappingProxyType({})
@@ -55,13 +56,13 @@ UNREAD: Tables = MappingProxyType({})
 
 @dataclass(slots=True)
 class PartitionState:
-    """Partition `number`; only the fold of a commit changes it, before it gives it out.
+    """Partition `number`; only the fold of a commit changes it, before the fold returns it.
     `start_offset` is the first row kept, `end_offset` one past the last row of a commit; the rows
     of a live segment come after it. `rearranged` is the last commit that replaced rows or made a
-    hole (NEVER: there was none); appends and trims do not count. `producers`: the last sequence id
-    of each producer in sealed segments, by name; those that sent last (producers.py).
-    `rowless` are the offsets in sealed segments that chunks of messages took and that have no row.
-    `end_token` is that of the commit that made the row before `end_offset`."""
+    hole (NEVER: there was none); appends and trims do not count. `producers`: by name the last
+    sequence id in sealed segments, of the producers that sent last (producers.py). `rowless` are
+    the offsets in sealed segments that chunks of messages took and that have no row. `end_token` is
+    the token of the commit that made the row before `end_offset`."""
 
     number: int = 0
     start_offset: int = 0
@@ -78,21 +79,21 @@ class PartitionState:
         sources = (interval.source for interval in self.intervals.between(lo, hi))
         return list(dict.fromkeys(source for source in sources if isinstance(source, TableChunk)))
 
-    def stretches(self, lo: int, hi: int, read: Tables = UNREAD) -> list[Stretch]:
+    def stretches(self, lo: int, hi: int, tables: Tables = UNREAD) -> list[Stretch]:
         """The stretches with the rows [lo, hi), in order. Offsets that no stretch has are holes."""
         stretches = []
         for interval in self.intervals.between(lo, hi):
             source = interval.source
-            table = read[source] if isinstance(source, TableChunk) else source
+            table = tables[source] if isinstance(source, TableChunk) else source
             if table is not None:
                 first, end = max(lo, interval.lo), min(hi, interval.hi)
                 stretches.append(Stretch(first, end, table.between(self.number, first, end)))
-        return joined_stretches(stretches)
+        return join_stretches(stretches)
 
-    def token_before(self, offset: int, read: Tables = UNREAD) -> int:
+    def token_before(self, offset: int, tables: Tables = UNREAD) -> int:
         """The token of the commit that made the last row before the offset; for a row of the live
         segment the token of its opening. NO_TOKEN if the row has no token, there is no such row, or
-        its chunk is not in `read`."""
+        its chunk is not in `tables`."""
         if offset > self.end_offset:
             return NO_TOKEN if self.live is None else self.live.token
         if offset == self.end_offset:
@@ -102,7 +103,7 @@ class PartitionState:
         for interval in self.intervals.between(offset - 1, offset):
             source = interval.source
             if isinstance(source, TableChunk):
-                source = read.get(source)
+                source = tables.get(source)
             if source is not None:
                 return source.token_of(self.number, offset - 1)
         return NO_TOKEN
@@ -122,7 +123,7 @@ class PartitionState:
 
 
 @dataclass(frozen=True, slots=True)
-class Across:
+class SharedCommit:
     """A commit that several topics share: its number here and the other topics' ids."""
 
     commit_id: str
@@ -139,9 +140,9 @@ class TopicState:
     `dropped` are ledgers that lost rows, or that were live and never had rows, each with the time
     when that last happened: if nothing in the state refers to such a ledger any more, its delete
     delay counts from that time. `bodies` are the ledgers with bodies of commits, each with the last
-    such commit. `across` has the last commit shared with each other topic; `last_of_app` is the app
-    that added rows last, with the number of that commit, `last_of_others` the number of the last
-    commit by which another app added rows."""
+    such commit. `shared_commits` has the last commit shared with each other topic; `last_of_app` is
+    the app that added rows last, with the number of that commit, `last_of_others` the number of the
+    last commit by which another app added rows."""
 
     topic_id: str
     partitions: tuple[PartitionState, ...]
@@ -154,7 +155,7 @@ class TopicState:
     min_writer: int = FIRST_VERSION
     dropped: Mapping[int, int] = field(default_factory=dict)
     bodies: Mapping[int, int] = field(default_factory=dict)
-    across: tuple[Across, ...] = ()
+    shared_commits: tuple[SharedCommit, ...] = ()
     last_of_app: tuple[str, int] = ("", NEVER)
     last_of_others: int = NEVER
 
@@ -165,26 +166,26 @@ class TopicState:
         return {p: state.end_offset for p, state in enumerate(self.partitions)}
 
     def chunks(self) -> list[TableChunk]:
-        """Every chunk with a kept row."""
+        """Every chunk with a row that the topic still has."""
         by_partition = (p.chunks_between(p.start_offset, p.end_offset) for p in self.partitions)
         return list(dict.fromkeys(chunk for chunks in by_partition for chunk in chunks))
 
-    def ledgers(self, read: Tables = UNREAD) -> list[int]:
-        """The ledgers that any segment or live segment refers to, ascending. `read` has every
+    def ledgers(self, tables: Tables = UNREAD) -> list[int]:
+        """The ledgers that any segment or live segment refers to, ascending. `tables` has every
         chunk of `chunks`."""
         ledgers: dict[int, None] = {}
-        for held in self.partitions:
-            for part in held.stretches(held.start_offset, held.end_offset, read):
+        for partition in self.partitions:
+            for part in partition.stretches(partition.start_offset, partition.end_offset, tables):
                 ledgers |= dict.fromkeys(part.table.ledger_ids())
-            if held.live is not None:
-                ledgers[held.live.ledger_id] = None
+            if partition.live is not None:
+                ledgers[partition.live.ledger_id] = None
         return sorted(ledgers)
 
-    def last_foreign(self, app_id: str) -> int:
+    def last_commit_of_others(self, app_id: str) -> int:
         """The number of the last commit by which another app added rows, NEVER if there is no such
         commit."""
-        mine, number = self.last_of_app
-        return self.last_of_others if mine == app_id else number
+        last_app, number = self.last_of_app
+        return self.last_of_others if last_app == app_id else number
 
 
 def empty(topic_id: str, partitions: int) -> TopicState:
@@ -221,31 +222,33 @@ class _Folding:
         self._commit = commit
         self._now_ms = now_ms
         self._partitions = list(before.partitions)
-        self._changing: dict[int, PartitionState] = {}
+        self._changed_partitions: dict[int, PartitionState] = {}
         self._terminated = before.terminated
         self._dropped = dict(before.dropped)
         self._token = token_of(commit.commit_id)
-        self._losing: dict[int, None] = {}
-        self._sealing: dict[int, int] = {}
+        self._losing_ledgers: dict[int, None] = {}
+        self._opening_tokens: dict[int, int] = {}
 
     def apply(self, action: Action) -> None:
-        self._losing.clear()
+        self._losing_ledgers.clear()
         _STEPS[type(action)](self, action)
-        kept = {segment.ledger_id for segment in actions.segments_of(action)}
-        for ledger_id in sorted({*actions.dropped_of(action), *(self._losing.keys() - kept)}):
+        still_used = {segment.ledger_id for segment in actions.segments_of(action)}
+        for ledger_id in sorted(
+            {*actions.dropped_of(action), *(self._losing_ledgers.keys() - still_used)}
+        ):
             self._dropped[ledger_id] = self._now_ms  # the last time counts: rows may come back
 
     def result(self) -> TopicState:
         before, commit = self._before, self._commit
-        across = before.across
+        shared_commits = before.shared_commits
         if commit.others:
-            shared = Across(commit.commit_id, self._number, commit.others)
-            across = _with_shared(across, shared)
+            shared = SharedCommit(commit.commit_id, self._number, commit.others)
+            shared_commits = _with_shared_commit(shared_commits, shared)
         bodies = before.bodies
         if commit.body_ledger is not None:
             bodies = {**bodies, commit.body_ledger: self._number}
-        for p, held in self._changing.items():
-            self._partitions[p] = held
+        for p, partition in self._changed_partitions.items():
+            self._partitions[p] = partition
         return replace(
             before,
             partitions=tuple(self._partitions),
@@ -255,12 +258,12 @@ class _Folding:
             min_writer=max(before.min_writer, commit.min_writer, needed_by(commit.actions)),
             dropped=self._dropped,
             bodies=bodies,
-            across=across,
+            shared_commits=shared_commits,
             **self._authors(),
         )
 
     def _authors(self) -> dict[str, Any]:
-        """The apps that added rows last: the guard of an overwrite needs them."""
+        """The fields about the apps that added rows last, for the guard of an overwrite."""
         before, app_id = self._before, self._commit.app_id
         if not any(actions.adds_rows(action) for action in self._commit.actions):
             return {}
@@ -273,7 +276,7 @@ class _Folding:
 
     def overwrite(self, action: Overwrite) -> None:
         for p in range(len(self._partitions)):
-            self._trim(p, self._at(p).end_offset)
+            self._trim(p, self._changed_partition(p).end_offset)
         self._add(action.segments)
 
     def trim(self, action: Trim) -> None:
@@ -281,21 +284,23 @@ class _Folding:
             self._trim(p, offset)
 
     def hole(self, action: Hole) -> None:
-        held = self._at(action.partition)
-        start = max(action.start, held.start_offset)
-        self._check(start < action.end <= held.end_offset, f"makes the hole {action}")
+        partition = self._changed_partition(action.partition)
+        start = max(action.start, partition.start_offset)
+        self._check(start < action.end <= partition.end_offset, f"makes the hole {action}")
         hole = Interval(start, action.end, None, 0, self._now_ms, self._now_ms)
-        self._take_away(held, start, action.end)
-        self._rearrange(held, hole)
+        self._note_losing_ledgers(partition, start, action.end)
+        self._rearrange(partition, hole)
 
     def replace(self, action: Replace) -> None:
-        held = self._at(action.partition)
+        partition = self._changed_partition(action.partition)
         rows = sum(segment.rows for segment in action.segments)
-        fits = held.start_offset <= action.start and action.end <= held.end_offset
-        self._check(fits and rows == action.end - action.start, "replaces other rows than it has")
-        interval = self._interval(action)
-        self._take_away(held, action.start, action.end)
-        self._rearrange(held, interval)
+        is_inside = partition.start_offset <= action.start and action.end <= partition.end_offset
+        self._check(
+            is_inside and rows == action.end - action.start, "replaces other rows than it has"
+        )
+        interval = self._replacement_interval(action)
+        self._note_losing_ledgers(partition, action.start, action.end)
+        self._rearrange(partition, interval)
 
     def grow(self, action: Grow) -> None:
         count = len(self._partitions)
@@ -303,40 +308,43 @@ class _Folding:
 
     def open(self, opens: Sequence[OpenLive]) -> None:
         for action in opens:
-            held = self._at(action.partition)
-            self._check(held.live is None, f"opens partition {action.partition}, which is open")
+            partition = self._changed_partition(action.partition)
+            self._check(
+                partition.live is None, f"opens partition {action.partition}, which is open"
+            )
             ledger, version = action.ledger_id, action.metadata_version
-            held.live = LiveSegment(
-                *(action.partition, ledger, version, held.end_offset),
+            partition.live = LiveSegment(
+                *(action.partition, ledger, version, partition.end_offset),
                 *(self._number, action.owner, action.epoch, action.deduplicated),
                 *(action.first_entry, action.rows_before, action.bytes_before),
                 self._token,
             )
 
     def seal(self, seals: Sequence[SealLive]) -> None:
-        """`seals` are of different partitions; their segments share a table. A ledger that was live
-        and has no row loses its last reference, and so counts as dropped like a ledger that loses
-        rows."""
+        """`seals` are of different partitions; their segments share a table. A live ledger without
+        a row loses its last reference, so it counts as dropped, as a ledger that loses rows."""
         for action in seals:
-            held = self._at(action.partition)
+            partition = self._changed_partition(action.partition)
             self._check(
-                is_of(action, held.live),
+                is_seal_of(action, partition.live),
                 f"seals ledger {action.ledger_id}, which is not the live one",
             )
-            assert held.live is not None, "the seal is of this live segment"
-            self._sealing[action.partition] = held.live.token
-            if action.segment is None and not held.live.first_entry:
+            assert partition.live is not None, "the seal is of this live segment"
+            self._opening_tokens[action.partition] = partition.live.token
+            if action.segment is None and not partition.live.first_entry:
                 self._dropped[action.ledger_id] = self._now_ms
-            held.live = None
+            partition.live = None
             if action.producers:
-                most = bytes_of_each(len(self._partitions))
-                held.producers = with_last(held.producers, action.producers, most)
-            here = action.rowless.moved(held.end_offset)
-            held.rowless = with_more(held.rowless, here, held.start_offset)
+                bytes_max = bytes_per_partition(len(self._partitions))
+                partition.producers = with_sequence_ids(
+                    partition.producers, action.producers, bytes_max
+                )
+            rowless = action.rowless.moved(partition.end_offset)
+            partition.rowless = with_more(partition.rowless, rowless, partition.start_offset)
         segments = [action.segment for action in seals if action.segment is not None]
         if segments:
             self._add(segments)
-        self._sealing.clear()
+        self._opening_tokens.clear()
 
     def terminate(self, action: Terminate) -> None:
         self._terminated = True
@@ -346,33 +354,35 @@ class _Folding:
         for segment in segments:
             by_partition.setdefault(segment.partition, []).append(segment)
         added: list[PlacedSegment] = []
-        for p, new in by_partition.items():
-            held = self._at(p)
-            self._check(held.live is None, f"appends to partition {p}, which has a live segment")
-            added += self._placed(held.end_offset, new, held)
+        for p, new_segments in by_partition.items():
+            partition = self._changed_partition(p)
+            self._check(
+                partition.live is None, f"appends to partition {p}, which has a live segment"
+            )
+            added += self._place(partition.end_offset, new_segments, partition)
         table = SegmentTable.of(added)
-        for p, new in by_partition.items():
-            held = self._at(p)
-            end = held.end_offset + sum([segment.rows for segment in new])
-            size = sum([segment.bytes for segment in new])
+        for p, new_segments in by_partition.items():
+            partition = self._changed_partition(p)
+            end = partition.end_offset + sum([segment.rows for segment in new_segments])
+            size = sum([segment.bytes for segment in new_segments])
             first_ms = last_ms = self._now_ms
-            if len(new) == 1 and new[0].counted:
-                first_ms, last_ms = self._stored_ms(held, new[0])
-            interval = Interval(held.end_offset, end, table, size, first_ms, last_ms)
-            held.intervals = held.intervals.appended(interval)
-            held.end_offset = end
-            held.end_token = self._sealing.get(p, self._token)
+            if len(new_segments) == 1 and new_segments[0].counted:
+                first_ms, last_ms = self._stored_ms(partition, new_segments[0])
+            interval = Interval(partition.end_offset, end, table, size, first_ms, last_ms)
+            partition.intervals = partition.intervals.with_appended(interval)
+            partition.end_offset = end
+            partition.end_token = self._opening_tokens.get(p, self._token)
 
-    def _stored_ms(self, held: PartitionState, segment: Segment) -> tuple[int, int]:
+    def _stored_ms(self, partition: PartitionState, segment: Segment) -> tuple[int, int]:
         """The first and the last time at which rows of a segment born live were stored: by its
         owner's clock, but not before the rows that it follows, nor after this commit (hazard 35).
         """
-        before_ms = max((interval.last_ms for interval in held.intervals.last()), default=0)
+        before_ms = max((interval.last_ms for interval in partition.intervals.last()), default=0)
         last_ms = min(max(segment.max_ms, before_ms), self._now_ms)
         return min(max(segment.min_ms, before_ms), last_ms), last_ms
 
-    def _interval(self, action: Replace) -> Interval:
-        table = SegmentTable.of(self._replacing(action))
+    def _replacement_interval(self, action: Replace) -> Interval:
+        table = SegmentTable.of(self._replacement_segments(action))
         end, size = int(table.ends[-1]), int(table.sizes.sum())
         one_partition = bool((table.partitions == action.partition).all())
         self._check(one_partition, "replaces another partition")
@@ -380,81 +390,83 @@ class _Folding:
         first_ms, last_ms = int(times[0]), int(times[-1])
         return Interval(action.start, end, table, size, first_ms, last_ms)
 
-    def _replacing(self, action: Replace) -> list[PlacedSegment]:
+    def _replacement_segments(self, action: Replace) -> list[PlacedSegment]:
         """The new segments in their places, with the commit times of their rows."""
-        placed = self._with_tokens(list(self._placed(action.start, action.segments)), action)
+        segments = self._with_tokens(list(self._place(action.start, action.segments)), action)
         if not action.committed:
-            return placed
-        fits = [sum(rows for rows, _ in times) for times in action.committed]
+            return segments
+        row_counts = [sum(rows for rows, _ in times) for times in action.committed]
         every_ms = [ms for times in action.committed for _, ms in times]
         rising = every_ms == sorted(every_ms) and every_ms[-1] <= self._now_ms
-        rows = [new.segment.rows for new in placed]
-        self._check(fits == rows and rising, "gives rows times that cannot be theirs")
+        rows = [segment.segment.rows for segment in segments]
+        self._check(row_counts == rows and rising, "gives rows times that cannot be theirs")
         return [
-            replace(new, commit_ms=times[-1][1], times=times if len(times) > 1 else ())
-            for new, times in zip(placed, action.committed, strict=True)
+            replace(segment, commit_ms=times[-1][1], times=times if len(times) > 1 else ())
+            for segment, times in zip(segments, action.committed, strict=True)
         ]
 
-    def _with_tokens(self, placed: list[PlacedSegment], action: Replace) -> list[PlacedSegment]:
+    def _with_tokens(self, segments: list[PlacedSegment], action: Replace) -> list[PlacedSegment]:
         """The new segments with the tokens of the commits that made their rows."""
         if not action.tokens:
-            return [replace(new, tokens=()) for new in placed]
+            return [replace(segment, tokens=()) for segment in segments]
         counts = [sum(rows for rows, _ in tokens) for tokens in action.tokens]
-        fits = counts == [new.segment.rows for new in placed]
+        fits = counts == [segment.segment.rows for segment in segments]
         self._check(fits, "gives rows the tokens of others")
         return [
-            replace(new, tokens=tokens) for new, tokens in zip(placed, action.tokens, strict=True)
+            replace(segment, tokens=tokens)
+            for segment, tokens in zip(segments, action.tokens, strict=True)
         ]
 
-    def _placed(
+    def _place(
         self, base: int, segments: Sequence[Segment], after: PartitionState | None = None
     ) -> Iterator[PlacedSegment]:
-        """The segments from the offset `base` on. A segment that was born live, after the rows of
-        `after`, has its own time."""
+        """Places the segments from the offset `base` on. The times of a segment born live are not
+        before those of the rows in the partition `after`."""
         for segment in segments:
-            own = after if segment.counted else None
-            at_ms = self._now_ms if own is None else self._stored_ms(own, segment)[1]
-            token = self._sealing.get(segment.partition, self._token)
+            follows = after if segment.counted else None
+            at_ms = self._now_ms if follows is None else self._stored_ms(follows, segment)[1]
+            token = self._opening_tokens.get(segment.partition, self._token)
             tokens = ((segment.rows, token),) if token != NO_TOKEN else ()
             yield PlacedSegment(segment, base, self._number, at_ms, (), tokens)
             base += segment.rows
 
-    def _trim(self, partition: int, offset: int) -> None:
-        held = self._at(partition)
-        offset = min(offset, held.end_offset)
-        if offset > held.start_offset:
-            self._take_away(held, held.start_offset, offset)
-            held.start_offset = offset
-            held.intervals = held.intervals.since(offset)
+    def _trim(self, number: int, offset: int) -> None:
+        partition = self._changed_partition(number)
+        offset = min(offset, partition.end_offset)
+        if offset > partition.start_offset:
+            self._note_losing_ledgers(partition, partition.start_offset, offset)
+            partition.start_offset = offset
+            partition.intervals = partition.intervals.from_offset(offset)
 
-    def _take_away(self, held: PartitionState, lo: int, hi: int) -> None:
-        """Notes the ledgers that lose the rows: the action names those that its author saw, but a
-        checkpoint may have moved rows since, and only a process that folds from it sees that."""
-        for interval in held.intervals.between(lo, hi):
+    def _note_losing_ledgers(self, partition: PartitionState, lo: int, hi: int) -> None:
+        """Notes the ledgers that lose the rows [lo, hi). The action names the ledgers that its
+        author saw; a checkpoint may have moved rows since, and only a process that folds from that
+        checkpoint sees where they are."""
+        for interval in partition.intervals.between(lo, hi):
             source = interval.source
             if isinstance(source, SegmentTable):
-                part = source.between(held.number, max(lo, interval.lo), min(hi, interval.hi))
-                self._losing |= dict.fromkeys(part.ledger_ids())
+                part = source.between(partition.number, max(lo, interval.lo), min(hi, interval.hi))
+                self._losing_ledgers |= dict.fromkeys(part.ledger_ids())
 
-    def _rearrange(self, held: PartitionState, interval: Interval) -> None:
-        held.intervals = held.intervals.with_instead(interval)
-        held.rearranged = self._number
+    def _rearrange(self, partition: PartitionState, interval: Interval) -> None:
+        partition.intervals = partition.intervals.with_replaced(interval)
+        partition.rearranged = self._number
 
-    def _at(self, partition: int) -> PartitionState:
-        """The partition, to be changed."""
-        held = self._changing.get(partition)
-        if held is None:
+    def _changed_partition(self, number: int) -> PartitionState:
+        """The partition, in the copy that this commit changes."""
+        partition = self._changed_partitions.get(number)
+        if partition is None:
             count = len(self._partitions)
-            self._check(0 <= partition < count, f"names partition {partition} of {count}")
-            held = self._changing[partition] = replace(self._partitions[partition])
-        return held
+            self._check(0 <= number < count, f"names partition {number} of {count}")
+            partition = self._changed_partitions[number] = replace(self._partitions[number])
+        return partition
 
-    def _check(self, holds: bool, what: str) -> None:
-        if not holds:
+    def _check(self, is_allowed: bool, what: str) -> None:
+        if not is_allowed:
             raise errors.UnsupportedFormat(f"commit {self._number} {what}")
 
 
-def is_of(seal: SealLive, live: LiveSegment | None) -> bool:
+def is_seal_of(seal: SealLive, live: LiveSegment | None) -> bool:
     """Whether the seal ends this live segment."""
     return (
         live is not None
@@ -463,14 +475,16 @@ def is_of(seal: SealLive, live: LiveSegment | None) -> bool:
     )
 
 
-def _with_shared(before: tuple[Across, ...], last: Across) -> tuple[Across, ...]:
-    """For each other topic the last commit shared with it, in order, ACROSS_KEPT_MAX at most."""
-    kept, seen = [last], dict.fromkeys(last.others)
+def _with_shared_commit(
+    before: tuple[SharedCommit, ...], last: SharedCommit
+) -> tuple[SharedCommit, ...]:
+    """For each other topic the last commit shared with it, in order, SHARED_COMMITS_MAX at most."""
+    shared, seen_topics = [last], dict.fromkeys(last.others)
     for earlier in reversed(before):
-        if any(other not in seen for other in earlier.others):
-            kept.append(earlier)
-            seen |= dict.fromkeys(earlier.others)
-    return tuple(reversed(kept[:ACROSS_KEPT_MAX]))
+        if any(other not in seen_topics for other in earlier.others):
+            shared.append(earlier)
+            seen_topics |= dict.fromkeys(earlier.others)
+    return tuple(reversed(shared[:SHARED_COMMITS_MAX]))
 
 
 _STEPS: dict[type, Callable[[_Folding, Any], None]] = {

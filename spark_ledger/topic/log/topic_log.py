@@ -14,9 +14,8 @@ States of several topics show each commit over them in all of them or in none (T
 topics one after another, and a commit over two of them may come in between: then one state has the
 commit and the other has not, and both are folded again until they agree (hazard 14). Always true:
 two topics have the commits that they share in one order, so their states agree on all of them if
-they agree on the last. A state keeps the last ACROSS_KEPT_MAX of these; a commit that it may have
-forgotten counts as being in it.
-"""
+they agree on the last. A state keeps the last SHARED_COMMITS_MAX of these; a commit that it may
+have forgotten counts as being in it."""
 
 import asyncio
 import logging
@@ -33,7 +32,7 @@ from spark_ledger.topic.log import checkpoint, records, state
 from spark_ledger.topic.log.blobs import read_blob, unpack
 from spark_ledger.topic.log.checkpoint import CheckpointRecord, Root, StoredRoot
 from spark_ledger.topic.log.records import Commit, Head, Spilled, TopicLife
-from spark_ledger.topic.log.state import ACROSS_KEPT_MAX, TopicState
+from spark_ledger.topic.log.state import SHARED_COMMITS_MAX, TopicState
 
 READS_AT_ONCE = 64
 BODIES_AT_ONCE = 4  # each of some MiB
@@ -361,14 +360,14 @@ def torn(states: Iterable[TopicState]) -> list[str]:
     last = {
         (topic_id, other): shared.commit_id
         for topic_id, state in by_id.items()
-        for shared in state.across
+        for shared in state.shared_commits
         for other in shared.others
         if other in by_id
     }
     late: dict[str, None] = {}
     for (topic_id, other), commit_id in last.items():
         seen = last.get((other, topic_id))
-        forgotten = seen is None and len(by_id[other].across) >= ACROSS_KEPT_MAX
+        forgotten = seen is None and len(by_id[other].shared_commits) >= SHARED_COMMITS_MAX
         if seen != commit_id and not forgotten:
             late |= dict.fromkeys((topic_id, other))
     return sorted(late)

@@ -34,8 +34,8 @@ from spark_ledger.topic.log import records
 from spark_ledger.topic.log.names import (
     DEFAULT_FULL_NAMESPACE,
     TopicName,
-    of_partition,
     parse_namespace,
+    parse_partition_name,
     parse_topic,
 )
 from spark_ledger.topic.log.policies import (
@@ -127,7 +127,7 @@ class Topics:
         1 .. PARTITIONS_MAX.
         """
         topic = parse_topic(name)
-        partition = of_partition(topic)
+        partition = parse_partition_name(topic)
         if partition is not None:
             raise errors.TopicNameInvalid(
                 f"'{topic}' is the name of partition {partition[1]} of topic '{partition[0]}'",

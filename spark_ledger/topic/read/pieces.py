@@ -110,7 +110,7 @@ def on_their_own(spans: Spans, table: SegmentTable) -> tuple[Spans, SegmentTable
     if int(rows[-1] - rows[0]) + 1 == len(rows):
         part = table.part(int(rows[0]), int(rows[-1]) + 1)
     else:
-        part = table.chosen(rows)
+        part = table.take(rows)
     span_array[:, 3] = np.searchsorted(rows, span_array[:, 3])
     span_array[:, 4] = span_array[:, 3] + counts
     return tuple(map(Span._make, span_array.tolist())), part
@@ -268,7 +268,7 @@ def _entries(table: SegmentTable) -> _Entries:
     assumed = np.repeat(counted, many)
     counts, ids = np.empty(len(assumed), np.int64), np.empty(len(assumed), np.int64)
     counts[~assumed] = listed
-    ids[~assumed] = _entry_ids(table.chosen(np.flatnonzero(~counted)))
+    ids[~assumed] = _entry_ids(table.take(np.flatnonzero(~counted)))
     parts = many[counted]
     nth, parts_each = _ranges(np.zeros_like(parts), parts), np.repeat(parts, parts)
     rows, entries = np.repeat(rows, parts), np.repeat(entries, parts)

@@ -159,7 +159,7 @@ def segments_in(
             spans.append(Span(p, stretch.lo, stretch.hi, first, first + len(stretch.table)))
             tables.append(stretch.table)
             first += len(stretch.table)
-    return tuple(spans), SegmentTable.after_each_other(tables or [NO_SEGMENTS])
+    return tuple(spans), SegmentTable.concatenate(tables or [NO_SEGMENTS])
 
 
 # -- cutting -------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def sends_before_it_is_read_back(commit: Any) -> Any:
             return self._opened(live, state)
         if live is not None:
             seal = self._ended
-            if seal is None or not opening.is_of(seal, live):
+            if seal is None or not opening.is_seal_of(seal, live):
                 seal = await opening.seal_live_segment(self._commits.client.ledgers, live)
             base += 0 if seal.segment is None else seal.segment.rows
             actions.append(seal)
@@ -259,7 +259,7 @@ def counts_on(goes_on: Any) -> Any:
     return went_on
 
 
-def is_any_of_the_ledger(is_of: Any) -> Any:
+def is_any_of_the_ledger(is_seal_of: Any) -> Any:
     """A seal of an earlier segment of the ledger passes for one of the live segment."""
     return lambda seal, live: live is not None and seal.ledger_id == live.ledger_id
 
@@ -469,7 +469,7 @@ EVERY = (
         *(counts_on, SERVES),
     ),
     Mutant(
-        *("late seal of an earlier segment", "hazard 29", commit_draft, "is_of"),
+        *("late seal of an earlier segment", "hazard 29", commit_draft, "is_seal_of"),
         *(is_any_of_the_ledger, CUT),
     ),
     Mutant(

@@ -203,7 +203,7 @@ def believes_that_it_is_there(check: Any) -> Any:
     return careless
 
 
-def knows_of_no_others(last_foreign: Any) -> Any:
+def knows_of_no_others(last_commit_of_others: Any) -> Any:
     """An overwrite takes away whatever is there."""
     return lambda self, app_id: NEVER
 
@@ -371,7 +371,7 @@ MUTANTS = (
         *(goes_on_with_the_last_row, SOURCES),
     ),
     Mutant(
-        *("overwrite of what came since", "hazard 9", TopicState, "last_foreign"),
+        *("overwrite of what came since", "hazard 9", TopicState, "last_commit_of_others"),
         *(knows_of_no_others, OVERWRITES),
     ),
     Mutant(

@@ -213,7 +213,9 @@ def test_one_commit_goes_past_live_segments_of_several_owners_and_topics(silent)
             assert await owner.all_stored(owner.send([b"b"])) == [[2]]
             await owner.writer.close()
         assert await values(stage) == await values(second) == [b"a", b"x", b"b"]
-        assert (await stage.client.log(topic.id).fold()).across[-1].others == (stage.topic.id,)
+        assert (await stage.client.log(topic.id).fold()).shared_commits[-1].others == (
+            stage.topic.id,
+        )
 
     play(act)
 

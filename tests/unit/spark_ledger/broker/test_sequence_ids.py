@@ -39,7 +39,7 @@ def test_an_owner_remembers_those_that_sent_last_whatever_their_names_are(size):
     for kept in (remembered, list(ids.of_segment)):
         newer = NEW_BYTES_MAX // len(names[0]) if size > 30 else NEW_BYTES_MAX // 29
         assert len(kept) <= producers.PRODUCERS_MAX + newer
-        assert producers.json_bytes(kept) <= producers.PRODUCERS_BYTES_MAX + 2 * NEW_BYTES_MAX
+        assert producers.record_bytes(kept) <= producers.PRODUCERS_BYTES_MAX + 2 * NEW_BYTES_MAX
         assert kept == names[-len(kept) :]
         assert len(kept) >= min(producers.PRODUCERS_MAX, producers.PRODUCERS_BYTES_MAX // 1100)
 

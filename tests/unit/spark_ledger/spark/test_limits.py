@@ -158,7 +158,7 @@ def test_rows_that_were_trimmed_use_nothing_of_a_limit():
     """2,990 unread rows are gone and 100 new ones follow: ten batches of ten rows."""
     kept = held(*[segment(10, 100)] * 309)
     kept.start_offset = 2990
-    kept.intervals = kept.intervals.since(2990)
+    kept.intervals = kept.intervals.from_offset(2990)
     at, batches = 0, 0
     while at < 3090:
         curve = curve_of(kept, at, 3090)

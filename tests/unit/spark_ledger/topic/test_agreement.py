@@ -4,7 +4,7 @@ from dataclasses import replace
 from spark_ledger.topic.log import state, topic_log
 from spark_ledger.topic.log.actions import Append
 from spark_ledger.topic.log.records import Commit
-from spark_ledger.topic.log.state import ACROSS_KEPT_MAX
+from spark_ledger.topic.log.state import SHARED_COMMITS_MAX
 from tests.unit.spark_ledger.topic.stage import segment
 
 
@@ -42,20 +42,20 @@ def test_a_state_that_lacks_what_another_has_is_found():
 
 
 def test_however_many_commits_there_were_the_last_shared_with_each_topic_is_remembered():
-    pairs = ["ab", *["ac"] * (2 * ACROSS_KEPT_MAX), "ab"]
+    pairs = ["ab", *["ac"] * (2 * SHARED_COMMITS_MAX), "ab"]
     before, after = topics("abc", pairs[:-1]), topics("abc", pairs)
 
-    assert len(after["a"].across) == 2
+    assert len(after["a"].shared_commits) == 2
     assert topic_log.agree(after.values())
     assert topic_log.torn([before["b"], after["a"]]) == ["a", "b"]
     assert topic_log.torn([after["b"], before["a"]]) == ["a", "b"]
 
 
 def test_what_a_state_may_have_forgotten_is_taken_to_be_in_it():
-    names = ["a", "b", *(f"t{n}" for n in range(ACROSS_KEPT_MAX))]
+    names = ["a", "b", *(f"t{n}" for n in range(SHARED_COMMITS_MAX))]
     states = topics(names, [["a", "b"], *([["a", name] for name in names[2:]])])
 
-    assert len(states["a"].across) == ACROSS_KEPT_MAX
+    assert len(states["a"].shared_commits) == SHARED_COMMITS_MAX
     assert topic_log.agree([states["a"], states["b"]])
 
 

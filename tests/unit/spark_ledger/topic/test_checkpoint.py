@@ -25,7 +25,7 @@ def outline(topic):
     """What there is beside rows."""
     held = [(p.start_offset, p.end_offset, p.live, p.rearranged) for p in topic.partitions]
     rows = [p.rows_between(p.start_offset, p.end_offset) for p in topic.partitions]
-    plain = (topic.next, topic.terminated, topic.commit_ms, topic.min_writer, topic.across)
+    plain = (topic.next, topic.terminated, topic.commit_ms, topic.min_writer, topic.shared_commits)
     return held, rows, plain, topic.last_of_app, topic.last_of_others, topic.bodies
 
 
@@ -51,7 +51,14 @@ def test_a_fold_from_checkpoints_is_the_fold_of_all_commits_ever(seed, count, ho
 
 
 def test_a_checkpoint_holds_every_field_of_the_state():
-    stored = {*checkpoint.SCALARS, "dropped", "bodies", "across", "last_of_app", "partitions"}
+    stored = {
+        *checkpoint.SCALARS,
+        "dropped",
+        "bodies",
+        "shared_commits",
+        "last_of_app",
+        "partitions",
+    }
     of_head = {"head_version", "deleted", "turn"}
     assert {field.name for field in fields(state.TopicState)} == stored | of_head
 

@@ -59,7 +59,7 @@ def many(count, character="x", size=1000):
 @pytest.mark.parametrize("character", CHARACTERS.values(), ids=CHARACTERS)
 def test_producers_of_long_names_take_a_bounded_part_of_a_record_the_newest_of_them(character):
     known = many(5000, character)
-    kept = producers.newest(dict(known))
+    kept = producers.newest_producers(dict(known))
     text = actions.to_json(SealLive(0, 7, None, tuple(kept.items())))["producers"]
     assert 0.9 < len(records.dump({"producers": text})) / producers.PRODUCERS_BYTES_MAX <= 1
     assert tuple(kept.items()) == known[-len(kept) :]
@@ -67,12 +67,12 @@ def test_producers_of_long_names_take_a_bounded_part_of_a_record_the_newest_of_t
 
 def test_producers_of_usual_names_are_all_kept():
     known = {f"app-0123456789abcdef-{n}": n for n in range(producers.PRODUCERS_MAX)}
-    assert list(producers.newest(known)) == list(known)
+    assert list(producers.newest_producers(known)) == list(known)
 
 
 def test_a_name_that_brokers_took_before_names_had_a_limit_takes_no_place_of_others():
     known = {"a": 1, "x" * (2 << 20): 2, "b": 3}
-    assert producers.newest(known) == {"a": 1, "b": 3}
+    assert producers.newest_producers(known) == {"a": 1, "b": 3}
 
 
 def test_a_state_keeps_what_all_partitions_of_its_topic_can_keep(monkeypatch):
@@ -81,7 +81,7 @@ def test_a_state_keeps_what_all_partitions_of_its_topic_can_keep(monkeypatch):
         folded(many(60), many(200), partitions=count).partitions[0].producers for count in (1, 10)
     )
     for kept, bytes_max in ((alone, 100_000), (of_ten, 10_000)):
-        assert 0.8 * bytes_max < producers.json_bytes(kept) <= bytes_max
+        assert 0.8 * bytes_max < producers.record_bytes(kept) <= bytes_max
         assert list(kept.items()) == list(many(200)[-len(kept) :])
 
 

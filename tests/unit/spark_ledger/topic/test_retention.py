@@ -45,7 +45,7 @@ def in_one_chunk(topic):
     """The same topic with all segments of a partition in a chunk; and the chunks as read."""
     read, partitions = {}, []
     for held in topic.partitions:
-        table = SegmentTable.joined([one.source for one in held.intervals])
+        table = SegmentTable.join([one.source for one in held.intervals])
         chunk = TableChunk(BlobPointer(9_000 + held.number, 0, 0, 0, 1, 0), len(table))
         read[chunk] = table
         every = list(held.intervals)
