@@ -80,7 +80,7 @@ class LedgerDataSource(DataSource):
         from spark_ledger.spark.write import sink
 
         write_options = options.batch_write_options(self.options)
-        return sink.planned_writer(write_options, schema, overwrite)
+        return sink.open_batch_writer(write_options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         exclude_from_gc(Moment.LOADING)

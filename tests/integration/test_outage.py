@@ -68,7 +68,7 @@ def append(job, version: int, batches=(ROWS,)):
     """A micro-batch of one task."""
     intent = query_intent(job, "query", "run")
     written = write_rows(job, Task(intent, 0, 0, {}), batches, version=version)
-    return commit_rows(job, intent, version, [written], last=False)
+    return commit_rows(job, intent, version, [written], ends_intent=False)
 
 
 def read(options) -> int:
@@ -110,7 +110,7 @@ def test_a_task_waits_before_its_end_so_that_its_commit_need_not(zookeeper, topi
     intent = query_intent(job, "query", "run")
     written = write_rows(job, Task(intent, 0, 0, {}), rows(), version=1)
     assert not cluster.away
-    commit_rows(job, intent, 1, [written], last=False)
+    commit_rows(job, intent, 1, [written], ends_intent=False)
     assert read(options) == ROWS.num_rows + 10
 
 

@@ -83,7 +83,7 @@ def written(cluster) -> tuple[WriteJob, set[str], set[str]]:
         result = write_rows(job, Task(intent, 0, 0, {}), [ROWS], version=0)
     assert eventually(no_add_is_acknowledged)
     with files_that_run() as committing:
-        commit_rows(job, intent, 0, [result], last=False)
+        commit_rows(job, intent, 0, [result], ends_intent=False)
     return job, writing, committing
 
 

@@ -35,7 +35,7 @@ def job(cluster):
 
 def write(job, *, again: bool = False):
     """A task of the query's run."""
-    intent = query_intent(job, "query", "run", again=again)
+    intent = query_intent(job, "query", "run", is_retry=again)
     return intent, write_rows(job, Task(intent, 0, int(again), {}), [ROWS], version=0)
 
 
@@ -44,7 +44,7 @@ def commit(job, run_id: str, version: int, rows=ROWS, on_replay: OnReplay | None
     intent = query_intent(job, "query", run_id)
     task = Task(intent, 0, 0, {})
     written = write_rows(job, task, [rows], version=version, on_replay=on_replay)
-    return commit_rows(job, intent, version, [written], last=False)
+    return commit_rows(job, intent, version, [written], ends_intent=False)
 
 
 def rows_of(job) -> int:
@@ -102,7 +102,7 @@ def test_a_topic_deleted_under_a_query_is_named_and_a_restart_goes_on_in_one_mad
     intent, written = write(job)
     gone = background_loop().run(topics.delete(name))
     with pytest.raises(errors.TopicDeleted) as caught:
-        commit_rows(job, intent, 7, [written], last=False)
+        commit_rows(job, intent, 7, [written], ends_intent=False)
     assert str(caught.value) == (
         f"[LEDGER_DATA_LOSS.TOPIC_DELETED] topic '{name}' (id {gone.id}) was deleted. Write again,"
         " or restart the query from the same checkpoint: the topic is made again then."

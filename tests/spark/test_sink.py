@@ -171,10 +171,10 @@ def test_overwriting_is_refused_when_another_wrote_meanwhile(spark, topics, topi
                 [StructField("key", StringType()), StructField("value", StringType())]
             )
             wanted = options.batch_write_options({"topic": topic, "serviceUrl": url})
-            other = sink.planned_writer(wanted, shape, False)
+            other = sink.open_batch_writer(wanted, shape, False)
             task = Task(other.intent, 0, 0, {})
             written = write_rows(other.job, task, [batch], version=0)
-            commit_rows(other.job, other.intent, 0, [written], last=True)
+            commit_rows(other.job, other.intent, 0, [written], ends_intent=True)
             yield batch
 
     rows = keyed(3, tasks=1, start=10).mapInArrow(writes_too, "key STRING, value STRING")

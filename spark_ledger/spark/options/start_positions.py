@@ -288,7 +288,7 @@ def _is_number(name: str) -> bool:
 
 
 def _zoneless(zone: tzinfo | None, times: Iterable[tuple[Any, int]]) -> tuple[tuple[str, int], ...]:
-    """The times whose text has no zone; `zone` is the option's, with which there are none."""
+    """The times whose text has no zone; empty if the option gives a `zone`."""
     if zone is not None:
         return ()
     return tuple(time for time in times if has_no_zone(time[0]))

@@ -89,15 +89,15 @@ def read_rows(
     others = OtherRows(OnOtherFormat(options.on_other_format), typed=values is not None)
 
     def to_spark(rows: Block, topic: str) -> pa.RecordBatch:
-        other = others.are(rows, topic)
-        if other and others.policy is OnOtherFormat.SKIP:
+        is_other = others.accepts(rows, topic)
+        if is_other and others.policy is OnOtherFormat.SKIP:
             return arrow_nulls(arrow, 0)
         payload = None
         if values is not None:
             nulls = arrow_nulls(values.payload, rows.num_rows).columns
-            payload = nulls if other else values.columns(rows, topic)
-        made = columns.to_spark(rows, topic, arrow, payload, null_value=other)
-        return made if keys is None else columns.with_keys(rows, made, keys)
+            payload = nulls if is_other else values.columns(rows, topic)
+        batch = columns.to_spark(rows, topic, arrow, payload, null_value=is_other)
+        return batch if keys is None else columns.with_keys(rows, batch, keys)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for task in reads.tasks:

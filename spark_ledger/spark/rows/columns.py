@@ -1,4 +1,5 @@
-"""The columns of a reader: which it offers, which a user may declare, how they come out of entries.
+"""The columns of a read: which are there by default, which a user may declare, how rows of entries
+become these columns.
 
     binary, string   Kafka's: key value topic partition offset timestamp timestampType,
                      with includeHeaders: headers,
@@ -10,12 +11,12 @@
                      with includeProducer: __producerName __sequenceId
 
 Always true: the default schema is Kafka's, name for name and type for type; a user's .schema() is
-a projection by name, without regard to case, of all columns of the format, whether an option adds
-them to the default or not; key and value may be text or bytes. Only requested columns are made;
-key, value, headers and event time are the entry's own memory, the others are whole numpy columns or
-constants that are kept; a column that the entry does not have is null in every row. Nothing here
-loops over rows. pyarrow.compute takes 35 ms to load, and only the columns and filters that need it
-load it.
+a projection by name, in upper or lower case, of all columns of the format, also of those that only
+an option adds to the default; key and value may be text or bytes. Only requested columns are made;
+key, value, headers and event time share the entry's memory, the others are whole numpy columns or
+cached constants; a column that the entry does not have is null in every row. Nothing here loops
+over rows. pyarrow.compute takes 35 ms to load, and only the columns and filters that need it load
+it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -59,8 +60,8 @@ from spark_ledger.topic.read.row_blocks import Block
 from spark_ledger.topic.schema.records import RESERVED_NAMES
 
 Kinds = tuple[DataType, ...]
-Make = Callable[[Block, str, pa.DataType], pa.Array]
-"""(rows, topic, type): the column of these rows."""
+MakeColumn = Callable[[Block, str, pa.DataType], pa.Array]
+"""Makes the column of the rows of a topic, of this type."""
 
 HEADERS_TYPE = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
@@ -75,15 +76,15 @@ TIME: Kinds = (TimestampType(),)
 
 
 class Column(NamedTuple):
-    """A column that a reader has beside those of the payload. It is made of the entry's column
-    `stored`; `added` is the field of ShapeOptions that adds it to the default columns (empty: it is
-    one of them)."""
+    """A column that a read has beside those of the payload, made from the column `entry_column` of
+    an entry. `shape_option` is the field of ShapeOptions that adds it to the default columns; empty
+    for a default column."""
 
     name: str
     kinds: Kinds
-    make: Make
-    stored: str | None = None
-    added: str = ""
+    make: MakeColumn
+    entry_column: str | None = None
+    shape_option: str = ""
 
 
 # -- the columns that a reader offers, and that a user may declare --------------------------------
@@ -95,79 +96,81 @@ def has_payload(value_format: str) -> bool:
 
 
 def read_schema(shape: ShapeOptions, payload: StructType | None = None) -> StructType:
-    """The columns of a reader if the user declares none; `payload` are the payload's columns if the
-    format has such. Raises SchemaReservedColumn."""
-    own: list[StructField] = []
+    """The columns of a read for which the user declares no schema; `payload` are the payload's
+    columns, in a format that has them. Raises SchemaReservedColumn."""
+    payload_fields: list[StructField] = []
     if has_payload(shape.value_format):
         assert payload is not None, "the payload's columns are looked up first"
-        own = payload.fields
-        for column in own:
+        payload_fields = payload.fields
+        for column in payload_fields:
             check_not_reserved(column.name)
-    text = shape.value_format == "string"
-    more = [
-        StructField(column.name, TEXT[0] if text and column.name == "value" else column.kinds[0])
+    is_text = shape.value_format == "string"
+    other_fields = [
+        StructField(column.name, TEXT[0] if is_text and column.name == "value" else column.kinds[0])
         for column in _columns(shape.value_format).values()
-        if not column.added or getattr(shape, column.added)
+        if not column.shape_option or getattr(shape, column.shape_option)
     ]
-    return StructType([*own, *more])
+    return StructType([*payload_fields, *other_fields])
 
 
 def check_projection(declared: StructType, value_format: str = "binary") -> None:
-    """Raises SchemaUnknownColumn or SchemaTypeMismatch for a column that no reader has,
-    SchemaMissingColumn for no column at all; it does not check the payload's own columns."""
-    check_named_once(declared)
+    """Raises SchemaUnknownColumn or SchemaTypeMismatch for a column that no read has,
+    SchemaMissingColumn if there is no column; does not check the payload's columns."""
+    check_names_differ(declared)
     if not declared.fields:
         raise SchemaMissingColumn("the declared schema has no column", "Declare at least one.")
-    offered = _columns(value_format)
+    columns = _columns(value_format)
     for column in declared.fields:
-        allowed = offered.get(column.name.lower())
-        if allowed is not None:
-            check_type(column, allowed.kinds)
+        read_column = columns.get(column.name.lower())
+        if read_column is not None:
+            check_type(column, read_column.kinds)
         elif not has_payload(value_format):
-            names = ", ".join(column.name for column in offered.values())
+            names = ", ".join(read_column.name for read_column in columns.values())
             raise SchemaUnknownColumn(
                 f"a topic has no column {column.name!r}", f"Declare some of: {names}."
             )
 
 
 def payload_of(declared: StructType) -> StructType:
-    """The payload's own columns among the declared ones."""
+    """The payload's columns among the declared columns."""
     return StructType([column for column in declared.fields if column.name.lower() not in _TYPED])
 
 
 def entry_columns(
     declared: StructType,
     value_format: str = "binary",
-    stored: Iterable[str] = (),
+    payload_names: Iterable[str] = (),
     *,
     with_key: bool = False,
 ) -> frozenset[str]:
-    """The columns of an entry to decode, by their names there; no other column is built. `stored`
-    are the names in the versions of the topic's schema; `with_key` is for a filter on keys."""
+    """The columns of an entry to decode for the declared columns, by their names in entries.
+    `payload_names` are the payload's columns as the versions of the topic's schema spell them;
+    `with_key` is for a filter on keys."""
     columns = _columns(value_format)
-    names = {name.lower() for name in declared.names}
-    made_of = {columns[name].stored for name in names if name in columns}
-    decoded = {name for name in (*made_of, KEY if with_key else None) if name is not None}
-    decoded |= {TYPED_NAMES[name] for name in decoded if name in TYPED_NAMES}
+    declared_names = {name.lower() for name in declared.names}
+    sources = {columns[name].entry_column for name in declared_names if name in columns}
+    names = {name for name in (*sources, KEY if with_key else None) if name is not None}
+    names |= {TYPED_NAMES[name] for name in names if name in TYPED_NAMES}
     if has_payload(value_format):
-        decoded |= {name for name in stored if name.lower() in names}
-        decoded |= {VALUE} if value_format == "json" and names - _TYPED.keys() else set()
-    return frozenset(decoded)
+        names |= {name for name in payload_names if name.lower() in declared_names}
+        names |= {VALUE} if value_format == "json" and declared_names - _TYPED.keys() else set()
+    return frozenset(names)
 
 
 def is_place(column: StructField, value_format: str) -> bool:
-    """Whether this column, of this type, is the place of a row: readers have it, writers do not."""
-    of_reader = _columns(value_format).get(column.name.lower())
+    """Whether a column of this name and type is the place of a row, which a read gives and a write
+    ignores."""
+    read_column = _columns(value_format).get(column.name.lower())
     return (
-        of_reader is not None
-        and of_reader.name == column.name
-        and any(_same(column.dataType, kind) for kind in of_reader.kinds)
+        read_column is not None
+        and read_column.name == column.name
+        and any(_is_same_type(column.dataType, kind) for kind in read_column.kinds)
     )
 
 
 def check_type(column: StructField, allowed: Kinds) -> None:
     """Raises SchemaTypeMismatch."""
-    if not any(_same(column.dataType, kind) for kind in allowed):
+    if not any(_is_same_type(column.dataType, kind) for kind in allowed):
         kinds = " or ".join(kind.simpleString().upper() for kind in allowed)
         raise SchemaTypeMismatch(
             f"column {column.name!r} is {column.dataType.simpleString().upper()}, not {kinds}",
@@ -175,8 +178,8 @@ def check_type(column: StructField, allowed: Kinds) -> None:
         )
 
 
-def check_named_once(declared: StructType) -> None:
-    """Raises SchemaUnknownColumn for a repeated name, without regard to case."""
+def check_names_differ(declared: StructType) -> None:
+    """Raises SchemaUnknownColumn if two names differ at most in upper and lower case."""
     names = [name.lower() for name in declared.names]
     for name in names:
         if names.count(name) > 1:
@@ -184,13 +187,13 @@ def check_named_once(declared: StructType) -> None:
 
 
 def check_not_reserved(name: str) -> None:
-    """Raises SchemaReservedColumn for a column of the payload with the name of a column that a
-    reader has beside them."""
+    """Raises SchemaReservedColumn if a column of the payload has the name of a column that a read
+    has beside the payload."""
     if name.lower() in RESERVED_NAMES:
         raise SchemaReservedColumn(f"a column of the payload cannot be named {name!r}")
 
 
-def _same(kind: DataType, other: DataType) -> bool:
+def _is_same_type(kind: DataType, other: DataType) -> bool:
     """Whether the types are the same, without regard to nullability."""
     return kind.simpleString() == other.simpleString()
 
@@ -210,72 +213,72 @@ def to_spark(
     *,
     null_value: bool = False,
 ) -> pa.RecordBatch:
-    """The columns that `schema` names. `payload` are the payload's own columns among them, in their
-    order (typed_values.py makes them); None in a format without such columns. With `null_value` the
-    columns made of the value are null.
+    """The rows as the columns that `schema` names. `payload` are the payload's columns among them,
+    in the order of `schema` (typed_values.py makes them); None in a format without such columns.
+    With `null_value` the columns made from the value are null.
 
     Raises SchemaIncompatible if `value` is requested and the rows are typed: they have no value.
     """
     if not len(schema):
         return rows.record_batch.select([])
     by_name = _UNTYPED if payload is None else _TYPED
-    own = iter(payload or ())
-    columns = []
+    payload_columns = iter(payload or ())
+    arrays = []
     for field in schema:
         column = by_name.get(field.name.lower())
         if column is None:
-            made = _as(next(own), field.type)
-        elif null_value and column.stored == VALUE:
-            made = pa.nulls(rows.num_rows, field.type)
+            array = _cast(next(payload_columns), field.type)
+        elif null_value and column.entry_column == VALUE:
+            array = pa.nulls(rows.num_rows, field.type)
         else:
-            made = column.make(rows, topic, field.type)
-        columns.append(made)
-    assert next(own, None) is None, "every column of the payload has its place"
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+            array = column.make(rows, topic, field.type)
+        arrays.append(array)
+    assert next(payload_columns, None) is None, "every column of the payload is in the schema"
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def with_keys(rows: Block, made: pa.RecordBatch, keys: Sequence[bytes]) -> pa.RecordBatch:
-    """The rows of `made` that have one of the keys; `made` are the columns of `rows`."""
+def with_keys(rows: Block, batch: pa.RecordBatch, keys: Sequence[bytes]) -> pa.RecordBatch:
+    """The rows of `batch` that have one of the keys; `batch` has the same rows as `rows`."""
     import pyarrow.compute as pc
 
-    column = _stored(rows, KEY)
+    column = _entry_column(rows, KEY)
     if column is None:
-        return made.slice(0, 0)
+        return batch.slice(0, 0)
     mask = pc.is_in(column, value_set=of_list(keys, pa.binary()))
-    return made if pc.all(mask).as_py() else made.filter(mask)
+    return batch if pc.all(mask).as_py() else batch.filter(mask)
 
 
-def _stored(rows: Block, name: str) -> pa.Array | None:
-    """A column of the entry, None if the entry lacks it."""
+def _entry_column(rows: Block, name: str) -> pa.Array | None:
+    """A column of the entry; None if the entry lacks it."""
     batch = rows.record_batch
     at = batch.schema.get_field_index(TYPED_NAMES.get(name, name) if rows.typed else name)
     return None if at < 0 else batch.column(at)
 
 
-def _entrys(name: str, *, of_typed: bool = True) -> Make:
-    """Makes a column out of the entry's. Not `of_typed`: only batches of Pulsar's producers have
-    this column, and typed rows may have a column of their own with its name."""
+def _from_entry(name: str, *, in_typed_rows: bool = True) -> MakeColumn:
+    """Makes a column from the entry's column `name`. Without `in_typed_rows` the column is null in
+    typed rows: only batches of Pulsar's producers have it, and a payload may use its name."""
 
-    def column(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
-        stored = _stored(rows, name) if of_typed or not rows.typed else None
-        return pa.nulls(rows.num_rows, kind) if stored is None else _as(stored, kind)
+    def make(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
+        column = _entry_column(rows, name) if in_typed_rows or not rows.typed else None
+        return pa.nulls(rows.num_rows, kind) if column is None else _cast(column, kind)
 
-    return column
+    return make
 
 
 def _value(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
     _check_untyped(rows, topic)
-    return _entrys(VALUE)(rows, topic, kind)
+    return _from_entry(VALUE)(rows, topic, kind)
 
 
 def _value_size(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
     import pyarrow.compute as pc
 
     _check_untyped(rows, topic)
-    stored = _stored(rows, VALUE)
-    if stored is None:
+    column = _entry_column(rows, VALUE)
+    if column is None:
         return pa.nulls(rows.num_rows, kind)
-    return pc.binary_length(stored).cast(kind)
+    return pc.binary_length(column).cast(kind)
 
 
 def _check_untyped(rows: Block, topic: str) -> None:
@@ -289,8 +292,8 @@ def _check_untyped(rows: Block, topic: str) -> None:
         )
 
 
-def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Bytes as `kind`. Text is not checked to be UTF-8, as in Spark's own CAST."""
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The column as `kind`. As in Spark's CAST, bytes become text without a check of UTF-8."""
     if column.type.equals(kind):
         return column
     if pa.types.is_string(kind) and pa.types.is_binary(column.type):
@@ -298,15 +301,15 @@ def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column.cast(kind)
 
 
-def _counted(name: str) -> Make:
+def _counting_up(name: str) -> MakeColumn:
     """Makes a column that counts up from row to row."""
     return lambda rows, topic, kind: of_numpy(
         rows.each_counted(name).astype(kind.to_pandas_dtype(), copy=False)
     )
 
 
-def _runs(name: str) -> Make:
-    """Makes a column of a value that the rows of a run share."""
+def _of_runs(name: str) -> MakeColumn:
+    """Makes a column of a value that all rows of a run share."""
     return lambda rows, topic, kind: of_numpy(
         rows.each(name).astype(kind.to_pandas_dtype(), copy=False)
     )
@@ -322,21 +325,21 @@ def _message_ids(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
 
     if len(rows.runs) == 1:
         ((partition, _, count, ledger, entry, first, _),) = rows.runs.tolist()
-        texts = _number_texts(_rounded(first + count)).slice(first, count)
+        texts = _number_texts(_round_up(first + count)).slice(first, count)
         place = of_list([f"{ledger}:{entry}:{partition}:"], pa.string())[0]
         return pc.binary_join_element_wise(place, texts, "")
     parts = (*map(rows.each, ("ledger", "entry", "partition")), rows.each_counted("entry_row"))
     return pc.binary_join_element_wise(*(of_numpy(part).cast(pa.string()) for part in parts), ":")
 
 
-def _repeated(value_of: Callable[[Block, str], str | int]) -> Make:
-    """Makes a column of one value: a slice of a longer column that is kept."""
+def _constant_column(value_of: Callable[[Block, str], str | int]) -> MakeColumn:
+    """Makes a column with one value in all rows: a slice of a longer, cached column."""
 
-    def column(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
+    def make(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
         count = rows.num_rows
-        return _constant(value_of(rows, topic), kind, _rounded(count)).slice(0, count)
+        return _constant(value_of(rows, topic), kind, _round_up(count)).slice(0, count)
 
-    return column
+    return make
 
 
 @lru_cache(maxsize=2)
@@ -349,15 +352,15 @@ def _constant(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
     return pa.repeat(of_list([value], kind)[0], count)  # pa.scalar loads pandas
 
 
-def _rounded(count: int) -> int:
-    """The length rounded up, so that a kept column serves batches of many lengths."""
+def _round_up(count: int) -> int:
+    """The length rounded up, so that a cached column serves batches of many lengths."""
     return max(1024, 1 << (count - 1).bit_length())
 
 
-# -- all of them -----------------------------------------------------------------------------------
+# -- all columns -----------------------------------------------------------------------------------
 
-_TOPIC = _repeated(lambda rows, topic: topic)
-_SCHEMA_VERSION = _repeated(lambda rows, topic: rows.schema_version)
+_TOPIC = _constant_column(lambda rows, topic: topic)
+_SCHEMA_VERSION = _constant_column(lambda rows, topic: rows.schema_version)
 _HEADERS: Kinds = (HEADERS_TYPE,)
 _META, _PRODUCER = "include_metadata", "include_producer"
 
@@ -367,36 +370,44 @@ def _by_lower(*columns: Column) -> dict[str, Column]:
 
 
 _UNTYPED = _by_lower(
-    Column("key", BYTES, _entrys(KEY), KEY),
+    Column("key", BYTES, _from_entry(KEY), KEY),
     Column("value", BYTES, _value, VALUE),
     Column("topic", TEXT, _TOPIC),
-    Column("partition", INT, _runs("partition")),
-    Column("offset", LONG, _counted("offset")),
+    Column("partition", INT, _of_runs("partition")),
+    Column("offset", LONG, _counting_up("offset")),
     Column("timestamp", TIME, _times),
-    Column("timestampType", INT, _repeated(lambda rows, topic: CREATE_TIME)),
-    Column("headers", _HEADERS, _entrys(HEADERS), HEADERS, "include_headers"),
-    Column("eventTime", TIME, _entrys(EVENT_TIME), EVENT_TIME, _META),
-    Column("ledgerId", LONG, _runs("ledger"), None, _META),
-    Column("entryId", LONG, _runs("entry"), None, _META),
-    Column("batchIndex", INT, _counted("entry_row"), None, _META),
+    Column("timestampType", INT, _constant_column(lambda rows, topic: CREATE_TIME)),
+    Column("headers", _HEADERS, _from_entry(HEADERS), HEADERS, "include_headers"),
+    Column("eventTime", TIME, _from_entry(EVENT_TIME), EVENT_TIME, _META),
+    Column("ledgerId", LONG, _of_runs("ledger"), None, _META),
+    Column("entryId", LONG, _of_runs("entry"), None, _META),
+    Column("batchIndex", INT, _counting_up("entry_row"), None, _META),
     Column("messageId", TEXT, _message_ids, None, _META),
     Column("schemaVersion", INT, _SCHEMA_VERSION, None, _META),
     Column("valueSize", INT, _value_size, VALUE, _META),
-    Column("producerName", TEXT, _entrys(PRODUCER_NAME, of_typed=False), PRODUCER_NAME, _PRODUCER),
-    Column("sequenceId", LONG, _entrys(SEQUENCE_ID, of_typed=False), SEQUENCE_ID, _PRODUCER),
+    Column(
+        "producerName",
+        TEXT,
+        _from_entry(PRODUCER_NAME, in_typed_rows=False),
+        PRODUCER_NAME,
+        _PRODUCER,
+    ),
+    Column(
+        "sequenceId", LONG, _from_entry(SEQUENCE_ID, in_typed_rows=False), SEQUENCE_ID, _PRODUCER
+    ),
 )
 _TYPED = _by_lower(
-    Column("__key", BYTES, _entrys(KEY), KEY),
+    Column("__key", BYTES, _from_entry(KEY), KEY),
     Column("__topic", TEXT, _TOPIC),
-    Column("__partition", INT, _runs("partition")),
-    Column("__offset", LONG, _counted("offset")),
+    Column("__partition", INT, _of_runs("partition")),
+    Column("__offset", LONG, _counting_up("offset")),
     Column("__publishTime", TIME, _times),
-    Column("__eventTime", TIME, _entrys(EVENT_TIME), EVENT_TIME),
+    Column("__eventTime", TIME, _from_entry(EVENT_TIME), EVENT_TIME),
     Column("__messageId", TEXT, _message_ids),
-    Column("__messageProperties", _HEADERS, _entrys(HEADERS), HEADERS),
-    Column("__ledgerId", LONG, _runs("ledger"), None, _META),
-    Column("__entryId", LONG, _runs("entry"), None, _META),
-    Column("__batchIndex", INT, _counted("entry_row"), None, _META),
+    Column("__messageProperties", _HEADERS, _from_entry(HEADERS), HEADERS),
+    Column("__ledgerId", LONG, _of_runs("ledger"), None, _META),
+    Column("__entryId", LONG, _of_runs("entry"), None, _META),
+    Column("__batchIndex", INT, _counting_up("entry_row"), None, _META),
     Column("__schemaVersion", INT, _SCHEMA_VERSION, None, _META),
     *(
         _UNTYPED[name]._replace(name=f"__{_UNTYPED[name].name}")
@@ -404,6 +415,6 @@ _TYPED = _by_lower(
     ),
 )
 DEFAULT_SCHEMA = StructType(
-    [StructField(c.name, c.kinds[0]) for c in _UNTYPED.values() if not c.added]
+    [StructField(c.name, c.kinds[0]) for c in _UNTYPED.values() if not c.shape_option]
 )
-"""Kafka's."""
+"""The schema of Spark's Kafka source."""

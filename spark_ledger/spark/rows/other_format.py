@@ -1,9 +1,10 @@
-"""What a read does with rows of the other kind: columns in a read of bytes, bytes in a read of
-columns. A topic has both if schemaMode=none mixed them, or if its schema was withdrawn.
+"""What a read does with rows of the other kind: typed rows in a read of bytes, rows of bytes in a
+read of typed rows. A topic has both kinds after writes with schemaMode=none, or after its schema
+was withdrawn.
 
-Always true: rows of the read's own kind are read as ever; the others are an error, or they are
-counted and logged with their places. `skip`: they are left out. `null`: they come with a payload of
-nulls and all columns beside it.
+Always true: rows of the read's own kind are not affected. `fail`: a row of the other kind is an
+error. Else such rows are counted and logged with their offsets. `skip` leaves them out; `null`
+gives them with a payload of nulls and all other columns.
 """
 
 import logging
@@ -12,7 +13,7 @@ from enum import Enum
 from spark_ledger.topic.read.row_blocks import Block
 
 LOGGED_MAX = 20
-"""Of one task; the others are counted."""
+"""Runs of rows that one task logs; it only counts the rows of further runs."""
 
 _log = logging.getLogger(__name__)
 
@@ -24,22 +25,22 @@ class OnOtherFormat(Enum):
 
 
 class OtherRows:
-    """The rows of the other kind in one task; `typed`: the read is of typed rows."""
+    """Counts the rows of the other kind in one task; `typed`: the read is one of typed rows."""
 
     def __init__(self, policy: OnOtherFormat, *, typed: bool) -> None:
         self.policy = policy
         self.count = 0
         self._typed = typed
-        self._places = 0
+        self._logged_runs = 0
 
-    def are(self, rows: Block, topic: str) -> bool:
-        """Whether the rows are of the other kind and the policy accepts them; counts them then."""
+    def accepts(self, rows: Block, topic: str) -> bool:
+        """Whether the rows are of the other kind and the policy accepts them; then counts them."""
         if self.policy is OnOtherFormat.FAIL or rows.typed == self._typed:
             return False
         self.count += rows.num_rows
-        for run in rows.runs.tolist() if self._places < LOGGED_MAX else ():
+        for run in rows.runs.tolist() if self._logged_runs < LOGGED_MAX else ():
             partition, offset, count = run[:3]
-            self._places += 1
+            self._logged_runs += 1
             _log.warning(
                 "topic %r, partition %d, offsets %d to %d: rows that are %s are %s",
                 *(topic, partition, offset, offset + count - 1),

@@ -1,14 +1,14 @@
-"""Values that are columns: a row's payload in Spark, and in a topic.
+"""Typed rows: a row's payload as columns in Spark and in a topic.
 
     valueFormat   rows in the topic                     columns in Spark
     json          `value` is JSON text, or typed        the payload's
     arrow         typed: the payload's own columns      the payload's
     schema        as arrow, by a schema that was registered before
 
-Always true: the driver, or a task once, decides about a schema before it writes or reads a row;
-then whole columns are selected and cast by name. The payload's types are those of
-topic/schema/records.py; a reader offers every column as nullable. Rows that do not fit are an error
-with their topic, partition and offset.
+Always true: the driver, or each task once, chooses the schema before it writes or reads a row; then
+whole columns are selected and cast by name. The payload's types are those of
+topic/schema/records.py; in a read every column is nullable. Rows that do not fit are an error with
+their topic, partition and offset.
 
 To write: call `ValueWriter.of(...)` with the DataFrame's schema in the driver, and
 `writer.version(...)` once for each topic; then pass `values(...)` of each batch to a task writer
@@ -70,7 +70,7 @@ _SIMPLE = (
 
 
 def arrow_payload(payload: StructType) -> pa.Schema:
-    """The payload's columns as a topic has them, maybe no column at all.
+    """The payload's columns as a topic has them; there may be no column.
 
     Raises errors.SchemaTypeMismatch for a type that no topic has, errors.SchemaReservedColumn,
     errors.SchemaUnknownColumn for a repeated name.
@@ -83,7 +83,7 @@ def arrow_payload(payload: StructType) -> pa.Schema:
 
 
 def spark_payload(schema: pa.Schema) -> StructType:
-    """A topic's columns as a reader offers them: each may be null."""
+    """A topic's columns as a read gives them: each may be null."""
     return spark_schema(schema_rules.nullable(schema))
 
 
@@ -98,8 +98,8 @@ class ValueWriter:
 
     @classmethod
     def of(cls, value_format: str, payload: StructType, schema_mode: str) -> "ValueWriter":
-        """`payload` are the columns beside metadata. Raises as arrow_payload, also for text with a
-        collation, as no topic keeps it; errors.SchemaMissingColumn without columns,
+        """`payload` are the payload's columns. Raises as arrow_payload; errors.SchemaTypeMismatch
+        for text with a collation, which no topic keeps; errors.SchemaMissingColumn without columns;
         errors.OptionConflict."""
         for field in payload.fields:
             _check_not_collated(field.dataType, field.name)
@@ -135,8 +135,8 @@ class ValueWriter:
         return json_values.packed(rows) if self.value_format == JSON else rows
 
     def misfits(self, payload: pa.RecordBatch, version: SchemaVersion | None) -> pa.Array | None:
-        """For each row the reason for which `values` refuses it, null if `values` takes it; None if
-        it takes all rows. Bad rows are found by halving the refused ones."""
+        """For each row the reason for which `values` refuses it, null if `values` accepts it; None
+        if it accepts all rows. Halves each refused range until the bad rows are found."""
         reasons: dict[int, str] = {}
         parts = [(0, payload.num_rows)]
         while parts:
@@ -165,12 +165,12 @@ class ValueWriter:
 @dataclass(frozen=True, slots=True)
 class ValueReader:
     """How rows of a topic become a DataFrame's payload columns. Picklable. `payload` is canonical,
-    in the order of the DataFrame; `stored` are their names in entries, None if entries may spell
-    them in another way."""
+    in the order of the DataFrame; `entry_names` are the columns' names in entries, None if entries
+    may spell them in another way."""
 
     value_format: str
     payload: pa.Schema
-    stored: tuple[str, ...] | None
+    entry_names: tuple[str, ...] | None
 
     @classmethod
     def of(
@@ -191,18 +191,18 @@ class ValueReader:
             return cls(value_format, schema, ())
         if registered is None:
             return cls(value_format, schema, None)
-        asked = {name.lower() for name in schema.names}
-        spelled = [name for name in registered.names if name.lower() in asked]
-        return cls(value_format, schema, tuple(dict.fromkeys([*schema.names, *spelled])))
+        lower_names = {name.lower() for name in schema.names}
+        registered_names = [name for name in registered.names if name.lower() in lower_names]
+        return cls(value_format, schema, tuple(dict.fromkeys([*schema.names, *registered_names])))
 
     def entry_columns(
         self, declared: StructType, *, with_key: bool = False
     ) -> frozenset[str] | None:
-        """The columns of an entry to decode for all the columns `declared`, the payload's among
-        them; None: all. See columns.entry_columns."""
-        if self.stored is None:
+        """The columns of an entry to decode for the `declared` columns, which are the payload's and
+        others; None: all. See columns.entry_columns."""
+        if self.entry_names is None:
             return None
-        return entry_columns(declared, self.value_format, self.stored, with_key=with_key)
+        return entry_columns(declared, self.value_format, self.entry_names, with_key=with_key)
 
     def columns(self, rows: Block, topic: str) -> list[pa.Array]:
         """The payload's columns of the rows, in order. Raises errors.SchemaIncompatible."""
@@ -211,12 +211,12 @@ class ValueReader:
         try:
             return list(self._read(rows).columns)
         except SchemaIncompatible as error:
-            raise _placed(error, rows, topic) from error
+            raise _with_place(error, rows, topic) from error
 
     def _read(self, rows: Block) -> pa.RecordBatch:
         batch = rows.record_batch
         if rows.typed:
-            return conformed(batch, self.payload)  # no name of a payload is one beside it
+            return conformed(batch, self.payload)  # payload and other columns share no name
         if self.value_format == JSON:
             return json_values.parsed(column_of(batch, VALUE), self.payload)
         raise SchemaIncompatible(
@@ -229,12 +229,12 @@ class ValueReader:
 async def registered_schema(
     schemas: SchemaRegistry, topics: Iterable[TopicInfo], value_format: str, *, declared: bool
 ) -> pa.Schema | None:
-    """The columns that a read of the topics with payload columns sees. None if the user `declared`
-    the columns and they cannot be compared: a topic has no schema, or the topics have no common
-    type of a column. Raises errors.SchemaNotRegistered, errors.SchemaIncompatible."""
+    """The payload's columns in a read of the topics. None if the user `declared` the columns and
+    they cannot be compared: a topic has no schema, or the topics' schemas have no common type for a
+    column. Raises errors.SchemaNotRegistered, errors.SchemaIncompatible."""
     topics = list(topics)
-    of_topics = [(await schemas.of(topic)).versions for topic in topics]
-    for topic, versions in zip(topics, of_topics, strict=True):
+    by_topic = [(await schemas.of(topic)).versions for topic in topics]
+    for topic, versions in zip(topics, by_topic, strict=True):
         if not versions:
             if declared and value_format != SCHEMA:
                 return None
@@ -247,12 +247,12 @@ async def registered_schema(
         raise
 
 
-def _placed(error: SchemaIncompatible, rows: Block, topic: str) -> SchemaIncompatible:
-    """The error with the place of the rows, or of the one row, that do not fit."""
+def _with_place(error: SchemaIncompatible, rows: Block, topic: str) -> SchemaIncompatible:
+    """The error with the offsets of the rows that do not fit, or of the single row."""
     row = error.facts.get("row")
     first = row if isinstance(row, int) else 0
     partition, offset = rows.place_of(first)
-    place = f"offset {offset}" if isinstance(row, int) else _all_of(rows)
+    place = f"offset {offset}" if isinstance(row, int) else _offsets_text(rows)
     version = f" (version {rows.schema_version} of its schema)" if rows.schema_version else ""
     return SchemaIncompatible(
         f"topic {topic!r}, partition {partition}, {place}{version}: {error.what}",
@@ -261,7 +261,7 @@ def _placed(error: SchemaIncompatible, rows: Block, topic: str) -> SchemaIncompa
     )
 
 
-def _all_of(rows: Block) -> str:
+def _offsets_text(rows: Block) -> str:
     first, last = rows.place_of(0), rows.place_of(rows.num_rows - 1)
     if bool((rows.runs["partition"] == first[0]).all()):
         return f"offsets {first[1]} to {last[1]}"

@@ -1,5 +1,5 @@
-"""The columns of a write: which are allowed, the role of each, the topic of each row, and the rows
-that cannot be written and go to badRecordsTopic.
+"""The columns of a write: which columns are allowed, the role of each, the topic of each row; and
+the bad rows, which go to badRecordsTopic.
 
     binary, string   value, key (text or bytes), topic (STRING), partition (INT), headers (array of
                      structs of key and value, or a map), eventTime or timestamp (TIMESTAMP)
@@ -10,14 +10,14 @@ that cannot be written and go to badRecordsTopic.
                      `partition` (as the row had them, null if it had none), then the caller's facts
                      of the write (`queryId`, `batchId`, ...)
 
-Always true: a column that would be ignored is an error that names it. Exceptions are a reader's
-columns for the place of a row (`offset`, `timestampType`, ...: written again, the row is elsewhere)
-and columns that something else overrides: `topic` and `partition` beside the options topic and
-routing, and `timestamp` beside `eventTime`. A row without a topic is an error, never lost; rows of
-a topic keep their order. A row is good or bad, never both or neither, and no good row is refused
-later for a reason that is judged here (no topic, an impossible topic, a partition that does not
-exist, a row larger than an entry). A bad row is kept with its reason, which begins with the class
-of the error that it would have been. Nothing here loops over rows.
+Always true: a column that would be ignored is an error that names it. Exceptions are a read's
+columns for the place of a row (`offset`, `timestampType`, ...: the row will have another place),
+`topic` if there is an option topic, `partition` if there is an option routing, and `timestamp`
+beside `eventTime`. A row without a topic is an error, never lost; rows of a topic keep their order.
+A row is bad if it has no topic, an impossible topic, a partition that does not exist, or more bytes
+than an entry; every other row is good, and is not refused later for one of these reasons. A bad row
+is kept with its reason, which begins with the class of the error that it would have been. Nothing
+here loops over rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -53,7 +53,7 @@ from spark_ledger.spark.rows.columns import (
     TEXT,
     TIME,
     Kinds,
-    check_named_once,
+    check_names_differ,
     check_not_reserved,
     check_type,
     has_payload,
@@ -83,10 +83,10 @@ _ROLES: dict[str, Kinds] = {
     ),
     "event_time": TIME,
 }
-"""The roles of columns, and the types of each."""
+"""The roles of columns, and the types that a column of each role may have."""
 _UNTYPED = {role: role for role in ("value", "key", "topic", "partition", "headers")}
 _UNTYPED |= {"eventtime": "event_time", "timestamp": "event_time"}
-_BESIDE = {
+_TYPED = {
     "__key": "key",
     "__topic": "topic",
     "__partition": "partition",
@@ -122,7 +122,7 @@ class WrittenRows:
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """The column of each role, by its name in the rows; `routing` as the option, decided."""
+    """The name of the column for each role, and the routing: the option's, or its default."""
 
     routing: str
     payload: tuple[str, ...] = ()
@@ -133,15 +133,15 @@ class WritePlan:
     headers: str | None = None
     event_time: str | None = None
 
-    def as_written(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns to write, named by their roles, whatever their names were."""
-        by_role = {role: getattr(self, role) for role in _ROLES}
-        named = {role: name for role, name in by_role.items() if name is not None}
-        columns = [batch.column(name) for name in (*self.payload, *named.values())]
-        return pa.RecordBatch.from_arrays(columns, [*self.payload, *named])
+    def columns_by_role(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns to write; each column with a role is renamed to its role."""
+        roles = {role: getattr(self, role) for role in _ROLES}
+        by_role = {role: name for role, name in roles.items() if name is not None}
+        columns = [batch.column(name) for name in (*self.payload, *by_role.values())]
+        return pa.RecordBatch.from_arrays(columns, [*self.payload, *by_role])
 
     def rows(self, batch: pa.RecordBatch) -> WrittenRows:
-        """The columns of a batch that Spark hands over."""
+        """The rows of a batch that Spark passes."""
 
         def column(name: str | None) -> pa.Array | None:
             return None if name is None else batch.column(name)
@@ -157,18 +157,18 @@ class WritePlan:
         )
 
 
-def plan_write(written: StructType, options: WriteOptions) -> WritePlan:
+def plan_write(schema: StructType, options: WriteOptions) -> WritePlan:
     """The roles of the columns of a write.
 
     Raises SchemaUnknownColumn, SchemaMissingColumn, SchemaReservedColumn, SchemaTypeMismatch,
     OptionMissing if nothing names a topic.
     """
-    check_named_once(written)
-    typed = has_payload(options.value_format)
-    by_role, payload = _sorted_out(written, options.value_format)
-    if typed and not payload:
+    check_names_differ(schema)
+    is_typed = has_payload(options.value_format)
+    by_role, payload = _roles_and_payload(schema, options.value_format)
+    if is_typed and not payload:
         raise SchemaMissingColumn("there is no column of a payload to write", "Select one.")
-    if not typed and "value" not in by_role:
+    if not is_typed and "value" not in by_role:
         raise SchemaMissingColumn("there is no column 'value' to write")
     if options.topic is None and "topic" not in by_role:
         raise OptionMissing(
@@ -181,35 +181,35 @@ def plan_write(written: StructType, options: WriteOptions) -> WritePlan:
     return WritePlan(_routing(options.routing, by_role), payload, **by_role)
 
 
-def payload_of(written: StructType, plan: WritePlan) -> StructType:
-    """The payload's own columns, in their order."""
-    return StructType([field for field in written.fields if field.name in plan.payload])
+def payload_of(schema: StructType, plan: WritePlan) -> StructType:
+    """The payload's columns, in their order in the schema."""
+    return StructType([field for field in schema.fields if field.name in plan.payload])
 
 
-def topics_named(rows: WrittenRows) -> list[str]:
-    """The topics that the column names, by their short names, in the order of their first rows.
-    Raises as `by_topic`."""
-    return list(_numbered(rows)[0])
+def topic_names(rows: WrittenRows) -> list[str]:
+    """The short names of the topics in the column `topic`, in the order of their first rows. Raises
+    as `by_topic`."""
+    return list(_topic_indexes(rows)[0])
 
 
 def by_topic(rows: WrittenRows) -> Iterator[tuple[str, WrittenRows]]:
-    """Each topic that the column names, by its short name, in the order of its first row, and its
+    """For each topic in the column `topic`, in the order of its first row: its short name, and its
     rows in their order.
 
     Raises NullTopic, TopicNameInvalid.
     """
-    short, codes = _numbered(rows)
+    names, indexes = _topic_indexes(rows)
     rest = replace(rows, topics=None)
-    if len(short) == 1:
-        yield short[0], rest
+    if len(names) == 1:
+        yield names[0], rest
         return
-    ends = np.cumsum(np.bincount(codes, minlength=len(short))).tolist()
-    order = np.argsort(codes, kind="stable")
-    for name, start, end in zip(short, [0, *ends], ends, strict=False):
-        yield name, rest.take(of_numpy(order[start:end]))  # a copy: it keeps no others in memory
+    ends = np.cumsum(np.bincount(indexes, minlength=len(names))).tolist()
+    order = np.argsort(indexes, kind="stable")
+    for name, start, end in zip(names, [0, *ends], ends, strict=False):
+        yield name, rest.take(of_numpy(order[start:end]))  # a copy does not keep all rows in memory
 
 
-def _numbered(rows: WrittenRows) -> tuple[list[str], npt.NDArray[np.int64]]:
+def _topic_indexes(rows: WrittenRows) -> tuple[list[str], npt.NDArray[np.int64]]:
     """The short names of the rows' topics, and for each row the index of its topic."""
     topics = rows.topics
     assert topics is not None, "there is a column of topics"
@@ -227,22 +227,24 @@ def _numbered(rows: WrittenRows) -> tuple[list[str], npt.NDArray[np.int64]]:
     ]
 
 
-def _sorted_out(written: StructType, value_format: str) -> tuple[dict[str, str], tuple[str, ...]]:
+def _roles_and_payload(
+    schema: StructType, value_format: str
+) -> tuple[dict[str, str], tuple[str, ...]]:
     """The names of columns by their roles, and the names of the payload's columns, without columns
     for the place of a row."""
-    typed = has_payload(value_format)
-    roles = _BESIDE if typed else _UNTYPED
+    is_typed = has_payload(value_format)
+    roles = _TYPED if is_typed else _UNTYPED
     by_role: dict[str, str] = {}
     payload = []
-    for column in written.fields:
-        what = roles.get(column.name.lower())
-        if what is not None:
-            check_type(column, _ROLES[what])
-            if what not in by_role or column.name.lower() == "eventtime":
-                by_role[what] = column.name
+    for column in schema.fields:
+        role = roles.get(column.name.lower())
+        if role is not None:
+            check_type(column, _ROLES[role])
+            if role not in by_role or column.name.lower() == "eventtime":
+                by_role[role] = column.name
         elif is_place(column, value_format):
             continue
-        elif typed:
+        elif is_typed:
             check_not_reserved(column.name)
             payload.append(column.name)
         else:
@@ -253,17 +255,18 @@ def _sorted_out(written: StructType, value_format: str) -> tuple[dict[str, str],
     return by_role, tuple(payload)
 
 
-def _routing(asked: str | None, by_role: dict[str, str]) -> str:
-    if asked is None:
+def _routing(option: str | None, by_role: dict[str, str]) -> str:
+    """The routing; takes `partition` out of the roles if another routing overrides it."""
+    if option is None:
         return "column" if "partition" in by_role else "hash"
-    if asked == "column" and "partition" not in by_role:
+    if option == "column" and "partition" not in by_role:
         raise SchemaMissingColumn(
             "routing is 'column', but there is no column 'partition'",
             "Add an INT column partition, or choose another routing.",
         )
-    if asked != "column":
+    if option != "column":
         by_role.pop("partition", None)
-    return asked
+    return option
 
 
 def misfits(
@@ -271,22 +274,22 @@ def misfits(
     *,
     entry_bytes_max: int | None,
     partitions: int | None = None,
-    aside: str | None = None,
+    bad_records_topic: str | None = None,
 ) -> pa.Array | None:
-    """For each row the reason for which it cannot be written, null for a good row; None if all are
-    good.
+    """For each row the reason for which it cannot be written, null for a good row; None if all rows
+    are good.
 
-    `partitions` is the number of the topic's partitions; it matters if rows have a partition of
-    their own, and is None while the rows of different topics are together. With `entry_bytes_max`
-    None the rows' sizes are not checked. `aside` is the topic for bad records: no row may name it.
+    `partitions` is the topic's number of partitions, against which a column `partition` is checked;
+    None (rows of several topics): no check. `entry_bytes_max` None: sizes are not checked. No row
+    may name `bad_records_topic`, the topic for bad records.
     """
     masks: list[tuple[Mask, str]] = []
     if rows.topics is not None:
-        masks += _by_topic(rows.topics, aside)
+        masks += _topic_masks(rows.topics, bad_records_topic)
     if rows.partitions is not None and partitions is not None:
-        masks.append(_by_partition(rows.partitions, partitions))
+        masks.append(_partition_mask(rows.partitions, partitions))
     if entry_bytes_max is not None:
-        masks.append(_by_size(rows, entry_bytes_max))
+        masks.append(_size_mask(rows, entry_bytes_max))
     masks = [(mask, reason) for mask, reason in masks if mask.any()]
     if not masks:
         return None
@@ -299,41 +302,41 @@ def misfits(
 def good_and_bad(
     rows: WrittenRows, reasons: pa.Array, extra_headers: Mapping[str, str]
 ) -> tuple[WrittenRows, WrittenRows]:
-    """The good rows, and the bad ones as records of the topic for bad records, each with the
-    `extra_headers` too."""
-    bad = as_numpy(reasons.is_valid())
-    indexes = of_numpy(np.flatnonzero(bad))
-    lost = rows.take(indexes)
-    values: pa.Array = pa.nulls(len(lost), pa.binary())
-    if not isinstance(lost.values, pa.RecordBatch):
-        values = _cut(lost.values)
+    """The good rows, and a record for each bad row, with the `extra_headers` beside its own; the
+    records are rows of the topic for bad records."""
+    is_bad = as_numpy(reasons.is_valid())
+    indexes = of_numpy(np.flatnonzero(is_bad))
+    bad_rows = rows.take(indexes)
+    values: pa.Array = pa.nulls(len(bad_rows), pa.binary())
+    if not isinstance(bad_rows.values, pa.RecordBatch):
+        values = _cut_values(bad_rows.values)
     records = WrittenRows(
         values=values,
-        keys=None if lost.keys is None else _cut(lost.keys),
-        headers=_headers(lost, reasons.take(indexes), extra_headers),
-        event_times=lost.event_times,
+        keys=None if bad_rows.keys is None else _cut_values(bad_rows.keys),
+        headers=_bad_record_headers(bad_rows, reasons.take(indexes), extra_headers),
+        event_times=bad_rows.event_times,
     )
-    return rows.take(of_numpy(np.flatnonzero(~bad))), records
+    return rows.take(of_numpy(np.flatnonzero(~is_bad))), records
 
 
-def _by_topic(topics: pa.Array, aside: str | None) -> list[tuple[Mask, str]]:
+def _topic_masks(topics: pa.Array, bad_records_topic: str | None) -> list[tuple[Mask, str]]:
     encoded = topics.dictionary_encode()
     names = [_short(name) for name in encoded.dictionary.to_pylist()]
-    missing = as_numpy(topics.is_null())
+    is_null = as_numpy(topics.is_null())
 
     def rows_of(name: str | None) -> Mask:
         mask = np.zeros(len(topics), dtype=bool)
-        wrong = np.array([topic == name for topic in names], dtype=bool)
-        mask[~missing] = wrong[as_numpy(encoded.indices.drop_null())]
+        is_name = np.array([topic == name for topic in names], dtype=bool)
+        mask[~is_null] = is_name[as_numpy(encoded.indices.drop_null())]
         return mask
 
     masks = [
-        (missing, f"[{NullTopic.error_class}] the row has no topic"),
+        (is_null, f"[{NullTopic.error_class}] the row has no topic"),
         (rows_of(None), f"[{TopicNameInvalid.error_class}] no topic can have this name"),
     ]
-    if aside is not None:
+    if bad_records_topic is not None:
         reason = f"[{OptionConflict.error_class}] the row's topic is that of bad records"
-        masks.append((rows_of(aside), reason))
+        masks.append((rows_of(bad_records_topic), reason))
     return masks
 
 
@@ -345,14 +348,14 @@ def _short(name: str) -> str | None:
         return None
 
 
-def _by_partition(column: pa.Array, partitions: int) -> tuple[Mask, str]:
+def _partition_mask(column: pa.Array, partitions: int) -> tuple[Mask, str]:
     exists = pc.and_(pc.greater_equal(column, 0), pc.less(column, partitions))
     mask = ~as_numpy(pc.fill_null(exists, False))
     reason = f"[{PartitionInvalid.error_class}] the topic has {partitions} partitions"
     return mask, reason
 
 
-def _by_size(rows: WrittenRows, entry_bytes_max: int) -> tuple[Mask, str]:
+def _size_mask(rows: WrittenRows, entry_bytes_max: int) -> tuple[Mask, str]:
     sizes, overhead = [np.zeros(0, dtype=np.int64)], 0
     for part in row_columns.stored(rows.keys, rows.values, rows.event_times, rows.headers):
         sizes.append(row_columns.row_bytes(part))
@@ -362,27 +365,29 @@ def _by_size(rows: WrittenRows, entry_bytes_max: int) -> tuple[Mask, str]:
     return np.concatenate(sizes) > room, reason
 
 
-def _cut(column: pa.Array) -> pa.Array:
-    """The first bytes of each row; text may end inside of a character."""
-    whole = row_columns.as_binary(column, "value")
-    return pc.binary_slice(whole, 0, VALUE_BYTES_MAX)
+def _cut_values(column: pa.Array) -> pa.Array:
+    """The first bytes of each value; a text may end within a character."""
+    values = row_columns.as_binary(column, "value")
+    return pc.binary_slice(values, 0, VALUE_BYTES_MAX)
 
 
-def _headers(rows: WrittenRows, reasons: pa.Array, extra_headers: Mapping[str, str]) -> pa.Array:
+def _bad_record_headers(
+    rows: WrittenRows, reasons: pa.Array, extra_headers: Mapping[str, str]
+) -> pa.Array:
     """For each row a list of headers, with the same names in all rows."""
     count = len(rows)
-    nothing = pa.nulls(count, pa.binary())
+    nulls = pa.nulls(count, pa.binary())
     partitions = None if rows.partitions is None else rows.partitions.cast(pa.string())
     columns = {
         "reason": reasons,
-        "topic": nothing if rows.topics is None else rows.topics,
-        "partition": nothing if partitions is None else partitions,
+        "topic": nulls if rows.topics is None else rows.topics,
+        "partition": nulls if partitions is None else partitions,
         **{name: pa.repeat(pa.scalar(text), count) for name, text in extra_headers.items()},
     }
     width = len(columns)
     values = pa.concat_arrays([column.cast(pa.binary()) for column in columns.values()])
-    in_rows = np.arange(width * count).reshape(width, count).T.ravel()
+    row_by_row = np.arange(width * count).reshape(width, count).T.ravel()
     names = pa.array(list(columns)).take(pa.array(np.tile(np.arange(width), count)))
-    pairs = pa.StructArray.from_arrays([names, values.take(pa.array(in_rows))], ["key", "value"])
+    pairs = pa.StructArray.from_arrays([names, values.take(pa.array(row_by_row))], ["key", "value"])
     offsets = pa.array(np.arange(0, width * count + 1, width, dtype=np.int32))
     return pa.ListArray.from_arrays(offsets, pairs).cast(STORED_HEADERS_TYPE)

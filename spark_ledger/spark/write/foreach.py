@@ -1,8 +1,8 @@
 """Writing where Spark allows `foreach` only: update mode, real-time mode.
 
-Always true: a task's rows of an epoch become visible by one commit when the task ends well, all of
-them or none; no row is lost when Spark repeats an epoch, and no row is doubled when Spark repeats
-it with the same rows in the same partitions (topic/parts.py). Gathered rows are bounded.
+Always true: when a task ends without an error, one commit makes all its rows of an epoch visible,
+else no row; no row is lost when Spark repeats an epoch, and no row is doubled when Spark repeats it
+with the same rows in the same partitions (topic/parts.py). The memory of gathered rows is bounded.
 """
 
 import hashlib
@@ -44,15 +44,15 @@ from spark_ledger.topic.parts import Part, commit_part
 from spark_ledger.topic.write import TaskResult
 
 ROWS_MAX = 512
-"""Gathered rows are turned to columns and written once there are so many, or once they take more
-than an eighth of maxInFlightBytes."""
+"""This many gathered rows are turned to columns and written; or fewer, once they take more than an
+eighth of maxInFlightBytes."""
 
 _BYTES = (str, bytes, bytearray)
 _TIMES = ("eventtime", "timestamp")
 
 
 class ForeachWriter:
-    """The writer for `df.writeStream.foreach(writer)`. Goes from the driver to the tasks."""
+    """The writer for `df.writeStream.foreach(writer)`. Spark sends it from the driver to tasks."""
 
     def __init__(
         self, options: Mapping[str, str], schema: StructType | None, app_id: str | None
@@ -114,7 +114,7 @@ class ForeachWriter:
 
 
 class _ForeachTask:
-    """The write of one task between open and close, once there are rows."""
+    """The write of one task; it begins with the task's first rows and ends with `close`."""
 
     def __init__(self, job: WriteJob, properties: TaskProperties, app_id: str) -> None:
         run_id = properties.run_id or app_id
@@ -123,10 +123,10 @@ class _ForeachTask:
         is_first_batch = properties.batch_id == 0
         self._cluster = cluster = blocking.topics(service_url, outage_s, fail_fast=is_first_batch)
         self._intent: Intent = query_intent(
-            job, app_id, run_id, again=properties.attempt > 0, kind=PARTS
+            job, app_id, run_id, is_retry=properties.attempt > 0, kind=PARTS
         )
-        self._beating = ExitStack()
-        self._beating.enter_context(heartbeats(cluster, self._intent))
+        self._heartbeats = ExitStack()
+        self._heartbeats.enter_context(heartbeats(cluster, self._intent))
         headers = properties.extra_headers
         task = Task(self._intent, properties.index, properties.attempt, headers)
         self.writers = TopicWriters(
@@ -136,18 +136,18 @@ class _ForeachTask:
     def commit(self, part: Part) -> None:
         client, user_metadata = self._cluster.client, self._job.options.user_metadata or ""
         results: dict[str, list[TaskResult]] = {}
-        with self._beating, topic_names_in_errors(self._cluster):
+        with self._heartbeats, topic_names_in_errors(self._cluster):
             for result in self.writers.finish():
                 results.setdefault(result.topic_id, []).append(result)
             row_kinds = self._job.row_kinds(results, self.writers.versions)
-            committing = commit_part(
+            commit = commit_part(
                 client, results, self._intent, part, user_metadata=user_metadata, kinds=row_kinds
             )
-            self._cluster.run(committing)
+            self._cluster.run(commit)
 
     def abort(self) -> None:
         drop_cached(lambda cached: cached.id == self._intent.id)
-        self._beating.close()
+        self._heartbeats.close()
         self.writers.abort()
 
 
@@ -162,14 +162,14 @@ def foreach_writer(
 
     `topic` and `options` are those of a streaming write (docs/spark.md). Rows of a partition and
     epoch are durable and visible once Spark has closed their writer without an error: `close`
-    commits them, and recognises an epoch that Spark repeats. `schema`, a StructType or DDL, is that
-    of the DataFrame: needed with valueFormat json, arrow and schema; without it key and value may
-    be STRING or BINARY. `app_id` names the writer if Spark does not name the query. Raises
-    LEDGER_OPTION.*, and with a schema LEDGER_SCHEMA.*.
+    commits them, and recognises an epoch that Spark repeats. `schema` is the DataFrame's, as a
+    StructType or DDL text. It is needed with valueFormat json, arrow and schema; without a schema,
+    key and value may be STRING or BINARY. `app_id` stands for the query's id where Spark does not
+    give it. Raises LEDGER_OPTION.*, and with a schema LEDGER_SCHEMA.*.
     """
-    given = {name: option_text(value) for name, value in options.items() if value is not None}
+    texts = {name: option_text(value) for name, value in options.items() if value is not None}
     if topic is not None:
-        given["topic"] = topic
+        texts["topic"] = topic
     shape: Any = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(shape, StructType | None):
         raise OptionInvalid(
@@ -178,15 +178,15 @@ def foreach_writer(
         )
     if app_id is not None and (not isinstance(app_id, str) or not app_id):
         raise OptionInvalid(f"app_id is {app_id!r}, no name", "Give text that is not empty.")
-    return ForeachWriter(given, shape, app_id)
+    return ForeachWriter(texts, shape, app_id)
 
 
 def schema_of(rows: list[Row]) -> StructType:
-    """The columns of rows whose schema was not given, by their names. Raises SchemaTypeMismatch."""
+    """The schema of rows, by the names of their columns. Raises SchemaTypeMismatch."""
     columns = []
     for at, name in enumerate(rows[0].__fields__):
-        first = next((row[at] for row in rows if row[at] is not None), None)
-        columns.append(StructField(name, _data_type(name, first)))
+        first_value = next((row[at] for row in rows if row[at] is not None), None)
+        columns.append(StructField(name, _data_type(name, first_value)))
     return StructType(columns)
 
 
@@ -219,7 +219,7 @@ def _headers_type(headers: Any) -> DataType:
 
 
 def _size(value: Any) -> int:
-    """The size of the text and the bytes in a value, however deep."""
+    """The size of the text and bytes in a value, at any depth."""
     if isinstance(value, _BYTES):
         return len(value)
     if isinstance(value, dict):

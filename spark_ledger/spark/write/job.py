@@ -1,12 +1,13 @@
-"""A write, decided in the driver before a row of it is written, and its topics: found as they are
-now, or made when the first rows for them come.
+"""A write, checked in the driver before a task writes a row, and its topics: the topics that exist,
+and new ones, which are made when the first rows for them arrive.
 
 Always true: the driver checks columns, types, options and the topics that options name. Tasks check
-the facts that only the rows have (topics of a column, sizes, null topics): if a check fails there,
-nothing of the write is visible. An existing topic keeps its partitions and policies, whatever the
-options are: other quorums hold for the ledgers of this write only, another number of partitions is
-an error; rows are routed over the partitions that the topic has now. Bytes go to no topic that has
-a schema, as none of its readers could read them beside columns, unless the user asks for it.
+what only the rows show (topics in a column, sizes, null topics); if such a check fails, no row of
+the write is visible. An existing topic keeps its partitions and policies: if the options give other
+quorums, they apply only to the ledgers of this write; if they give another number of partitions,
+that is an error. Rows are routed over the partitions that the topic has now. A topic that has a
+schema takes no rows of bytes unless the user sets schemaMode=none, as a read of columns could not
+read them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,13 +62,14 @@ class WrittenTopic:
 
     @property
     def txn_target(self) -> str:
-        """The target under which transactions on this topic alone are recorded. It has the id: a
-        later topic of the same name has none of these transactions."""
+        """The target of transactions on this topic alone. It has the topic's id, so a later topic
+        of the same name begins without these transactions."""
         return f"{self.info.name.short}@{self.info.id}"
 
 
 def policies_of(options: WriteOptions, base: TopicPolicies = _DEFAULTS) -> TopicPolicies:
-    """The given options, the rest as near to `base` as they allow. Raises OptionInvalid."""
+    """The policies by the options; a quorum without an option is as near to `base` as the given
+    quorums allow. Raises OptionInvalid."""
     ensemble = options.ensemble_size or max(base.ensemble_size, options.write_quorum or 0)
     write = options.write_quorum or min(base.write_quorum, ensemble)
     ack = options.ack_quorum or min(base.ack_quorum, write)
@@ -86,40 +88,41 @@ def policies_of(options: WriteOptions, base: TopicPolicies = _DEFAULTS) -> Topic
 
 
 def check_fits(options: WriteOptions, topic: WrittenTopic) -> None:
-    """Checks that the options fit the existing topic that they name. A query that made the topic
-    goes on after it has grown. Raises OptionConflict, OptionInvalid."""
+    """Checks that the options fit the existing topic that they name. The number of partitions at
+    the topic's creation fits, too, so that the query that created the topic can go on after the
+    topic has grown. Raises OptionConflict, OptionInvalid."""
     policies_of(options, topic.info.policies)
-    asked, made = options.partitions, topic.info.partitions
-    if asked is not None and asked not in (made, topic.partitions):
+    count = options.partitions
+    if count is not None and count not in (topic.info.partitions, topic.partitions):
         raise OptionConflict(
-            f"partitions is {asked}, but topic '{topic.info.name}' is there with"
+            f"partitions is {count}, but topic '{topic.info.name}' is there with"
             f" {topic.partitions}",
             "Leave the option out, or grow the topic: spark-ledger topic grow.",
         )
 
 
 async def check_bookies(client: TopicClient, options: WriteOptions, name: str) -> None:
-    """Checks that there are as many bookies as the ledgers of a new topic need by the options.
+    """Checks that there are enough bookies for the ledgers of a new topic with these options.
     Raises NotEnoughBookies, OptionInvalid."""
     policies_of(options)
-    asked = options.ensemble_size or options.write_quorum
-    if asked:
-        await client.ledgers.check_registered(asked, f"a ledger of topic '{name}'")
+    count = options.ensemble_size or options.write_quorum
+    if count:
+        await client.ledgers.check_registered(count, f"a ledger of topic '{name}'")
 
 
 async def check_values(client: TopicClient, options: WriteOptions, topic: WrittenTopic) -> None:
     """Checks that the topic takes bytes, if the options write bytes to it: the topic of bad records
-    always gets bytes. One read of the metadata store, none for typed values. It does not wait for a
-    replica that lags: look the topic up first. Raises SchemaIncompatible."""
+    always gets bytes. Reads the metadata store once, for typed values not at all. This does not
+    wait for a replica that lags: call `look_up` first. Raises SchemaIncompatible."""
     name = topic.info.name.short
-    bad = name == options.bad_records_topic
-    if options.schema_mode == NO_SCHEMA or (options.typed and not bad):
+    is_bad_records_topic = name == options.bad_records_topic
+    if options.schema_mode == NO_SCHEMA or (options.typed and not is_bad_records_topic):
         return
     head = (await client.schemas.of(topic.info, fresh=False)).head
     try:
         check_takes_bytes(head, name)
     except SchemaIncompatible as error:
-        if bad:
+        if is_bad_records_topic:
             raise SchemaIncompatible(
                 error.what, "Name another topic for badRecordsTopic."
             ) from None
@@ -127,8 +130,8 @@ async def check_values(client: TopicClient, options: WriteOptions, topic: Writte
 
 
 async def check_columns(client: TopicClient, job: "WriteJob", topic: WrittenTopic) -> None:
-    """Checks that the topic takes columns, before a version of its schema is registered; the commit
-    checks it again. Raises SchemaIncompatible."""
+    """Checks that the topic takes typed rows, before a version of its schema is registered; the
+    commit checks it again. Raises SchemaIncompatible."""
     head = (await client.schemas.of(topic.info, fresh=False)).head
     if not head.takes_bytes:
         return
@@ -162,9 +165,9 @@ async def find_or_make(
         await check_bookies(client, options, name)
         try:
             policies = policies_of(options, await client.topics.inherited(name))
-            made = await client.topics.create(name, partitions, policies)
-            return WrittenTopic(made, partitions)  # it fits the options, and has no schema
-        except TopicExists:  # another task made it just now
+            info = await client.topics.create(name, partitions, policies)
+            return WrittenTopic(info, partitions)  # a new topic fits the options, has no schema
+        except TopicExists:  # another task made the topic just now
             topic = await look_up(client, name, fresh=True)
     if topic is None:
         raise TopicDeleted(f"topic '{name}' was deleted as soon as it was made", topic=name)
@@ -177,17 +180,17 @@ async def find_or_make(
 async def find_or_make_all(
     client: TopicClient, options: WriteOptions, names: Sequence[str]
 ) -> list[WrittenTopic]:
-    """`find_or_make` of each, TOPICS_AT_ONCE at a time. If some fail, raises the error of the first
-    of these once all have ended."""
+    """`find_or_make` for each name, TOPICS_AT_ONCE at a time. Once all calls have ended, raises the
+    error of the first name whose call failed."""
 
-    async def one(name: str) -> WrittenTopic | Exception:
+    async def topic_or_error(name: str) -> WrittenTopic | Exception:
         try:
             return await find_or_make(client, options, name)
         except Exception as error:
             return error
 
     topics = []
-    for topic in await call_each(one, names, TOPICS_AT_ONCE):
+    for topic in await call_each(topic_or_error, names, TOPICS_AT_ONCE):
         if isinstance(topic, Exception):
             raise topic
         topics.append(topic)
@@ -197,19 +200,19 @@ async def find_or_make_all(
 async def too_many_topics(
     client: TopicClient, what: str, topic_ids: Sequence[str]
 ) -> CommitOverTooManyTopics:
-    """The error of a batch for more topics than one commit takes. It names those of `topic_ids`
-    that have no commit: this write made them, or they were never used."""
-    empty = [name for name in await call_each(partial(_if_empty, client), topic_ids) if name]
+    """The error of a batch for more topics than one commit takes. It names the topics of
+    `topic_ids` that have no commit: this write made them, or they were never used."""
+    empty = [name for name in await call_each(partial(_name_if_empty, client), topic_ids) if name]
     remedy = "Write fewer topics in one batch, or one topic with more partitions."
     if empty:
-        named = ", ".join(f"'{name}'" for name in empty)
-        what = f"{what}; {len(empty)} of its topics are there without a row: {named}"
+        names = ", ".join(f"'{name}'" for name in empty)
+        what = f"{what}; {len(empty)} of its topics are there without a row: {names}"
         remedy += " Remove the topics that this write made: spark-ledger topic delete NAME..."
     return CommitOverTooManyTopics(what, remedy, empty=tuple(empty))
 
 
-async def _if_empty(client: TopicClient, topic_id: str) -> str | None:
-    """The topic's name, if the topic exists and has no commit."""
+async def _name_if_empty(client: TopicClient, topic_id: str) -> str | None:
+    """The topic's short name, if the topic exists and has no commit."""
     with suppress(LedgerError):
         state = await client.log(topic_id).fold(fresh=True)
         if state.next == 0 and not state.deleted:
@@ -220,8 +223,9 @@ async def _if_empty(client: TopicClient, topic_id: str) -> str | None:
 
 @dataclass(frozen=True)
 class WriteJob:
-    """Goes from the driver to the tasks. `values` makes values of columns (None: there is a column
-    `value`); with `overwrite` the rows replace all rows of the topic."""
+    """A checked write, which Spark sends from the driver to the tasks. `values` makes the values of
+    typed rows (None: there is a column `value`); with `overwrite` the rows replace all rows of the
+    topic."""
 
     options: WriteOptions
     plan: WritePlan
@@ -230,8 +234,8 @@ class WriteJob:
 
     @property
     def on_replay(self) -> OnReplay:
-        """The rule for a query's batch that was planned again; complete mode replaces its earlier
-        rows."""
+        """The rule for a query's batch that Spark planned again. In complete mode its rows replace
+        the rows of its earlier plan."""
         if self.options.on_replay is not None:
             return OnReplay(self.options.on_replay)
         return OnReplay.REPLACE if self.overwrite else OnReplay.FAIL
@@ -239,14 +243,14 @@ class WriteJob:
     def row_kinds(
         self, topic_ids: Iterable[str], versions: Mapping[str, frozenset[int]]
     ) -> dict[str, RowKind]:
-        """The kinds of the rows of these topics, which the commit checks: none with
+        """The kinds of the rows of these topics, which the commit checks; empty with
         schemaMode=none. `versions` are the schema versions of typed rows, by topic's id; bad
         records have no version."""
         if self.options.schema_mode == NO_SCHEMA:
             return {}
         evolves = self.values is not None and self.values.mode is SchemaMode.EVOLVE
-        under = {id_: versions.get(id_, frozenset()) for id_ in topic_ids}
-        return {id_: RowKind(of, evolves and bool(of)) for id_, of in under.items()}
+        numbers = {id_: versions.get(id_, frozenset()) for id_ in topic_ids}
+        return {id_: RowKind(of_id, evolves and bool(of_id)) for id_, of_id in numbers.items()}
 
     @classmethod
     def of(cls, options: WriteOptions, schema: StructType, overwrite: bool = False) -> "WriteJob":
@@ -278,19 +282,22 @@ class WriteJob:
 async def check_replaceable(
     client: TopicClient, options: WriteOptions, topic: WrittenTopic
 ) -> None:
-    """Raises SubscriptionBusy if a subscription holds a row of the topic now, unless
+    """Raises SubscriptionBusy if a subscription holds a row of the topic now; not with
     `overwrite_held`."""
     if options.overwrite_held:
         return
     state = await client.log(topic.info.id).fold(fresh=True)
     holds = await client.subscriptions.holds(topic.info.id, len(state.partitions))
-    everything = (Overwrite((), state.next),)
-    check_no_subscription_holds(state, everything, holds, topic.info.name.short)
+    actions = (Overwrite((), state.next),)
+    check_no_subscription_holds(state, actions, holds, topic.info.name.short)
 
 
-async def check(client: TopicClient, job: WriteJob, *, fresh: bool) -> dict[str, WrittenTopic]:
-    """The existing topics that the options name, by name. It makes no topic, but may register a
-    schema. Raises as look_up and the checks, and as ValueWriter.version."""
+async def check_topics(
+    client: TopicClient, job: WriteJob, *, fresh: bool
+) -> dict[str, WrittenTopic]:
+    """Checks the existing topics that the options name, and returns them by name. It makes no
+    topic, but may register a schema. Raises as look_up and the checks, and as
+    ValueWriter.version."""
     options, topics = job.options, {}
     for name in (options.topic, options.bad_records_topic):
         topic = None if name is None else await look_up(client, name, fresh=fresh)

@@ -1,16 +1,17 @@
-"""The sinks: of a stream and of a batch.
+"""The sinks of a stream and of a batch.
 
 Always true: a micro-batch becomes visible by one commit under (query id, target, batch id), so a
 replay adds nothing, and a batch of that number with other rows is refused (topic/commit/replay.py);
-the driver's writer object is new each time and gets the query and the run from its tasks' messages
-only; abort deletes nothing. In complete mode the rows of a batch replace all rows that the topic
-had when the run began, and the run's own. Spark makes a writer for commit, and another for abort if
-commit failed; if that one cannot be made, Spark hides why commit failed. So the constructor makes
-no call: the checks against the cluster run when the writer is sent to its tasks, and the tasks
-raise their errors.
+abort deletes nothing. In complete mode the rows of a batch replace all rows that the topic had when
+the run began, and the rows of the run's earlier batches.
 
-A batch write is one commit under one (app id, version), made when every task has ended well. With
-txnAppId inside foreachBatch it follows the rule of a query's batch.
+Spark makes a new writer in the driver for each commit; the writer gets the query and the run only
+from the tasks' messages. If commit fails, Spark makes another writer for abort; if the constructor
+fails then, Spark hides why commit failed. So the constructor makes no request: the writer checks
+the topics when Spark sends it to its tasks, and the tasks raise the errors of these checks.
+
+A batch write is one commit under one (app id, version), made when every task has ended without an
+error. With txnAppId inside foreachBatch it follows the rule of a query's batch.
 """
 
 import secrets
@@ -32,13 +33,13 @@ from spark_ledger.spark.worker import TtlCache
 from spark_ledger.spark.write.job import (
     WriteJob,
     WrittenTopic,
-    check,
     check_replaceable,
+    check_topics,
     find_or_make,
 )
 from spark_ledger.spark.write.tasks import (
+    TaskMessage,
     TaskProperties,
-    Written,
     commit_rows,
     query_intent,
     write_rows,
@@ -51,11 +52,11 @@ from spark_ledger.topic.log.intents import Intent
 CHECKED_S = 60.0
 """How long a process relies on its last check of the topics that a query's options name."""
 
-_checked: TtlCache[tuple[WriteOptions, str, bool], bool] = TtlCache(CHECKED_S)
+_passed_checks: TtlCache[tuple[WriteOptions, str, bool], bool] = TtlCache(CHECKED_S)
 
 
 class LedgerStreamWriter(DataSourceStreamArrowWriter):
-    """Made for every micro-batch twice: where its tasks are planned and where it is committed."""
+    """Spark makes two for every micro-batch: one to plan its tasks, and one to commit it."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         self.job = WriteJob.of(options, schema, overwrite)
@@ -65,23 +66,22 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for the tasks, after the check."""
-        outcome = self.refusal or self.unreachable or _checked.get(self._key)
-        if outcome is None:
+        if not (self.refusal or self.unreachable or _passed_checks.get(self._key)):
             self._check()
         return self.__dict__
 
     def _check(self) -> None:
-        """Keep the error if the batch certainly cannot be written. In an outage the tasks wait
-        instead, as Spark can stop tasks, but not a call that waits here; the tasks of a query that
-        only begins raise the error, as its URL may be wrong."""
+        """Keep the error for the tasks if the batch certainly cannot be written. In an outage this
+        does not wait, but leaves it to the tasks, as Spark can stop a task that waits. The tasks of
+        a query's first batch do not wait either, but raise the error: its URL may be wrong."""
         options = self.job.options
         cluster = None
         try:
             cluster = blocking.topics(options.service_url, options.outage_timeout_s, fail_fast=True)
             if cluster.away:
                 return
-            cluster.run(check(cluster.client, self.job, fresh=True))
-            _checked.put(self._key, True)
+            cluster.run(check_topics(cluster.client, self.job, fresh=True))
+            _passed_checks.put(self._key, True)
         except LedgerError as error:
             if cluster is None and isinstance(error, Unavailable):
                 self.unreachable = error
@@ -97,7 +97,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         if self.unreachable is not None and properties.batch_id == 0:
             raise self.unreachable
         intent = query_intent(
-            self.job, properties.query_id, properties.run_id, again=properties.attempt > 0
+            self.job, properties.query_id, properties.run_id, is_retry=properties.attempt > 0
         )
         task = Task(intent, properties.index, properties.attempt, properties.extra_headers)
         on_replay = self.job.on_replay
@@ -106,45 +106,46 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        written = [message for message in messages if isinstance(message, Written)]
-        if written:
-            commit_rows(self.job, written[0].intent, batchId, written, last=False)
+        from_tasks = [message for message in messages if isinstance(message, TaskMessage)]
+        if from_tasks:
+            intent = from_tasks[0].intent
+            commit_rows(self.job, intent, batchId, from_tasks, ends_intent=False)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Does nothing: the written rows are in no commit, and only the janitor deletes."""
 
 
-def planned_writer(
+def open_batch_writer(
     options: WriteOptions, schema: StructType, overwrite: bool
 ) -> "LedgerBatchWriter":
     """The writer of one job, made in the driver after all checks, with an open intent."""
     job = WriteJob.of(options, schema, overwrite)
     cluster = blocking.topics(options.service_url, options.outage_timeout_s, fail_fast=True)
-    topics = cluster.run(check(cluster.client, job, fresh=True))
-    replaced = []
+    topics = cluster.run(check_topics(cluster.client, job, fresh=True))
+    replaced_topics = []
     target = options.txn_target
     if overwrite or (options.txn_app_id and options.topic):
         topic = topics.get(options.target) or cluster.run(
             find_or_make(cluster.client, options, options.target, fresh=True)
         )
         topics[options.target] = topic
-        replaced = [topic.info.id] if overwrite else []
-        if overwrite and options.txn_app_id is None:  # with a name it may be done already
+        replaced_topics = [topic.info.id] if overwrite else []
+        if overwrite and options.txn_app_id is None:  # with an id the write may be done already
             cluster.run(check_replaceable(cluster.client, options, topic))
         target = topic.txn_target
     app_id = options.txn_app_id or f"batch-{secrets.token_hex(16)}"
-    opened = cluster.client.intents.open_batch_intent(
+    open_intent = cluster.client.intents.open_batch_intent(
         app_id,
         secrets.token_hex(16),
         target,
-        overwrites=replaced,
+        overwrites=replaced_topics,
         random=options.txn_app_id is None,
     )
-    return LedgerBatchWriter(job, topics, cluster.run(opened))
+    return LedgerBatchWriter(job, topics, cluster.run(open_intent))
 
 
 class LedgerBatchWriter(DataSourceArrowWriter):
-    """Goes from the driver to the tasks and to the process that commits."""
+    """Spark sends it from the driver to the tasks and to the process that commits."""
 
     def __init__(self, job: WriteJob, topics: Mapping[str, WrittenTopic], intent: Intent) -> None:
         self.job = job
@@ -164,19 +165,19 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         )
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        written = [message for message in messages if isinstance(message, Written)]
-        commit_rows(self.job, self.intent, self.version, written, last=True)
+        from_tasks = [message for message in messages if isinstance(message, TaskMessage)]
+        commit_rows(self.job, self.intent, self.version, from_tasks, ends_intent=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Does nothing: the written rows are in no commit, and only the janitor deletes."""
 
     def _on_replay(self, *, in_query: bool) -> OnReplay | None:
-        """The rule for a replay: that of a query's batch inside a query or with onReplay (a thread
-        that foreachBatch started may not know of the query)."""
+        """The rule for a replay. Inside a query it is that of a query's batch; with onReplay, too,
+        as a thread that foreachBatch started may not have the query's properties."""
         if self.job.options.txn_app_id is None:
             return None
-        asked = self.job.options.on_replay is not None
-        return self.job.on_replay if in_query or asked else OnReplay.IGNORE
+        has_option = self.job.options.on_replay is not None
+        return self.job.on_replay if in_query or has_option else OnReplay.IGNORE
 
     def _extra_headers(self, properties: TaskProperties) -> Mapping[str, str]:
         if self.job.options.txn_app_id is None:

@@ -1,12 +1,12 @@
 """The code inside a Spark task that writes: rows into ledgers.
 
-Always true: connections, open ledgers, the query's intent and the facts of its topics are kept from
-task to task in the Python worker (topic/blocking.py, which remembers its pid); a task that writes
-shows by heartbeats that its intent is in use; its message names only acknowledged entries. If the
-number of a batch was committed before its run began, the batch's rows are compared with the
-committed ones and not written again, unless the user wants that (topic/commit/replay.py). A task
-that fails drops the kept intent and topics, and an attempt that repeats another does not use them:
-they may be why the other failed (an intent condemned meanwhile, a topic that was deleted).
+Always true: a Python worker keeps connections, open ledgers, the query's intent and its topics from
+task to task (topic/blocking.py; a forked process makes its own); a task that writes shows by
+heartbeats that its intent is in use; its message names only acknowledged entries. If the number of
+a batch was committed before the run began, the batch's rows are compared with the committed rows
+and not written again, unless onReplay asks for it (topic/commit/replay.py). A task that fails drops
+the cached intent and topics, and a second attempt of a task does not use them: they may be why the
+first attempt failed (an intent condemned meanwhile, a topic that was deleted).
 """
 
 import asyncio
@@ -51,17 +51,17 @@ RUN_ID = "spark.jobGroup.id"
 HEARTBEAT_S = 60.0
 """The time between heartbeats of an intent in use; the janitor's lease is many times as long."""
 TOPIC_S = 10.0
-"""How long a query's tasks keep what they read of a topic; after that they see that it grew."""
+"""How long a query's tasks use a topic as they have read it; then they see that it has grown."""
 WRITE_AGAIN = (
     "Write again, or restart the query from the same checkpoint: the topic is made again then."
 )
 
 
 @dataclass
-class Written(WriterCommitMessage):
-    """A task's message to the driver: its result for each topic. `batch` counts the task's rows of
-    a query's batch (None in a batch job outside queries); `versions` are the schema versions of
-    typed rows, by topic's id."""
+class TaskMessage(WriterCommitMessage):
+    """A task's message to the driver: its result for each topic. `batch` has the fingerprint of the
+    task's rows of a query's batch (None in a batch job outside queries); `versions` are the schema
+    versions of typed rows, by topic's id."""
 
     intent: Intent
     results: tuple[TaskResult, ...]
@@ -93,7 +93,7 @@ class TaskProperties:
 
     @property
     def extra_headers(self) -> dict[str, str]:
-        """Headers for bad records: which query and batch wrote them."""
+        """Headers of bad records: the query and batch that wrote them."""
         facts = {"queryId": self.query_id, "batchId": self.batch_id}
         return {name: str(value) for name, value in facts.items() if value is not None}
 
@@ -111,30 +111,30 @@ def write_rows(
     version: int,
     on_replay: OnReplay | None = None,
     topics: Mapping[str, WrittenTopic] | None = None,
-) -> Written:
-    """Write all of a task's rows; returns when all are acknowledged. They will be committed as
-    `version`; `on_replay` is None if that version is never written again: then rows are not
-    counted; `topics` are topics as the driver saw them.
+) -> TaskMessage:
+    """Write all of a task's rows; returns when all are acknowledged. The driver will commit them as
+    `version`. `on_replay` None: that version is never written again, so the rows need no
+    fingerprint. `topics` are topics that the driver has looked up.
 
     Raises CheckpointBehind before it takes a row; MessageTooBig, NullTopic, NotEnoughBookies,
-    LedgerFenced, Unavailable ...: then none of the rows is visible.
+    LedgerFenced, Unavailable ...: then no row of the write becomes visible.
     """
-    intent, counted = task.intent, Fingerprint()
+    intent, fingerprint = task.intent, Fingerprint()
     cluster = blocking.topics(job.options.service_url, job.options.outage_timeout_s)
     exclude_from_gc(Moment.CONNECTED)
     if on_replay is not None:
-        work = _work(cluster, intent, version, on_replay)
-        batches = _counted(batches, job, counted)
+        work = _task_work(cluster, intent, version, on_replay)
+        batches = _with_fingerprint(batches, job, fingerprint)
         if work is TaskWork.COMPARE:
             for _ in batches:
                 pass
             cluster.until_back()
-            return Written(intent, (), _batch(counted, on_replay))
+            return TaskMessage(intent, (), _query_batch(fingerprint, on_replay))
 
     def find(names: Sequence[str]) -> Mapping[str, WrittenTopic]:
-        topics_of_driver = topics or {}
-        unknown = [name for name in names if name not in topics_of_driver]
-        return {**topics_of_driver, **topics_of(cluster, job.options, unknown, intent.run_id)}
+        driver_topics = topics or {}
+        others = [name for name in names if name not in driver_topics]
+        return {**driver_topics, **topics_of(cluster, job.options, others, intent.run_id)}
 
     with topic_names_in_errors(cluster), heartbeats(cluster, intent):
         writers = TopicWriters(cluster, job, task, find)
@@ -143,56 +143,63 @@ def write_rows(
                 if batch.num_rows:
                     writers.write(job.plan.rows(batch))
             results = writers.finish()
-            cluster.until_back()  # here Spark can stop the query, not while its commit waits
-            return Written(intent, results, _batch(counted, on_replay), writers.versions)
+            cluster.until_back()  # in an outage wait here, where Spark can stop the query
+            return TaskMessage(
+                intent, results, _query_batch(fingerprint, on_replay), writers.versions
+            )
         except BaseException:
             drop_cached(lambda cached: cached.id == intent.id)
             writers.abort()
             raise
 
 
-def _work(cluster: BlockingTopics, intent: Intent, version: int, on_replay: OnReplay) -> TaskWork:
-    """What to do with the rows; above `w0` this needs no request."""
+def _task_work(
+    cluster: BlockingTopics, intent: Intent, version: int, on_replay: OnReplay
+) -> TaskWork:
+    """What the task does with its rows; above `w0` this needs no request."""
     if version > intent.record.w0:
         return TaskWork.WRITE
     record = cluster.run(cluster.client.intents.recorded(intent))
     return work_of(record, intent.app_id, version, on_replay)
 
 
-def _counted(
-    batches: Iterable[pa.RecordBatch], job: WriteJob, counted: Fingerprint
+def _with_fingerprint(
+    batches: Iterable[pa.RecordBatch], job: WriteJob, fingerprint: Fingerprint
 ) -> Iterator[pa.RecordBatch]:
-    """The same batches, each counted when the caller takes it."""
+    """The same batches; each is added to the fingerprint when the caller takes it."""
     for batch in batches:
-        counted.add(job.plan.as_written(batch))
+        fingerprint.add(job.plan.columns_by_role(batch))
         yield batch
 
 
-def _batch(counted: Fingerprint, on_replay: OnReplay | None) -> QueryBatch | None:
-    return None if on_replay is None else QueryBatch(counted.content, on_replay)
+def _query_batch(fingerprint: Fingerprint, on_replay: OnReplay | None) -> QueryBatch | None:
+    return None if on_replay is None else QueryBatch(fingerprint.content, on_replay)
 
 
 def commit_rows(
-    job: WriteJob, intent: Intent, version: int, written: Sequence[Written], *, last: bool
+    job: WriteJob,
+    intent: Intent,
+    version: int,
+    messages: Sequence[TaskMessage],
+    *,
+    ends_intent: bool,
 ) -> CommitOutcome:
-    """Make the tasks' rows visible, in all topics at once; with `last` the intent ends.
+    """Make the tasks' rows visible, in all topics at once; with `ends_intent` the intent ends.
 
-    An overwrite replaces a topic's rows even without new rows; the topic that the option names
-    exists after a write without rows, with its schema. Raises as TopicClient.commit_topics.
+    An overwrite replaces a topic's rows even without new rows. After a write without rows the topic
+    that the option names exists, with its schema. Raises as TopicClient.commit_topics.
     """
     options = job.options
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
     exclude_from_gc(Moment.CONNECTED)
-    counted = [message.batch for message in written if message.batch is not None]
+    parts = [message.batch for message in messages if message.batch is not None]
     batch = None
-    if counted:
-        batch = QueryBatch(
-            batch_content(counts.content for counts in counted), counted[0].on_replay
-        )
-    replaced = intent.record.snapshots.keys()
-    results: dict[str, list[TaskResult]] = {topic_id: [] for topic_id in sorted(replaced)}
+    if parts:
+        batch = QueryBatch(batch_content(part.content for part in parts), parts[0].on_replay)
+    replaced_topics = intent.record.snapshots.keys()
+    results: dict[str, list[TaskResult]] = {topic_id: [] for topic_id in sorted(replaced_topics)}
     versions: dict[str, frozenset[int]] = {}
-    for message in written:
+    for message in messages:
         for result in message.results:
             results.setdefault(result.topic_id, []).append(result)
         for topic_id, numbers in message.versions.items():
@@ -200,35 +207,35 @@ def commit_rows(
     txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
     with topic_names_in_errors(cluster):
         if not results and options.topic is not None and version > intent.record.w0:
-            made = cluster.run(find_or_make(cluster.client, options, options.topic))
-            results[made.info.id] = []
+            topic = cluster.run(find_or_make(cluster.client, options, options.topic))
+            results[topic.info.id] = []
         if job.values is not None and options.topic is not None and not all(results.values()):
-            named = cluster.run(find_or_make(cluster.client, options, options.topic))
-            if named.info.id in results and named.info.id not in versions:
-                under = cluster.run(job.values.version(cluster.client.schemas, named.info))
-                if under is not None:
-                    versions[named.info.id] = frozenset({under.number})
-        committing = cluster.client.commit_topics(
+            topic = cluster.run(find_or_make(cluster.client, options, options.topic))
+            if topic.info.id in results and topic.info.id not in versions:
+                schema = cluster.run(job.values.version(cluster.client.schemas, topic.info))
+                if schema is not None:
+                    versions[topic.info.id] = frozenset({schema.number})
+        commit = cluster.client.commit_topics(
             results,
             txn,
             intent.id,
-            overwrite=replaced,
+            overwrite=replaced_topics,
             overwrite_held=options.overwrite_held,
             kinds=job.row_kinds(results, versions),
             user_metadata=options.user_metadata or "",
-            finish_intent=last,
+            finish_intent=ends_intent,
             batch=batch,
         )
         try:
-            outcome = cluster.run(committing)
+            outcome = cluster.run(commit)
         except CommitOverTooManyTopics as error:
             raise cluster.run(too_many_topics(cluster.client, error.what, list(results))) from None
     if outcome.kind is not CommitKind.COMMITTED:
-        _log.warning("%s", _nothing_written(txn, batch, outcome.kind))
+        _log.warning("%s", _replay_text(txn, batch, outcome.kind))
     return outcome
 
 
-def _nothing_written(txn: TxnKey, batch: QueryBatch | None, kind: CommitKind) -> str:
+def _replay_text(txn: TxnKey, batch: QueryBatch | None, kind: CommitKind) -> str:
     rows = "the rows" if batch is None else f"{batch.content.rows} rows"
     version = f"version {txn.version} of '{txn.app_id}'"
     if kind is CommitKind.SKIPPED:
@@ -241,54 +248,55 @@ def _nothing_written(txn: TxnKey, batch: QueryBatch | None, kind: CommitKind) ->
 def topics_of(
     cluster: BlockingTopics, options: WriteOptions, names: Sequence[str], run_id: str
 ) -> dict[str, WrittenTopic]:
-    """The topics as a run's tasks saw them up to TOPIC_S ago; topics that are not kept are found,
-    or made, together."""
-    kept = {name: _topics.get((options.service_url, run_id, name)) for name in names}
-    unknown = [name for name, topic in kept.items() if topic is None]
-    if unknown:
-        topics = cluster.run(find_or_make_all(cluster.client, options, unknown))
-        for name, topic in zip(unknown, topics, strict=True):
-            kept[name] = _topics.put((options.service_url, run_id, name), topic)
-    return {name: topic for name, topic in kept.items() if topic is not None}
+    """The topics as a task of the run in this process read them, at most TOPIC_S ago; the other
+    topics are found, or made, together."""
+    cached = {name: _topics.get((options.service_url, run_id, name)) for name in names}
+    missing = [name for name, topic in cached.items() if topic is None]
+    if missing:
+        topics = cluster.run(find_or_make_all(cluster.client, options, missing))
+        for name, topic in zip(missing, topics, strict=True):
+            cached[name] = _topics.put((options.service_url, run_id, name), topic)
+    return {name: topic for name, topic in cached.items() if topic is not None}
 
 
 def query_intent(
-    job: WriteJob, query_id: str, run_id: str, *, again: bool = False, kind: str = QUERY
+    job: WriteJob, query_id: str, run_id: str, *, is_retry: bool = False, kind: str = QUERY
 ) -> Intent:
-    """The intent of the query's run on its target, read again once in HEARTBEAT_S, and by each
-    attempt that does a task `again`. A topic that the options name is found first, or made: the
-    target is this topic with its id, as it has no commits of an older topic of the same name."""
+    """The intent of the query's run on its target; read anew after HEARTBEAT_S, and in a task's
+    second attempt (`is_retry`). The topic that the options name is found first, or made: the target
+    has its id, so it has no commits of an older topic of the same name."""
     options = job.options
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
-    if again:
+    if is_retry:
         drop_cached(lambda cached: (cached.app_id, cached.run_id) == (query_id, run_id))
-    target, replaced = options.txn_target, []
+    target, replaced_topics = options.txn_target, []
     if options.topic is not None:
         topic = topics_of(cluster, options, [options.topic], run_id)[options.topic]
         target = topic.txn_target
-        replaced = [topic.info.id] if job.overwrite else []
+        replaced_topics = [topic.info.id] if job.overwrite else []
     key = (options.service_url, query_id, run_id, target, kind)
-    open_intent = _intents.get(key)
-    if open_intent is not None:
-        return open_intent
+    cached_intent = _intents.get(key)
+    if cached_intent is not None:
+        return cached_intent
     intents = cluster.client.intents
-    opened = intents.open_query_intent(query_id, run_id, target, overwrites=replaced, kind=kind)
-    intent = cluster.run(opened)
+    intent = cluster.run(
+        intents.open_query_intent(query_id, run_id, target, overwrites=replaced_topics, kind=kind)
+    )
     cluster.run(intents.heartbeat(intent))
     return _intents.put(key, intent)
 
 
-def drop_cached(is_meant: Callable[[Intent], bool]) -> None:
-    """Drop the kept intents that are meant, and all kept topics: the next caller reads them
-    again."""
-    _intents.drop_if(is_meant)
+def drop_cached(is_stale: Callable[[Intent], bool]) -> None:
+    """Drop the cached intents for which `is_stale` is true, and all cached topics: the next caller
+    reads them again."""
+    _intents.drop_if(is_stale)
     _topics.drop_if(lambda _: True)
 
 
 @contextmanager
 def topic_names_in_errors(cluster: BlockingTopics) -> Iterator[None]:
-    """Errors in the context name the topic, not only its id. An error of a topic that was deleted
-    meanwhile also gets a remedy for writers."""
+    """Errors in the context name the topic, not only its id. TopicDeleted also gets a remedy for
+    writers."""
     try:
         yield
     except SchemaIncompatible as error:
@@ -317,8 +325,8 @@ def heartbeats(cluster: BlockingTopics, intent: Intent) -> Iterator[None]:
             await asyncio.sleep(HEARTBEAT_S)
             await cluster.client.intents.heartbeat(intent)
 
-    beating = background_loop().submit(beat())
+    heartbeat_task = background_loop().submit(beat())
     try:
         yield
     finally:
-        beating.cancel()
+        heartbeat_task.cancel()

@@ -1,7 +1,8 @@
-"""One task's rows to its topics: those that each row or the option names, and the bad records'.
+"""Writes one task's rows to their topics: the topic that the row or the option names, or the topic
+for bad records.
 
-Always true: the rows of a topic are written in their order, each to one topic; with a topic for bad
-records every row is written either to its own topic or to that one, in the same commit;
+Always true: rows of a topic keep their order; each row is written to one topic. With a topic for
+bad records, that is the row's topic or the topic for bad records, in the same commit.
 `maxInFlightBytes` bounds the memory of all topics' writers together.
 """
 
@@ -16,7 +17,7 @@ from spark_ledger.spark.rows.written import (
     by_topic,
     good_and_bad,
     misfits,
-    topics_named,
+    topic_names,
 )
 from spark_ledger.spark.write.job import (
     TOPICS_AT_ONCE,
@@ -34,7 +35,7 @@ from spark_ledger.topic.write import TaskResult, TaskSettings, TaskWriter
 
 ABORT_S = 5.0
 
-Find = Callable[[Sequence[str]], Mapping[str, WrittenTopic]]
+FindTopics = Callable[[Sequence[str]], Mapping[str, WrittenTopic]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class _OneTopic:
+class _OpenTopic:
     topic: WrittenTopic
     writer: TaskWriter
     version: SchemaVersion | None = None
@@ -57,12 +58,14 @@ class _OneTopic:
 class TopicWriters:
     """The writers of one thread. `find` finds topics by their short names, or makes them."""
 
-    def __init__(self, cluster: BlockingTopics, job: WriteJob, task: Task, find: Find) -> None:
+    def __init__(
+        self, cluster: BlockingTopics, job: WriteJob, task: Task, find: FindTopics
+    ) -> None:
         self._cluster = cluster
         self._job = job
         self._task = task
         self._find = find
-        self._open: dict[str, _OneTopic] = {}
+        self._open: dict[str, _OpenTopic] = {}
         self._entry_bytes_max = cluster.client.ledgers.config.entry_bytes_max
 
     def write(self, rows: WrittenRows) -> None:
@@ -72,30 +75,31 @@ class TopicWriters:
         if rows.topics is None:
             self._write_to(self._job.options.target, rows)
             return
-        aside = self._job.options.bad_records_topic
-        if aside is not None:
-            rows = self._set_aside(rows, misfits(rows, entry_bytes_max=None, aside=aside), {})
+        bad_records_topic = self._job.options.bad_records_topic
+        if bad_records_topic is not None:
+            reasons = misfits(rows, entry_bytes_max=None, bad_records_topic=bad_records_topic)
+            rows = self._write_bad_rows(rows, reasons, {})
         if not len(rows):
             return
-        self._open_all(topics_named(rows))
+        self._open_all(topic_names(rows))
         for name, rows_of_topic in by_topic(rows):
             self._write_to(name, rows_of_topic)
-            self._keep_in_bounds()
+            self._bound_memory()
 
     def finish(self) -> tuple[TaskResult, ...]:
         """The results for each topic, once all rows are acknowledged."""
-        ending = [opened.writer.finishing() for opened in self._open.values()]
-        return tuple(wait() for wait in ending)
+        waits = [topic.writer.finishing() for topic in self._open.values()]
+        return tuple(wait() for wait in waits)
 
     @property
     def versions(self) -> dict[str, frozenset[int]]:
-        """By topic's id the schema version under which its rows are written, if there is one."""
-        under = {writer.topic.info.id: writer.version for writer in self._open.values()}
-        return {id_: frozenset({v.number}) for id_, v in under.items() if v is not None}
+        """By topic's id the schema version of its typed rows; only of topics that have one."""
+        versions = {opened.topic.info.id: opened.version for opened in self._open.values()}
+        return {id_: frozenset({v.number}) for id_, v in versions.items() if v is not None}
 
     def abort(self) -> None:
-        """Forget the written rows and close the process's ledgers that no task writes to, as many
-        as ABORT_S allows: Spark ends a Python worker whose task has failed."""
+        """Abandon the written rows, and close the process's ledgers to which no task writes, as
+        many as ABORT_S allows: Spark ends a Python worker whose task has failed."""
         for opened in self._open.values():
             opened.writer.abort()
         self._cluster.run(self._cluster.client.cache.close(ABORT_S))
@@ -103,10 +107,10 @@ class TopicWriters:
     def _write_to(self, name: str, rows: WrittenRows) -> None:
         if not len(rows):
             return
-        opened = self._one(name)
-        rows = self._fitting(opened, rows)
+        target = self._open_topic(name)
+        rows = self._writable(target, rows)
         if len(rows):
-            opened.writer.write(
+            target.writer.write(
                 rows.keys,
                 rows.values,
                 event_times=rows.event_times,
@@ -114,43 +118,46 @@ class TopicWriters:
                 partitions=rows.partitions,
             )
 
-    def _fitting(self, opened: _OneTopic, rows: WrittenRows) -> WrittenRows:
-        """The rows that can be written, with their values as the topic has them."""
-        values, aside = self._job.values, self._job.options.bad_records_topic is not None
-        extra_headers = {"topic": opened.topic.info.name.short}
+    def _writable(self, target: _OpenTopic, rows: WrittenRows) -> WrittenRows:
+        """The rows that can be written, with their values as the topic has them. If there is a
+        topic for bad records, writes the other rows there."""
+        values = self._job.values
+        has_bad_records_topic = self._job.options.bad_records_topic is not None
+        extra_headers = {"topic": target.topic.info.name.short}
         if values is not None:
             assert isinstance(rows.values, pa.RecordBatch), "a typed row's payload is columns"
-            if aside:
-                rows = self._set_aside(
-                    rows, values.misfits(rows.values, opened.version), extra_headers
+            if has_bad_records_topic:
+                rows = self._write_bad_rows(
+                    rows, values.misfits(rows.values, target.version), extra_headers
                 )
-            rows = replace(rows, values=values.values(rows.values, opened.version))
-        if not aside:
+            rows = replace(rows, values=values.values(rows.values, target.version))
+        if not has_bad_records_topic:
             return rows
         reasons = misfits(
-            rows, entry_bytes_max=self._entry_bytes_max, partitions=opened.topic.partitions
+            rows, entry_bytes_max=self._entry_bytes_max, partitions=target.topic.partitions
         )
-        return self._set_aside(rows, reasons, extra_headers)
+        return self._write_bad_rows(rows, reasons, extra_headers)
 
-    def _set_aside(
+    def _write_bad_rows(
         self, rows: WrittenRows, reasons: pa.Array | None, extra_headers: Mapping[str, str]
     ) -> WrittenRows:
-        """The good rows; the bad ones are written to the topic for bad records."""
+        """Write the rows that have a reason to the topic for bad records; returns the good rows."""
         if reasons is None:
             return rows
         good, bad = good_and_bad(rows, reasons, {**extra_headers, **self._task.extra_headers})
         name = self._job.options.bad_records_topic
-        assert name is not None, "rows are set aside only with a topic for bad records"
-        writer = self._one(name).writer
+        assert name is not None, "bad rows are looked for only if there is a topic for them"
+        writer = self._open_topic(name).writer
         writer.write(bad.keys, bad.values, event_times=bad.event_times, headers=bad.headers)
         return good
 
-    def _one(self, name: str) -> _OneTopic:
+    def _open_topic(self, name: str) -> _OpenTopic:
         self._open_all([name])
         return self._open[name]
 
     def _open_all(self, names: Sequence[str]) -> None:
-        """Open writers to these topics too; none if a commit does not take so many topics."""
+        """Open writers for these topics, too. If a commit does not take so many topics, opens no
+        writer and raises CommitOverTooManyTopics."""
         new = [name for name in names if name not in self._open]
         count = len(self._open) + len(new)
         if count > TOPICS_MAX:
@@ -158,17 +165,20 @@ class TopicWriters:
                 f"a task has rows for {count} topics or more, the last is '{new[-1]}'; a commit"
                 f" takes {TOPICS_MAX}"
             )
-            ids = [opened.topic.info.id for opened in self._open.values()]
+            ids = [topic.topic.info.id for topic in self._open.values()]
             raise self._cluster.run(too_many_topics(self._cluster.client, what, ids))
         if not new:
             return
         topics = self._find(new)
-        versions = self._versions([topics[name] for name in new if not self._is_bad(name)])
+        versions = self._versions(
+            [topics[name] for name in new if not self._is_bad_records_topic(name)]
+        )
         for name in new:
-            self._open[name] = self._opened(name, topics[name], versions.get(topics[name].info.id))
+            version = versions.get(topics[name].info.id)
+            self._open[name] = self._new_writer(name, topics[name], version)
 
     def _versions(self, topics: Sequence[WrittenTopic]) -> Mapping[str, SchemaVersion | None]:
-        """By topic's id the schema version for typed rows."""
+        """By topic's id the schema version for typed rows; empty for other rows."""
         values, schemas = self._job.values, self._cluster.client.schemas
         if values is None or not topics:
             return {}
@@ -177,20 +187,23 @@ class TopicWriters:
             return await values.version(schemas, topic.info)
 
         versions = self._cluster.run(call_each(version, topics, TOPICS_AT_ONCE))
-        return {topic.info.id: under for topic, under in zip(topics, versions, strict=True)}
+        ids = (topic.info.id for topic in topics)
+        return dict(zip(ids, versions, strict=True))
 
-    def _is_bad(self, name: str) -> bool:
+    def _is_bad_records_topic(self, name: str) -> bool:
         return name == self._job.options.bad_records_topic
 
-    def _opened(self, name: str, topic: WrittenTopic, version: SchemaVersion | None) -> _OneTopic:
-        job, bad = self._job, self._is_bad(name)
+    def _new_writer(
+        self, name: str, topic: WrittenTopic, version: SchemaVersion | None
+    ) -> _OpenTopic:
+        job, is_bad_records_topic = self._job, self._is_bad_records_topic(name)
         settings = TaskSettings(
             compression=job.options.compression,
-            routing=Routing.HASH if bad else Routing(job.plan.routing),
-            inflight_bytes_max=self._share_bytes(bad),
+            routing=Routing.HASH if is_bad_records_topic else Routing(job.plan.routing),
+            inflight_bytes_max=self._bytes_max(is_bad_records_topic),
             policies=policies_of(job.options, topic.info.policies),
         )
-        if job.values is not None and not bad:
+        if job.values is not None and not is_bad_records_topic:
             settings = replace(settings, schema_version=job.values.schema_version(version))
         writer = self._cluster.task_writer(
             topic.info,
@@ -200,30 +213,31 @@ class TopicWriters:
             partitions=topic.partitions,
             settings=settings,
         )
-        return _OneTopic(topic, writer, version)
+        return _OpenTopic(topic, writer, version)
 
-    def _share_bytes(self, bad: bool) -> int:
-        """The bytes that one topic's writer may hold: a quarter if there are many writers (see
-        _keep_in_bounds)."""
+    def _bytes_max(self, is_bad_records_topic: bool) -> int:
+        """The bytes that one topic's writer may hold: a quarter of maxInFlightBytes if there are
+        many writers (see _bound_memory), and for bad records."""
         options = self._job.options
-        whole = options.max_in_flight_bytes
-        if options.topic is None or bad:
-            return whole // 4
-        return whole if options.bad_records_topic is None else whole - whole // 4
+        total = options.max_in_flight_bytes
+        if options.topic is None or is_bad_records_topic:
+            return total // 4
+        return total if options.bad_records_topic is None else total - total // 4
 
-    def _keep_in_bounds(self) -> None:
-        """If all writers together hold more than three quarters of their bound, one that takes its
-        quarter could exceed it. Then drain the writers that hold most (write, and wait for acks)
-        until all hold half. If they still hold three quarters, wait for last copies too: a bookie
-        that hangs may delay these."""
-        whole = self._job.options.max_in_flight_bytes
-        if self._held_bytes() <= whole * 3 // 4:
+    def _bound_memory(self) -> None:
+        """Keep maxInFlightBytes for all writers together. Above three quarters of it, a writer that
+        fills its quarter could exceed the whole. So drain the writers (write, and wait for acks),
+        the one with most bytes first, until all together hold at most half. If they still hold more
+        than three quarters, wait for last copies, too, which a bookie that hangs may delay."""
+        total = self._job.options.max_in_flight_bytes
+        if self._held_bytes() <= total * 3 // 4:
             return
-        self._largest_first(lambda writer: writer.drain(), whole // 2)
-        self._largest_first(lambda writer: writer.settle(), whole * 3 // 4)
+        self._call_largest_first(lambda writer: writer.drain(), total // 2)
+        self._call_largest_first(lambda writer: writer.settle(), total * 3 // 4)
 
-    def _largest_first(self, wait: Callable[[TaskWriter], None], bound: int) -> None:
-        """Call `wait` for one writer after the other until all together hold at most `bound`."""
+    def _call_largest_first(self, wait: Callable[[TaskWriter], None], bound: int) -> None:
+        """Call `wait` for the writers, the one with most bytes first, until all together hold at
+        most `bound`."""
         writers = [opened.writer for opened in self._open.values()]
         for writer in sorted(writers, key=lambda writer: -writer.held_bytes):
             if self._held_bytes() <= bound:

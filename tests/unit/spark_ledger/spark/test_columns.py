@@ -258,7 +258,7 @@ def test_a_declared_payload_has_any_names_but_those_of_other_columns():
         ("__topic STRING", {"value_format": "json"}, set()),
         (
             "Price DOUBLE, __key STRING",
-            {"value_format": "arrow", "stored": ["price", "PRICE", "other"]},
+            {"value_format": "arrow", "payload_names": ["price", "PRICE", "other"]},
             {"price", "PRICE", "key", "__key"},
         ),
     ],

@@ -12,16 +12,16 @@ from tests.unit.spark_ledger.spark.typed_rows import rows, typed_rows
 
 def test_rows_of_the_kind_that_is_wanted_are_no_others_and_all_are_read_where_they_are_errors():
     for policy in OnOtherFormat:
-        assert not OtherRows(policy, typed=True).are(typed_rows(), "t")
-        assert not OtherRows(policy, typed=False).are(rows(), "t")
-    assert not OtherRows(OnOtherFormat.FAIL, typed=True).are(rows(), "t")
+        assert not OtherRows(policy, typed=True).accepts(typed_rows(), "t")
+        assert not OtherRows(policy, typed=False).accepts(rows(), "t")
+    assert not OtherRows(OnOtherFormat.FAIL, typed=True).accepts(rows(), "t")
 
 
 def test_the_others_are_counted_and_logged_with_their_places(caplog):
     caplog.set_level(logging.WARNING)
     others = OtherRows(OnOtherFormat.SKIP, typed=True)
     for _ in range(LOGGED_MAX + 5):
-        assert others.are(rows(), "t")
+        assert others.accepts(rows(), "t")
     others.end()
 
     said = [one.getMessage() for one in caplog.records]

@@ -39,7 +39,7 @@ def connected(monkeypatch):
     def make(error=None) -> Cluster:
         cluster = Cluster(error)
         monkeypatch.setattr(sink.blocking, "topics", lambda *_, **__: cluster)
-        monkeypatch.setattr(sink, "_checked", TtlCache(CHECKED_S))
+        monkeypatch.setattr(sink, "_passed_checks", TtlCache(CHECKED_S))
         return cluster
 
     return make
@@ -91,7 +91,7 @@ def test_who_cannot_connect_leaves_it_to_tasks_which_wait_unless_the_query_only_
 
     spark = TaskProperties(0, 0, "query", batch_id, "run")
     monkeypatch.setattr(sink.blocking, "topics", unreachable)
-    monkeypatch.setattr(sink, "_checked", TtlCache(CHECKED_S))
+    monkeypatch.setattr(sink, "_passed_checks", TtlCache(CHECKED_S))
     monkeypatch.setattr(sink.TaskProperties, "of", lambda _: spark)
     monkeypatch.setattr(sink, "query_intent", waits)
     made = writer()

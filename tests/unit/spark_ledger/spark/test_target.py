@@ -103,7 +103,7 @@ def test_no_topic_is_made_with_an_ensemble_larger_than_the_bookies_there_are(giv
             assert "Start 5 more, or choose an ensemble size of 4 or less." in str(caught.value)
         job = WriteJob.of(replace(options(**given), topic="new"), PLAIN)
         with pytest.raises(errors.NotEnoughBookies):
-            await write_job.check(stage.client, job, fresh=True)
+            await write_job.check_topics(stage.client, job, fresh=True)
         assert [info.name.short for info in await stage.client.topics.list()] == ["t"]
 
     play(act)
@@ -121,7 +121,7 @@ def test_a_topic_that_takes_no_more_rows_is_refused_before_any_is_written():
     async def act(stage):
         await TopicAdmin(stage.client).terminate("t")
         with pytest.raises(errors.TopicTerminated, match="'t' takes no more rows"):
-            await write_job.check(stage.client, WriteJob.of(options(), PLAIN), fresh=True)
+            await write_job.check_topics(stage.client, WriteJob.of(options(), PLAIN), fresh=True)
 
     play(act)
 
@@ -129,8 +129,10 @@ def test_a_topic_that_takes_no_more_rows_is_refused_before_any_is_written():
 def test_checking_a_write_makes_no_topic():
     async def act(stage):
         job = WriteJob.of(replace(options(), topic="new", bad_records_topic="bad"), PLAIN)
-        assert await write_job.check(stage.client, job, fresh=True) == {}
-        found = await write_job.check(stage.client, WriteJob.of(options(), PLAIN), fresh=True)
+        assert await write_job.check_topics(stage.client, job, fresh=True) == {}
+        found = await write_job.check_topics(
+            stage.client, WriteJob.of(options(), PLAIN), fresh=True
+        )
         assert found["t"].info == stage.topic
         assert [info.name.short for info in await stage.client.topics.list()] == ["t"]
 
@@ -140,15 +142,15 @@ def test_checking_a_write_makes_no_topic():
 def test_columns_that_do_not_fit_the_topics_schema_are_refused_before_any_row_is_written():
     async def act(stage):
         typed = options(valueFormat="arrow")
-        await write_job.check(stage.client, WriteJob.of(typed, TYPED), fresh=True)
+        await write_job.check_topics(stage.client, WriteJob.of(typed, TYPED), fresh=True)
         schema = WriteJob.of(typed, TYPED).values.schema
         await stage.client.schemas.register(stage.topic, schema)
         less = StructType(TYPED.fields[:1])
         with pytest.raises(errors.SchemaIncompatible, match="price"):
-            await write_job.check(stage.client, WriteJob.of(typed, less), fresh=True)
+            await write_job.check_topics(stage.client, WriteJob.of(typed, less), fresh=True)
         absent = replace(options(valueFormat="schema"), topic="new")
         with pytest.raises(errors.SchemaNotRegistered, match="'new' is not there"):
-            await write_job.check(stage.client, WriteJob.of(absent, TYPED), fresh=True)
+            await write_job.check_topics(stage.client, WriteJob.of(absent, TYPED), fresh=True)
 
     play(act)
 
@@ -157,21 +159,21 @@ def test_columns_that_do_not_fit_the_topics_schema_are_refused_before_any_row_is
 def test_bytes_are_refused_where_there_is_a_schema_unless_the_write_says_otherwise(kind):
     async def act(stage):
         bytes_to_t = options(**kind)
-        await write_job.check(stage.client, WriteJob.of(bytes_to_t, PLAIN), fresh=True)
+        await write_job.check_topics(stage.client, WriteJob.of(bytes_to_t, PLAIN), fresh=True)
         typed = WriteJob.of(options(valueFormat="arrow"), TYPED)
-        await write_job.check(stage.client, typed, fresh=True)
-        await write_job.check(stage.client, WriteJob.of(bytes_to_t, PLAIN), fresh=True)
+        await write_job.check_topics(stage.client, typed, fresh=True)
+        await write_job.check_topics(stage.client, WriteJob.of(bytes_to_t, PLAIN), fresh=True)
         await stage.client.schemas.register(stage.topic, typed.values.schema)  # into force
         says = r"topic .t. has a schema \(version 1\).*valueFormat=arrow.*schemaMode=none"
         with pytest.raises(errors.SchemaIncompatible, match=says):
-            await write_job.check(stage.client, WriteJob.of(bytes_to_t, PLAIN), fresh=True)
+            await write_job.check_topics(stage.client, WriteJob.of(bytes_to_t, PLAIN), fresh=True)
         by_column = replace(bytes_to_t, topic=None)  # found in a task
         with pytest.raises(errors.SchemaIncompatible, match="topic 't' has a schema"):
             await find_or_make(stage.client, by_column, "t")
         anyway = options(schemaMode="none", **kind)
-        await write_job.check(stage.client, WriteJob.of(anyway, PLAIN), fresh=True)
+        await write_job.check_topics(stage.client, WriteJob.of(anyway, PLAIN), fresh=True)
         assert (await find_or_make(stage.client, anyway, "t")).info == stage.topic
-        await write_job.check(stage.client, typed, fresh=True)
+        await write_job.check_topics(stage.client, typed, fresh=True)
 
     play(act)
 
@@ -183,7 +185,7 @@ def test_bad_records_are_bytes_and_go_to_no_topic_with_a_schema():
         await stage.client.schemas.register(stage.topic, schema)
         aside = replace(typed, topic="new", bad_records_topic="t")
         with pytest.raises(errors.SchemaIncompatible, match="another topic for badRecordsTopic"):
-            await write_job.check(stage.client, WriteJob.of(aside, TYPED), fresh=True)
+            await write_job.check_topics(stage.client, WriteJob.of(aside, TYPED), fresh=True)
 
     play(act)
 

@@ -205,5 +205,5 @@ def test_every_row_goes_to_its_topic_once_and_in_order(names, typed):
     for i, name in enumerate(short):
         wanted.setdefault(name, []).append(str(i))
     assert found == wanted
-    assert written.topics_named(rows) == list(found)
+    assert written.topic_names(rows) == list(found)
     assert list(found) == list(wanted)
