@@ -441,6 +441,17 @@ class CommitOverTooManyTopics(LedgerError):
     remedy = "Write fewer topics in one batch, or one topic with more partitions."
 
 
+class BacklogQuotaExceeded(LedgerError):
+    """The topic's subscriptions leave more unread than its policies allow, and the policy
+    `on_backlog` does not take new rows then. No row of the commit is visible."""
+
+    error_class, sql_state = "LEDGER_WRITE.BACKLOG_QUOTA", "53400"
+    remedy = (
+        "Let the subscription consume, move it (`spark-ledger subscription seek`), or raise the"
+        " quota; then run the query again."
+    )
+
+
 class CommitTooBig(LedgerError):
     error_class, sql_state = "LEDGER_WRITE.COMMIT_TOO_BIG", "54000"
     remedy = "Write with fewer tasks or partitions per batch."

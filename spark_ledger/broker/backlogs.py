@@ -21,6 +21,7 @@ from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.state import PartitionState
 from spark_ledger.topic.log.topics import TopicInfo, policies_now
 from spark_ledger.topic.subscription.backlog_quota import (
+    EVICTION,
     KEPT_OF_QUOTA,
     LargeBacklog,
     has_quota,
@@ -125,7 +126,7 @@ class Backlogs:
             lags = await self._commits.client.lags(
                 self._topic.info.id, self._commits.now_ms(), self._topic.subscriptions.marks()
             )
-            if self._policies.on_backlog == "eviction":
+            if self._policies.on_backlog == EVICTION:
                 for backlog in to_evict(lags, self._policies):
                     await self._evict(backlog)
             else:

@@ -7,13 +7,14 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from spark_ledger.async_tasks import SharedTasks
 from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import Check
-from spark_ledger.metadata.store_calls import call_each
+from spark_ledger.metadata.store_calls import call_each, store_now_ms
+from spark_ledger.process import LruCache
 from spark_ledger.topic.commit.draft import (
     NEXT_VERSION,
     SNAPSHOT_OF_INTENT,
@@ -21,6 +22,7 @@ from spark_ledger.topic.commit.draft import (
     CommitOutcome,
     CommitRequest,
     RowKind,
+    RowsOfTopics,
     TxnKey,
     check_one_attempt,
     ordered_segments,
@@ -32,13 +34,19 @@ from spark_ledger.topic.log.actions import Action, Append, Overwrite
 from spark_ledger.topic.log.blobs import Blobs, ChunkStore
 from spark_ledger.topic.log.intents import Intent, Intents
 from spark_ledger.topic.log.ledger_cache import LedgerCache
+from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.state import Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
-from spark_ledger.topic.log.topics import TopicInfo, Topics
+from spark_ledger.topic.log.topics import TopicInfo, Topics, policies_now
 from spark_ledger.topic.read.follower import TopicFollower
 from spark_ledger.topic.read.live import ends_of
 from spark_ledger.topic.read.plan import Ranges, chunks_to_read
-from spark_ledger.topic.subscription.backlog_quota import LagOfSubscription
+from spark_ledger.topic.subscription.backlog_quota import (
+    EVICTION,
+    LagOfSubscription,
+    check_backlogs,
+    has_quota,
+)
 from spark_ledger.topic.subscription.lag import topic_lag
 from spark_ledger.topic.subscription.records import Positions
 from spark_ledger.topic.write import (
@@ -57,9 +65,18 @@ if TYPE_CHECKING:
 
 
 LOGS_KEPT_MAX = 1000
+POLICIES_S = 60.0
+"""How long a commit goes by the quotas that were read for the commit before."""
 
 
 NO_KINDS: Mapping[str, RowKind] = MappingProxyType({})
+
+
+class PoliciesRead(NamedTuple):
+    """A topic's policies, and when they were read, by the loop's clock."""
+
+    policies: TopicPolicies
+    read_s: float
 
 
 class TopicClient:
@@ -84,6 +101,7 @@ class TopicClient:
         self._now_ms = now_ms
         self._ask = ask
         self._logs: dict[str, TopicLog] = {}
+        self._policies = LruCache[str, PoliciesRead](LOGS_KEPT_MAX)
         self._followers = SharedTasks[str, TopicFollower](keep=True)
 
     @cached_property
@@ -240,6 +258,7 @@ class TopicClient:
             batch=batch,
             overwrite_held=overwrite_held,
             kinds=kinds,
+            check_quotas=self._check_quotas,
             creators={
                 id_: of
                 for task_results in results.values()
@@ -312,6 +331,19 @@ class TopicClient:
             )
             for info in infos
         }
+
+    async def _check_quotas(self, rows: RowsOfTopics) -> None:
+        """Whether the topics take rows in these partitions, by policies read within POLICIES_S.
+        Raises errors.BacklogQuotaExceeded."""
+        now_s = asyncio.get_running_loop().time()
+        for topic_id, partitions in rows.items():
+            kept = self._policies.get(topic_id)
+            if kept is None or kept.read_s + POLICIES_S < now_s:
+                kept = PoliciesRead((await policies_now(self.store, topic_id)).policies, now_s)
+                self._policies.put(topic_id, kept)
+            if has_quota(kept.policies) and kept.policies.on_backlog != EVICTION:
+                lags = await self.lags(topic_id, await store_now_ms(self.store))
+                check_backlogs(topic_id, lags, kept.policies, partitions)
 
     async def tables(self, state: TopicState, ranges: Ranges) -> Tables:
         """The chunks for `plan_read(state, ranges, read=...)`. Raises as ChunkStore.load."""

@@ -20,6 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from spark_ledger.errors import (
+    BacklogQuotaExceeded,
     CommitOverTooManyTopics,
     SchemaIncompatible,
     TopicDeleted,
@@ -299,13 +300,13 @@ def topic_names_in_errors(cluster: BlockingTopics) -> Iterator[None]:
     writers."""
     try:
         yield
-    except SchemaIncompatible as error:
+    except (BacklogQuotaExceeded, SchemaIncompatible) as error:
         what, name, topic_id = error.what, None, error.facts.get("topic_id")
         if isinstance(topic_id, str) and topic_id in what:
             with suppress(Unavailable):
                 name = cluster.run(cluster.client.topics.name_of(topic_id))
         what = what if name is None else what.replace(str(topic_id), name.short)
-        raise SchemaIncompatible(what, error.remedy, **error.facts) from None
+        raise type(error)(what, error.remedy, **error.facts) from None
     except TopicDeleted as error:
         what, name, topic_id = error.what, None, error.facts.get("topic_id")
         if isinstance(topic_id, str):

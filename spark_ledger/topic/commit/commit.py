@@ -352,6 +352,7 @@ class _Commit:
         try:
             epoch = self._process.guard.epoch
             await guards.check_ledgers(self._store, epoch, changes, self._request.creators)
+            await guards.check_quotas(self._request, changes)
             hold_checks: list[Check] = []
             if not self._request.overwrite_held:
                 hold_checks = await guards.checks_of_holds(self._process.holds, changes, names)

@@ -11,7 +11,7 @@ names every ledger that loses rows.
 
 import itertools
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
@@ -114,6 +114,10 @@ class CommitOutcome:
         return next(iter(self.topics.values()), TopicRows()).rows
 
 
+RowsOfTopics = Mapping[str, frozenset[int]]
+"""By topic id the partitions that get rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class CommitRequest:
     """A commit as its caller requests it: the actions on each topic (by id), the version and the
@@ -122,6 +126,7 @@ class CommitRequest:
     whatever its rows were. `overwrite_held`: an overwrite also takes away rows that a subscription
     holds. `kinds` are the kinds of rows by topic id; the rows of other topics are not judged.
     `creators`: the creator tokens of the ledgers that tasks wrote, as far as the caller has them.
+    `check_quotas` is called with the topics that take rows, before the multi.
     Raises errors.CommitOverTooManyTopics, errors.OptionInvalid, ValueError (see check_claims)."""
 
     txn: TxnKey
@@ -134,6 +139,7 @@ class CommitRequest:
     overwrite_held: bool = False
     kinds: Mapping[str, RowKind] = field(default_factory=dict)
     creators: Mapping[int, str] = field(default_factory=dict)
+    check_quotas: Callable[[RowsOfTopics], Awaitable[None]] | None = None
 
     def __post_init__(self) -> None:
         if len(self.drafts) > TOPICS_MAX:

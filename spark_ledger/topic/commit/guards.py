@@ -15,7 +15,7 @@ from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.cluster import IDS_PER_EPOCH
 from spark_ledger.metadata.store import Check, MetadataStore, Operation, Set
 from spark_ledger.topic.commit import draft as commit_draft
-from spark_ledger.topic.commit.draft import Actions, RowKind
+from spark_ledger.topic.commit.draft import Actions, CommitRequest, RowKind
 from spark_ledger.topic.commit.views import CommitViews
 from spark_ledger.topic.log.actions import segments_of
 from spark_ledger.topic.log.holds import Holds
@@ -86,6 +86,16 @@ async def checks_of_holds(
             commit_draft.check_no_subscription_holds(state, actions, holds, topic_names[topic_id])
             checks.append(holds.check)
     return checks
+
+
+async def check_quotas(request: CommitRequest, changes: Changes) -> None:
+    """Raises errors.BacklogQuotaExceeded, and as the request's `check_quotas`."""
+    if request.check_quotas is not None:
+        rows = {
+            topic_id: frozenset(s.partition for action in actions for s in segments_of(action))
+            for topic_id, (_, actions) in changes.items()
+        }
+        await request.check_quotas(rows)
 
 
 async def schema_operations(

@@ -7,13 +7,16 @@ message (a row of Spark: since its commit), whatever time its producer gave it. 
 subscription has no backlog. An eviction never moves a query's subscription.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from spark_ledger import errors
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.subscription.lag import PartitionLag
 from spark_ledger.topic.subscription.records import SubscriptionKind
 
+EVICTION = "eviction"
+"""The value of `on_backlog` by which new rows are taken, and the slowest subscription is moved."""
 KEPT_OF_QUOTA = 0.9
 """An eviction leaves this part of the quota unread."""
 
@@ -75,3 +78,22 @@ def to_evict(lags: Mapping[str, LagOfSubscription], policies: TopicPolicies) -> 
         for partition, lag in sorted(subscription.lags.items())
         if (what := exceeded(lag, policies))
     ]
+
+
+def check_backlogs(
+    topic_id: str,
+    lags: Mapping[str, LagOfSubscription],
+    policies: TopicPolicies,
+    partitions: Collection[int],
+) -> None:
+    """Whether these partitions are within the quota. Raises errors.BacklogQuotaExceeded."""
+    over = over_quota(lags, policies)
+    for partition in sorted(over.keys() & set(partitions)):
+        backlog = over[partition]
+        raise errors.BacklogQuotaExceeded(
+            f"partition {partition} of topic {topic_id} is over its quota {backlog.what} by"
+            f" subscription '{backlog.subscription}'",
+            topic_id=topic_id,
+            partition=partition,
+            subscription=backlog.subscription,
+        )
