@@ -22,7 +22,6 @@ from spark_ledger.topic.commit.draft import (
     CommitOutcome,
     CommitRequest,
     RowKind,
-    RowsOfTopics,
     TxnKey,
     check_one_attempt,
     ordered_segments,
@@ -30,7 +29,7 @@ from spark_ledger.topic.commit.draft import (
 from spark_ledger.topic.commit.replay import QueryBatch
 from spark_ledger.topic.entry.batch_encoder import BatchEncoder
 from spark_ledger.topic.entry.routing import Router
-from spark_ledger.topic.log.actions import Action, Append, Overwrite
+from spark_ledger.topic.log.actions import Action, Append, Overwrite, RowsOfTopics
 from spark_ledger.topic.log.blobs import Blobs, ChunkStore
 from spark_ledger.topic.log.intents import Intent, Intents
 from spark_ledger.topic.log.ledger_cache import LedgerCache

@@ -345,13 +345,12 @@ class _Commit:
         self, view: _View, steps: Mapping[str, _Step]
     ) -> tuple[list[Check], dict[str, list[Operation]]]:
         """Checks that no subscription holds rows that an overwrite takes away, and by topic the
-        operations on schemas that the rows need. Raises errors.SubscriptionBusy,
-        errors.SchemaIncompatible, errors.LedgerFenced."""
+        operations on schemas that the rows need. Raises as the functions of guards.py."""
         names = {id_: _name_of(id_, view) for id_ in self._topic_ids}
         changes = {id_: (step.before, step.commit.actions) for id_, step in steps.items()}
         try:
-            epoch = self._process.guard.epoch
-            await guards.check_ledgers(self._store, epoch, changes, self._request.creators)
+            epoch, creators = self._process.guard.epoch, self._request.creators
+            await guards.check_ledgers(self._store, epoch, changes, creators)
             await guards.check_quotas(self._request, changes)
             hold_checks: list[Check] = []
             if not self._request.overwrite_held:

@@ -11,7 +11,7 @@ names every ledger that loses rows.
 
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
@@ -25,6 +25,7 @@ from spark_ledger.topic.log import records
 from spark_ledger.topic.log.actions import (
     Action,
     Append,
+    CheckQuotas,
     Grow,
     Hole,
     OpenLive,
@@ -114,10 +115,6 @@ class CommitOutcome:
         return next(iter(self.topics.values()), TopicRows()).rows
 
 
-RowsOfTopics = Mapping[str, frozenset[int]]
-"""By topic id the partitions that get rows."""
-
-
 @dataclass(frozen=True, slots=True)
 class CommitRequest:
     """A commit as its caller requests it: the actions on each topic (by id), the version and the
@@ -139,7 +136,7 @@ class CommitRequest:
     overwrite_held: bool = False
     kinds: Mapping[str, RowKind] = field(default_factory=dict)
     creators: Mapping[int, str] = field(default_factory=dict)
-    check_quotas: Callable[[RowsOfTopics], Awaitable[None]] | None = None
+    check_quotas: CheckQuotas | None = None
 
     def __post_init__(self) -> None:
         if len(self.drafts) > TOPICS_MAX:

@@ -6,7 +6,7 @@ version does not know is an error, never skipped (hazard 17). draft.py decides w
 may follow on a state, state.py carries it out. docs/topics.md shows each action.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +131,11 @@ def segments_of(action: Action) -> tuple[Segment, ...]:
     if isinstance(action, Append | Replace | Overwrite):
         return action.segments
     return ()
+
+
+RowsOfTopics = Mapping[str, frozenset[int]]
+"""By topic id the partitions that get rows."""
+CheckQuotas = Callable[[RowsOfTopics], Awaitable[None]]
 
 
 def adds_rows(action: Action) -> bool:
