@@ -1,4 +1,5 @@
-"""The HTTP application: its routes, limits and deadlines, around aiohttp's parser.
+"""HTTP: an application of routes, with limits and deadlines around aiohttp's parser; and requests
+to other servers.
 
 Always true:
 - a connection has one request and one response: the request's head comes within HEAD_S and its
@@ -18,12 +19,15 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from aiohttp import web
+from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
 LINE_BYTES_MAX = 8 << 10
 HEADERS_MAX = 32
 BODY_BYTES_MAX = 64 << 10
 HEAD_S, RESPONSE_S = 10.0, 60.0
+ASK_S = 5.0
+ANSWER_BYTES_MAX = 32 << 20
+"""Of a response to a request of ours."""
 _log = logging.getLogger(__name__)
 
 
@@ -171,3 +175,38 @@ def _encoded(response: HttpResponse) -> web.Response:
     return web.Response(
         status=response.status, headers=headers, body=body, content_type="application/json"
     )
+
+
+# -- asking ----------------------------------------------------------------------------------------
+
+
+class HttpFailure(Exception):
+    """A server that did not answer with JSON and success; `status` is None if none came."""
+
+    def __init__(self, what: str, status: int | None = None) -> None:
+        super().__init__(what)
+        self.status = status
+
+
+async def ask(url: str, method: str = "GET", body: Any = None, within_s: float = ASK_S) -> Any:
+    """The JSON of the response, None if it has no body. Raises HttpFailure."""
+    limit = ClientTimeout(total=within_s)
+    try:
+        async with (
+            ClientSession(timeout=limit, read_bufsize=ANSWER_BYTES_MAX) as session,
+            session.request(method, url, json=body) as response,
+        ):
+            answer = await response.content.read(ANSWER_BYTES_MAX + 1)
+            while (more := await response.content.read(ANSWER_BYTES_MAX)) and (
+                len(answer) <= ANSWER_BYTES_MAX
+            ):
+                answer += more
+            if len(answer) > ANSWER_BYTES_MAX:
+                raise HttpFailure(f"{url} answers with more than {ANSWER_BYTES_MAX} bytes")
+            plain = json.loads(answer) if answer else None
+            if response.status >= HTTPStatus.BAD_REQUEST:
+                reason = plain.get("reason") if isinstance(plain, dict) else None
+                raise HttpFailure(f"{url} answers {response.status}: {reason}", response.status)
+            return plain
+    except (ClientError, OSError, TimeoutError, ValueError) as error:
+        raise HttpFailure(f"{url} does not answer: {error!r}") from error

@@ -114,6 +114,9 @@ class Broker:
         """The topics that are open at this broker."""
         return [one for one in map(self._topics.kept, self._topics) if one is not None]
 
+    def open_topic(self, topic_id: str) -> OwnedTopic | None:
+        return self._topics.kept(topic_id)
+
     async def close(self) -> None:
         """Store what waits, seal every live segment, release every subscription."""
         await self.seal()

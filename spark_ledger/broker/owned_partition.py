@@ -51,6 +51,10 @@ class OwnedPartition:
         self._beside = beside
         self._admission: Admission[Producer] = Admission(str(topic.name), epoch)
 
+    @property
+    def producers(self) -> list[Producer]:
+        return list(self._admission.there)
+
     def producers_before(self, producer: Producer) -> list[Producer]:
         """The producers on other connections because of which this producer is refused or waits."""
         return self._admission.barring(producer)

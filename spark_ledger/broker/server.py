@@ -48,12 +48,13 @@ async def _serve(service_url: str, settings: BrokerSettings) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     host, public_host = settings.host, settings.advertised_host or settings.host
     clients = await _listener(host, settings.broker_port, "--broker-port", accept)
-    admin = await http.protocol_of(routes(lambda: broker))
+    admin = await http.protocol_of(routes(lambda: broker, settings))
     lookups = await _listener(host, settings.admin_port, "--admin-port", admin)
     url = f"pulsar://{net.join(public_host, clients.port)}"
     admin_url = f"http://{net.join(public_host, lookups.port)}"
     ledgers = await connect(service_url, config)
     broker = Broker(ledgers, random.Random(os.urandom(16)), url, settings)
+    broker.ownership.membership.admin_url = admin_url
     broker.watch.on_failure = stop.set
 
     def listen() -> None:

@@ -38,11 +38,25 @@ class BrokerSettings(Settings):
         6650, ge=0, le=PORT_MAX, description="Where Pulsar's clients connect; 0: a free port."
     )
     admin_port: int = Field(
-        8080, ge=0, le=PORT_MAX, description="Where it answers lookups by HTTP; 0: a free port."
+        8080,
+        ge=0,
+        le=PORT_MAX,
+        description="Where it answers lookups and the admin API by HTTP; 0: a free port.",
     )
     advertised_host: str = Field(
         "", description="The host that clients connect to; empty: as in host."
     )
+    admin_open: bool = Field(
+        False,
+        description="Let other machines change topics, namespaces and subscriptions by HTTP."
+        " There are no rights yet: whoever reaches the port may do it.",
+    )
+    admin_hosts: str = Field(
+        "",
+        description="Other host names by which it is asked by HTTP, separated by commas: requests"
+        " for other hosts are refused.",
+    )
+    cluster: str = Field("standalone", description="The cluster's name in the admin API.")
 
     auto_create: bool = Field(
         True, description="Make a topic that a client names and that does not exist."

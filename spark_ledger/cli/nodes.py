@@ -381,6 +381,7 @@ def start_broker(
     admin_port: Annotated[int | None, _setting("admin_port", min=0, max=65535)] = None,
     host: Annotated[str | None, _setting("host")] = None,
     advertised_host: Annotated[str | None, _setting("advertised_host")] = None,
+    admin_open: Annotated[bool | None, _setting("admin_open", "--admin-open")] = None,
     auto_create: Annotated[
         bool | None, _setting("auto_create", "--auto-create/--no-auto-create")
     ] = None,
@@ -404,6 +405,7 @@ def start_broker(
         admin_port=admin_port,
         host=host,
         advertised_host=advertised_host,
+        admin_open=admin_open,
         auto_create=auto_create,
         auto_create_partitions=auto_create_partitions,
     )

@@ -63,6 +63,7 @@ FLOORS = {
     "spark_ledger.broker": """
         server
         serve
+        admin
         broker
         catalog watch
         store_contact

@@ -8,6 +8,7 @@ PLACE = "spark_ledger/net.py"
 CALLS = (
     *("socket", "create_connection", "open_connection", "open_unix_connection", "sock_connect"),
     *("create_datagram_endpoint", "urlopen", "insecure_channel", "secure_channel", "KazooClient"),
+    "ClientSession",
     *("create_server", "create_unix_server", "start_server", "start_unix_server"),
     *("connect_accepted_socket", "add_insecure_port", "add_secure_port"),
 )
@@ -24,6 +25,7 @@ MODULES = (
 EXCEPTIONS = {
     ("spark_ledger/metadata/zookeeper.py", "KazooClient"): "kazoo makes ZooKeeper's connections",
     ("spark_ledger/metadata/zookeeper.py", "create_connection"): "kazoo's handler, with a deadline",
+    ("spark_ledger/http.py", "ClientSession"): "aiohttp dials by itself",
     ("bookie_server/serve/gateway.py", "add_insecure_port"): "the gRPC library listens by itself",
 }
 

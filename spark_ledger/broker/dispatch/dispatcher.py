@@ -23,7 +23,7 @@ from spark_ledger.broker.owner.partition import UNREADABLE, Partition
 from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.wire.commands import AckType, MessageId, command
 from spark_ledger.broker.wire.frames import encode, with_batch
-from spark_ledger.broker.wire.link import Link
+from spark_ledger.broker.wire.link import ClientFacts, Link
 from spark_ledger.broker.wire.sends import Messages
 from spark_ledger.topic.entry.pulsar_batch import (
     chunk_in,
@@ -67,6 +67,7 @@ class Consumer:
         self.messages.epoch = epoch
         self.sending: asyncio.Task[None] | None = None
         self.on_end = on_end
+        self.client: ClientFacts | None = None
 
     def end(self) -> None:
         """Send the consumer away: its client is to look the topic up again."""
@@ -190,6 +191,18 @@ class Dispatcher:
             yield hi <= partition.end and acks.add(lo, hi)
         if not ranges:
             yield False
+
+    # -- what is shown of it -------------------------------------------------------------------
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many messages that were sent, or are to be sent next, are not acknowledged."""
+        return sum(hi - lo for lo, hi in self.acks.missing(self.acks.mark, self.position))
+
+    @property
+    def backlog(self) -> int:
+        """How many offsets up to the confirmed end are not acknowledged."""
+        return sum(hi - lo for lo, hi in self.acks.missing(self.acks.mark, self.partition.end))
 
     # -- sending -----------------------------------------------------------------------------
 

@@ -62,6 +62,9 @@ class Subscription:
     def marks(self) -> dict[int, int]:
         return {number: dispatcher.acks.mark for number, dispatcher in self._dispatchers.items()}
 
+    def dispatcher_of(self, partition: int) -> Dispatcher | None:
+        return self._dispatchers.get(partition)
+
     def has_dispatcher(self, partition: int) -> bool:
         return partition in self._dispatchers
 
@@ -151,6 +154,10 @@ class TopicSubscriptions:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By subscription, while a call holds the lock or waits for it: names of readers are many,
         as each reader has a new one."""
+
+    def used_here(self) -> list[Subscription]:
+        """The subscriptions that this broker has open."""
+        return list(self._by_name.values())
 
     def named(self, name: str) -> Subscription:
         """Raises Refusal."""

@@ -2,7 +2,8 @@
 
     /brokers/alive/<id>          ephemeral: {"url": where the broker is reached, "incomplete": how
                                  many chunked messages its producers left incomplete, "since_ms":
-                                 when the broker was started, by the store's clock}
+                                 when the broker was started, by the store's clock, "admin_url":
+                                 where it is asked by HTTP}
 
 Always true: a node that cannot be decoded is no broker, and hides no other one. Of two brokers that
 live and advertise one URL the one that was started later ends: no client could choose between them,
@@ -14,7 +15,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from spark_ledger import errors
@@ -46,9 +47,16 @@ class Registered:
     since_ms: int = 0
     session: int = 0
     created_ms: int = 0
+    admin_url: str = ""
+    """Empty: a version that does not say it."""
 
     def encoded(self) -> bytes:
-        plain = {"url": self.url, "incomplete": self.incomplete, "since_ms": self.since_ms}
+        plain = {
+            "url": self.url,
+            "incomplete": self.incomplete,
+            "since_ms": self.since_ms,
+            "admin_url": self.admin_url,
+        }
         return json.dumps(plain).encode()
 
 
@@ -81,7 +89,8 @@ def _registered(broker_id: str, node: Versioned) -> Registered | None:
         if not isinstance(url, str):
             raise ValueError(f"a URL of {url!r}")
         since_ms = int(plain.get("since_ms", 0))
-        return Registered(url, incomplete, since_ms, node.owner, node.created_ms)
+        admin_url = str(plain.get("admin_url", ""))
+        return Registered(url, incomplete, since_ms, node.owner, node.created_ms, admin_url)
     except errors.MALFORMED as why:
         _unreadable(broker_id, node.value[:100], repr(why))
         return None
@@ -124,6 +133,8 @@ class Membership:
         """`keep` writes its value into this broker's node."""
         self.since_ms = 0
         """When this broker was started, by the store's clock."""
+        self.admin_url = ""
+        """Where this broker is asked by HTTP."""
         self.has_buried = False
         """Whether a broker was buried since the last `take_over`."""
         self.stirred = asyncio.Event()
@@ -259,7 +270,8 @@ class Membership:
 
     @property
     def _encoded(self) -> bytes:
-        return Registered(self._url, self.incomplete.value, self.since_ms).encoded()
+        registered = Registered(self._url, self.incomplete.value, self.since_ms)
+        return replace(registered, admin_url=self.admin_url).encoded()
 
     @property
     def _path(self) -> str:

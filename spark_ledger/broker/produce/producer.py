@@ -23,6 +23,7 @@ from spark_ledger.broker.wire.commands import (
     command,
 )
 from spark_ledger.broker.wire.frames import encode
+from spark_ledger.broker.wire.link import ClientFacts
 from spark_ledger.broker.wire.sends import UNPACKED_MAX, Alike, Send, receipts
 
 NO_ID = -1
@@ -94,6 +95,7 @@ class Producer:
         self.partition = partition
         self.leave = leave
         self.schema_version = schema_version
+        self.client: ClientFacts | None = None
         self.may_send = False
         """Its client has this answer, or gets it in this turn of the loop."""
         self.sends = 0

@@ -26,7 +26,7 @@ from spark_ledger.broker.wire.commands import (
     not_text,
 )
 from spark_ledger.broker.wire.frames import MalformedFrame, PulsarFrame, Span, encode, frame_of
-from spark_ledger.broker.wire.link import Link
+from spark_ledger.broker.wire.link import ClientFacts, Link, properties_of
 
 REQUESTS_MAX = 1000
 FRAMES_MAX = 500
@@ -46,6 +46,7 @@ class Client:
         self.link = link
         self.broker = broker
         self.connected = False
+        self._version = ""
         self.intake = Intake(link, broker, broker.message_bytes_max)
         self.consumers: dict[int, Consuming] = {}
         self.subscribing: dict[int, int] = {}
@@ -145,8 +146,14 @@ class Client:
     def set_version(self, version: str) -> None:
         """The client's CONNECT."""
         self.connected = True
+        self._version = version
         if version.startswith(_CPP):
             self.intake.drop = ServerError.CHECKSUM
+
+    def facts(self, properties: Any) -> ClientFacts:
+        """For a producer or a consumer that gave these properties."""
+        since_ms = self.broker.clock.now_ms()
+        return ClientFacts(self.link, self._version, since_ms, properties_of(properties))
 
     # -- producers and consumers ---------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from spark_ledger.broker.wire.commands import (
     command,
 )
 from spark_ledger.broker.wire.frames import encode
-from spark_ledger.broker.wire.link import Link
+from spark_ledger.broker.wire.link import ClientFacts, Link
 from spark_ledger.metadata.store import StoreUnavailable
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema.records import ClientSchema
@@ -70,6 +70,9 @@ class Caller(Protocol):
 
     def set_version(self, version: str) -> None:
         """The client has sent CONNECT, with its name and version."""
+
+    def facts(self, properties: Any) -> ClientFacts:
+        """What is shown of this client, for a producer or a consumer with these properties."""
 
     def forget_consumer(self, consumer: Consumer) -> bool:
         """Returns whether the client had this consumer."""
@@ -206,6 +209,7 @@ async def _producer(client: Caller, part: Any) -> None:
         partition.remove_producer,
         schema_version,
     )
+    producer.client = client.facts(part.metadata)
     await _ask_whether_there(other.connection for other in partition.producers_before(producer))
     may_send = partition.add_producer(producer)
     if not client.link.open:
@@ -308,6 +312,7 @@ async def _make_consumer(client: Caller, part: Any) -> None:
         subscriptions.leave(part.subscription, consumer)
         why = f"consumer {part.consumer_id} was closed before it was made"
         raise Refusal(ServerError.SERVICE_NOT_READY, why)
+    consumer.client = client.facts(part.metadata)
     client.consumers[part.consumer_id] = Consuming(consumer, subscriptions, part.subscription)
 
 

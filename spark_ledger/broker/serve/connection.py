@@ -45,6 +45,11 @@ class Connection(asyncio.Protocol):
         self._is_flush_due = False
         self._end_event = asyncio.Event()
 
+    @property
+    def address(self) -> str:
+        host, port = self._transport.get_extra_info("peername")[:2]
+        return f"/{host}:{port}"
+
     # -- bytes -------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -1,86 +1,132 @@
-"""The broker's routes by HTTP: lookups, for clients whose service URL begins with http://.
-
-    GET /lookup/v2/topic/persistent/<tenant>/<namespace>/<topic>              {"brokerUrl": ...}
-    GET /admin/v2/persistent/<tenant>/<namespace>/<topic>/partitions          {"partitions": n}
-    GET /admin/v2/namespaces/<tenant>/<namespace>/topics                      [name, ...]
+"""The broker's routes by HTTP: lookups, for clients whose service URL begins with http://, and the
+verbs of the admin API that are built.
 
 Always true: a refused request has the status by which Pulsar's clients know the error, and the
-reason in words.
+reason in words. Only requests that access.py admits reach a verb; a GET changes nothing, but for a
+topic that a client may make. What is not in ROUTES is answered with 501 below /admin/v2, and with
+404 elsewhere.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
-from spark_ledger.broker import names
+from spark_ledger.broker.admin import namespaces, stats, subscriptions, topics
+from spark_ledger.broker.admin.access import Access, HttpRefusal
+from spark_ledger.broker.admin.call import Call, not_built
+from spark_ledger.broker.admin.refusals import TEXT_MAX, refusal_of
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.serve.commands import check_listener, refusal_of
-from spark_ledger.broker.wire.commands import Refusal, ServerError
+from spark_ledger.broker.names import parse
+from spark_ledger.broker.serve.commands import check_listener
+from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.http import HttpRequest, HttpResponse, Route
 
-_STATUS = {
-    ServerError.TOPIC_NOT_FOUND: HTTPStatus.NOT_FOUND,
-    ServerError.NOT_ALLOWED: HTTPStatus.PRECONDITION_FAILED,
-    ServerError.SERVICE_NOT_READY: HTTPStatus.SERVICE_UNAVAILABLE,
-}
 _log = logging.getLogger(__name__)
 
-Verb = Callable[[Broker, HttpRequest], Awaitable[Any]]
-"""It returns the JSON of the response. It raises Refusal, errors of the topic layer."""
+Verb = Callable[[Call], Awaitable[Any]]
+"""As Call: it returns the JSON of the response, or None."""
 
 
-def routes(broker: Callable[[], Broker]) -> list[Route]:
+class Entry(NamedTuple):
+    method: str
+    path: str
+    verb: Verb
+
+
+async def _lookup(call: Call) -> Any:
+    check_listener(call.request.query.get("listenerName", ""))
+    name = parse("{domain}://{tenant}/{namespace}/{topic}".format(**call.request.parts))
+    url, _ = await call.broker.lookup(name, authoritative=False)
+    return {"brokerUrl": url, "nativeUrl": url, "brokerUrlTls": "", "httpUrl": ""}
+
+
+_V2 = "/admin/v2"
+_TENANT = f"{_V2}/tenants/{{tenant}}"
+_NAMESPACE = f"{_V2}/namespaces/{{tenant}}/{{namespace}}"
+_TOPICS = f"{_V2}/persistent/{{tenant}}/{{namespace}}"
+_TOPIC = f"{_TOPICS}/{{topic}}"
+_SUBSCRIPTION = f"{_TOPIC}/subscription/{{subscription}}"
+
+ROUTES = (
+    Entry("GET", "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}", _lookup),
+    Entry("GET", f"{_V2}/clusters", namespaces.clusters),
+    Entry("GET", f"{_V2}/tenants", namespaces.tenants),
+    Entry("GET", _TENANT, namespaces.tenant),
+    Entry("PUT", _TENANT, namespaces.create_tenant),
+    Entry("POST", _TENANT, namespaces.change_tenant),
+    Entry("DELETE", _TENANT, namespaces.delete_tenant),
+    Entry("GET", f"{_V2}/namespaces/{{tenant}}", namespaces.namespaces_of_tenant),
+    Entry("GET", _NAMESPACE, namespaces.namespace),
+    Entry("PUT", _NAMESPACE, namespaces.create_namespace),
+    Entry("DELETE", _NAMESPACE, namespaces.delete_namespace),
+    Entry("GET", f"{_NAMESPACE}/topics", namespaces.topics_of_namespace),
+    Entry("POST", f"{_NAMESPACE}/deduplication", namespaces.set_deduplication),
+    Entry("DELETE", f"{_NAMESPACE}/deduplication", namespaces.unset_deduplication),
+    Entry("GET", _TOPICS, topics.topics),
+    Entry("GET", f"{_TOPICS}/partitioned", topics.partitioned_topics),
+    Entry("PUT", _TOPIC, topics.create_topic),
+    Entry("DELETE", _TOPIC, topics.delete_topic),
+    Entry("GET", f"{_TOPIC}/partitions", topics.partitions),
+    Entry("PUT", f"{_TOPIC}/partitions", topics.create_partitioned),
+    Entry("POST", f"{_TOPIC}/partitions", topics.grow),
+    Entry("DELETE", f"{_TOPIC}/partitions", topics.delete_partitioned),
+    Entry("GET", f"{_TOPIC}/stats", stats.topic_stats),
+    Entry("GET", f"{_TOPIC}/partitioned-stats", stats.partitioned_stats),
+    Entry("GET", f"{_TOPIC}/subscriptions", subscriptions.subscriptions),
+    Entry("PUT", _SUBSCRIPTION, subscriptions.create_subscription),
+    Entry("DELETE", _SUBSCRIPTION, subscriptions.delete_subscription),
+    Entry("POST", f"{_SUBSCRIPTION}/skip_all", subscriptions.skip_all),
+    Entry("POST", f"{_SUBSCRIPTION}/resetcursor", subscriptions.reset_to_message),
+    Entry("POST", f"{_SUBSCRIPTION}/resetcursor/{{ms}}", subscriptions.reset_to_time),
+)
+"""Every request that is answered; docs/pulsar.md lists them too."""
+
+
+async def _not_built(call: Call) -> Any:
+    raise not_built(call.request)
+
+
+async def _nothing_there(call: Call) -> Any:
+    raise HttpRefusal(HTTPStatus.NOT_FOUND, f"there is nothing at {call.request.path}")
+
+
+def routes(broker: Callable[[], Broker], settings: BrokerSettings) -> list[Route]:
     """`broker` is called once a request comes."""
+    access = access_of(settings)
 
     def route(method: str, path: str, verb: Verb) -> Route:
         async def handle(request: HttpRequest) -> HttpResponse:
             try:
-                return HttpResponse(await verb(broker(), request))
+                access.check(request, changes=request.method != "GET")
+                plain = await verb(Call(broker(), request))
             except Exception as error:
                 return _refused(error)
+            if plain is None:
+                return HttpResponse(status=HTTPStatus.NO_CONTENT)
+            return HttpResponse(plain)
 
         return Route(method, path, handle)
 
-    return [route(*entry) for entry in VERBS]
+    rest: Sequence[Entry] = (
+        Entry("*", f"{_V2}/{{rest:.*}}", _not_built),
+        Entry("*", "/{rest:.*}", _nothing_there),
+    )
+    return [route(*entry) for entry in (*ROUTES, *rest)]
+
+
+def access_of(settings: BrokerSettings) -> Access:
+    names = (settings.host, settings.advertised_host, socket.gethostname())
+    others = (name.strip() for name in settings.admin_hosts.split(","))
+    hosts = frozenset(name.strip("[]").lower() for name in (*names, *others) if name)
+    return Access(hosts, settings.admin_open)
 
 
 def _refused(error: Exception) -> HttpResponse:
     refusal = refusal_of(error)
-    if refusal.code is ServerError.UNKNOWN:
-        _log.exception("a request by HTTP has failed")
-    status = _STATUS.get(refusal.code, HTTPStatus.INTERNAL_SERVER_ERROR)
-    return HttpResponse({"reason": refusal.message}, status)
-
-
-async def _lookup(broker: Broker, request: HttpRequest) -> Any:
-    check_listener(request.query.get("listenerName", ""))
-    name = names.parse("{domain}://{tenant}/{namespace}/{topic}".format(**request.parts))
-    url, _ = await broker.lookup(name, authoritative=False)
-    return {"brokerUrl": url, "nativeUrl": url, "brokerUrlTls": "", "httpUrl": ""}
-
-
-async def _partitions(broker: Broker, request: HttpRequest) -> Any:
-    name = names.parse("persistent://{tenant}/{namespace}/{topic}".format(**request.parts))
-    create = request.query.get("checkAllowAutoCreation") == "true"
-    return {"partitions": await broker.catalog.partitions_of(name, create=create)}
-
-
-async def _topics_of_namespace(broker: Broker, request: HttpRequest) -> Any:
-    if request.query.get("mode") == "NON_PERSISTENT":
-        return []
-    return await broker.catalog.names_in("{tenant}/{namespace}".format(**request.parts))
-
-
-async def _nothing_there(broker: Broker, request: HttpRequest) -> Any:
-    if request.method != "GET":
-        raise Refusal(ServerError.NOT_ALLOWED, f"{request.method}: the admin API is not built")
-    raise Refusal(ServerError.TOPIC_NOT_FOUND, f"there is nothing at {request.path}")
-
-
-VERBS: tuple[tuple[str, str, Verb], ...] = (
-    ("GET", "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}", _lookup),
-    ("GET", "/admin/v2/persistent/{tenant}/{namespace}/{topic}/partitions", _partitions),
-    ("GET", "/admin/v2/namespaces/{tenant}/{namespace}/topics", _topics_of_namespace),
-    ("*", "/{rest:.*}", _nothing_there),
-)
+    if refusal is not None:
+        return HttpResponse({"reason": refusal.reason}, refusal.status)
+    _log.error("a request by HTTP has failed", exc_info=error)
+    reason = f"a defect of the broker: {error!r}"[:TEXT_MAX]
+    return HttpResponse({"reason": reason}, HTTPStatus.INTERNAL_SERVER_ERROR)

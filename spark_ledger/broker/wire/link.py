@@ -1,7 +1,11 @@
 """A client's connection (serve/connection.py), as the rooms below it use it."""
 
 import asyncio
-from typing import Protocol
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+PROPERTIES_BYTES_MAX = 64 << 10
 
 
 class Link(Protocol):
@@ -9,6 +13,10 @@ class Link(Protocol):
 
     open: bool
     has_room: asyncio.Event
+
+    @property
+    def address(self) -> str:
+        """The other end, as "/host:port"."""
 
     @property
     def is_read(self) -> bool:
@@ -36,3 +44,26 @@ class Link(Protocol):
 
     def abort(self) -> None:
         """End it, whatever waits to be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFacts:
+    """What is shown of the client of a producer or a consumer: its version, since when it has been
+    connected (ms since the epoch), and the properties that it gave."""
+
+    link: Link
+    version: str = ""
+    since_ms: int = 0
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+def properties_of(pairs: Iterable[Any]) -> dict[str, str]:
+    """The properties that a client sent, PROPERTIES_BYTES_MAX at most: the first ones."""
+    kept: dict[str, str] = {}
+    size = 0
+    for pair in pairs:
+        size += len(pair.key) + len(pair.value)
+        if size > PROPERTIES_BYTES_MAX:
+            break
+        kept[pair.key] = pair.value
+    return kept

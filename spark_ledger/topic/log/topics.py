@@ -29,7 +29,15 @@ from spark_ledger.metadata.store import (
     Set,
     Versioned,
 )
-from spark_ledger.metadata.store_calls import TRIES_MAX, Tries, ensure, names_in, reachable, read
+from spark_ledger.metadata.store_calls import (
+    TRIES_MAX,
+    Tries,
+    call_each,
+    ensure,
+    names_in,
+    reachable,
+    read,
+)
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.names import (
     DEFAULT_FULL_NAMESPACE,
@@ -190,6 +198,21 @@ class Topics:
                 else:
                     topics += [] if info is None else [info]
         return topics
+
+    async def of(self, namespace: str) -> builtins.list[TopicInfo]:
+        """The topics of a namespace, by name; one that cannot be read is left out."""
+        tenant, name = parse_namespace(namespace)
+        with reachable(f"listing the topics of namespace '{namespace}'"):
+            await self.store.sync(paths.namespace(tenant, name))
+            names = await names_in(self.store, paths.namespace(tenant, name))
+
+            async def found(topic: str) -> TopicInfo | None:
+                with suppress(errors.UnsupportedFormat):
+                    return await self._find(TopicName(tenant, name, topic))
+                return None
+
+            infos = await call_each(found, sorted(names))
+        return [info for info in infos if info is not None]
 
     async def names(self) -> builtins.list[TopicName]:
         """Every topic's name, with one read for each namespace and no read for a topic."""

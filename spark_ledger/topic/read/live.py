@@ -239,10 +239,14 @@ async def _up_to(
     return LiveEnd(last, rows, size, False, first_ms, last_ms, header.rowless)
 
 
-async def ends_of(ledgers: LedgerStore, state: TopicState) -> dict[int, LiveEnd]:
-    """The end of each partition's live segment, as the bookies have it now. Raises as
-    `LiveEnds.look`."""
-    lives = {held.number: held.live for held in state.partitions if held.live is not None}
+async def ends_of(
+    ledgers: LedgerStore, state: TopicState, partitions: Iterable[int] | None = None
+) -> dict[int, LiveEnd]:
+    """The end of the live segment of each of these partitions (None: of all), as the bookies have
+    it now. Raises as `LiveEnds.look`."""
+    among = range(len(state.partitions)) if partitions is None else partitions
+    held = [state.partitions[number] for number in among]
+    lives = {part.number: part.live for part in held if part.live is not None}
     seen = LiveEnds(ledgers)
     await seen.look(lives.values())
     return {number: seen.known(live) for number, live in lives.items()}

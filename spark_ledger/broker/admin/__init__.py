@@ -1,0 +1,1 @@
+"""The verbs of the admin API: what `/admin/v2` answers, and to whom."""

@@ -1,0 +1,164 @@
+"""Facts about clients and subscriptions in Pulsar's JSON; and sums of them. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from spark_ledger.broker.dispatch.dispatcher import Consumer
+from spark_ledger.broker.produce.producer import Producer
+from spark_ledger.broker.wire.commands import AccessMode
+from spark_ledger.broker.wire.link import ClientFacts
+from spark_ledger.topic.log.topics import TopicInfo
+
+_RATES = {"msgRateOut": 0.0, "msgThroughputOut": 0.0}
+_TYPES = {
+    "EXCLUSIVE": "Exclusive",
+    "FAILOVER": "Failover",
+    "SHARED": "Shared",
+    "KEY_SHARED": "Key_Shared",
+}
+_MODES = {
+    AccessMode.SHARED: "Shared",
+    AccessMode.EXCLUSIVE: "Exclusive",
+    AccessMode.WAIT_FOR_EXCLUSIVE: "WaitForExclusive",
+    AccessMode.EXCLUSIVE_WITH_FENCING: "ExclusiveWithFencing",
+}
+
+
+class PartitionSize(NamedTuple):
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionFacts:
+    """A subscription in one partition. `type` is the name of the type that its consumers have;
+    "None": no consumer is connected. `backlog` counts messages that are not acknowledged, `unacked`
+    those of them that are sent. `position` is the first offset that is not acknowledged."""
+
+    type: str
+    is_durable: bool
+    backlog: int
+    backlog_bytes: int
+    position: int
+    unacked: int = 0
+    redelivered: int = 0
+    delayed: int = 0
+    consumers: tuple[Consumer, ...] = ()
+    active: Consumer | None = None
+
+
+def publisher_stats(producer: Producer) -> dict[str, Any]:
+    return {
+        "accessMode": _MODES[producer.mode],
+        "producerId": producer.id,
+        "producerName": producer.name,
+        "msgRateIn": 0.0,
+        "msgThroughputIn": 0.0,
+        "averageMsgSize": 0.0,
+        **_client_stats(producer.client),
+    }
+
+
+def _client_stats(client: ClientFacts | None) -> dict[str, Any]:
+    if client is None:
+        return {"address": "", "clientVersion": "", "connectedSince": "", "metadata": {}}
+    since = datetime.fromtimestamp(client.since_ms / 1000, UTC)
+    return {
+        "address": client.link.address,
+        "clientVersion": client.version,
+        "connectedSince": since.isoformat(timespec="milliseconds"),
+        "metadata": client.properties,
+    }
+
+
+def subscription_stats(facts: SubscriptionFacts) -> dict[str, Any]:
+    """`position` and `redelivered` are ours: Pulsar's JSON has no such fields."""
+    is_alone = facts.active is not None
+
+    def unacked_of(consumer: Consumer) -> int:
+        return facts.unacked if consumer is facts.active else 0
+
+    return {
+        **_RATES,
+        "msgRateRedeliver": 0.0,
+        "msgRateExpired": 0.0,
+        "msgBacklog": facts.backlog,
+        "msgBacklogNoDelayed": facts.backlog - facts.delayed,
+        "backlogSize": facts.backlog_bytes,
+        "msgDelayed": facts.delayed,
+        "unackedMessages": facts.unacked,
+        "redeliveredMessages": facts.redelivered,
+        "blockedSubscriptionOnUnackedMsgs": False,
+        "type": _TYPES.get(facts.type, facts.type),
+        "activeConsumerName": facts.active.name if is_alone and facts.active else "",
+        "isDurable": facts.is_durable,
+        "isReplicated": False,
+        "allowOutOfOrderDelivery": False,
+        "position": facts.position,
+        "consumers": [
+            {
+                **_RATES,
+                "msgRateRedeliver": 0.0,
+                "consumerName": consumer.name,
+                "availablePermits": consumer.permits,
+                "unackedMessages": unacked_of(consumer),
+                "blockedConsumerOnUnackedMsgs": False,
+                **_client_stats(consumer.client),
+            }
+            for consumer in facts.consumers
+        ],
+    }
+
+
+def partition_stats(
+    info: TopicInfo,
+    size: PartitionSize,
+    publishers: list[dict[str, Any]],
+    subscriptions: dict[str, dict[str, Any]],
+) -> dict[str, Any]:
+    return {
+        **_RATES,
+        "msgRateIn": 0.0,
+        "msgThroughputIn": 0.0,
+        "averageMsgSize": size.bytes / size.rows if size.rows else 0.0,
+        "storageSize": size.bytes,
+        "backlogSize": max((of["backlogSize"] for of in subscriptions.values()), default=0),
+        "publishers": publishers,
+        "subscriptions": subscriptions,
+        "replication": {},
+        "deduplicationStatus": "Enabled" if info.policies.deduplication else "Disabled",
+    }
+
+
+SUMMED = (
+    *("msgRateIn", "msgThroughputIn", "msgRateOut", "msgThroughputOut", "msgRateRedeliver"),
+    *("msgRateExpired", "msgBacklog", "msgBacklogNoDelayed", "backlogSize", "msgDelayed"),
+    *("unackedMessages", "redeliveredMessages", "storageSize"),
+)
+
+
+def merged(stats: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The sum of partitions, or of one subscription in them. Lists of clients are joined; of other
+    fields the first partition's value counts, unless another one has a type."""
+    parts = list(stats)
+    whole: dict[str, Any] = dict(parts[0]) if parts else {}
+    whole.pop("position", None)
+    for name in SUMMED:
+        if name in whole:
+            whole[name] = sum(part[name] for part in parts)
+    for name in ("publishers", "consumers"):
+        if name in whole:
+            whole[name] = [client for part in parts for client in part[name]]
+    if "type" in whole:
+        whole["type"] = next((part["type"] for part in parts if part["type"] != "None"), "None")
+    if "subscriptions" in whole:
+        names = dict.fromkeys(name for part in parts for name in part["subscriptions"])
+        whole["subscriptions"] = {
+            name: merged(
+                part["subscriptions"][name] for part in parts if name in part["subscriptions"]
+            )
+            for name in names
+        }
+    return whole

@@ -1,0 +1,137 @@
+"""Policies of a namespace in Pulsar's JSON, and as namespaces have them here. Pure.
+
+Always true: a policy that is taken is enforced. One that is not built is refused, unless its value
+is the one that it has in Pulsar when nobody set it: then there is nothing to enforce. Grants to
+`anonymous` are taken, as every client may do everything until there are rights, and are not kept.
+"""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from spark_ledger.broker.admin.access import HttpRefusal
+from spark_ledger.topic.log.policies import NamespacePolicies
+
+ANONYMOUS = "anonymous"
+UNSET: Mapping[str, tuple[Any, ...]] = {
+    "deleted": (False,),
+    "encryption_required": (False,),
+    "migrated": (False,),
+    "schema_validation_enforced": (False,),
+    "is_allow_auto_update_schema": (True,),
+    "offload_threshold": (-1, 0),
+    "offload_threshold_in_seconds": (-1,),
+    "antiAffinityGroup": ("",),
+    "subscription_auth_mode": ("None", ""),
+    "schema_compatibility_strategy": ("UNDEFINED", ""),
+    "schema_auto_update_compatibility_strategy": ("Full", ""),
+}
+"""What a client sends for a policy that nobody set, beside null and empty lists and objects."""
+KEEPS_ALL = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+NO_BUNDLES = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
+
+
+def from_pulsar(plain: Any, cluster: str) -> NamespacePolicies:
+    """Raises HttpRefusal."""
+    if plain is not None and not isinstance(plain, dict):
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"policies are an object, not {plain!r}")
+    creation: dict[str, Any] = {}
+    topics: dict[str, Any] = {}
+    for name, value in (plain or {}).items():
+        if value is None or value == {} or value == [] or name == "bundles":
+            continue  # a namespace is not divided into bundles: partitions are owned one by one
+        if name == "replication_clusters":
+            check_clusters(value, cluster)
+        elif name == "auth_policies":
+            _check_grants(value)
+        elif name == "deduplicationEnabled":
+            topics["deduplication"] = switch(value)
+        elif name == "autoTopicCreationOverride":
+            creation = auto_creation(value)
+        elif not (name == "retention_policies" and value == KEEPS_ALL) and not any(
+            value is unset or (type(value) is type(unset) and value == unset)
+            for unset in UNSET.get(name, ())
+        ):
+            raise HttpRefusal(
+                HTTPStatus.NOT_IMPLEMENTED, f"the policy {name} is not built yet: leave it out"
+            )
+    return NamespacePolicies(topics=topics).changed(creation)
+
+
+def to_pulsar(policies: NamespacePolicies, cluster: str) -> dict[str, Any]:
+    creates = policies.auto_create
+    partitions = policies.auto_create_partitions
+    override = None
+    if creates is not None or partitions is not None:
+        override = {
+            "allowAutoTopicCreation": creates is not False,
+            "topicType": "partitioned" if partitions else "non-partitioned",
+            "defaultNumPartitions": partitions or None,
+        }
+    return {
+        "auth_policies": {
+            "namespace_auth": {},
+            "destination_auth": {},
+            "subscription_auth_roles": {},
+        },
+        "replication_clusters": [cluster],
+        "bundles": NO_BUNDLES,
+        "backlog_quota_map": {},
+        "deduplicationEnabled": policies.topics.get("deduplication"),
+        "autoTopicCreationOverride": override,
+        "deleted": False,
+        "encryption_required": False,
+        "subscription_auth_mode": "None",
+        "schema_compatibility_strategy": "UNDEFINED",
+        "schema_validation_enforced": False,
+    }
+
+
+def check_clusters(clusters: Any, cluster: str) -> None:
+    """Raises HttpRefusal unless the list names this cluster alone."""
+    if not isinstance(clusters, list) or not all(isinstance(name, str) for name in clusters):
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"clusters are a list of names, not {clusters!r}")
+    others = [name for name in clusters if name != cluster]
+    if others:
+        raise HttpRefusal(
+            HTTPStatus.PRECONDITION_FAILED,
+            f"Cluster {others[0]} does not exist: this is cluster {cluster}, and there is no"
+            " replication to others",
+        )
+
+
+def switch(value: Any) -> bool:
+    """Raises HttpRefusal."""
+    if not isinstance(value, bool):
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"true or false is needed, not {value!r}")
+    return value
+
+
+def auto_creation(plain: Any) -> dict[str, Any]:
+    """The changes of a namespace's policies. Raises HttpRefusal."""
+    if not isinstance(plain, dict):
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"an object is needed, not {plain!r}")
+    changes: dict[str, Any] = {"auto_create": switch(plain.get("allowAutoTopicCreation"))}
+    kind, partitions = plain.get("topicType"), plain.get("defaultNumPartitions")
+    if kind == "partitioned":
+        if type(partitions) is not int or partitions < 1:
+            raise HttpRefusal(
+                HTTPStatus.NOT_ACCEPTABLE, f"defaultNumPartitions must not be {partitions!r}"
+            )
+        changes["auto_create_partitions"] = partitions
+    elif kind in ("non-partitioned", None):
+        changes["auto_create_partitions"] = 0
+    else:
+        raise HttpRefusal(HTTPStatus.NOT_ACCEPTABLE, f"there is no topicType {kind!r}")
+    return changes
+
+
+def _check_grants(plain: Any) -> None:
+    grants = plain.get("namespace_auth") if isinstance(plain, dict) else None
+    roles = set(grants) if isinstance(grants, dict) else set()
+    others = {name: value for name, value in plain.items() if value and name != "namespace_auth"}
+    if roles - {ANONYMOUS} or others:
+        raise HttpRefusal(
+            HTTPStatus.NOT_IMPLEMENTED,
+            f"rights are not built yet, so grants to others than {ANONYMOUS} are not taken",
+        )

@@ -1,0 +1,45 @@
+"""The status by which an admin client knows an error."""
+
+from http import HTTPStatus
+
+from spark_ledger import errors
+from spark_ledger.broker.admin.access import HttpRefusal
+from spark_ledger.broker.wire.commands import Refusal, ServerError
+
+TEXT_MAX = 1000
+_STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
+    (errors.TopicNotFound, HTTPStatus.NOT_FOUND),
+    (errors.TopicDeleted, HTTPStatus.NOT_FOUND),
+    (errors.NamespaceNotFound, HTTPStatus.NOT_FOUND),
+    (errors.SubscriptionNotFound, HTTPStatus.NOT_FOUND),
+    (errors.TopicExists, HTTPStatus.CONFLICT),
+    (errors.NamespaceExists, HTTPStatus.CONFLICT),
+    (errors.NamespaceInUse, HTTPStatus.CONFLICT),
+    (errors.SubscriptionExists, HTTPStatus.CONFLICT),
+    (errors.SubscriptionBusy, HTTPStatus.PRECONDITION_FAILED),
+    (errors.TopicNameInvalid, HTTPStatus.PRECONDITION_FAILED),
+    (errors.OptionInvalid, HTTPStatus.PRECONDITION_FAILED),
+    (errors.OffsetsOutOfRange, HTTPStatus.PRECONDITION_FAILED),
+    (errors.BadConfig, HTTPStatus.PRECONDITION_FAILED),
+    (errors.CommitContended, HTTPStatus.CONFLICT),
+    (errors.LedgerError, HTTPStatus.SERVICE_UNAVAILABLE),
+)
+_STATUS_OF_CODE = {
+    ServerError.TOPIC_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    ServerError.SUBSCRIPTION_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    ServerError.NOT_ALLOWED: HTTPStatus.PRECONDITION_FAILED,
+    ServerError.SERVICE_NOT_READY: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+def refusal_of(error: Exception) -> HttpRefusal | None:
+    """None: the error is a defect of the broker."""
+    if isinstance(error, HttpRefusal):
+        return error
+    if isinstance(error, Refusal):
+        status = _STATUS_OF_CODE.get(error.code, HTTPStatus.PRECONDITION_FAILED)
+        return HttpRefusal(status, error.message)
+    for kind, status in _STATUS:
+        if isinstance(error, kind):
+            return HttpRefusal(status, str(error))
+    return None

@@ -1,0 +1,238 @@
+"""What brokers know of a topic's clients and subscriptions, as Pulsar's JSON.
+
+Always true: a partition's facts come from its owner; where no broker has it, or its owner cannot be
+asked, from the records: then no client is shown, and positions are those that are durable. Rates
+are 0: they are not measured. What brokers ask of each other is what any client may ask.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from spark_ledger import errors, http
+from spark_ledger.broker.admin.access import HttpRefusal
+from spark_ledger.broker.admin.call import Call
+from spark_ledger.broker.admin.facts import (
+    PartitionSize,
+    SubscriptionFacts,
+    merged,
+    partition_stats,
+    publisher_stats,
+    subscription_stats,
+)
+from spark_ledger.broker.broker import Broker
+from spark_ledger.broker.dispatch.subscriptions import Subscription
+from spark_ledger.broker.owned_partition import OwnedPartition
+from spark_ledger.broker.owned_topic import OwnedTopic
+from spark_ledger.broker.owner.membership import brokers_alive
+from spark_ledger.http import HttpFailure
+from spark_ledger.topic.log.state import PartitionState, TopicState
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.read.live import EMPTY, LiveEnd, ends_of
+from spark_ledger.topic.subscription.lag import PartitionLag, partition_lag
+from spark_ledger.topic.subscription.subscriptions import SubscriptionInfo
+
+HERE = "here"
+"""The flag with which a broker is asked for the partitions that it has itself, and no others."""
+_log = logging.getLogger(__name__)
+
+Stats = dict[str, Any]
+
+
+async def topic_stats(call: Call) -> Any:
+    """Of a topic that is not partitioned, or of one partition."""
+    info, number = await call.existing(), call.name.partition
+    if number is None and info.policies.partitioned:
+        raise errors.TopicNotFound(
+            f"topic '{info.name}' is partitioned", "Ask for .../partitioned-stats."
+        )
+    by_partition = await _of_all(call.broker, info)
+    if (number or 0) not in by_partition:
+        raise errors.TopicNotFound(f"topic '{info.name}' has no partition {number}")
+    return by_partition[number or 0]
+
+
+async def partitioned_stats(call: Call) -> Any:
+    info = await call.existing()
+    if call.is_on(HERE):
+        return {"partitions": _named(info, await _of_this_broker(call.broker, info))}
+    if not info.policies.partitioned or call.name.partition is not None:
+        raise errors.TopicNotFound(f"topic '{info.name}' is not partitioned", "Ask for .../stats.")
+    by_partition = await _of_all(call.broker, info)
+    whole = merged(by_partition.values())
+    whole["metadata"] = {"partitions": len(by_partition), "deleted": False}
+    whole["partitions"] = {}
+    if call.request.query.get("perPartition", "true").lower() == "true":
+        whole["partitions"] = _named(info, by_partition)
+    return whole
+
+
+async def is_in_use(broker: Broker, info: TopicInfo) -> bool:
+    """Whether a producer or a consumer of the topic is connected at any broker. Raises HttpRefusal
+    if a broker that has a partition cannot be asked."""
+    stats, silent = await _of_owners(broker, info)
+    if silent:
+        raise HttpRefusal(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            f"broker {silent[0]} cannot be asked which clients topic {info.name} has: try again,"
+            " or give force=true",
+        )
+    return any(
+        of["publishers"] or any(sub["consumers"] for sub in of["subscriptions"].values())
+        for of in stats.values()
+    )
+
+
+def _named(info: TopicInfo, by_partition: Mapping[int, Stats]) -> dict[str, Stats]:
+    return {f"{info.name.full}-partition-{number}": of for number, of in by_partition.items()}
+
+
+async def _of_all(broker: Broker, info: TopicInfo) -> dict[int, Stats]:
+    """Of every partition: as its owner has it, or else by the records."""
+    state = await broker.client.log(info.id).fold(fresh=True)
+    stats, _ = await _of_owners(broker, info)
+    rest = [held for held in state.partitions if held.number not in stats]
+    if rest:
+        durable = await _durable(broker, info)
+        lives = await _live_ends(broker, state, rest)
+        for held in rest:
+            live = lives.get(held.number, EMPTY)
+            end = held.end_offset + live.rows
+            sizes = _Sizes(held, live, end, broker.clock.now_ms())
+            subscriptions = {
+                name: _of_records(sizes, subscription) for name, subscription in durable.items()
+            }
+            stats[held.number] = partition_stats(info, sizes.whole, [], subscriptions)
+    return dict(sorted(stats.items()))
+
+
+async def _of_owners(broker: Broker, info: TopicInfo) -> tuple[dict[int, Stats], list[str]]:
+    """What the owners of the topic's partitions answer, and the ids of brokers that did not."""
+    owners = await broker.ownership.owners(info.id, fresh=True)
+    others = {owner.broker for owner in owners.by_partition.values()} - {broker.id}
+    registered = await brokers_alive(broker.client.store) if others else {}
+    asked = [id_ for id_ in sorted(others) if id_ in registered]
+    answers = await asyncio.gather(
+        _of_this_broker(broker, info),
+        *(_of_another(registered[id_].admin_url, info) for id_ in asked),
+    )
+    stats: dict[int, Stats] = {}
+    for answer in answers:
+        stats |= answer or {}
+    silent = [id_ for id_, answer in zip(asked, answers[1:], strict=True) if answer is None]
+    return stats, silent
+
+
+async def _of_another(admin_url: str, info: TopicInfo) -> dict[int, Stats] | None:
+    name = info.name
+    path = f"admin/v2/persistent/{name.tenant}/{name.namespace}/{name.name}/partitioned-stats"
+    if not admin_url:
+        return None  # a version that does not answer it
+    try:
+        plain = await http.ask(f"{admin_url}/{path}?{HERE}=true")
+        return {int(key.rpartition("-")[2]): of for key, of in plain["partitions"].items()}
+    except (HttpFailure, *errors.MALFORMED) as error:
+        _log.warning("the broker at %s does not give its part of %s: %s", admin_url, name, error)
+        return None
+
+
+# -- at this broker --------------------------------------------------------------------------------
+
+
+async def _of_this_broker(broker: Broker, info: TopicInfo) -> dict[int, Stats]:
+    topic = broker.open_topic(info.id)
+    owned = [] if topic is None else topic.owned()
+    if topic is None or not owned:
+        return {}
+    state, durable = topic.state, await _durable(broker, info)
+    held = [state.partitions[partition.number] for partition in owned]
+    lives = await _live_ends(broker, state, held)
+    now_ms = broker.clock.now_ms()
+    return {
+        partition.number: _of_owned(
+            topic, partition, durable, lives.get(partition.number, EMPTY), now_ms
+        )
+        for partition in owned
+    }
+
+
+def _of_owned(
+    topic: OwnedTopic,
+    partition: OwnedPartition,
+    durable: Mapping[str, SubscriptionInfo],
+    live: LiveEnd,
+    now_ms: int,
+) -> Stats:
+    sizes = _Sizes(partition.log.held, live, partition.log.end, now_ms)
+    subscriptions = {name: _of_records(sizes, of) for name, of in durable.items()}
+    for subscription in topic.subscriptions.used_here():
+        if subscription.has_dispatcher(partition.number):
+            subscriptions[subscription.name] = _of_used(sizes, subscription, partition.number)
+    publishers = [publisher_stats(producer) for producer in partition.producers]
+    return partition_stats(topic.info, sizes.whole, publishers, subscriptions)
+
+
+def _of_used(sizes: "_Sizes", subscription: Subscription, number: int) -> Stats:
+    dispatcher = subscription.dispatcher_of(number)
+    assert dispatcher is not None, "the caller looked"
+    lag = sizes.lag(dispatcher.acks.mark)
+    acknowledged = max(0, lag.end - lag.position) - dispatcher.backlog
+    return subscription_stats(
+        SubscriptionFacts(
+            type=subscription.kind.name if dispatcher.consumers else "None",
+            is_durable=subscription.durable,
+            backlog=max(0, lag.rows - acknowledged),
+            backlog_bytes=lag.bytes,
+            unacked=dispatcher.unacknowledged,
+            position=dispatcher.acks.mark,
+            consumers=tuple(dispatcher.consumers),
+            active=dispatcher.active,
+        )
+    )
+
+
+def _of_records(sizes: "_Sizes", subscription: SubscriptionInfo) -> Stats:
+    lag = sizes.lag(subscription.positions.get(sizes.held.number, sizes.held.start_offset))
+    facts = SubscriptionFacts(
+        type="None",
+        is_durable=True,
+        backlog=lag.rows,
+        backlog_bytes=lag.bytes,
+        position=lag.position,
+    )
+    return subscription_stats(facts)
+
+
+class _Sizes:
+    """Rows and bytes of a partition whose rows end at `end`."""
+
+    def __init__(self, held: PartitionState, live: LiveEnd, end: int, now_ms: int) -> None:
+        self.held = held
+        self._live, self._end, self._now_ms = live, end, now_ms
+
+    def lag(self, position: int) -> PartitionLag:
+        return partition_lag(self.held, position, self._end, self._live, self._now_ms)
+
+    @property
+    def whole(self) -> PartitionSize:
+        lag = self.lag(self.held.start_offset)
+        return PartitionSize(lag.rows, lag.bytes)
+
+
+async def _durable(broker: Broker, info: TopicInfo) -> dict[str, SubscriptionInfo]:
+    unreadable: dict[str, errors.LedgerError] = {}
+    listed = await broker.client.subscriptions.list(info.id, unreadable=unreadable)
+    return {subscription.name: subscription for subscription in listed}
+
+
+async def _live_ends(
+    broker: Broker, state: TopicState, held: list[PartitionState]
+) -> dict[int, LiveEnd]:
+    """The bytes of live segments; a segment whose bookies do not answer counts none."""
+    try:
+        return await ends_of(broker.client.ledgers, state, [part.number for part in held])
+    except errors.LedgerError as error:
+        _log.warning("the bytes of live segments are not known: %s", error)
+        return {}

@@ -1,0 +1,155 @@
+"""Verbs on topics: made, grown, listed, deleted.
+
+Always true: each is one step of the topic layer, so no client ever sees a part of it. A topic whose
+clients are connected is deleted only with `force`; that is asked before, and a client that connects
+in between loses its topic as one that comes later finds none.
+"""
+
+from http import HTTPStatus
+from typing import Any
+
+from spark_ledger import errors
+from spark_ledger.broker.admin.access import HttpRefusal
+from spark_ledger.broker.admin.call import Call
+from spark_ledger.broker.admin.stats import is_in_use
+from spark_ledger.metadata.store_calls import call_each
+from spark_ledger.topic.log.topics import PARTITIONS_MAX, TopicInfo
+from spark_ledger.topic.upkeep.admin import TopicAdmin
+
+LIST_AT_ONCE = 64
+UNPROCESSABLE = HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+# -- partitioned topics ----------------------------------------------------------------------------
+
+
+async def partitions(call: Call) -> Any:
+    """With `checkAllowAutoCreation` a topic may be made, as Pulsar's clients need it; not for a web
+    page."""
+    create = call.is_on("checkAllowAutoCreation") and "origin" not in call.request.headers
+    return {"partitions": await call.broker.catalog.partitions_of(call.name, create=create)}
+
+
+async def create_partitioned(call: Call) -> None:
+    topic, count = await call.whole_topic(), _count_of(call)
+    policies = {"partitioned": True}
+    await call.client.topics.create(topic.full, count, policies, makes_namespace=False)
+
+
+async def grow(call: Call) -> None:
+    count = _count_of(call)
+    topic = await call.whole_topic()
+    info = await call.existing()
+    if not info.policies.partitioned:
+        raise HttpRefusal(HTTPStatus.CONFLICT, f"topic {topic} is not partitioned")
+    current = await _count(call, info)
+    if count < current:
+        raise HttpRefusal(
+            UNPROCESSABLE, f"topic {topic} has {current} partitions, it cannot have only {count}"
+        )
+    if count > current:
+        await TopicAdmin(call.client).grow(topic.full, count)
+
+
+async def delete_partitioned(call: Call) -> None:
+    await call.whole_topic()
+    info = await call.existing()
+    if not info.policies.partitioned:
+        raise errors.TopicNotFound(
+            f"topic '{info.name}' is not partitioned", "Delete it as .../{topic}."
+        )
+    await _delete(call, info)
+
+
+def _count_of(call: Call) -> int:
+    """The number of partitions that the body gives, alone or with properties. Raises
+    HttpRefusal."""
+    plain = call.json()
+    if isinstance(plain, dict):
+        _check_properties(plain.get("properties"))
+        plain = plain.get("partitions")
+    if type(plain) is not int:
+        raise HttpRefusal(
+            HTTPStatus.BAD_REQUEST, f"a number of partitions is needed, not {plain!r}"
+        )
+    if not 1 <= plain <= PARTITIONS_MAX:
+        raise HttpRefusal(
+            HTTPStatus.NOT_ACCEPTABLE, f"partitions must be 1 to {PARTITIONS_MAX}, not {plain}"
+        )
+    return plain
+
+
+def _check_properties(plain: Any) -> None:
+    if plain:
+        raise HttpRefusal(
+            HTTPStatus.NOT_IMPLEMENTED, "properties of topics are not built yet: leave them out"
+        )
+
+
+# -- topics that are not partitioned ---------------------------------------------------------------
+
+
+async def create_topic(call: Call) -> None:
+    _check_properties(call.json())
+    name = call.name
+    if name.partition is not None and await _has_partition(call, name.partition):
+        raise errors.TopicExists(f"there is a topic '{call.request.parts['topic']}' already")
+    topic = await call.whole_topic()
+    policies = {"partitioned": False}
+    await call.client.topics.create(topic.full, 1, policies, makes_namespace=False)
+
+
+async def delete_topic(call: Call) -> None:
+    info, name = await call.existing(), call.name
+    if name.partition is not None and await _has_partition(call, name.partition):
+        raise HttpRefusal(
+            HTTPStatus.NOT_IMPLEMENTED,
+            "one partition cannot be deleted: DELETE .../partitions removes the topic",
+        )
+    if name.partition is not None or info.policies.partitioned:
+        raise errors.TopicNotFound(
+            f"there is no topic '{call.request.parts['topic']}' without partitions",
+            "A topic with partitions is deleted as .../partitions.",
+        )
+    await _delete(call, info)
+
+
+async def _delete(call: Call, info: TopicInfo) -> None:
+    if not call.is_on("force") and await is_in_use(call.broker, info):
+        raise HttpRefusal(
+            HTTPStatus.PRECONDITION_FAILED,
+            f"Topic has active producers/subscriptions: {info.name} has connected clients",
+        )
+    await TopicAdmin(call.client).delete(info.name.full)
+
+
+async def _has_partition(call: Call, number: int) -> bool:
+    info = await call.client.topics.find(call.name.topic.full)
+    return info is not None and info.policies.partitioned and number < await _count(call, info)
+
+
+# -- lists -----------------------------------------------------------------------------------------
+
+
+async def topics(call: Call) -> Any:
+    """Every topic of the namespace; a partitioned topic by the names of its partitions."""
+    await call.namespaces.check(call.namespace)
+
+    async def names(info: TopicInfo) -> list[str]:
+        if not info.policies.partitioned:
+            return [info.name.full]
+        count = await _count(call, info)
+        return [f"{info.name.full}-partition-{number}" for number in range(count)]
+
+    infos = await call.client.topics.of(call.namespace)
+    return [name for group in await call_each(names, infos, LIST_AT_ONCE) for name in group]
+
+
+async def partitioned_topics(call: Call) -> Any:
+    await call.namespaces.check(call.namespace)
+    infos = await call.client.topics.of(call.namespace)
+    return [info.name.full for info in infos if info.policies.partitioned]
+
+
+async def _count(call: Call, info: TopicInfo) -> int:
+    return len((await call.client.log(info.id).fold(fresh=True)).partitions)
