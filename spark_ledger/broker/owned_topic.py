@@ -130,10 +130,6 @@ class OwnedTopic:
     def has(self, number: int) -> bool:
         return number in self._partitions
 
-    def owned(self) -> list[OwnedPartition]:
-        """The partitions that this broker serves."""
-        return list(self._partitions.values())
-
     def partition(self, number: int) -> OwnedPartition:
         """Raises Refusal if this broker does not have the partition."""
         partition = self._partitions.get(number)

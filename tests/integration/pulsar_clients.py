@@ -1,5 +1,8 @@
 """Pulsar's own client beside the topics of a real cluster."""
 
+import json
+import urllib.error
+import urllib.request
 import uuid
 from contextlib import contextmanager, suppress
 
@@ -64,3 +67,16 @@ def write(topics, name, values, keys=None, event_times_us=None):
     )
     txn = TxnKey(intent.app_id, intent.target, 0, intent.run_id)
     topics.run(topics.client.commit_topics({info.id: [task.finishing()()]}, txn, intent.id))
+
+
+def ask(admin_url, method, path, body=None, **headers):
+    """The status and the JSON of the admin API's response."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"} | headers
+    request = urllib.request.Request(f"{admin_url}/admin/v2/{path}", data, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            content = answer.read()
+            return answer.status, json.loads(content) if content else None
+    except urllib.error.HTTPError as refused:
+        return refused.code, json.loads(refused.read())

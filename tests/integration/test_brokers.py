@@ -13,8 +13,8 @@ import pytest
 
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.processes import LocalBroker
-from tests.integration.broker_stage import Stage
-from tests.integration.pulsar_clients import TIMEOUT_MS, connected
+from tests.integration.broker_stage import PARTITIONS, Stage
+from tests.integration.pulsar_clients import TIMEOUT_MS, ask, connected
 from tests.kit.processes import eventually
 
 TAKEN_FOR_DEAD = "does not answer: others take its partitions over"
@@ -167,3 +167,28 @@ def test_topics_are_made_in_namespaces_that_are_there_as_these_say(stage):
             with pytest.raises(pulsar.PulsarException):
                 client.create_producer(wrong)
     assert stage.topics.run(topics.find("never")) is None
+
+
+def test_any_broker_shows_what_all_have_and_deletes_no_topic_that_another_one_s_clients_use(stage):
+    path = f"persistent/public/default/{stage.name}"
+    brokers = stage.first, stage.other
+    with connected(stage.hosts) as client:
+        client.subscribe(stage.name, "s", consumer_name="eater")
+        stage.send(client, 2 * PARTITIONS)
+        assert set(stage.owners().values()) == {broker.url for broker in brokers}
+        for broker in brokers:
+            _, stats = ask(broker.admin_url, "GET", f"{path}/partitioned-stats")
+            assert stats["subscriptions"]["s"]["msgBacklog"] == 2 * PARTITIONS
+            assert len(stats["subscriptions"]["s"]["consumers"]) == PARTITIONS
+            assert len(stats["partitions"]) == PARTITIONS
+            assert ask(broker.admin_url, "DELETE", f"{path}/partitions")[0] == 412
+            for number in range(3):
+                _, stats = ask(broker.admin_url, "GET", f"{path}-partition-{number}/stats")
+                (consumer,) = stats["subscriptions"]["s"]["consumers"]
+                assert consumer["consumerName"] == "eater"
+    stage.other.stop()
+    _, stats = ask(stage.first.admin_url, "GET", f"{path}/partitioned-stats")
+    assert stats["subscriptions"]["s"]["msgBacklog"] == 2 * PARTITIONS
+    assert eventually(
+        lambda: ask(stage.first.admin_url, "DELETE", f"{path}/partitions") == (204, None)
+    )

@@ -127,8 +127,10 @@ def auto_creation(plain: Any) -> dict[str, Any]:
 
 
 def _check_grants(plain: Any) -> None:
-    grants = plain.get("namespace_auth") if isinstance(plain, dict) else None
-    roles = set(grants) if isinstance(grants, dict) else set()
+    grants = plain.get("namespace_auth") or {} if isinstance(plain, dict) else None
+    if not isinstance(grants, dict):
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"grants are an object, not {plain!r}")
+    roles = set(grants)
     others = {name: value for name, value in plain.items() if value and name != "namespace_auth"}
     if roles - {ANONYMOUS} or others:
         raise HttpRefusal(

@@ -143,7 +143,7 @@ async def _of_another(admin_url: str, info: TopicInfo) -> dict[int, Stats] | Non
 
 async def _of_this_broker(broker: Broker, info: TopicInfo) -> dict[int, Stats]:
     topic = broker.open_topic(info.id)
-    owned = [] if topic is None else topic.owned()
+    owned = [] if topic is None else list(topic.partitions.values())
     if topic is None or not owned:
         return {}
     state, durable = topic.state, await _durable(broker, info)

@@ -8,15 +8,26 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.broker.serve.routes import routes
+from spark_ledger.broker.settings import DEFAULTS
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.http import BODY_BYTES_MAX, HEADERS_MAX, LINE_BYTES_MAX, protocol_of
+
+
+class Store:
+    """Has every node."""
+
+    async def sync(self, path):
+        pass
+
+    async def get(self, path, watch=None):
+        return b""
 
 
 class Broker:
     """Knows one topic with five partitions; notes what it is asked."""
 
     def __init__(self):
-        self.asked, self.catalog = [], self
+        self.asked, self.catalog, self.client, self.store, self.rng = [], self, self, Store(), None
 
     def _check(self, name):
         if name.topic.name == "gone":
@@ -44,7 +55,9 @@ class Broker:
 async def listening(broker):
     """The port of a listener with the broker's routes."""
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(await protocol_of(routes(lambda: broker)), "127.0.0.1", 0)
+    server = await loop.create_server(
+        await protocol_of(routes(lambda: broker, DEFAULTS)), "127.0.0.1", 0
+    )
     async with server:
         yield server.sockets[0].getsockname()[1]
 
@@ -68,7 +81,7 @@ def ask(*requests):
 
 
 def get(path):
-    return f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
 
 def test_a_topic_is_looked_up_its_partitions_counted_and_those_of_a_namespace_listed():
@@ -104,8 +117,9 @@ def test_a_topic_is_looked_up_its_partitions_counted_and_those_of_a_namespace_li
         (get("/lookup/v2/topic/non-persistent/public/default/t"), 412, "persistent here"),
         (get("/lookup/v2/topic/persistent/public/default/t?listenerName=out"), 503, "'out'"),
         (get("//[x/lookup"), 404, "nothing at"),
-        (get("/admin/v2/clusters"), 404, "nothing at /admin/v2/clusters"),
-        (get("/a/b/c").replace(b"GET", b"PUT"), 412, "the admin API is not built"),
+        (get("/admin/v2/brokers/standalone"), 501, "GET /admin/v2/brokers/standalone is not built"),
+        (get("/admin/v2/x").replace(b"GET", b"PUT"), 501, "PUT /admin/v2/x is not built"),
+        (get("/a/b/c").replace(b"GET", b"PUT"), 404, "nothing at /a/b/c"),
     ],
 )
 def test_an_error_has_the_status_by_which_clients_tell_it(request_, status, reason):
@@ -119,8 +133,11 @@ def test_an_error_has_the_status_by_which_clients_tell_it(request_, status, reas
     [
         (b"GET /" + b"x" * LINE_BYTES_MAX + b" HTTP/1.1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nX: " + b"x" * 2 * LINE_BYTES_MAX + b"\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: x\r\n" * (HEADERS_MAX + 1) + b"\r\n", 400),
-        (b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\n" + b"x" * 99_999, 413),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: x\r\n" * (HEADERS_MAX + 1) + b"\r\n", 400),
+        (
+            b"PUT / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999\r\n\r\n" + b"x" * 99_999,
+            413,
+        ),
         (b"no request at all\r\n\r\n", 400),
     ],
 )
@@ -139,7 +156,7 @@ def test_a_head_that_does_not_end_is_cut_off_in_time(monkeypatch):
 
 def test_a_body_that_does_not_come_is_cut_off_in_time(monkeypatch):
     monkeypatch.setattr("spark_ledger.http.RESPONSE_S", 0.1)
-    answers, _ = ask(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx")
+    answers, _ = ask(b"PUT / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nx")
     assert answers == [None]
 
 
@@ -155,7 +172,7 @@ def test_a_client_that_reads_nothing_holds_its_connection_for_a_bounded_time(mon
         broker.names_in = names_in
         async with listening(broker) as port, asyncio.timeout(20):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
-            writer.write(b"GET /admin/v2/namespaces/a/b/topics HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET /admin/v2/namespaces/a/b/topics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await asyncio.sleep(0.5)
             received = b""
             with suppress(ConnectionError):

@@ -1,0 +1,90 @@
+"""The admin API by real HTTP, with Pulsar's own client beside it."""
+
+import uuid
+
+import pulsar
+import pytest
+
+from tests.integration.pulsar_clients import TIMEOUT_MS, ask, connected
+from tests.kit.processes import eventually
+
+
+def test_a_namespace_and_its_topics_are_made_used_shown_and_deleted(cluster):
+    url, tenant = cluster.admin_url, f"t{uuid.uuid4().hex}"
+    space = f"{tenant}/n"
+    topic = f"persistent/{space}/p"
+    assert ask(url, "GET", f"namespaces/{space}")[0] == 404
+    allowed = {"adminRoles": [], "allowedClusters": ["standalone"]}
+    assert ask(url, "PUT", f"tenants/{tenant}", allowed) == (204, None)
+    assert ask(url, "PUT", f"namespaces/{space}", {"deduplicationEnabled": True}) == (204, None)
+    assert ask(url, "PUT", f"{topic}/partitions", 2) == (204, None)
+    assert ask(url, "PUT", f"{topic}/partitions", 2)[0] == 409
+
+    with connected(cluster.broker_url) as client:
+        full = f"persistent://{space}/p"
+        assert len(client.get_topic_partitions(full)) == 2
+        consumer = client.subscribe(full, "s", properties={"of": "test"}, consumer_name="eater")
+        producer = client.create_producer(full, producer_name="maker", properties={"k": "v"})
+        for number in range(4):
+            producer.send(b"%d" % number)
+        _, stats = ask(url, "GET", f"{topic}/partitioned-stats")
+        subscription = stats["subscriptions"]["s"]
+        assert subscription["msgBacklog"] == 4 and subscription["type"] == "Exclusive"
+        assert {one["producerName"] for one in stats["publishers"]} == {"maker"}
+        assert stats["publishers"][0]["metadata"] == {"k": "v"}
+        assert stats["publishers"][0]["clientVersion"].startswith("Pulsar-CPP")
+        assert {one["consumerName"] for one in subscription["consumers"]} == {"eater"}
+        assert stats["deduplicationStatus"] == "Enabled" and stats["storageSize"] > 0
+        for _ in range(4):
+            consumer.acknowledge(consumer.receive(TIMEOUT_MS))
+
+        def backlog():
+            _, stats = ask(url, "GET", f"{topic}/partitioned-stats")
+            of = stats["subscriptions"]["s"]
+            return of["msgBacklog"], of["unackedMessages"]
+
+        assert eventually(lambda: backlog() == (0, 0))
+        assert ask(url, "DELETE", f"{topic}/partitions")[0] == 412
+        assert ask(url, "DELETE", f"{topic}/subscription/s")[0] == 412
+        assert ask(url, "POST", f"{topic}/partitions", 3) == (204, None)
+        assert len(client.get_topic_partitions(full)) == 3
+    assert eventually(lambda: ask(url, "DELETE", f"{topic}/partitions") == (204, None))
+    assert ask(url, "GET", f"persistent/{space}") == (200, [])
+    assert ask(url, "DELETE", f"namespaces/{space}") == (204, None)
+    assert ask(url, "DELETE", f"tenants/{tenant}") == (204, None)
+
+
+def test_a_backlog_is_skipped_under_a_connected_consumer(cluster, name):
+    url, topic = cluster.admin_url, f"persistent/public/default/{name}"
+    with connected(cluster.broker_url) as client:
+        consumer = client.subscribe(name, "s", receiver_queue_size=1)
+        producer = client.create_producer(name)
+        for number in range(5):
+            producer.send(b"%d" % number)
+        assert ask(url, "GET", f"{topic}/stats")[1]["subscriptions"]["s"]["msgBacklog"] == 5
+        assert ask(url, "POST", f"{topic}/subscription/s/skip_all") == (204, None)
+
+        def goes_on():
+            producer.send(b"new")
+            try:
+                return consumer.receive(1000).data() == b"new"
+            except pulsar.Timeout:
+                return False
+
+        assert eventually(goes_on)
+        assert ask(url, "GET", f"{topic}/subscriptions") == (200, ["s"])
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+    ],
+)
+def test_a_web_page_changes_nothing(cluster, name, headers, status):
+    path = f"persistent/public/default/{name}/partitions"
+    answered, body = ask(cluster.admin_url, "PUT", path, 2, **headers)
+    assert answered == status and body["reason"]
+    assert ask(cluster.admin_url, "GET", path)[0] == 404

@@ -1,0 +1,428 @@
+"""The admin API's verbs, at a broker of a simulated cluster."""
+
+import json
+import re
+from unittest.mock import AsyncMock
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.broker.dispatch.dispatcher import Consumer
+from spark_ledger.broker.serve.routes import ROUTES, routes
+from spark_ledger.broker.settings import DEFAULTS
+from spark_ledger.broker.wire.commands import AccessMode, SubscriptionType
+from spark_ledger.broker.wire.link import ClientFacts
+from spark_ledger.http import HttpRequest
+from tests.unit.spark_ledger.broker.consumers import Wire
+from tests.unit.spark_ledger.broker.two_brokers import Brokers, Producer, named
+from tests.unit.spark_ledger.topic.stage import play
+
+HEADERS = {"host": "127.0.0.1:8080", "content-type": "application/json"}
+T = "/admin/v2/persistent/public/default"
+
+
+class Asked:
+    """Asks one broker, as aiohttp would give it requests."""
+
+    def __init__(self, broker, **settings):
+        self.made = routes(lambda: broker, DEFAULTS.model_copy(update=settings))
+
+    async def __call__(self, method, path, body=None, *, peer="127.0.0.1", headers=HEADERS):
+        """The status and the JSON of the response."""
+        path, _, query = path.partition("?")
+        pairs = dict(pair.split("=") for pair in query.split("&") if pair)
+        content = b"" if body is None else body if isinstance(body, bytes) else _json(body)
+        for route in self.made:
+            pattern = re.sub(r"{(\w+)(:[^}]*)?}", _group, route.path)
+            match = re.fullmatch(pattern, path)
+            if match and route.method in (method, "*"):
+                asked = HttpRequest(
+                    method, path, match.groupdict(), pairs, headers, content, peer, "10.0.0.1"
+                )
+                response = await route.handle(asked)
+                return response.status, response.body
+        raise AssertionError(path)
+
+
+def _group(match):
+    return f"(?P<{match[1]}>.*)" if match[2] else f"(?P<{match[1]}>[^/]+)"
+
+
+def _json(body):
+    return json.dumps(body).encode()
+
+
+def at_a_broker(act, **settings):
+    async def main(stage):
+        broker = await Brokers(stage).new("a")
+        await act(Asked(broker, **settings), broker, stage)
+
+    play(main)
+
+
+def test_a_partitioned_topic_is_made_grown_listed_and_deleted():
+    async def act(ask, broker, stage):
+        assert await ask("PUT", f"{T}/p/partitions", 3) == (204, None)
+        assert (await ask("PUT", f"{T}/p/partitions", 3))[0] == 409
+        assert await ask("GET", f"{T}/p/partitions") == (200, {"partitions": 3})
+        assert (await ask("PUT", f"{T}/p"))[0] == 409
+        assert await ask("POST", f"{T}/p/partitions", 5) == (204, None)
+        assert await ask("POST", f"{T}/p/partitions", 5) == (204, None)
+        assert (await ask("POST", f"{T}/p/partitions", 4))[0] == 422
+        assert await ask("GET", f"{T}/p/partitions") == (200, {"partitions": 5})
+        assert await ask("PUT", f"{T}/plain") == (204, None)
+        assert (await ask("POST", f"{T}/plain/partitions", 4))[0] == 409
+        _, names = await ask("GET", T)
+        full = "persistent://public/default/"
+        plain = [f"{full}{name}" for name in (*(f"p-partition-{n}" for n in range(5)), "plain")]
+        assert [name for name in names if not name.startswith(f"{full}t")] == plain
+        _, partitioned = await ask("GET", f"{T}/partitioned")
+        assert f"{full}p" in partitioned and f"{full}plain" not in partitioned
+        assert (await ask("DELETE", f"{T}/p"))[0] == 404
+        assert await ask("DELETE", f"{T}/p/partitions") == (204, None)
+        assert (await ask("DELETE", f"{T}/p/partitions"))[0] == 404
+        assert await ask("DELETE", f"{T}/plain") == (204, None)
+        assert await broker.client.topics.find("plain") is None
+
+    at_a_broker(act)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (0, 406),
+        (-1, 406),
+        (10**9, 406),
+        ("x", 400),
+        (None, 400),
+        (True, 400),
+        (1.5, 400),
+        ([3], 400),
+        (b"{", 400),
+        (b"[" * 60_000, 400),
+        ({"partitions": 0}, 406),
+        ({"partitions": 2, "properties": {"a": "b"}}, 501),
+        ({"partitions": 2, "properties": {}}, 204),
+        ({"partitions": 2, "properties": None}, 204),
+    ],
+)
+def test_the_number_of_partitions_is_checked_before_anything_is_made(body, status):
+    async def act(ask, broker, stage):
+        assert (await ask("PUT", f"{T}/p/partitions", body))[0] == status
+        assert (await broker.client.topics.find("p") is None) == (status != 204)
+
+    at_a_broker(act)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("PUT", f"{T}/a-partition-1/partitions", 412),
+        ("PUT", f"{T}/a-partition-1", 412),
+        ("PUT", f"{T}/t-partition-0", 409),
+        ("PUT", f"{T}/é/partitions", 412),
+        ("PUT", "/admin/v2/persistent/public/gone/t/partitions", 404),
+        ("PUT", "/admin/v2/persistent/gone/default/t", 404),
+        ("POST", f"{T}/gone/partitions", 404),
+        ("DELETE", f"{T}/t-partition-0", 501),
+        ("DELETE", f"{T}/t-partition-99", 404),
+        ("DELETE", f"{T}/gone", 404),
+        ("DELETE", "/admin/v2/persistent/public/gone/t", 404),
+        ("GET", "/admin/v2/persistent/public/gone", 404),
+        ("GET", "/admin/v2/persistent/public/gone/partitioned", 404),
+        ("GET", "/admin/v2/namespaces/public/gone/topics", 404),
+        ("GET", "/admin/v2/namespaces/gone", 404),
+        ("GET", "/admin/v2/namespaces/public/gone", 404),
+        ("DELETE", "/admin/v2/namespaces/public/gone", 404),
+        ("DELETE", "/admin/v2/namespaces/public/default", 409),
+        ("GET", "/admin/v2/tenants/gone", 404),
+        ("DELETE", "/admin/v2/tenants/public", 409),
+        ("GET", f"{T}/gone/stats", 404),
+        ("GET", f"{T}/t/stats", 404),
+        ("GET", f"{T}/t-partition-99/stats", 404),
+        ("GET", f"{T}/gone/subscriptions", 404),
+        ("DELETE", f"{T}/t/subscription/gone", 404),
+        ("POST", f"{T}/t/subscription/gone/skip_all", 404),
+        ("POST", f"{T}/t/subscription/gone/resetcursor/x", 400),
+        ("PUT", f"{T}/t-partition-0/subscription/s", 501),
+        ("GET", "/admin/v2/brokers/standalone", 501),
+        ("PATCH", f"{T}/t/partitions", 501),
+    ],
+)
+def test_a_request_that_cannot_be_done_has_pulsars_status_and_words(method, path, status):
+    async def act(ask, broker, stage):
+        await broker.client.topics.create("t-2")
+        answer = await ask(method, path, 2 if path.endswith("/partitions") else None)
+        assert answer[0] == status
+        assert len(answer[1]["reason"]) > 10
+        assert len(await broker.client.topics.names()) == 2
+
+    at_a_broker(act)
+
+
+def test_an_error_of_the_store_is_503_and_a_defect_500_with_words():
+    async def act(ask, broker, stage):
+        for failure, status, words in (
+            (errors.Unavailable("it is away"), 503, "away"),
+            (KeyError("x"), 500, "a defect of the broker"),
+        ):
+            broker.client.topics.of = AsyncMock(side_effect=failure)
+            answer = await ask("GET", T)
+            assert answer[0] == status and words in answer[1]["reason"]
+
+    at_a_broker(act)
+
+
+def test_tenants_and_namespaces_are_made_shown_changed_and_deleted():
+    tenant = {"adminRoles": [], "allowedClusters": ["standalone"]}
+
+    async def act(ask, broker, stage):
+        v2 = "/admin/v2"
+        assert await ask("GET", f"{v2}/clusters") == (200, ["standalone"])
+        assert await ask("GET", f"{v2}/tenants") == (200, ["public"])
+        assert (await ask("PUT", f"{v2}/namespaces/acme/a"))[0] == 404
+        assert await ask("PUT", f"{v2}/tenants/acme", tenant) == (204, None)
+        assert (await ask("PUT", f"{v2}/tenants/acme", tenant))[0] == 409
+        assert await ask("GET", f"{v2}/tenants/acme") == (200, tenant)
+        changed = tenant | {"adminRoles": ["anonymous"]}
+        assert await ask("POST", f"{v2}/tenants/acme", changed) == (204, None)
+        assert await ask("GET", f"{v2}/tenants/acme") == (200, changed)
+        assert await ask("GET", f"{v2}/tenants/public") == (200, tenant)
+
+        assert await ask("GET", f"{v2}/namespaces/acme") == (200, [])
+        assert await ask("PUT", f"{v2}/namespaces/acme/a") == (204, None)
+        assert (await ask("PUT", f"{v2}/namespaces/acme/a"))[0] == 409
+        assert await ask("GET", f"{v2}/namespaces/acme") == (200, ["acme/a"])
+        assert (await ask("DELETE", f"{v2}/tenants/acme"))[0] == 409
+        await ask("PUT", f"{v2}/persistent/acme/a/x/partitions", 2)
+        await ask("PUT", f"{v2}/persistent/acme/a/y")
+        _, topics = await ask("GET", f"{v2}/namespaces/acme/a/topics")
+        assert topics == ["persistent://acme/a/x-partition-0", "persistent://acme/a/y"]
+        assert await ask("GET", f"{v2}/namespaces/acme/a/topics?mode=NON_PERSISTENT") == (200, [])
+        assert (await ask("DELETE", f"{v2}/namespaces/acme/a"))[0] == 409
+        assert await ask("DELETE", f"{v2}/namespaces/acme/a?force=true") == (204, None)
+        assert (await ask("GET", f"{v2}/namespaces/acme/a"))[0] == 404
+        assert [name.short for name in await broker.client.topics.names()] == ["t"]
+        assert await ask("DELETE", f"{v2}/tenants/acme") == (204, None)
+        assert await ask("GET", f"{v2}/tenants") == (200, ["public"])
+
+    at_a_broker(act)
+
+
+def test_a_policy_that_is_taken_counts_and_one_that_is_not_built_is_refused():
+    policies = {
+        "auth_policies": {"namespace_auth": {"anonymous": ["produce", "consume"]}},
+        "replication_clusters": ["standalone"],
+        "bundles": {"boundaries": None, "numBundles": 4},
+        "backlog_quota_map": {},
+        "schema_compatibility_strategy": "UNDEFINED",
+        "offload_threshold": -1,
+        "deleted": False,
+        "deduplicationEnabled": True,
+        "autoTopicCreationOverride": {
+            "allowAutoTopicCreation": True,
+            "topicType": "partitioned",
+            "defaultNumPartitions": 3,
+        },
+    }
+
+    async def act(ask, broker, stage):
+        path = "/admin/v2/namespaces/public/n"
+        for name, value, status in [
+            ("encryption_required", True, 501),
+            ("persistence", {"bookkeeperEnsemble": 3}, 501),
+            ("max_producers_per_topic", 0, 501),
+            ("what", 1, 501),
+            ("deleted", 0, 501),
+            ("replication_clusters", ["other"], 412),
+            ("auth_policies", {"namespace_auth": {"bob": ["produce"]}}, 501),
+            ("auth_policies", [3], 400),
+            ("deduplicationEnabled", "yes", 400),
+        ]:
+            answer = await ask("PUT", path, policies | {name: value})
+            assert (name, answer[0]) == (name, status)
+        assert (await ask("GET", path))[0] == 404
+        assert await ask("PUT", path, policies) == (204, None)
+        _, shown = await ask("GET", path)
+        taken = ("deduplicationEnabled", "autoTopicCreationOverride", "replication_clusters")
+        assert {name: shown[name] for name in taken} == {name: policies[name] for name in taken}
+        topic = "/admin/v2/persistent/public/n/made/partitions"
+        await ask("GET", f"{topic}?checkAllowAutoCreation=true")
+        made = await broker.client.topics.open("public/n/made")
+        assert made.policies.deduplication and made.partitions == 3
+        assert await ask("POST", f"{path}/deduplication", False) == (204, None)
+        made = await broker.client.topics.open("public/n/made")
+        assert not made.policies.deduplication
+        assert (await ask("POST", f"{path}/deduplication", "x"))[0] == 400
+        assert await ask("DELETE", f"{path}/deduplication") == (204, None)
+        assert (await ask("GET", path))[1]["deduplicationEnabled"] is None
+
+    at_a_broker(act)
+
+
+def test_what_changes_something_is_answered_on_this_machine_and_to_no_web_page():
+    async def act(ask, broker, stage):
+        path = f"{T}/p/partitions"
+        for peer, headers, status in [
+            ("10.0.0.7", HEADERS, 403),
+            ("::ffff:10.0.0.7", HEADERS, 403),
+            ("", HEADERS, 403),
+            ("127.0.0.1", HEADERS | {"origin": "http://localhost:8080"}, 403),
+            ("127.0.0.1", HEADERS | {"host": "evil.example:8080"}, 403),
+            ("127.0.0.1", HEADERS | {"host": ""}, 403),
+            ("127.0.0.1", HEADERS | {"content-type": "text/plain"}, 415),
+            ("127.0.0.1", {"host": "localhost"}, 415),
+            ("::ffff:127.0.0.1", HEADERS | {"host": "[::1]:8080"}, 204),
+        ]:
+            answer = await ask("PUT", path, 3, peer=peer, headers=headers)
+            assert answer[0] == status, answer
+            assert (await broker.client.topics.find("p") is None) == (status != 204)
+        partition_json = "application/vnd.partitioned-topic-metadata+json; charset=UTF-8"
+        headers = HEADERS | {"content-type": partition_json}
+        assert (await ask("PUT", f"{T}/q/partitions", 3, headers=headers))[0] == 204
+
+    at_a_broker(act)
+
+
+def test_an_open_broker_is_changed_from_elsewhere_but_not_by_a_web_page():
+    async def act(ask, broker, stage):
+        for headers, status in (
+            (HEADERS | {"host": "10.0.0.1:8080", "origin": "http://x"}, 403),
+            (HEADERS | {"host": "10.0.0.1:8080"}, 204),
+        ):
+            answer = await ask("PUT", f"{T}/p", peer="10.0.0.7", headers=headers)
+            assert answer[0] == status
+        for host in ("Broker.example", "other.example:80"):
+            assert (await ask("GET", T, headers={"host": host}))[0] == 200
+        assert (await ask("GET", T, headers={"host": "evil.example"}))[0] == 403
+
+    at_a_broker(
+        act,
+        admin_open=True,
+        admin_hosts="x, other.example",
+        advertised_host="broker.example",
+    )
+
+
+def test_a_get_makes_a_topic_only_where_a_client_may_and_never_for_a_web_page():
+    async def act(ask, broker, stage):
+        path = f"{T}/p/partitions?checkAllowAutoCreation=true"
+        page = HEADERS | {"origin": "http://x"}
+        assert (await ask("GET", path, headers=page))[0] == 404
+        assert (await ask("GET", f"{T}/p/partitions"))[0] == 404
+        assert await broker.client.topics.find("p") is None
+        assert await ask("GET", path, peer="10.0.0.7") == (200, {"partitions": 0})
+
+    at_a_broker(act)
+
+
+def produced(partition):
+    """A producer is connected to the partition."""
+    producer = Producer("maker", AccessMode.SHARED)
+    producer.id, producer.client = 7, ClientFacts(Wire(), "v1", 5, {"k": "v"})
+    producer.client.link.address = "/h:1"
+    partition.add_producer(producer)
+
+
+def test_stats_show_who_is_connected_and_what_is_not_acknowledged():
+    async def act(ask, broker, stage):
+        topic, partition = await broker.partition(named(0))
+        produced(partition)
+        await broker.client.subscriptions.create(topic.info.id, "idle")
+
+        async def start():
+            return 0
+
+        def make(dispatcher):
+            made = Consumer(Wire(), 1, "eater", 0, dispatcher, lambda one: None)
+            made.link.address = "/h:2"
+            made.client = ClientFacts(made.link, "v2", 0, {"a": "b"})
+            return made
+
+        await topic.subscriptions.subscribe(
+            partition.log,
+            "s",
+            SubscriptionType.FAILOVER,
+            durable=True,
+            start=start,
+            make=make,
+            earliest=True,
+        )
+        status, stats = await ask("GET", f"{T}/t-partition-0/stats")
+        assert status == 200
+        (publisher,) = stats["publishers"]
+        assert publisher["producerName"] == "maker" and publisher["producerId"] == 7
+        assert publisher["metadata"] == {"k": "v"} and publisher["address"] == "/h:1"
+        assert publisher["clientVersion"] == "v1" and publisher["accessMode"] == "Shared"
+        assert publisher["connectedSince"] == "1970-01-01T00:00:00.005+00:00"
+        used, idle = stats["subscriptions"]["s"], stats["subscriptions"]["idle"]
+        assert (used["type"], idle["type"]) == ("Failover", "None")
+        assert [one["consumerName"] for one in used["consumers"]] == ["eater"]
+        assert used["consumers"][0]["metadata"] == {"a": "b"}
+        assert used["activeConsumerName"] == "eater" and idle["consumers"] == []
+        assert used["isDurable"] and used["msgBacklog"] == idle["msgBacklog"] == 0
+
+        status, whole = await ask("GET", f"{T}/t/partitioned-stats")
+        assert [one["producerName"] for one in whole["publishers"]] == ["maker"]
+        assert whole["subscriptions"]["s"]["type"] == "Failover"
+        assert whole["metadata"]["partitions"] == len(whole["partitions"]) == 12
+        _, whole = await ask("GET", f"{T}/t/partitioned-stats?perPartition=false")
+        assert whole["partitions"] == {}
+
+        assert (await ask("DELETE", f"{T}/t/partitions"))[0] == 412
+        assert (await ask("DELETE", f"{T}/t/subscription/s"))[0] == 412
+        assert await broker.client.topics.find("t") is not None
+        assert await ask("DELETE", f"{T}/t/partitions?force=true") == (204, None)
+
+    at_a_broker_with_partitions(act)
+
+
+def at_a_broker_with_partitions(act):
+    async def main(stage):
+        await stage.client.topics.delete("t")
+        await stage.client.topics.create("t", 12)
+        broker = await Brokers(stage).new("a")
+        await act(Asked(broker), broker, stage)
+        await broker.close()
+
+    play(main)
+
+
+def test_subscriptions_are_made_at_a_message_moved_and_deleted():
+    async def act(ask, broker, stage):
+        path = f"{T}/t/subscription"
+        assert await ask("PUT", f"{path}/s") == (204, None)
+        assert (await ask("PUT", f"{path}/s"))[0] == 409
+        assert await ask("PUT", f"{path}/e", {"ledgerId": -1, "entryId": -1}) == (204, None)
+        latest = {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1}
+        assert await ask("PUT", f"{path}/l", latest) == (204, None)
+        assert (await ask("PUT", f"{path}/x", {"ledgerId": 3, "entryId": 3}))[0] == 412
+        for bad in ({"ledgerId": "x"}, [], 7, {"ledgerId": 1, "entryId": float("inf")}):
+            assert (await ask("PUT", f"{path}/x", bad))[0] == 400
+        assert await ask("GET", f"{T}/t/subscriptions") == (200, ["e", "l", "s"])
+        assert await ask("POST", f"{path}/s/skip_all") == (204, None)
+        assert await ask("POST", f"{path}/s/resetcursor/0") == (204, None)
+        assert await ask("POST", f"{path}/s/resetcursor", latest) == (204, None)
+        assert await ask("DELETE", f"{path}/s") == (204, None)
+        assert await ask("DELETE", f"{path}/e?force=true") == (204, None)
+        assert await ask("GET", f"{T}/t/subscriptions") == (200, ["l"])
+
+    at_a_broker(act)
+
+
+def test_a_query_keeps_its_subscription():
+    async def act(ask, broker, stage):
+        topic = await broker.client.topics.open("t")
+        cursor = await broker.client.subscriptions.open(topic, "q", "query", "run")
+        for method, verb in (("DELETE", "?force=true"), ("DELETE", ""), ("POST", "/skip_all")):
+            status, body = await ask(method, f"{T}/t/subscription/q{verb}")
+            assert status == 412 and "query" in body["reason"]
+        cursor.check()
+        await cursor.release()
+
+    at_a_broker(act)
+
+
+def test_each_route_is_there_once():
+    assert len({(entry.method, entry.path) for entry in ROUTES}) == len(ROUTES)
+    assert all(entry.method in {"GET", "PUT", "POST", "DELETE"} for entry in ROUTES)
