@@ -65,5 +65,5 @@ def properties_of(pairs: Iterable[Any]) -> dict[str, str]:
         size += len(pair.key) + len(pair.value)
         if size > PROPERTIES_BYTES_MAX:
             break
-        kept[pair.key] = pair.value
+        kept[pair.key.decode(errors="replace")] = pair.value.decode(errors="replace")
     return kept

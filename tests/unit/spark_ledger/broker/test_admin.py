@@ -13,6 +13,7 @@ from spark_ledger.broker.settings import DEFAULTS
 from spark_ledger.broker.wire.commands import AccessMode, SubscriptionType
 from spark_ledger.broker.wire.link import ClientFacts
 from spark_ledger.http import HttpRequest
+from tests.tidy.sources import ROOT
 from tests.unit.spark_ledger.broker.consumers import Wire
 from tests.unit.spark_ledger.broker.two_brokers import Brokers, Producer, named
 from tests.unit.spark_ledger.topic.stage import play
@@ -426,3 +427,9 @@ def test_a_query_keeps_its_subscription():
 def test_each_route_is_there_once():
     assert len({(entry.method, entry.path) for entry in ROUTES}) == len(ROUTES)
     assert all(entry.method in {"GET", "PUT", "POST", "DELETE"} for entry in ROUTES)
+
+
+def test_the_table_of_the_docs_lists_every_route_and_no_other():
+    text = (ROOT / "docs/pulsar.md").read_text()
+    listed = re.findall(r"^\| (GET|PUT|POST|DELETE) `([^`]+)` \|", text, re.MULTILINE)
+    assert listed == [(entry.method, entry.path) for entry in ROUTES]
