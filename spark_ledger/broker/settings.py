@@ -49,7 +49,7 @@ class BrokerSettings(Settings):
     admin_open: bool = Field(
         False,
         description="Let other machines change topics, namespaces and subscriptions by HTTP."
-        " There are no rights yet: whoever reaches the port may do it.",
+        " There are no rights yet: every program that reaches the port may do it.",
     )
     admin_hosts: str = Field(
         "",

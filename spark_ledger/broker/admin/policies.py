@@ -1,7 +1,7 @@
 """Policies of a namespace in Pulsar's JSON, and as namespaces have them here. Pure.
 
 Always true: a policy that is taken is enforced. One that is not built is refused, unless its value
-is the one that it has in Pulsar when nobody set it: then there is nothing to enforce. Grants to
+is the one that it has in Pulsar before it is set: then there is nothing to enforce. Grants to
 `anonymous` are taken, as every client may do everything until there are rights, and are not kept.
 """
 
@@ -26,7 +26,7 @@ UNSET: Mapping[str, tuple[Any, ...]] = {
     "schema_compatibility_strategy": ("UNDEFINED", ""),
     "schema_auto_update_compatibility_strategy": ("Full", ""),
 }
-"""What a client sends for a policy that nobody set, beside null and empty lists and objects."""
+"""What a client sends for a policy that is not set, beside null and empty lists and objects."""
 KEEPS_ALL = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
 NO_BUNDLES = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
 

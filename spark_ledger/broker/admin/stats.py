@@ -177,16 +177,19 @@ def _of_owned(
 def _of_used(sizes: "_Sizes", subscription: Subscription, number: int) -> Stats:
     dispatcher = subscription.dispatcher_of(number)
     assert dispatcher is not None, "the caller looked"
-    lag = sizes.lag(dispatcher.acks.mark)
-    acknowledged = max(0, lag.end - lag.position) - dispatcher.backlog
+    acks = dispatcher.acks
+    lag = sizes.lag(acks.mark)
+    missing = sum(hi - lo for lo, hi in acks.missing(acks.mark, lag.end))
+    acknowledged = max(0, lag.end - lag.position) - missing
+    sent = acks.missing(acks.mark, dispatcher.position)
     return subscription_stats(
         SubscriptionFacts(
             type=subscription.kind.name if dispatcher.consumers else "None",
             is_durable=subscription.durable,
             backlog=max(0, lag.rows - acknowledged),
             backlog_bytes=lag.bytes,
-            unacked=dispatcher.unacknowledged,
-            position=dispatcher.acks.mark,
+            unacked=sum(hi - lo for lo, hi in sent),
+            position=acks.mark,
             consumers=tuple(dispatcher.consumers),
             active=dispatcher.active,
         )

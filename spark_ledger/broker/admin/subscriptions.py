@@ -74,12 +74,12 @@ async def _subscription_of(call: Call) -> tuple[TopicInfo, str]:
 async def _check_no_query(call: Call, info: TopicInfo, name: str) -> None:
     """Raises errors.SubscriptionNotFound, errors.SubscriptionBusy."""
     listed = await call.client.subscriptions.list(info.id, unreadable={})
-    found = next((of for of in listed if of.name == name), None)
-    if found is None:
+    subscription = next((of for of in listed if of.name == name), None)
+    if subscription is None:
         raise errors.SubscriptionNotFound(f"there is no subscription '{name}'", subscription=name)
-    if found.live and found.kind is SubscriptionKind.QUERY:
+    if subscription.live and subscription.kind is SubscriptionKind.QUERY:
         raise errors.SubscriptionBusy(
-            f"query {found.query_id} of Spark uses subscription '{name}'", subscription=name
+            f"query {subscription.query_id} of Spark uses subscription '{name}'", subscription=name
         )
 
 

@@ -192,18 +192,6 @@ class Dispatcher:
         if not ranges:
             yield False
 
-    # -- what is shown of it -------------------------------------------------------------------
-
-    @property
-    def unacknowledged(self) -> int:
-        """How many messages that were sent, or are to be sent next, are not acknowledged."""
-        return sum(hi - lo for lo, hi in self.acks.missing(self.acks.mark, self.position))
-
-    @property
-    def backlog(self) -> int:
-        """How many offsets up to the confirmed end are not acknowledged."""
-        return sum(hi - lo for lo, hi in self.acks.missing(self.acks.mark, self.partition.end))
-
     # -- sending -----------------------------------------------------------------------------
 
     async def _send_to(self, consumer: Consumer) -> None:

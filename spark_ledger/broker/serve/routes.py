@@ -29,7 +29,7 @@ Verb = Callable[[Call], Awaitable[Any]]
 """As Call: it returns the JSON of the response, or None."""
 
 
-class Entry(NamedTuple):
+class RouteEntry(NamedTuple):
     method: str
     path: str
     verb: Verb
@@ -50,36 +50,36 @@ _TOPIC = f"{_TOPICS}/{{topic}}"
 _SUBSCRIPTION = f"{_TOPIC}/subscription/{{subscription}}"
 
 ROUTES = (
-    Entry("GET", "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}", _lookup),
-    Entry("GET", f"{_V2}/clusters", namespaces.clusters),
-    Entry("GET", f"{_V2}/tenants", namespaces.tenants),
-    Entry("GET", _TENANT, namespaces.tenant),
-    Entry("PUT", _TENANT, namespaces.create_tenant),
-    Entry("POST", _TENANT, namespaces.change_tenant),
-    Entry("DELETE", _TENANT, namespaces.delete_tenant),
-    Entry("GET", f"{_V2}/namespaces/{{tenant}}", namespaces.namespaces_of_tenant),
-    Entry("GET", _NAMESPACE, namespaces.namespace),
-    Entry("PUT", _NAMESPACE, namespaces.create_namespace),
-    Entry("DELETE", _NAMESPACE, namespaces.delete_namespace),
-    Entry("GET", f"{_NAMESPACE}/topics", namespaces.topics_of_namespace),
-    Entry("POST", f"{_NAMESPACE}/deduplication", namespaces.set_deduplication),
-    Entry("DELETE", f"{_NAMESPACE}/deduplication", namespaces.unset_deduplication),
-    Entry("GET", _TOPICS, topics.topics),
-    Entry("GET", f"{_TOPICS}/partitioned", topics.partitioned_topics),
-    Entry("PUT", _TOPIC, topics.create_topic),
-    Entry("DELETE", _TOPIC, topics.delete_topic),
-    Entry("GET", f"{_TOPIC}/partitions", topics.partitions),
-    Entry("PUT", f"{_TOPIC}/partitions", topics.create_partitioned),
-    Entry("POST", f"{_TOPIC}/partitions", topics.grow),
-    Entry("DELETE", f"{_TOPIC}/partitions", topics.delete_partitioned),
-    Entry("GET", f"{_TOPIC}/stats", stats.topic_stats),
-    Entry("GET", f"{_TOPIC}/partitioned-stats", stats.partitioned_stats),
-    Entry("GET", f"{_TOPIC}/subscriptions", subscriptions.subscriptions),
-    Entry("PUT", _SUBSCRIPTION, subscriptions.create_subscription),
-    Entry("DELETE", _SUBSCRIPTION, subscriptions.delete_subscription),
-    Entry("POST", f"{_SUBSCRIPTION}/skip_all", subscriptions.skip_all),
-    Entry("POST", f"{_SUBSCRIPTION}/resetcursor", subscriptions.reset_to_message),
-    Entry("POST", f"{_SUBSCRIPTION}/resetcursor/{{ms}}", subscriptions.reset_to_time),
+    RouteEntry("GET", "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}", _lookup),
+    RouteEntry("GET", f"{_V2}/clusters", namespaces.clusters),
+    RouteEntry("GET", f"{_V2}/tenants", namespaces.tenants),
+    RouteEntry("GET", _TENANT, namespaces.tenant),
+    RouteEntry("PUT", _TENANT, namespaces.create_tenant),
+    RouteEntry("POST", _TENANT, namespaces.change_tenant),
+    RouteEntry("DELETE", _TENANT, namespaces.delete_tenant),
+    RouteEntry("GET", f"{_V2}/namespaces/{{tenant}}", namespaces.namespaces_of_tenant),
+    RouteEntry("GET", _NAMESPACE, namespaces.namespace),
+    RouteEntry("PUT", _NAMESPACE, namespaces.create_namespace),
+    RouteEntry("DELETE", _NAMESPACE, namespaces.delete_namespace),
+    RouteEntry("GET", f"{_NAMESPACE}/topics", namespaces.topics_of_namespace),
+    RouteEntry("POST", f"{_NAMESPACE}/deduplication", namespaces.set_deduplication),
+    RouteEntry("DELETE", f"{_NAMESPACE}/deduplication", namespaces.unset_deduplication),
+    RouteEntry("GET", _TOPICS, topics.topics),
+    RouteEntry("GET", f"{_TOPICS}/partitioned", topics.partitioned_topics),
+    RouteEntry("PUT", _TOPIC, topics.create_topic),
+    RouteEntry("DELETE", _TOPIC, topics.delete_topic),
+    RouteEntry("GET", f"{_TOPIC}/partitions", topics.partitions),
+    RouteEntry("PUT", f"{_TOPIC}/partitions", topics.create_partitioned),
+    RouteEntry("POST", f"{_TOPIC}/partitions", topics.grow),
+    RouteEntry("DELETE", f"{_TOPIC}/partitions", topics.delete_partitioned),
+    RouteEntry("GET", f"{_TOPIC}/stats", stats.topic_stats),
+    RouteEntry("GET", f"{_TOPIC}/partitioned-stats", stats.partitioned_stats),
+    RouteEntry("GET", f"{_TOPIC}/subscriptions", subscriptions.subscriptions),
+    RouteEntry("PUT", _SUBSCRIPTION, subscriptions.create_subscription),
+    RouteEntry("DELETE", _SUBSCRIPTION, subscriptions.delete_subscription),
+    RouteEntry("POST", f"{_SUBSCRIPTION}/skip_all", subscriptions.skip_all),
+    RouteEntry("POST", f"{_SUBSCRIPTION}/resetcursor", subscriptions.reset_to_message),
+    RouteEntry("POST", f"{_SUBSCRIPTION}/resetcursor/{{ms}}", subscriptions.reset_to_time),
 )
 """Every request that is answered; docs/pulsar.md lists them too."""
 
@@ -109,9 +109,9 @@ def routes(broker: Callable[[], Broker], settings: BrokerSettings) -> list[Route
 
         return Route(method, path, handle)
 
-    rest: Sequence[Entry] = (
-        Entry("*", f"{_V2}/{{rest:.*}}", _not_built),
-        Entry("*", "/{rest:.*}", _nothing_there),
+    rest: Sequence[RouteEntry] = (
+        RouteEntry("*", f"{_V2}/{{rest:.*}}", _not_built),
+        RouteEntry("*", "/{rest:.*}", _nothing_there),
     )
     return [route(*entry) for entry in (*ROUTES, *rest)]
 
