@@ -12,6 +12,7 @@ NOTHING_MS = 700
 """How long nothing comes, where nothing is to come."""
 EARLIEST, LATEST = pulsar.InitialPosition.Earliest, pulsar.InitialPosition.Latest
 EXCLUSIVE, FAILOVER = pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Failover
+SHARED, KEY_SHARED = pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared
 MODE = pulsar.ProducerAccessMode
 Seen = dict[str, Any]
 
@@ -74,6 +75,20 @@ def received(consumer: pulsar.Consumer, count: int, *, ack: bool = True) -> list
         if ack:
             consumer.acknowledge(found[-1])
     return found
+
+
+def drained(
+    consumer: pulsar.Consumer, first_ms: int = 1500, *, ack: bool = True
+) -> list[pulsar.Message]:
+    """What comes until nothing comes any more; the first message is waited for longer."""
+    found: list[pulsar.Message] = []
+    while True:
+        try:
+            found.append(consumer.receive(NOTHING_MS if found else first_ms))
+        except pulsar.Timeout:
+            return found
+        if ack:
+            consumer.acknowledge(found[-1])
 
 
 def text(messages: Sequence[pulsar.Message]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pulsar
 
-from tests.integration.pulsar import reading, writing
+from tests.integration.pulsar import by_key, reading, sharing, writing
 from tests.integration.pulsar.case import Case, Seen, World
 
 STEPS: tuple[Callable[[Case], None], ...] = (
@@ -52,10 +52,57 @@ STEPS: tuple[Callable[[Case], None], ...] = (
     reading.several_topics_and_a_pattern_are_consumed_together,
     reading.a_topic_that_nobody_may_make_is_not_found,
     reading.wrong_names_are_refused,
-    writing.a_shared_subscription_shares,
     writing.a_chunked_message_is_taken,
     writing.rows_with_a_schema_are_taken,
     writing.a_topic_that_is_not_kept_is_made,
+    sharing.shared_consumers_have_each_message_once,
+    sharing.a_shared_consumer_without_room_gets_no_more,
+    sharing.a_shared_consumer_without_a_queue_takes_one_at_a_time,
+    sharing.a_batch_goes_to_one_shared_consumer,
+    sharing.a_shared_consumer_that_joins_later_gets_some_too,
+    sharing.a_shared_subscription_begins_where_it_is_told,
+    sharing.a_partitioned_topic_is_shared,
+    sharing.several_topics_are_shared,
+    sharing.a_chunked_message_goes_whole_to_one_shared_consumer,
+    sharing.a_shared_subscription_in_use_has_one_type,
+    sharing.a_subscription_changes_its_type_while_it_is_unused,
+    sharing.what_is_acknowledged_one_by_one_does_not_come_again,
+    sharing.a_shared_consumer_does_not_acknowledge_cumulatively,
+    sharing.a_batch_acknowledged_in_part_comes_again_whole,
+    sharing.of_a_batch_acknowledged_by_index_the_rest_comes_again,
+    sharing.what_a_shared_consumer_nacks_is_counted,
+    sharing.only_what_is_nacked_comes_again,
+    sharing.what_is_nacked_may_go_to_another_consumer,
+    sharing.a_nack_within_a_batch,
+    sharing.all_that_a_shared_consumer_has_is_asked_for_again,
+    sharing.what_a_consumer_that_leaves_had_goes_to_the_others,
+    sharing.the_count_of_a_message_begins_anew_after_the_last_consumer,
+    sharing.a_message_that_is_nacked_too_often_is_a_dead_letter,
+    sharing.dead_letters_have_a_topic_of_their_own,
+    sharing.a_delayed_message_comes_when_it_is_due,
+    sharing.delayed_messages_come_in_the_order_in_which_they_are_due,
+    sharing.a_message_that_was_due_long_ago_comes_at_once,
+    sharing.only_shared_subscriptions_delay,
+    sharing.a_shared_subscription_is_put_to_an_id,
+    sharing.a_seek_moves_all_shared_consumers,
+    sharing.a_shared_subscription_is_put_to_a_time,
+    sharing.a_seek_within_a_batch_goes_by_its_index,
+    sharing.a_shared_subscription_is_unsubscribed_by_its_last_consumer,
+    sharing.the_last_id_of_a_shared_subscription,
+    by_key.a_key_is_at_one_consumer_in_order,
+    by_key.an_ordering_key_counts_before_the_key,
+    by_key.messages_without_a_key_are_spread,
+    by_key.batches_of_one_key_go_to_its_consumer,
+    by_key.a_range_of_slots_has_the_same_keys_as_in_pulsar,
+    by_key.slots_in_no_range_wait_and_do_not_block_others,
+    by_key.several_ranges_of_one_consumer,
+    by_key.ranges_do_not_overlap,
+    by_key.a_key_shared_subscription_in_use_has_one_mode,
+    by_key.a_key_moves_to_another_consumer_once_nothing_of_it_is_unacknowledged,
+    by_key.the_keys_of_a_consumer_that_leaves_go_on_in_order,
+    by_key.what_a_key_shared_consumer_nacks_comes_again,
+    by_key.a_full_consumer_holds_back_its_own_keys_only,
+    by_key.a_key_shared_subscription_begins_at_the_earliest_message,
 )
 
 

@@ -13,18 +13,29 @@ from spark_ledger.local.processes import Child
 from spark_ledger.topic import blocking
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.upkeep.admin import TopicAdmin
-from tests.integration.pulsar import program
+from tests.integration.pulsar import by_key, program, sharing
 from tests.integration.pulsar.record import TRANSCRIPT
 
 PULSARS = json.loads(TRANSCRIPT.read_text())
 DIFFERENCES = {
     # not built yet
-    "a_shared_subscription_shares": {"Shared": "NotAllowedError", "KeyShared": "NotAllowedError"},
-    # not built yet
     "rows_with_a_schema_are_taken": {"json": "IncompatibleSchema"},
     # every topic is kept
     "a_topic_that_is_not_kept_is_made": {"a producer": "NotAllowedError"},
 }
+
+
+NOT_BUILT = {
+    step.__name__: "Shared and Key_Shared subscriptions are not built yet"
+    for step in program.STEPS
+    if step.__module__ in (sharing.__name__, by_key.__name__)
+}
+
+
+def _parameter(step):
+    why = NOT_BUILT.get(step.__name__)
+    marks = [] if why is None else [pytest.mark.xfail(reason=why, strict=False)]
+    return pytest.param(step, id=step.__name__, marks=marks)
 
 
 class Ours:
@@ -60,7 +71,7 @@ def world(cluster, tmp_path_factory):
         closed.wait(60)
 
 
-@pytest.mark.parametrize("step", program.STEPS, ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", [_parameter(step) for step in program.STEPS])
 def test_a_client_sees_here_what_it_sees_of_pulsar(world, step):
     name = step.__name__
     expected = {**PULSARS[name], **DIFFERENCES.get(name, {})}

@@ -195,12 +195,6 @@ def a_terminated_topic_takes_no_more_and_is_read_to_its_end(case: Case) -> None:
 # -- what is not built here ------------------------------------------------------------------------
 
 
-def a_shared_subscription_shares(case: Case) -> None:
-    for kind in (pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared):
-        topic = case.topic(0)
-        case.seen[kind.name] = case.error(lambda: case.client.subscribe(topic, "s", kind))  # noqa: B023
-
-
 def a_chunked_message_is_taken(case: Case) -> None:
     producer = case.client.create_producer(
         case.topic(0), batching_enabled=False, chunking_enabled=True
