@@ -165,8 +165,13 @@ class ConsumerCursors:
         connection = self._store.connections
         subscription = await nodes.read(name)
         if subscription is None:
-            await self._subscriptions.create_for_consumers(topic.id, name, await start())
-            return None
+            subscription = await self._subscriptions.create_for_consumers(
+                topic.id, name, await start(), self.broker_id
+            )
+            if subscription is None or not is_on(self._store, connection):
+                return None
+            share, version = subscription.shares[self.broker_id]
+            return ConsumerCursor(self, nodes, subscription, share, version)
         if subscription.record.kind is SubscriptionKind.QUERY or subscription.record.live:
             with suppress(errors.LedgerFenced):  # another broker takes it over at the same time
                 await self._take_from_cursor(topic, name)

@@ -139,6 +139,12 @@ class SubscriptionNodes:
             with suppress(NodeExists, NoNode, OutcomeUnknown):
                 await self.store.create(self.share(name))
 
+    def first_share(self, name: str, record: SubscriptionRecord, broker_id: str) -> list[Operation]:
+        """The operations that give a broker a share of a subscription that is made with them."""
+        share = SubscriptionShare(record.epoch, True, {})
+        value = subscription_records.encode_share(share)
+        return [Create(self.share(name)), Create(self.share(name, broker_id), value)]
+
     async def get(self, name: str) -> SubscriptionView:
         """As `read`. Raises errors.SubscriptionNotFound, which lists near names."""
         subscription = await self.read(name)

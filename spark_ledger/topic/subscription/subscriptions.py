@@ -219,10 +219,14 @@ class Subscriptions:
             )
         return await self.positions(topic_id, name)
 
-    async def create_for_consumers(self, topic_id: str, name: str, at: Positions) -> None:
+    async def create_for_consumers(
+        self, topic_id: str, name: str, at: Positions, broker_id: str = ""
+    ) -> SubscriptionView | None:
         """Makes a subscription for Pulsar's consumers, at these positions, which may be in live
-        segments; does nothing if it exists. Positions that do not fit into the record are
-        refused, unless they are those of the first rows kept.
+        segments; does nothing if it exists. With `broker_id` that broker has a share from the
+        beginning, and the subscription is returned, unless it existed or was moved to the first
+        rows kept: then it is to be read. Positions that do not fit into the record are refused,
+        unless they are those of the first rows kept.
 
         Raises errors.OptionInvalid, errors.TopicNotFound, errors.TopicDeleted.
         """
@@ -233,7 +237,10 @@ class Subscriptions:
                 raise subscription_records.too_many(name)
             kind, floor = SubscriptionKind.CONSUMER, storable(at)
             record = SubscriptionRecord(kind, owner=self._token(), floor=floor)
-            await self._create_record(nodes, name, record)
+            used = nodes.first_share(name, record, broker_id) if broker_id else []
+            made = await nodes.create(name, record, *used)
+            is_at_start = made is not None and await self._clip(nodes, made) == record.floor
+            return made if is_at_start and broker_id else None
 
     async def delete(self, topic_id: str, name: str, *, force: bool = False) -> None:
         """Removes it: it holds no rows any more. If it is in use, only with `force`; its query then

@@ -59,6 +59,28 @@ def test_consumers_at_two_brokers_are_where_each_of_them_says():
     play_here(act)
 
 
+def test_a_new_subscription_is_made_with_its_brokers_share_by_one_write(monkeypatch):
+    async def act(stage):
+        a = await broker(stage, "a")
+        await a.open(5)
+        store, writes = a.client.store, []
+
+        def noted(name, call):
+            async def write(*args, **options):
+                writes.append(name)
+                return await call(*args, **options)
+
+            return write
+
+        for name in ("create", "set", "multi", "delete"):
+            monkeypatch.setattr(store, name, noted(name, getattr(store, name)))
+        cursor = await a.open(7, "another")
+        assert await cursor.adopt(0, 1) == 7
+        assert writes == ["multi"]
+
+    play_here(act)
+
+
 def test_the_next_owner_of_a_partition_goes_on_and_a_zombie_changes_nothing():
     async def act(stage):
         a, b = await broker(stage, "a"), await broker(stage, "b")
