@@ -61,13 +61,13 @@ from bookie_server.serve.frames import FrameService
 from bookie_server.serve.gateway import BookieService, CannotListen
 from bookie_server.serve.registration import (
     Registration,
-    Standing,
+    RegistrationState,
     refuse_beside_twin,
     stored_at,
     who_is,
 )
 from bookie_server.serve.twin import TwinWatch
-from bookie_server.start.opening import BadLayout, OnDisk
+from bookie_server.start.opening import BadLayout, BookieDirectories
 from spark_ledger.async_tasks import cancel
 from spark_ledger.errors import BadConfig, Unavailable
 from spark_ledger.metadata import autorecovery, cluster, paths
@@ -150,7 +150,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 async def _rebuild(config: BookieConfig, force: bool) -> None:
     """Raises the exceptions of `_STATUS`."""
-    disks = OnDisk(config)
+    disks = BookieDirectories(config)
     if await disks.identity() is None:
         raise BadIdentity("the directories hold no entry logs to make an index from")
     if not force and not await disks.broken_indexes():
@@ -164,7 +164,7 @@ async def _rebuild(config: BookieConfig, force: bool) -> None:
 async def _run(config: BookieConfig) -> None:
     """Start, serve until a signal to stop, stop. Raises the exceptions of `_STATUS`."""
     stop = _Stop()
-    disks = OnDisk(config)
+    disks = BookieDirectories(config)
     async with contextlib.AsyncExitStack() as closing:
         service = BookieService(None, config.message_bytes_max)
         port = await service.start(config.listen)
@@ -215,15 +215,15 @@ def _registration(
     frames_at: str,
     lineage: Lineage,
 ) -> Registration:
-    async def standing() -> Standing:
+    async def read_state() -> RegistrationState:
         await learn_whether_drained(bookie, store, lambda: registration.publish_soon())
         directories = bookie.disks.states
-        return Standing(
+        return RegistrationState(
             *total_space(directories), bookie.readonly_reason, degraded_reason(directories)
         )
 
     registration = Registration(
-        *(store, bookie.bookie_id, address, frames_at, config.rack, standing, config.refresh_s),
+        *(store, bookie.bookie_id, address, frames_at, config.rack, read_state, config.refresh_s),
         lineage.may_register,
     )
     lineage.listeners.append(registration.publish_soon)
@@ -255,7 +255,7 @@ async def _serve(
     await registration.start(first_seen_ms=time.time_ns() // 1_000_000)
     bookie.phase = ""
     served = {"address": registration.address, "frames": registration.frames}
-    is_registered = "is registered" if registration.registered else "waits to register"
+    is_registered = "is registered" if registration.is_registered else "waits to register"
     text = "bookie %s %s; it serves gRPC at %s, frames at %s"
     log.info(text, bookie.bookie_id, is_registered, *served.values())
     print(json.dumps({"bookie_id": bookie.bookie_id, **served}), flush=True)
@@ -280,7 +280,7 @@ async def _until_stopped_or_failed(stop: "_Stop", bookie: Bookie) -> None:
         raise error
 
 
-async def _identify(disks: OnDisk, store: MetadataStore) -> Identity:
+async def _identify(disks: BookieDirectories, store: MetadataStore) -> Identity:
     """This node's identity; empty disks are formatted for the cluster in the store."""
     identity = await disks.identity()
     if identity is None:

@@ -1,10 +1,10 @@
 """The bookie on the network: frames in, bytes of bookie.proto to the handler.
 
-Always true: the same handler serves as for gRPC; the bytes of a request are counted in
+Always true: the same handler serves frames and gRPC; the bytes of a request are counted in
 `bookie.received` before a buffer is made for them, and a request without room is skipped and gets
-BUSY; the bytes of a response count until the kernel has them; a call whose caller gave it up, or
-whose connection is lost, is cancelled; before the bookie is ready, Info responds "starting" and
-every other call is refused as if no process listened; a connection costs no thread.
+BUSY; the bytes of a response count until the kernel has them; a call is cancelled if its caller
+cancels it or its connection is lost; before the bookie is ready, Info responds "starting" and every
+other call is refused as if no process listened; a connection needs no thread.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ from bookie_server.serve.handler import (
 )
 from spark_ledger import net
 
-CALLS_MAX = 10_000  # under way on one connection; beyond it the response is BUSY
-SMALL_BYTES = 4 << 10  # a request up to this size may use recovery's reserve: a fence, say
-UNSENT_BYTES_MAX = 8 << 20  # responses not taken yet; beyond it no requests are read
+CALLS_MAX = 10_000  # calls under way on one connection; beyond it the response is BUSY
+SMALL_BYTES = 4 << 10  # a request up to this size, as a fence, may use recovery's reserve
+UNSENT_BYTES_MAX = 8 << 20  # of responses; beyond it no requests are read from the connection
 _NUMBERS = {
     FrameKind.CALL: [METHOD_NUMBERS[name] for name in m.METHODS],
     FrameKind.STREAM: [METHOD_NUMBERS[name] for name in m.STREAMS],
@@ -51,15 +51,15 @@ log = logging.getLogger(__name__)
 
 
 class FrameService:
-    """Serves one bookie (None: `serve` gives it later); `message_bytes_max` is the largest message
-    either way."""
+    """Serves one bookie (None: `serve` gives it later); `message_bytes_max` bounds requests and
+    responses."""
 
     def __init__(self, bookie: Bookie | None, message_bytes_max: int, files: int = 0) -> None:
-        """`files`: how many descriptors are kept for files."""
+        """`files`: how many descriptors connections must leave for files."""
         self.bookie = bookie
         self.message_bytes_max = message_bytes_max
         self._files = files
-        self.connections: dict[_Caller, None] = {}
+        self.connections: dict[_CallerConnection, None] = {}
         self.stopping = False
         self._listener: net.Listener | None = None
 
@@ -69,7 +69,7 @@ class FrameService:
         Raises CannotListen.
         """
         sockets = await sockets_at(listen, "frames_listen")
-        self._listener = net.Listener(sockets, self._accepted, self._files)
+        self._listener = net.Listener(sockets, self._add_connection, self._files)
         self._listener.start()
         return self._listener.port
 
@@ -78,7 +78,7 @@ class FrameService:
         self.bookie = bookie
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new calls; those under way get `grace_s` to end and to get their responses."""
+        """Take no new calls; calls under way get `grace_s` to end and to send their responses."""
         self.stopping = True
         if self._listener is not None:
             self._listener.close()
@@ -86,15 +86,15 @@ class FrameService:
         callers = list(self.connections)
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await asyncio.gather(*(caller.ended() for caller in callers))
+                await asyncio.gather(*(caller.finish() for caller in callers))
         for caller in callers:
             caller.connection.close("the bookie has stopped")
 
-    def _accepted(self, sock: socket.socket) -> None:
-        self.connections[_Caller(self, sock)] = None
+    def _add_connection(self, sock: socket.socket) -> None:
+        self.connections[_CallerConnection(self, sock)] = None
 
 
-class _Caller:
+class _CallerConnection:
     """One connection and the calls under way on it."""
 
     def __init__(self, service: FrameService, sock: socket.socket) -> None:
@@ -108,48 +108,51 @@ class _Caller:
         self.connection = FrameConnection(
             sock,
             FrameReader(service.message_bytes_max, self._admit),
-            self._arrived,
-            self._lost,
+            self._take_frame,
+            self._connection_lost,
             UNSENT_BYTES_MAX,
         )
         self._send(FrameKind.HELLO, 0)
 
-    async def ended(self) -> None:
-        """Return when no call is under way and all responses are sent."""
+    async def finish(self) -> None:
+        """End the streams; return when no call is under way and all responses are sent."""
         for credit in self._streams.values():
             credit.end()
         while self._calls:
             await asyncio.gather(*self._calls.values(), return_exceptions=True)
         await self.connection.drained()
 
-    # -- in -----------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------
 
     def _admit(self, head: FrameHead) -> bool:
+        """Whether the body of the frame may be read; counts its bytes then."""
         if head.kind not in _NUMBERS:
             return not head.length
         bookie = self._bookie = self._service.bookie
         if bookie is None or self._service.stopping or head.method not in _NUMBERS[head.kind]:
             return False
         size = head.length + REQUEST_OVERHEAD_BYTES
-        small = head.length <= SMALL_BYTES
+        is_small = head.length <= SMALL_BYTES
         if head.kind is FrameKind.STREAM:
-            room = small and len(self._calls) < CALLS_MAX
+            has_room = is_small and len(self._calls) < CALLS_MAX
         elif head.method == METHOD_NUMBERS["Info"]:
-            room = small  # Info always gets its response
+            has_room = is_small  # Info always gets its response
         else:
-            urgent = small or bool(head.flags & RECOVERY)
-            room = len(self._calls) < CALLS_MAX and bookie.received.has_room(size, recovery=urgent)
-        if room:
+            may_use_reserve = is_small or bool(head.flags & RECOVERY)
+            has_room = len(self._calls) < CALLS_MAX and bookie.received.has_room(
+                size, recovery=may_use_reserve
+            )
+        if has_room:
             bookie.received.take(size)
             self._admitted_bytes += size
-        return room
+        return has_room
 
-    def _arrived(self, frame: Frame) -> None:
+    def _take_frame(self, frame: Frame) -> None:
         head = frame.head
         if head.kind is FrameKind.CALL:
-            self._called(head, frame.body)
+            self._take_call(head, frame.body)
         elif head.kind is FrameKind.STREAM:
-            self._streamed(head, frame.body)
+            self._take_stream_message(head, frame.body)
         elif head.kind is FrameKind.CANCEL:
             if (task := self._calls.get(head.call)) is not None:
                 task.cancel()
@@ -159,51 +162,54 @@ class _Caller:
         else:
             self.connection.close(f"a caller does not send {head.kind.name}")
 
-    def _called(self, head: FrameHead, body: memoryview | None) -> None:
+    def _take_call(self, head: FrameHead, body: memoryview | None) -> None:
         if body is None:
             self._refuse(head)
             return
-        bookie, size = self._take_over(body)
+        bookie, size = self._own_bytes(body)
         if head.call in self._calls:
             bookie.received.give_back(size)
             self.connection.close(f"two calls of number {head.call}")
             return
         self._run(bookie, head, size, body)
 
-    def _streamed(self, head: FrameHead, body: memoryview | None) -> None:
+    def _take_stream_message(self, head: FrameHead, body: memoryview | None) -> None:
         if body is None:
             self._refuse(head)
             return
-        bookie, size = self._take_over(body)
+        bookie, size = self._own_bytes(body)
         bookie.received.give_back(size)
         credit = self._streams.get(head.call)
         if credit is None:
             if head.call in self._calls:
-                return  # credit for a stream that has just ended, or a caller's mistake
+                return  # more credit for a stream that has just ended, or a caller's mistake
             credit = self._streams[head.call] = Credit()
             self._run(bookie, head, 0, credit)
         credit.put(body)
 
-    def _take_over(self, body: memoryview) -> tuple[Bookie, int]:
-        """The request has arrived fully: its call counts the bytes from now on."""
+    def _own_bytes(self, body: memoryview) -> tuple[Bookie, int]:
+        """The bookie and the bytes of a request that has arrived fully. They are not in
+        `_admitted_bytes` any more: the caller has to give them back."""
         assert self._bookie is not None
         size = len(body) + REQUEST_OVERHEAD_BYTES
         self._admitted_bytes -= size
         return self._bookie, size
 
-    def _run(self, bookie: Bookie, head: FrameHead, size: int, given: memoryview | Credit) -> None:
-        task = asyncio.get_running_loop().create_task(self._carry_out(bookie, head, given))
+    def _run(
+        self, bookie: Bookie, head: FrameHead, size: int, request: memoryview | Credit
+    ) -> None:
+        task = asyncio.get_running_loop().create_task(self._carry_out(bookie, head, request))
         self._calls[head.call] = task
-        task.add_done_callback(partial(self._done, bookie, head.call, size))
+        task.add_done_callback(partial(self._call_ended, bookie, head.call, size))
 
-    def _done(self, bookie: Bookie, call: int, size: int, task: "asyncio.Task[None]") -> None:
+    def _call_ended(self, bookie: Bookie, call: int, size: int, task: "asyncio.Task[None]") -> None:
         bookie.received.give_back(size)
         del self._calls[call]
         self._streams.pop(call, None)
         if not task.cancelled():
-            task.result()  # a defect in here is raised into the loop's exception handler
+            task.result()  # a defect of this module goes to the loop's exception handler
 
-    def _lost(self, why: str) -> None:
+    def _connection_lost(self, why: str) -> None:
         log.debug("a connection is lost: %s", why)
         self._service.connections.pop(self, None)
         if self._bookie is not None:
@@ -211,17 +217,19 @@ class _Caller:
         for task in list(self._calls.values()):
             task.cancel()
 
-    # -- out ----------------------------------------------------------------------------------
+    # -- responses ----------------------------------------------------------------------------
 
-    async def _carry_out(self, bookie: Bookie, head: FrameHead, given: memoryview | Credit) -> None:
+    async def _carry_out(
+        self, bookie: Bookie, head: FrameHead, request: memoryview | Credit
+    ) -> None:
         method = METHOD_NAMES[head.method]
         calling.set(self._name)
         try:
-            if isinstance(given, memoryview):
-                response = await respond_counted(bookie, method, given)
+            if isinstance(request, memoryview):
+                response = await respond_counted(bookie, method, request)
                 self._respond(FrameKind.ANSWER, head.call, response)
             else:
-                async with aclosing(serve_stream(bookie, given)) as responses:
+                async with aclosing(serve_stream(bookie, request)) as responses:
                     async for _, response in responses:
                         self._respond(FrameKind.STREAM, head.call, response)
                         await self.connection.drained()

@@ -3,8 +3,8 @@
 Always true: messages are not decoded here (the handler does that, without protobuf's copies), so
 the methods take and give bytes; reflection describes the messages to every client; before the
 bookie is ready, Info responds "starting" and every other call gets UNAVAILABLE, as it would without
-a listener. grpc keeps a call's context in a cycle of its own, so no object that the context refers
-to holds a response's bytes.
+a listener. A call's context is in a reference cycle of grpc, which only the garbage collector
+frees; so no object that the context refers to holds a response's bytes.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from bookie_server.api import bookie_pb2
 from bookie_server.api.messages import METHODS
 from bookie_server.bookie import LONG_POLLS_MAX, Bookie
 from bookie_server.lanes import calling
-from bookie_server.serve.handler import STARTING, Credit, hear, respond, serve_stream
+from bookie_server.serve.handler import STARTING, Credit, receive_credit, respond, serve_stream
 from spark_ledger import net
 from spark_ledger.async_tasks import cancel
 
@@ -32,12 +32,12 @@ LARGE_MESSAGES = (
     ("grpc.experimental.tcp_read_chunk_size", 1 << 20),
     ("grpc.experimental.tcp_max_read_chunk_size", 4 << 20),
 )
-"""A megabyte arrives in a few pieces instead of sixty-four: 4 % of a bookie's time."""
+"""A megabyte arrives in a few pieces instead of sixty-four, which saves 4 % of a bookie's time."""
 CONNECTIONS_SHARE = 0.1
-"""The share of the descriptors for connections of gRPC; one beyond it is closed at once. The
-listener of frames leaves room for this share and for files."""
+"""The share of the descriptors for connections of gRPC; a connection beyond it is closed at once.
+The listener of frames leaves room for this share and for files."""
 CALLS_MAX = 2 * LONG_POLLS_MAX
-"""Calls of gRPC under way, of all connections; beyond it the response is RESOURCE_EXHAUSTED."""
+"""Calls of gRPC under way on all connections; beyond it the response is RESOURCE_EXHAUSTED."""
 SERVICE: str = bookie_pb2.DESCRIPTOR.services_by_name["Bookie"].full_name
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ class CannotListen(Exception):
 
 
 class BookieService:
-    """Serves one bookie (None: `serve` gives it later); `message_bytes_max` is the largest message
-    either way."""
+    """Serves one bookie (None: `serve` gives it later); `message_bytes_max` bounds requests and
+    responses."""
 
     def __init__(self, bookie: Bookie | None, message_bytes_max: int) -> None:
         self._ready_bookie = bookie
@@ -99,7 +99,7 @@ class BookieService:
         self._ready_bookie = bookie
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new calls; those under way get `grace_s` to end."""
+        """Take no new calls; calls under way get `grace_s` to end."""
         self._stopping = True
         for credit in self._streams:  # else a stream that waits for credit would delay the stop
             credit.end()
@@ -117,7 +117,7 @@ class BookieService:
                 log.exception("%s failed", method)
                 raise
             data, sent = response.data, response.sent
-            context.add_done_callback(lambda _: sent())  # sent, or the caller is gone
+            context.add_done_callback(lambda _: sent())  # sent, or the caller has disconnected
             return data
 
         return call
@@ -129,7 +129,7 @@ class BookieService:
         self._streams[credit] = None
         if self._stopping:
             credit.end()
-        hearing = asyncio.ensure_future(hear(requests, credit))
+        receive_task = asyncio.ensure_future(receive_credit(requests, credit))
         try:
             async with aclosing(serve_stream(bookie, credit)) as responses:
                 async for _, response in responses:
@@ -142,7 +142,7 @@ class BookieService:
             raise
         finally:
             del self._streams[credit]
-            await cancel(hearing)
+            await cancel(receive_task)
 
 
 async def sockets_at(listen: str, setting: str) -> list[socket.socket]:

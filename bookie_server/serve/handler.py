@@ -1,17 +1,17 @@
-"""Bytes in, bytes out: both services and the simulated network call this, a request at a time
-(`respond`) or a long ranged read as a stream (`serve_stream`).
+"""From the bytes of a request to the bytes of its response: both services and the simulated network
+call this, for a single request (`respond`) or a long range as a stream (`serve_stream`).
 
-Always true: the bytes of a request count from its arrival to its response, those of a response
-until it is sent; a request beyond the budget gets BUSY before its entries are decoded, except one
-of a recovery, which has a reserve.
+Always true: the bytes of a request count from its arrival to its response, the bytes of a response
+until it is sent; a request beyond the budget gets BUSY before its entries are decoded; a recovery's
+request may also use a reserve.
 
 Always true of a stream:
-- each response is one of `Bookie.handle` to a read that begins where the one before stopped, so
+- each response is that of `Bookie.handle` to a read that begins where the read before stopped, so
   the rules of Read (rights, unknown entries, budgets, BUSY) hold here;
-- bytes are sent only on credit; at most one response is read ahead of the one being sent, and
+- bytes are sent only on credit; while a response is being sent, at most one more is read, and it
   counts in the budget for responses from the moment that it exists;
-- nothing follows the response that ends the range or is not OK; the caller ends the stream: if the
-  bookie ended it while the caller sends more credit, it would look broken to the caller.
+- no response follows the one that ends the range or is not OK. Then the caller ends the stream: if
+  the bookie ended it while the caller sends more credit, the caller would see a broken stream.
 
 grpc is not needed here: the caller carries the messages.
 """
@@ -28,13 +28,13 @@ from bookie_server.api.status import Status, StopReason
 from bookie_server.bookie import Bookie
 from bookie_server.lanes import calling
 
-REQUEST_OVERHEAD_BYTES = 2048  # memory of Python and gRPC for a call, however small
+REQUEST_OVERHEAD_BYTES = 2048  # memory of Python and gRPC for a call, beside the request's bytes
 STARTING = codec.encode(m.InfoResponse(Status.OK, state="starting", version=__version__))
 """The response to Info before the bookie is ready."""
 
 
 class EncodedResponse(NamedTuple):
-    """A response of `size` bytes; call `sent` once, when they have left or never will."""
+    """A response of `size` bytes. Call `sent` once, when they are sent or never will be."""
 
     buffers: Sequence[Buffer]
     size: int
@@ -47,11 +47,11 @@ class EncodedResponse(NamedTuple):
 
 
 async def respond(bookie: Bookie, method: str, request: Buffer) -> EncodedResponse:
-    """Carry out the request of bookie.proto's `method`; the bytes of the response count as under
-    way until they are `sent`.
+    """Carry out the request of bookie.proto's `method`; the bytes of the response count until its
+    `sent` is called.
 
-    A malformed request gets BAD_REQUEST (to Add: no results at all). Raises ValueError when there
-    is no such method.
+    A malformed request gets BAD_REQUEST (an Add: a response without results). Raises ValueError
+    when there is no such method.
     """
     size = len(request) + REQUEST_OVERHEAD_BYTES
     bookie.received.take(size)
@@ -62,8 +62,8 @@ async def respond(bookie: Bookie, method: str, request: Buffer) -> EncodedRespon
 
 
 async def respond_counted(bookie: Bookie, method: str, request: Buffer) -> EncodedResponse:
-    """`respond` for a caller that has counted the request in `bookie.received`, with its overhead,
-    before its bytes came."""
+    """`respond` for a caller that counted the request's bytes in `bookie.received`, with their
+    overhead, before they arrived."""
     if method not in m.METHODS:
         raise ValueError(f"bookie.proto has no method {method!r}")
     try:
@@ -76,7 +76,7 @@ async def respond_counted(bookie: Bookie, method: str, request: Buffer) -> Encod
 
 
 def encoded_response(bookie: Bookie, response: m.Response) -> EncodedResponse:
-    """Make the response ready to be sent: its bytes count until they are."""
+    """The response, encoded; its bytes count until `sent` is called."""
     buffers = codec.encode_buffers(response)
     size = sum(map(len, buffers))
     caller = calling.get()
@@ -85,8 +85,8 @@ def encoded_response(bookie: Bookie, response: m.Response) -> EncodedResponse:
 
 
 def _refusal(bookie: Bookie, method: str, request: Buffer, size: int) -> m.Response | None:
-    """BUSY for all of a request without room, whose `size` is counted already; None: it has room.
-    Raises BadMessage."""
+    """BUSY for the whole request if there is no room for it; None if there is. Its `size` is
+    counted already. Raises BadMessage."""
     received = bookie.received
     if received.fits(size) or method == "Info":  # Info always gets its response
         return None
@@ -95,7 +95,7 @@ def _refusal(bookie: Bookie, method: str, request: Buffer, size: int) -> m.Respo
     if method == "Add":
         count, recovery = codec.glance_at_adds(request)
         refusal = m.AddResponse([m.AddResult(Status.BUSY, wait_ms)] * count)
-    else:  # small: it is decoded to see whether it is a recovery's
+    else:  # a small request: it is decoded to see whether a recovery sends it
         recovery = getattr(codec.decode_request(method, request), "fence", True)
         refusal = m.METHODS[method][1](status=Status.BUSY, retry_after_ms=wait_ms)
     return None if received.fits(size, recovery=recovery) else refusal
@@ -110,49 +110,49 @@ def _bad_request(method: str, reason: str) -> m.Response:
 
 
 class Credit:
-    """What the caller of a stream has sent: the range to read, and how many bytes may be sent."""
+    """The caller's side of a stream: the range to read, and how many bytes may be sent."""
 
     def __init__(self) -> None:
-        self.left = 0
+        self.bytes_left = 0
         self.read: m.ReadRequest | None = None
-        self.ended = False
-        """By the caller, or by a malformed message."""
-        self._begun = False
+        self.is_ended = False
+        """The caller ended the stream, or sent a malformed message."""
+        self._has_begun = False
         self._news = asyncio.Event()
 
     def put(self, data: Buffer) -> None:
-        """The caller's next message."""
+        """Take the caller's next message."""
         try:
             message = codec.decode_stream_request("ReadStream", data)
         except codec.BadMessage:
             self.end()
-        if self.ended:
+        if self.is_ended:
             return
-        self.read = self.read if self._begun else message.read
-        self._begun = True
-        self.left += message.credit_bytes
+        self.read = self.read if self._has_begun else message.read
+        self._has_begun = True
+        self.bytes_left += message.credit_bytes
         self._news.set()
 
     def end(self) -> None:
-        """No more messages come."""
-        self.ended = True
+        """No more messages arrive."""
+        self.is_ended = True
         self._news.set()
 
     async def wait(self) -> bool:
-        """Wait for credit; False: none is left, and no more will come."""
-        while self.left <= 0 and not self.ended:
+        """Wait for credit. False: no credit is left, and no more will arrive."""
+        while self.bytes_left <= 0 and not self.is_ended:
             await self._wait()
-        return self.left > 0
+        return self.bytes_left > 0
 
-    async def begun(self) -> m.ReadRequest | None:
-        """The range to read, when the first message came; None: the message has none."""
-        while not self._begun and not self.ended:
+    async def first_read(self) -> m.ReadRequest | None:
+        """Wait for the first message: the range to read; None if the message has no range."""
+        while not self._has_begun and not self.is_ended:
             await self._wait()
         return self.read
 
     async def until_ended(self) -> None:
-        """Wait until the caller has ended."""
-        while not self.ended:
+        """Wait until the caller has ended the stream."""
+        while not self.is_ended:
             await self._wait()
 
     async def _wait(self) -> None:
@@ -160,8 +160,8 @@ class Credit:
         await self._news.wait()
 
 
-async def hear(requests: AsyncIterator[Buffer], credit: Credit) -> None:
-    """Put all messages."""
+async def receive_credit(requests: AsyncIterator[Buffer], credit: Credit) -> None:
+    """Put the caller's messages into `credit`, until the caller ends."""
     try:
         async for data in requests:
             credit.put(data)
@@ -172,14 +172,13 @@ async def hear(requests: AsyncIterator[Buffer], credit: Credit) -> None:
 async def serve_stream(
     bookie: Bookie, credit: Credit
 ) -> AsyncGenerator[tuple[m.ReadRequest, EncodedResponse], None]:
-    """What to send in response to the messages of a ReadStream, each with the read that it
-    belongs to.
+    """The responses of a ReadStream, each with the read that it responds to.
 
-    Call `sent` of each response when it has left, or never will; close the generator to give up.
+    Call `sent` of each response when it is sent, or never will be; close the generator to give up.
     """
-    reading: asyncio.Task[_StreamResponse] | None = None
+    read_ahead: asyncio.Task[_StreamResponse] | None = None
     try:
-        request = await credit.begun()
+        request = await credit.first_read()
         refusal = _refusal_of_stream(request)
         if request is None or refusal:
             bad = m.ReadResponse(Status.BAD_REQUEST, reason=refusal)
@@ -187,41 +186,43 @@ async def serve_stream(
             await credit.until_ended()
             return
         while await credit.wait():
-            response = await (reading or _read(bookie, request, credit))
-            reading = None
-            credit.left -= response.encoded.size
-            following = response.following
-            if following is not None and credit.left > 0:
-                reading = asyncio.ensure_future(_read(bookie, following, credit))
+            response = await (read_ahead or _read(bookie, request, credit))
+            read_ahead = None
+            credit.bytes_left -= response.encoded.size
+            next_request = response.next_request
+            if next_request is not None and credit.bytes_left > 0:
+                read_ahead = asyncio.ensure_future(_read(bookie, next_request, credit))
             yield response.request, response.encoded
-            if following is None:
+            if next_request is None:
                 await credit.until_ended()
                 return
-            request = following
+            request = next_request
     finally:
-        if reading is not None:  # not needed any more: give back its bytes
-            reading.cancel()
-            (dropped,) = await asyncio.gather(reading, return_exceptions=True)
-            if isinstance(dropped, _StreamResponse):
-                dropped.encoded.sent()
+        if read_ahead is not None:  # not needed any more: give back its bytes
+            read_ahead.cancel()
+            (unsent,) = await asyncio.gather(read_ahead, return_exceptions=True)
+            if isinstance(unsent, _StreamResponse):
+                unsent.encoded.sent()
 
 
 class _StreamResponse(NamedTuple):
-    """A response made ready to be sent; `following` reads on, None: the range has ended."""
+    """An encoded response; `next_request` continues the range, None: the range has ended."""
 
     request: m.ReadRequest
     encoded: EncodedResponse
-    following: m.ReadRequest | None
+    next_request: m.ReadRequest | None
 
 
 async def _read(bookie: Bookie, request: m.ReadRequest, credit: Credit) -> _StreamResponse:
-    limited = request._replace(max_bytes=min(request.max_bytes or credit.left, credit.left))
+    limited = request._replace(
+        max_bytes=min(request.max_bytes or credit.bytes_left, credit.bytes_left)
+    )
     response = await bookie.handle(limited)
     assert isinstance(response, m.ReadResponse)
-    following, count = None, len(response.results)
+    next_request, count = None, len(response.results)
     if response.status is Status.OK and response.stop is StopReason.BYTE_LIMIT and count:
-        following = request._replace(first_entry=request.first_entry + count)
-    return _StreamResponse(request, encoded_response(bookie, response), following)
+        next_request = request._replace(first_entry=request.first_entry + count)
+    return _StreamResponse(request, encoded_response(bookie, response), next_request)
 
 
 def _refusal_of_stream(request: m.ReadRequest | None) -> str:

@@ -1,20 +1,20 @@
 """How clients find a bookie: its node in the metadata store, kept true while it serves
-(`Registration`); and whether another process serves as this bookie already (`refuse_beside_twin`):
-on a copy of its directories, as this process holds the lock on the directories themselves.
+(`Registration`); and the check at the start whether another process serves as this bookie already,
+from a copy of its directories (`refuse_beside_twin`): the directories themselves are locked.
 
-Always true of the node: at most one of /bookies/available/<id> and /bookies/readonly/<id> stays,
-our session owns it, and the new node is there before the old one goes; changes are published at
-once, free space every `refresh_s`; a node that an earlier session of this bookie left is replaced,
-after the process behind it was asked for its id; a node that names another address once we are
-registered is logged as an error: another process serves from a copy of our directories; after a
-lost session the bookie registers as soon as a new session is there. It does not register while
-`may_register` is False, as in a metadata store that went back in time (ledgers/lineage.py), and
-tries again every RETRY_S. /bookies/known/<id> is written once and never deleted here.
+Always true of the node: it is /bookies/available/<id> or /bookies/readonly/<id>, our session owns
+it, and when it changes between the two, the new node is written before the old one is deleted;
+changes are published at once, free space every `refresh_s`. A node of an earlier session of this
+bookie is replaced. If a node names another address while we are registered, another process serves
+from a copy of our directories, which is logged as an error. After a lost session the bookie
+registers as soon as it has a new session. It does not register while `may_register` is False, as in
+a metadata store that went back in time (ledgers/lineage.py), and tries again every RETRY_S.
+/bookies/known/<id> is written once and never deleted here.
 
-Always true of a twin: before a start is refused, the process that is registered under our id is
-asked for its id, by frames. A process that does not respond, or responds with another id, is a dead
-predecessor. A process that registered no frames, as an earlier version could, cannot be asked: it
-counts as running until its registration goes.
+Always true of a twin: before a start is refused, the process that is registered under our id gets a
+request for its id, by frames. If it does not respond, or responds with another id, it is a dead
+predecessor. If its registration has no address of frames, as one of an earlier version may, no
+request is possible: the process counts as running until its registration ends.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ from spark_ledger.metadata.store_calls import read
 VERSION = 1
 RETRY_S = 1.0
 DEREGISTER_TIMEOUT_S = 1.0
-"""The stop does not wait for a store that hangs: the end of the session deregisters the node."""
+"""A stop does not wait longer for a store that hangs: the end of the session deletes the node."""
 log = logging.getLogger(__name__)
 
 
@@ -62,10 +62,10 @@ async def always() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """The parts of a registration that change while a bookie runs. Space is that of the living
-    ledger directories; `readonly_reason` is empty while the bookie is writable, `degraded` names
-    the directories that it lost."""
+class RegistrationState:
+    """The parts of a registration that change while a bookie runs. The bytes are those of the
+    living ledger directories; `readonly_reason` is empty while the bookie is writable; `degraded`
+    names the directories that failed or are missing."""
 
     free_bytes: int
     total_bytes: int
@@ -74,8 +74,8 @@ class Standing:
 
 
 class Registration:
-    """The registration of one bookie. It serves gRPC at `address` and frames, by which our own
-    clients reach it, at `frames`."""
+    """The registration of one bookie, which serves gRPC at `address`, and frames, which our own
+    clients use, at `frames`."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Registration:
         address: str,
         frames: str,
         rack: str,
-        standing: Callable[[], Awaitable[Standing]],
+        read_state: Callable[[], Awaitable[RegistrationState]],
         refresh_s: float,
         may_register: Callable[[], Awaitable[bool]] = always,
     ) -> None:
@@ -93,35 +93,35 @@ class Registration:
         self.address = address
         self.frames = frames
         self._rack = rack
-        self._standing = standing
+        self._read_state = read_state
         self._refresh_s = refresh_s
         self._may_register = may_register
-        self.registered = False
+        self.is_registered = False
         """As of the last publication."""
         self._changed = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
+        self._keep_task: asyncio.Task[None] | None = None
 
     async def start(self, first_seen_ms: int) -> None:
         """Register, unless `may_register` is False, and keep the bookie registered until `stop`.
         Raises StoreError."""
-        await self._remember(first_seen_ms)
-        self._store.add_session_listener(self._heard_of_session)
+        await self._write_known(first_seen_ms)
+        self._store.add_session_listener(self._session_changed)
         await self._publish()
-        self._keeper = asyncio.create_task(self._keep(), name="registration")
+        self._keep_task = asyncio.create_task(self._keep(), name="registration")
 
     def publish_soon(self) -> None:
-        """`standing` has changed: do not wait for the next refresh."""
+        """Publish at once, not at the next refresh: the registration's state has changed."""
         self._changed.set()
 
     async def stop(self) -> None:
         """Deregister; gives up after DEREGISTER_TIMEOUT_S."""
-        if self._keeper is None:
+        if self._keep_task is None:
             return
-        self._keeper.cancel()
+        self._keep_task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await self._keeper
+            await self._keep_task
         if self._store.session_state is not SessionState.CONNECTED:
-            return  # the session's end will do it
+            return  # the session's end deletes the node
         try:
             async with asyncio.timeout(DEREGISTER_TIMEOUT_S):
                 for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
@@ -129,7 +129,7 @@ class Registration:
         except (TimeoutError, StoreError) as error:
             log.warning("could not deregister; the session's end will do it: %r", error)
 
-    def _heard_of_session(self, state: SessionState) -> None:
+    def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:
             self.publish_soon()
 
@@ -149,41 +149,41 @@ class Registration:
                 pause_s = min(RETRY_S, self._refresh_s)
 
     def _pause_s(self) -> float:
-        return self._refresh_s if self.registered else min(RETRY_S, self._refresh_s)
+        return self._refresh_s if self.is_registered else min(RETRY_S, self._refresh_s)
 
     async def _publish(self) -> None:
-        """Make our node in the store true: first write it in its folder, then remove the other."""
-        standing = await self._standing()
-        here, there = paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY
-        if standing.readonly_reason:
-            here, there = there, here
-        self.registered = await self._is_registered() or await self._may_register()
-        if self.registered:
-            await self._put(f"{here}/{self._id}", self._record(standing))
-            await self._remove(there)
+        """Write our node in its folder, then remove it from the other folder."""
+        state = await self._read_state()
+        folder, other_folder = paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY
+        if state.readonly_reason:
+            folder, other_folder = other_folder, folder
+        self.is_registered = await self._is_registered() or await self._may_register()
+        if self.is_registered:
+            await self._put(f"{folder}/{self._id}", self._record(state))
+            await self._remove(other_folder)
 
     async def _is_registered(self) -> bool:
-        """Whether this session registered the bookie."""
+        """Whether a node of this bookie is of this session."""
         for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
             node = await read(self._store, f"{folder}/{self._id}")
             if node is not None and node.owner == self._store.session_id:
                 return True
         return False
 
-    def _record(self, standing: Standing) -> bytes:
+    def _record(self, state: RegistrationState) -> bytes:
         record = {
             "address": self.address,
             "frames": self.frames,
             "rack": self._rack,
-            "free_bytes": standing.free_bytes,
-            "total_bytes": standing.total_bytes,
+            "free_bytes": state.free_bytes,
+            "total_bytes": state.total_bytes,
             "version": VERSION,
             "server_version": __version__,
         }
-        if standing.readonly_reason:
-            record["reason"] = standing.readonly_reason
-        if standing.degraded:
-            record["degraded"] = standing.degraded
+        if state.readonly_reason:
+            record["reason"] = state.readonly_reason
+        if state.degraded:
+            record["degraded"] = state.degraded
         return _json(record)
 
     async def _put(self, path: str, value: bytes) -> None:
@@ -191,8 +191,8 @@ class Registration:
         if node is None:
             await self._store.create(path, value, ephemeral=True, parents=True)
         elif node.owner != self._store.session_id:
-            address = registered(node.value)[0]
-            if self._keeper is not None and address not in ("", self.address):
+            address = addresses_of(node.value)[0]
+            if self._keep_task is not None and address not in ("", self.address):
                 log.error(
                     "another process registered as this bookie %s, at %s: it serves from a copy of"
                     " our directories; stop one of the two now: readers may get entries as absent"
@@ -209,7 +209,7 @@ class Registration:
         with contextlib.suppress(NoNode):
             await self._store.delete(f"{folder}/{self._id}")
 
-    async def _remember(self, first_seen_ms: int) -> None:
+    async def _write_known(self, first_seen_ms: int) -> None:
         path = f"{paths.BOOKIES_KNOWN}/{self._id}"
         record = {
             "address": self.address,
@@ -220,7 +220,7 @@ class Registration:
             await self._store.create(path, _json(record), parents=True)
         except NodeExists:
             node = await self._store.get(path)
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # else it is seen anew
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # malformed: a new time
                 record["first_seen_ms"] = int(json.loads(node.value)["first_seen_ms"])
             if _json(record) != node.value:
                 await self._store.set(path, _json(record), node.version)
@@ -240,23 +240,25 @@ WhoIs = Callable[[str], Awaitable[str]]
 async def refuse_beside_twin(
     store: MetadataStore, bookie_id: str, address: str, who_is: WhoIs
 ) -> None:
-    """Raises WrongDisks when a bookie at another address than ours has our id; StoreError."""
+    """Raises WrongDisks when a process at another address than ours serves as this bookie;
+    StoreError."""
     for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
         node = await read(store, f"{folder}/{bookie_id}")
         if node is None:
             continue
-        there, frames = registered(node.value)
-        if node.owner == store.session_id or there in ("", address):
+        other_address, frames = addresses_of(node.value)
+        if node.owner == store.session_id or other_address in ("", address):
             continue
         if not frames or await who_is(frames) == bookie_id:
             raise WrongDisks(
-                f"bookie {bookie_id} is running already, at {there}: these directories are a copy"
-                " of its own. Give this bookie empty directories, or stop the other one for good"
+                f"bookie {bookie_id} is running already, at {other_address}: these directories are"
+                " a copy of its own. Give this bookie empty directories, or stop the other one for"
+                " good"
             )
 
 
-def registered(record: bytes) -> tuple[str, str]:
-    """The addresses of gRPC and of frames in the record; empty if it has none."""
+def addresses_of(record: bytes) -> tuple[str, str]:
+    """The addresses of gRPC and of frames in a registration; empty where it lacks one."""
     try:
         fields = json.loads(record)
     except ValueError:
@@ -267,27 +269,27 @@ def registered(record: bytes) -> tuple[str, str]:
 
 
 async def who_is(frames: str) -> str:
-    """See WhoIs: one Info call on a connection of its own; RESPONSE_S at most."""
-    response = await _responded(frames, "Info", InfoRequest())
+    """As WhoIs, by a call of Info on a new connection; in RESPONSE_S at most."""
+    response = await _response_or_none(frames, "Info", InfoRequest())
     return response.bookie_id if isinstance(response, InfoResponse) else ""
 
 
 async def stored_at(store: MetadataStore, request: StoredRequest) -> StoredResponse | None:
-    """The response of the bookie that the request names; None: it is not registered, or gives no
-    response. Raises StoreError."""
+    """The response of the bookie that the request names; None if it is not registered, or does not
+    respond. Raises StoreError."""
     for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
         node = await read(store, f"{folder}/{request.bookie_id}")
-        frames = "" if node is None else registered(node.value)[1]
+        frames = "" if node is None else addresses_of(node.value)[1]
         if frames:
-            response = await _responded(frames, "Stored", request)
+            response = await _response_or_none(frames, "Stored", request)
             return response if isinstance(response, StoredResponse) else None
     return None
 
 
-async def _responded(
+async def _response_or_none(
     frames: str, method: str, request: InfoRequest | StoredRequest
 ) -> Response | None:
-    """The response at the address; None: nothing there responds as a bookie does."""
+    """The response of the bookie at the address; None if no bookie responds there."""
     try:
         async with asyncio.timeout(RESPONSE_S):
             return await _call(frames, method, request)
@@ -299,17 +301,17 @@ async def _call(frames: str, method: str, request: InfoRequest | StoredRequest) 
     body = codec.encode(request)
     reader, writer = await net.dial_streams(frames)
     try:
-        await _head(reader, FrameKind.HELLO)
+        await _read_head(reader, FrameKind.HELLO)
         number = METHOD_NUMBERS[method]
         writer.write(pack_head(FrameKind.CALL, call=1, length=len(body), method=number) + body)
-        answer = await reader.readexactly((await _head(reader, FrameKind.ANSWER)).length)
+        answer = await reader.readexactly((await _read_head(reader, FrameKind.ANSWER)).length)
     finally:
         writer.close()
     return codec.decode_response(method, answer)
 
 
-async def _head(reader: asyncio.StreamReader, kind: FrameKind) -> FrameHead:
-    """Raises BadFrame for any other kind, EOFError."""
+async def _read_head(reader: asyncio.StreamReader, kind: FrameKind) -> FrameHead:
+    """The next frame's head. Raises BadFrame if the frame is of another kind; EOFError."""
     head = unpack_head(await reader.readexactly(HEAD_BYTES), 0, _INFO_BYTES_MAX)
     if head.kind is not kind:
         raise BadFrame(f"a {head.kind.name} where a {kind.name} was expected")

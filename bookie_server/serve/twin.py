@@ -1,14 +1,14 @@
-"""Whether another process served as this bookie, on a copy of its directories, while this one did
-not respond (it was paused, cut off, or not started).
+"""Whether another process served as this bookie, from a copy of its directories, while this process
+did not respond (it was paused, cut off, or not started).
 
 Always true: a start draws a token and writes it to the directories before it publishes it in
-/bookies/starts/<id>, and before the bookie registers or serves; so a token there that these
-directories lack is another process's, and never one of an earlier run of this one. A process that
-meets such a token gives no negative response from then on, durably: every ledger is in limbo, as
-the other process may have acknowledged entries that are missing here (ledgers/limbo.py). It
-publishes another token of its own, which the other process then meets, and ends SECOND_S later
-whatever it reads then: both of a pair end. A start that meets such a token does not end, as the
-other of the pair may have ended; if that one still runs, the start's own token ends it.
+/bookies/starts/<id>, and before the bookie registers or serves. So if the directories lack the
+token in the store, another process wrote it: the token is *foreign*. A process that reads a foreign
+token puts every ledger in limbo, durably, and so gives no negative response from then on: the other
+process may have acknowledged entries that are missing here (ledgers/limbo.py). It publishes a new
+token of its own, which is foreign to the other process, and ends END_DELAY_S later without another
+look: so both processes end. A start that reads a foreign token does not end, as the other process
+may have ended; if that process still runs, the start's own token ends it.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from bookie_server.disk import starts as kept
+from bookie_server.disk import starts as start_files
 from bookie_server.disk.identity import WrongDisks
 from bookie_server.disk.interface import Disk, DiskFailed
 from bookie_server.disk.starts import Starts
@@ -38,13 +38,13 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, read
 
-LOOK_S, SECOND_S = 30.0, 3.0
+LOOK_S, END_DELAY_S = 30.0, 3.0
 _log = logging.getLogger(__name__)
 
 
 class Start(NamedTuple):
-    """The store's record of a start. `twin`: two processes served as this bookie, and have ended
-    since."""
+    """The store's record of a start. `twin`: its process met another process that served as this
+    bookie, and both end."""
 
     number: int
     token: str
@@ -59,35 +59,35 @@ class TwinWatch:
         store: MetadataStore,
         bookie_id: str,
         disks: Sequence[Disk],
-        own: Starts,
+        starts: Starts,
         draw: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         self._store = store
         self._path = paths.bookie_start(bookie_id)
         self._bookie_id = bookie_id
         self._disks = disks
-        self._own = own
+        self._starts = starts
         self._draw = draw
         self._wake = asyncio.Event()
-        store.add_session_listener(self._heard_of_session)
+        store.add_session_listener(self._session_changed)
 
     @classmethod
     async def open(cls, store: MetadataStore, bookie_id: str, disks: Sequence[Disk]) -> "TwinWatch":
-        return cls(store, bookie_id, disks, await kept.read(disks, bookie_id))
+        return cls(store, bookie_id, disks, await start_files.read(disks, bookie_id))
 
     async def begin(self) -> bool:
         """Draw and publish the token of this start. Returns whether another process served as this
-        bookie since the last start: then every ledger is to be doubted before the bookie serves.
-        Raises StoreError, DiskFailed."""
+        bookie since the last start: then the caller puts every ledger in limbo before the bookie
+        serves. Raises StoreError, DiskFailed."""
         await self._store.sync(self._path)
         node = await read(self._store, self._path)
-        foreign = self._is_foreign(node)
+        is_foreign = self._is_foreign(node)
         await self._publish(node, twin=False)
-        return foreign
+        return is_foreign
 
-    async def run(self, doubt: Callable[[], Awaitable[None]]) -> None:
-        """Look until another process's token is there. Then `doubt` every ledger, and raise
-        WrongDisks SECOND_S later."""
+    async def run(self, put_all_in_limbo: Callable[[], Awaitable[None]]) -> None:
+        """Look until the store has a foreign token. Then put every ledger in limbo, and raise
+        WrongDisks END_DELAY_S later."""
         while True:
             try:
                 node = await read_watched(self._store, self._path, self._wake.set)
@@ -104,25 +104,25 @@ class TwinWatch:
             " directories: both end. Give one of them empty directories, then start the other"
         )
         _log.error("%s", text)
-        await doubt()
+        await put_all_in_limbo()
         with contextlib.suppress(StoreError, DiskFailed):
             await self._publish(node, twin=True)
-        await asyncio.sleep(SECOND_S)
+        await asyncio.sleep(END_DELAY_S)
         raise WrongDisks(text)
 
     def _is_foreign(self, node: Versioned | None) -> bool:
         start = None if node is None else decode(node.value)
-        return start is not None and not self._own.knows(start.number, start.token)
+        return start is not None and not self._starts.knows(start.number, start.token)
 
     async def _publish(self, node: Versioned | None, *, twin: bool) -> None:
-        """Publish another token, on the directories first. A token that another process wrote
-        meanwhile stays foreign to the next look."""
+        """Publish a new token, on the directories first. If another process writes its token
+        meanwhile, that token stays in the store, and the next look finds it foreign."""
         start = None if node is None else decode(node.value)
-        number = max(self._own.newest, 0 if start is None else start.number) + 1
-        own = self._own.with_start(number, self._draw())
-        await kept.FILE.write(self._disks, own)
-        self._own = own
-        value = encode(Start(number, own.tokens[number], twin))
+        number = max(self._starts.newest, 0 if start is None else start.number) + 1
+        starts = self._starts.with_start(number, self._draw())
+        await start_files.FILE.write(self._disks, starts)
+        self._starts = starts
+        value = encode(Start(number, starts.tokens[number], twin))
         for _ in range(TRIES_MAX):
             try:
                 if node is None:
@@ -136,7 +136,7 @@ class TwinWatch:
                 if node is not None and (node.value == value or self._is_foreign(node)):
                     return
 
-    def _heard_of_session(self, state: SessionState) -> None:
+    def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:
             self._wake.set()
 
@@ -144,7 +144,8 @@ class TwinWatch:
 async def read_watched(
     store: MetadataStore, path: str, changed: Callable[[], None]
 ) -> Versioned | None:
-    """The node, or None; `changed` is called when it may have changed. Raises StoreError."""
+    """The node, if it exists; the store calls `changed` when it may have changed. Raises
+    StoreError."""
     await store.sync(path)
     with contextlib.suppress(NoNode):
         return await store.get(path, changed)
@@ -152,14 +153,14 @@ async def read_watched(
 
 
 def encode(start: Start) -> bytes:
-    plain = {"number": start.number, "token": start.token}
-    return json.dumps(plain | ({"twin": True} if start.twin else {}), sort_keys=True).encode()
+    fields = {"number": start.number, "token": start.token}
+    return json.dumps(fields | ({"twin": True} if start.twin else {}), sort_keys=True).encode()
 
 
 def decode(value: bytes) -> Start | None:
     """The start; None if the value is damaged."""
     try:
-        plain = json.loads(value)
-        return Start(int(plain["number"]), str(plain["token"]), bool(plain.get("twin", False)))
+        fields = json.loads(value)
+        return Start(int(fields["number"]), str(fields["token"]), bool(fields.get("twin", False)))
     except errors.MALFORMED:
         return None

@@ -1,18 +1,19 @@
 """Puts the records of journals and direct logs into the engine, batch by batch, while it flushes.
 
 Always true: states change in the order of the records, and a ledger's entries follow its ledger
-record; the entries of a batch are put together, as nothing reads them yet; an entry of a direct log
-counts only if no copy that is as new or newer is stored otherwise; only both halves of the write
-cache and the present batch are in memory: without room the replay waits for the flush.
+record; the entries of a batch are put into the cache together, as no request reads them yet; an
+entry of a direct log counts only if no journal or index has a copy that is as new or newer. Only
+the two halves of the write cache and one batch are in memory: without room the replay waits for the
+flush.
 
 Always true of direct logs:
-- a direct log is its own journal (logs/direct_log.py), read after all journals: its ledger's state
-  decides whether an entry counts;
+- a direct log is its own journal (logs/direct_log.py), read after all journals: the state of an
+  entry's ledger decides whether the entry counts;
 - unreadable bytes are damage if a write that began after them shows that they were synced, or the
   log's footer does, or the disk itself cannot read them; else they are a torn write, or damage of
   the last write, which looks the same: the rules of replay.py for journals hold for both;
-- a mark whose log is missing, or ends before the mark, is damage of an unknown ledger;
-- marks are forgotten only when all this is flushed: a start that was interrupted is repeated.
+- if the log of a mark is missing, or ends before the mark, that is damage of an unknown ledger;
+- marks are removed only when all this is flushed, so a start that was interrupted begins anew.
 """
 
 import asyncio
@@ -47,36 +48,36 @@ _log = logging.getLogger(__name__)
 
 
 class RecordApplier:
-    """Applies records. One for all journals; `end` or `cancel` it."""
+    """Applies the records of all journals. The caller has to call `end` or `cancel` at last."""
 
     def __init__(self, storage: LedgerStorage) -> None:
         self._storage = storage
         self._flush: asyncio.Task[None] | None = None
         self.ledgers: dict[int, None] = {}
-        """The ledgers that had a record."""
+        """The ledgers of which a record was applied."""
 
     async def apply(self, records: list[Record]) -> None:
-        """Apply the records. Raises DiskFailed when a flush did."""
+        """Apply the records. Raises DiskFailed when a flush failed."""
         entries: dict[int, dict[int, Buffer]] = {}
         for record in records:
             kind, ledger_id, entry_id, body, _ = record
             if kind is not _ENTRY:
                 self.ledgers[ledger_id] = None
                 self._apply_state(record)
-            elif (of_ledger := entries.get(ledger_id)) is not None:
-                of_ledger[entry_id] = body
+            elif (ledger_entries := entries.get(ledger_id)) is not None:
+                ledger_entries[entry_id] = body
             else:
                 entries[ledger_id] = {entry_id: body}
                 self.ledgers[ledger_id] = None
                 self._state_of(ledger_id)
-        for ledger_id, of_ledger in entries.items():
-            await self._put(ledger_id, of_ledger)
+        for ledger_id, ledger_entries in entries.items():
+            await self._put_entries(ledger_id, ledger_entries)
 
     async def add_locations(
         self, directory: str, ledger_id: int, locations: Sequence[Location]
     ) -> None:
-        """Add locations of the ledger's entries in the directory's direct log, which every index
-        may lack. Called after the journals. Raises DiskFailed when a flush did."""
+        """Add locations of the ledger's entries in the directory's direct log, which the indexes
+        may lack. Called after the replay of all journals. Raises DiskFailed when a flush failed."""
         state = self._state_with(directory, ledger_id)
         if state is None or state.deleted or directory not in state.directories:
             return
@@ -87,13 +88,13 @@ class RecordApplier:
             await self._when_there_is_room(lambda: self._storage.replay_locations(ledger_id, new))
 
     def _state_with(self, directory: str, ledger_id: int) -> LedgerState | None:
-        """The ledger's state, with the directory if journals may have lost the record that named
-        it."""
+        """The ledger's state; None if the ledger was deleted. If journals may have lost the record
+        that added the directory to the state, the directory is added again."""
         state, every = self._storage.state(ledger_id), self._storage.state(EVERY_LEDGER)
         every_limbo = every.limbo if every is not None else LimboReason.NONE
         if state is None:
             if not every_limbo:
-                return None  # it was deleted and forgotten
+                return None  # deleted, and its state removed
             state = LedgerState(ledger_id, limbo=every_limbo, met=False)
             state = worst_state(state) if every_limbo == LimboReason.LOST else state
         is_named = directory in (*state.directories, *dict(state.given_up))
@@ -104,18 +105,19 @@ class RecordApplier:
         )
 
     async def end(self) -> None:
-        """Wait for the flush under way. Raises DiskFailed when it failed."""
+        """Wait for the flush under way, if any. Raises DiskFailed when it failed."""
         if (flush := self._flush) is not None:
             self._flush = None
             await flush
 
     def cancel(self) -> None:
-        """End the flush under way, after a failure too."""
+        """Cancel the flush under way, if any."""
         if self._flush is not None:
             self._flush.cancel()
 
     def _state_of(self, ledger_id: int) -> LedgerState:
-        """The ledger's state; without one, its ledger record is among the damaged ones."""
+        """The ledger's state. If there is no state, the ledger's record in the journal was damaged:
+        then the ledger gets a state in limbo."""
         state = self._storage.state(ledger_id)
         if state is None:
             state = LedgerState(ledger_id, limbo=LimboReason.LOST, met=False)
@@ -135,15 +137,15 @@ class RecordApplier:
             lac = max(state.explicit_lac, record.entry_id)
             storage.restore_state(replace(state, explicit_lac=lac))
 
-    async def _put(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
+    async def _put_entries(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
         await self._when_there_is_room(lambda: self._storage.put_all(ledger_id, entries))
 
     async def _stored(
         self, ledger_id: int, first: int, last: int, directory: str
     ) -> dict[int, None]:
         """The stored entries whose copy is as new as locations in the directory, or newer. If an
-        index cannot be read (a damaged one is logged already), entries from a journal still come
-        first, and locations here are as good as those that the index may have. Raises DiskHung."""
+        index cannot be read (damage is logged already), only entries from journals count: locations
+        in the directory are as good as those that the index may have. Raises DiskHung."""
         try:
             return await self._storage.reader.stored(ledger_id, first, last, directory)
         except DiskHung:
@@ -154,21 +156,22 @@ class RecordApplier:
 
     async def _when_there_is_room(self, put: Callable[[], bool]) -> None:
         while not put():
-            self._go_on()
+            self._start_flush()
             await self.end()
         if self._flush is not None and self._flush.done():
             await self.end()
         if self._flush is None and self._storage.is_flushing:
-            self._go_on()
+            self._start_flush()
 
-    def _go_on(self) -> None:
-        """A flush was begun: let it run beside the next batches."""
+    def _start_flush(self) -> None:
+        """Run the flush that the storage has begun beside the next batches."""
         if self._flush is None:
             self._flush = asyncio.ensure_future(self._storage.carry_out())
 
 
 class LateRecordApplier(RecordApplier):
-    """Applies the records of journals that were away, after those of all others."""
+    """Applies the records of journals that an earlier start missed, after those of all other
+    journals."""
 
     async def apply(self, records: list[Record]) -> None:
         """See RecordApplier.apply."""
@@ -190,21 +193,21 @@ class LateRecordApplier(RecordApplier):
         if present is None:
             self._storage.restore_state(worst_state(logged))
         else:
-            both = merge_states(present, replace(logged, revision=0))
-            self._storage.restore_state(replace(both, limbo=present.limbo))
+            merged = merge_states(present, replace(logged, revision=0))
+            self._storage.restore_state(replace(merged, limbo=present.limbo))
 
-    async def _put(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
+    async def _put_entries(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
         if self._state_of(ledger_id).deleted:
             return
-        here = await self._storage.reader.stored(ledger_id, min(entries), max(entries))
-        absent = {i: entry for i, entry in entries.items() if i not in here}
+        stored = await self._storage.reader.stored(ledger_id, min(entries), max(entries))
+        absent = {i: entry for i, entry in entries.items() if i not in stored}
         if absent:
-            await super()._put(ledger_id, absent)
+            await super()._put_entries(ledger_id, absent)
 
 
 class LogHole(NamedTuple):
     """Bytes of a direct log in which no record could be read. `ledger_ids`: the ledgers of these
-    bytes, if the headers of all records that may be there could be read; else None."""
+    bytes, if the headers of all records among them could be read; else None."""
 
     start: int
     end: int
@@ -214,9 +217,9 @@ class LogHole(NamedTuple):
 class Coverage:
     """Which bytes of a direct log, from `start` on, are records; `take` adds chunk by chunk.
 
-    Always true: records of one write touch each other, and a write begins at the first block after
-    the write before; so all other bytes between records are a hole, zeros too, except the zeros up
-    to that block.
+    Always true: records of one write touch each other, and a write begins at the next block after
+    the write before it. So bytes between records are a hole, also if they are zeros, except the
+    zeros at the end of a write's last block.
     """
 
     def __init__(self, start: int) -> None:
@@ -232,30 +235,31 @@ class Coverage:
             self._synced = max(self._synced, damage.write_start)
         for record in chunk.records:
             at = record.location.position
-            begins = at == _block(self._next) and record.write_start == at
-            if at != self._next and (self._next in self._damage or not begins):
+            begins_write = at == _block(self._next) and record.write_start == at
+            if at != self._next and (self._next in self._damage or not begins_write):
                 self._note_hole(at)
             self._next = record_end(record.location)
             self._synced = max(self._synced, record.write_start)
 
     def judge(self, end: int, synced: int) -> tuple[list[LogHole], list[LogHole]]:
-        """The holes in bytes that were synced, and those in bytes that may not have been. The log's
-        records end at `end`; bytes before `synced` were synced whatever the records show."""
+        """The holes in bytes that were synced, and the holes in bytes that may not have been
+        synced. The log's records end at `end`; bytes before `synced` were synced, even if the
+        records do not show it."""
         self._note_hole(end)
         synced = max(synced, self._synced)
-        cut = [bad for bad in self._damage.values() if bad.start < synced < bad.end]
-        synced = max([synced, *(bad.end for bad in cut if bad.location is not None)])
+        across = [damage for damage in self._damage.values() if damage.start < synced < damage.end]
+        synced = max([synced, *(damage.end for damage in across if damage.location is not None)])
         damaged = [(start, min(end, synced)) for start, end in self._holes if start < synced]
         torn = [(max(start, synced), end) for start, end in self._holes if end > synced]
-        return list(map(self._hole, damaged)), list(map(self._hole, torn))
+        return list(map(self._with_ledger_ids, damaged)), list(map(self._with_ledger_ids, torn))
 
     def _note_hole(self, end: int) -> None:
         start = self._next if self._next in self._damage else _block(self._next)
         if start < end:
             self._holes.append((start, end))
 
-    def _hole(self, hole: tuple[int, int]) -> LogHole:
-        """The hole; with ledger ids if bad records with known ledgers fill it from start to end."""
+    def _with_ledger_ids(self, hole: tuple[int, int]) -> LogHole:
+        """The hole; with ledger ids if damaged records of known ledgers fill it completely."""
         ledger_ids: list[int] = []
         start, end = hole
         while start < end:
@@ -268,13 +272,14 @@ class Coverage:
 
 
 def _block(position: int) -> int:
-    """Where the first block at or after the position begins."""
+    """The start of the first block at or after the position."""
     return -(-position // BLOCK_BYTES) * BLOCK_BYTES
 
 
 async def replay_direct_logs(storage: LedgerStorage, applier: RecordApplier) -> None:
     """Called after the journals were replayed and judged. A directory whose logs cannot be read is
-    dropped while others live: its entries count again when it is back. Raises DiskFailed."""
+    dropped, unless it is the last one: its entries count again when a later start can read it.
+    Raises DiskFailed."""
     for store in storage.stores:
         reading = _read_logs(store, storage)
         while storage.directories.lives(store.id):  # a flush may drop it
@@ -287,8 +292,8 @@ async def replay_direct_logs(storage: LedgerStorage, applier: RecordApplier) -> 
                 break
             if locations is None:
                 break
-            for ledger_id, of_ledger in locations.items():
-                await applier.add_locations(store.id, ledger_id, of_ledger)
+            for ledger_id, ledger_locations in locations.items():
+                await applier.add_locations(store.id, ledger_id, ledger_locations)
         await reading.aclose()
 
 
@@ -312,9 +317,9 @@ async def _read_log(
 ) -> _Locations:
     reader = SegmentReader(file)
     coverage, count = Coverage(start), 0
-    ended = await _records_end(store, log_id)
-    end = ended or file.end
-    async for chunk in scan(_Around(reader), log_id, end, start):
+    footer_end = await _footer_end(store, log_id)
+    end = footer_end or file.end
+    async for chunk in scan(_PastBadBlocks(reader), log_id, end, start):
         coverage.take(chunk)
         locations: dict[int, list[Location]] = {}
         for record in chunk.records:
@@ -326,7 +331,7 @@ async def _read_log(
         put_all_in_limbo(
             storage, LimboReason.LOST, f"direct log {log_id} ends at {end}, before its mark {start}"
         )
-    damaged, torn = coverage.judge(end, ended or reader.unreadable_end)
+    damaged, torn = coverage.judge(end, footer_end or reader.unreadable_end)
     for hole in damaged:
         what = f"direct log {log_id} is damaged from {hole.start} to {hole.end}"
         _judge(hole, LimboReason.LOST, what, storage)
@@ -339,9 +344,9 @@ async def _read_log(
         )
 
 
-async def _records_end(store: DirectoryStore, log_id: int) -> int:
-    """The end of a block up to which the footer promises only records and the zeros that fill them
-    up; 0: no footer could be read."""
+async def _footer_end(store: DirectoryStore, log_id: int) -> int:
+    """The end, by the log's footer, of its last block that records fill; 0: no footer could be
+    read."""
     try:
         log_map = await read_map(store.logs, store.disk, log_id)
     except DiskHung:
@@ -353,9 +358,8 @@ async def _records_end(store: DirectoryStore, log_id: int) -> int:
     return log_map.records_end // BLOCK_BYTES * BLOCK_BYTES
 
 
-class _Around:
-    """A reader for which blocks that the disk cannot read count as bytes that were never
-    written."""
+class _PastBadBlocks:
+    """A reader for which blocks that the disk cannot read count as never written."""
 
     def __init__(self, reader: SegmentReader) -> None:
         self._reader = reader
@@ -365,8 +369,8 @@ class _Around:
 
 
 def _judge(hole: LogHole, limbo: LimboReason, what: str, storage: LedgerStorage) -> None:
-    """Put the hole's ledgers in limbo, open or closed; for a torn or unknown hole, every ledger
-    too."""
+    """Put the hole's ledgers in limbo, whether they are open or closed. If the hole is torn, or its
+    ledgers are unknown, every ledger is put in limbo, too."""
     for ledger_id in hole.ledger_ids or ():
         state = storage.state(ledger_id)
         if state is not None and not state.deleted:
@@ -380,8 +384,8 @@ def _judge(hole: LogHole, limbo: LimboReason, what: str, storage: LedgerStorage)
 def put_in_limbo(
     storage: LedgerStorage, ledger_id: int, limbo: LimboReason, *, fence: bool = False
 ) -> None:
-    """Put the ledger, or EVERY_LEDGER, in limbo for that reason too, and with `fence` fence it.
-    Durable with the next flush."""
+    """Put the ledger, or EVERY_LEDGER, in limbo for this reason, unless it is in limbo for a worse
+    one; with `fence` fence it, too. Durable with the next flush."""
     state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
     limbo, fenced = worse_reason(state.limbo, limbo), state.fenced or fence
     storage.set_state(replace(state, limbo=limbo, fenced=fenced))

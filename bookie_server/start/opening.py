@@ -1,10 +1,10 @@
-"""From the settings to the directories on which a bookie starts, or whose indexes are made anew;
-and which places directories may have.
+"""Opens the directories that the settings name, for a start or to rebuild their indexes; and checks
+the places of directories.
 
 Always true: settings with which no bookie can start are refused before anything is written, with
 the two names that disagree and the remedy; a directory is locked before anything in it is read; it
-gets its id with its identity and keeps it; if an index cannot be opened, only its own directory is
-left out, while others live.
+gets its id with its identity and keeps it; if an index cannot be opened, only the directory of that
+index is left out, as long as another index can be opened.
 """
 
 import fcntl
@@ -33,26 +33,26 @@ from bookie_server.start import self_test
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 
 INDEX = "index"
-_OF_A_JOURNAL = (journal.FOLDER,)
-_OF_LEDGERS = (entry_log.FOLDER, checkpoint.FOLDER, INDEX)
+_JOURNAL_FOLDERS = (journal.FOLDER,)
+_LEDGER_FOLDERS = (entry_log.FOLDER, checkpoint.FOLDER, INDEX)
 log = logging.getLogger("bookie_server")
 
 
-class OnDisk:
+class BookieDirectories:
     """The directories of one bookie, locked. Raises BadLayout, WrongDisks, BadIdentity."""
 
     def __init__(self, config: BookieConfig) -> None:
-        named = {kind: config.directories(kind) for kind in ("journal", "ledger")}
-        paths = {k: [(f"{k}_directory", Path(p)) for p in named[k]] for k in named}
-        every = [*paths["journal"], *paths["ledger"]]
-        check(every)
-        check_reserve(every, config.disk_reserve_bytes)
+        names = {kind: config.directories(kind) for kind in ("journal", "ledger")}
+        paths = {kind: [(f"{kind}_directory", Path(p)) for p in names[kind]] for kind in names}
+        all_paths = [*paths["journal"], *paths["ledger"]]
+        check(all_paths)
+        check_reserve(all_paths, config.disk_reserve_bytes)
         check_kinds(paths["journal"], paths["ledger"])
         self._hang_s = hang_s = config.disk_hang_s
         numbered = {k: enumerate(path for _, path in paths[k]) for k in paths}
-        self.journals = [_opened("journal", n, p, hang_s) for n, p in numbered["journal"]]
-        self.ledgers = [_opened("ledger", n, p, hang_s) for n, p in numbered["ledger"]]
-        _lock([path for _, path in every])
+        self.journals = [_open_directory("journal", n, p, hang_s) for n, p in numbered["journal"]]
+        self.ledgers = [_open_directory("ledger", n, p, hang_s) for n, p in numbered["ledger"]]
+        _lock([path for _, path in all_paths])
 
     @property
     def _all(self) -> list[Directory]:
@@ -64,7 +64,7 @@ class OnDisk:
         return [directory.disk for directory in self._all]
 
     async def test(self) -> None:
-        """Warn of disks that are slow or do not sync."""
+        """Log a warning for each disk that is slow or does not sync."""
         await self_test.run([(directory.kind, Path(directory.name)) for directory in self._all])
 
     async def identity(self) -> Identity | None:
@@ -78,14 +78,14 @@ class OnDisk:
             await identities.write(directory.disk, identity, str(uuid.uuid4()))
 
     async def make_space(self, config: BookieConfig) -> None:
-        """Free the reserve of a full directory before an index is opened, which takes space."""
+        """Free the reserves of full directories: to open an index takes space."""
         roles = {"journal": Role.JOURNAL, "ledger": Role.LEDGER}
         watched = [Watched(d.name, d.name, roles[d.kind], d.disk) for d in self._all]
         await DiskMonitor(watched, config).look()
 
     async def open(self) -> Directories:
-        """Open the indexes. Raises DiskFailed when no index can be opened, DiskFull when one lacks
-        the space for it: that index must not count as lost."""
+        """Open the indexes. Raises DiskFailed when no index can be opened; DiskFull when there is
+        no space to open an index, which must not count as lost then."""
         journals = [
             JournalDirectory(await identities.directory_id(j.disk, "journal"), j.disk, j.name)
             for j in self.journals
@@ -102,8 +102,8 @@ class OnDisk:
                 path = _real_path(Path(folder))
                 ledgers.append(LedgerDirectory(directory_id, disk, index, folder, device, path))
             except DiskFull:
-                for opened in ledgers:
-                    await opened.index.close()
+                for directory in ledgers:
+                    await directory.index.close()
                 raise
             except DiskFailed as error:
                 failed[directory_id] = str(error)
@@ -113,23 +113,24 @@ class OnDisk:
             raise DiskFailed("; ".join(failed.values()))
         return Directories(journals, ledgers, failed, names)
 
-    async def _current(self) -> list[str]:
-        """The ledger directories that were there to the last: their checkpoint is the furthest.
-        States in another directory may be old, from before a fence."""
+    async def _up_to_date(self) -> list[str]:
+        """The names of the ledger directories that the last run had until its end: their checkpoint
+        is the furthest. States in another directory may be older than a fence."""
         marks = {directory.name: await _marks(directory) for directory in self.ledgers}
         latest = reduce(checkpoint.furthest, marks.values())
-        return [name for name, own_marks in marks.items() if own_marks == latest]
+        return [name for name, its_marks in marks.items() if its_marks == latest]
 
     async def broken_indexes(self) -> list[str]:
         """Names of the ledger directories whose index cannot be opened, or is empty."""
-        return [d.name for d in self.ledgers if await _states(d) is None]
+        return [d.name for d in self.ledgers if await _index_states(d) is None]
 
     async def rebuild_indexes(self, config: BookieConfig) -> None:
-        """Make the indexes that cannot be opened anew, or all if all can. Raises DiskFailed."""
-        opened = {directory.name: await _states(directory) for directory in self.ledgers}
-        broken = [d for d in self.ledgers if opened[d.name] is None] or self.ledgers
-        current = await self._current()
-        readable = [s for name, s in opened.items() if s is not None and name in current]
+        """Rebuild the indexes that cannot be opened; if all can be opened, rebuild all. Raises
+        DiskFailed."""
+        by_name = {directory.name: await _index_states(directory) for directory in self.ledgers}
+        broken = [d for d in self.ledgers if by_name[d.name] is None] or self.ledgers
+        up_to_date = await self._up_to_date()
+        readable = [s for name, s in by_name.items() if s is not None and name in up_to_date]
         states = [state for copy in readable for state in copy] if readable else None
         for directory in broken:
             directory_id = await identities.directory_id(directory.disk, "ledger")
@@ -139,7 +140,7 @@ class OnDisk:
             log.warning("%s: %s", directory.name, rebuilt.sentence())
 
 
-def _opened(kind: str, number: int, path: Path, hang_s: float) -> Directory:
+def _open_directory(kind: str, number: int, path: Path, hang_s: float) -> Directory:
     try:
         return Directory(kind, str(path), OsDisk(path, f"{kind}-{number}", hang_s))
     except OSError as error:
@@ -148,7 +149,7 @@ def _opened(kind: str, number: int, path: Path, hang_s: float) -> Directory:
 
 
 def _real_path(path: Path) -> str:
-    """LedgerDirectory.path: the path without links; empty if that path is no valid text."""
+    """LedgerDirectory.path: the path without symbolic links; empty if it is not valid text."""
     real = str(path.resolve())
     try:
         real.encode()
@@ -158,7 +159,8 @@ def _real_path(path: Path) -> str:
 
 
 def _lock(directories: Sequence[Path]) -> None:
-    """One process per disk; the lock goes with the process. Raises BadIdentity."""
+    """Lock the directories; the locks end with the process. Raises BadIdentity if another process
+    has a lock."""
     for directory in dict.fromkeys(directories):
         fd = os.open(directory / identities.LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
@@ -179,9 +181,9 @@ async def _marks(directory: Directory) -> Marks:
         return {}
 
 
-async def _states(directory: Directory) -> list[LedgerState] | None:
-    """The states in the index; None if it cannot be opened or read, or is empty: then the index was
-    lost and an empty one is in its place, or a rebuild of it was interrupted. Raises DiskFull."""
+async def _index_states(directory: Directory) -> list[LedgerState] | None:
+    """The states in the index; None if it cannot be opened or read, or is empty (the index was lost
+    and an empty one is in its place, or a rebuild of it was interrupted). Raises DiskFull."""
     try:
         await refuse_half_rebuilt(directory.disk)
         index = await RocksIndex.open(Path(directory.name) / INDEX)
@@ -197,7 +199,7 @@ async def _states(directory: Directory) -> list[LedgerState] | None:
         return None
 
 
-# -- which places directories may have -----------------------------------------------------
+# -- the places of directories --------------------------------------------------------------
 
 
 class BadLayout(Exception):
@@ -205,10 +207,10 @@ class BadLayout(Exception):
 
 
 def check(directories: Sequence[tuple[str, Path]]) -> None:
-    """`directories` are given with the settings that name them. Makes the missing ones.
+    """Check the directories, each with the setting that names it, and make the missing ones.
 
-    Raises BadLayout when two are the same or one is in the other (links are followed), or when one
-    cannot be made, read and written.
+    Raises BadLayout when two directories are the same or one is inside the other (links are
+    followed), or when a directory cannot be made, read and written.
     """
     for (setting, path), (other_setting, other) in combinations(directories, 2):
         here, there = path.resolve(), other.resolve()
@@ -227,12 +229,12 @@ def check(directories: Sequence[tuple[str, Path]]) -> None:
 
 
 def check_reserve(directories: Sequence[tuple[str, Path]], reserve_bytes: int) -> None:
-    """Raises BadLayout when the reserves of the directories (which exist) on one file system are
-    more than its size: they would be full for ever, without a visible cause."""
-    on: dict[int, list[Path]] = {}
+    """Raises BadLayout when the reserves of the directories on one file system are larger than the
+    file system: the directories would be full for ever. The directories exist."""
+    by_file_system: dict[int, list[Path]] = {}
     for _, path in directories:
-        on.setdefault(path.stat().st_dev, []).append(path)
-    for paths in on.values():
+        by_file_system.setdefault(path.stat().st_dev, []).append(path)
+    for paths in by_file_system.values():
         system = os.statvfs(paths[0])
         total = system.f_blocks * system.f_frsize
         if reserve_bytes * len(paths) > total:
@@ -243,11 +245,11 @@ def check_reserve(directories: Sequence[tuple[str, Path]], reserve_bytes: int) -
 
 
 def check_kinds(journals: Sequence[tuple[str, Path]], ledgers: Sequence[tuple[str, Path]]) -> None:
-    """Raises WrongDisks when a directory holds a folder of the other kind: with swapped directories
+    """Raises WrongDisks when a directory has a folder of the other kind: with swapped directories
     the bookie would serve without the entries that it acknowledged."""
     for directories, kind, foreign in (
-        (journals, "ledger", _OF_LEDGERS),
-        (ledgers, "journal", _OF_A_JOURNAL),
+        (journals, "ledger", _LEDGER_FOLDERS),
+        (ledgers, "journal", _JOURNAL_FOLDERS),
     ):
         for setting, path in directories:
             present = [name for name in foreign if (path / name).exists()]

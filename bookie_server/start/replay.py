@@ -1,11 +1,11 @@
 """At start: journal records beyond the checkpoint go to the stores, and damage is judged.
 
 Always true:
-- every whole record is applied, also those of a torn batch: to apply a record that was never
-  acknowledged is allowed, to lose an acknowledged record is not; applying a record twice changes
-  nothing;
+- every whole record is applied, also the whole records of a torn batch: the start may apply a
+  record that was never acknowledged, but must not lose an acknowledged record; to apply a record
+  twice changes nothing;
 - unreadable bytes beyond the last position that is surely synced are a torn write, or damage of the
-  last write, which looks the same: they are cut and the node serves. If the ledger id among the
+  last write, which looks the same: they are cut off and the node serves. If the ledger id among the
   bytes can be read, that ledger is put in torn limbo, whether it is open or closed. In any case
   every ledger is in torn limbo until limbo.py has found the ledgers concerned;
 - unreadable bytes below that position are damage. If the ledger id among them can be read, that
@@ -61,7 +61,7 @@ async def open_storage(
         late_applier.cancel()
     if marks is None:
         losses += _losses_without_checkpoint(replayed, applier)
-    for journal in replayed.values():  # after all replays: a record must not undo these changes
+    for journal in replayed.values():  # after all replays, so that no record undoes these changes
         _judge(journal.replay, storage)
     for why in losses:
         put_all_in_limbo(storage, LimboReason.LOST, why)
@@ -70,7 +70,7 @@ async def open_storage(
         await applier.end()
     finally:
         applier.cancel()
-    while storage.is_flushing or storage.has_unflushed:  # again if a flush lost a directory
+    while storage.is_flushing or storage.has_unflushed:  # again if a directory failed in a flush
         await storage.flush()
     await storage.forget_replayed_logs()
     await _begin(directories, replayed, config, storage)
@@ -81,7 +81,8 @@ async def _replay_all(
     directories: Directories, marks: Marks | None, applier: RecordApplier, losses: list[str]
 ) -> dict[str, "_ReplayedJournal"]:
     """Replay each journal except those that an earlier start missed (`_replay_late`); the result is
-    by directory id. If one of several journals cannot be read, the reason is added to `losses`."""
+    by directory id. If a journal cannot be read and there are others, the reason is added to
+    `losses`."""
     replayed: dict[str, _ReplayedJournal] = {}
     for directory in directories.journals:
         mark = (marks or {}).get(directory.id)
@@ -134,8 +135,8 @@ async def _begin(
     config: StorageConfig,
     storage: LedgerStorage,
 ) -> None:
-    """Begin new segments in all directories that can be written. The records of the others are
-    flushed by now. Raises DiskFailed when no directory can be written."""
+    """Begin new segments in all directories that can be written. The records of the other
+    directories are flushed already. Raises DiskFailed when no directory can be written."""
     journals: dict[str, Journal] = {}
     failures: dict[str, str] = {}
     for directory in directories.journals:

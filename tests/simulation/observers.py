@@ -21,7 +21,7 @@ from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY, Buffer, EntryHeader, unpack_header
 from bookie_server.api.status import Meaning, Status, meaning, recovery_meaning
-from bookie_server.serve.handler import Credit, hear, serve_stream
+from bookie_server.serve.handler import Credit, receive_credit, serve_stream
 from spark_ledger.errors import TimedOut
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, RecordState
@@ -101,7 +101,7 @@ class Observers:
             _method: str, messages: AsyncIterator[bytes]
         ) -> AsyncGenerator[tuple[bytes, bytes], None]:
             credit = Credit()
-            hearing = asyncio.ensure_future(hear(messages, credit))
+            hearing = asyncio.ensure_future(receive_credit(messages, credit))
             try:
                 async with aclosing(serve_stream(bookie, credit)) as replies:
                     async for request, reply in replies:

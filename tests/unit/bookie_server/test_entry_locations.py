@@ -13,7 +13,7 @@ from bookie_server.bookie import Bookie
 from bookie_server.config import BookieConfig
 from bookie_server.disk.identity import Identity
 from bookie_server.logs.entry_log import log_path
-from bookie_server.start.opening import OnDisk
+from bookie_server.start.opening import BookieDirectories
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.storage.entry_reader import Undeliverable
 from tests.kit.nodes import on_a_node
@@ -377,7 +377,7 @@ def test_a_directory_that_really_lies_where_no_text_can_say_is_told_of_to_nobody
     )
 
     async def main() -> None:
-        disks = OnDisk(config)
+        disks = BookieDirectories(config)
         await disks.format(Identity(str(UUID(int=1)), str(UUID(int=2))))
         (directory,) = (await disks.open()).ledgers
         await directory.index.close()

@@ -15,7 +15,7 @@ from bookie_server.journal.format import Position
 from bookie_server.logs import rocks_index
 from bookie_server.logs.entry_log import EntryLogs
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState
-from bookie_server.start.opening import OnDisk
+from bookie_server.start.opening import BookieDirectories
 from tests.unit.bookie_server.log_store import SMALL_LOGS, text
 
 BOOKIE_ID, CLUSTER_ID = (
@@ -32,7 +32,7 @@ def on_disk(tmp_path):
     journal, one, two = (tmp_path / name for name in names)
     settings = [f"journal_directory={journal}", f"ledger_directories={one},{two}"]
     config = load(BookieConfig, None, parse_overrides(settings))
-    return OnDisk(config), config
+    return BookieDirectories(config), config
 
 
 async def prepare(disks, offsets):

@@ -4,7 +4,7 @@ import random
 
 from bookie_server import __version__
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.serve.registration import Registration, Standing
+from bookie_server.serve.registration import Registration, RegistrationState
 from spark_ledger.metadata.store import SessionState
 from tests.simulation.loop import run
 from tests.simulation.store import SimSession, SimStore
@@ -21,13 +21,13 @@ class World:
 
     def __init__(self) -> None:
         self.store = SimStore(random.Random(7))
-        self.standing = Standing(free_bytes=10, total_bytes=20)
+        self.standing = RegistrationState(free_bytes=10, total_bytes=20)
         self.disk_fails = False
 
     def registration(
         self, session: SimSession, address: str = "host:1", frames: str = "host:7"
     ) -> Registration:
-        async def standing() -> Standing:
+        async def standing() -> RegistrationState:
             if self.disk_fails:
                 raise DiskFailed("statvfs: EIO")
             return self.standing
@@ -89,7 +89,7 @@ def test_a_bookie_that_may_not_register_does_as_soon_as_it_may():
         async def may_register() -> bool:
             return may[0]
 
-        async def standing() -> Standing:
+        async def standing() -> RegistrationState:
             return world.standing
 
         registration = Registration(
@@ -97,20 +97,20 @@ def test_a_bookie_that_may_not_register_does_as_soon_as_it_may():
         )
         await registration.start(first_seen_ms=5)
         await asyncio.sleep(5 * REFRESH_S)
-        assert not registration.registered
+        assert not registration.is_registered
         assert world.at(AVAILABLE) is None and world.at(READONLY) is None
         assert world.at(KNOWN) is not None, "by it who reads finds the bookie"
         may[0] = True
         await asyncio.sleep(3)
-        assert registration.registered and world.at(AVAILABLE) is not None
+        assert registration.is_registered and world.at(AVAILABLE) is not None
         may[0] = False  # one that is registered stays so, and tells of its space
-        world.standing = Standing(1, 20, "disk full")
+        world.standing = RegistrationState(1, 20, "disk full")
         registration.publish_soon()
         await asyncio.sleep(3)
         assert world.at(READONLY)["reason"] == "disk full" and world.at(AVAILABLE) is None
         session.expire()
         await asyncio.sleep(2 * REFRESH_S)
-        assert world.at(READONLY) is None and not registration.registered
+        assert world.at(READONLY) is None and not registration.is_registered
         await registration.stop()
 
     run(scenario(), seed=1)
@@ -139,7 +139,7 @@ def test_free_space_is_brought_up_to_date():
         world = World()
         registration = world.registration(world.store.session("bookie"))
         await registration.start(first_seen_ms=5)
-        world.standing = Standing(free_bytes=3, total_bytes=20)
+        world.standing = RegistrationState(free_bytes=3, total_bytes=20)
         await asyncio.sleep(REFRESH_S * 1.5)
         assert world.at(AVAILABLE)["free_bytes"] == 3
         await registration.stop()
@@ -169,11 +169,11 @@ def test_a_bookie_that_turns_read_only_moves_with_its_reason_and_comes_back():
         world = World()
         registration = world.registration(world.store.session("bookie"))
         await registration.start(first_seen_ms=5)
-        world.standing = Standing(1, 20, readonly_reason="disk nearly full")
+        world.standing = RegistrationState(1, 20, readonly_reason="disk nearly full")
         await asyncio.sleep(REFRESH_S * 1.5)
         assert world.at(AVAILABLE) is None
         assert world.at(READONLY)["reason"] == "disk nearly full"
-        world.standing = Standing(9, 20)
+        world.standing = RegistrationState(9, 20)
         await asyncio.sleep(REFRESH_S)
         assert world.at(READONLY) is None
         assert world.at(AVAILABLE)["free_bytes"] == 9
@@ -193,10 +193,10 @@ def test_a_change_is_published_at_once_the_new_place_before_the_old_one_goes():
                 (world.at(AVAILABLE) is not None, world.at(READONLY) is not None)
             )
         )
-        world.standing = Standing(1, 20, readonly_reason="disk full: /a")
+        world.standing = RegistrationState(1, 20, readonly_reason="disk full: /a")
         registration.publish_soon()
         await asyncio.sleep(REFRESH_S / 10)
-        world.standing = Standing(9, 20)
+        world.standing = RegistrationState(9, 20)
         registration.publish_soon()
         await asyncio.sleep(REFRESH_S / 10)
         assert places == [(True, True), (False, True), (True, True), (True, False)]
@@ -208,7 +208,7 @@ def test_a_change_is_published_at_once_the_new_place_before_the_old_one_goes():
 def test_a_bookie_that_lost_a_directory_is_available_and_says_which():
     async def scenario() -> None:
         world = World()
-        world.standing = Standing(1, 20, degraded="ledger directory /b failed: EIO")
+        world.standing = RegistrationState(1, 20, degraded="ledger directory /b failed: EIO")
         registration = world.registration(world.store.session("bookie"))
         await registration.start(first_seen_ms=5)
         assert world.at(AVAILABLE)["degraded"] == "ledger directory /b failed: EIO"
@@ -225,10 +225,10 @@ def test_writes_with_unknown_outcomes_end_in_one_true_registration():
         await registration.start(first_seen_ms=5)
         world.store.faults.unknown = 0.5
         for free in range(20):
-            world.standing = Standing(free, 20, "full" if free % 3 == 0 else "")
+            world.standing = RegistrationState(free, 20, "full" if free % 3 == 0 else "")
             await asyncio.sleep(REFRESH_S)
         world.store.calm()
-        world.standing = Standing(7, 20)
+        world.standing = RegistrationState(7, 20)
         await asyncio.sleep(REFRESH_S * 2)
         assert world.at(READONLY) is None
         assert world.at(AVAILABLE)["free_bytes"] == 7

@@ -10,7 +10,7 @@ from bookie_server.disk.identity import WrongDisks
 from bookie_server.disk.line_file import BadLine
 from bookie_server.disk.starts import KEPT, Starts
 from bookie_server.serve import twin
-from bookie_server.serve.twin import SECOND_S, TwinWatch
+from bookie_server.serve.twin import END_DELAY_S, TwinWatch
 from spark_ledger.metadata import paths
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import current, run
@@ -93,7 +93,7 @@ def test_an_original_that_was_paused_and_the_process_on_the_copy_both_end():
         assert beside.doubted_s is None
         original.run()  # it goes on
         met_s = current().time()
-        await asyncio.sleep(2 * SECOND_S)
+        await asyncio.sleep(2 * END_DELAY_S)
         for process in (original, beside):
             with pytest.raises(WrongDisks, match="another process serves as this bookie"):
                 process.running.result()
