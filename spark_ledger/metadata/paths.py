@@ -161,6 +161,19 @@ def subscription_share(topic_id: str, name: str, broker_id: str | None = None) -
     return shares if broker_id is None else f"{shares}/{broker_id}"
 
 
+def acks(topic_id: str, partition: int | None = None) -> str:
+    """The node of a partition's acknowledgements, or the folder of these nodes. The version of the
+    folder changes when a node is made."""
+    folder = f"{topic(topic_id)}/acks"
+    return folder if partition is None else f"{folder}/{partition}"
+
+
+def ack_moves(topic_id: str) -> str:
+    """Its version counts how often a process other than its owner moved one of the topic's
+    subscriptions or deleted it."""
+    return f"{acks(topic_id)}/moves"
+
+
 def topic_schema(topic_id: str, version: int | None = None) -> str:
     """The record of the topic's current schema, or one version of it."""
     schema = f"{topic(topic_id)}/schema"

@@ -53,7 +53,7 @@ FLOORS = {
         task_reader
         client
         subscription
-        read
+        acks read
         commit
         write
         checkpointer schema

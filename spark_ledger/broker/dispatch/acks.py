@@ -15,7 +15,7 @@ import numpy as np
 from pyroaring import BitMap64
 
 from spark_ledger.broker.wire.commands import MessageId, signed
-from spark_ledger.topic.subscription.ack_sets import (
+from spark_ledger.topic.acks.sets import (
     AckBudget,
     AckChanges,
     bytes_of,

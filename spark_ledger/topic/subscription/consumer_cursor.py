@@ -12,8 +12,8 @@ from typing import Protocol
 from spark_ledger import errors
 from spark_ledger.metadata.store import Check, MetadataStore, Operation, SessionState, Set
 from spark_ledger.metadata.store_calls import reachable
+from spark_ledger.topic.acks.sets import AckBudget
 from spark_ledger.topic.subscription import records
-from spark_ledger.topic.subscription.ack_sets import AckBudget
 from spark_ledger.topic.subscription.nodes import SubscriptionNodes, SubscriptionView
 from spark_ledger.topic.subscription.records import SubscriptionShare, with_shares
 

@@ -47,9 +47,9 @@ from spark_ledger.metadata.store import (
     StoreError,
 )
 from spark_ledger.metadata.store_calls import Tries, pause_s, reachable
+from spark_ledger.topic.acks.sets import AckBudget
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription import records
-from spark_ledger.topic.subscription.ack_sets import AckBudget
 from spark_ledger.topic.subscription.consumer_cursor import (
     ConsumerCursor,
     History,

@@ -13,6 +13,8 @@ from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from pyroaring import BitMap64
+
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.cluster import multi_unless_held
@@ -32,6 +34,8 @@ from spark_ledger.metadata.store import (
     Watcher,
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, names_in, read
+from spark_ledger.topic.acks.entries import AckKey, AckState
+from spark_ledger.topic.acks.nodes import States
 from spark_ledger.topic.log.names import escape, unescape
 from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.subscription.records import (
@@ -41,6 +45,7 @@ from spark_ledger.topic.subscription.records import (
     SubscriptionRecord,
     SubscriptionShare,
     needed_before_going_back,
+    newest,
     storable,
     with_shares,
 )
@@ -308,6 +313,29 @@ class SubscriptionNodes:
         if version == NEW:
             return await self.read(name, fresh=False)
         return SubscriptionView(name, record, version + 1, 0)
+
+
+def counted_acks(
+    subscription: SubscriptionView, states: Mapping[int, States]
+) -> dict[int, AckState]:
+    """By partition what consumers acknowledged of their subscription: the state of the ack ledger,
+    or the position in the shares if an owner of a later epoch wrote that: one of an older version,
+    which writes no ack ledger. Partitions without either are left out."""
+    key = key_of(subscription)
+    shares = (share for share, _ in subscription.shares.values())
+    counted = {
+        partition: AckState(position, BitMap64(), epoch)
+        for partition, (epoch, position) in newest(key.epoch, shares).items()
+    }
+    for partition, by_key in states.items():
+        state, share = by_key.get(key), counted.get(partition)
+        if state is not None and (share is None or state.owner_epoch >= share.owner_epoch):
+            counted[partition] = state
+    return counted
+
+
+def key_of(subscription: SubscriptionView) -> AckKey:
+    return AckKey(subscription.name, subscription.record.owner, subscription.record.epoch)
 
 
 async def brokers_alive(store: MetadataStore) -> frozenset[str]:

@@ -16,6 +16,7 @@ respond ends the call for all topics.
 import asyncio
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
@@ -23,6 +24,7 @@ from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.metadata.store import MetadataStore, NoNode
 from spark_ledger.metadata.store_calls import Tries, call_each, look_up, names_in, reachable, read
+from spark_ledger.topic.acks.nodes import AckNodes
 from spark_ledger.topic.checkpointer import with_losses
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log import checkpoint, records
@@ -255,7 +257,8 @@ class References:
                 await tries.retry_or_raise(errors.DataUnavailable(gone))
                 continue
             cursors = await self._of_subscriptions(topic_id)
-            referred = rows.ledgers | cursors
+            acks = await self._of_acks(topic_id)
+            referred = rows.ledgers | cursors | acks
             return TopicSeen(topic_id, policies, referred, rows.dropped, rows.checkpoint)
 
     async def _of_rows(
@@ -284,6 +287,14 @@ class References:
         )
         there = [subscription_records.decode_subscription(node.value) for node in nodes if node]
         ids = (subscription.ledger_id for subscription in there)
+        return frozenset(ledger_id for ledger_id in ids if ledger_id is not None)
+
+    async def _of_acks(self, topic_id: str) -> frozenset[int]:
+        """The ack ledgers. Raises errors.UnsupportedFormat."""
+        nodes = AckNodes(self._ledgers, topic_id)
+        partitions = await nodes.partitions()
+        named = await call_each(partial(nodes.get, fresh=False), partitions, READS_AT_ONCE)
+        ids = (node.pointer.ledger_id for node in named if node is not None)
         return frozenset(ledger_id for ledger_id in ids if ledger_id is not None)
 
     def _log(self, topic_id: str) -> TopicLog:

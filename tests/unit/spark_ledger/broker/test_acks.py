@@ -9,7 +9,7 @@ from pyroaring import BitMap64
 
 from spark_ledger.broker.dispatch import acks as rules
 from spark_ledger.broker.dispatch.acks import Acks, SentBatches, ack_set, acked_in
-from spark_ledger.topic.subscription.ack_sets import AckBudget
+from spark_ledger.topic.acks.sets import AckBudget
 
 OFFSETS = st.integers(0, 60)
 RANGES = st.lists(st.tuples(OFFSETS, OFFSETS), max_size=30)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from spark_ledger import errors
-from spark_ledger.topic.subscription.ack_entries import (
+from spark_ledger.topic.acks.entries import (
     NO_SNAPSHOT,
     AckFold,
     AckKey,

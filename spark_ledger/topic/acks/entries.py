@@ -197,6 +197,12 @@ def _encode_record(record: AckRecord) -> bytes:
     return head + token + name + rows
 
 
+def record_bytes(record: AckRecord) -> int:
+    """What the record takes in an entry."""
+    names = len(record.key.token.encode()) + len(record.key.name.encode())
+    return _RECORD.size + names + len(record.rows.serialize())
+
+
 def _decode_record(payload: memoryview, at: int) -> tuple[AckRecord, int]:
     if at + _RECORD.size > len(payload):
         raise BadAckEntry(f"an acknowledged set at byte {at} of {len(payload)}")

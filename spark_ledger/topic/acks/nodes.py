@@ -1,0 +1,334 @@
+"""The nodes that name the ack ledgers of a topic's partitions, what these ledgers have, and how a
+process takes subscriptions from the owners of partitions.
+
+    /topic-ids/<id>/acks               {}; its version counts the nodes that were made
+    /topic-ids/<id>/acks/<partition>   the owner's epoch, and the ack ledger or a small state
+    /topic-ids/<id>/acks/moves         {}; its version counts subscriptions that others moved
+
+Always true: only the owner of a partition writes its node, by compare-and-set on the version that
+it read, together with a check of `moves` as it read it before it read the records of the
+subscriptions that it serves. A process that moves, deletes or takes a subscription fences the ack
+ledgers, and then raises `moves` and changes the record in one multi that checks that no node was
+written or made meanwhile. So an owner adds nothing for the subscription afterwards: its ledger is
+fenced, and before it names another it reads the record again. A ledger that was made before a
+person accepted an older metadata store has no states: its offsets may be other rows now.
+"""
+
+import asyncio
+import base64
+import json
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from spark_ledger import errors
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.reader import AsyncLedgerReader
+from spark_ledger.ledger.writer import AsyncLedgerWriter
+from spark_ledger.metadata import cluster, paths
+from spark_ledger.metadata.cluster import IDS_PER_EPOCH
+from spark_ledger.metadata.store import ANY_VERSION as ANY
+from spark_ledger.metadata.store import (
+    Check,
+    Create,
+    MultiFailed,
+    NoNode,
+    Operation,
+    OutcomeUnknown,
+    Set,
+    StoreError,
+    StoreUnavailable,
+)
+from spark_ledger.metadata.store_calls import TRIES_MAX, call_each, names_in, read
+from spark_ledger.topic.acks.entries import (
+    NO_SNAPSHOT,
+    AckFold,
+    AckKey,
+    AckState,
+    BadAckEntry,
+    WriteKind,
+    decode,
+)
+from spark_ledger.topic.acks.steps import AckLedgerSize
+from spark_ledger.topic.log.records import FIRST_VERSION, load
+
+LEDGERS_AT_ONCE = 64
+NEW = -1  # the version of a node that does not exist yet
+
+States = Mapping[AckKey, AckState]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AckPointer:
+    """The record of a partition's node: `epoch` is that of the partition's owner; the states are in
+    the ledger, or in `inline` (the entries of one snapshot)."""
+
+    epoch: int
+    ledger_id: int | None = None
+    inline: tuple[bytes, ...] = ()
+
+
+class AckNode(NamedTuple):
+    pointer: AckPointer
+    version: int
+
+
+def encode_pointer(pointer: AckPointer) -> bytes:
+    plain: dict[str, Any] = {"min_reader": FIRST_VERSION, "min_writer": FIRST_VERSION}
+    plain |= {"epoch": pointer.epoch, "ledger": pointer.ledger_id}
+    if pointer.inline:
+        plain["inline"] = [base64.b64encode(entry).decode() for entry in pointer.inline]
+    return json.dumps(plain, separators=(",", ":")).encode()
+
+
+def decode_pointer(value: bytes) -> AckPointer:
+    def build(plain: dict[str, Any]) -> AckPointer:
+        ledger = plain["ledger"]
+        inline = tuple(base64.b64decode(entry, validate=True) for entry in plain.get("inline", ()))
+        return AckPointer(int(plain["epoch"]), None if ledger is None else int(ledger), inline)
+
+    return load(value, "partition's acknowledgements", build)
+
+
+class AckNodesSeen(NamedTuple):
+    """The versions of `moves` and of the folder, and a partition's node if it was asked for."""
+
+    moves: int
+    folder: int
+    node: AckNode | None
+
+
+class AckMove(NamedTuple):
+    """What a process knows that has fenced a topic's ack ledgers: their states, by partition, and
+    the operations of the multi with which it moves a subscription."""
+
+    states: Mapping[int, States]
+    operations: list[Operation]
+
+
+class AckNodes:
+    """The nodes of one topic. All methods raise StoreUnavailable and OutcomeUnknown, except where
+    their text describes another result."""
+
+    def __init__(self, ledgers: LedgerStore, topic_id: str) -> None:
+        self._ledgers = ledgers
+        self._store = ledgers.metadata
+        self.topic_id = topic_id
+        self._folder = paths.acks(topic_id)
+        self._moves = paths.ack_moves(topic_id)
+
+    def path(self, partition: int) -> str:
+        return paths.acks(self.topic_id, partition)
+
+    async def get(self, partition: int, *, fresh: bool = True) -> AckNode | None:
+        """The partition's node, not older than this call if `fresh`."""
+        if fresh:
+            await self._store.sync(self.path(partition))
+        node = await read(self._store, self.path(partition))
+        return None if node is None else AckNode(decode_pointer(node.value), node.version)
+
+    async def seen(self, partition: int | None = None) -> AckNodesSeen:
+        """The partition's node, and how often subscriptions were moved, not older than this call;
+        makes the folder. Raises errors.TopicNotFound."""
+        read_paths = [self._moves, self._folder]
+        if partition is not None:
+            read_paths.append(self.path(partition))
+        for _ in range(TRIES_MAX):
+            await self._store.sync(self._folder)
+            moves, folder, *nodes = await self._store.get_many(read_paths)
+            if moves is not None and folder is not None:
+                there = [
+                    AckNode(decode_pointer(node.value), node.version) for node in nodes if node
+                ]
+                return AckNodesSeen(moves.version, folder.version, there[0] if there else None)
+            try:
+                await self._store.multi([Create(self._folder, b"{}"), Create(self._moves, b"{}")])
+            except OutcomeUnknown:
+                continue
+            except MultiFailed as failed:
+                if isinstance(failed.cause, NoNode):
+                    raise errors.TopicNotFound(
+                        f"there is no topic with id {self.topic_id}", topic_id=self.topic_id
+                    ) from None
+        raise StoreUnavailable(f"{self._moves} could not be made: {TRIES_MAX} answers were lost")
+
+    async def put(
+        self, partition: int, pointer: AckPointer, version: int, moves: int, *checks: Operation
+    ) -> int | None:
+        """Writes the node as its owner, or makes it (version NEW); returns its new version. None:
+        the node or `moves` has changed, one of `checks` did not hold, or the outcome is unknown
+        until the node is read again."""
+        path, value = self.path(partition), encode_pointer(pointer)
+        write: list[Operation] = [Set(path, value, version)]
+        if version == NEW:
+            write = [Set(self._folder, b"{}", ANY), Create(path, value)]
+        try:
+            await self._store.multi([*checks, Check(self._moves, moves), *write])
+        except (MultiFailed, OutcomeUnknown):
+            return None
+        return version + 1
+
+    async def partitions(self) -> list[int]:
+        """The partitions that have a node."""
+        names = await names_in(self._store, self._folder)
+        return sorted(int(name) for name in names if name.isdigit())
+
+    async def states(self, partition: int) -> States:
+        """The states of a partition as far as they are durable, without fencing its ledger. Raises
+        errors.LedgerError."""
+        node, states = await self.get(partition, fresh=False), None
+        for _ in range(TRIES_MAX):
+            if node is None:
+                return {}
+            states = await self.states_of(node.pointer, fence=False)
+            again = None if states is not None else await self.get(partition)
+            if states is not None or again == node:
+                break
+            node = again  # its owner went on in another ledger
+        return {} if states is None else states
+
+    async def all_states(self) -> dict[int, States]:
+        """As `states`, of all partitions."""
+        await self._store.sync(self._folder)
+        numbers = await self.partitions()
+        return dict(
+            zip(numbers, await call_each(self.states, numbers, LEDGERS_AT_ONCE), strict=True)
+        )
+
+    async def states_of(self, pointer: AckPointer, *, fence: bool) -> dict[AckKey, AckState] | None:
+        """What the pointer names; None if its ledger is not there. Raises errors.LedgerError."""
+        fold = AckFold()
+        if pointer.ledger_id is None:
+            for entry in pointer.inline:
+                _add(fold, entry, "inline")
+            return fold.states
+        if pointer.ledger_id // IDS_PER_EPOCH != await self._cluster_epoch():
+            _log.warning("ack ledger %d is of an earlier metadata store", pointer.ledger_id)
+            return {}
+        try:
+            return (await _folded(self._ledgers, pointer.ledger_id, fence=fence)).states
+        except errors.NoSuchLedger:
+            return None
+
+    async def _cluster_epoch(self) -> int:
+        node = await read(self._store, paths.CLUSTER)
+        return 0 if node is None else cluster.decode(node.value).epoch
+
+    async def move(self, except_partitions: Collection[int] = ()) -> AckMove:
+        """For a process that moves, deletes or takes a subscription: fences the ack ledgers of the
+        topic's partitions but these, which this process owns and in which it has stopped. The
+        caller's multi has the operations of the result; if it fails, all is done again. Raises
+        errors.LedgerError."""
+        seen = await self.seen()
+        numbers = [number for number in await self.partitions() if number not in except_partitions]
+
+        async def fenced(number: int) -> tuple[int, tuple[AckNode, States]] | None:
+            node = await self.get(number, fresh=False)
+            if node is None:
+                return None
+            states = await self.states_of(node.pointer, fence=True)
+            return number, (node, states or {})
+
+        nodes = dict(
+            pair for pair in await call_each(fenced, numbers, LEDGERS_AT_ONCE) if pair is not None
+        )
+        operations: list[Operation] = [
+            Set(self._moves, b"{}", seen.moves),
+            Check(self._folder, seen.folder),
+            *(Check(self.path(number), node.version) for number, (node, _) in nodes.items()),
+        ]
+        return AckMove({number: states for number, (_, states) in nodes.items()}, operations)
+
+
+@dataclass(slots=True)
+class OpenAckLedger:
+    """The ledger that the owner appends to, one write at a time."""
+
+    writer: AsyncLedgerWriter
+    opened_s: float
+    snapshot: int = NO_SNAPSHOT
+    entries: int = 0
+    appended: int = 0  # bytes
+    appended_before: int = 0  # the snapshot
+    snapshot_bytes: int = 0
+
+    @property
+    def size(self) -> AckLedgerSize:
+        return AckLedgerSize(
+            self.entries,
+            self.entries - max(self.snapshot, 0),
+            self.appended - self.appended_before,
+            self.snapshot_bytes,
+            self.opened_s,
+            len(self.writer.record.fragments),
+        )
+
+    async def append(self, kind: WriteKind, entries: Sequence[bytes]) -> None:
+        """All entries of a write are durable when this returns. Raises errors.LedgerError."""
+        first, before = self.entries, self.appended
+        self.entries += len(entries)
+        self.appended += sum(map(len, entries))
+        adds = [self.writer.append(entry) for entry in entries]
+        outcomes = await asyncio.gather(*adds, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        if kind is WriteKind.SNAPSHOT:
+            self.snapshot, self.appended_before = first, before
+            self.snapshot_bytes = self.appended - before
+
+
+async def _folded(ledgers: LedgerStore, ledger_id: int, *, fence: bool) -> AckFold:
+    """What the entries of an ack ledger have; with `fence` its writer adds nothing more. Raises
+    errors.NoSuchLedger, errors.DataUnavailable, errors.Unavailable, errors.NotEnoughBookies,
+    errors.UnsupportedFormat."""
+    reader = await ledgers.open(ledger_id, recover=fence)
+    if not reader.is_closed:
+        await reader.refresh_last_add_confirmed()
+    last, fold = reader.last_add_confirmed, AckFold()
+    at = await _first_needed(reader, last)
+    while at <= last:
+        try:
+            async for entry_id, entry in reader.read(at, last):
+                _add(fold, entry.payload, f"{ledger_id}, entry {entry_id}")
+                at = entry_id + 1
+        except errors.DigestMismatch as error:
+            _log.error("ack ledger %d: entry %d is damaged: %s", ledger_id, at, error)
+            fold.damaged()
+            at += 1
+    return fold
+
+
+async def _first_needed(reader: AsyncLedgerReader, last: int) -> int:
+    """The entry at which the last whole snapshot begins, by the last good entry."""
+    for entry_id in range(last, max(last - GOOD_ENTRY_WITHIN, -1), -1):
+        try:
+            snapshot = decode((await reader.read_entry(entry_id)).payload).snapshot
+        except (BadAckEntry, errors.DigestMismatch):
+            continue
+        return snapshot if NO_SNAPSHOT < snapshot <= entry_id else 0
+    return 0
+
+
+GOOD_ENTRY_WITHIN = 10
+
+
+def _add(fold: AckFold, payload: bytes | memoryview, where: str) -> None:
+    try:
+        fold.add(decode(payload))
+    except BadAckEntry as error:
+        _log.error("acknowledgements in %s are damaged: %s", where, error)
+        fold.damaged()
+
+
+async def discard(ledgers: LedgerStore, ledger_id: int) -> None:
+    """Closes and deletes a ledger that no node names any more. If that fails, the janitor deletes
+    it after its intent has ended."""
+    try:
+        await ledgers.recover(ledger_id)
+        await ledgers.delete(ledger_id)
+    except (errors.LedgerError, StoreError) as error:
+        _log.info("ack ledger %d stays for the janitor: %s", ledger_id, error)

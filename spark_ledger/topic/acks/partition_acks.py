@@ -1,0 +1,577 @@
+"""The acknowledgements of one partition at its owner: made durable together, in its ack ledger.
+
+    changed(key) ... a second, or at once for a receipt ... -> one write for all subscriptions
+
+Always true:
+- one write is under way at a time; changes and receipts that come meanwhile share the next;
+- a receipt is given after a write that began after its acknowledgement, and only if the
+  subscription is still served then: `verify` has seen its record since the node was read last;
+- the owner writes its epoch into the node, then fences the ledger that the node names, then reads
+  it; so an earlier owner adds nothing that this one does not read;
+- a new ledger has a whole snapshot before the node names it, and the old one is deleted after that;
+- after any failure the node is read again, and then the record of every subscription served here;
+- the states of subscriptions that no consumer uses stay, as long as they have gaps: a state without
+  gaps is in the broker's share.
+What to do when is decided in steps.py.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from pyroaring import BitMap64
+
+from spark_ledger import errors
+from spark_ledger.async_tasks import BackgroundTasks, SharedTasks, cancel, woken
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.writer import AsyncLedgerWriter
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.cluster import ClusterGuard
+from spark_ledger.metadata.store import Check, StoreError
+from spark_ledger.metadata.store_calls import call_each, pause_s, reachable
+from spark_ledger.topic.acks.entries import (
+    NO_SNAPSHOT,
+    AckKey,
+    AckRecord,
+    AckState,
+    WriteKind,
+    encode,
+    record_bytes,
+    state_records,
+)
+from spark_ledger.topic.acks.nodes import (
+    NEW,
+    AckNode,
+    AckNodes,
+    AckPointer,
+    OpenAckLedger,
+    discard,
+)
+from spark_ledger.topic.acks.sets import AckChanges
+from spark_ledger.topic.acks.steps import (
+    INLINE_BYTES_MAX,
+    AckSituation,
+    AckStep,
+    next_ack_look_s,
+    next_ack_step,
+)
+from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.topics import TopicInfo
+
+INLINE_WRITES_PER_S = 50
+VERIFIED_AT_ONCE = 16
+FORGET_EVERY_S = 600.0
+LONG_AGO_S = float("-inf")
+Receipt = Callable[[errors.LedgerError | None], None]
+"""Called with None once the acknowledgement is durable, else with the reason."""
+
+_log = logging.getLogger(__name__)
+
+
+class AckedSet(Protocol):
+    """The acknowledgements of a subscription that consumers use, in memory."""
+
+    durable: int
+    rows: BitMap64
+
+    def take_changes(self) -> AckChanges: ...
+
+
+class Served(Protocol):
+    """The subscription at this broker (ConsumerCursor)."""
+
+    failure: errors.LedgerError | None
+
+    def fail(self, error: errors.LedgerError) -> None:
+        """Nothing more is written for it."""
+
+    async def verify(self) -> None:
+        """Reads its record; it fails if the record names another owner. Raises StoreError."""
+
+    def was_durable(self, partition: int, epoch: int, position: int) -> None:
+        """The position in the partition is durable in the owner's epoch."""
+
+
+class MadeForAcks(Protocol):
+    """A new ledger, and the open intent under which it was made."""
+
+    @property
+    def writer(self) -> AsyncLedgerWriter: ...
+
+    @property
+    def intent(self) -> Intent: ...
+
+
+class InlinePace:
+    """When the next partition of a broker may write its states into its node."""
+
+    def __init__(self) -> None:
+        self._next_s = LONG_AGO_S
+
+    async def turn(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._next_s = max(now_s, self._next_s + 1 / INLINE_WRITES_PER_S)
+        await asyncio.sleep(self._next_s - now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class AckContext:
+    """The parts with which the acknowledgements of a topic are written. `is_current`: whether a
+    subscription has that key by the metadata store, as of the call."""
+
+    ledgers: LedgerStore
+    topic: TopicInfo
+    make_ledger: Callable[[], Awaitable[MadeForAcks]]
+    is_current: Callable[[AckKey], Awaitable[bool]]
+    guard: ClusterGuard
+    pace: InlinePace
+    rng: random.Random
+
+
+@dataclass(slots=True)
+class _User:
+    """A subscription that consumers use here. `is_known`: the open ledger has its state, so its
+    changes are enough. `position`: that of the write under way, or of the last one."""
+
+    served: Served
+    acks: AckedSet
+    is_known: bool = False
+    is_dirty: bool = False
+    position: int | None = None
+
+
+class PartitionAcks:
+    """Made by `opened`, on the event loop that it stays on."""
+
+    def __init__(self, context: AckContext, partition: int, epoch: int) -> None:
+        self.partition = partition
+        self.epoch = epoch
+        self.failure: errors.LedgerError | None = None
+        self.looks = 0
+        """How often the node was read again: what was read of subscriptions before may be old."""
+        self._context = context
+        self._nodes = AckNodes(context.ledgers, context.topic.id)
+        self._node = AckNode(AckPointer(epoch), NEW)
+        self._moves = 0
+        self._states: dict[AckKey, AckState] = {}  # of subscriptions that no consumer uses
+        self._unwritten: set[AckKey] = set()  # of these, those of which the ledger lacks something
+        self._users: dict[AckKey, _User] = {}
+        self._receipts: list[tuple[Served, Receipt]] = []  # that wait for the next write
+        self._under_way: list[tuple[Served, Receipt]] | None = None  # for the present write
+        self._ledger: OpenAckLedger | None = None
+        self._left: dict[int, None] = {}  # ledgers that the node is not to name any more
+        self._doubt = False  # something failed: the node is to be read again
+        self._written_s = self._node_s = self._refused_s = LONG_AGO_S
+        self._forgot_s = LONG_AGO_S
+        self._wake = asyncio.Event()
+        self._beside = BackgroundTasks()
+        self._task: asyncio.Task[None] | None = None
+
+    @staticmethod
+    async def opened(context: AckContext, partition: int, epoch: int) -> "PartitionAcks":
+        """Takes the partition's acknowledgements over. Raises errors.LedgerFenced (a later owner
+        has them), errors.Unavailable and others of errors.LedgerError (they cannot be read now)."""
+        made = PartitionAcks(context, partition, epoch)
+        with reachable(f"taking over the acknowledgements of {made._title}"):
+            await made._take_over()
+        return made
+
+    async def _take_over(self) -> None:
+        self._moves, _, node = await self._nodes.seen(self.partition)
+        if node is None:
+            return  # the first write makes it
+        self._check_epoch(node)
+        if node.pointer.epoch < self.epoch:
+            pointer = replace(node.pointer, epoch=self.epoch)
+            version = await self._put(pointer, node.version)
+            if version is None:
+                raise errors.Unavailable(f"the acknowledgements of {self._title} changed meanwhile")
+            node = AckNode(pointer, version)
+        self._node = node
+        states = await self._nodes.states_of(node.pointer, fence=True)
+        if states is None:
+            _log.error(
+                "ack ledger %s of %s is not there: subscriptions begin at their shares",
+                *(node.pointer.ledger_id, self._title),
+            )
+        self._states = states or {}
+        if node.pointer.ledger_id is not None:
+            self._left[node.pointer.ledger_id] = None
+
+    # -- for the subscriptions -----------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises `failure`."""
+        if self.failure is not None:
+            raise self.failure
+
+    def state(self, key: AckKey) -> AckState | None:
+        """What a subscription that is not served here acknowledged, in a copy."""
+        state = self._states.get(key)
+        return None if state is None else replace(state, rows=state.rows.copy())
+
+    def serve(self, key: AckKey, served: Served, acks: AckedSet, *, is_state: bool) -> None:
+        """Consumers use the subscription from now on; `acks` has what it acknowledged:
+        `is_state`, that of `state`, without any change."""
+        is_known = is_state and key in self._states and key not in self._unwritten
+        self._states.pop(key, None)
+        self._unwritten.discard(key)
+        self._users[key] = _User(served, acks, is_known and self._ledger is not None)
+
+    def release(self, key: AckKey, *, is_written: bool) -> None:
+        """No consumer uses the subscription here. `is_written`: its position is in the broker's
+        share, so its state is needed only if it has gaps."""
+        user = self._users.pop(key, None)
+        if user is None:
+            return
+        is_dirty = user.is_dirty or self._under_way is not None
+        if user.acks.rows or is_dirty or not is_written:
+            rows = user.acks.rows.copy()
+            self._states[key] = AckState(user.acks.durable, rows, self.epoch)
+            if is_dirty or not user.is_known:
+                self._unwritten.add(key)
+
+    def changed(self, key: AckKey) -> None:
+        """The subscription has acknowledged something."""
+        user = self._users.get(key)
+        if user is not None and not user.is_dirty:
+            user.is_dirty = True
+            self._start()
+
+    def when_durable(self, key: AckKey, receipt: Receipt) -> None:
+        """Calls `receipt` once what the subscription has acknowledged so far is durable."""
+        user = self._users.get(key)
+        if self.failure is not None or user is None:
+            receipt(self.failure or _released(key))
+        elif user.is_dirty:
+            self._receipts.append((user.served, receipt))
+            self._start()
+        elif self._under_way is not None:
+            self._under_way.append((user.served, receipt))
+        else:
+            receipt(user.served.failure)
+
+    async def durable(self, key: AckKey) -> None:
+        """Waits until what the subscription has acknowledged so far is durable. Raises the reason
+        why it never will be."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def receipt(error: errors.LedgerError | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self.when_durable(key, receipt)
+        await future
+
+    def drop(self, error: errors.LedgerError) -> None:
+        """The partition is another broker's, or this broker closes it: nothing more is written."""
+        if self.failure is None:
+            self.failure = error
+            if self._task is not None and self._task is not asyncio.current_task():
+                self._task.cancel()
+            if self._ledger is not None:
+                self._ledger.writer.abandon()
+        receipts = [*(self._under_way or ()), *self._receipts]
+        self._receipts, self._under_way = [], None
+        for _, receipt in receipts:
+            receipt(error)
+
+    async def close(self, timeout_s: float) -> None:
+        """Writes what is dirty, closes the ledger, and ends."""
+        with suppress(TimeoutError, errors.LedgerError, StoreError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*map(self.durable, list(self._users)))
+                if self._task is not None:
+                    await cancel(self._task)
+                if self.failure is None:
+                    await self._leave()
+        self.drop(errors.LedgerFenced(f"the acknowledgements of {self._title} ended here"))
+        await self._beside.idle()
+
+    # -- the work ------------------------------------------------------------------------------
+
+    @property
+    def _title(self) -> str:
+        return f"partition {self.partition} of topic {self._context.topic.name}"
+
+    def _start(self) -> None:
+        if self.failure is None and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._work())
+        self._wake.set()
+
+    async def _work(self) -> None:
+        """Ends once there is nothing to write and no open ledger."""
+        failures = 0
+        while self.failure is None:
+            self._wake.clear()
+            try:
+                if self._doubt:
+                    await self._look()
+                now = self._situation()
+                step = next_ack_step(now)
+                if step is not AckStep.NOTHING:
+                    await self._take(step)
+                failures = 0
+            except (errors.LedgerError, StoreError) as error:
+                failures += 1
+                self._doubt = True
+                _log.warning("acknowledgements of %s are written later: %s", self._title, error)
+                await asyncio.sleep(pause_s(self._context.rng, failures))
+                continue
+            except Exception as error:  # a defect
+                _log.exception("the acknowledgements of %s end", self._title)
+                self._fail(errors.LedgerError(f"acknowledgements of {self._title}: {error!r}"))
+                return
+            if step is not AckStep.NOTHING:
+                continue
+            look_s = next_ack_look_s(now)
+            if look_s == float("inf") and not self._wake.is_set():
+                return
+            within_s = None if look_s == float("inf") else max(0.0, look_s - now.now_s)
+            await woken(self._wake, within_s)
+
+    def _fail(self, error: errors.LedgerError) -> None:
+        self.drop(error)
+        for user in list(self._users.values()):
+            user.served.fail(error)
+
+    def _situation(self) -> AckSituation:
+        now_s, ledger = asyncio.get_running_loop().time(), self._ledger
+        is_dirty = any(user.is_dirty for user in self._users.values()) or bool(self._receipts)
+        fragments_max = self._context.ledgers.config.fragments_max
+        size = None if ledger is None else ledger.size
+        is_judged_by_size = is_dirty is (ledger is None)
+        return AckSituation(
+            *(now_s, self._written_s, self._node_s, self._refused_s),
+            dirty=is_dirty,
+            urgent=bool(self._receipts),
+            small=is_judged_by_size and self._is_small(),
+            open=size is not None,
+            full=size is not None and size.is_full(now_s, fragments_max),
+            long=size is not None and size.is_long,
+        )
+
+    def _is_small(self) -> bool:
+        left = INLINE_BYTES_MAX
+        for record in self._snapshot():
+            left -= record_bytes(record)
+            if left < 0:
+                return False
+        return True
+
+    async def _look(self) -> None:
+        """Reads the node again, and then the records of the subscriptions served here."""
+        if not await self._context.guard.refresh():
+            self._fail(errors.LedgerFenced("an older metadata store was accepted"))
+            return
+        moves, _, node = await self._nodes.seen(self.partition)
+        try:
+            if node is None and self._node.version != NEW:
+                raise errors.LedgerFenced(f"the node of {self._title} is gone")
+            if node is not None:
+                self._check_epoch(node)
+        except errors.LedgerFenced as error:
+            self._fail(error)
+            return
+        self._moves = moves
+        self._node = AckNode(AckPointer(self.epoch), NEW) if node is None else node
+        self.looks += 1
+        users = list(self._users.values())
+        await call_each(lambda user: user.served.verify(), users, VERIFIED_AT_ONCE)
+        self._doubt = False
+
+    def _check_epoch(self, node: AckNode) -> None:
+        if node.pointer.epoch > self.epoch:
+            raise errors.LedgerFenced(
+                f"{self._title} has an owner of epoch {node.pointer.epoch}; this is {self.epoch}"
+            )
+
+    async def _take(self, step: AckStep) -> None:
+        try:
+            if step is AckStep.APPEND:
+                await self._append(WriteKind.CHANGES)
+            elif step is AckStep.SNAPSHOT:
+                await self._append(WriteKind.SNAPSHOT)
+            elif step is AckStep.NEW_LEDGER:
+                await self._move_to_new_ledger()
+            elif step is AckStep.INLINE:
+                await self._write_inline()
+            else:
+                await self._leave()
+            self._was_written()
+        finally:
+            if self._under_way is not None:  # the write failed
+                self._receipts = [*self._under_way, *self._receipts]
+                self._under_way = None
+                for user in self._users.values():
+                    user.is_known, user.is_dirty = False, True
+
+    def _was_written(self) -> None:
+        self._written_s = asyncio.get_running_loop().time()
+        receipts, self._under_way = self._under_way or [], None
+        for user in list(self._users.values()):
+            if user.served.failure is None and user.position is not None:
+                user.served.was_durable(self.partition, self.epoch, user.position)
+        for served, receipt in receipts:
+            receipt(served.failure)
+
+    def _encoded(self, kind: WriteKind, snapshot: int = NO_SNAPSHOT) -> list[bytes]:
+        """The entries of a write that begins now: it has all that was acknowledged so far."""
+        is_changes = kind is WriteKind.CHANGES
+        records = self._changes() if is_changes else self._snapshot()
+        for user in self._users.values():
+            if not is_changes:
+                user.acks.take_changes()
+            if user.is_dirty or not is_changes:
+                user.position, user.is_known, user.is_dirty = user.acks.durable, True, False
+        if not is_changes:
+            self._unwritten.clear()
+        self._under_way, self._receipts = self._receipts, []
+        return encode(kind, self.epoch, records, snapshot)
+
+    def _changes(self) -> list[AckRecord]:
+        records = []
+        for key, user in self._users.items():
+            if user.is_dirty:
+                changes = user.acks.take_changes()
+                replaces = changes.was_reset or not user.is_known
+                rows = user.acks.rows if replaces else changes.added
+                record = AckRecord(key, self.epoch, user.acks.durable, rows, replaces)
+                records.append(record)
+        return records
+
+    def _snapshot(self) -> list[AckRecord]:
+        states = dict(self._states)
+        for key, user in self._users.items():
+            states[key] = AckState(user.acks.durable, user.acks.rows, self.epoch)
+        return list(state_records(states))
+
+    async def _append(self, kind: WriteKind) -> None:
+        ledger = self._ledger
+        assert ledger is not None, "the step is for an open ledger"
+        try:
+            await ledger.append(kind, self._encoded(kind, ledger.snapshot))
+        except errors.LedgerError as error:
+            self._leave_ledger()
+            self._note_refused(error)
+            raise
+
+    def _note_refused(self, error: errors.LedgerError) -> None:
+        if not isinstance(error, errors.LedgerFenced | errors.LedgerClosed):
+            self._refused_s = asyncio.get_running_loop().time()
+
+    async def _move_to_new_ledger(self) -> None:
+        self._leave_ledger()
+        await self._forget_moved()
+        try:
+            made = await self._context.make_ledger()
+            ledger = OpenAckLedger(made.writer, asyncio.get_running_loop().time())
+            self._left[made.writer.ledger_id] = None
+            await ledger.append(WriteKind.SNAPSHOT, self._encoded(WriteKind.SNAPSHOT))
+        except errors.LedgerError as error:
+            self._note_refused(error)
+            raise
+        check = Check(paths.intent(made.intent.id), made.intent.version)
+        try:
+            await self._name(AckPointer(self.epoch, made.writer.ledger_id), check)
+        except BaseException:
+            made.writer.abandon()
+            raise
+        self._ledger = ledger
+
+    async def _write_inline(self) -> None:
+        await self._context.pace.turn()
+        self._leave_ledger()
+        entries = self._encoded(WriteKind.SNAPSHOT)
+        has_states = bool(self._states or self._users)
+        await self._name(AckPointer(self.epoch, None, tuple(entries) if has_states else ()))
+        for user in self._users.values():
+            user.is_known = False
+
+    async def _name(self, pointer: AckPointer, *checks: Check) -> None:
+        """Writes the node. Raises errors.Unavailable if it was not written, or may not be."""
+        version = await self._put(pointer, self._node.version, *checks)
+        if version is None:
+            raise errors.Unavailable(f"the node of {self._title} has changed, or its intent")
+        before, self._node = self._node.pointer.ledger_id, AckNode(pointer, version)
+        self._node_s = asyncio.get_running_loop().time()
+        if before is not None:
+            self._left[before] = None
+        for ledger_id in [left for left in self._left if left != pointer.ledger_id]:
+            self._beside.start(discard(self._context.ledgers, ledger_id))
+        self._left.clear()
+
+    async def _put(self, pointer: AckPointer, version: int, *checks: Check) -> int | None:
+        all_checks = (*await self._context.guard.checks(), *checks)
+        return await self._nodes.put(self.partition, pointer, version, self._moves, *all_checks)
+
+    def _leave_ledger(self) -> None:
+        """Appends go to another ledger from now on; this one is deleted once the node does not name
+        it."""
+        if self._ledger is not None:
+            self._left[self._ledger.writer.ledger_id] = None
+            self._ledger.writer.abandon()
+            self._ledger = None
+
+    async def _leave(self) -> None:
+        """Closes the ledger, which the node goes on naming."""
+        ledger, self._ledger = self._ledger, None
+        for user in self._users.values():
+            user.is_known = False
+        if ledger is not None:
+            await ledger.writer.close()
+
+    async def _forget_moved(self) -> None:
+        """Drops the states of subscriptions that were deleted, or moved by others."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._states or now_s < self._forgot_s + FORGET_EVERY_S:
+            return
+        self._forgot_s = now_s
+        for key in list(self._states):
+            if not await self._context.is_current(key):
+                self._states.pop(key, None)
+                self._unwritten.discard(key)
+
+
+def _released(key: AckKey) -> errors.LedgerFenced:
+    return errors.LedgerFenced(f"subscription '{key.name}' was released", subscription=key.name)
+
+
+class TopicAcks:
+    """The acknowledgements of the partitions of a topic that this broker owns."""
+
+    def __init__(self, context: AckContext) -> None:
+        self._context = context
+        self._open = SharedTasks[int, PartitionAcks](keep=True)
+
+    async def of(self, partition: int, epoch: int) -> PartitionAcks:
+        """Those of the partition, taken over in that epoch. Raises as PartitionAcks.opened."""
+        while True:
+            acks = await self._open.result(
+                partition, lambda: PartitionAcks.opened(self._context, partition, epoch)
+            )
+            if acks.epoch == epoch and acks.failure is None:
+                return acks
+            if acks.epoch > epoch:
+                raise errors.LedgerFenced(f"partition {partition} has an owner of a later epoch")
+            if self._open.kept(partition) is acks:
+                self.leave(partition)
+
+    def leave(self, partition: int) -> None:
+        """This broker has the partition no more."""
+        acks = self._open.kept(partition)
+        self._open.pop(partition)
+        if acks is not None:
+            acks.drop(errors.LedgerFenced(f"partition {partition} was given up"))
+
+    async def close(self, timeout_s: float) -> None:
+        every = [acks for acks in map(self._open.kept, list(self._open)) if acks is not None]
+        await asyncio.gather(*(acks.close(timeout_s) for acks in every))
