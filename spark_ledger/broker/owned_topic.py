@@ -127,6 +127,11 @@ class OwnedTopic:
         """The partitions that this broker has, by number."""
         return self._partitions
 
+    def send_clients_away(self, number: int) -> None:
+        """The partition stays here: its clients look the topic up, and come back."""
+        self._partitions[number].send_producers_away()
+        self.subscriptions.send_away(number)
+
     def has(self, number: int) -> bool:
         return number in self._partitions
 

@@ -9,19 +9,33 @@ from spark_ledger.broker.admin.access import HttpRefusal
 from spark_ledger.broker.admin.call import Call
 from spark_ledger.broker.admin.policies import (
     ANONYMOUS,
+    QUOTAS,
+    STORAGE,
+    auto_creation,
+    auto_creation_of,
+    backlog_quota,
     check_clusters,
     from_pulsar,
+    message_ttl,
+    quotas,
     switch,
     to_pulsar,
+    ttl_of,
 )
+from spark_ledger.http import HttpResponse
 from spark_ledger.metadata.store_calls import call_each
-from spark_ledger.topic.log.policies import INHERIT, NamespacePolicies
+from spark_ledger.topic.log.policies import INHERIT, NAMESPACE_NAMES, NamespacePolicies
 from spark_ledger.topic.log.records import TenantRecord
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 
 
 async def clusters(call: Call) -> Any:
     return [call.cluster]
+
+
+async def health(call: Call) -> Any:
+    """Whether this broker takes requests."""
+    return "ok"
 
 
 # -- tenants ---------------------------------------------------------------------------------------
@@ -78,9 +92,7 @@ async def namespaces_of_tenant(call: Call) -> Any:
 
 
 async def namespace(call: Call) -> Any:
-    await call.namespaces.check(call.namespace)
-    policies = await call.client.topics.namespace(call.namespace) or NamespacePolicies()
-    return to_pulsar(policies, call.cluster)
+    return to_pulsar(await _policies(call), call.cluster)
 
 
 async def create_namespace(call: Call) -> None:
@@ -116,6 +128,52 @@ async def set_deduplication(call: Call) -> None:
 
 async def unset_deduplication(call: Call) -> None:
     await _set(call, {"deduplication": INHERIT})
+
+
+async def backlog_quotas(call: Call) -> Any:
+    return quotas(await _policies(call))
+
+
+async def set_backlog_quota(call: Call) -> None:
+    kind = call.request.query.get("backlogQuotaType") or STORAGE
+    topics = (await _policies(call)).topics
+    await _set(call, backlog_quota(kind, call.json(), topics))
+
+
+async def unset_backlog_quota(call: Call) -> None:
+    kind = call.request.query.get("backlogQuotaType") or STORAGE
+    if kind not in QUOTAS:
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"there is no backlogQuotaType '{kind}'")
+    await _set(call, {QUOTAS[kind]: INHERIT})
+
+
+async def message_ttl_of(call: Call) -> HttpResponse:
+    return HttpResponse(ttl_of(await _policies(call)))
+
+
+async def set_message_ttl(call: Call) -> None:
+    await _set(call, message_ttl(call.json()))
+
+
+async def unset_message_ttl(call: Call) -> None:
+    await _set(call, {"message_ttl_ms": INHERIT})
+
+
+async def auto_topic_creation(call: Call) -> HttpResponse:
+    return HttpResponse(auto_creation_of(await _policies(call)))
+
+
+async def set_auto_topic_creation(call: Call) -> None:
+    await _set(call, auto_creation(call.json()))
+
+
+async def unset_auto_topic_creation(call: Call) -> None:
+    await _set(call, dict.fromkeys(NAMESPACE_NAMES, INHERIT))
+
+
+async def _policies(call: Call) -> NamespacePolicies:
+    await call.namespaces.check(call.namespace)
+    return await call.client.topics.namespace(call.namespace) or NamespacePolicies()
 
 
 async def _set(call: Call, changes: dict[str, Any]) -> None:

@@ -27,17 +27,24 @@ UNSET: Mapping[str, tuple[Any, ...]] = {
     "schema_auto_update_compatibility_strategy": ("Full", ""),
 }
 """What a client sends for a policy that is not set, beside null and empty lists and objects."""
+ON_BACKLOG = {
+    "producer_request_hold": "hold",
+    "producer_exception": "exception",
+    "consumer_backlog_eviction": "eviction",
+}
+STORAGE, AGE = "destination_storage", "message_age"
+QUOTAS = {STORAGE: "backlog_bytes_max", AGE: "backlog_ms_max"}
+"""The policy that has the limit of each type of quota."""
+NO_LIMIT = -1
 KEEPS_ALL = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
 NO_BUNDLES = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
 
 
 def from_pulsar(plain: Any, cluster: str) -> NamespacePolicies:
     """Raises HttpRefusal."""
-    if plain is not None and not isinstance(plain, dict):
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"policies are an object, not {plain!r}")
     creation: dict[str, Any] = {}
     topics: dict[str, Any] = {}
-    for name, value in (plain or {}).items():
+    for name, value in _object({} if plain is None else plain).items():
         if value is None or value == {} or value == [] or name == "bundles":
             continue  # a namespace is not divided into bundles: partitions are owned one by one
         if name == "replication_clusters":
@@ -46,6 +53,11 @@ def from_pulsar(plain: Any, cluster: str) -> NamespacePolicies:
             _check_grants(value)
         elif name == "deduplicationEnabled":
             topics["deduplication"] = switch(value)
+        elif name == "message_ttl_in_seconds":
+            topics |= message_ttl(value)
+        elif name == "backlog_quota_map":
+            for kind, quota in _object(value).items():
+                topics |= backlog_quota(kind, quota, topics)
         elif name == "autoTopicCreationOverride":
             creation = auto_creation(value)
         elif not (name == "retention_policies" and value == KEEPS_ALL) and not any(
@@ -59,15 +71,6 @@ def from_pulsar(plain: Any, cluster: str) -> NamespacePolicies:
 
 
 def to_pulsar(policies: NamespacePolicies, cluster: str) -> dict[str, Any]:
-    creates = policies.auto_create
-    partitions = policies.auto_create_partitions
-    override = None
-    if creates is not None or partitions is not None:
-        override = {
-            "allowAutoTopicCreation": creates is not False,
-            "topicType": "partitioned" if partitions else "non-partitioned",
-            "defaultNumPartitions": partitions or None,
-        }
     return {
         "auth_policies": {
             "namespace_auth": {},
@@ -76,9 +79,10 @@ def to_pulsar(policies: NamespacePolicies, cluster: str) -> dict[str, Any]:
         },
         "replication_clusters": [cluster],
         "bundles": NO_BUNDLES,
-        "backlog_quota_map": {},
+        "backlog_quota_map": quotas(policies),
+        "message_ttl_in_seconds": ttl_of(policies),
         "deduplicationEnabled": policies.topics.get("deduplication"),
-        "autoTopicCreationOverride": override,
+        "autoTopicCreationOverride": auto_creation_of(policies),
         "deleted": False,
         "encryption_required": False,
         "subscription_auth_mode": "None",
@@ -107,10 +111,85 @@ def switch(value: Any) -> bool:
     return value
 
 
-def auto_creation(plain: Any) -> dict[str, Any]:
-    """The changes of a namespace's policies. Raises HttpRefusal."""
+def _object(plain: Any) -> dict[str, Any]:
     if not isinstance(plain, dict):
         raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"an object is needed, not {plain!r}")
+    return plain
+
+
+def message_ttl(seconds: Any) -> dict[str, Any]:
+    """The changes of a namespace's policies; 0: messages do not expire. Raises HttpRefusal."""
+    if type(seconds) is not int or seconds < 0:
+        raise HttpRefusal(
+            HTTPStatus.PRECONDITION_FAILED, f"Invalid value for message TTL: {seconds!r}"
+        )
+    return {"message_ttl_ms": seconds * 1000 or None}
+
+
+def ttl_of(policies: NamespacePolicies) -> int | None:
+    """In seconds; 0: messages do not expire; None: it is not set."""
+    if "message_ttl_ms" not in policies.topics:
+        return None
+    return (policies.topics["message_ttl_ms"] or 0) // 1000
+
+
+def backlog_quota(kind: str, plain: Any, topics: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes of a namespace's policies, which has those in `topics`; `limit` is an older name
+    of `limitSize`, whose value older clients send as text. Raises HttpRefusal."""
+    if kind not in QUOTAS:
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"there is no backlogQuotaType '{kind}'")
+    quota = _object(plain)
+    on_backlog = ON_BACKLOG.get(str(quota.get("policy")))
+    if on_backlog is None:
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"there is no policy {quota.get('policy')!r}")
+    names = ("limitSize", "limit") if kind == STORAGE else ("limitTime",)
+    limit = next((quota[name] for name in names if name in quota), NO_LIMIT)
+    try:
+        number = int(limit)
+    except (ValueError, TypeError, OverflowError):
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"the limit {limit!r} is no number") from None
+    others = [QUOTAS[other] for other in QUOTAS if other != kind]
+    if any(topics.get(other) is not None for other in others) and (
+        topics.get("on_backlog", "hold") != on_backlog
+    ):
+        raise HttpRefusal(
+            HTTPStatus.NOT_IMPLEMENTED,
+            f"{STORAGE} and {AGE} have one policy here, which is {topics.get('on_backlog')}",
+        )
+    scale = 1 if kind == STORAGE else 1000
+    limited = None if number < 0 else number * scale
+    return {QUOTAS[kind]: limited, "on_backlog": on_backlog}
+
+
+def quotas(policies: NamespacePolicies) -> dict[str, Any]:
+    topics, plain = policies.topics, {}
+    pulsars = {ours: name for name, ours in ON_BACKLOG.items()}
+    for kind, name in QUOTAS.items():
+        limit = topics.get(name)
+        if limit is not None:
+            plain[kind] = {
+                "limit": limit if kind == STORAGE else NO_LIMIT,
+                "limitSize": limit if kind == STORAGE else NO_LIMIT,
+                "limitTime": limit // 1000 if kind == AGE else NO_LIMIT,
+                "policy": pulsars[topics.get("on_backlog", "hold")],
+            }
+    return plain
+
+
+def auto_creation_of(policies: NamespacePolicies) -> dict[str, Any] | None:
+    creates, partitions = policies.auto_create, policies.auto_create_partitions
+    if creates is None and partitions is None:
+        return None
+    return {
+        "allowAutoTopicCreation": creates is not False,
+        "topicType": "partitioned" if partitions else "non-partitioned",
+        "defaultNumPartitions": partitions or None,
+    }
+
+
+def auto_creation(plain: Any) -> dict[str, Any]:
+    """The changes of a namespace's policies. Raises HttpRefusal."""
+    _object(plain)
     changes: dict[str, Any] = {"auto_create": switch(plain.get("allowAutoTopicCreation"))}
     kind, partitions = plain.get("topicType"), plain.get("defaultNumPartitions")
     if kind == "partitioned":

@@ -125,6 +125,20 @@ async def _of_owners(broker: Broker, info: TopicInfo) -> tuple[dict[int, Stats],
     return stats, silent
 
 
+async def ask_other_owners(broker: Broker, info: TopicInfo, path: str, method: str) -> None:
+    """The same request to each other broker that has a partition of the topic. Raises HttpRefusal
+    if one of them does not carry it out."""
+    owners = await broker.ownership.owners(info.id, fresh=True)
+    others = {owner.broker for owner in owners.by_partition.values()} - {broker.id}
+    registered = await brokers_alive(broker.client.store) if others else {}
+    for id_ in sorted(others & registered.keys()):
+        try:
+            await http.ask(f"{registered[id_].admin_url}{path}", method)
+        except HttpFailure as error:
+            why = f"broker {id_} has not done it: {error}"
+            raise HttpRefusal(HTTPStatus.SERVICE_UNAVAILABLE, why) from error
+
+
 async def _of_another(admin_url: str, info: TopicInfo) -> dict[int, Stats] | None:
     name = info.name
     path = f"admin/v2/persistent/{name.tenant}/{name.namespace}/{name.name}/partitioned-stats"

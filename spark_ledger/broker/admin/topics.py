@@ -11,7 +11,8 @@ from typing import Any
 from spark_ledger import errors
 from spark_ledger.broker.admin.access import HttpRefusal
 from spark_ledger.broker.admin.call import Call
-from spark_ledger.broker.admin.stats import is_in_use
+from spark_ledger.broker.admin.stats import HERE, ask_other_owners, is_in_use
+from spark_ledger.broker.names import ledger_number
 from spark_ledger.metadata.store_calls import call_each
 from spark_ledger.topic.log.topics import PARTITIONS_MAX, TopicInfo
 from spark_ledger.topic.upkeep.admin import TopicAdmin
@@ -126,6 +127,33 @@ async def _delete(call: Call, info: TopicInfo) -> None:
 async def _has_partition(call: Call, number: int) -> bool:
     info = await call.client.topics.find(call.name.topic.full)
     return info is not None and info.policies.partitioned and number < await _count(call, info)
+
+
+async def terminate(call: Call) -> Any:
+    """The topic takes no more messages; returns the id of its last one."""
+    info = await call.existing()
+    if info.policies.partitioned:
+        raise HttpRefusal(
+            HTTPStatus.METHOD_NOT_ALLOWED, "Termination of a partitioned topic is not allowed"
+        )
+    await TopicAdmin(call.client).terminate(info.name.full)
+    state = await call.client.log(info.id).fold(fresh=True)
+    end = state.partitions[0].end_offset
+    return {"ledgerId": ledger_number(info.id), "entryId": end - 1, "partitionIndex": -1}
+
+
+async def unload(call: Call) -> None:
+    """The topic's clients are sent away, by every broker, and come back by themselves."""
+    info = await call.existing()
+    topic = call.broker.open_topic(info.id)
+    numbers = [] if topic is None else list(topic.partitions)
+    if call.name.partition is not None:
+        numbers = [number for number in numbers if number == call.name.partition]
+    for number in numbers:
+        assert topic is not None, "it has partitions"
+        topic.send_clients_away(number)
+    if not call.is_on(HERE):
+        await ask_other_owners(call.broker, info, f"{call.request.path}?{HERE}=true", "PUT")
 
 
 # -- lists -----------------------------------------------------------------------------------------

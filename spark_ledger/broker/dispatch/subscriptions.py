@@ -365,6 +365,13 @@ class TopicSubscriptions:
                 subscription.drop()
                 self._by_name.pop(name, None)
 
+    def send_away(self, partition: int) -> None:
+        """End the consumers of the partition, whose positions stay here."""
+        for subscription in self.used_here():
+            dispatcher = subscription.dispatcher_of(partition)
+            for consumer in [] if dispatcher is None else list(dispatcher.consumers):
+                consumer.end()
+
     def send_consumers_away(self, partition: int) -> None:
         """Another broker has the partition, and the subscriptions' positions in it."""
         for subscription in list(self._by_name.values()):

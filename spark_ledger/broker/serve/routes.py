@@ -26,7 +26,7 @@ from spark_ledger.http import HttpRequest, HttpResponse, Route
 _log = logging.getLogger(__name__)
 
 Verb = Callable[[Call], Awaitable[Any]]
-"""As Call: it returns the JSON of the response, or None."""
+"""As Call: it returns the JSON of the response, None for none, or the response itself."""
 
 
 class RouteEntry(NamedTuple):
@@ -52,6 +52,7 @@ _SUBSCRIPTION = f"{_TOPIC}/subscription/{{subscription}}"
 ROUTES = (
     RouteEntry("GET", "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}", _lookup),
     RouteEntry("GET", f"{_V2}/clusters", namespaces.clusters),
+    RouteEntry("GET", f"{_V2}/brokers/health", namespaces.health),
     RouteEntry("GET", f"{_V2}/tenants", namespaces.tenants),
     RouteEntry("GET", _TENANT, namespaces.tenant),
     RouteEntry("PUT", _TENANT, namespaces.create_tenant),
@@ -64,6 +65,15 @@ ROUTES = (
     RouteEntry("GET", f"{_NAMESPACE}/topics", namespaces.topics_of_namespace),
     RouteEntry("POST", f"{_NAMESPACE}/deduplication", namespaces.set_deduplication),
     RouteEntry("DELETE", f"{_NAMESPACE}/deduplication", namespaces.unset_deduplication),
+    RouteEntry("GET", f"{_NAMESPACE}/backlogQuotaMap", namespaces.backlog_quotas),
+    RouteEntry("POST", f"{_NAMESPACE}/backlogQuota", namespaces.set_backlog_quota),
+    RouteEntry("DELETE", f"{_NAMESPACE}/backlogQuota", namespaces.unset_backlog_quota),
+    RouteEntry("GET", f"{_NAMESPACE}/messageTTL", namespaces.message_ttl_of),
+    RouteEntry("POST", f"{_NAMESPACE}/messageTTL", namespaces.set_message_ttl),
+    RouteEntry("DELETE", f"{_NAMESPACE}/messageTTL", namespaces.unset_message_ttl),
+    RouteEntry("GET", f"{_NAMESPACE}/autoTopicCreation", namespaces.auto_topic_creation),
+    RouteEntry("POST", f"{_NAMESPACE}/autoTopicCreation", namespaces.set_auto_topic_creation),
+    RouteEntry("DELETE", f"{_NAMESPACE}/autoTopicCreation", namespaces.unset_auto_topic_creation),
     RouteEntry("GET", _TOPICS, topics.topics),
     RouteEntry("GET", f"{_TOPICS}/partitioned", topics.partitioned_topics),
     RouteEntry("PUT", _TOPIC, topics.create_topic),
@@ -72,6 +82,8 @@ ROUTES = (
     RouteEntry("PUT", f"{_TOPIC}/partitions", topics.create_partitioned),
     RouteEntry("POST", f"{_TOPIC}/partitions", topics.grow),
     RouteEntry("DELETE", f"{_TOPIC}/partitions", topics.delete_partitioned),
+    RouteEntry("POST", f"{_TOPIC}/terminate", topics.terminate),
+    RouteEntry("PUT", f"{_TOPIC}/unload", topics.unload),
     RouteEntry("GET", f"{_TOPIC}/stats", stats.topic_stats),
     RouteEntry("GET", f"{_TOPIC}/partitioned-stats", stats.partitioned_stats),
     RouteEntry("GET", f"{_TOPIC}/subscriptions", subscriptions.subscriptions),
@@ -103,6 +115,8 @@ def routes(broker: Callable[[], Broker], settings: BrokerSettings) -> list[Route
                 plain = await verb(Call(broker(), request))
             except Exception as error:
                 return _refused(error)
+            if isinstance(plain, HttpResponse):
+                return plain
             if plain is None:
                 return HttpResponse(status=HTTPStatus.NO_CONTENT)
             return HttpResponse(plain)

@@ -323,6 +323,7 @@ def produced(partition):
     producer.id, producer.client = 7, ClientFacts(Wire(), "v1", 5, {"k": "v"})
     producer.client.link.address = "/h:1"
     partition.add_producer(producer)
+    return producer
 
 
 def test_stats_show_who_is_connected_and_what_is_not_acknowledged():
@@ -422,6 +423,103 @@ def test_a_query_keeps_its_subscription():
         await cursor.release()
 
     at_a_broker(act)
+
+
+DEFAULT = "/admin/v2/namespaces/public/default"
+
+
+async def policies_of(broker):
+    return (await broker.client.topics.open("t")).policies
+
+
+def test_quotas_are_policies_of_the_namespace():
+    def quota(limit, kind="Size", policy="producer_exception"):
+        return {f"limit{kind}": limit, "policy": policy}
+
+    async def act(ask, broker, stage):
+        path = DEFAULT
+        assert await ask("GET", f"{path}/backlogQuotaMap") == (200, {})
+        assert await ask("POST", f"{path}/backlogQuota", quota(1000)) == (204, None)
+        assert (await policies_of(broker)).backlog_bytes_max == 1000
+        assert (await policies_of(broker)).on_backlog == "exception"
+        assert (await ask("POST", f"{path}/backlogQuota", quota("2000", "")))[0] == 204
+        assert (await policies_of(broker)).backlog_bytes_max == 2000
+        age = f"{path}/backlogQuota?backlogQuotaType=message_age"
+        hold = quota(60, "Time", "producer_request_hold")
+        assert (await ask("POST", age, hold))[0] == 501
+        assert await ask("POST", age, quota(60, "Time")) == (204, None)
+        assert (await policies_of(broker)).backlog_ms_max == 60_000
+        for body, status in (
+            (quota(0), 412),
+            (quota("x"), 400),
+            (quota(5, policy="what"), 400),
+            (7, 400),
+            ({}, 400),
+        ):
+            assert (await ask("POST", f"{path}/backlogQuota", body))[0] == status
+        assert (await ask("POST", f"{path}/backlogQuota?backlogQuotaType=x", quota(5)))[0] == 400
+        _, shown = await ask("GET", f"{path}/backlogQuotaMap")
+        assert shown["destination_storage"]["limitSize"] == 2000
+        assert shown["message_age"]["limitTime"] == 60
+        assert {quota["policy"] for quota in shown.values()} == {"producer_exception"}
+        assert await ask("DELETE", age) == (204, None)
+        assert await ask("DELETE", f"{path}/backlogQuota") == (204, None)
+        assert await ask("GET", f"{path}/backlogQuotaMap") == (200, {})
+
+    at_a_broker(act)
+
+
+def test_expiry_and_the_creation_of_topics_are_policies_of_the_namespace():
+    async def act(ask, broker, stage):
+        path = DEFAULT
+        assert await ask("GET", f"{path}/messageTTL") == (200, None)
+        assert await ask("POST", f"{path}/messageTTL", 60) == (204, None)
+        assert (await policies_of(broker)).message_ttl_ms == 60_000
+        assert await ask("GET", f"{path}/messageTTL") == (200, 60)
+        for bad in (-1, "x", None, True):
+            assert (await ask("POST", f"{path}/messageTTL", bad))[0] == 412
+        assert await ask("POST", f"{path}/messageTTL", 0) == (204, None)
+        assert await ask("GET", f"{path}/messageTTL") == (200, 0)
+        assert await ask("DELETE", f"{path}/messageTTL") == (204, None)
+        assert await ask("GET", f"{path}/messageTTL") == (200, None)
+
+        never = {
+            "allowAutoTopicCreation": False,
+            "topicType": "non-partitioned",
+            "defaultNumPartitions": None,
+        }
+        assert await ask("POST", f"{path}/autoTopicCreation", never) == (204, None)
+        assert await ask("GET", f"{path}/autoTopicCreation") == (200, never)
+        may = f"{T}/new/partitions?checkAllowAutoCreation=true"
+        assert (await ask("GET", may))[0] == 404
+        assert await ask("DELETE", f"{path}/autoTopicCreation") == (204, None)
+        assert await ask("GET", f"{path}/autoTopicCreation") == (200, None)
+        assert (await ask("GET", may))[0] == 200
+        for bad in ({"topicType": "x"}, [], {"allowAutoTopicCreation": 1}):
+            assert (await ask("POST", f"{path}/autoTopicCreation", bad))[0] == 400
+
+    at_a_broker(act)
+
+
+def test_a_topic_is_terminated_and_its_clients_are_sent_away():
+    async def act(ask, broker, stage):
+        await ask("PUT", f"{T}/plain")
+        assert (await ask("POST", f"{T}/t/terminate"))[0] == 405
+        status, last = await ask("POST", f"{T}/plain/terminate")
+        assert status == 200 and (last["entryId"], last["partitionIndex"]) == (-1, -1)
+        assert (
+            await broker.client.log((await broker.client.topics.open("plain")).id).fold()
+        ).terminated
+        _, partition = await broker.partition(named(0))
+        producer = produced(partition)
+        assert await ask("PUT", f"{T}/t-partition-1/unload") == (204, None)
+        assert not producer.away
+        assert await ask("PUT", f"{T}/t/unload") == (204, None)
+        assert producer.away
+        assert (await ask("PUT", f"{T}/gone/unload"))[0] == 404
+        assert await ask("GET", "/admin/v2/brokers/health") == (200, "ok")
+
+    at_a_broker_with_partitions(act)
 
 
 def test_each_route_is_there_once():
