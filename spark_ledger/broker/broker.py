@@ -16,6 +16,7 @@ from enum import Enum
 from spark_ledger import errors
 from spark_ledger.async_tasks import SharedTasks
 from spark_ledger.broker.catalog import Catalog
+from spark_ledger.broker.dispatch.sharing import UnackedLimits
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_partition import OwnedPartition, owned_elsewhere
 from spark_ledger.broker.owned_topic import REREAD_S, OwnedTopic
@@ -236,6 +237,7 @@ class Broker:
                 self._unfollow,
             )
         )
+        made.subscriptions.unacked_limits = UnackedLimits.of(self.settings)
         await made.start()
         return made
 

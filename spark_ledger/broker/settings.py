@@ -19,6 +19,7 @@ class BrokerSettings(Settings):
         "host": "the network",
         "auto_create": "topics that do not exist",
         "tail_bytes": "memory",
+        "consumer_unacked_max": "consumers that share a subscription",
         "roll_bytes": "when a live ledger is followed by another: whichever comes first",
     }
     """The headings of conf/broker.toml, each above the setting with this name."""
@@ -67,6 +68,17 @@ class BrokerSettings(Settings):
 
     tail_bytes: int = Field(
         64 * MIB, gt=0, description="Newest messages kept in memory, for consumers at the end."
+    )
+
+    consumer_unacked_max: int = Field(
+        50_000,
+        ge=0,
+        description="Messages that a consumer may have without acknowledging them; 0: no limit.",
+    )
+    subscription_unacked_max: int = Field(
+        200_000,
+        ge=0,
+        description="And all its consumers of a partition together.",
     )
 
     roll_bytes: int = Field(1024 * MIB, gt=0, description="Size of a live ledger.")

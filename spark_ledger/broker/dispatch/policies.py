@@ -2,12 +2,14 @@
 
 Always true: a policy decides by two things alone: the present consumers, in the order in which they
 came, and the partition's number. A policy remembers nothing. Exclusive and Failover give all
-messages to one consumer, the active one; the others get none, whatever permits they have.
+messages to one consumer, the active one; the others get none, whatever permits they have. Shared
+has no active consumer: sharing.py decides which one gets what.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from spark_ledger.broker.dispatch.sharing import ReceiverChoice, RoundRobin
 from spark_ledger.broker.wire.commands import SubscriptionType
 
 
@@ -31,7 +33,10 @@ class Policy(Protocol):
         """Whether one more consumer may join these."""
 
     def active(self, consumers: Sequence[C], partition: int) -> C | None:
-        """The consumer that gets the messages; None only if there is no consumer."""
+        """The consumer that gets all messages; None if there is no consumer, or several share."""
+
+    def choice(self) -> ReceiverChoice | None:
+        """For a dispatcher: which consumer gets a part; None if one is active."""
 
 
 class Exclusive:
@@ -44,6 +49,9 @@ class Exclusive:
 
     def active(self, consumers: Sequence[C], partition: int) -> C | None:
         return consumers[0] if consumers else None
+
+    def choice(self) -> ReceiverChoice | None:
+        return None
 
 
 class Failover:
@@ -60,6 +68,24 @@ class Failover:
         best = [consumer for consumer in ordered if consumer.priority == ordered[0].priority]
         return best[partition % len(best)] if best else None
 
+    def choice(self) -> ReceiverChoice | None:
+        return None
+
+
+class Shared:
+    """All consumers get messages, in turns."""
+
+    announces = False
+
+    def admits(self, consumers: Sequence[Receiver]) -> bool:
+        return True
+
+    def active(self, consumers: Sequence[C], partition: int) -> C | None:
+        return None
+
+    def choice(self) -> ReceiverChoice | None:
+        return RoundRobin()
+
 
 def may_get(consumer: C, active: C | None) -> bool:
     """Whether the consumer may get one more batch. A batch is sent whole, so its permits may fall
@@ -70,5 +96,6 @@ def may_get(consumer: C, active: C | None) -> bool:
 POLICIES: Mapping[SubscriptionType, Policy] = {
     SubscriptionType.EXCLUSIVE: Exclusive(),
     SubscriptionType.FAILOVER: Failover(),
+    SubscriptionType.SHARED: Shared(),
 }
 """Types of subscription that are not here are not built yet."""

@@ -18,6 +18,7 @@ from pyroaring import BitMap64
 
 from spark_ledger.broker.dispatch.acks import Acks, SentBatches, acknowledged_ranges
 from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.broker.wire.commands import MessageId, signed
 
 TURN_PARTS_MAX = 20
@@ -34,11 +35,15 @@ Range = tuple[int, int]
 
 class UnackedLimits(NamedTuple):
     """How many messages may be sent and not acknowledged: at a consumer, and at all consumers of
-    the subscription in a partition. 0: no limit. Who has reached a limit gets more messages once
-    half of it is left."""
+    the subscription in a partition. 0: no limit. A consumer that has reached its limit gets more
+    messages once half of it is left."""
 
-    consumer_unacked_max: int = 50_000
-    subscription_unacked_max: int = 200_000
+    consumer_max: int = DEFAULTS.consumer_unacked_max
+    subscription_max: int = DEFAULTS.subscription_unacked_max
+
+    @staticmethod
+    def of(settings: BrokerSettings) -> "UnackedLimits":
+        return UnackedLimits(settings.consumer_unacked_max, settings.subscription_unacked_max)
 
 
 class BatchPart(NamedTuple):
@@ -49,7 +54,7 @@ class BatchPart(NamedTuple):
 
     offset: int
     messages: int
-    ranges: Sequence[Range]
+    ranges: list[Range]
     unacked: int
     is_masked: bool = False
     slots: tuple[int, ...] = ()
@@ -325,6 +330,14 @@ class Sharing:
             self.waiting.remove_range(lo, hi)
             self.choice.dropped(lo, hi)
 
+    def passed(self, mark: int) -> None:
+        """All rows below `mark` were acknowledged beside the consumers."""
+        self.drop(0, mark)
+        for member in self.members:
+            for part in list(member.pending.values()):
+                if part.offset < mark:
+                    self._update(member, part)
+
     def redeliveries(self, offset: int) -> int:
         """How often the batch at `offset` was asked for again."""
         return self._counts.get(offset, 0)
@@ -367,6 +380,20 @@ class Sharing:
                 self._update(owner, part)
             elif self._counts and not self.acks.missing(entry, entry + (messages or 1)):
                 self._counts.pop(entry, None)
+
+    def give_back(self, member: Member, offset: int) -> None:
+        """A part could not be sent whole, or not at all: it waits, and its count is not raised."""
+        part = member.pending.get(offset)
+        if part is not None:
+            self._give_back(member, part)
+            self._settle(member)
+            self._wake()
+
+    def update(self, member: Member, offset: int) -> None:
+        """Rows of a part may have been acknowledged beside the consumer."""
+        part = member.pending.get(offset)
+        if part is not None:
+            self._update(member, part)
 
     def _owner(self, asker: Member, entry: int) -> Member | None:
         if entry in asker.pending:

@@ -15,14 +15,18 @@ from weakref import WeakValueDictionary
 
 from spark_ledger import errors
 from spark_ledger.async_tasks import BackgroundTasks
+from spark_ledger.broker.dispatch.active_dispatcher import ActiveDispatcher
 from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
 from spark_ledger.broker.dispatch.policies import POLICIES
+from spark_ledger.broker.dispatch.shared_dispatcher import SharedDispatcher
+from spark_ledger.broker.dispatch.sharing import UnackedLimits
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError, SubscriptionType
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
+DEFAULT_LIMITS = UnackedLimits()
 RELEASE_S = 5.0
 CLOSE_WAIT_S = 1.0
 """How long the close of a subscription's last consumer waits for the release, at most."""
@@ -35,10 +39,17 @@ class Subscription:
     """A subscription while consumers at this broker use it. `cursor` None: it is not durable (a
     reader's)."""
 
-    def __init__(self, name: str, kind: SubscriptionType, cursor: ConsumerCursor | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: SubscriptionType,
+        cursor: ConsumerCursor | None,
+        limits: UnackedLimits = DEFAULT_LIMITS,
+    ) -> None:
         self.name = name
         self.kind = kind
         self.cursor = cursor
+        self._limits = limits
         self._dispatchers: dict[int, Dispatcher] = {}
 
     @property
@@ -90,7 +101,14 @@ class Subscription:
             dispatcher.awaits_consumers or dispatcher.consumers
         )
         if dispatcher is None or (unused and not self.durable):
-            dispatcher = Dispatcher(partition, POLICIES[self.kind], mark, self.cursor)
+            policy = POLICIES[self.kind]
+            choice = policy.choice()
+            if choice is None:
+                dispatcher = ActiveDispatcher(partition, policy, mark, self.cursor)
+            else:
+                dispatcher = SharedDispatcher(
+                    *(partition, policy, mark, self.cursor, choice, self._limits)
+                )
             self._dispatchers[partition.number] = dispatcher
         return dispatcher
 
@@ -150,6 +168,7 @@ class TopicSubscriptions:
         self._commits = commits
         self._cursors = cursors
         self._background = background
+        self.unacked_limits = DEFAULT_LIMITS
         self._by_name: dict[str, Subscription] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By subscription, while a call holds the lock or waits for it: names of readers are many,
@@ -238,7 +257,7 @@ class TopicSubscriptions:
         """`earliest` None: a subscription that does not exist is not made. Raises
         errors.SubscriptionNotFound then."""
         if not durable:
-            return Subscription(name, kind, None)
+            return Subscription(name, kind, None, self.unacked_limits)
 
         async def start() -> Mapping[int, int]:
             if earliest is None:
@@ -248,7 +267,7 @@ class TopicSubscriptions:
             return await self._topic.offsets(earliest=earliest)
 
         cursor = await self._cursors.open(self._commits.topic, name, start, self._topic.history)
-        made = Subscription(name, kind, cursor)
+        made = Subscription(name, kind, cursor, self.unacked_limits)
 
         def failed() -> None:
             if self._by_name.get(name) is made:  # else it was opened anew meanwhile

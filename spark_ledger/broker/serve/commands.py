@@ -33,6 +33,7 @@ from spark_ledger.broker.wire.commands import (
     SubscriptionType,
     TopicsMode,
     command,
+    signed,
 )
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.broker.wire.link import ClientFacts, Link
@@ -270,7 +271,8 @@ async def _make_consumer(client: Caller, part: Any) -> None:
     if kind not in POLICIES:
         raise Refusal(
             ServerError.NOT_ALLOWED,
-            f"subscriptions of type {kind.name} are not built yet: use Exclusive or Failover",
+            f"subscriptions of type {kind.name} are not built yet: use Exclusive, Failover or"
+            " Shared",
         )
     if part.keySharedMeta.hashRanges:
         raise Refusal(
@@ -436,7 +438,8 @@ def _redeliver(client: Caller, part: Any) -> None:
     if part.consumer_id in client.consumers:
         epoch = part.consumer_epoch if part.HasField("consumer_epoch") else None
         consumer = client.consumers[part.consumer_id].consumer
-        consumer.dispatcher.redeliver(consumer, epoch)
+        entries = [signed(id_.entryId) for id_ in part.message_ids]
+        consumer.dispatcher.redeliver(consumer, epoch, entries)
 
 
 # -- the table -------------------------------------------------------------------------------------

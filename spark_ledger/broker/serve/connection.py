@@ -32,6 +32,7 @@ class Connection(asyncio.Protocol):
         self.open = False
         self.has_room = asyncio.Event()
         self.has_room.set()
+        self.room_listeners: dict[object, asyncio.Event] = {}
         self.client = Client(self, broker)
         self._broker = broker
         self._presence = Presence(self)
@@ -97,6 +98,8 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.has_room.set()
+        for listener in self.room_listeners.values():
+            listener.set()
         self.read_or_not()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -13,6 +13,8 @@ class Link(Protocol):
 
     open: bool
     has_room: asyncio.Event
+    room_listeners: dict[object, asyncio.Event]
+    """By who waits: the events that are set when there is room again."""
 
     @property
     def address(self) -> str:

@@ -214,12 +214,14 @@ class Messages:
         self._shown = b"\x18" + varint(unsigned(partition))
         self.epoch: int | None = None
 
-    def command(self, entry: int, ack_set: Iterable[int]) -> bytes:
-        """The command that a batch with this entry in its id follows."""
+    def command(self, entry: int, ack_set: Iterable[int], redeliveries: int = 0) -> bytes:
+        """The command that a batch with this entry in its id follows, which was asked for again so
+        often."""
         at = varint(entry)
         place = varint(len(self._place) + len(at) + len(self._shown))
         words = b"".join(b"\x20" + varint(unsigned(word)) for word in ack_set)
         epoch = b"" if self.epoch is None else b"\x28" + varint(self.epoch)
-        parts = (self._consumer, place, self._place, at, self._shown, b"\x18\x00", words, epoch)
+        count = b"\x18" + varint(redeliveries)
+        parts = (self._consumer, place, self._place, at, self._shown, count, words, epoch)
         body = b"".join(parts)
         return b"".join((_MESSAGE, varint(len(body)), body))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from spark_ledger.broker.dispatch.acks import Acks
+from spark_ledger.broker.dispatch.active_dispatcher import ActiveDispatcher
 from spark_ledger.broker.dispatch.dispatcher import Dispatcher
 from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
 from spark_ledger.broker.owned_topic import OwnedTopic
@@ -489,7 +490,7 @@ EVERY = (
         *(deletes_nothing, SERVES),
     ),
     Mutant(
-        *("two consumers active", "broker", Dispatcher, "_choose"),
+        *("two consumers active", "broker", ActiveDispatcher, "_choose"),
         *(stays_active, SERVES),
     ),
     Mutant(

@@ -31,7 +31,7 @@ class Tail:
         self.stored = [Stored(at, 1, data, False) for at in range(BATCHES)]
         self.listeners = {}
 
-    async def read(self, offset, lossy=False):
+    async def read(self, offset, bytes_max=None, *, lossy=False):
         return self.stored[offset:]
 
     def removed(self, lo, hi):

@@ -3,6 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
+from spark_ledger import errors
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.owner.tail import (
     Stored,
@@ -12,9 +13,11 @@ from spark_ledger.broker.wire.frames import PulsarFrameReader
 from tests.kit.pulsar_batches import batch_of, lone, message
 
 EXCLUSIVE, FAILOVER = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER
+SHARED = SubscriptionType.SHARED
 
 
 LEDGER = 77
+LOST = errors.RowsLost("they are gone", rows=3)
 
 
 class Batches:
@@ -36,7 +39,7 @@ class Batches:
         for listener in self.listeners:
             listener.set()
 
-    async def read(self, offset, lossy=False):
+    async def read(self, offset, bytes_max=None, *, lossy=False):
         return [one for one in self.stored if one.end > max(offset, self.start)][:2]
 
     def removed(self, lo, hi):
@@ -44,12 +47,38 @@ class Batches:
         return trimmed + [(max(lo, a), min(hi, b)) for a, b in self.holes if a < hi and b > lo]
 
 
+class Losing(Batches):
+    """A partition whose batches at `gone` cannot be read."""
+
+    def __init__(self, *sizes, gone=(), why=LOST):
+        super().__init__(*sizes)
+        self.gone, self.why, self.skips, self.reads = list(gone), why, False, 0
+
+    async def read(self, offset, bytes_max=None, *, lossy=False):
+        self.reads += 1
+        batches = [one for one in self.stored if one.end > offset]
+        if lossy:
+            return [one for one in batches if one.offset not in self.gone][:2]
+        before = []
+        for one in batches:
+            if one.offset in self.gone:
+                break
+            before.append(one)
+        if batches and not before:
+            raise self.why
+        return before[:2]
+
+    async def skips_lost(self):
+        return self.skips
+
+
 class Wire:
     """A connection that keeps what is sent: (offset, ack set) of messages, who is active."""
 
     def __init__(self):
         self.messages, self.active, self.open = [], [], asyncio.Event()
-        self.epochs = []
+        self.epochs, self.redeliveries = [], []
+        self.has_room, self.room_listeners = self.open, {}
         self.open.set()
 
     def send(self, frame):
@@ -57,6 +86,7 @@ class Wire:
         if one.command.HasField("message"):
             said = one.command.message
             self.messages.append((said.message_id.entryId, list(said.ack_set)))
+            self.redeliveries.append(said.redelivery_count)
             self.epochs.append(said.consumer_epoch if said.HasField("consumer_epoch") else None)
         else:
             self.active.append(one.command.active_consumer_change.is_active)
@@ -68,6 +98,14 @@ class Wire:
 async def settle():
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+async def until(condition):
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it does not come about")
 
 
 def consumer_of(subscription, partition, name="a", priority=0, mark=0):

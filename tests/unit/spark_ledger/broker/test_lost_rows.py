@@ -11,47 +11,20 @@ from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.produce import opening
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.log.policies import TopicPolicies, value_of_text
-from tests.unit.spark_ledger.broker.consumers import EXCLUSIVE, Batches, consumer_of, play, settle
+from tests.unit.spark_ledger.broker.consumers import (
+    EXCLUSIVE,
+    LOST,
+    Losing,
+    consumer_of,
+    play,
+    settle,
+    until,
+)
 from tests.unit.spark_ledger.broker.owners import owner_of
 from tests.unit.spark_ledger.broker.sending import Consuming
 from tests.unit.spark_ledger.topic import stage as stages
 from tests.unit.spark_ledger.topic.batches import FOREIGN
 from tests.unit.spark_ledger.topic.live_segments import deleted
-
-LOST = errors.RowsLost("they are gone", rows=3)
-
-
-class Losing(Batches):
-    """A partition whose batches at `gone` cannot be read."""
-
-    def __init__(self, *sizes, gone=(), why=LOST):
-        super().__init__(*sizes)
-        self.gone, self.why, self.skips, self.reads = list(gone), why, False, 0
-
-    async def read(self, offset, lossy=False):
-        self.reads += 1
-        batches = [one for one in self.stored if one.end > offset]
-        if lossy:
-            return [one for one in batches if one.offset not in self.gone][:2]
-        before = []
-        for one in batches:
-            if one.offset in self.gone:
-                break
-            before.append(one)
-        if batches and not before:
-            raise self.why
-        return before[:2]
-
-    async def skips_lost(self):
-        return self.skips
-
-
-async def until(condition):
-    for _ in range(10_000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it does not come about")
 
 
 def ended_of(one):

@@ -58,7 +58,4 @@ def test_consumers_of_a_failover_subscription_alone_hear_which_of_them_is_active
 
 
 def test_types_without_a_policy_are_those_that_are_not_built():
-    assert set(SubscriptionType) - set(POLICIES) == {
-        SubscriptionType.SHARED,
-        SubscriptionType.KEY_SHARED,
-    }
+    assert set(SubscriptionType) - set(POLICIES) == {SubscriptionType.KEY_SHARED}

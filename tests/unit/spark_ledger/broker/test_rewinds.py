@@ -5,6 +5,7 @@ import asyncio
 
 import pytest
 
+from spark_ledger.broker.dispatch import active_dispatcher
 from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.owner.partition import Stored
 from spark_ledger.broker.wire.commands import SubscriptionType
@@ -22,7 +23,7 @@ class SlowBatches(Batches):
         self.open, self.reads = asyncio.Event(), 0
         self.open.set()
 
-    async def read(self, offset, lossy=False):
+    async def read(self, offset, bytes_max=None, *, lossy=False):
         found = await super().read(offset)
         self.reads += 1
         await self.open.wait()
@@ -33,6 +34,13 @@ def offsets(consumer):
     return [at for at, _ in consumer.link.messages]
 
 
+@pytest.fixture
+def no_delay(monkeypatch):
+    """A newly active consumer gets messages at once."""
+    monkeypatch.setattr(active_dispatcher, "FAILOVER_DELAY_S", 0.0)
+
+
+@pytest.mark.usefixtures("no_delay")
 @pytest.mark.parametrize("way", ["redeliver", "failover"])
 def test_what_is_sent_back_while_a_read_waits_begins_at_the_mark(way):
     async def act(made):
@@ -114,6 +122,7 @@ def test_what_is_sent_back_in_the_middle_of_a_message_begins_at_the_mark():
     play(act)
 
 
+@pytest.mark.usefixtures("no_delay")
 def test_a_consumer_that_stands_still_in_the_middle_of_a_message_does_not_stop_the_next_one():
     async def act(made):
         partition = Batches()
@@ -150,6 +159,7 @@ def test_a_consumer_that_stands_still_in_the_middle_of_a_message_does_not_stop_t
     play(act)
 
 
+@pytest.mark.usefixtures("no_delay")
 def test_a_consumer_that_is_not_active_and_asks_for_everything_again_changes_nothing_for_others():
     async def act(made):
         partition, subscription = Batches(1, 1), Subscription("s", FAILOVER, None)

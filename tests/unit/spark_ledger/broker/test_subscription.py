@@ -1,7 +1,10 @@
 """Who gets which batches, with what is acknowledged masked, and never more than was asked for."""
 
+import asyncio
+
 import pytest
 
+from spark_ledger.broker.dispatch import active_dispatcher
 from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.owner.tail import (
     BATCH_OVERHEAD_BYTES,
@@ -21,6 +24,12 @@ from tests.unit.spark_ledger.broker.consumers import (
     play,
     settle,
 )
+
+
+@pytest.fixture
+def no_delay(monkeypatch):
+    """A newly active consumer gets messages at once."""
+    monkeypatch.setattr(active_dispatcher, "FAILOVER_DELAY_S", 0.0)
 
 
 def test_a_consumer_gets_no_more_than_its_permits_and_one_batch():
@@ -219,6 +228,7 @@ def test_those_are_asked_whether_they_are_there_because_of_which_another_is_not_
     play(act)
 
 
+@pytest.mark.usefixtures("no_delay")
 def test_of_failover_consumers_the_next_begins_at_the_mark():
     async def act(made):
         partition, subscription = Batches(1, 1, 1), Subscription("s", FAILOVER, None)
@@ -319,3 +329,50 @@ def test_the_newest_batches_are_kept_within_their_budget():
     other.add(0, [1], [b"y" * 2000], False)
     assert tail.since(4, 1000) == []
     assert len(other.since(0, 1)) == 1
+
+
+@pytest.mark.parametrize("way", ["leave", "seek"])
+def test_the_next_active_failover_consumer_waits_if_another_may_hold_messages(way, monkeypatch):
+    monkeypatch.setattr(active_dispatcher, "FAILOVER_DELAY_S", 0.05)
+
+    async def act(made):
+        partition, subscription = Batches(1, 1), Subscription("s", FAILOVER, None)
+        first = consumer_of(subscription, partition, "a")
+        first.on_end = first.dispatcher.leave
+        second = consumer_of(subscription, partition, "b")
+        second.on_end = lambda _: None
+        made.append(second)
+        for one in (first, second):
+            one.dispatcher.flow(one, 100)
+        await settle()
+        assert [at for at, _ in first.link.messages] == [0, 1], "no other was active before"
+        if way == "leave":
+            first.dispatcher.leave(first)
+        else:
+            first.dispatcher.seek(1)
+        await settle()
+        assert second.link.messages == []
+        assert second.link.active[-1]
+        await asyncio.sleep(0.06)
+        await settle()
+        assert [at for at, _ in second.link.messages] == ([0, 1] if way == "leave" else [1])
+
+    play(act)
+
+
+def test_the_next_active_failover_consumer_does_not_wait_if_everything_sent_is_acknowledged():
+    async def act(made):
+        partition, subscription = Batches(1, 1), Subscription("s", FAILOVER, None)
+        first = consumer_of(subscription, partition, "a")
+        second = consumer_of(subscription, partition, "b")
+        made.append(second)
+        for one in (first, second):
+            one.dispatcher.flow(one, 100)
+        await settle()
+        first.dispatcher.acks.add_up_to(2)
+        first.dispatcher.leave(first)
+        partition.add(1)
+        await settle()
+        assert [at for at, _ in second.link.messages] == [2]
+
+    play(act)

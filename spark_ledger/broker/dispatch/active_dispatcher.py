@@ -1,0 +1,159 @@
+"""The dispatcher of an Exclusive or Failover subscription: one consumer, the active one, gets all
+messages.
+
+Always true: another active consumer begins at the mark, and so does one that asks for everything
+again. After a Failover consumer that may still hold messages, the next one is sent messages only
+after a second: acknowledgements that are on their way come first, so fewer messages are sent twice.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+
+from spark_ledger.broker.dispatch.acks import ack_set
+from spark_ledger.broker.dispatch.dispatcher import CROWDED_S, Consumer, Dispatcher, is_in_chunks
+from spark_ledger.broker.dispatch.policies import Policy, may_get
+from spark_ledger.broker.names import offset_of
+from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
+from spark_ledger.broker.wire.commands import AckType, MessageId, command
+from spark_ledger.broker.wire.frames import encode, with_batch
+from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
+
+FAILOVER_DELAY_S = 1.0
+
+
+class ActiveDispatcher(Dispatcher):
+    """As Dispatcher."""
+
+    def __init__(
+        self, partition: Partition, policy: Policy, mark: int, cursor: ConsumerCursor | None
+    ) -> None:
+        super().__init__(partition, policy, mark, cursor)
+        self._begin_s = 0.0
+        """When the active consumer may get its first message, by the loop's clock."""
+
+    def _has_joined(self, consumer: Consumer) -> None:
+        self._choose()
+
+    def _has_left(self, consumer: Consumer) -> None:
+        self._choose()
+
+    def _choose(self) -> None:
+        active = self._policy.active(self.consumers, self.partition.number)
+        if active is not self.active:
+            self.active = active
+            self._delay_next()
+            self.rewind()
+            if active is not None and (active.sending is None or active.sending.done()):
+                sends = self._send_to(active)
+                active.sending = asyncio.get_running_loop().create_task(sends)
+        if self._policy.announces:
+            for consumer in self.consumers:
+                is_active = consumer is active
+                change = command(
+                    "active_consumer_change", consumer_id=consumer.id, is_active=is_active
+                )
+                consumer.link.send(encode(change))
+
+    def _delay_next(self) -> None:
+        """The consumer that was active may hold messages that it has not acknowledged."""
+        if self._policy.announces and self.position > self.acks.mark:
+            self._begin_s = asyncio.get_running_loop().time() + FAILOVER_DELAY_S
+
+    def seek(self, offset: int) -> None:
+        self._delay_next()
+        super().seek(offset)
+
+    def flow(self, consumer: Consumer, permits: int) -> None:
+        consumer.permits += permits
+        self._wake.set()
+
+    def redeliver(self, consumer: Consumer, epoch: int | None, entries: Iterable[int] = ()) -> None:
+        """Whatever `entries` are named, everything is sent again, if the consumer is active."""
+        consumer.messages.epoch = epoch
+        if consumer is self.active:
+            self.rewind()
+
+    def acknowledge(
+        self, consumer: Consumer, message_id: MessageId, ack_type: AckType
+    ) -> Iterator[bool]:
+        partition, acks = self.partition, self.acks
+        offset = offset_of(message_id, partition.ledger)
+        if ack_type == AckType.CUMULATIVE:
+            end = consumer.sent.cumulative_end(message_id, offset)
+            yield end <= partition.end and acks.add_up_to(end)
+            return
+        ranges = consumer.sent.acknowledged_ranges(message_id, offset)
+        for lo, hi in ranges:
+            yield hi <= partition.end and acks.add(lo, hi)
+        if not ranges:
+            yield False
+
+    # -- sending -----------------------------------------------------------------------------
+
+    async def _send_to(self, consumer: Consumer) -> None:
+        """Send messages as long as the consumer is the active one."""
+
+        async def step(lossy: bool) -> bool:
+            if not await self._may_send(consumer):
+                return False
+            rewinds = self._rewinds
+            self._pass_over(self.partition.start)
+            self._read_at = self.position
+            batches = await self.partition.read(self.position, lossy=lossy)
+            if rewinds == self._rewinds:
+                await self._send_all(consumer, batches, lossy)
+            return True
+
+        await self._go_on(f"consumer '{consumer.name}'", step, consumer.end)
+
+    async def _may_send(self, consumer: Consumer) -> bool:
+        """Wait until there is a batch that the consumer may get; False once another consumer is
+        active."""
+        wait_s = self._begin_s - asyncio.get_running_loop().time()
+        while wait_s > 0 and consumer is self.active:
+            await asyncio.sleep(wait_s)
+            wait_s = self._begin_s - asyncio.get_running_loop().time()
+        while not may_get(consumer, self.active) or self.partition.end <= self.position:
+            if consumer is not self.active:
+                return False
+            self._wake.clear()
+            await self._wake.wait()
+        while not self.acks.may_send(self.position):
+            if consumer is not self.active:
+                return False
+            self._log_crowded()
+            await self._pause(CROWDED_S)
+        self._is_crowded = False
+        await consumer.link.room()
+        return consumer is self.active
+
+    async def _send_all(self, consumer: Consumer, batches: list[Stored], lossy: bool) -> None:
+        if not batches:
+            await self._pass_over_hole()
+        rewinds = self._rewinds
+        for count, batch in enumerate(batches, 1):
+            await consumer.link.room()
+            if not count % STEP_BATCHES_MAX:
+                await asyncio.sleep(0)
+            if consumer.permits <= 0 or rewinds != self._rewinds:
+                return
+            if batch.end <= self.position:
+                continue
+            self._pass_over(batch.offset)
+            if not batch.has_rows:
+                self._pass_over(batch.end)
+                continue
+            missing = self._missing(batch, self.position)
+            if missing and is_in_chunks(batch):
+                consumer.sent.note(batch.offset, batch.messages)
+                await self._send_message(consumer, batch, 0, lossy)
+            elif missing:
+                acks = ack_set(missing, batch.offset, batch.messages) if batch.batched else ()
+                frame = consumer.messages.command(batch.offset, acks)
+                consumer.sent.note(batch.offset, batch.messages)
+                consumer.link.send(with_batch(frame, batch.data))
+                consumer.permits -= sum(hi - lo for lo, hi in missing)
+            if rewinds != self._rewinds:
+                return
+            self.position = batch.end

@@ -1,0 +1,271 @@
+"""The dispatcher of a subscription whose consumers share its messages.
+
+Always true: what waits to be sent again goes before what was not read yet, the oldest first. The
+model (sharing.py) decides which consumer gets what; one task reads and sends, and never waits for
+one consumer: a message in chunks, which takes as long as its consumer takes it, has a task of its
+own. No rows are kept here: what cannot be sent is read again, out of the partition's memory as a
+rule.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+
+from spark_ledger.async_tasks import woken
+from spark_ledger.broker.dispatch.acks import ack_set
+from spark_ledger.broker.dispatch.dispatcher import (
+    CROWDED_S,
+    SOON_S,
+    Consumer,
+    Dispatcher,
+    is_in_chunks,
+)
+from spark_ledger.broker.dispatch.policies import Policy
+from spark_ledger.broker.dispatch.sharing import (
+    BatchPart,
+    Range,
+    ReceiverChoice,
+    Sharing,
+    UnackedLimits,
+)
+from spark_ledger.broker.names import offset_of
+from spark_ledger.broker.owner.partition import READ_BYTES, Partition
+from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
+from spark_ledger.broker.wire.commands import AckType, MessageId
+from spark_ledger.broker.wire.frames import with_batch
+from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
+
+_DENSE_ROWS = STEP_BATCHES_MAX // 2
+"""If so many of the next rows are waiting, they are read together, else batch by batch."""
+
+_log = logging.getLogger(__name__)
+
+
+class SharedDispatcher(Dispatcher):
+    """As Dispatcher; `choice` decides which consumer gets a part."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        policy: Policy,
+        mark: int,
+        cursor: ConsumerCursor | None,
+        choice: ReceiverChoice,
+        limits: UnackedLimits,
+    ) -> None:
+        super().__init__(partition, policy, mark, cursor)
+        self.sharing = Sharing(self.acks, limits, choice, self._wake.set)
+        self._sending: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
+        """Why a message in chunks could not be read."""
+
+    def _has_joined(self, consumer: Consumer) -> None:
+        self.sharing.join(consumer)
+        consumer.link.room_listeners[consumer] = self._wake
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.get_running_loop().create_task(self._send())
+
+    def _has_left(self, consumer: Consumer) -> None:
+        consumer.link.room_listeners.pop(consumer, None)
+        self.sharing.leave(consumer)
+        if not self.consumers:
+            self.rewind()
+
+    def seek(self, offset: int) -> None:
+        self.sharing.forget()
+        try:
+            super().seek(offset)
+        finally:
+            self.rewind()
+
+    def move_up(self, offset: int) -> None:
+        super().move_up(offset)
+        self.sharing.passed(self.acks.mark)
+
+    def flow(self, consumer: Consumer, permits: int) -> None:
+        self.sharing.flow(consumer, permits)
+
+    def redeliver(self, consumer: Consumer, epoch: int | None, entries: Iterable[int] = ()) -> None:
+        consumer.messages.epoch = epoch
+        self.sharing.redeliver(consumer, list(entries) or None)
+
+    def acknowledge(
+        self, consumer: Consumer, message_id: MessageId, ack_type: AckType
+    ) -> Iterator[bool]:
+        offset = offset_of(message_id, self.partition.ledger)
+        if ack_type == AckType.CUMULATIVE:
+            _log.warning(
+                "consumer '%s' acknowledges offset %d of %s cumulatively: an acknowledgement of a"
+                " shared subscription names each message, so this one counts for nothing",
+                *(consumer.name, offset, self.partition.title),
+            )
+            yield False
+            return
+        yield from self.sharing.acknowledge(consumer, message_id, offset, self.partition.end)
+
+    # -- sending -----------------------------------------------------------------------------
+
+    async def _send(self) -> None:
+        """Send messages as long as there are consumers."""
+        await self._go_on("a shared subscription", self._step, self._end)
+
+    def _end(self) -> None:
+        for consumer in list(self.consumers):
+            consumer.end()
+
+    async def _step(self, lossy: bool) -> bool:
+        """Send what waits, or else what follows; wait if neither may be sent. False without
+        consumers."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        self._wake.clear()
+        if not self.consumers:
+            return False
+        has_sent = await self._replay(lossy)
+        if not has_sent and self.sharing.may_read_on() and self.partition.end > self.position:
+            if not self.acks.may_send(self.position):
+                self._log_crowded()
+                await woken(self._wake, CROWDED_S)
+                return True
+            self._is_crowded = False
+            has_sent = await self._read_on(lossy)
+        if not has_sent and self.consumers and not lossy:
+            await self._wake.wait()
+        return True
+
+    async def _replay(self, lossy: bool) -> bool:
+        """Send what waits, as far as consumers may get it. Returns whether anything changed."""
+        rewinds, has_changed = self._rewinds, False
+        at = self.sharing.next_replay()
+        while at is not None:
+            self._read_at = at
+            dense = self.sharing.waiting.range_cardinality(at, at + STEP_BATCHES_MAX) > _DENSE_ROWS
+            batches = await self.partition.read(at, READ_BYTES if dense else 1, lossy=lossy)
+            if rewinds != self._rewinds:
+                return True
+            if not batches:
+                has_changed |= await self._forget_hole(at)
+                return has_changed
+            for batch in batches:
+                if batch.end <= at:
+                    continue
+                if batch.offset > at:
+                    self._forget(at, batch.offset)
+                    has_changed = True
+                has_changed |= self._replay_batch(batch, lossy)
+                following = self.sharing.next_replay(max(at + 1, batch.end))
+                if following is None:
+                    return has_changed
+                at = following
+            await asyncio.sleep(0)
+            if rewinds != self._rewinds:
+                return True
+        return has_changed
+
+    def _replay_batch(self, batch: Stored, lossy: bool) -> bool:
+        missing = self._missing(batch, batch.offset) if batch.has_rows else []
+        waiting = self.sharing.waiting_ranges(missing)
+        if not waiting:
+            self.sharing.drop(batch.offset, batch.end)
+            return True
+        has_sent = False
+        for part in self.sharing.choice.parts_of(batch, missing, waiting):
+            consumer = self.sharing.receiver_of(part)
+            if consumer is not None:
+                self._give(consumer, batch, part, lossy)
+                has_sent = True
+        return has_sent
+
+    async def _forget_hole(self, at: int) -> bool:
+        """Nothing could be read at the waiting offset `at`. Returns whether that was a hole."""
+        following = self._row_after(at)
+        if following is None:
+            await asyncio.sleep(SOON_S)
+            return True
+        self._forget(at, following)
+        return True
+
+    def _forget(self, lo: int, hi: int) -> None:
+        """There are no rows in [lo, hi) any more: nothing is sent or acknowledged."""
+        self.sharing.drop(lo, hi)
+        self.acks.pass_over(lo, hi)
+
+    async def _read_on(self, lossy: bool) -> bool:
+        """Send what was not read yet, as far as consumers may get it. Returns whether anything
+        changed."""
+        rewinds = self._rewinds
+        self._pass_over(self.partition.start)
+        begin = self._read_at = self.position
+        batches = await self.partition.read(self.position, lossy=lossy)
+        if rewinds != self._rewinds:
+            return True
+        if not batches:
+            await self._pass_over_hole()
+            return True
+        for count, batch in enumerate(batches, 1):
+            if not count % STEP_BATCHES_MAX:
+                await asyncio.sleep(0)
+                if rewinds != self._rewinds:
+                    return True
+            if batch.end <= self.position:
+                continue
+            self._pass_over(batch.offset)
+            if batch.has_rows and not self._send_batch(batch, lossy):
+                break
+            if batch.has_rows:
+                self.position = batch.end
+            else:
+                self._pass_over(batch.end)
+        return self.position > begin
+
+    def _send_batch(self, batch: Stored, lossy: bool) -> bool:
+        """Send a batch that follows, or let it wait; False if it can do neither now."""
+        sharing = self.sharing
+        missing = given = self._missing(batch, batch.offset)
+        if batch.offset < self.position:
+            given = self._missing(batch, self.position)
+        if not given:
+            return True
+        has_placed = False
+        for part in sharing.choice.parts_of(batch, missing, given):
+            consumer = sharing.receiver_of(part)
+            if consumer is not None:
+                self._give(consumer, batch, part, lossy)
+            elif has_placed or sharing.may_read_on():
+                sharing.wait(part)
+            else:
+                return False
+            has_placed = True
+        return True
+
+    def _give(self, member: object, batch: Stored, part: BatchPart, lossy: bool) -> None:
+        assert isinstance(member, Consumer)
+        consumer, sharing = member, self.sharing
+        redeliveries = sharing.redeliveries(part.offset)
+        if is_in_chunks(batch):
+            sharing.give(consumer, part, 0)  # each chunk takes its permit
+            consumer.is_busy = True
+            sends = self._send_chunks(consumer, batch, redeliveries, lossy)
+            consumer.sending = asyncio.get_running_loop().create_task(sends)
+            return
+        acks = _ack_set(batch, part.ranges)
+        frame = consumer.messages.command(part.offset, acks, redeliveries)
+        consumer.link.send(with_batch(frame, batch.data))
+        sharing.give(consumer, part, part.unacked)
+
+    async def _send_chunks(
+        self, consumer: Consumer, last: Stored, redeliveries: int, lossy: bool
+    ) -> None:
+        try:
+            await self._send_message(consumer, last, redeliveries, lossy)
+        except Exception as error:
+            self._failure = error
+            self.sharing.give_back(consumer, last.offset)
+        consumer.is_busy = False
+        self.sharing.update(consumer, last.offset)
+        self._wake.set()
+
+
+def _ack_set(batch: Stored, ranges: list[Range]) -> Iterable[int]:
+    return ack_set(ranges, batch.offset, batch.messages) if batch.batched else ()
