@@ -16,9 +16,11 @@ from spark_ledger.broker.wire.commands import signed
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription.records import SubscriptionKind
 from spark_ledger.topic.subscription.seek_target import CommittedSince, End, SeekTarget
+from spark_ledger.topic.upkeep.subscription_moves import SubscriptionMoves
 
 LATEST_LEDGER = 2**63 - 1
 EARLIEST_LEDGER = -1
+DIGITS_MAX = 15
 
 
 async def subscriptions(call: Call) -> Any:
@@ -35,30 +37,43 @@ async def create_subscription(call: Call) -> None:
 async def delete_subscription(call: Call) -> None:
     info, name = await _subscription_of(call)
     if call.is_on("force"):
-        await _check_no_query(call, info, name)
-    await call.client.subscriptions.delete(info.id, name, force=call.is_on("force"))
+        await SubscriptionMoves(call.client, info.id).delete(name)
+    else:
+        await call.client.subscriptions.delete(info.id, name)
 
 
 async def skip_all(call: Call) -> None:
-    await _move(call, End.LATEST)
+    info, name = await _subscription_of(call)
+    await SubscriptionMoves(call.client, info.id).clear(name)
+
+
+async def skip(call: Call) -> None:
+    info, name = await _subscription_of(call)
+    await SubscriptionMoves(call.client, info.id).skip(name, _number_of(call, "count"))
+
+
+async def expire(call: Call) -> None:
+    info, name = await _subscription_of(call)
+    before_ms = call.broker.clock.now_ms() - _number_of(call, "seconds") * 1000
+    await SubscriptionMoves(call.client, info.id).expire(name, before_ms)
 
 
 async def reset_to_message(call: Call) -> None:
-    info, _ = await _subscription_of(call)
-    await _move(call, _target_of(call.json(), info))
+    info, name = await _subscription_of(call)
+    await SubscriptionMoves(call.client, info.id).reset(name, _target_of(call.json(), info))
 
 
 async def reset_to_time(call: Call) -> None:
-    text = call.request.parts["ms"]
-    if not text.isdecimal() or int(text) > LATEST_LEDGER:
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"'{text}' is no time in milliseconds")
-    await _move(call, CommittedSince(int(text)))
-
-
-async def _move(call: Call, target: SeekTarget) -> None:
     info, name = await _subscription_of(call)
-    await _check_no_query(call, info, name)
-    await call.client.subscriptions.seek(info.id, name, target, force=True)
+    target = CommittedSince(_number_of(call, "ms"))
+    await SubscriptionMoves(call.client, info.id).reset(name, target)
+
+
+def _number_of(call: Call, name: str) -> int:
+    text = call.request.parts[name]
+    if not (text.isascii() and text.isdecimal()) or len(text) > DIGITS_MAX:
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"'{text}' is no number of {name}")
+    return int(text)
 
 
 async def _subscription_of(call: Call) -> tuple[TopicInfo, str]:
@@ -69,18 +84,6 @@ async def _subscription_of(call: Call) -> tuple[TopicInfo, str]:
             f"a subscription is of all partitions: name topic {info.name} as a whole",
         )
     return info, call.request.parts["subscription"]
-
-
-async def _check_no_query(call: Call, info: TopicInfo, name: str) -> None:
-    """Raises errors.SubscriptionNotFound, errors.SubscriptionBusy."""
-    listed = await call.client.subscriptions.list(info.id, unreadable={})
-    subscription = next((of for of in listed if of.name == name), None)
-    if subscription is None:
-        raise errors.SubscriptionNotFound(f"there is no subscription '{name}'", subscription=name)
-    if subscription.live and subscription.kind is SubscriptionKind.QUERY:
-        raise errors.SubscriptionBusy(
-            f"query {subscription.query_id} of Spark uses subscription '{name}'", subscription=name
-        )
 
 
 def _target_of(plain: Any, info: TopicInfo) -> SeekTarget:

@@ -90,6 +90,8 @@ ROUTES = (
     RouteEntry("PUT", _SUBSCRIPTION, subscriptions.create_subscription),
     RouteEntry("DELETE", _SUBSCRIPTION, subscriptions.delete_subscription),
     RouteEntry("POST", f"{_SUBSCRIPTION}/skip_all", subscriptions.skip_all),
+    RouteEntry("POST", f"{_SUBSCRIPTION}/skip/{{count}}", subscriptions.skip),
+    RouteEntry("POST", f"{_SUBSCRIPTION}/expireMessages/{{seconds}}", subscriptions.expire),
     RouteEntry("POST", f"{_SUBSCRIPTION}/resetcursor", subscriptions.reset_to_message),
     RouteEntry("POST", f"{_SUBSCRIPTION}/resetcursor/{{ms}}", subscriptions.reset_to_time),
 )

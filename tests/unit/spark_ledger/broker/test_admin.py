@@ -404,6 +404,12 @@ def test_subscriptions_are_made_at_a_message_moved_and_deleted():
         assert await ask("GET", f"{T}/t/subscriptions") == (200, ["e", "l", "s"])
         assert await ask("POST", f"{path}/s/skip_all") == (204, None)
         assert await ask("POST", f"{path}/s/resetcursor/0") == (204, None)
+        assert await ask("POST", f"{path}/s/skip/5") == (204, None)
+        assert await ask("POST", f"{path}/s/expireMessages/5") == (204, None)
+        for bad in ("skip/-1", "skip/x", "expireMessages/x", "skip/" + 99 * "9"):
+            assert (await ask("POST", f"{path}/s/{bad}"))[0] == 400
+        for verb in ("skip/1", "expireMessages/1", "resetcursor/1", "skip_all"):
+            assert (await ask("POST", f"{path}/gone/{verb}"))[0] == 404
         assert await ask("POST", f"{path}/s/resetcursor", latest) == (204, None)
         assert await ask("DELETE", f"{path}/s") == (204, None)
         assert await ask("DELETE", f"{path}/e?force=true") == (204, None)

@@ -1,0 +1,89 @@
+"""Moving a subscription, as an operator and Pulsar's admin API do: past messages, to their end or
+beginning, to a time.
+
+Always true: consumers that are connected are sent away, and come back at the new position. A
+subscription that a query of Spark uses is neither moved nor deleted: the query would go on without
+it. Only `reset` moves a position back.
+"""
+
+from spark_ledger import errors
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.read.live import ends_of
+from spark_ledger.topic.subscription import seek_target
+from spark_ledger.topic.subscription.records import SubscriptionKind
+from spark_ledger.topic.subscription.seek_target import CommittedSince, End, SeekTarget
+
+Offsets = dict[int, int]
+
+
+class SubscriptionMoves:
+    """Of one topic. Methods return the positions of the partitions that were to be moved. They
+    raise errors.SubscriptionNotFound, errors.SubscriptionBusy, errors.TopicDeleted,
+    errors.Unavailable."""
+
+    def __init__(self, client: TopicClient, topic_id: str) -> None:
+        self._client = client
+        self._topic_id = topic_id
+
+    async def reset(self, name: str, target: SeekTarget) -> Offsets:
+        """To the target, forward or back. Raises also errors.OffsetsOutOfRange,
+        errors.OffsetsNotAssigned."""
+        await self._check_no_query(name)
+        return await self._client.subscriptions.seek(self._topic_id, name, target, force=True)
+
+    async def clear(self, name: str) -> Offsets:
+        """To the end: nothing that is there now is left."""
+        return await self.reset(name, End.LATEST)
+
+    async def skip(self, name: str, count: int, partition: int | None = None) -> Offsets:
+        """Past `count` offsets of the partition, or to its end. Raises errors.BadConfig without a
+        partition if the topic has several."""
+        now_ms = 0
+        lags = await self._client.subscriptions.lag(self._topic_id, name, now_ms)
+        if partition is None and len(lags) == 1:
+            (partition,) = lags
+        if partition is None or partition not in lags:
+            raise errors.BadConfig(
+                f"messages of one partition are skipped, of 0 to {len(lags) - 1}, not of"
+                f" {'all' if partition is None else partition}",
+                "Name the partition.",
+            )
+        if count < 0:
+            raise errors.BadConfig(
+                f"{count} messages cannot be skipped", "Give a number from 0 on."
+            )
+        lag = lags[partition]
+        to = max(lag.position, min(lag.position + count, lag.end))
+        return await self.reset(name, {partition: to})
+
+    async def expire(self, name: str, before_ms: int) -> Offsets:
+        """Past the messages that were stored before that time, by the store's clock."""
+        target = CommittedSince(before_ms)
+        state = await self._client.log(self._topic_id).fold(fresh=True)
+        read = await self._client.chunks.load(seek_target.chunks_needed(state, target))
+        live_ends = await ends_of(self._client.ledgers, state)
+        to = await seek_target.exactly(self._client.ledgers, state, target, read, live_ends)
+        positions = await self._client.subscriptions.positions(self._topic_id, name)
+        later = {p: offset for p, offset in to.items() if offset > positions.get(p, 0)}
+        if not later:
+            await self._check_no_query(name)
+            return {}
+        return await self.reset(name, later)
+
+    async def delete(self, name: str) -> None:
+        """Also under connected consumers, which are sent away."""
+        await self._check_no_query(name)
+        await self._client.subscriptions.delete(self._topic_id, name, force=True)
+
+    async def _check_no_query(self, name: str) -> None:
+        listed = await self._client.subscriptions.list(self._topic_id, unreadable={})
+        subscription = next((of for of in listed if of.name == name), None)
+        if subscription is None:
+            raise errors.SubscriptionNotFound(
+                f"there is no subscription '{name}'", subscription=name
+            )
+        if subscription.live and subscription.kind is SubscriptionKind.QUERY:
+            raise errors.SubscriptionBusy(
+                f"query {subscription.query_id} of Spark uses subscription '{name}'",
+                subscription=name,
+            )
