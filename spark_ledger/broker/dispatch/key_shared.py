@@ -1,0 +1,225 @@
+"""Which consumer of a Key_Shared subscription gets a part. Pure.
+
+Always true, unless order is given up (`in_order` false): the rows of a slot that are sent and not
+acknowledged are at one consumer, the holder of the slot; a slot whose owner changed meanwhile goes
+to its new owner once the holder has no such row any more (PIP-379). While rows of a slot wait, no
+later row of the slot is sent. A consumer that cannot take more stops its own slots only.
+
+What waits is kept by slot, and its rows by the consumer that may get them now. Rows leave these
+sets lazily: `waiting`, which the model has, decides which rows still wait.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap64
+
+from spark_ledger.broker.dispatch.key_slots import slots_of
+from spark_ledger.broker.dispatch.sharing import BatchPart, Member, Range, next_row, part_of
+from spark_ledger.broker.dispatch.slot_owners import SlotOwners
+from spark_ledger.broker.owner.tail import Stored
+
+Longs = npt.NDArray[np.int64]
+
+
+class KeyChoice:
+    """The choice for Key_Shared (sharing.ReceiverChoice). `slots_of` returns the slots of a batch's
+    messages, as key_slots.slots_of does."""
+
+    def __init__(
+        self,
+        owners: SlotOwners[Member],
+        *,
+        in_order: bool,
+        slots_of: Callable[[Stored], Sequence[int]] = slots_of,
+    ) -> None:
+        self._owners = owners
+        self._slots_of = slots_of
+        self._in_order = in_order
+        self._members: list[Member] = []
+        self._held: dict[int, tuple[Member, int]] = {}
+        """By slot its holder, and how many parts with rows of the slot are pending there."""
+        self._waiting_of: dict[int, BitMap64] = {}
+        """The waiting rows of each slot."""
+        self._ready: dict[Member, BitMap64] = {}
+        """By consumer the waiting rows of its slots that it holds, or that have no holder."""
+        self._waiting: BitMap64 | None = None
+
+    # -- consumers -----------------------------------------------------------------------------
+
+    def join(self, member: Member) -> None:
+        self._members.append(member)
+        self._owners.join(member)
+        self._sort_waiting()
+
+    def leave(self, member: Member) -> None:
+        self._members.remove(member)
+        self._owners.leave(member)
+        self._sort_waiting()
+
+    def forget(self) -> None:
+        self._held.clear()
+        self._waiting_of.clear()
+        self._ready.clear()
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def parts_of(
+        self, batch: Stored, missing: list[Range], given: list[Range]
+    ) -> Iterable[BatchPart]:
+        slots = self._slots_of(batch)
+        if len(slots) == 1:
+            yield part_of(batch, missing, given)._replace(slots=tuple(slots))
+            return
+        every = np.asarray(slots, dtype=np.int64)
+        rows = _rows_of(given)
+        for _, of_receiver in self._by_receiver(every[rows - batch.offset], rows):
+            ranges = _ranges_of(of_receiver)
+            part = BatchPart(
+                batch.offset, batch.messages, ranges, len(of_receiver), False, tuple(slots)
+            )
+            yield part._replace(is_masked=len(of_receiver) < sum(hi - lo for lo, hi in missing))
+
+    def _by_receiver(self, slots: Longs, rows: Longs) -> Iterator[tuple[Member | None, Longs]]:
+        """The rows by the consumer that may get them now; None: no consumer may."""
+        groups: dict[Member | None, list[Longs]] = {}
+        order = np.argsort(slots, kind="stable")
+        bounds = np.flatnonzero(np.diff(slots[order])) + 1
+        for of_slot in np.split(order, bounds):
+            if len(of_slot):
+                slot, first = int(slots[of_slot[0]]), int(rows[of_slot[0]])
+                member = self._free_owner(slot, first)
+                groups.setdefault(member, []).append(rows[of_slot])
+        for member, parts in groups.items():
+            yield member, np.sort(np.concatenate(parts))
+
+    def receiver_of(self, part: BatchPart) -> Member | None:
+        slots = _firsts_of(part)
+        receivers = {self._free_owner(slot, first) for slot, first in slots.items()}
+        if len(receivers) != 1:
+            return None
+        (member,) = receivers
+        return member if member is not None and member.is_available else None
+
+    def _free_owner(self, slot: int, first: int) -> Member | None:
+        """The owner of the slot, if a row of the slot may be sent to it whose first one is
+        `first`."""
+        owner = self._owners.owner_of(slot)
+        if owner is None or not self._in_order:
+            return owner
+        held = self._held.get(slot)
+        if held is not None and held[0] is not owner:
+            return None
+        waiting = self._first_waiting(slot)
+        return owner if waiting is None or first <= waiting else None
+
+    def given(self, member: Member, part: BatchPart) -> None:
+        if self._in_order:
+            for slot in _firsts_of(part):
+                _, count = self._held.get(slot, (member, 0))
+                self._held[slot] = (member, count + 1)
+
+    def taken(self, member: Member, part: BatchPart) -> None:
+        if not self._in_order:
+            return
+        for slot in _firsts_of(part):
+            holder, count = self._held[slot]
+            if count > 1:
+                self._held[slot] = (holder, count - 1)
+                continue
+            del self._held[slot]
+            if slot in self._waiting_of:
+                self._make_ready(slot)
+
+    # -- what waits ----------------------------------------------------------------------------
+
+    def waits(self, part: BatchPart) -> None:
+        if len(part.slots) == 1:
+            rows = self._waiting_of.setdefault(part.slots[0], BitMap64())
+            for lo, hi in part.ranges:
+                rows.add_range(lo, hi)
+            self._make_ready(part.slots[0])
+            return
+        for slot, of_slot in _rows_by_slot(part):
+            self._waiting_of.setdefault(slot, BitMap64()).update(of_slot.tolist())
+            self._make_ready(slot)
+
+    def dropped(self, lo: int, hi: int) -> None:
+        """Rows that wait no more are left out when they are met, by the model's `waiting`."""
+        if self._waiting is None:
+            for rows in self._waiting_of.values():
+                rows.remove_range(lo, hi)
+
+    def next_replay(self, waiting: BitMap64, at: int) -> int | None:
+        self._waiting = waiting
+        following = [
+            row
+            for member, rows in self._ready.items()
+            if member.is_available and (row := _next_waiting(rows, waiting, at)) is not None
+        ]
+        return min(following, default=None)
+
+    def may_read_on(self) -> bool:
+        return any(member.is_available for member in self._members)
+
+    def _first_waiting(self, slot: int) -> int | None:
+        rows = self._waiting_of.get(slot)
+        if rows is None:
+            return None
+        row = next_row(rows, 0) if self._waiting is None else _next_waiting(rows, self._waiting, 0)
+        if row is None:
+            del self._waiting_of[slot]
+        return row
+
+    def _make_ready(self, slot: int) -> None:
+        """Put the waiting rows of the slot to those that its owner may get now."""
+        owner = self._owners.owner_of(slot)
+        held = self._held.get(slot)
+        if owner is not None and (held is None or held[0] is owner):
+            self._ready.setdefault(owner, BitMap64()).update(self._waiting_of[slot])
+
+    def _sort_waiting(self) -> None:
+        """The owners of slots have changed."""
+        self._ready.clear()
+        for slot in list(self._waiting_of):
+            if self._first_waiting(slot) is not None:
+                self._make_ready(slot)
+
+
+def _next_waiting(rows: BitMap64, waiting: BitMap64, at: int) -> int | None:
+    """The first of the rows from `at` on that waits; rows before it that do not wait are taken out
+    of the set."""
+    row = next_row(rows, at)
+    while row is not None and row not in waiting:
+        rows.discard(row)
+        row = next_row(rows, row)
+    return row
+
+
+def _firsts_of(part: BatchPart) -> dict[int, int]:
+    """By slot of the part's rows the first row."""
+    if len(part.slots) == 1:
+        return {part.slots[0]: part.ranges[0][0]}
+    return {slot: int(rows[0]) for slot, rows in _rows_by_slot(part)}
+
+
+def _rows_by_slot(part: BatchPart) -> Iterator[tuple[int, Longs]]:
+    rows = _rows_of(part.ranges)
+    slots = np.asarray(part.slots, dtype=np.int64)[rows - part.offset]
+    order = np.argsort(slots, kind="stable")
+    bounds = np.flatnonzero(np.diff(slots[order])) + 1
+    for of_slot in np.split(order, bounds):
+        if len(of_slot):
+            yield int(slots[of_slot[0]]), rows[of_slot]
+
+
+def _rows_of(ranges: Sequence[Range]) -> Longs:
+    return np.concatenate([np.arange(lo, hi, dtype=np.int64) for lo, hi in ranges])
+
+
+def _ranges_of(rows: Longs) -> list[Range]:
+    breaks = np.flatnonzero(np.diff(rows) > 1)
+    firsts = rows[np.r_[0, breaks + 1]].tolist()
+    lasts = rows[np.r_[breaks, len(rows) - 1]].tolist()
+    return [(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]

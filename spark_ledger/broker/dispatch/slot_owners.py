@@ -1,0 +1,134 @@
+"""Which consumer of a Key_Shared subscription has which slots. Pure.
+
+Always true: a slot has one owner at most. Shared out evenly (EvenSlots), every slot has an owner as
+long as there is a consumer, the numbers of two consumers' slots differ by one at most, and a join
+or a leave moves no more slots than that takes. With ranges that clients give (StickyRanges) no two
+consumers' ranges overlap, and slots in no range have no owner.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from spark_ledger.broker.dispatch.key_slots import SLOTS
+from spark_ledger.broker.wire.commands import Refusal, ServerError
+
+M = TypeVar("M", bound=Hashable)
+SlotRange = tuple[int, int]
+"""The first and the last slot."""
+NO_OWNER = -1
+
+
+class SlotOwners(Protocol[M]):
+    def join(self, member: M) -> None: ...
+
+    def leave(self, member: M) -> None: ...
+
+    def owner_of(self, slot: int) -> M | None: ...
+
+
+class EvenSlots(Generic[M]):
+    """Who came first keeps its lowest slots."""
+
+    def __init__(self) -> None:
+        self._members: dict[int, M] = {}
+        self._numbers: dict[M, int] = {}
+        self._next = 0
+        self._owners: npt.NDArray[np.int64] = np.full(SLOTS, NO_OWNER, dtype=np.int64)
+
+    def owner_of(self, slot: int) -> M | None:
+        return self._members.get(int(self._owners[slot]))
+
+    def join(self, member: M) -> None:
+        """The consumer gets slots from all others, so many that all have as many."""
+        number, self._next = self._next, self._next + 1
+        self._members[number] = member
+        self._numbers[member] = number
+        if len(self._members) == 1:
+            self._owners[:] = number
+            return
+        quotas = _quotas(len(self._members))
+        taken = [
+            np.flatnonzero(self._owners == other)[quota:]
+            for other, quota in zip(self._members, quotas, strict=False)
+            if other != number
+        ]
+        self._owners[np.concatenate(taken)] = number
+
+    def leave(self, member: M) -> None:
+        """The slots of the consumer go to the others, so many that all have as many."""
+        number = self._numbers.pop(member)
+        del self._members[number]
+        free = np.flatnonzero(self._owners == number)
+        if not self._members:
+            self._owners[:] = NO_OWNER
+            return
+        quotas = _quotas(len(self._members))
+        at = 0
+        for other, quota in zip(self._members, quotas, strict=True):
+            more = max(0, quota - int(np.count_nonzero(self._owners == other)))
+            self._owners[free[at : at + more]] = other
+            at += more
+
+
+def _quotas(members: int) -> list[int]:
+    """How many slots each consumer has."""
+    share, more = divmod(SLOTS, members)
+    return [share + (i < more) for i in range(members)]
+
+
+class StickyRanges(Generic[M]):
+    """Each consumer has the ranges that its client gave."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[M, Sequence[SlotRange]] = {}
+        self._members: list[M | None] = [None]
+        self._owners: npt.NDArray[np.int64] = np.zeros(SLOTS, dtype=np.int64)
+
+    def reserve(self, member: M, ranges: Sequence[SlotRange]) -> None:
+        """The consumer is to join with these ranges. Raises Refusal."""
+        check_ranges(ranges)
+        others = (taken for of_other in self._ranges.values() for taken in of_other)
+        for lo, hi in others:
+            for start, end in ranges:
+                if start <= hi and lo <= end:
+                    raise Refusal(
+                        ServerError.CONSUMER_ASSIGN,
+                        f"the range {start} to {end} of keys' hashes overlaps {lo} to {hi}, which a"
+                        " connected consumer has",
+                    )
+        self._ranges[member] = ranges
+
+    def join(self, member: M) -> None:
+        self._assign()
+
+    def leave(self, member: M) -> None:
+        del self._ranges[member]
+        self._assign()
+
+    def _assign(self) -> None:
+        self._members = [None, *self._ranges]
+        self._owners[:] = 0
+        for number, ranges in enumerate(self._ranges.values(), 1):
+            for lo, hi in ranges:
+                self._owners[lo : hi + 1] = number
+
+    def owner_of(self, slot: int) -> M | None:
+        return self._members[int(self._owners[slot])]
+
+
+def check_ranges(ranges: Sequence[SlotRange]) -> None:
+    """Whether these are ranges of slots that do not overlap, and at least one. Raises Refusal."""
+    if not ranges:
+        raise Refusal(ServerError.CONSUMER_ASSIGN, "no range of keys' hashes is given")
+    before = -1
+    for lo, hi in sorted(ranges):
+        if not 0 <= lo <= hi < SLOTS or lo <= before:
+            raise Refusal(
+                ServerError.CONSUMER_ASSIGN,
+                f"{lo} to {hi} is no range of keys' hashes of its own: ranges are within 0 to"
+                f" {SLOTS - 1}, begin before they end, and do not overlap",
+            )
+        before = hi

@@ -1,0 +1,288 @@
+"""Which consumer gets which keys: slots of keys, their owners, and the order of each key, beside
+plain sets."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import mmh3
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from spark_ledger.broker.dispatch.acks import Acks
+from spark_ledger.broker.dispatch.key_shared import KeyChoice
+from spark_ledger.broker.dispatch.key_slots import SLOTS, key_of, slot_of, slots_of
+from spark_ledger.broker.dispatch.sharing import Member, Sharing, UnackedLimits
+from spark_ledger.broker.dispatch.slot_owners import EvenSlots, StickyRanges, check_ranges
+from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError
+from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.topic.entry.message_batch import TYPES
+from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
+
+# -- slots -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "hashed"),
+    [
+        (b"", 0),
+        (b"test", 0xBA6BD213),
+        (b"Hello, world!", 0xC0363E43),
+        (b"\xff\xff\xff\xff", 0x76293B50),
+    ],
+)
+def test_a_slot_is_the_murmur_hash_of_the_key(key, hashed):
+    assert mmh3.hash(key, 0, False) == hashed
+    assert slot_of(key) == (hashed & 0x7FFFFFFF) % SLOTS or slot_of(key) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"ordering_key": b"o", "partition_key": "p"}, b"o"),
+        ({"partition_key": "ü"}, "ü".encode()),
+        ({"partition_key": "AP8=", "partition_key_b64_encoded": True}, b"\x00\xff"),
+        ({"partition_key": "?", "partition_key_b64_encoded": True}, b"?"),
+        ({"producer_name": "p", "sequence_id": 7}, b"p-7"),
+        ({}, b"NONE_KEY"),
+    ],
+)
+def test_the_key_of_a_clients_batch_is_the_one_that_pulsar_takes(fields, key):
+    assert key_of(MessageMetadata(**fields)) == key
+
+
+def of_spark(keys):
+    """A batch of Spark's rows with these keys, as consumers get it."""
+    rows = pa.RecordBatch.from_arrays(
+        [
+            pa.array([keys[i] if n == "key" else None for i in range(len(keys))], TYPES[n])
+            for n in TYPES
+        ],
+        names=list(TYPES),
+    )
+    (made,) = [e for e in pulsar_batch.encoded([rows], [5] * len(keys), 100) if e is not None]
+    return Stored(100, made.rows, made.data, made.batched)
+
+
+def test_each_row_of_spark_has_the_slot_of_its_key_and_rows_without_one_are_spread():
+    keys = [b"a", None, b"\xff\x00", b"a", None]
+    slots = slots_of(of_spark(keys))
+    assert [slots[0], slots[2], slots[3]] == [slot_of(b"a"), slot_of(b"\xff\x00"), slot_of(b"a")]
+    assert slots[1] != slots[4]
+    assert slots == slots_of(of_spark(keys))
+    assert len(set(slots_of(of_spark([None] * 50)))) > 40
+
+
+def test_a_batch_of_a_client_has_one_slot_and_a_damaged_one_too():
+    metadata = MessageMetadata(producer_name="p", partition_key="k", num_messages_in_batch=3)
+    batch = Stored(0, 3, pulsar_batch.built(metadata, b""), True)
+    assert slots_of(batch) == (slot_of(b"k"),)
+    assert len(slots_of(Stored(0, 3, b"\x0e\x01damaged", True))) == 1
+
+
+# -- owners ----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 4), max_size=8))
+@settings(deadline=None, max_examples=20)
+def test_every_slot_has_an_owner_all_have_as_many_and_few_move(steps):
+    owners, members = EvenSlots(), []
+    before = [None] * SLOTS
+    for step in steps:
+        joins = step not in members
+        if joins:
+            owners.join(step)
+            members.append(step)
+        else:
+            members.remove(step)
+            owners.leave(step)
+        now = [owners.owner_of(slot) for slot in range(SLOTS)]
+        counts = Counter(now)
+        if members:
+            assert set(counts) == set(members)
+            assert max(counts.values()) - min(counts.values()) <= 1
+        else:
+            assert set(counts) == {None}
+        for old, new in zip(before, now, strict=True):
+            if old != new:
+                assert new == step if joins else old == step
+        before = now
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(-2, 70), st.integers(0, 70)), max_size=2), max_size=4)
+)
+def test_sticky_ranges_never_overlap_and_slots_outside_have_no_owner(ranges_of):
+    owners, taken = StickyRanges(), {}
+    for member, ranges in enumerate(ranges_of):
+        covered = [slot for lo, hi in ranges for slot in range(lo, hi + 1)]
+        valid = ranges and all(0 <= lo <= hi for lo, hi in ranges)
+        if valid and len(set(covered)) == len(covered) and not taken.keys() & set(covered):
+            owners.reserve(member, ranges)
+            owners.join(member)
+            taken |= dict.fromkeys(covered, member)
+        else:
+            with pytest.raises(Refusal) as refused:
+                owners.reserve(member, ranges)
+            assert refused.value.code is ServerError.CONSUMER_ASSIGN
+        assert {s: owners.owner_of(s) for s in range(80)} == {s: taken.get(s) for s in range(80)}
+    with pytest.raises(Refusal):
+        check_ranges([(0, SLOTS)])
+
+
+# -- the order of each key -------------------------------------------------------------------------
+
+
+class KeySharedSubscription(RuleBasedStateMachine):
+    """Batches of rows, of one slot or of several; consumers join, leave, nack and acknowledge as
+    they like; the model is driven as a dispatcher drives it."""
+
+    in_order = True
+
+    def __init__(self):
+        super().__init__()
+        self.batches, self.slots = [], {}
+        self.end = self.position = 0
+        choice = KeyChoice(
+            EvenSlots(),
+            in_order=self.in_order,
+            slots_of=lambda batch: (
+                [self.slots[r] for r in range(batch.offset, batch.end)]
+                if batch.mixed
+                else [self.slots[batch.offset]]
+            ),
+        )
+        self.sharing = Sharing(Acks(0), UnackedLimits(0, 0), choice, lambda: None)
+        self.members, self.joined = [], 0
+        self.join(permits=6)
+
+    @rule(slots=st.lists(st.sampled_from([300, 40_000, 65_535]), min_size=1, max_size=3))
+    def store(self, slots):
+        mixed = len(slots) > 1
+        batch = SimpleNamespace(
+            offset=self.end, messages=len(slots), end=self.end + len(slots), data=b"", mixed=mixed
+        )
+        self.slots |= {self.end + i: slot for i, slot in enumerate(slots)}
+        self.end = batch.end
+        self.batches.append(batch)
+        self.dispatch()
+
+    @precondition(lambda self: len(self.members) < 4)
+    @rule(permits=st.sampled_from([0, 2, 6]))
+    def join(self, permits):
+        self.joined += 1
+        member = Member(f"m{self.joined}", 0, lambda: True)
+        member.permits = permits
+        self.members.append(member)
+        self.sharing.join(member)
+
+    @precondition(lambda self: self.members)
+    @rule(data=st.data())
+    def leave(self, data):
+        member = data.draw(st.sampled_from(self.members))
+        self.members.remove(member)
+        self.sharing.leave(member)
+        if not self.members:
+            self.position = self.sharing.acks.mark
+
+    @precondition(lambda self: self.members)
+    @rule(data=st.data(), permits=st.integers(1, 6))
+    def flow(self, data, permits):
+        self.sharing.flow(data.draw(st.sampled_from(self.members)), permits)
+
+    @precondition(lambda self: any(member.pending for member in self.members))
+    @rule(data=st.data(), nacks=st.booleans())
+    def answer(self, data, nacks):
+        member = data.draw(st.sampled_from([m for m in self.members if m.pending]))
+        entry = data.draw(st.sampled_from(sorted(member.pending)))
+        if nacks:
+            self.sharing.redeliver(member, [entry])
+        else:
+            self.acknowledge(member, entry)
+
+    def acknowledge(self, member, entry):
+        list(
+            self.sharing.acknowledge(member, MessageId(ledgerId=1, entryId=entry), entry, self.end)
+        )
+
+    @rule()
+    def dispatch(self):
+        at = self.sharing.next_replay()
+        while at is not None:
+            (batch,) = [b for b in self.batches if b.offset <= at < b.end]
+            missing = self.sharing.acks.missing(batch.offset, batch.end)
+            for part in self.sharing.choice.parts_of(
+                batch, missing, self.sharing.waiting_ranges(missing)
+            ):
+                self.offer(part)
+            at = self.sharing.next_replay(max(at + 1, batch.end))
+        for batch in self.batches:
+            if batch.end <= self.position or not self.sharing.may_read_on():
+                continue
+            missing = self.sharing.acks.missing(batch.offset, batch.end)
+            given = self.sharing.acks.missing(max(batch.offset, self.position), batch.end)
+            if given:
+                for part in self.sharing.choice.parts_of(batch, missing, given):
+                    if not self.offer(part):
+                        self.sharing.wait(part)
+            self.position = batch.end
+
+    def offer(self, part):
+        receiver = self.sharing.receiver_of(part)
+        if receiver is None:
+            return False
+        rows = [row for lo, hi in part.ranges for row in range(lo, hi)]
+        if self.in_order:
+            for row in rows:
+                self.check_order(row, rows, receiver)
+        self.sharing.give(receiver, part, part.unacked)
+        return True
+
+    def check_order(self, row, rows, receiver):
+        """Each earlier row of the slot is acknowledged, at the same consumer, or in the part."""
+        acks = self.sharing.acks
+        for earlier in range(row):
+            if self.slots[earlier] == self.slots[row] and acks.missing(earlier, earlier + 1):
+                assert earlier in rows or earlier in self.pending_rows(receiver), (earlier, row)
+
+    def pending_rows(self, member):
+        return {
+            row
+            for part in member.pending.values()
+            for lo, hi in part.ranges
+            for row in range(lo, hi)
+            if self.sharing.acks.missing(row, row + 1)
+        }
+
+    @invariant()
+    def a_slot_is_at_one_consumer(self):
+        at = [(self.slots[row], m.name) for m in self.members for row in self.pending_rows(m)]
+        if self.in_order:
+            assert max(Counter(slot for slot, _ in set(at)).values(), default=0) <= 1
+        rows = [row for m in self.members for row in self.pending_rows(m)]
+        assert len(rows) == len(set(rows))
+
+    def teardown(self):
+        """Consumers with permits get everything that is not acknowledged."""
+        if not self.members:
+            self.join(100)
+        for _ in range(3 * len(self.batches) + 3):
+            for member in self.members:
+                self.sharing.flow(member, 100)
+                for entry in list(member.pending):
+                    self.acknowledge(member, entry)
+            self.dispatch()
+        assert self.sharing.acks.mark == self.end
+
+
+class UnorderedSubscription(KeySharedSubscription):
+    in_order = False
+
+
+TestInOrder = KeySharedSubscription.TestCase
+TestInOrder.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestWithoutOrder = UnorderedSubscription.TestCase
+TestWithoutOrder.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
