@@ -65,6 +65,7 @@ class ActiveDispatcher(Dispatcher):
         super().seek(offset)
 
     def flow(self, consumer: Consumer, permits: int) -> None:
+        consumer.has_asked = True
         consumer.permits += permits
         self._wake.set()
 
@@ -118,6 +119,7 @@ class ActiveDispatcher(Dispatcher):
             if consumer is not self.active:
                 return False
             self._wake.clear()
+            self.announce_end()
             await self._wake.wait()
         while not self.acks.may_send(self.position):
             if consumer is not self.active:

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 
 from spark_ledger import errors
 from spark_ledger.async_tasks import woken
@@ -22,8 +23,8 @@ from spark_ledger.broker.dispatch.policies import Policy
 from spark_ledger.broker.dispatch.sharing import Member
 from spark_ledger.broker.owner.partition import UNREADABLE, Partition
 from spark_ledger.broker.owner.tail import Stored
-from spark_ledger.broker.wire.commands import AckType, MessageId
-from spark_ledger.broker.wire.frames import with_batch
+from spark_ledger.broker.wire.commands import AckType, MessageId, command
+from spark_ledger.broker.wire.frames import encode, with_batch
 from spark_ledger.broker.wire.link import ClientFacts, Link
 from spark_ledger.broker.wire.sends import Messages
 from spark_ledger.topic.entry.pulsar_batch import (
@@ -69,6 +70,10 @@ class Consumer(Member):
         self.messages.epoch = epoch
         self.sending: asyncio.Task[None] | None = None
         self.on_end = on_end
+        self.has_asked = False
+        """Whether its client has asked for messages: then it knows that it has subscribed."""
+        self.has_reached_end = False
+        """Whether its client knows that it has all messages that the topic will ever have."""
         self.client: ClientFacts | None = None
 
     def end(self) -> None:
@@ -87,7 +92,7 @@ class Dispatcher(ABC):
         self.acks = Acks(mark, budget=None if cursor is None else cursor.ack_budget)
         self.consumers: list[Consumer] = []
         self.active: Consumer | None = None
-        """The only consumer that gets messages; None if several share, or there is none."""
+        """The only consumer that gets messages; None if several share, or without consumers."""
         self.awaits_consumers = False
         """Whether a seek has sent the consumers away, and none of them is back yet."""
         self.position = mark
@@ -168,8 +173,23 @@ class Dispatcher(ABC):
             self._pass_over(self.acks.mark)
             self.save_position()
 
+    def announce_end(self) -> None:
+        """If the topic is terminated, and all its messages are acknowledged, let the consumers know
+        it, each one once."""
+        consumers = [c for c in self.consumers if c.has_asked and not c.has_reached_end]
+        if self.acks.mark < self.partition.end or not consumers:
+            return
+        with suppress(errors.Unavailable):
+            if not self.partition.is_terminated:
+                return
+            for consumer in consumers:
+                consumer.has_reached_end = True
+                end = command("reached_end_of_topic", consumer_id=consumer.id)
+                consumer.link.send(encode(end))
+
     def save_position(self) -> None:
         """Make the position durable. Raises as ConsumerCursor.check."""
+        self.announce_end()
         if self._cursor is not None:
             self._cursor.check()
             self._cursor.advance(self.partition.number, self.acks.durable)
@@ -247,7 +267,7 @@ class Dispatcher(ABC):
             self._pass_over(following)
 
     def _row_after(self, offset: int) -> int | None:
-        """Where rows are stored again after the hole at `offset`; the end of the log if none are;
+        """Where rows are stored again after the hole at `offset`; else the end of the log;
         None if the offset is not below that end."""
         held = self.partition.held
         starts = [

@@ -83,6 +83,7 @@ class SharedDispatcher(Dispatcher):
         self.sharing.passed(self.acks.mark)
 
     def flow(self, consumer: Consumer, permits: int) -> None:
+        consumer.has_asked = True
         self.sharing.flow(consumer, permits)
 
     def redeliver(self, consumer: Consumer, epoch: int | None, entries: Iterable[int] = ()) -> None:
@@ -131,6 +132,7 @@ class SharedDispatcher(Dispatcher):
             self._is_crowded = False
             has_sent = await self._read_on(lossy)
         if not has_sent and self.consumers and not lossy:
+            self.announce_end()
             await self._wake.wait()
         return True
 

@@ -357,9 +357,25 @@ class TopicSubscriptions:
                 if not subscription.used:
                     self._background.start(self._release_unused(name))
 
-    async def unsubscribe(self, name: str, consumer: Consumer) -> None:
+    async def make(self, name: str) -> None:
+        """Make the durable subscription at the first offsets, unless there is one of that name,
+        whoever uses it. Raises Refusal, errors of the topic layer."""
+        async with self._lock(name):
+            subscription = self._by_name.get(name)
+            if subscription is not None and subscription.durable:
+                return
+            if subscription is not None and subscription.used:
+                why = f"subscription '{name}' is used by a reader: a durable one needs another name"
+                raise Refusal(ServerError.NOT_ALLOWED, why)
+            with suppress(errors.SubscriptionBusy):  # a query's
+                made = await self._opened(name, SubscriptionType.EXCLUSIVE, True, True)
+                self._by_name[name] = made
+                await self._release_locked(name)
+
+    async def unsubscribe(self, name: str, consumer: Consumer, *, force: bool = False) -> None:
         """Delete the subscription, which no other consumer uses: it is gone when this returns.
-        Raises Refusal, and as ConsumerCursors.delete; then the consumer stays."""
+        `force`: other consumers are sent away. Raises Refusal, and as ConsumerCursors.delete; then
+        the consumer stays."""
         async with self._lock(name):
             subscription = self.named(name)
             others = [
@@ -368,8 +384,10 @@ class TopicSubscriptions:
                 if other is not consumer
                 and (other.dispatcher is consumer.dispatcher or other.link is not consumer.link)
             ]
-            if others:
+            if others and not force:
                 raise Refusal(ServerError.METADATA, f"subscription '{name}' has other consumers")
+            for other in others:
+                other.end()
             # the same client's consumers of other partitions stay: it unsubscribes each of them
             if any(other is not consumer for other in subscription.consumers):
                 with suppress(errors.Unavailable):

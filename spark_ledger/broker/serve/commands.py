@@ -186,15 +186,11 @@ async def _producer(client: Caller, part: Any) -> None:
     _check_schema(part)
     if part.txn_enabled:
         raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
-    if part.initial_subscription_name:
-        raise Refusal(
-            ServerError.NOT_ALLOWED,
-            f"subscription '{part.initial_subscription_name}', which the producer is to make, is"
-            " not built yet: subscribe before it sends",
-        )
     topic, partition = await client.broker.partition(names.parse(part.topic), create=True)
     await topic.backlogs.check(partition.number)
     schema_version = await _version_to_send(client.broker, topic.info, part)
+    if part.initial_subscription_name:
+        await topic.subscriptions.make(part.initial_subscription_name)
     existing = client.intake.producers.get(part.producer_id)
     if existing is not None:
         client.intake.remove(existing)
@@ -338,7 +334,7 @@ async def _close_consumer(client: Caller, part: Any) -> None:
 
 async def _unsubscribe(client: Caller, part: Any) -> None:
     consumer, subscriptions, name = _consuming_of(client, part)
-    await subscriptions.unsubscribe(name, consumer)
+    await subscriptions.unsubscribe(name, consumer, force=part.force)
     client.forget_consumer(consumer)
     _reply(client, part, "success")
 

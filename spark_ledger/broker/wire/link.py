@@ -14,7 +14,7 @@ class Link(Protocol):
     open: bool
     has_room: asyncio.Event
     room_listeners: dict[object, asyncio.Event]
-    """By who waits: the events that are set when there is room again."""
+    """By the consumer that waits: the event that is set when there is room again."""
 
     @property
     def address(self) -> str:

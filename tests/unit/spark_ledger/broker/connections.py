@@ -27,6 +27,7 @@ class Tail:
         self.number = self.shown = self.start = 0
         self.title = "partition 0 of topic t"
         self.ledger = 77
+        self.is_terminated = False
         self.end = BATCHES
         self.stored = [Stored(at, 1, data, False) for at in range(BATCHES)]
         self.listeners = {}

@@ -27,6 +27,7 @@ class Batches:
         self.number = self.shown = number
         self.title = f"partition {number} of topic t"
         self.ledger = LEDGER
+        self.is_terminated = False
         self.listeners, self.stored, self.start, self.end = {}, [], 0, 0
         self.held, self.holes = SimpleNamespace(end_offset=0), []
         for size in sizes:
@@ -77,7 +78,7 @@ class Wire:
 
     def __init__(self):
         self.messages, self.active, self.open = [], [], asyncio.Event()
-        self.epochs, self.redeliveries = [], []
+        self.epochs, self.redeliveries, self.ends = [], [], 0
         self.has_room, self.room_listeners = self.open, {}
         self.open.set()
 
@@ -88,6 +89,8 @@ class Wire:
             self.messages.append((said.message_id.entryId, list(said.ack_set)))
             self.redeliveries.append(said.redelivery_count)
             self.epochs.append(said.consumer_epoch if said.HasField("consumer_epoch") else None)
+        elif one.command.HasField("reached_end_of_topic"):
+            self.ends += 1
         else:
             self.active.append(one.command.active_consumer_change.is_active)
 

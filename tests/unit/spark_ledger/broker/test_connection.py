@@ -300,7 +300,6 @@ def of_a_range_of_hashes():
     [
         (of_a_range_of_hashes(), "range of keys' hashes"),
         (command("subscribe", topic="t", subType=3, request_id=7), "KEY_SHARED"),
-        (command("producer", topic="t", initial_subscription_name="d", request_id=7), "'d'"),
         (command("producer", topic="t", txn_enabled=True, request_id=7), "transactions"),
         (command("producer", topic="t", producer_name=LONG, request_id=7), "a producer has 1026"),
         (command("producer", topic="t", initial_subscription_name=LONG, request_id=7), "1026"),

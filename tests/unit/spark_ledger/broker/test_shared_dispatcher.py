@@ -15,6 +15,7 @@ from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.wire.commands import AckType, MessageId
 from tests.kit.pulsar_batches import chunked, whole_of
 from tests.unit.spark_ledger.broker.consumers import (
+    FAILOVER,
     LEDGER,
     SHARED,
     Batches,
@@ -378,5 +379,31 @@ def test_new_messages_wait_while_the_acknowledged_sets_take_too_much(monkeypatch
         assert offsets(a) == []
         may_send += [0, 1]
         await until(lambda: offsets(a) == [0, 1])
+
+    play(act)
+
+
+@pytest.mark.parametrize("kind", [SHARED, FAILOVER])
+def test_consumers_learn_once_that_a_terminated_topic_has_no_more_for_them(kind):
+    async def act(made):
+        partition, subscription = Batches(1, 1), Subscription("s", kind, None)
+        a, b = joined(subscription, partition, "a", "b")
+        late = consumer_of(subscription, partition, "late")
+        made += [a, b, late]
+        await settle()
+        partition.is_terminated = True
+        for listener in partition.listeners:
+            listener.set()
+        acknowledge(a, 0)
+        a.dispatcher.save_position()
+        await settle()
+        assert (a.link.ends, b.link.ends) == (0, 0)
+        acknowledge(a, 1)
+        a.dispatcher.save_position()
+        await settle()
+        assert (a.link.ends, b.link.ends, late.link.ends) == (1, 1, 0)
+        late.dispatcher.flow(late, 1)
+        await settle()
+        assert (a.link.ends, b.link.ends, late.link.ends) == (1, 1, 1)
 
     play(act)

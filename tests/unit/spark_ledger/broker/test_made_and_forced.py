@@ -1,0 +1,91 @@
+"""Subscriptions that a producer makes, and those that one of several consumers deletes."""
+
+import asyncio
+
+import pytest
+
+from spark_ledger.broker.wire.commands import Refusal, ServerError, SubscriptionType
+from tests.kit.subscribing import subscribed
+from tests.unit.spark_ledger.broker.two_brokers import Brokers, named
+from tests.unit.spark_ledger.topic.stage import play
+
+SHARED = SubscriptionType.SHARED
+
+
+class ClientLink:
+    """One client's connection."""
+
+    def __init__(self):
+        self.has_room, self.room_listeners = asyncio.Event(), {}
+
+    def send(self, frame):
+        pass
+
+
+async def owned(stage, number=0):
+    broker = await Brokers(stage).new("a")
+    await broker.lookup(named(number), authoritative=True)
+    topic, partition = await broker.partition(named(number))
+    return broker, topic, partition
+
+
+async def listed(stage):
+    return [info.name for info in await stage.client.subscriptions.list(stage.topic.id)]
+
+
+def test_a_subscription_that_a_producer_makes_begins_at_the_first_message_and_is_kept():
+    async def act(stage):
+        broker, topic, partition = await owned(stage)
+        await topic.subscriptions.make("dead")
+        assert await listed(stage) == ["dead"]
+        positions = await stage.client.subscriptions.positions(stage.topic.id, "dead")
+        assert positions[0] == 0
+        consumer = await subscribed(topic, partition, "dead", SHARED, link=ClientLink())
+        await topic.subscriptions.make("dead")
+        assert topic.subscriptions.named("dead").consumers == [consumer]
+        topic.subscriptions.leave("dead", consumer)
+        await broker.close()
+        assert await listed(stage) == ["dead"]
+
+    play(act)
+
+
+def test_of_several_consumers_one_deletes_the_subscription_only_by_force():
+    async def act(stage):
+        broker, topic, partition = await owned(stage)
+        ended = []
+
+        async def another():
+            return await subscribed(topic, partition, "s", SHARED, link=ClientLink())
+
+        first, second, third = [await another() for _ in range(3)]
+        for consumer in (second, third):
+            consumer.on_end = lambda one: (ended.append(one), topic.subscriptions.leave("s", one))
+        with pytest.raises(Refusal) as refused:
+            await topic.subscriptions.unsubscribe("s", first)
+        assert refused.value.code is ServerError.METADATA
+        await topic.subscriptions.unsubscribe("s", first, force=True)
+        assert ended == [second, third]
+        assert await listed(stage) == []
+        await asyncio.sleep(5)
+        assert await listed(stage) == []
+        assert first.dispatcher.consumers == []
+        await broker.close()
+
+    play(act)
+
+
+def test_consumers_of_one_subscription_have_one_type_and_the_next_ones_may_have_another():
+    async def act(stage):
+        broker, topic, partition = await owned(stage)
+        kinds = (SubscriptionType.FAILOVER, SHARED, SubscriptionType.EXCLUSIVE)
+        for kind in kinds:
+            consumer = await subscribed(topic, partition, "s", kind, link=ClientLink())
+            for other in set(kinds) - {kind}:
+                with pytest.raises(Refusal) as refused:
+                    await subscribed(topic, partition, "s", other, link=ClientLink())
+                assert refused.value.code is ServerError.CONSUMER_BUSY
+            topic.subscriptions.leave("s", consumer)
+        await broker.close()
+
+    play(act)
