@@ -248,8 +248,8 @@ class Adder:
             return False
         if not self._storage.put_all(ledger_id, entries, reserve=add.recovery):
             return False
-        handle.took_add(max([item.header for item in run], key=_LAC))
-        handle.took_add(run[-1].header)
+        handle.note_add(max([item.header for item in run], key=_LAC))
+        handle.note_add(run[-1].header)
         decided.taken.setdefault(_lane(add, handle), []).extend(run)
         return True
 
@@ -278,7 +278,7 @@ class Adder:
                 results[index] = self._busy
             else:
                 storage.put(header.ledger_id, header.entry_id, entry)
-                handle.took_add(header)
+                handle.note_add(header)
                 decided.taken.setdefault(lane, []).append(item)
 
     def _compare(self, header: EntryHeader, stored: _Stored, recovery: bool) -> Status | None:

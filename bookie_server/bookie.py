@@ -25,7 +25,7 @@ from bookie_server.api.status import Status, StopReason
 from bookie_server.config import StorageConfig
 from bookie_server.disk import monitor as disk_monitor
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.disk.monitor import DiskMonitor, Role, Watched
+from bookie_server.disk.monitor import DiskMonitor, Role, WatchedDirectory
 from bookie_server.journal import checkpoint
 from bookie_server.journal.format import Record, RecordKind
 from bookie_server.journal.writer import JournalFailed
@@ -131,7 +131,9 @@ class Bookie:
         to read and repair ledgers that have a password. Raises DiskFailed.
         """
         watched = [
-            Watched(directory.id, directory.name, role, directory.disk, directory.file_system)
+            WatchedDirectory(
+                directory.id, directory.name, role, directory.disk, directory.file_system
+            )
             for role, several in (
                 (Role.JOURNAL, directories.journals),
                 (Role.LEDGER, directories.ledgers),
@@ -207,7 +209,7 @@ class Bookie:
         """Acknowledged entries of any ledger may be missing here: from this step on no entry is
         denied, until the walk has judged each ledger; with `until_restart`, until the next start.
         Durable when it returns. Raises JournalFailed."""
-        self._limbo.halted = self._limbo.halted or until_restart
+        self._limbo.is_halted = self._limbo.is_halted or until_restart
         await self.ledgers.put_in_limbo_or_fence(
             [LedgerJudgement(EVERY_LEDGER, LimboReason.LOST, fence=False)]
         )
@@ -254,10 +256,10 @@ class Bookie:
     async def _dispatch(self, request: m.Request) -> m.Response:
         if isinstance(request, m.AddRequest):
             reason = self.readonly_reason
-            exhausted = bool(reason) and disk_monitor.exhausted(
+            is_exhausted = bool(reason) and disk_monitor.is_exhausted(
                 self.disks.states, self.storage.cache.unflushed_bytes, self._config
             )
-            return await self._adder.add(request, reason, even_recovery=exhausted)
+            return await self._adder.add(request, reason, even_recovery=is_exhausted)
         if isinstance(request, m.ReadRequest):
             return await self._read(request)
         if isinstance(request, m.ReadLacRequest):

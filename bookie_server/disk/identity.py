@@ -1,14 +1,15 @@
-"""The bookie's identity: a UUID minted when its disks are formatted, and the cluster they belong
-to.
+"""The bookie's identity: a UUID, made when its disks are formatted, and the cluster to which they
+belong.
 
-Always true: every directory of a bookie has the bookie's identity and a UUID of its own; a
-directory gets them only while it is empty, and while another of its kind (journal, ledger) has them
-or all directories are empty, so a wiped directory counts as a new one, never as the old, and a
-format that was interrupted goes on. The file `bookie.identity` is one line of text:
+Always true: every directory of a bookie has the bookie's identity and a UUID of its own. A
+directory gets them only while it is empty, and only if another directory of its kind (journal,
+ledger) has them or all directories are empty. So a wiped directory counts as a new one, never as
+the old one, and a format that was interrupted can be finished. The file `bookie.identity` is one
+line of text:
 
     spark-ledger-bookie 2 <bookie id> <cluster id> <directory id> <CRC32C of all before it, 8 hex>
 
-(of all before the last space). Version 1 had no directory id: it follows from the bookie's id.
+(of all before the last space). Version 1 has no directory id: it is computed from the bookie's id.
 """
 
 from collections.abc import Sequence
@@ -33,15 +34,15 @@ _NOT_OURS = frozenset(
         *(name for file in (seen_links.FILE, starts.FILE) for name in (file.name, file.new_name)),
     }
 )
-"""Names that may be in a directory without entries."""
+"""Names of files that may be in an empty directory."""
 
 
 class BadIdentity(Exception):
-    """Disks on which no bookie can be started; the text has their names and the remedy."""
+    """No bookie can be started on these disks; the text has their names and the remedy."""
 
 
 class WrongDisks(BadIdentity):
-    """Disks that are whole, but not this bookie's, or not in their places."""
+    """The disks are undamaged, but another bookie's, or not in their places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +94,15 @@ def decode(data: bytes) -> Stamp:
 async def read(directories: Sequence[Directory]) -> Identity | None:
     """The identity on the directories; None: they are to be formatted.
 
-    Raises WrongDisks when they disagree; BadIdentity when one lacks it and holds files, or has none
-    of its kind with an identity beside it; DiskFailed.
+    Raises WrongDisks when the directories have different identities; BadIdentity when a directory
+    lacks the identity, and has files or is the only one of its kind; DiskFailed.
     """
-    stamps = {directory: await _read_one(directory) for directory in directories}
+    stamps = {directory: await _read_stamp(directory) for directory in directories}
     owners = {d.name: stamp.identity for d, stamp in stamps.items() if stamp is not None}
     if len(set(owners.values())) > 1:
-        named = ", ".join(f"{name} of {owner.bookie_id}" for name, owner in owners.items())
+        pairs = ", ".join(f"{name} of {owner.bookie_id}" for name, owner in owners.items())
         raise WrongDisks(
-            f"the directories belong to different bookies: {named}; give each bookie its own"
+            f"the directories belong to different bookies: {pairs}; give each bookie its own"
         )
     ids = [stamp.directory_id for stamp in stamps.values() if stamp and stamp.directory_id]
     if len(set(ids)) < len(ids):
@@ -109,37 +110,37 @@ async def read(directories: Sequence[Directory]) -> Identity | None:
             f"two of {', '.join(owners)} are copies of one directory; leave one of them out"
         )
     used = [d.name for d in directories if await _is_used(d.disk)]
-    lacking = [d for d in directories if stamps[d] is None]
+    without_stamp = [d for d in directories if stamps[d] is None]
     kinds = [d.kind for d in directories if stamps[d] is not None]
-    strange = [d.name for d in lacking if d.name in used or d.kind not in kinds]
-    if strange and used:
-        raise BadIdentity(_lacking(strange, used))
+    refused = [d.name for d in without_stamp if d.name in used or d.kind not in kinds]
+    if refused and used:
+        raise BadIdentity(_refusal(refused, used))
     return next(iter(owners.values()), None)
 
 
-def _lacking(strange: Sequence[str], used: Sequence[str]) -> str:
-    own = [name for name in strange if name in used]
-    if own:
+def _refusal(refused: Sequence[str], used: Sequence[str]) -> str:
+    with_files = [name for name in refused if name in used]
+    if with_files:
         return (
-            f"{', '.join(own)} has no {FILE} but holds files: it is no bookie's directory, or lost"
-            " that file; correct the setting, bring the file back, or empty all directories of the"
-            " bookie to make a new one"
+            f"{', '.join(with_files)} has no {FILE} but holds files: it is no bookie's directory,"
+            " or lost that file; correct the setting, bring the file back, or empty all directories"
+            " of the bookie to make a new one"
         )
     return (
-        f"{', '.join(strange)} has no {FILE} but {', '.join(used)} holds entries; bring back "
+        f"{', '.join(refused)} has no {FILE} but {', '.join(used)} holds entries; bring back "
         "the missing disk, or empty all of them to make a new bookie"
     )
 
 
 async def write(disk: Disk, identity: Identity, directory_id: str) -> None:
-    """Durable when it returns; a directory that has an identity is left alone."""
+    """Write the identity, durably, unless the directory has one."""
     if FILE not in await disk.list():
         await replace_file(disk, FILE, encode(Stamp(identity, directory_id)), _NEW_FILE)
 
 
 async def directory_id(disk: Disk, kind: str) -> str:
     """The id of a directory that has an identity. Raises BadIdentity, DiskFailed."""
-    stamp = await _read_one(Directory(kind, kind, disk))
+    stamp = await _read_stamp(Directory(kind, kind, disk))
     if stamp is None:
         raise BadIdentity(f"a {kind} directory has no {FILE} any more")
     return stamp.directory_id or str(uuid5(UUID(stamp.identity.bookie_id), kind))
@@ -149,7 +150,7 @@ async def _is_used(disk: Disk) -> bool:
     return any(name != FILE and name not in _NOT_OURS for name in await disk.list())
 
 
-async def _read_one(directory: Directory) -> Stamp | None:
+async def _read_stamp(directory: Directory) -> Stamp | None:
     try:
         return decode(await read_file(directory.disk, FILE, _FILE_BYTES_MAX))
     except NoSuchFile:

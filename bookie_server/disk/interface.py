@@ -8,13 +8,13 @@ Always true:
 - positions and lengths are bytes; a read past the end is short, not an error.
 
 Always true of the deadline after which a call has failed (`IoDeadline`):
-- a call that was made longer ago than `limit_s` raises DiskHung; the thread that hangs in it is
-  left behind, and its late result is dropped;
+- a call that takes longer than `limit_s` raises DiskHung; the thread that hangs in it is abandoned,
+  and its late result is dropped;
 - once a call that alters something has hung, all later calls on that disk or index fail at once: no
-  call waits behind the thread that hangs, and none overtakes its late effects;
-- a read that hangs fails alone: it proves nothing of the writes;
-- the loop counts the time in parts: a process that was stopped for a while, or a loop that was
-  busy, makes no disk hang; a call has up to a part more than the limit;
+  call waits behind the thread that hangs, or overtakes the late effects of its call;
+- a read that hangs fails alone, as it proves nothing about writes;
+- the loop counts the time in parts, so a process that was stopped for a while, or a busy loop, does
+  not count as a hung disk; a call may take up to one part longer than the limit;
 - a call whose time grows with the data (all states, all ledger ids) has no limit.
 """
 
@@ -34,7 +34,7 @@ class DiskFailed(Exception):
 
 
 class DiskFull(DiskFailed):
-    """There is no space for it (ENOSPC, EDQUOT); a file that was to be made does not exist then."""
+    """There is no space (ENOSPC, EDQUOT). If a file was to be made, it does not exist."""
 
 
 class NoSuchFile(DiskFailed):
@@ -42,15 +42,15 @@ class NoSuchFile(DiskFailed):
 
 
 class DiskHung(DiskFailed):
-    """A call of the operating system did not return in time; what it did is unknown."""
+    """A call of the operating system did not return in time; its effect is unknown."""
 
 
 class File(Protocol):
-    """An open file; appended to by one task at a time, read by any number."""
+    """An open file; one task at a time may append to it, any number may read it."""
 
     path: str
     end: int
-    """Where the next append goes: bytes appended so far, reserved space not counted."""
+    """The position of the next append: the bytes appended so far, without reserved space."""
 
     async def append(self, buffers: Sequence[Buffer], *, sync: bool = False) -> int:
         """Write the buffers one after the other at `end`; with `sync`, durably.
@@ -102,12 +102,12 @@ class Disk(Protocol):
         """How many bytes can be written here. Raises DiskFailed."""
 
     async def total_bytes(self) -> int:
-        """Used bytes of the file system, whatever uses them, and bytes free to us; without those
-        that it keeps for others. Raises DiskFailed."""
+        """The used bytes of the file system and the bytes that are free to us; without bytes that
+        the file system keeps for other users. Raises DiskFailed."""
 
 
 async def read_file(disk: Disk, path: str, bytes_max: int = 1 << 62) -> bytes:
-    """The bytes of the file, or its beginning. Raises NoSuchFile, DiskFailed."""
+    """The bytes of the file, `bytes_max` at most. Raises NoSuchFile, DiskFailed."""
     file = await disk.open(path)
     try:
         return await file.read(0, min(file.end, bytes_max))
@@ -116,8 +116,8 @@ async def read_file(disk: Disk, path: str, bytes_max: int = 1 << 62) -> bytes:
 
 
 async def replace_file(disk: Disk, path: str, data: bytes, temporary: str) -> None:
-    """Make or replace the file, by way of `temporary` in the same folder: a crash leaves the old
-    one or the new. Durable when it returns. Raises DiskFailed."""
+    """Make or replace the file, by way of `temporary` in the same folder: after a crash there is
+    the old file or the new one. Durable when it returns. Raises DiskFailed."""
     with contextlib.suppress(NoSuchFile):
         await disk.remove(temporary)
     file = await disk.create(temporary)
@@ -137,7 +137,7 @@ class IoDeadline:
         self._limit_s = limit_s
         self._hung: DiskHung | None = None
         self._ticks = 0
-        self._ticking = False  # one timer for all calls; it stops while no call is under way
+        self._is_ticking = False  # one timer for all calls; it stops while no call is under way
         self._under_way: dict[asyncio.Future[Any], tuple[int, bool]] = {}
 
     @property
@@ -146,25 +146,25 @@ class IoDeadline:
         return self._hung is not None
 
     def check(self) -> None:
-        """Called before each call is begun. Raises DiskHung."""
+        """Raises DiskHung if a call that alters something has hung. Called before each call."""
         if self._hung is not None:
             raise DiskHung(f"not used any more: {self._hung}")
 
     def watch(self, done: asyncio.Future[Any], *, alters: bool) -> None:
-        """A call was begun: `done` fails with DiskHung after the rest of the present part and PARTS
-        more, unless it is done before."""
+        """Watch a call that begins: unless `done` is done before, it fails with DiskHung after the
+        rest of the present part and PARTS more parts."""
         if self._limit_s == math.inf:
             return
-        self._under_way[done] = (self._ticks + PARTS + self._ticking, alters)
-        if not self._ticking:
+        self._under_way[done] = (self._ticks + PARTS + self._is_ticking, alters)
+        if not self._is_ticking:
             self._tick_later()
 
-    def ended(self, done: asyncio.Future[Any]) -> None:
-        """The call that was watched returned, or no caller waits for it."""
+    def stop_watching(self, done: asyncio.Future[Any]) -> None:
+        """The call returned, or no caller waits for it."""
         self._under_way.pop(done, None)
 
     def _tick_later(self) -> None:
-        self._ticking = True
+        self._is_ticking = True
         asyncio.get_running_loop().call_later(self._limit_s / PARTS, self._tick)
 
     def _tick(self) -> None:
@@ -177,6 +177,6 @@ class IoDeadline:
                     done.set_exception(hung)
                     if alters:
                         self._hung = hung
-        self._ticking = False
+        self._is_ticking = False
         if self._under_way:
             self._tick_later()

@@ -1,8 +1,9 @@
-"""A small file of one line of text, kept in each directory of a bookie.
+"""A small file of one line of text, with a copy in each directory of a bookie.
 
-Always true: it is replaced as a whole, so a crash leaves the old one or the new; a damaged file
-counts as missing, as a directory can be lost as well. The line is words with a space between them,
-the first two name the kind of file and its version, the last is the CRC32C of all before it:
+Always true: the file is replaced as a whole, so after a crash there is the old file or the new one;
+a damaged file counts as missing, as a directory can be missing as well. The line has words with a
+space between them: the kind of file, its version, the words of its value, and the CRC32C of all
+before it:
 
     spark-ledger-links 1 <word> ... <8 hex digits>
 
@@ -23,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class BadLine(Exception):
-    """A malformed file, or one of another kind or version."""
+    """The file is malformed, or of another kind or version."""
 
 
 def encode_line(words: Sequence[str]) -> bytes:
@@ -41,14 +42,14 @@ def decode_line(data: bytes) -> list[str]:
 
 @dataclass(frozen=True)
 class LineFile(Generic[T]):
-    """`words_of` gives the words after kind and version; `of_words` is its inverse, and may raise
+    """A kind of file. `words_of` makes the words of a value; `parse` is its inverse, and may raise
     ValueError."""
 
     name: str
     kind: str
     bytes_max: int
     words_of: Callable[[T], Sequence[str]]
-    of_words: Callable[[list[str]], T]
+    parse: Callable[[list[str]], T]
     version = "1"
 
     @property
@@ -64,24 +65,24 @@ class LineFile(Generic[T]):
             kind, version, *words = decode_line(data)
             if (kind, version) != (self.kind, self.version):
                 raise BadLine(f"it is of version {version!r}, not {self.version}")
-            return self.of_words(words)
+            return self.parse(words)
         except ValueError as error:
             raise BadLine(str(error)) from error
 
     async def read(self, disks: Sequence[Disk]) -> list[T]:
-        """What the disks hold; without a disk whose file is missing or cannot be read."""
-        stored = []
+        """The values on the disks, without a disk whose file is missing or cannot be read."""
+        values = []
         for disk in disks:
             try:
-                stored.append(self.decode(await read_file(disk, self.name, self.bytes_max)))
+                values.append(self.decode(await read_file(disk, self.name, self.bytes_max)))
             except NoSuchFile:
                 continue
             except (BadLine, DiskFailed) as error:
                 _log.warning("%s cannot be read, it counts as missing: %s", self.name, error)
-        return stored
+        return values
 
     async def write(self, disks: Sequence[Disk], value: T) -> None:
-        """Durable on each disk that works when it returns. Raises DiskFailed when no disk works."""
+        """Write the value to every disk, durably. Raises DiskFailed when all disks fail."""
         failures: list[DiskFailed] = []
         for disk in disks:
             try:
@@ -93,11 +94,11 @@ class LineFile(Generic[T]):
             raise failures[0]
 
 
-def pairs_of(numbered: Mapping[int, str]) -> list[str]:
+def words_of_numbers(numbered: Mapping[int, str]) -> list[str]:
     return [f"{number}:{numbered[number]}" for number in sorted(numbered)]
 
 
-def of_pairs(words: Sequence[str]) -> dict[int, str]:
-    """Raises ValueError."""
+def parse_numbers(words: Sequence[str]) -> dict[int, str]:
+    """The inverse of `words_of_numbers`. Raises ValueError."""
     pairs = [word.split(":") for word in words]
     return {int(number): text for number, text in pairs}

@@ -1,19 +1,20 @@
 """Which directories have space, and whether the node takes new entries.
 
 Always true:
-- a directory is full from the look that finds more than `disk_usage_high` of it used or less than
-  `disk_free_bytes_min` free, until a look finds less than `disk_usage_low` used and twice the bytes
-  free; freed reserves count as used then, so that to make them again fills no directory;
-- a directory that refused to reserve a file's bytes is full too, until it has twice those bytes;
-- whether the node is read-only is computed anew from the states of its directories at each
-  question: only "full" is remembered of each directory (BK#4640, #4225, #3141);
-- every directory is watched, the journals' too, each `disk_check_s` and at each new file (except
+- a directory becomes full when a look finds more than `disk_usage_high` of it used, or less than
+  `disk_free_bytes_min` free; it stays full until a look finds less than `disk_usage_low` used, and
+  twice `disk_free_bytes_min` free. The second look counts freed reserves as used, so that making
+  them again does not fill the directory;
+- a directory that could not reserve a file's bytes is full too, until it has twice those bytes;
+- whether the node is read-only is computed from the states of its directories each time it is
+  needed; of a directory only "full" is remembered (BK#4640, #4225, #3141);
+- every directory, also a journal's, is looked at each `disk_check_s` and at each new file (except
   the checkpoint's); a directory that cannot be read, or is not the same any more, counts as failed
   and is never looked at again;
-- a full directory has freed its reserve, a directory that is not full holds it;
+- a full directory has freed its reserve, a directory that is not full has it;
 - if a file cannot be made for lack of space, the directory is set full and frees its reserve, and
-  the file is tried once more; before an append to a file without reserved bytes, the same happens
-  if the bytes do not fit: a failed append is final, so lack of space must show before it.
+  the file is tried once more. Before an append to a file without reserved bytes, the same happens
+  if the bytes do not fit: a failed append is final, so lack of space must be found before it.
 """
 
 import asyncio
@@ -30,11 +31,11 @@ from spark_ledger.async_tasks import woken
 from spark_ledger.units import MIB
 
 RESERVE = "reserve"  # the file's name
-FULL_CHECK_S = 1.0  # pause between two looks while a directory is full: back soon, stop in time
+FULL_CHECK_S = 1.0  # between two looks while a directory is full, so that new space is found soon
 SPARE_BYTES = 8 * MIB  # for index and checkpoint, beside the entries of a flush
-UNASKED_BYTES = 16 << 20
-"""Bytes that a file takes before the free space is read again, if there is space for many such
-files."""
+UNCHECKED_BYTES = 16 << 20
+"""If there is space for many such files: the bytes that may be written to a file before the free
+space is read again."""
 _MANY = 8
 _log = logging.getLogger(__name__)
 
@@ -47,15 +48,16 @@ class Role(enum.Enum):
 
 
 class Space(NamedTuple):
-    """Bytes of a directory's file system: those free to us, and those free and used together."""
+    """The bytes of a directory's file system: those that are free to us, and free and used bytes
+    together."""
 
     free_bytes: int
     total_bytes: int
 
 
 class DiskLimits(NamedTuple):
-    """Full above `usage_high` or with less than `free_bytes_min`; not full any more below
-    `usage_low` and with twice the bytes."""
+    """A directory becomes full above `usage_high` or with less than `free_bytes_min`; it stops
+    being full below `usage_low` with at least twice `free_bytes_min`."""
 
     usage_high: float
     usage_low: float
@@ -82,10 +84,8 @@ class DirectoryState(NamedTuple):
 
 
 def is_full(space: Space, was_full: bool, missing_bytes: int, limits: DiskLimits) -> bool:
-    """Whether the directory is full now. `missing_bytes`: reserves that are still to be made.
-
-    Between the two thresholds it stays as it was.
-    """
+    """Whether the directory is full now; between the two thresholds it stays as it was.
+    `missing_bytes`: the bytes of the reserves that are still to be made."""
     free = space.free_bytes - missing_bytes
     used_share = 1 - free / space.total_bytes if space.total_bytes else 1.0
     if used_share > limits.usage_high or free < limits.free_bytes_min:
@@ -95,10 +95,8 @@ def is_full(space: Space, was_full: bool, missing_bytes: int, limits: DiskLimits
 
 
 def readonly_reason(directories: Sequence[DirectoryState], limbo: str = "") -> str:
-    """Why the node takes no new entries; empty when it does.
-
-    `limbo`: why acknowledged entries of any ledger may have been lost here; empty: they are not.
-    """
+    """Why the node takes no new entries; empty when it does. `limbo`: why acknowledged entries of
+    any ledger may be lost here; empty if none is."""
     if limbo:
         return limbo
     live = [directory for directory in directories if directory.live]
@@ -109,18 +107,18 @@ def readonly_reason(directories: Sequence[DirectoryState], limbo: str = "") -> s
     return f"disk full: {', '.join(directory.name for directory in full)}" if full else ""
 
 
-def exhausted(
+def is_exhausted(
     directories: Sequence[DirectoryState], unflushed_bytes: int, config: StorageConfig
 ) -> bool:
-    """Whether recovery's adds are refused too: the `unflushed_bytes` that were taken must still fit
-    a ledger directory. (The journal reserves its own space.)"""
+    """Whether to refuse recovery's adds, too: a ledger directory must have space for the
+    `unflushed_bytes` of adds already taken. (The journal reserves its own space.)"""
     needed_bytes = unflushed_bytes + min(config.disk_reserve_bytes, SPARE_BYTES)
     ledgers = [d for d in directories if d.live and d.role is Role.LEDGER]
     return bool(ledgers) and all(d.full and d.space.free_bytes < needed_bytes for d in ledgers)
 
 
 def degraded_reason(directories: Sequence[DirectoryState]) -> str:
-    """The directories that were lost, each with the reason; empty when all live."""
+    """The failed and missing directories, each with the reason; empty when all live."""
     return "; ".join(
         f"{directory.role.value} directory {directory.name} failed: {directory.failure}"
         for directory in directories
@@ -129,25 +127,25 @@ def degraded_reason(directories: Sequence[DirectoryState]) -> str:
 
 
 def total_space(directories: Sequence[DirectoryState]) -> Space:
-    """The space of the living ledger directories, each file system once: by it clients place
-    ledgers."""
+    """The space of the living ledger directories, each file system once; clients place ledgers by
+    this space."""
     ledgers = [d for d in directories if d.live and d.role is Role.LEDGER]
     spaces = {d.file_system or d.name: d.space for d in ledgers}.values()
     return Space(sum(s.free_bytes for s in spaces), sum(s.total_bytes for s in spaces))
 
 
-def unasked_bytes(free_bytes: int, needed_bytes: int) -> int:
-    """How many bytes may be written before the free space is read again: to read it costs as much
-    as a small write."""
-    plenty = free_bytes >= needed_bytes + _MANY * UNASKED_BYTES
-    return needed_bytes + UNASKED_BYTES if plenty else needed_bytes
+def unchecked_bytes(free_bytes: int, needed_bytes: int) -> int:
+    """How many bytes may be written before the free space is read again, as a read of the free
+    space costs as much as a small write."""
+    has_plenty = free_bytes >= needed_bytes + _MANY * UNCHECKED_BYTES
+    return needed_bytes + UNCHECKED_BYTES if has_plenty else needed_bytes
 
 
 # -- the watch --------------------------------------------------------------------------------
 
 
-class Watched(NamedTuple):
-    """A directory as the monitor sees it; `name` is its path, for messages."""
+class WatchedDirectory(NamedTuple):
+    """A directory that the monitor watches; `name` is its path, for messages."""
 
     id: str
     name: str
@@ -159,14 +157,14 @@ class Watched(NamedTuple):
 class DiskMonitor:
     """Watches the directories of one node: `look` once at start, then `run` as a task.
 
-    `lost`: why ledger directories are missing, by name. `small`: the beginnings of paths of small
-    files that are often made anew: these are no reason to look. `listeners` are called after a look
+    `lost`: why ledger directories are missing, by name. `small`: prefixes of the paths of small
+    files that are often made anew, for which no look is needed. `listeners` are called after a look
     that changed more than the free bytes.
     """
 
     def __init__(
         self,
-        directories: Sequence[Watched],
+        directories: Sequence[WatchedDirectory],
         config: StorageConfig,
         lost: Mapping[str, str] | None = None,
         small: tuple[str, ...] = (),
@@ -178,8 +176,8 @@ class DiskMonitor:
             for name, why in (lost or {}).items()
         ]
         self._watches = {directory.id: _Watch(directory, config) for directory in directories}
-        self._poked = asyncio.Event()
-        self._reported: object = None
+        self._wake = asyncio.Event()
+        self._last_report: object = None
         self._failure: Callable[[str], str] = lambda _: ""
         self._drop: Callable[[str, DiskFailed], None] = lambda *_: None
         self._find_absent: Callable[[], Mapping[str, Mapping[str, str]]] = dict
@@ -192,9 +190,9 @@ class DiskMonitor:
         drop: Callable[[str, DiskFailed], None],
         absent: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
     ) -> None:
-        """Connect the owner of the directories: `failure` gives why an id was dropped ("": it
-        lives), `drop` drops one, `absent` gives a text for each directory that the node had and
-        that no setting names, by role and id."""
+        """Connect the owner of the directories. `failure` gives the reason why a directory was
+        dropped, by id ("": it lives); `drop` drops a directory; `absent` gives, by role and id, a
+        text for each directory that the node had before and that no setting names now."""
         self._failure, self._drop, self._find_absent = failure, drop, absent
         self._look_for_absent()
         for directory_id, watch in self._watches.items():
@@ -202,45 +200,47 @@ class DiskMonitor:
                 drop(directory_id, watch.failed)
 
     def disk(self, directory_id: str) -> Disk:
-        """The directory's disk; a new file on it pokes this monitor."""
+        """The directory's disk; after a new file on it this monitor looks soon."""
         disk = self._watches[directory_id].directory.disk
-        watched = _WatchedDisk(disk, self._made, lambda needed: self.refused(directory_id, needed))
+        watched = _WatchedDisk(
+            disk, self._on_new_file, lambda needed: self.set_full(directory_id, needed)
+        )
         return cast(Disk, watched)
 
-    def _made(self, path: str) -> None:
+    def _on_new_file(self, path: str) -> None:
         if not path.startswith(self._small):
             self.poke()
 
     def poke(self) -> None:
         """Look soon: a file was made, or a directory dropped."""
-        self._poked.set()
+        self._wake.set()
 
-    async def refused(self, directory_id: str, needed_bytes: int) -> None:
-        """A file of so many bytes could not be reserved: set the directory full, and free its
-        reserve. Raises DiskFailed."""
-        await self._watches[directory_id].refused(needed_bytes)
+    async def set_full(self, directory_id: str, needed_bytes: int) -> None:
+        """Set the directory full, as it has no space for `needed_bytes`, and free its reserve.
+        Raises DiskFailed."""
+        await self._watches[directory_id].set_full(needed_bytes)
         self._report()
 
     async def make_room(self, directory_id: str, needed_bytes: int) -> bool:
-        """Whether so many bytes fit now, after the reserve is freed if need be; a directory in
-        which they did not fit is set full. Raises DiskFailed."""
+        """Whether so many bytes fit. If they do not fit at first, sets the directory full and frees
+        its reserve. Raises DiskFailed."""
         disk = self._watches[directory_id].directory.disk
         if await disk.free_bytes() >= needed_bytes:
             return True
-        await self.refused(directory_id, needed_bytes)
+        await self.set_full(directory_id, needed_bytes)
         return await disk.free_bytes() >= needed_bytes
 
     @property
     def states(self) -> list[DirectoryState]:
-        """All directories, in the order they were given; missing ones last."""
-        given = [
+        """All directories, in the order of the constructor's; missing directories last."""
+        watched = [
             DirectoryState(
                 d.name, d.role, watch.space, watch.full, self._why_failed(i), d.file_system
             )
             for i, watch in self._watches.items()
             for d in [watch.directory]
         ]
-        return given + self._lost + self._absent
+        return watched + self._lost + self._absent
 
     def _why_failed(self, directory_id: str) -> str:
         """Why the directory failed; empty while it lives."""
@@ -248,11 +248,11 @@ class DiskMonitor:
 
     @property
     def any_full(self) -> bool:
-        """Whether a directory is full, living or not. (Called for each add: must be fast.)"""
+        """Whether a directory, living or failed, is full. (Called for each add: must be fast.)"""
         return any([watch.full for watch in self._watches.values()])
 
     def has_space(self, directory_id: str) -> bool:
-        """Whether new ledgers may go there."""
+        """Whether new ledgers may be placed in the directory."""
         return not self._watches[directory_id].full and not self._why_failed(directory_id)
 
     def free_bytes(self, directory_id: str) -> int:
@@ -262,10 +262,12 @@ class DiskMonitor:
     async def run(self) -> None:
         """Look for ever."""
         while True:
-            full = any(watch.full and not self._why_failed(i) for i, watch in self._watches.items())
+            has_full = any(
+                watch.full and not self._why_failed(i) for i, watch in self._watches.items()
+            )
             pause_s = self._config.disk_check_s
-            await woken(self._poked, min(FULL_CHECK_S, pause_s) if full else pause_s)
-            self._poked.clear()
+            await woken(self._wake, min(FULL_CHECK_S, pause_s) if has_full else pause_s)
+            self._wake.clear()
             await self.look()
 
     async def look(self) -> None:
@@ -290,8 +292,7 @@ class DiskMonitor:
         ]
 
     def _missing_bytes(self) -> int:
-        """Bytes of the reserves to be made again, of all directories, as these may share one file
-        system."""
+        """The bytes of all reserves to be made again: the directories may share a file system."""
         live = [watch for name, watch in self._watches.items() if not self._why_failed(name)]
         return sum(watch.reserve.missing_bytes for watch in live)
 
@@ -299,9 +300,9 @@ class DiskMonitor:
         """Call the listeners when more than the free bytes changed."""
         report: list[object] = [(w.full, self._why_failed(i)) for i, w in self._watches.items()]
         report += [directory.name for directory in self._absent]
-        if report == self._reported:
+        if report == self._last_report:
             return
-        self._reported = report
+        self._last_report = report
         for listener in self.listeners:
             listener()
 
@@ -309,46 +310,47 @@ class DiskMonitor:
 class _Watch:
     """One directory: its last known state, and its reserve."""
 
-    def __init__(self, directory: Watched, config: StorageConfig) -> None:
+    def __init__(self, directory: WatchedDirectory, config: StorageConfig) -> None:
         self.directory = directory
         self.space = Space(0, 0)
         self.full = False
         self.failed: DiskFailed | None = None
         self._config = config
         self.reserve = Reserve(directory.disk, config.disk_reserve_bytes)
-        self._needed_bytes = 0  # what the directory refused to reserve
-        self._looked = False
+        self._needed_bytes = 0  # that the directory could not reserve
+        self._has_looked = False
         self._has_identity = False
         self._one_at_a_time = asyncio.Lock()
 
     async def look(self, missing_bytes: Callable[[], int]) -> None:
-        """`missing_bytes`: reserves of all directories. Raises DiskFailed."""
+        """`missing_bytes` gives the bytes of all directories' reserves that are to be made again.
+        Raises DiskFailed."""
         async with self._one_at_a_time:
             await self._check_identity()
-            if not self._looked:
+            if not self._has_looked:
                 await self.reserve.find()
-                self._looked = True
+                self._has_looked = True
             self.space = await self._measure()
             missing = missing_bytes() if self.full else self.reserve.missing_bytes
-            await self._become(is_full(self.space, self.full, missing, self._limits))
+            await self._change_fullness(is_full(self.space, self.full, missing, self._limits))
 
-    async def refused(self, needed_bytes: int) -> None:
-        """See DiskMonitor.refused."""
+    async def set_full(self, needed_bytes: int) -> None:
+        """As DiskMonitor.set_full."""
         async with self._one_at_a_time:
             self._needed_bytes = max(self._needed_bytes, needed_bytes)
-            await self._become(True)
+            await self._change_fullness(True)
 
-    async def _become(self, full: bool) -> None:
-        was_held = self.reserve.held
+    async def _change_fullness(self, full: bool) -> None:
+        was_held = self.reserve.is_held
         if not full:
             full = not await self.reserve.make()
         if full:
             await self.reserve.release()
-        if was_held != self.reserve.held:
+        if was_held != self.reserve.is_held:
             self.space = await self._measure()
         if full != self.full:
             self.full = full
-            self._say()
+            self._log_change()
         if not full:
             self._needed_bytes = 0
 
@@ -363,15 +365,15 @@ class _Watch:
         return Space(await disk.free_bytes(), await disk.total_bytes())
 
     async def _check_identity(self) -> None:
-        """Fail if the identity file is gone: the file system was unmounted, or the folder
-        replaced."""
+        """Raises DiskFailed if the identity file is gone: the file system was unmounted, or the
+        folder replaced."""
         has_identity = identity.FILE in await self.directory.disk.list()
         if self._has_identity and not has_identity:
             path = f"{self.directory.name}/{identity.FILE}"
             raise DiskFailed(f"{path} is gone: was the disk unmounted, or the folder replaced?")
         self._has_identity = has_identity
 
-    def _say(self) -> None:
+    def _log_change(self) -> None:
         name, free = self.directory.name, self.space.free_bytes
         if self.full:
             _log.warning("directory %s is full: %d bytes free", name, free)
@@ -384,34 +386,35 @@ class _Watch:
 
 class Reserve:
     """A file of `size_bytes` in one directory with allocated blocks; 0: no file, and no bytes are
-    missing. While it is held, its removal frees so many bytes at once: for fences, recovery's adds
-    and compaction, when other entries are refused."""
+    missing. Its removal frees its bytes at once: for fences, recovery's adds and compaction, when
+    other entries are refused."""
 
     def __init__(self, disk: Disk, size_bytes: int) -> None:
         self._disk = disk
         self._size_bytes = size_bytes
-        self.held = not size_bytes
+        self.is_held = not size_bytes
 
     @property
     def missing_bytes(self) -> int:
         """The free bytes that a new reserve would take."""
-        return 0 if self.held else self._size_bytes
+        return 0 if self.is_held else self._size_bytes
 
     async def find(self) -> None:
-        """Take up the reserve of an earlier run; remove one of another size. Raises DiskFailed."""
+        """Take over the reserve of an earlier run, or remove it if it has another size. Raises
+        DiskFailed."""
         try:
             file = await self._disk.open(RESERVE)
         except NoSuchFile:
             return
-        found_bytes = file.end
+        size_bytes = file.end
         await file.close()
-        self.held = found_bytes == self._size_bytes
-        if not self.held:
+        self.is_held = size_bytes == self._size_bytes
+        if not self.is_held:
             await self._remove()
 
     async def make(self) -> bool:
-        """Make the reserve if it is not held; False: there is no space. Raises DiskFailed."""
-        if self.held:
+        """Make the reserve unless it exists; False: there is no space. Raises DiskFailed."""
+        if self.is_held:
             return True
         try:
             file = await self._disk.create(RESERVE, self._size_bytes)
@@ -422,14 +425,14 @@ class Reserve:
         finally:
             await file.close()
         await self._disk.sync_dir()
-        self.held = True
+        self.is_held = True
         return True
 
     async def release(self) -> None:
         """Free the reserve's bytes. Raises DiskFailed."""
-        if self.held and self._size_bytes:
+        if self.is_held and self._size_bytes:
             await self._remove()
-            self.held = False
+            self.is_held = False
 
     async def _remove(self) -> None:
         await self._disk.remove(RESERVE)
@@ -437,15 +440,18 @@ class Reserve:
 
 
 class _WatchedDisk:
-    """`disk`; calls `made` with the path of each new file, and awaits `refused` with the bytes to
-    reserve before the second try to make a file."""
+    """`disk`; calls `on_new_file` with the path of each new file, and awaits `set_full` with the
+    bytes to reserve before the second try to make a file."""
 
     def __init__(
-        self, disk: Disk, made: Callable[[str], None], refused: Callable[[int], Awaitable[None]]
+        self,
+        disk: Disk,
+        on_new_file: Callable[[str], None],
+        set_full: Callable[[int], Awaitable[None]],
     ) -> None:
         self._disk = disk
-        self._made = made
-        self._refused = refused
+        self._on_new_file = on_new_file
+        self._set_full = set_full
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._disk, name)
@@ -454,35 +460,35 @@ class _WatchedDisk:
         try:
             file = await self._disk.create(path, reserve_bytes, direct=direct)
         except DiskFull:
-            await self._refused(reserve_bytes)
+            await self._set_full(reserve_bytes)
             file = await self._disk.create(path, reserve_bytes, direct=direct)
-        self._made(path)
+        self._on_new_file(path)
         return file if reserve_bytes else cast(File, _GrowingFile(file, self._make_room))
 
     async def _make_room(self, needed_bytes: int) -> int:
         free_bytes = await self._disk.free_bytes()
         if free_bytes < needed_bytes:
-            await self._refused(needed_bytes)
-            if await self._disk.free_bytes() < needed_bytes:  # keep the last bytes (BK#4114)
+            await self._set_full(needed_bytes)
+            if await self._disk.free_bytes() < needed_bytes:  # do not use the last bytes (BK#4114)
                 raise DiskFull(f"there is no space for {needed_bytes} bytes")
-        return unasked_bytes(free_bytes, needed_bytes)
+        return unchecked_bytes(free_bytes, needed_bytes)
 
 
 class _GrowingFile:
-    """`file`; awaits `make_room` before an append, with its bytes: it returns how many bytes may be
-    appended until it is awaited again."""
+    """`file`; awaits `make_room` with an append's bytes before the append; the result is how many
+    bytes may be appended before the next call of `make_room`."""
 
     def __init__(self, file: File, make_room: Callable[[int], Awaitable[int]]) -> None:
         self._file = file
         self._make_room = make_room
-        self._unasked_bytes = 0
+        self._unchecked_bytes = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
     async def append(self, buffers: Sequence[Buffer], *, sync: bool = False) -> int:
         size = sum(map(len, buffers))
-        if size > self._unasked_bytes:
-            self._unasked_bytes = await self._make_room(size)
-        self._unasked_bytes -= size
+        if size > self._unchecked_bytes:
+            self._unchecked_bytes = await self._make_room(size)
+        self._unchecked_bytes -= size
         return await self._file.append(buffers, sync=sync)

@@ -2,19 +2,18 @@
 
 Always true: `append(sync=True)` is one hop to a thread, a gathering write (pwritev) and one
 fdatasync; after a failed write or sync the file refuses all later ones. Where fdatasync or
-posix_fallocate is missing (macOS) the nearest stronger call stands in: F_FULLFSYNC, and written
-zeros. A direct file is written with O_DIRECT out of an aligned buffer of its own (a copy there
-costs a quarter of a copy to the page cache); if the file system refuses O_DIRECT it is an ordinary
-file. A writer (a flush, a direct log, a compaction), and a look at the free space, wait for no
-other's sync, and for no read. Threads have the disk's name and their work in their names
-("journal-write_0"); a call that does not return in time fails (IoDeadline), and after such a write
-or sync its file has failed too.
+posix_fallocate is missing (macOS), F_FULLFSYNC and written zeros replace them. A direct file is
+written with O_DIRECT from an aligned buffer (a copy into the buffer costs a quarter of a copy to
+the page cache); if the file system refuses O_DIRECT, it is an ordinary file. A writer (a flush, a
+direct log, a compaction) or a query for free space does not wait for another writer's sync, nor for
+a read. A thread's name has the disk's name and the kind of work ("journal-write_0"). A call that
+does not return in time fails (IoDeadline); if it was a write or sync, its file has failed too.
 
 Always true of the threads (`DiskThreads`, at a third less than run_in_executor costs): at most
-`count` are made, when they are needed; calls begin in the order they came; a call whose caller gave
-up before it began is not made; the outcome goes to the caller's loop, and is dropped if that loop
-is gone. The threads stay until `shut_down`, which waits for them; without it they delay no exit of
-the process.
+`count` threads are made, when they are needed; calls begin in the order in which they arrive; a
+call whose caller gives up before it begins is not made; the outcome goes to the caller's loop, and
+is dropped if that loop is closed. The threads run until `shut_down`, which waits for them; without
+it they do not delay the exit of the process.
 """
 
 import asyncio
@@ -47,13 +46,13 @@ from spark_ledger.net import SaidSeldom, lacks_descriptors
 _BUFFERS_PER_CALL = 1024  # IOV_MAX of Linux and macOS
 _ZEROS = bytes(1 << 20)
 _STAGING_BYTES = 2 << 20
-_JOINED_BYTES_MAX = 8 << 10  # on average: buffers below it are joined before they are staged
+_JOINED_BYTES_MAX = 8 << 10  # buffers that are smaller on average are joined, then staged
 FREED_BYTES, _FREED_PARTS_MAX = 4 << 20, 32
-_FREED_IN_PARTS_S, _FREED_SHARE = 2.0, 0.25  # at most, and of the time that a call may take
+_FREED_IN_PARTS_S, _FREED_SHARE = 2.0, 0.25  # both limit it: seconds, and a share of the deadline
 _WRITERS = 4
 _READERS = 8  # reads at once, as many as disks serve best: docs/performance-trials.md
-_AGAIN_S = 0.2  # after a call for which there was no descriptor
-_RECOVERY_READERS = 2  # for recovery only, so that it waits behind no bulk read
+_DESCRIPTOR_RETRY_S = 0.2  # the pause after a call for which there was no descriptor
+_RECOVERY_READERS = 2  # for recovery only, so that it does not wait behind bulk reads
 T = TypeVar("T")
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _seldom = SaidSeldom()
@@ -65,11 +64,11 @@ class _Call(NamedTuple):
     done: asyncio.Future[Any]
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
-    unwanted: Callable[[Any], None] | None
+    discard: Callable[[Any], None] | None
 
 
 class DiskThreads:
-    """`name` begins the threads' names; `deadline` may be shared with others of the same disk."""
+    """`name` begins the threads' names; several pools of one disk may share a `deadline`."""
 
     def __init__(self, count: int, name: str, deadline: IoDeadline | None = None) -> None:
         self._count = count
@@ -78,37 +77,37 @@ class DiskThreads:
         self._threads: list[threading.Thread] = []
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._free = threading.Semaphore(0)  # threads that wait for a call
-        self._ended = False
+        self._is_shut_down = False
 
     def run(
         self,
         call: Callable[..., T],
         *arguments: Any,
         alters: bool = False,
-        limited: bool = True,
-        unwanted: Callable[[T], None] | None = None,
+        has_deadline: bool = True,
+        discard: Callable[[T], None] | None = None,
     ) -> asyncio.Future[T]:
-        """The call's result, or its exception, or DiskHung. A result that comes after the caller
-        gave up goes to `unwanted`. Without `limited` the deadline does not count.
+        """The call's result, or its exception, or DiskHung. If the caller gave up before, the
+        result goes to `discard`. Without `has_deadline` the call may take any time.
 
-        Raises DiskHung after a call that `alters` something has hung; RuntimeError after
-        `shut_down`, and when there is no thread and none can be made. Then the call is not made.
+        Raises, and does not make the call: DiskHung after a call that `alters` something has hung;
+        RuntimeError after `shut_down`, and when no thread exists and none can be made.
         """
-        if self._ended:
+        if self._is_shut_down:
             raise RuntimeError(f"the threads {self._name} have ended")
-        if limited:
+        if has_deadline:
             self._deadline.check()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         if not self._free.acquire(blocking=False) and len(self._threads) < self._count:
             self._add_thread()
-        self._calls.put(_Call(loop, done, call, arguments, unwanted))
-        if limited:
+        self._calls.put(_Call(loop, done, call, arguments, discard))
+        if has_deadline:
             self._deadline.watch(done, alters=alters)
         return done
 
     def _add_thread(self) -> None:
-        """If the system allows no more threads, the calls wait for the present ones."""
+        """If the system allows no more threads, the calls wait for the present threads."""
         name = f"{self._name}_{len(self._threads)}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         try:
@@ -120,8 +119,8 @@ class DiskThreads:
             self._threads.append(thread)
 
     def shut_down(self) -> None:
-        """End the threads; calls under way, and those that wait, end first."""
-        self._ended = True
+        """End the threads, after all calls that are under way or wait."""
+        self._is_shut_down = True
         for _ in self._threads:
             self._calls.put(None)
         for thread in self._threads:
@@ -129,29 +128,29 @@ class DiskThreads:
 
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
-            loop, done, call, arguments, unwanted = item
+            loop, done, call, arguments, discard = item
             if not done.done():
                 try:
-                    outcome: tuple[Any, ...] = (self._succeed, done, call(*arguments), unwanted)
+                    outcome: tuple[Any, ...] = (self._succeed, done, call(*arguments), discard)
                 except BaseException as error:
                     outcome = (self._fail, done, error)
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(*outcome)
                 del outcome
-            del item, loop, done, call, arguments, unwanted  # keep no object while this waits
+            del item, loop, done, call, arguments, discard  # keep no object while this waits
             self._free.release()
 
     def _succeed(
-        self, done: asyncio.Future[T], result: T, unwanted: Callable[[T], None] | None
+        self, done: asyncio.Future[T], result: T, discard: Callable[[T], None] | None
     ) -> None:
-        self._deadline.ended(done)
+        self._deadline.stop_watching(done)
         if not done.done():
             done.set_result(result)
-        elif unwanted is not None:
-            unwanted(result)
+        elif discard is not None:
+            discard(result)
 
     def _fail(self, done: asyncio.Future[Any], error: BaseException) -> None:
-        self._deadline.ended(done)
+        self._deadline.stop_watching(done)
         if not done.done():
             done.set_exception(error)
 
@@ -176,18 +175,18 @@ class OsDisk(Disk):
         self._recovery.shut_down()
 
     async def create(self, path: str, reserve_bytes: int = 0, *, direct: bool = False) -> File:
-        fd, is_direct = await _judged(
-            functools.partial(self._writers.run, alters=True, unwanted=_close_made),
+        fd, is_direct = await _run_with_descriptor(
+            functools.partial(self._writers.run, alters=True, discard=_close_discarded),
             *(_create, self._root / path, reserve_bytes, direct),
         )
         return OsFile(self, path, fd, 0, _DirectWriter().append if is_direct else _append)
 
     async def open(self, path: str) -> File:
-        fd, size = await self._read(_open, self._root / path, unwanted=_close_made)
+        fd, size = await self._read(_open, self._root / path, discard=_close_discarded)
         return OsFile(self, path, fd, size)
 
     async def list(self, folder: str = "") -> list[str]:
-        return await _judged(self._writers.run, _list, self._root / folder)
+        return await _run_with_descriptor(self._writers.run, _list, self._root / folder)
 
     async def rename(self, old: str, new: str) -> None:
         await self._alter(os.replace, self._root / old, self._root / new)
@@ -211,18 +210,22 @@ class OsDisk(Disk):
         return (await self._space())[1]
 
     async def _space(self) -> tuple[int, int]:
-        space = await _judged(self._writers.run, os.statvfs, self._root)
+        space = await _run_with_descriptor(self._writers.run, os.statvfs, self._root)
         used = space.f_blocks - space.f_bfree
         return space.f_bavail * space.f_frsize, (used + space.f_bavail) * space.f_frsize
 
     async def _alter(self, call: Callable[..., T], *arguments: Any) -> T:
-        return await _judged(functools.partial(self._writers.run, alters=True), call, *arguments)
+        return await _run_with_descriptor(
+            functools.partial(self._writers.run, alters=True), call, *arguments
+        )
 
     async def _read(
-        self, call: Callable[..., T], *arguments: Any, unwanted: Callable[[T], None] | None = None
+        self, call: Callable[..., T], *arguments: Any, discard: Callable[[T], None] | None = None
     ) -> T:
         threads = self._recovery if in_recovery() else self._readers
-        return await _judged(functools.partial(threads.run, unwanted=unwanted), call, *arguments)
+        return await _run_with_descriptor(
+            functools.partial(threads.run, discard=discard), call, *arguments
+        )
 
 
 class OsFile(File):
@@ -252,7 +255,7 @@ class OsFile(File):
 
     async def close(self) -> None:
         fd, self._fd, self._dead = self._fd, -1, True
-        if fd >= 0 and not self._disk._deadline.has_hung:  # a thread may hang in it
+        if fd >= 0 and not self._disk._deadline.has_hung:  # a thread may hang with this descriptor
             await self._disk._alter(os.close, fd)
 
     async def _alter(self, call: Callable[..., T], *arguments: Any) -> T:
@@ -261,15 +264,15 @@ class OsFile(File):
         try:
             return await self._disk._alter(call, *arguments)
         except BaseException:
-            self._dead = True  # also after a cancellation: any part may be written
+            self._dead = True  # after a cancellation, too: the file may have a part of the bytes
             raise
 
 
-async def _judged(
+async def _run_with_descriptor(
     run: Callable[..., asyncio.Future[T]], call: Callable[..., T], *arguments: Any
 ) -> T:
-    """The call's result. A call that lacked a descriptor has changed nothing and proves nothing of
-    the disk: it is made again until there is one. Raises a failure as DiskFailed."""
+    """The call's result. A call that fails for lack of a descriptor has changed nothing, and is no
+    failure of the disk: it is repeated until there is a descriptor. Raises DiskFailed."""
     while True:
         try:
             return await run(call, *arguments)
@@ -281,15 +284,15 @@ async def _judged(
                 raise kind(str(error)) from error
             text = "a file waits for a descriptor (raise the limit, ulimit -n): %s"
             _seldom.warn(asyncio.get_running_loop().time(), text, error)
-        await asyncio.sleep(_AGAIN_S)
+        await asyncio.sleep(_DESCRIPTOR_RETRY_S)
 
 
-def _close_made(made: tuple[int, Any]) -> None:
-    """Close a file that was opened after its caller had given up."""
-    os.close(made[0])
+def _close_discarded(opened: tuple[int, Any]) -> None:
+    """Close a file that was opened after its caller gave up."""
+    os.close(opened[0])
 
 
-# -- what runs in the threads -----------------------------------------------------------------
+# -- calls that run in the threads ------------------------------------------------------------
 
 
 def _create(path: Path, reserve_bytes: int, direct: bool) -> tuple[int, bool]:
@@ -303,7 +306,7 @@ def _create(path: Path, reserve_bytes: int, direct: bool) -> tuple[int, bool]:
     except BaseException:
         os.close(fd)
         with contextlib.suppress(OSError):
-            os.unlink(path)  # it may hold all the space that was free
+            os.unlink(path)  # its blocks may be all the space that was free
         raise
     return fd, False
 
@@ -328,11 +331,11 @@ def _reserve(fd: int, length: int) -> None:
 
 
 def _open(path: Path) -> tuple[int, int]:
-    """Open to read, without the kernel's own read-ahead: it would cut the callers' large reads up,
-    and read bytes that are not needed."""
+    """Open to read, without the kernel's read-ahead, which would split the callers' large reads and
+    read bytes that are not needed."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):  # it opens, and then no block of it can be read
+    if not stat.S_ISREG(status.st_mode):  # a folder can be opened, but not read
         os.close(fd)
         raise OSError(errno.EISDIR, "not a file", str(path))
     if hasattr(os, "posix_fadvise"):
@@ -348,12 +351,12 @@ def _list(folder: Path) -> list[str]:
 
 
 def _remove_in_parts(path: Path, within_s: float) -> None:
-    """Remove the name in one step, then free the space from the end on. A file system that discards
-    freed blocks does so when it commits its own log, and blocks every write until then: for 64 MiB
-    20 to 100 ms, for every journal on it. So each part is synced by itself (else one commit would
-    free all of them), and then the disk is left to others for as long as the part took. A disk may
-    be slow with each part, and this is one call under the deadline: after `within_s` the rest is
-    freed at once. A file that cannot be cut is freed with its name."""
+    """Remove the name in one step, then free the space in parts, from the end of the file. A file
+    system that discards freed blocks does so when it commits its own log, and blocks every write
+    until then: 20 to 100 ms for 64 MiB, for every journal on it. So each part is synced by itself
+    (else one commit would free all parts), and then this pauses for as long as the part took. All
+    parts are one call under the deadline, and the disk may be slow: after `within_s` the rest is
+    freed at once. A file that cannot be truncated is freed as a whole."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         os.unlink(path)
@@ -371,7 +374,8 @@ def _remove_in_parts(path: Path, within_s: float) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Each new name is made durable in its parent, so a synced file cannot lose its folder."""
+    """Make the folder and its parents; each new name is made durable, so a synced file cannot lose
+    its folder."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -408,13 +412,13 @@ class _DirectWriter:
     def append(self, fd: int, buffers: Sequence[Buffer], position: int, sync: bool) -> None:
         staged = 0
         if sum(map(len, buffers)) < _JOINED_BYTES_MAX * len(buffers):
-            buffers = [b"".join(buffers)]  # many small ones: a copy costs less than their steps
+            buffers = [b"".join(buffers)]  # many small buffers: a copy costs less than their steps
         for buffer in buffers:
-            left = memoryview(buffer)
-            while left:
-                taken = min(len(left), _STAGING_BYTES - staged)
-                self._staging[staged : staged + taken] = left[:taken]
-                staged, left = staged + taken, left[taken:]
+            rest = memoryview(buffer)
+            while rest:
+                size = min(len(rest), _STAGING_BYTES - staged)
+                self._staging[staged : staged + size] = rest[:size]
+                staged, rest = staged + size, rest[size:]
                 if staged == _STAGING_BYTES:
                     position = _pwrite_all(fd, [self._staging], position)
                     staged = 0
@@ -425,7 +429,7 @@ class _DirectWriter:
 
 
 def _pwrite_all(fd: int, buffers: Sequence[Buffer], position: int) -> int:
-    """Write every byte, also when the kernel takes fewer; returns the position after them."""
+    """Write every byte, with several calls if the kernel takes fewer; returns the end position."""
     length = sum(map(len, buffers))
     end = position + length
     written = os.pwritev(fd, buffers, position)

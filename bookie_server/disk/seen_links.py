@@ -1,9 +1,9 @@
-"""The newest links of the metadata store's chain that a bookie saw, on each of its directories: by
-them it recognises the store (spark_ledger/metadata/chain.py).
+"""The newest links of the metadata store's chain that a bookie has seen, on each of its
+directories: by these links the bookie recognises the store (spark_ledger/metadata/chain.py).
 
-Always true: of the directories' files the one with the highest epoch and link counts, so a
-directory that was away brings no older one back. The words of the file (line_file.py), with the
-cluster's epoch when the links were seen:
+Always true: the file with the highest epoch and link counts, so older links in a directory that was
+missing for a while have no effect. The words of the file (line_file.py), with the cluster's epoch
+at the time when the links were seen:
 
     spark-ledger-links 1 <cluster id> <epoch> <number>:<token> ...
 """
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from bookie_server.disk.interface import Disk
-from bookie_server.disk.line_file import LineFile, of_pairs, pairs_of
+from bookie_server.disk.line_file import LineFile, parse_numbers, words_of_numbers
 
 
 @dataclass(frozen=True, slots=True)
 class SeenLinks:
-    """`links`: number to token; empty before the first look at the store."""
+    """`links` are the tokens by number; empty before the bookie first compared the store."""
 
     cluster_id: str
     epoch: int = 0
@@ -30,18 +30,20 @@ class SeenLinks:
 
 
 def _words_of(seen: SeenLinks) -> list[str]:
-    return [seen.cluster_id, str(seen.epoch), *pairs_of(seen.links)]
+    return [seen.cluster_id, str(seen.epoch), *words_of_numbers(seen.links)]
 
 
-def _of_words(words: list[str]) -> SeenLinks:
+def _parse(words: list[str]) -> SeenLinks:
     cluster_id, epoch, *links = words
-    return SeenLinks(cluster_id, int(epoch), MappingProxyType(of_pairs(links)))
+    return SeenLinks(cluster_id, int(epoch), MappingProxyType(parse_numbers(links)))
 
 
-FILE = LineFile("metadata.links", "spark-ledger-links", 4096, _words_of, _of_words)
+FILE = LineFile("metadata.links", "spark-ledger-links", 4096, _words_of, _parse)
 
 
 async def read(disks: Sequence[Disk], cluster_id: str) -> SeenLinks:
     """The newest links on the disks."""
-    ours = [seen for seen in await FILE.read(disks) if seen.cluster_id == cluster_id]
-    return max(ours, key=lambda seen: (seen.epoch, seen.newest), default=SeenLinks(cluster_id))
+    of_cluster = [seen for seen in await FILE.read(disks) if seen.cluster_id == cluster_id]
+    return max(
+        of_cluster, key=lambda seen: (seen.epoch, seen.newest), default=SeenLinks(cluster_id)
+    )

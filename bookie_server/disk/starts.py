@@ -1,9 +1,9 @@
 """The starts of a bookie, on each of its directories: a number and a random token for each start.
-By them the bookie sees whether a start in the metadata store was its own (serve/twin.py).
+By the tokens the bookie sees whether a start in the metadata store was its own (serve/twin.py).
 
-Always true: a token in one directory counts even if others lack it, as this bookie drew it, or the
-bookie of which these directories are a copy. The words of the file (line_file.py), of the KEPT
-newest starts:
+Always true: a token counts if one directory has it: this bookie drew it, or the bookie of which
+these directories are a copy. The words of the file (line_file.py), of the STARTS_KEPT newest
+starts:
 
     spark-ledger-starts 1 <bookie id> <number>:<token> ...
 """
@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bookie_server.disk.interface import Disk
-from bookie_server.disk.line_file import LineFile, of_pairs, pairs_of
+from bookie_server.disk.line_file import LineFile, parse_numbers, words_of_numbers
 
-KEPT = 100
+STARTS_KEPT = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """`tokens`: by number; empty before the first start that keeps them."""
+    """`tokens` by number of the start; empty before the first start that writes this file."""
 
     bookie_id: str
     tokens: Mapping[int, str]
@@ -29,21 +29,21 @@ class Starts:
         return max(self.tokens, default=0)
 
     def knows(self, number: int, token: str) -> bool:
-        """Whether that was a start of these directories; a start before the oldest that is kept
-        counts as theirs."""
+        """Whether this was a start of these directories; a start before the oldest known start
+        counts as one of them."""
         return token in self.tokens.values() or (bool(self.tokens) and number < min(self.tokens))
 
     def with_start(self, number: int, token: str) -> "Starts":
-        every = {**self.tokens, number: token}
-        return Starts(self.bookie_id, {n: every[n] for n in sorted(every)[-KEPT:]})
+        tokens = {**self.tokens, number: token}
+        return Starts(self.bookie_id, {n: tokens[n] for n in sorted(tokens)[-STARTS_KEPT:]})
 
 
 FILE = LineFile(
     "bookie.starts",
     "spark-ledger-starts",
     64 * 1024,
-    lambda starts: [starts.bookie_id, *pairs_of(starts.tokens)],
-    lambda words: Starts(words[0], of_pairs(words[1:])),
+    lambda starts: [starts.bookie_id, *words_of_numbers(starts.tokens)],
+    lambda words: Starts(words[0], parse_numbers(words[1:])),
 )
 
 

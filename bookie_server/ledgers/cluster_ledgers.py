@@ -1,12 +1,12 @@
-"""Which ledgers the metadata store has as deleted, as unrecorded, or as kept by other bookies;
-reclaim and limbo act on it.
+"""Which ledgers are deleted, unrecorded, or only on other bookies, by the metadata store. Reclaim
+and limbo act on it.
 
 Always true: absence deletes nothing. A ledger counts as deleted only if the set of deleted ledgers
 names it (spark_ledger/metadata/deleted_ledgers.py) and it has no record; a ledger that merely has
-no record is *unrecorded*: the store may be an older copy, or have lost a record. A response counts
-only if the store, after a sync, held the cluster (id and epoch) that this node serves before and
-after it was read; an error or a time-out is a StoreError and no response; reads are paced
-(READS_PER_S) and delay no request.
+no record is *unrecorded*: the store may be an older copy, or have lost a record. A result counts
+only if the store, after a sync, is our cluster's (id and epoch) before the reads and after them; an
+error or a time-out is a StoreError, not a result; reads are paced (READS_PER_S) and delay no
+request.
 """
 
 import asyncio
@@ -31,15 +31,15 @@ class ClusterLedgers:
     def __init__(self, metadata: MetadataStore, cluster_id: str) -> None:
         self._metadata = metadata
         self._cluster_id = cluster_id
-        self._served: ClusterRecord | None = None  # the record of the cluster that this run serves
+        self._served: ClusterRecord | None = None  # of the cluster that this run serves
 
     async def is_known(self) -> bool:
-        """Whether the store was ours once in this run; reads it if it was not yet."""
+        """Whether the store was our cluster's at some time in this run; if not so far, reads it."""
         return self._served is not None or await self.store_is_ours()
 
     async def deleted(self, ledger_ids: Sequence[int]) -> list[int]:
-        """Those of the ledgers that were deleted, by a replica that may lag behind: one read for
-        the ledgers of a folder, and one for each ledger that the set names."""
+        """The deleted ledgers among these, by a replica that may lag: one read for each folder of
+        records, and one for each ledger that the folder's set names."""
         deleted, count = [], 0
         for folder, ids in deleted_ledgers.by_folder(ledger_ids).items():
             deleted_ids = await self._read_deleted(folder)
@@ -55,7 +55,7 @@ class ClusterLedgers:
         return deleted
 
     async def confirmed_deleted(self, ledger_ids: Sequence[int]) -> list[int]:
-        """Those of the ledgers that were deleted, after a sync; empty if the store is not our
+        """The deleted ledgers among these, after a sync; empty if the store is not our
         cluster's."""
         if not ledger_ids or not await self.store_is_ours():
             return []
@@ -63,8 +63,8 @@ class ClusterLedgers:
         return deleted if deleted and await self.store_is_ours() else []
 
     async def unrecorded(self, ledger_ids: Sequence[int]) -> list[int] | None:
-        """Those of the ledgers that have no record and are not named as deleted, after a sync; None
-        if the store is not our cluster's, or is held."""
+        """The ledgers among these that have no record and are not named as deleted, after a sync;
+        None if the store is not our cluster's, or has a hold."""
         if not await self.store_is_ours():
             return None
         absent = []
@@ -88,19 +88,19 @@ class ClusterLedgers:
     async def confirmed_elsewhere(
         self, ledger_ids: Sequence[int], bookie_id: str
     ) -> dict[int, LedgerRecord]:
-        """The records of those ledgers that are CLOSED and whose every copy is, after a sync,
-        another bookie's. The first look is without sync: usually it finds none, and is the only
-        one."""
-        records = await self._elsewhere(ledger_ids, bookie_id)
+        """The records of the ledgers among these that are CLOSED and do not name the bookie, after
+        a sync. A look without a sync comes first: usually it finds no ledger, and no sync is
+        needed."""
+        records = await self._records_elsewhere(ledger_ids, bookie_id)
         if not records or not await self.store_is_ours():
             return {}
-        records = await self._elsewhere([*records], bookie_id)
+        records = await self._records_elsewhere([*records], bookie_id)
         return records if records and await self.store_is_ours() else {}
 
-    async def _elsewhere(
+    async def _records_elsewhere(
         self, ledger_ids: Sequence[int], bookie_id: str
     ) -> dict[int, LedgerRecord]:
-        """See `confirmed_elsewhere`; by a replica that may lag behind."""
+        """As `confirmed_elsewhere`, by a replica that may lag."""
         records = {}
         for count, ledger_id in enumerate(ledger_ids, 1):
             record = await self._record(ledger_id)
@@ -110,7 +110,8 @@ class ClusterLedgers:
         return records
 
     async def store_is_ours(self) -> bool:
-        """Whether, after a sync, the cluster is ours and the folder of its ledgers exists."""
+        """Whether, after a sync, the store is our cluster's, has no hold, and has the folder of
+        ledgers."""
         stored = await cluster.read(self._metadata)
         if stored is None or stored.cluster_id != self._cluster_id:
             _log.error("the metadata store holds %s, not cluster %s", stored, self._cluster_id)
@@ -122,7 +123,7 @@ class ClusterLedgers:
         if stored.epoch < self._served.epoch:
             _log.error("the metadata store holds %s, it was %s", stored, self._served)
             return False
-        if stored != self._served:  # a person accepted it: from the next look on it counts
+        if stored != self._served:  # a person accepted the store: it counts from the next look on
             self._served = stored
             return False
         if await read(self._metadata, paths.LEDGERS) is None:

@@ -1,7 +1,7 @@
-"""Limbo: the ledgers of which this node may have lost entries. What it responds for them, which it
-lists, and when each is cleared.
+"""Limbo: the ledgers of which this node may have lost entries. How the node responds for them,
+which of them it lists, and when each is cleared.
 
-    EVERY_LEDGER in limbo -> walk the cluster's ledgers: those concerned get a limbo of their own
+    EVERY_LEDGER in limbo -> walk the cluster's ledgers: a ledger concerned gets its own limbo
     -> EVERY_LEDGER is cleared -> each ledger is listed under /limbo/<bookie>/<ledger>
     -> repair compares and sends ClearLimbo -> cleared durably -> not listed any more
 
@@ -9,25 +9,27 @@ Always true:
 - of two reasons the worse one counts: "lost" (acknowledged entries) before "torn" (entries that
   were not synced when the node last died); while EVERY_LEDGER has a reason, no absence is a denial,
   not even for a ledger that was never met;
-- EVERY_LEDGER is cleared only after a whole listing, from a store that held our cluster before and
-  after it, and after the limbo of every ledger concerned is durable. A torn tail concerns ledgers
-  that are not CLOSED and name this node; a loss, and a malformed record, all that name it. After a
-  torn tail a CLOSED ledger is "lost" if an entry that belongs here is missing, but "torn" if one of
-  its directories is missing too: that directory may have the entry;
+- EVERY_LEDGER is cleared only after a whole listing, from a store that was our cluster's before and
+  after the listing, and after the limbo of every ledger concerned is durable. A torn tail concerns
+  ledgers that are not CLOSED and whose record names this node; a loss concerns all ledgers whose
+  record names this node, or is malformed. After a torn tail a CLOSED ledger is "lost" if an entry
+  that belongs here is missing, but only "torn" if one of its directories is missing too: that
+  directory may have the entry;
 - a ledger that the walk finds IN_RECOVERY or CLOSED is fenced here, if the node has a state of it
-  or its record names this node: a recovery sets the record before it sends a fence, so this brings
-  back a fence that went with the tail. Until the walk is over, a ledger that was met in an earlier
-  run takes no normal add before its record was read (LedgerHandles.check_fence);
+  or its record names this node: a recovery changes the record before it sends a fence, so this
+  restores a fence that was lost with the tail. Until the walk has ended, a ledger that was met in
+  an earlier run takes no normal add before its record is read (LedgerHandles.check_fence);
 - a ledger that the node has, that has no record and is not named as deleted is in limbo for that
-  reason and fenced: the store may be an older copy, and the newer one will bring the record back;
-- only ClearLimbo clears limbo, if the limbo is the same since the comparison began (`revision`); so
-  does the deletion of the ledger. Damage that is found in a ledger that is "lost" already changes
-  its limbo too: a revision sent before does not clear it;
-- a ledger is "lost" too while one of its directories is missing; ClearLimbo gives that directory
-  up: if it comes back later, its entries of the ledger are garbage. If it comes back before, the
-  ledger misses nothing;
-- a comparison counts only if the node ran all the while and no directory of the ledger went; the
-  entries that it read are durable before the response to the request that ends it;
+  reason and fenced: the store may be an older copy, and the newer copy has the record;
+- limbo is cleared by the deletion of the ledger, or by a ClearLimbo if the limbo has not changed
+  since the comparison began (`revision`). New damage in a ledger that is "lost" already changes its
+  limbo too: a ClearLimbo with an earlier revision does not clear it;
+- a ledger is "lost" too while one of its directories is missing. ClearLimbo gives up that
+  directory: if it comes back later, its entries of the ledger are garbage. If it comes back before,
+  the ledger lacks nothing;
+- a comparison counts only if the node ran from its beginning to its end and the ledger lost no
+  directory meanwhile; entries that the comparison read are durable before the node responds to the
+  request that ends the comparison;
 - a ledger that gets into limbo is listed at once;
 - every step can be repeated: after a restart the work goes on from the states.
 """
@@ -79,7 +81,7 @@ def absence(limbo: LimboReason) -> Status:
 
 
 class Limbo:
-    """The limbo of one node. `standing_changed` is called when it stops being read-only."""
+    """The limbo of one node. `on_writable` is called when the node stops being read-only."""
 
     def __init__(
         self,
@@ -89,9 +91,9 @@ class Limbo:
         metadata: MetadataStore,
         records: ClusterLedgers,
         check_s: float,
-        standing_changed: Callable[[], None],
+        on_writable: Callable[[], None],
     ) -> None:
-        self._standing_changed = standing_changed
+        self._on_writable = on_writable
         self._bookie_id = bookie_id
         self._storage = storage
         self._ledgers = ledgers
@@ -99,32 +101,32 @@ class Limbo:
         self._records = records
         self._check_s = check_s
         self._listed: dict[int, str] | None = None  # the store's list; None: not read yet
-        self._sent: dict[int, None] = {}  # ledgers whose revision was sent, and holds, in this run
-        self.halted = False
-        """No ledger leaves limbo in this run any more."""
+        self._sent: dict[int, None] = {}  # ledgers whose present revision was sent in this run
+        self.is_halted = False
+        """No ledger is taken out of limbo any more in this run."""
         self._wake = asyncio.Event()
-        self._run = 0  # a session of this run; 0: there was none yet
+        self._run = 0  # the id of a session of this run; 0: there was no session yet
         metadata.add_session_listener(self._session_changed)
         self._forget_at = 0.0  # when deleted ledgers are looked for again, by the loop's clock
 
     def wake(self) -> None:
-        """Look at once: a ledger is in limbo, or a directory may have been dropped."""
+        """Look at once: a ledger got into limbo, or a directory may have been dropped."""
         self._wake.set()
 
     def _session_changed(self, state: SessionState) -> None:
-        """Another session may be with another copy of the store: read the list again."""
+        """Read the list again: the next session may be with another copy of the store."""
         if state is SessionState.LOST:
             self._listed = None
             self.wake()
 
     def damaged(self, ledger_id: int) -> None:
-        """Damage was found in the ledger's entries: a comparison that began before may have seen
-        them whole, so the next response has a new revision."""
+        """Damage was found in the ledger's entries: a comparison that began before may have read
+        them undamaged, so the next response has a new revision."""
         self._sent.pop(ledger_id, None)
 
     async def run(self) -> None:
-        """Look every `check_s`, and when a ledger got into limbo or out of it. A failure of a
-        journal while others live does not end this: the next look goes on."""
+        """Look every `check_s`, and when a ledger gets into limbo or out of it. If a journal fails,
+        and others live, the next look continues."""
         while True:
             self._wake.clear()
             try:
@@ -139,9 +141,9 @@ class Limbo:
                 continue
 
     async def look(self) -> None:
-        """Walk if need be, and bring the list up to date. Raises StoreError, BadClusterRecord
-        (then the next look goes on), JournalFailed."""
-        if self.halted:
+        """Walk if EVERY_LEDGER is in limbo, and bring the list up to date. Raises StoreError,
+        BadClusterRecord, JournalFailed; the next look continues."""
+        if self.is_halted:
             return
         every = self._ledgers.every_ledger()
         if not every.limbo and not self._ledgers.in_limbo() and self._listed == {}:
@@ -160,7 +162,7 @@ class Limbo:
     # -- the walk ------------------------------------------------------------------------------
 
     async def _walk(self, every: LedgerState) -> None:
-        """Put the ledgers concerned in limbo, durably, and take EVERY_LEDGER out of it."""
+        """Put the ledgers concerned in limbo, durably, and take EVERY_LEDGER out of limbo."""
         judgements: list[LedgerJudgement] = []
         count = concerned = lost = 0
         unlisted = dict.fromkeys(self._ledgers.alive())
@@ -181,16 +183,16 @@ class Limbo:
         judgements += [LedgerJudgement(i, every.limbo, fence=True) for i in unrecorded]
         concerned += len(unrecorded)
         await self._ledgers.put_in_limbo_or_fence(judgements)
-        ours = await self._records.store_is_ours()
-        if ours and not self.halted and self._ledgers.every_ledger() is every:
+        is_ours = await self._records.store_is_ours()
+        if is_ours and not self.is_halted and self._ledgers.every_ledger() is every:
             await self._ledgers.clear_limbo(EVERY_LEDGER)
-            self._standing_changed()
+            self._on_writable()
             text = '%d of %d ledgers are in limbo here (%s), %d of them are "lost"'
             _log.warning(text, concerned, count, every.limbo, lost)
 
     async def _judge(self, ledger_id: int, reason: LimboReason) -> tuple[LimboReason, bool]:
-        """Why the ledger is in limbo here from now on, NONE if the loss does not concern it; and
-        whether it is to be fenced."""
+        """The limbo of the ledger from now on, NONE if the loss does not concern it; and whether to
+        fence the ledger."""
         try:
             node = await self._metadata.get(paths.ledger(ledger_id))
             record = ledger_record.decode(node.value)
@@ -207,31 +209,31 @@ class Limbo:
         return await self._judge_closed(record), fence
 
     async def _judge_closed(self, record: LedgerRecord) -> LimboReason:
-        """The reason of a CLOSED ledger after a torn tail. While one of its directories is missing,
-        an entry that it lacks may be there: then its own reason is only "torn" (and it counts as
-        "lost" until the directory comes back)."""
+        """The limbo of a CLOSED ledger after a torn tail. While one of its directories is missing,
+        that directory may have an entry that seems lost: then the ledger's own limbo is only "torn"
+        (and the ledger counts as "lost" until the directory comes back)."""
         try:
             if not await self._lacks(record):
                 return LimboReason.NONE
         except DiskFailed as error:
             _log.error("ledger %d: it may lack entries: %s", record.ledger_id, error)
         state = self._storage.state(record.ledger_id)
-        whole = state is None or self._storage.directories.is_whole(state)
-        return LimboReason.LOST if whole else LimboReason.TORN
+        is_whole = state is None or self._storage.directories.is_whole(state)
+        return LimboReason.LOST if is_whole else LimboReason.TORN
 
     async def _lacks(self, record: LedgerRecord) -> bool:
-        """Whether an entry that belongs here by the record of a CLOSED ledger is missing. Looks up
-        all entries, as repair copies in any order; COUNTED_PER_S. Raises DiskFailed."""
+        """Whether an entry is missing that belongs here by the record of a CLOSED ledger. Looks up
+        all entries, as repair copies in any order, at COUNTED_PER_S. Raises DiskFailed."""
         assert record.last_entry is not None
         for entries, slot in reversed(entries_kept(record, self._bookie_id, record.last_entry)):
             for at in range(entries.stop, entries.start, -_COUNTED_AT_ONCE):
                 window = range(max(entries.start, at - _COUNTED_AT_ONCE), at)
-                kept = [entry_id for entry_id in window if keeps(record, slot, entry_id)]
-                if kept:
-                    here = await self._storage.reader.stored(record.ledger_id, kept[0], kept[-1])
-                    if any(entry_id not in here for entry_id in kept):
+                ids = [entry_id for entry_id in window if keeps(record, slot, entry_id)]
+                if ids:
+                    stored = await self._storage.reader.stored(record.ledger_id, ids[0], ids[-1])
+                    if any(entry_id not in stored for entry_id in ids):
                         return True
-                    await asyncio.sleep(len(kept) / COUNTED_PER_S)
+                    await asyncio.sleep(len(ids) / COUNTED_PER_S)
         return False
 
     # -- the list ------------------------------------------------------------------------------
@@ -243,7 +245,7 @@ class Limbo:
             await self._ledgers.clear_limbo(ledger_id)
 
     async def _publish(self) -> None:
-        """Make the store's list that of the states, READS_PER_S ledgers a second."""
+        """Make the store's list equal to the states, READS_PER_S ledgers a second."""
         if self._listed is None:  # an earlier run's list; its reasons are written again
             names = await names_in(self._metadata, paths.limbo(self._bookie_id))
             self._listed = {int(name): "" for name in names if name.isdecimal()}
@@ -252,7 +254,7 @@ class Limbo:
         changed = [i for i in self._listed if i not in reasons]
         changed += [i for i, reason in reasons.items() if self._listed.get(i) != reason]
         for count, ledger_id in enumerate(changed, 1):
-            reason, _ = self._ledgers.limbo(ledger_id)  # as of now: it may have been cleared
+            reason, _ = self._ledgers.limbo(ledger_id)  # read again: limbo may be cleared by now
             if reason and ledger_id in reasons:
                 await self._list(ledger_id, reason)
                 self._listed[ledger_id] = reason
@@ -276,7 +278,7 @@ class Limbo:
     # -- ClearLimbo ----------------------------------------------------------------------------
 
     async def respond(self, request: ClearLimboRequest) -> ClearLimboResponse:
-        """Respond with the ledger's limbo, or clear it; durable when it returns OK.
+        """Respond with the ledger's limbo or, if the request demands it, clear it, durably.
 
         Raises Refused, JournalFailed.
         """
@@ -297,7 +299,7 @@ class Limbo:
         if not self._run:
             reason = "the node has no session yet: its revision could be mistaken for another run's"
             return ClearLimboResponse(Status.LIMBO, reason=reason)
-        await self._storage.await_durable(ledger_id)  # the comparison took it for copies
+        await self._storage.await_durable(ledger_id)  # the comparison counted its entries
         limbo, revision = self._sent_state(ledger_id)
         if limbo and ledger_id not in self._sent:
             self._sent[ledger_id] = None
@@ -314,9 +316,9 @@ class Limbo:
         return ClearLimboResponse(Status.OK)
 
     def _sent_state(self, ledger_id: int) -> tuple[str, int]:
-        """The ledger's limbo, and its revision as it is sent: hashed with this run's session, which
-        no other run has. Plain revisions begin anew after an index was lost, and could equal one
-        that an earlier run sent."""
+        """The ledger's limbo, and its revision as the response has it: a hash of the revision and
+        of this run's session, which no other run has. Revisions themselves begin anew after an
+        index was lost, and could equal a revision that an earlier run sent."""
         limbo, revision = self._ledgers.limbo(ledger_id)
         digest = blake2b(f"{self._run} {revision}".encode(), digest_size=8).digest()
         return limbo, int.from_bytes(digest, "little")

@@ -1,14 +1,14 @@
 """Whether the metadata store is the one whose links this bookie's disks have, or went back in time.
 
-Always true: the bookie compares the store before it registers in it, at each new session with it,
-when its cluster's record or its chain changes, and every LOOK_S. The store went back if its chain
-lacks a link that a disk has seen (spark_ledger/metadata/chain.py), or if the bookie has met a
-ledger with an id that the store's counter has not given out. The bookie that sees this puts the
-hold (spark_ledger/metadata/hold.py), and reports below /held which of its ledgers the store does
-not name. A store of a higher epoch than the disks have seen was accepted by a person: it counts,
-and from then on its links do. A store without a cluster, or with another, is left alone and not
-registered in. The disks keep only links of a store that counts; where no process appends links,
-the bookie does.
+Always true: the bookie compares the store with its disks before it registers in it, at each new
+session with it, when the store's cluster record or chain changes, and every LOOK_S. The store went
+back if its chain lacks a link that is on the disks (spark_ledger/metadata/chain.py), or if the
+bookie has met a ledger with an id that the store's counter has not given out. The bookie that finds
+this puts the hold (spark_ledger/metadata/hold.py), and reports below /held which of its ledgers the
+store does not name. If the store has a higher epoch than the disks, a person accepted it: from then
+on its links count. In a store without a cluster, or with another cluster, the bookie changes
+nothing and does not register. The disks keep only links of a store that counts; where no other
+process appends links, the bookie does.
 """
 
 import asyncio
@@ -40,23 +40,24 @@ _log = logging.getLogger(__name__)
 
 
 class LineageVerdict(Enum):
-    """What the store is to a disk."""
+    """The store, compared with the links on the disks."""
 
-    OURS = "it goes on from what was seen"
-    ACCEPTED = "a person accepted it after what was seen"
+    OURS = "it has the links that were seen"
+    ACCEPTED = "a person accepted it after the links were seen"
     OLDER = "it went back in time"
     FOREIGN = "it has no cluster, or another"
 
 
-def judged(
+def judge(
     seen: SeenLinks,
     stored: ClusterRecord | None,
     chain: Chain | None,
     next_id: int | None,
     id_max: int,
 ) -> tuple[LineageVerdict, str]:
-    """The verdict, and why if it is OLDER. `stored`: the store's cluster record; `next_id`: of its
-    counter, None while it is held; `id_max`: the highest ledger id that was met here, else 0."""
+    """The verdict, and the reason if it is OLDER. `stored`: the store's cluster record; `next_id`:
+    the next id of its counter, None under a hold; `id_max`: the highest id of a ledger that was met
+    here, else 0."""
     if stored is None or stored.cluster_id != seen.cluster_id:
         return LineageVerdict.FOREIGN, ""
     if stored.epoch < seen.epoch:
@@ -84,7 +85,7 @@ def highest_id(states: Iterable[LedgerState]) -> int:
 
 
 class Lineage:
-    """The lineage of one bookie."""
+    """Compares the metadata store with the links on one bookie's disks."""
 
     def __init__(
         self, store: MetadataStore, bookie_id: str, disks: Sequence[Disk], seen: SeenLinks
@@ -94,12 +95,12 @@ class Lineage:
         self._disks = disks
         self._seen = seen
         self.extender = Extender(store, BOOKIE_EXTENDS_S, chains.loop_clock)
-        self._looking = asyncio.Lock()
+        self._look_lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._went_back = False
-        self._reported: LineageVerdict | Hold | None = None
+        self._last_reported: LineageVerdict | Hold | None = None
         self.refusal = ""
-        """Why the bookie does not register, as of the last look; empty: it may."""
+        """Why the bookie does not register, as of the last look; empty if it may."""
         self.listeners: list[Callable[[], None]] = []
         """Called when `refusal` changes."""
         self.ledgers: LedgerHandles | None = None
@@ -113,14 +114,15 @@ class Lineage:
         return cls(store, bookie_id, disks, await seen_links.read(disks, cluster_id))
 
     def attach(self, storage: LedgerStorage, ledgers: LedgerHandles) -> None:
-        """From now on the stored ledgers count, and are compared when the store is another."""
+        """Use the stored ledgers for the comparison from now on; they are compared with their
+        records when the store went back."""
         self.storage, self.ledgers = storage, ledgers
         ledgers.epoch = self._seen.epoch
         if self._went_back:
             ledgers.store_went_back()
 
     async def run(self) -> None:
-        """Look again and again, until cancelled; also after a failure."""
+        """Look again and again, also after a failure, until cancelled."""
         while True:
             try:
                 await self.look()
@@ -134,14 +136,13 @@ class Lineage:
             self._wake.clear()
 
     async def may_register(self) -> bool:
-        """After a look; see `refusal`. Raises StoreError."""
+        """Whether a new look finds no `refusal`. Raises StoreError."""
         await self.look()
         return not self.refusal
 
     async def look(self) -> None:
-        """Compare the store, hold it if it went back, and keep its links if it did not. Raises
-        StoreError."""
-        async with self._looking:
+        """Compare the store; put a hold if it went back, else keep its links. Raises StoreError."""
+        async with self._look_lock:
             try:
                 await self._look()
             except (BadClusterRecord, chains.BadChain, errors.LedgerError) as damage:
@@ -149,11 +150,11 @@ class Lineage:
 
     async def _look(self) -> None:
         stored = await cluster.read(self._store)
-        await self._watched(paths.CLUSTER)
-        node = await self._watched(paths.CHAIN)
+        await self._read_watched(paths.CLUSTER)
+        node = await self._read_watched(paths.CHAIN)
         chain = chains.of_node(node)
         states = [] if self.storage is None else self.storage.states()
-        verdict, why = judged(self._seen, stored, chain, await self._next_id(), highest_id(states))
+        verdict, why = judge(self._seen, stored, chain, await self._next_id(), highest_id(states))
         if verdict is LineageVerdict.OLDER:
             text = f"{why}: this is an older copy of the store, or goes on from one"
             epoch = max(self._seen.epoch, 0 if stored is None else stored.epoch)
@@ -175,7 +176,7 @@ class Lineage:
             return hold.FIRST_ID
         try:
             return hold.decode_counter(node.value)
-        except errors.LedgerError:  # held, or damaged
+        except errors.LedgerError:  # a hold, or damage
             return None
 
     async def _keep(self, stored: ClusterRecord, chain: Chain) -> None:
@@ -185,7 +186,7 @@ class Lineage:
             return
         try:
             await seen_links.FILE.write(self._disks, seen)
-        except DiskFailed as failure:  # a full disk, say: a later look tries it again
+        except DiskFailed as failure:  # for example, a full disk: a later look tries again
             _log.warning("the newest links of the metadata store are not kept: %s", failure)
         else:
             self._seen = seen
@@ -193,16 +194,16 @@ class Lineage:
     def _apply(self, verdict: LineageVerdict, stored: ClusterRecord | None) -> None:
         """Set `refusal`; report a change to the log, the ledgers and the listeners, once."""
         before = self.refusal
-        held = None if stored is None else stored.hold
+        present_hold = None if stored is None else stored.hold
         self.refusal = ""
         if verdict is LineageVerdict.FOREIGN:
             self.refusal = "the metadata store has no cluster, or another than the disks"
-        elif held is not None:
-            self.refusal = f"the metadata store is held: {held.why}"
-        now = held or (
+        elif present_hold is not None:
+            self.refusal = f"the metadata store is held: {present_hold.why}"
+        report = present_hold or (
             verdict if verdict in (LineageVerdict.FOREIGN, LineageVerdict.ACCEPTED) else None
         )
-        if now != self._reported and now is not None:
+        if report != self._last_reported and report is not None:
             if self.refusal:
                 _log.error("%s; the bookie serves on and does not register", self.refusal)
             else:
@@ -210,14 +211,14 @@ class Lineage:
             self._went_back = True
             if self.ledgers is not None:
                 self.ledgers.store_went_back()
-        self._reported = now
+        self._last_reported = report
         if self.refusal != before:
             for listener in self.listeners:
                 listener()
 
     # -- when to look -------------------------------------------------------------------------
 
-    async def _watched(self, path: str) -> Versioned | None:
+    async def _read_watched(self, path: str) -> Versioned | None:
         """The node, if it exists; a change of it wakes `run`."""
         try:
             return await self._store.get(path, self._wake.set)
@@ -254,13 +255,13 @@ class Lineage:
                 elif node is not None and _names_other(node.value, state):
                     others.append(state.ledger_id)
             await asyncio.sleep(REPORT_PAUSE_S)
-        sized = [await self._sized(ledger_id) for ledger_id in missing]
-        total = sum(ledger.bytes for ledger in sized)
-        listed = sized[: hold.LISTED_MAX]
+        missing_ledgers = [await self._missing_ledger(ledger_id) for ledger_id in missing]
+        total = sum(ledger.bytes for ledger in missing_ledgers)
+        listed = missing_ledgers[: hold.LISTED_MAX]
         counts = (len(missing), total, highest_id(states), stored.epoch)
         await hold.publish(self._store, Report(self._bookie_id, listed, others, buried, *counts))
 
-    async def _sized(self, ledger_id: int) -> MissingLedger:
+    async def _missing_ledger(self, ledger_id: int) -> MissingLedger:
         assert self.storage is not None
         try:
             last = await self.storage.reader.last_entry(ledger_id)

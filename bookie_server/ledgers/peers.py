@@ -1,8 +1,9 @@
-"""Whether the other bookies have their copies of a ledger, by its record. This bookie asks them
-before it drops its own copies: an older record may name bookies that gave theirs up since.
+"""Whether the other bookies have their copies of a ledger, by its record. This bookie sends them a
+request before it drops its own copies: the record may be an old one, which names bookies that have
+given up their copies.
 
-Always true: the answer is no if a bookie does not respond, refuses, or lacks a single entry of
-those that it should have.
+Always true: the result is False if a bookie does not respond, refuses, or lacks a single entry that
+it should have.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,7 +23,7 @@ async def nobody_responds(request: StoredRequest) -> StoredResponse | None:
 
 
 class Peers:
-    """The other bookies. `token` grants reads of any ledger."""
+    """Sends requests to the other bookies. `token` grants reads of any ledger."""
 
     def __init__(self, ask: Ask, token: bytes) -> None:
         self._ask = ask
@@ -32,20 +33,22 @@ class Peers:
         """Whether each bookie that the CLOSED record names has all of its copies."""
         members = {bookie: None for fragment in record.fragments for bookie in fragment.ensemble}
         for bookie_id in members:
-            if not await self._has_its_own(record, bookie_id):
+            if not await self._has_its_copies(record, bookie_id):
                 return False
         return True
 
-    async def _has_its_own(self, record: LedgerRecord, bookie_id: str) -> bool:
+    async def _has_its_copies(self, record: LedgerRecord, bookie_id: str) -> bool:
         assert record.last_entry is not None, "CLOSED"
         for entries, slot in entries_kept(record, bookie_id, record.last_entry):
             for first in range(entries.start, entries.stop, WINDOW):
                 window = range(first, min(first + WINDOW, entries.stop))
-                if not await self._has(record, bookie_id, slot, window):
+                if not await self._has_window(record, bookie_id, slot, window):
                     return False
         return True
 
-    async def _has(self, record: LedgerRecord, bookie_id: str, slot: int, window: range) -> bool:
+    async def _has_window(
+        self, record: LedgerRecord, bookie_id: str, slot: int, window: range
+    ) -> bool:
         request = StoredRequest(
             bookie_id, record.ledger_id, window[0], window[-1], token=self._token
         )

@@ -2,31 +2,33 @@
 
 Always true of a handle: its decisions and the changes that follow happen in one step of the event
 loop, so an add is either before a fence or refused by it; its last add confirmed never goes back.
-Only the storage (logs/index.LedgerStates) keeps whether the ledger is fenced, deleted or in limbo:
-a handle has no copy of it.
+Only the storage (logs/index.LedgerStates) knows whether the ledger is fenced, deleted or in limbo:
+a handle has no copy of this state.
 
-Always true of all: there is one handle per ledger; a ledger is met once (first contact), however
-many requests come for it meanwhile; verifiers come from the metadata, never from a request; first
-contact is logged (a ledger record in the journal) before any other record of that ledger; a ledger
-that was buried, that is, has a tombstone (reclaim/collect.py), stays buried. A CLOSED ledger whose
-record does not name this node is fenced at first contact: reclaim may have dropped its state here,
-and a fence with it.
+Always true of all handles: there is one handle per ledger; a ledger is met once (first contact),
+also if several requests for it arrive meanwhile; verifiers are read from the metadata, never from a
+request; first contact is logged (a ledger record in the journal) before any other record of that
+ledger; a ledger that was buried, that is, has a tombstone (reclaim/collect.py), stays buried. A
+CLOSED ledger whose record does not name this node is fenced at first contact: reclaim may have
+removed its state here, and a fence with it.
 
 EVERY_LEDGER is the id of a state whose limbo holds for all ledgers. While it is in limbo, the fence
 of any ledger may be lost. But a recovery changes the record before it sends a fence. So in that
 time a ledger is fenced at first contact unless its record is OPEN, and a ledger that was met in an
-earlier run takes no normal add before its record was read (`check_fence`).
+earlier run takes no normal add before its record is read (`check_fence`).
 
-If the metadata store went back in time and gave an id out again, the two ledgers of that id are
-never mixed. The creator token of the record that was read at first contact stays with the stored
-entries (`LedgerState.creation`), and `compare` compares it with the record's: in each new session
-with the store before the first add that is not above the highest entry; and once the store went
-back, before any read or add. If the two differ, the stored entries are another ledger's: adds are
-refused, reads answer *unknown*; while no entry is stored the token is replaced. A store that does
-not respond stops nothing. Entries that an earlier version of the bookie stored have no token, and
-once the store went back no record can prove which ledger they belong to, so the bookie never gives
-them the token of a record. It adds entries to such a ledger until the store goes back, or has a
-later epoch than the ledger's id. From then on it adds none, and reads go on.
+If the metadata store went back in time and gave an id to a second ledger, the entries of the two
+ledgers are never mixed. First contact keeps the creator token of the record with the stored entries
+(`LedgerState.creation`). `compare` compares that token with the token of the present record: in
+each new session with the store, before the first add that is not above the highest entry; and after
+the store went back, before any read or add. If the tokens differ, the stored entries belong to the
+other ledger: adds are refused, and reads get *unknown*. If no entry is stored, the token is
+replaced instead. A store that does not respond stops nothing.
+
+Entries that an earlier version of the bookie stored have no token. Once the store went back, no
+record can prove which ledger they belong to, so the bookie never gives them the token of a record.
+It adds entries to such a ledger until the store goes back, or has a later epoch than the ledger's
+id. From then on it adds no entries, and reads go on.
 """
 
 import asyncio
@@ -64,8 +66,9 @@ _log = logging.getLogger(__name__)
 
 
 class LedgerHandle:
-    """Made once per ledger and run of the node, after first contact. `state_of` gives the storage's
-    state of a ledger: it has this ledger's until the handle is forgotten."""
+    """The handle of one ledger, made after first contact, once per run of the node. `state_of`
+    gives the storage's state of a ledger; until the handle is forgotten, there is one for this
+    ledger."""
 
     def __init__(
         self,
@@ -81,24 +84,24 @@ class LedgerHandle:
         state = self.state
         self.lane = Lane.PAGE_CACHE if state.durability == PAGE_CACHE else Lane.BULK  # of adds
         self.fence_uncertain = False
-        """A fence of the ledger may be lost here. Until LedgerHandles.check_fence has read its
-        record, the ledger takes no normal add."""
+        """A fence of the ledger may be lost here. The ledger takes no normal add until
+        LedgerHandles.check_fence has read its record."""
         self.holds_other_ledger = False
-        """The stored entries belong to another ledger than the record of this id."""
+        """The stored entries and the record of this id belong to different ledgers."""
         self.origin_unknown = False
         """No token proves which ledger the stored entries belong to (see the head of this file).
         The bookie adds no entry to them."""
         self.compared_at = -1
         """LedgerHandles._store_changes when the entries were last compared with the record."""
-        self.forgotten = False
-        self.uses = 0  # frames of adds, and fencing reads, that came
+        self.is_forgotten = False
+        self.uses = 0  # frames of adds and fencing reads so far
         self.last_entry = last_entry
         self.last_add_confirmed = max(last_add_confirmed, state.explicit_lac)
         self.fence_durable: asyncio.Future[None] | None = None
         self.waiter_count = 0  # calls of wait_beyond
         self._news = asyncio.Event()  # replaced each time that it is set
-        self._waiting_ended = state.fenced or state.deleted
-        self._checked: dict[tuple[str, bytes], bool] = {}
+        self._has_waiting_ended = state.fenced or state.deleted
+        self._allowed: dict[tuple[str, bytes], bool] = {}
 
     @property
     def state(self) -> LedgerState:
@@ -114,18 +117,18 @@ class LedgerHandle:
         if use != "add" and token and hmac.compare_digest(token, self._repair_credential):
             return True
         key = (use, token)
-        if key not in self._checked:
-            if len(self._checked) >= _TOKENS_REMEMBERED_MAX:
-                self._checked.clear()
-            self._checked[key] = ledger_record.allows(verifiers, use, token)
-        return self._checked[key]
+        if key not in self._allowed:
+            if len(self._allowed) >= _TOKENS_REMEMBERED_MAX:
+                self._allowed.clear()
+            self._allowed[key] = ledger_record.allows(verifiers, use, token)
+        return self._allowed[key]
 
     def refusal_of_add(self, token: bytes, recovery: bool) -> Status | None:
-        """Why adds are refused, whatever their entry; None if they may be taken."""
+        """The status with which every add is refused; None if adds may be taken."""
         if not self.allows("recover" if recovery else "add", token):
             return Status.UNAUTHORIZED
-        if self.forgotten:
-            return Status.BUSY  # the client repeats it, and the ledger is met anew
+        if self.is_forgotten:
+            return Status.BUSY  # the client repeats the add, and the ledger is met anew
         if self.holds_other_ledger:
             return Status.CONFLICTING_ENTRY
         if recovery:
@@ -137,7 +140,7 @@ class LedgerHandle:
             return Status.FENCED
         return Status.METADATA_UNAVAILABLE if self.fence_uncertain else None
 
-    def took_add(self, header: EntryHeader) -> None:
+    def note_add(self, header: EntryHeader) -> None:
         """Note an add that was put into the write cache."""
         self.last_entry = max(self.last_entry, header.entry_id)
         self.raise_lac(header.last_add_confirmed)
@@ -148,11 +151,11 @@ class LedgerHandle:
             self._wake()
 
     def forget(self) -> None:
-        """The node drops its state of the ledger in this step of the event loop. This handle takes
-        no more adds, and requests that still use it see the state as it was."""
-        last = self.state
-        self._state_of = lambda _: last
-        self.forgotten = True
+        """The caller drops the state of the ledger in this step of the event loop. This handle
+        takes no more adds; requests that still use the handle get the last state."""
+        last_state = self.state
+        self._state_of = lambda _: last_state
+        self.is_forgotten = True
         self.end_waiting()
 
     async def wait_beyond(self, previous_lac: int, wait_s: float) -> None:
@@ -163,7 +166,7 @@ class LedgerHandle:
         self.waiter_count += 1
         try:
             async with asyncio.timeout(wait_s):
-                while self.last_add_confirmed <= previous_lac and not self._waiting_ended:
+                while self.last_add_confirmed <= previous_lac and not self._has_waiting_ended:
                     await self._news.wait()
         except TimeoutError:
             return
@@ -171,12 +174,12 @@ class LedgerHandle:
             self.waiter_count -= 1
 
     def end_waiting(self) -> None:
-        """End all waiting, now and later."""
-        self._waiting_ended = True
+        """End all present calls of `wait_beyond`, and every later call at once."""
+        self._has_waiting_ended = True
         self._wake()
 
     def _wake(self) -> None:
-        """Wake all waiting calls; each looks again."""
+        """Wake all calls of `wait_beyond`; each checks its condition again."""
         if self.waiter_count:
             self._news.set()
             self._news = asyncio.Event()
@@ -184,7 +187,7 @@ class LedgerHandle:
 
 _MISSING_SHIFT, _INT64_MAX = 40, 2**63 - 1  # the shift is more than the bits of any revision
 METADATA_WAIT_S = 2.0
-"""Well below a client's time-out: a request may join a first contact that is stuck already."""
+"""Well below a client's time-out: a request may join a first contact that waits already."""
 
 
 class LedgerJudgement(NamedTuple):
@@ -196,7 +199,7 @@ class LedgerJudgement(NamedTuple):
 
 
 class FirstContactFailed(Exception):
-    """First contact failed; `status` is that of the response."""
+    """First contact failed; the response has this `status`."""
 
     def __init__(self, status: Status, reason: str) -> None:
         super().__init__(reason)
@@ -219,16 +222,16 @@ class LedgerHandles:
         self._metadata = metadata
         self._bookie_id = bookie_id
         self._handles: dict[int, LedgerHandle] = {}
-        self._meeting = SharedTasks[int, LedgerHandle]()
+        self._first_contacts = SharedTasks[int, LedgerHandle]()
         self._fence_checks = SharedTasks[int, None]()
-        self._fences: dict[int, asyncio.Future[None]] = {}  # set, and not durable yet
-        self._leaving: dict[int, asyncio.Future[None]] = {}  # done when the entries left the index
+        self._fences: dict[int, asyncio.Future[None]] = {}  # fences that are not durable yet
+        self._index_removals: dict[int, asyncio.Future[None]] = {}  # done when the removal ends
         self._comparisons = SharedTasks[int, None]()
         self._store_changes = 0  # how often a session began or the store went back
         self._went_back_at = -1  # `_store_changes` when the store last went back; -1: never
         self.epoch = 0
-        """The epoch of the metadata store: ledgers with ids below the epoch's first are older than
-        the acceptance of a store that had gone back. Lineage sets it."""
+        """The epoch of the metadata store. Ledgers with ids below the first id of the epoch are
+        older than a person's acceptance of a store that had gone back. Lineage sets it."""
         metadata.add_session_listener(self._session_changed)
 
     def known(self, ledger_id: int) -> bool:
@@ -239,18 +242,20 @@ class LedgerHandles:
         return self._handles.get(ledger_id)
 
     async def meet(self, ledger_id: int) -> LedgerHandle:
-        """The ledger's handle, after first contact if need be. Raises FirstContactFailed."""
+        """The ledger's handle; makes first contact if there is no handle. Raises
+        FirstContactFailed."""
         while (handle := self._handles.get(ledger_id)) is None:
-            handle = await self._meeting.result(ledger_id, lambda: self._meet(ledger_id))
-            if not handle.forgotten:  # else meet the ledger again
+            handle = await self._first_contacts.result(ledger_id, lambda: self._meet(ledger_id))
+            if not handle.is_forgotten:  # else meet the ledger again
                 break
         return handle
 
     def forget(self, ledger_id: int) -> bool:
-        """Forget a ledger without stored entries: its present handle takes no more, and the next
-        request meets it anew. False if it is just being met: then it is not forgotten."""
+        """Forget a ledger without stored entries: its present handle takes no more adds, and the
+        next request meets the ledger anew. False, and nothing is forgotten, if first contact or a
+        fence of the ledger is under way."""
         fence = self._fences.get(ledger_id)
-        if ledger_id in self._meeting or not (fence is None or fence.done()):
+        if ledger_id in self._first_contacts or not (fence is None or fence.done()):
             return False
         self._fences.pop(ledger_id, None)
         handle = self._handles.pop(ledger_id, None)
@@ -259,9 +264,9 @@ class LedgerHandles:
         return True
 
     async def check_fence(self, handle: LedgerHandle) -> None:
-        """Read the ledger's record, once for all calls meanwhile, and fence the ledger again,
-        durably, if its record is not OPEN. Then its fence is not uncertain any more; it still is if
-        the record could not be read. Raises JournalFailed."""
+        """Read the ledger's record (calls meanwhile share one read) and, if it is not OPEN, fence
+        the ledger again, durably. Then the fence is certain; if the record cannot be read, the
+        fence stays uncertain. Raises JournalFailed."""
         await self._fence_checks.result(handle.ledger_id, lambda: self._check_fence(handle))
 
     async def _check_fence(self, handle: LedgerHandle) -> None:
@@ -278,20 +283,22 @@ class LedgerHandles:
         self._store_changes += state is SessionState.CONNECTED
 
     def store_went_back(self) -> None:
-        """The store went back in time, or a person accepted that: every ledger is compared before
-        it is used again."""
+        """The store went back in time, or a person accepted such a store: compare every ledger
+        before its next use."""
         self._store_changes += 1
         self._went_back_at = self._store_changes
 
     def needs_comparison(self, handle: LedgerHandle, *, new_session: bool) -> bool:
-        """Whether the entries must be compared with the record, as the store went back since they
-        were; with `new_session` also if a session began since. Adds that are not above the highest
-        entry need that: the first add of a ledger whose id was given out again is one of them."""
+        """Whether the entries must be compared with the record: the store went back since the last
+        comparison or, with `new_session`, a session began since. Adds that are not above the
+        highest entry need `new_session`: after an id was given to a second ledger, that ledger's
+        first add is one of them."""
         since = self._store_changes if new_session else self._went_back_at
         return handle.compared_at < since
 
     async def check_origin(self, handle: LedgerHandle) -> None:
-        """Called before any read. Raises FirstContactFailed: another ledger's entries are here."""
+        """Called before each read. Raises FirstContactFailed if the stored entries are another
+        ledger's."""
         if self.needs_comparison(handle, new_session=False):
             await self.compare(handle)
         if handle.holds_other_ledger:
@@ -299,36 +306,36 @@ class LedgerHandles:
             raise FirstContactFailed(Status.LIMBO, reason)
 
     async def compare(self, handle: LedgerHandle) -> None:
-        """Read the ledger's record, once for all calls meanwhile, and see whether the stored
-        entries are its own. Raises JournalFailed."""
+        """Read the ledger's record (calls meanwhile share one read), and find out whether the
+        stored entries are that ledger's. Raises JournalFailed."""
         await self._comparisons.result(handle.ledger_id, lambda: self._compare(handle))
 
     async def _compare(self, handle: LedgerHandle) -> None:
         store_changes = self._store_changes
         try:
             if self._metadata.session_state is not SessionState.CONNECTED:
-                return  # the next session asks for a comparison again
+                return  # a comparison is needed again in the next session
             record = await self._record(handle.ledger_id)
-        except FirstContactFailed as refused:
+        except FirstContactFailed as failure:
             # an unread record stops nothing, except in the session in which the store went back
-            if refused.status is Status.LEDGER_DELETED or store_changes > self._went_back_at:
+            if failure.status is Status.LEDGER_DELETED or store_changes > self._went_back_at:
                 handle.compared_at = store_changes
             return
-        if handle.forgotten:
+        if handle.is_forgotten:
             return
         before = handle.state
         handle.origin_unknown = self._is_origin_unknown(handle)
-        names_other = bool(before.creation and record.creator and before.creation != record.creator)
-        handle.holds_other_ledger = names_other and handle.last_entry != NO_ENTRY
+        is_other = bool(before.creation and record.creator and before.creation != record.creator)
+        handle.holds_other_ledger = is_other and handle.last_entry != NO_ENTRY
         handle.compared_at = store_changes
         if handle.last_entry == NO_ENTRY and before.creation != record.creator:
-            met = replace(
+            state = replace(
                 before,
                 creation=record.creator,
                 verifiers=record.verifiers,
                 durability=record.durability,
             )
-            await asyncio.gather(*self._set_state(met, before))
+            await asyncio.gather(*self._set_state(state, before))
         elif handle.holds_other_ledger:
             _log.error(
                 "the record of ledger %d is another ledger's than the entries stored here: its id"
@@ -343,29 +350,30 @@ class LedgerHandles:
         return entries_lack_token and went_back
 
     def uses(self, ledger_id: int) -> int:
-        """How many frames of adds for the ledger came, and fencing reads of it."""
+        """The number of frames of adds and of fencing reads of the ledger so far."""
         handle = self._handles.get(ledger_id)
         return 0 if handle is None else handle.uses
 
     @contextlib.contextmanager
     def leaving_index(self, ledger_id: int) -> Iterator[None]:
-        """Around the removal of the ledger's entries from an index. Adds and fencing reads wait for
-        its end (`wait_until_left`): an entry that they still found there is about to go."""
-        done = self._leaving[ledger_id] = asyncio.get_running_loop().create_future()
+        """The context in which the ledger's entries are removed from an index. Adds and fencing
+        reads wait for its end (`wait_until_left`), as the index may still have entries that are
+        about to be removed."""
+        done = self._index_removals[ledger_id] = asyncio.get_running_loop().create_future()
         try:
             yield
         finally:
-            del self._leaving[ledger_id]
+            del self._index_removals[ledger_id]
             done.set_result(None)
 
     async def wait_until_left(self, ledger_ids: Iterable[int]) -> None:
-        """Wait while entries of these ledgers are leaving an index."""
+        """Wait while entries of these ledgers are being removed from an index."""
         for ledger_id in ledger_ids:
-            while (done := self._leaving.get(ledger_id)) is not None:
+            while (done := self._index_removals.get(ledger_id)) is not None:
                 await asyncio.shield(done)
 
     def alive(self) -> list[int]:
-        """Every ledger that this node has a state of and that is not buried, by id."""
+        """The ids of the ledgers of which this node has a state, without buried ledgers."""
         return [
             state.ledger_id
             for state in self._storage.states()
@@ -381,7 +389,7 @@ class LedgerHandles:
         records = []
         for ledger_id in ledger_ids:
             before = self._storage.state(ledger_id)
-            if before is None:  # it was forgotten while the metadata was read
+            if before is None:  # forgotten while the caller read the metadata
                 continue
             state = self._storage.set_state(replace(before, deleted=True))
             if (handle := self._handles.get(ledger_id)) is not None:
@@ -390,76 +398,77 @@ class LedgerHandles:
         if records:
             await asyncio.shield(self._storage.append(records))
 
-    # -- limbo (limbo.py decides) --
+    # -- limbo, as limbo.py decides --
 
     def every_ledger(self) -> LedgerState:
         """The state of EVERY_LEDGER: its limbo holds for all ledgers."""
         return self._storage.state(EVERY_LEDGER) or LedgerState(EVERY_LEDGER)
 
     def limbo(self, ledger_id: int) -> tuple[LimboReason, int]:
-        """Why the ledger itself is in limbo, NONE if it is not, and the revision of its limbo: the
-        state's revision and, in the bits above, which of the ledger's directories are missing."""
+        """The ledger's own limbo (not EVERY_LEDGER's), NONE if it is in none, and the revision of
+        its limbo: the state's revision and, in the bits above, which of the ledger's directories
+        are missing."""
         state = self._storage.state(ledger_id)
         if state is None:
             return LimboReason.NONE, 0
         missing = self._storage.directories.missing_bits(state) << _MISSING_SHIFT
-        return self._reason(state), state.revision | (missing & _INT64_MAX)
+        return self._limbo_of(state), state.revision | (missing & _INT64_MAX)
 
     def in_limbo(self) -> dict[int, LimboReason]:
-        """The ledgers that are in limbo themselves, by id, and why."""
+        """The ledgers that have a limbo of their own, by id, and the reason of each."""
         return {
             state.ledger_id: reason
             for state in self._storage.states()
-            if state.ledger_id != EVERY_LEDGER and (reason := self._reason(state))
+            if state.ledger_id != EVERY_LEDGER and (reason := self._limbo_of(state))
         }
 
-    def _reason(self, state: LedgerState) -> LimboReason:
+    def _limbo_of(self, state: LedgerState) -> LimboReason:
         """The ledger's limbo; LOST while one of its directories is missing."""
-        whole = self._storage.directories.is_whole(state)
-        return state.limbo if whole else LimboReason.LOST
+        is_whole = self._storage.directories.is_whole(state)
+        return state.limbo if is_whole else LimboReason.LOST
 
     async def renew_revision(self, ledger_id: int) -> None:
-        """Give the ledger's limbo a new revision, durably. A ClearLimbo with an older one (of an
-        earlier run, say, which had other directories) then does not clear it. Raises
-        JournalFailed."""
+        """Give the ledger's limbo a new revision, durably. Then a ClearLimbo with an older revision
+        (for example of an earlier run, which had other directories) does not clear the limbo.
+        Raises JournalFailed."""
         if (before := self._storage.state(ledger_id)) is None:
             return
         state = self._storage.set_state(before)
         await asyncio.shield(self._storage.append([_ledger_record(state)]))
 
     async def put_in_limbo_or_fence(self, judgements: Sequence[LedgerJudgement]) -> None:
-        """Put the ledgers in limbo and fence them; of two reasons the worse one counts. Durable
-        when this returns. Raises JournalFailed."""
-        changed = []
+        """Carry out the judgements, durably. If a ledger is in limbo already, the worse of the two
+        reasons counts. Raises JournalFailed."""
+        changes = []
         for ledger_id, limbo, fence in judgements:
             before = self._storage.state(ledger_id)
             if before is not None or limbo or fence:
                 base = before or LedgerState(ledger_id, met=False)
                 reason = worse_reason(base.limbo, limbo)
                 state = replace(base, limbo=reason, fenced=base.fenced or fence)
-                changed += self._set_state(state, before)
-        await asyncio.gather(*changed)
+                changes += self._set_state(state, before)
+        await asyncio.gather(*changes)
 
     async def clear_limbo(self, ledger_id: int) -> None:
-        """Take the ledger, or EVERY_LEDGER, out of limbo, durably; it gives up its missing
+        """Take the ledger, or EVERY_LEDGER, out of limbo, durably; the ledger gives up its missing
         directories. Raises JournalFailed."""
         before = self._storage.state(ledger_id)
         if before is not None:
             directories = self._storage.directories
             state = directories.without_missing(replace(before, limbo=LimboReason.NONE))
             rescued = self._storage.rescue(ledger_id)  # repair may have compared entries in memory
-            changed = [*rescued, *self._set_state(state, before)]
+            changes = [*rescued, *self._set_state(state, before)]
             if ledger_id == EVERY_LEDGER:
                 for handle in self._handles.values():
                     handle.fence_uncertain = False
-            await asyncio.gather(*changed)
+            await asyncio.gather(*changes)
 
     def _set_state(
         self, state: LedgerState, before: LedgerState | None
     ) -> list[asyncio.Future[None]]:
-        """Set the state; `before` is the present one, read in this same step of the event loop.
-        Returns futures that are done when it is durable. Even an unchanged state may not be durable
-        yet, for example if its journal failed and the next flush is to write it."""
+        """Set the state; `before` is the present state, read in this same step of the event loop.
+        Returns futures that are done when the state is durable. Even an unchanged state may not be
+        durable yet, for example if its journal failed and the next flush will write it."""
         if state == before:
             return [asyncio.shield(self._storage.append([], after=[state.ledger_id]))]
         ledger_id, state = state.ledger_id, self._storage.set_state(state)
@@ -475,57 +484,57 @@ class LedgerHandles:
         """Note a fence that is durable when the future is done. A request that meets the ledger
         before that waits for the future, or sets the fence again if it failed."""
 
-        def ended(durable: asyncio.Future[None]) -> None:
-            failed = durable.cancelled() or durable.exception() is not None
-            if not failed and self._fences.get(ledger_id) is durable:
+        def drop(durable: asyncio.Future[None]) -> None:
+            has_failed = durable.cancelled() or durable.exception() is not None
+            if not has_failed and self._fences.get(ledger_id) is durable:
                 del self._fences[ledger_id]
 
         self._fences[ledger_id] = durable
-        durable.add_done_callback(ended)
+        durable.add_done_callback(drop)
 
     def wake_all(self) -> None:
-        """The node stops: all waiting ends."""
+        """End all calls of `wait_beyond`: the node stops."""
         for handle in self._handles.values():
             handle.end_waiting()
 
     async def _meet(self, ledger_id: int) -> LedgerHandle:
-        # whichever request began this task, a fence may wait for it
+        # in recovery's lane, as a fence may join this task, whatever request began it
         request_lane.set(Lane.RECOVERY)
         state = self._storage.state(ledger_id)
-        first, store_changes = state is None or not state.met, self._store_changes
-        if first:
+        is_first, store_changes = state is None or not state.met, self._store_changes
+        if is_first:
             await self._first_contact(ledger_id, state)
         try:
-            last, lac = await self._last(ledger_id)
+            last, lac = await self._last_entry_and_lac(ledger_id)
         except DiskFailed as error:
             raise FirstContactFailed(Status.IO_ERROR, str(error)) from error
         credential = self._repair_credential
         handle = LedgerHandle(ledger_id, self._storage.state, last, lac, credential)
         self._handles[ledger_id] = handle
         handle.fence_durable = self._fences.get(ledger_id)
-        handle.fence_uncertain = bool(self.every_ledger().limbo) and not first
-        handle.compared_at = store_changes if first else -1
+        handle.fence_uncertain = bool(self.every_ledger().limbo) and not is_first
+        handle.compared_at = store_changes if is_first else -1
         handle.origin_unknown = self._is_origin_unknown(handle)
         return handle
 
     async def _first_contact(self, ledger_id: int, replayed: LedgerState | None) -> None:
-        """Read the ledger's record and log that it was met; `replayed`: the state that replay could
-        save of a damaged journal."""
-        any_fence_uncertain = bool(self.every_ledger().limbo)
+        """Read the ledger's record and log that the ledger was met. `replayed`: the state, if
+        replay could read one in a damaged journal."""
+        are_fences_uncertain = bool(self.every_ledger().limbo)
         record = await self._record(ledger_id)
         # the state may have been fenced, or put in limbo, while the record was read
-        saved = self._storage.state(ledger_id) or replayed or LedgerState(ledger_id)
+        before = self._storage.state(ledger_id) or replayed or LedgerState(ledger_id)
         # a bookie that is no member, or is only joining, may have lost a fence
         members = [bookie for fragment in record.fragments for bookie in fragment.ensemble]
-        surplus = bool(self._bookie_id) and record.closed and self._bookie_id not in members
-        maybe_fenced = any_fence_uncertain and record.state is not RecordState.OPEN
+        is_no_member = bool(self._bookie_id) and record.closed and self._bookie_id not in members
+        may_be_fenced = are_fences_uncertain and record.state is not RecordState.OPEN
         state = replace(
-            saved,
+            before,
             verifiers=record.verifiers,
             durability=record.durability,
             met=True,
-            creation=saved.creation or record.creator,
-            fenced=saved.fenced or surplus or maybe_fenced,
+            creation=before.creation or record.creator,
+            fenced=before.fenced or is_no_member or may_be_fenced,
         )
         state = self._storage.set_state(state)
         done = self._storage.append([_ledger_record(state)])
@@ -547,8 +556,8 @@ class LedgerHandles:
         except (StoreError, ledger_record.BadLedgerRecord) as error:
             raise FirstContactFailed(Status.METADATA_UNAVAILABLE, str(error)) from error
 
-    async def _last(self, ledger_id: int) -> tuple[int, int]:
-        """The highest entry stored, and the last add confirmed that its header carries."""
+    async def _last_entry_and_lac(self, ledger_id: int) -> tuple[int, int]:
+        """The highest stored entry, and the last add confirmed in its header."""
         last = await self._storage.reader.last_entry(ledger_id)
         if last is None:
             return NO_ENTRY, NO_ENTRY

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from bookie_server.api.entry import Buffer
 from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import Disk, DiskFailed, DiskFull
-from bookie_server.disk.monitor import unasked_bytes
+from bookie_server.disk.monitor import unchecked_bytes
 from bookie_server.lanes import Work
 from bookie_server.logs.entry_log import RECORD_HEADER_BYTES, EntryLogs, GrowingLog, record_end
 from bookie_server.logs.index import EntryIndex, Location
@@ -76,7 +76,7 @@ class DirectLog:
         self._ended_logs: dict[int, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._failure: DiskFailed | None = None
-        self._unasked_bytes = 0
+        self._unchecked_bytes = 0
         self._write_rate = Work()
         self.pending_bytes = 0
         """Bytes of puts that have no locations yet."""
@@ -202,11 +202,11 @@ class DirectLog:
         if not self._spare_bytes:
             return True
         size = sum([put.bytes for put in puts])
-        if size > self._unasked_bytes:
+        if size > self._unchecked_bytes:
             free_bytes = await self._disk.free_bytes() - self._spare_bytes
-            self._unasked_bytes = unasked_bytes(free_bytes, size) if free_bytes >= size else 0
-        fits = size <= self._unasked_bytes
-        self._unasked_bytes -= size if fits else 0
+            self._unchecked_bytes = unchecked_bytes(free_bytes, size) if free_bytes >= size else 0
+        fits = size <= self._unchecked_bytes
+        self._unchecked_bytes -= size if fits else 0
         return fits
 
     async def _write(self, puts: Sequence[_Put]) -> None:

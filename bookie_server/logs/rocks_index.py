@@ -126,7 +126,7 @@ class RocksIndex(EntryIndex):
         return await self._look_up(self._last, ledger_id)
 
     async def ledger_ids(self) -> list[int]:
-        return await self._run(self._readers, self._ledger_ids, limited=False)
+        return await self._run(self._readers, self._ledger_ids, has_deadline=False)
 
     async def delete(self, ledger_id: int, entry_ids: Sequence[int]) -> None:
         await self._delete(entry_key(ledger_id, entry_id) for entry_id in entry_ids)
@@ -146,7 +146,7 @@ class RocksIndex(EntryIndex):
         await self._run(self._writer, self._write, ((key, None) for key in keys))
 
     async def ledgers(self) -> list[LedgerState]:
-        return await self._run(self._readers, self._ledgers, limited=False)
+        return await self._run(self._readers, self._ledgers, has_deadline=False)
 
     async def mark_logs(self, marks: Mapping[int, int | None]) -> None:
         pairs = [(i, None if mark is None else encode_log_mark(mark)) for i, mark in marks.items()]
@@ -169,13 +169,15 @@ class RocksIndex(EntryIndex):
         return await self._run(pool, call, *arguments)
 
     async def _run(
-        self, pool: DiskThreads, call: Callable[..., T], *arguments: Any, limited: bool = True
+        self, pool: DiskThreads, call: Callable[..., T], *arguments: Any, has_deadline: bool = True
     ) -> T:
         writes = pool is self._writer and call != self._close
         if writes and self._failure is not None:
             raise DiskFailed(f"entry index: an earlier write failed: {self._failure}")
         try:
-            return await pool.run(call, *arguments, alters=pool is self._writer, limited=limited)
+            return await pool.run(
+                call, *arguments, alters=pool is self._writer, has_deadline=has_deadline
+            )
         except DiskHung:
             raise
         except Exception as error:

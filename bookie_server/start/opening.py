@@ -20,7 +20,7 @@ from bookie_server.config import BookieConfig
 from bookie_server.disk import identity as identities
 from bookie_server.disk.identity import BadIdentity, Directory, Identity, WrongDisks
 from bookie_server.disk.interface import Disk, DiskFailed, DiskFull
-from bookie_server.disk.monitor import DiskMonitor, Role, Watched
+from bookie_server.disk.monitor import DiskMonitor, Role, WatchedDirectory
 from bookie_server.disk.os_disk import OsDisk
 from bookie_server.journal import checkpoint
 from bookie_server.journal import writer as journal
@@ -80,7 +80,7 @@ class BookieDirectories:
     async def make_space(self, config: BookieConfig) -> None:
         """Free the reserves of full directories: to open an index takes space."""
         roles = {"journal": Role.JOURNAL, "ledger": Role.LEDGER}
-        watched = [Watched(d.name, d.name, roles[d.kind], d.disk) for d in self._all]
+        watched = [WatchedDirectory(d.name, d.name, roles[d.kind], d.disk) for d in self._all]
         await DiskMonitor(watched, config).look()
 
     async def open(self) -> Directories:

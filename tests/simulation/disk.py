@@ -489,7 +489,7 @@ class SimDisk:
         try:
             await done
         finally:
-            self.deadline.ended(done)
+            self.deadline.stop_watching(done)
             if timer is not None:
                 timer.cancel()
 

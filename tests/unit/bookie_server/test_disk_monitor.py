@@ -15,9 +15,9 @@ from bookie_server.disk.monitor import (
     DiskMonitor,
     Role,
     Space,
-    Watched,
+    WatchedDirectory,
     degraded_reason,
-    exhausted,
+    is_exhausted,
     is_full,
     readonly_reason,
     total_space,
@@ -112,11 +112,11 @@ def test_the_node_is_read_only_when_a_journal_or_all_ledger_directories_that_liv
 def test_recoverys_adds_are_taken_while_what_was_taken_still_fits_a_ledger_directory():
     config = with_settings(CONFIG, disk_reserve_bytes=10)
     full, other = state("/a", full=True), state("/b")  # 10 bytes free each
-    assert not exhausted([JOURNAL, full], 0, config)
-    assert exhausted([JOURNAL, full], 1, config)
-    assert not exhausted([JOURNAL, full, other], 1, config)
-    assert exhausted([JOURNAL, full, state("/b", failure="EIO")], 1, config)
-    assert not exhausted([state("/j", Role.JOURNAL, full=True), other], 1, config)
+    assert not is_exhausted([JOURNAL, full], 0, config)
+    assert is_exhausted([JOURNAL, full], 1, config)
+    assert not is_exhausted([JOURNAL, full, other], 1, config)
+    assert is_exhausted([JOURNAL, full, state("/b", failure="EIO")], 1, config)
+    assert not is_exhausted([state("/j", Role.JOURNAL, full=True), other], 1, config)
 
 
 def test_limbo_of_every_ledger_is_a_reason_of_its_own():
@@ -152,7 +152,10 @@ class Node:
         self.said: list[str] = []
         roles = {"j": Role.JOURNAL, "a": Role.LEDGER, "b": Role.LEDGER}
         self.monitor = DiskMonitor(
-            [Watched(name, f"/{name}", roles[name], disk) for name, disk in self.disks.items()],
+            [
+                WatchedDirectory(name, f"/{name}", roles[name], disk)
+                for name, disk in self.disks.items()
+            ],
             config,
             small=(f"{checkpoint.FOLDER}/",),
         )

@@ -75,19 +75,19 @@ def test_a_call_given_up_before_it_began_is_not_made():
 
 def test_what_a_call_made_for_nobody_any_more_is_disposed_of():
     async def test(threads):
-        begun, go, unwanted = threading.Event(), threading.Event(), []
+        begun, go, discard = threading.Event(), threading.Event(), []
 
         def make():
             begun.set()
             go.wait()
             return "made"
 
-        making = threads.run(make, unwanted=unwanted.append)
+        making = threads.run(make, discard=discard.append)
         await asyncio.to_thread(begun.wait)
         making.cancel()
         go.set()
-        assert await threads.run(str, unwanted=unwanted.append) == ""
-        assert unwanted == ["made"]
+        assert await threads.run(str, discard=discard.append) == ""
+        assert discard == ["made"]
 
     on_threads(1, test)
 

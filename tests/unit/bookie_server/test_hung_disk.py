@@ -248,7 +248,7 @@ def test_what_takes_the_longer_the_more_there_is_has_no_limit():
 
     async def main():
         threads = DiskThreads(1, "disk", IoDeadline(LIMIT_S))
-        slow = threads.run(go.wait, 30, limited=False)
+        slow = threads.run(go.wait, 30, has_deadline=False)
         behind = threads.run(divmod, 1, 1, alters=True)
         await too_long()
         with pytest.raises(DiskHung):
@@ -256,7 +256,7 @@ def test_what_takes_the_longer_the_more_there_is_has_no_limit():
         assert not slow.done()
         go.set()
         assert await slow
-        assert await threads.run(divmod, 7, 2, limited=False) == (3, 1)
+        assert await threads.run(divmod, 7, 2, has_deadline=False) == (3, 1)
         threads.shut_down()
 
     run_forward(main())

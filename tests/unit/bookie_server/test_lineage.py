@@ -8,7 +8,7 @@ from bookie_server.disk import line_file, seen_links
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.disk.line_file import BadLine
 from bookie_server.disk.seen_links import SeenLinks
-from bookie_server.ledgers.lineage import Lineage, LineageVerdict, judged
+from bookie_server.ledgers.lineage import Lineage, LineageVerdict, judge
 from spark_ledger.metadata import chain, cluster, hold, paths
 from spark_ledger.metadata.chain import BOOKIE_EXTENDS_S, Chain, Extender
 from spark_ledger.metadata.cluster import ClusterRecord, Hold
@@ -147,7 +147,7 @@ GROWN = Chain({0: "a", 4: "b", 5: "c"})
     ],
 )
 def test_what_a_store_is_to_a_disk(seen, found, links, next_id, id_max, verdict):
-    assert judged(seen, found, links, next_id, id_max)[0] is verdict
+    assert judge(seen, found, links, next_id, id_max)[0] is verdict
 
 
 # -- looks -----------------------------------------------------------------------------------------

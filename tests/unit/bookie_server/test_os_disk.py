@@ -306,7 +306,7 @@ def test_the_total_is_what_is_used_and_what_is_free_to_us_without_what_is_kept_f
 def test_a_call_that_finds_no_descriptor_waits_for_one_and_says_nothing_of_the_disk(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(os_disk, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(os_disk, "_DESCRIPTOR_RETRY_S", 0.01)
     opens, lacking = os.open, {"times": 0}
 
     def without(path, flags, *mode, **named):

@@ -205,7 +205,7 @@ def test_a_ledger_that_is_just_being_met_is_not_forgotten():
         meeting = asyncio.ensure_future(ledgers.meet(2))
         await asyncio.sleep(0.5)
         assert not ledgers.forget(2)
-        assert not (await meeting).forgotten
+        assert not (await meeting).is_forgotten
 
     on_a_node(test, filled_node())
 

@@ -8,7 +8,7 @@ import pytest
 from bookie_server.disk import starts
 from bookie_server.disk.identity import WrongDisks
 from bookie_server.disk.line_file import BadLine
-from bookie_server.disk.starts import KEPT, Starts
+from bookie_server.disk.starts import STARTS_KEPT, Starts
 from bookie_server.serve import twin
 from bookie_server.serve.twin import END_DELAY_S, TwinWatch
 from spark_ledger.metadata import paths
@@ -65,17 +65,17 @@ async def copied(disks, rng):
 
 def test_starts_one_after_the_other_are_the_bookies_own():
     async def act(store, disks):
-        for number in range(KEPT + 5):
+        for number in range(STARTS_KEPT + 5):
             process = Process(store, disks, f"p{number}-")
             assert not await process.start()
             process.run()
-            if number > KEPT + 2:
+            if number > STARTS_KEPT + 2:
                 await asyncio.sleep(100)
             assert not process.running.done()
             process.running.cancel()
             for disk in disks:
                 disk.crash("none")
-        assert len((await starts.read(disks, ID)).tokens) == KEPT
+        assert len((await starts.read(disks, ID)).tokens) == STARTS_KEPT
 
     scenario(act)
 

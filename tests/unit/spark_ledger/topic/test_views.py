@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bookie_server.serve.registration import Registration, Standing
+from bookie_server.serve.registration import Registration, RegistrationState
 from spark_ledger import errors
 from spark_ledger.topic import views
 from spark_ledger.topic.log.actions import Hole, Terminate
@@ -152,7 +152,7 @@ def test_a_ledger_of_a_bookie_that_is_not_registered_is_under_replicated():
 def test_a_bookie_that_is_read_only_and_one_that_is_down_are_listed_with_the_reason():
     async def act(stage):
         async def standing():
-            return Standing(5 << 20, 1 << 30, readonly_reason="disk full")
+            return RegistrationState(5 << 20, 1 << 30, readonly_reason="disk full")
 
         dead = stage.world.nodes[0]
         addresses = "b9:3181", "b9:3182"
