@@ -4,7 +4,8 @@ Always true: only partitions of this broker are judged, by the policies that the
 expired message, or one that an eviction passes over, counts as acknowledged; the subscriptions of
 queries are never moved. While a partition is over a quota that holds or refuses producers, it takes
 no producer: those that send already are sent away, and are refused when they come back. A quota is
-judged every LOOK_S, and whenever a producer comes. A broker notices a new quota within POLICIES_S.
+judged every `look_s`, and whenever a producer comes. A broker notices a new quota within
+POLICIES_S.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from typing import Protocol
 from spark_ledger import errors
 from spark_ledger.broker.owned_partition import OwnedPartition
 from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.broker.settings import DEFAULTS
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.log.policies import TopicPolicies
@@ -30,7 +32,6 @@ from spark_ledger.topic.subscription.backlog_quota import (
 )
 from spark_ledger.topic.subscription.records import Positions, SubscriptionKind
 
-LOOK_S = 60.0
 POLICIES_S = 300.0
 """How often the policies of a topic without a quota and without expiry are read again."""
 FRESH_S = 1.0
@@ -66,17 +67,18 @@ class Backlogs:
     def __init__(self, topic: TopicWithBacklogs, commits: TopicCommits) -> None:
         self._topic = topic
         self._commits = commits
+        self.look_s = DEFAULTS.backlog_look_s
         self._policies = topic.info.policies
         self._refusals: dict[int, Refusal] = {}
         self._looked_s = float("-inf")
         self._looking = asyncio.Lock()
 
     async def go_on(self) -> None:
-        """Judge the backlogs every LOOK_S, if the policies ask for it, until this task is
+        """Judge the backlogs every `look_s`, if the policies ask for it, until this task is
         cancelled."""
         while True:
             is_limited = has_quota(self._policies) or self._policies.message_ttl_ms is not None
-            await asyncio.sleep(LOOK_S if is_limited else POLICIES_S)
+            await asyncio.sleep(self.look_s if is_limited else POLICIES_S)
             try:
                 await self.look()
             except (errors.LedgerError, StoreError, Refusal) as error:

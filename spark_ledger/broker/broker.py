@@ -28,7 +28,6 @@ from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.broker.store_contact import StoreClock, StoreContact
 from spark_ledger.broker.watch import Watch
 from spark_ledger.broker.wire.commands import Refusal, ServerError
-from spark_ledger.broker.wire.frames import MESSAGE_BYTES_MAX
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.metrics import Counter
@@ -69,7 +68,7 @@ class Broker:
         self.cursors = ConsumerCursors(ledgers.metadata, self.client.subscriptions, self.id, rng)
         self.waiting_bytes = 0
         self.message_bytes_max = min(
-            MESSAGE_BYTES_MAX, ledgers.config.entry_bytes_max - ENTRY_OVERHEAD_BYTES
+            self.settings.message_bytes_max, ledgers.config.entry_bytes_max - ENTRY_OVERHEAD_BYTES
         )
         self._relief_listeners: dict[Callable[[], None], None] = {}
         self._budget = TailBudget(self.settings.tail_bytes)
@@ -238,6 +237,7 @@ class Broker:
             )
         )
         made.subscriptions.unacked_limits = UnackedLimits.of(self.settings)
+        made.backlogs.look_s = self.settings.backlog_look_s
         await made.start()
         return made
 

@@ -5,6 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from bookie_server.api.settings import DEFAULT_SERVICE_URL, Settings, load
+from spark_ledger.broker.wire.frames import MESSAGE_BYTES_MAX
 from spark_ledger.net import PORT_MAX
 from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX
 
@@ -19,6 +20,7 @@ class BrokerSettings(Settings):
         "host": "the network",
         "auto_create": "topics that do not exist",
         "tail_bytes": "memory",
+        "message_bytes_max": "messages",
         "consumer_unacked_max": "consumers that share a subscription",
         "roll_bytes": "when a live ledger is followed by another: whichever comes first",
     }
@@ -68,6 +70,17 @@ class BrokerSettings(Settings):
 
     tail_bytes: int = Field(
         64 * MIB, gt=0, description="Newest messages kept in memory, for consumers at the end."
+    )
+
+    message_bytes_max: int = Field(
+        MESSAGE_BYTES_MAX,
+        ge=64 << 10,
+        le=MESSAGE_BYTES_MAX,
+        description="Largest message that it takes, without metadata; clients cut larger ones into"
+        " chunks, or refuse them.",
+    )
+    backlog_look_s: float = Field(
+        60.0, gt=0, description="How often backlog quotas and expiry are judged."
     )
 
     consumer_unacked_max: int = Field(

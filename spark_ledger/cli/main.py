@@ -10,11 +10,11 @@ import typer
 
 from bookie_server.api.settings import DEFAULT_SERVICE_URL, PORT_DEFAULT
 from spark_ledger import __version__, units
-from spark_ledger.broker.settings import DEFAULTS
+from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.cli import ledger, metadata, nodes, subscription, topic
 from spark_ledger.cli.common import App, JsonOption, print_json, print_table
 from spark_ledger.cli.nodes import alive, registered
-from spark_ledger.config import SERVICE_URL_VARIABLE
+from spark_ledger.config import SERVICE_URL_VARIABLE, settings_of
 from spark_ledger.errors import MetadataHeld, Unavailable
 from spark_ledger.topic.log.policies import PASS_BYTES
 
@@ -75,6 +75,10 @@ def up(
     broker: Annotated[
         bool, typer.Option(help="With a broker for Pulsar's clients, or without.")
     ] = True,
+    broker_config: Annotated[
+        Path | None,
+        typer.Option(help="A file of the broker's other settings, as conf/broker.toml."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Start a cluster on this machine in the background; it takes ledgers when this returns (if its
@@ -84,6 +88,7 @@ def up(
     from spark_ledger.local import background
 
     background.refuse_too_few(data_dir, bookies)
+    settings_of(BrokerSettings, broker_config)  # a wrong file is refused before anything starts
     wanted_port = broker_port if broker else None
     here = background.up(
         data_dir,
@@ -92,6 +97,7 @@ def up(
         merge_bytes=merge_bytes,
         broker_port=wanted_port,
         admin_port=admin_port if broker else None,
+        broker_config=broker_config,
     )
     held = metadata.standing(here.service_url).cluster.hold
     if json:

@@ -50,11 +50,12 @@ def up(
     merge_bytes: int = PASS_BYTES,
     broker_port: int | None = None,
     admin_port: int | None = None,
+    broker_config: Path | None = None,
 ) -> Background:
     """Start a cluster in the background; a ledger can be created when this returns. Each minute the
     cluster copies about `merge_bytes` at most, to merge small segments of topics. `broker_port`:
     where its broker listens; None: without a broker. `admin_port`: where the broker answers by
-    HTTP; None: a free port.
+    HTTP; None: a free port. `broker_config`: a file of the broker's other settings.
 
     Raises errors.BadConfig (up already, port taken, no Java), errors.Unavailable.
     """
@@ -74,6 +75,8 @@ def up(
             )
     given = {"data_dir": str(data_dir), "bookies": bookies, "port": port}
     given |= {"merge_bytes": merge_bytes, "broker_port": broker_port, "admin_port": admin_port}
+    if broker_config is not None:
+        given["broker_config"] = str(broker_config.absolute())
     command = [sys.executable, "-m", "spark_ledger.local.background", json.dumps(given)]
     child = Child("the cluster", command, data_dir / LOG_FILE)
     try:

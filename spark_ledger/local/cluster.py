@@ -38,7 +38,8 @@ class LocalCluster:
     it. `lost_bookie_delay_s`: the new value of the cluster's setting; None: the value stays.
     `broker_port`: the port of a broker for Pulsar's clients, which starts at once; None: the broker
     starts on a free port when `broker_url` or `admin_url` is first used. `admin_port`: where the
-    broker answers by HTTP; None: a free port.
+    broker answers by HTTP; None: a free port. `broker_config`: a file of the broker's other
+    settings, as conf/broker.toml.
 
     Raises errors.BadConfig (Java missing or too old, port taken, data_dir in use or not to be
     written) and errors.Unavailable (a process did not come up; quotes its log).
@@ -55,6 +56,7 @@ class LocalCluster:
         lost_bookie_delay_s: float | None = None,
         broker_port: int | None = None,
         admin_port: int | None = None,
+        broker_config: str | Path | None = None,
     ) -> None:
         self._temporary = data_dir is None
         self._owner = os.getpid()
@@ -64,6 +66,7 @@ class LocalCluster:
             self.data_dir = Path(data_dir).absolute()
         self._lock: int | None = _hold(self.data_dir)
         self._settings = bookie_settings or {}
+        self._broker_config = None if broker_config is None else Path(broker_config)
         self.bookies: list[LocalBookie] = []
         self.autorecovery: LocalAutorecovery | None = None
         """None if it was made with autorecovery=False."""
@@ -149,7 +152,7 @@ class LocalCluster:
 
     def _start_broker(self, port: int | None, admin_port: int | None) -> LocalBroker:
         log = self.data_dir / "broker.log"
-        broker = LocalBroker(log, self.service_url, port, admin_port)
+        broker = LocalBroker(log, self.service_url, port, admin_port, self._broker_config)
         broker.start()
         self.broker = broker
         return broker

@@ -266,7 +266,8 @@ def _text(value: object) -> str:
 
 
 class LocalBroker(LocalProcess):
-    """A broker. `log`: the file for its output. `port`, `admin_port`: None: a free port."""
+    """A broker. `log`: the file for its output. `port`, `admin_port`: None: a free port. `config`:
+    a file of its other settings."""
 
     def __init__(
         self,
@@ -274,9 +275,11 @@ class LocalBroker(LocalProcess):
         service_url: str,
         port: int | None = None,
         admin_port: int | None = None,
+        config: Path | None = None,
     ) -> None:
         super().__init__(log)
         self._service_url = service_url
+        self._config = config
         self._ports = {"--broker-port": port, "--admin-port": admin_port}
         self.url = ""
         """Where Pulsar's clients reach it, once it was started."""
@@ -292,6 +295,8 @@ class LocalBroker(LocalProcess):
         options = ["--parent-pipe", "--service-url", self._service_url]
         for flag, port in self._ports.items():
             options += [flag, str(port)]
+        if self._config is not None:
+            options += ["--config", str(self._config)]
         command = [sys.executable, "-m", "spark_ledger.cli.main", "broker", "start", *options]
         self._child = Child("the broker", command, self.log)
         facts = json.loads(self._child.first_line(START_TIMEOUT_S))

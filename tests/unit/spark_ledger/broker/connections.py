@@ -82,10 +82,10 @@ class Watched(Connection):
 
 
 @asynccontextmanager
-async def connected():
+async def connected(message_bytes_max=5 << 20):
     """A connection, and its client's socket, of which nothing is read."""
     loop = asyncio.get_running_loop()
-    broker = SimpleNamespace(is_crowded=False, message_bytes_max=5 << 20, waiting_bytes=0)
+    broker = SimpleNamespace(is_crowded=False, message_bytes_max=message_bytes_max, waiting_bytes=0)
 
     def count_waiting(size):
         broker.waiting_bytes += size

@@ -322,6 +322,27 @@ def test_what_a_request_asks_for_and_is_not_built_is_refused(asked, what):
     asyncio.run(main())
 
 
+def test_a_client_learns_the_largest_message_and_a_larger_one_is_refused():
+    async def main():
+        async with connected(message_bytes_max=1 << 20) as (connection, client):
+            connection.client.broker.incomplete = Counter("incomplete", "")
+            partition = Partition(deduplication=False)
+            hello = command("connect", client_version="raw", protocol_version=19)
+            connection.data_received(encode(hello))
+            partition.produce(connection, 1)
+            data = lone(message(b"x" * ((1 << 20) + (64 << 10))), sequence_id=0)
+            connection.data_received(encode(command("send", producer_id=1, sequence_id=0), data))
+            loop, reader, found = asyncio.get_running_loop(), PulsarFrameReader(), []
+            async with asyncio.timeout(30):
+                while len(found) < 2:
+                    found += reader.feed(await loop.sock_recv(client, 1 << 16))
+            assert found[0].command.connected.max_message_size == 1 << 20
+            assert found[1].command.send_error.error == ServerError.NOT_ALLOWED
+            assert not partition.appended
+
+    asyncio.run(main())
+
+
 def test_a_lookup_that_names_a_listener_has_no_broker():
     async def main():
         async with connected() as (connection, client):
