@@ -1,9 +1,9 @@
 """Messages to bytes and back, in the protobuf encoding of bookie.proto.
 
-Always true: the generated code reads the bytes written here, and the other way round (a test
-compares). Adds and the responses to reads are encoded by hand, because the generated code copies
-each payload several times: here a message is one join of buffers, and decoded buffers are views
-into it. A malformed encoding raises BadMessage, and never gives a value.
+Always true: the generated code reads the bytes written here, and this code reads the bytes of the
+generated code (a test compares). Adds and the responses to reads are encoded by hand, because the
+generated code copies each payload several times: here a message is one join of buffers, and decoded
+buffers are views into the message. A malformed encoding raises BadMessage, and never gives a value.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ def read_varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def fields_of(data: memoryview) -> list[tuple[int, Any]]:
-    """(field number, int or memoryview) in the order of the wire."""
+    """The fields in the order of the wire, each as its number and its value (int or memoryview)."""
     fields: list[tuple[int, Any]] = []
     at, end = 0, len(data)
     while at < end:
@@ -79,10 +79,10 @@ def fields_of(data: memoryview) -> list[tuple[int, Any]]:
 
 
 def next_field(data: memoryview, at: int) -> tuple[int, Any, int]:
-    """Number and value (int or memoryview) of the field at `at`, and where the next one begins; a
+    """Number and value (int or memoryview) of the field at `at`, and where the next field begins; a
     fixed-size field, which no message here has, counts as number 0.
 
-    Most keys, lengths and values are one byte long: those are read without a call."""
+    Most keys, lengths and values have one byte, which is read without a call."""
     key = data[at]
     at += 1
     if key >= 0x80:
@@ -108,16 +108,16 @@ def text(view: memoryview) -> str:
     return str(view, "utf-8")
 
 
-pb: Any = bookie_pb2  # its classes are made at import, out of sight of type checkers
+pb: Any = bookie_pb2  # its classes are made at import, so type checkers do not know them
 _STATUSES = {int(status): status for status in Status}  # several times as fast as Status(value)
 _STOPS = {int(stop): stop for stop in StopReason}
 ENTRY_ID_MAX = 2**63 - 1
-MAX_BYTES_MAX = 2**32 - 1  # the contract's limit; no response is as large
-JOINED_BYTES_MAX = 16 * 1024  # an add up to this size is one buffer: cheaper than three small ones
+MAX_BYTES_MAX = 2**32 - 1  # the contract's limit; every response is smaller
+JOINED_BYTES_MAX = 16 * 1024  # an add up to this size is one buffer, cheaper than three buffers
 
 
 class BadMessage(ValueError):
-    """Bytes that do not parse as a message of the named method."""
+    """The bytes do not parse as a message of the method."""
 
 
 def encode(message: m.Request | m.PackedAddRequest | m.ReadStreamRequest | m.Response) -> bytes:
@@ -128,7 +128,7 @@ def encode(message: m.Request | m.PackedAddRequest | m.ReadStreamRequest | m.Res
 def encode_buffers(
     message: m.Request | m.PackedAddRequest | m.ReadStreamRequest | m.Response,
 ) -> Sequence[Buffer]:
-    """`encode`, as buffers to be concatenated: entries are not copied."""
+    """`encode`, as buffers whose concatenation is the message: entries are not copied."""
     encoder = _ENCODERS.get(type(message))
     return (_encode_generated(message),) if encoder is None else encoder(message)
 
@@ -171,7 +171,7 @@ _ADDED_BYTES = BYTE[1 << 3 | LENGTH] + BYTE[0]  # an empty result: all its field
 
 def encode_add(add: m.Add) -> Sequence[Buffer]:
     """The bytes of the add in an AddRequest, for m.PackedAddRequest: an add for several bookies is
-    encoded once. A small entry becomes one buffer; a large one is not copied."""
+    encoded once. A small entry becomes one buffer; a large entry is not copied."""
     entry = add.entry
     length = sum(map(len, entry))
     prefix = _add_prefix(add.recovery, add.token, length)
@@ -191,14 +191,14 @@ def _encode_add_request(request: m.AddRequest) -> Sequence[Buffer]:
 
 @lru_cache(maxsize=1024)
 def _add_prefix(recovery: bool, token: bytes, length: int) -> bytes:
-    """The bytes before an entry of `length` bytes; the same for many entries in a row."""
+    """The bytes before an entry of `length` bytes; many adds in a row have the same."""
     prefix = int_field(1, recovery) + bytes_field(2, token) + bytes_head(3, length)
     return bytes_head(2, len(prefix) + length) + prefix
 
 
 def _decode_add_request(data: memoryview) -> m.AddRequest:
-    """Most adds differ from the one before in their entry's bytes only: equal bytes before the
-    entry are not decoded again."""
+    """Most adds have the same bytes before their entry as the add before: these bytes are not
+    decoded again."""
     bookie_id, adds = "", []
     at, end = 0, len(data)
     while at < end:
@@ -208,18 +208,19 @@ def _decode_add_request(data: memoryview) -> m.AddRequest:
         elif number == 2:
             add = _decode_add(value)
             adds.append(add)
-            at = _take_likes(data, at, add, adds)
+            at = _append_similar(data, at, add, adds)
     return m.AddRequest(bookie_id, adds)
 
 
-def _take_likes(data: memoryview, at: int, add: m.Add, adds: list[m.Add]) -> int:
-    """Append the adds from `at` on that are like `add`; returns where another begins."""
+def _append_similar(data: memoryview, at: int, add: m.Add, adds: list[m.Add]) -> int:
+    """Append the adds from `at` on that have the same bytes before their entry as `add`; returns
+    where another kind of add begins."""
     length, end = len(add.entry[0]), len(data)
     prefix = _add_prefix(add.recovery, add.token, length)
-    begin, size = len(prefix), len(prefix) + length
-    new = tuple.__new__  # m.Add itself would be a call of Python for each
-    while at + size <= end and data[at : at + begin] == prefix:
-        entry = data[at + begin : at + size]
+    prefix_bytes, size = len(prefix), len(prefix) + length
+    new = tuple.__new__  # m.Add(...) would be a call in Python for each add
+    while at + size <= end and data[at : at + prefix_bytes] == prefix:
+        entry = data[at + prefix_bytes : at + size]
         adds.append(new(m.Add, ((entry,), add.recovery, add.token)))
         at += size
     return at
@@ -252,8 +253,8 @@ def _decode_add_response(data: memoryview) -> m.AddResponse:
 
 
 def glance_at_adds(data: Buffer) -> tuple[int, bool]:
-    """How many adds an AddRequest has, and whether any is recovery's, without decoding entries: for
-    a refusal. Encoders write fields in their order, so the flag is an add's first.
+    """How many adds an AddRequest has, and whether one of them is recovery's, for a refusal. It
+    does not decode entries: encoders write fields in order, so the flag is an add's first field.
 
     Raises BadMessage.
     """
@@ -328,7 +329,7 @@ def _decode_entry_result(data: memoryview) -> m.EntryResult:
     return m.EntryResult(status, entry, location)
 
 
-# -- the rest, through the generated code -----------------------------------------------------
+# -- other messages, through the generated code -----------------------------------------------
 
 
 def _encode_generated(message: Any) -> bytes:
@@ -342,8 +343,8 @@ def _decode_generated(kind: Any, data: Buffer) -> Any:
 
 
 def _generated(message: Any, **other: Any) -> Any:
-    """The generated message with the fields of `message`, except `other`, which the contract has in
-    another form."""
+    """The generated message with the fields of `message`; `other` replaces fields that bookie.proto
+    has in another form."""
     return getattr(pb, type(message).__name__)(**(message._asdict() | other))
 
 
@@ -355,8 +356,8 @@ def _of_generated(kind: Any, generated: Any, **other: Any) -> Any:
 
 
 def _gaps(last: int, spans: Sequence[Span]) -> list[int]:
-    """How many entries after `last` are left out and how many follow, in pairs. Raises ValueError
-    when the spans do not rise."""
+    """The spans as pairs: how many entries are between the end before (at first `last`) and a span,
+    and how many entries the span has. Raises ValueError when the spans do not rise."""
     pairs: list[int] = []
     for first, end in spans:
         if not last < first <= end:
@@ -368,9 +369,9 @@ def _gaps(last: int, spans: Sequence[Span]) -> list[int]:
 
 def _spans(last: int, pairs: Sequence[int]) -> list[Span]:
     spans: list[Span] = []
-    for left_out, count in zip(pairs[::2], pairs[1::2], strict=True):
-        first = last + 1 + left_out
-        last += left_out + count
+    for gap, count in zip(pairs[::2], pairs[1::2], strict=True):
+        first = last + 1 + gap
+        last += gap + count
         if count < 1 or last > ENTRY_ID_MAX:
             raise ValueError(f"no span of entries: {count} from {first} on")
         spans.append((first, last))
@@ -380,8 +381,8 @@ def _spans(last: int, pairs: Sequence[int]) -> list[Span]:
 def _generated_read(read: m.ReadRequest) -> Any:
     last = read.spans[-1][1]
     further, ahead = _gaps(read.last_entry, read.further), _gaps(last, read.ahead)
-    most = min(read.max_bytes, MAX_BYTES_MAX)
-    return _generated(read, max_bytes=most, further=further, ahead=ahead)
+    max_bytes = min(read.max_bytes, MAX_BYTES_MAX)
+    return _generated(read, max_bytes=max_bytes, further=further, ahead=ahead)
 
 
 def _read_of_generated(generated: Any) -> m.ReadRequest:
@@ -418,7 +419,7 @@ _OF_GENERATED: dict[type, Callable[[Any], Any]] = {
         m.StoredResponse, r, spans=_spans(NO_ENTRY, r.stored)
     ),
 }
-"""For messages whose fields are not exactly those of the contract."""
+"""For messages whose fields differ from those of bookie.proto."""
 _ENCODERS: dict[type, Callable[[Any], Sequence[Buffer]]] = {
     m.AddRequest: _encode_add_request,
     m.PackedAddRequest: _encode_packed_add_request,
@@ -430,4 +431,4 @@ _DECODERS: dict[type, Callable[[memoryview], Any]] = {
     m.AddResponse: _decode_add_response,
     m.ReadResponse: _decode_read_response,
 }
-"""By hand; other messages by the generated code."""
+"""Encoders and decoders by hand; the generated code handles all other messages."""

@@ -1,8 +1,8 @@
-"""The entry: a 64-byte header and a payload, as they travel and as they rest on disk.
+"""The entry: a 64-byte header and a payload, the same on the wire and on disk.
 
-Always true: the header has a CRC of its own, so its lengths may be used once it is checked; the
-payload's CRC is in the header; both are checked before an entry is journalled, after every read
-from disk, and again by the reader.
+Always true: the header has a CRC of its own, so its lengths may be used once this CRC is checked;
+the payload's CRC is in the header; both CRCs are checked before an entry is journalled, after every
+read from disk, and again by the reader.
 
     0        4     5       6          8          16         24
     +--------+-----+-------+----------+----------+----------+
@@ -17,8 +17,8 @@ from disk, and again by the reader.
 
 All integers are little-endian; ledger, entry, LAC and the cumulative counts are signed 64-bit (-1
 is "none"), the rest unsigned 32-bit. Cumulative counts include this entry. The identity of an
-entry is (ledger, entry, cumulative bytes, cumulative rows, payload length, payload CRC): LAC and
-flags are no part of it, for a recovery write-back carries a LAC of its own (hazard 41).
+entry is (ledger, entry, cumulative bytes, cumulative rows, payload length, payload CRC). LAC and
+flags are no part of the identity, as a write-back of a recovery has another LAC (hazard 41).
 """
 
 import importlib.util
@@ -48,7 +48,8 @@ PACKAGE, EXTENSION = "crc32c", "crc32c._crc32c"
 
 
 def crc32c_without_its_package() -> Checksum | None:
-    """The function of the package; None if the package is missing, or laid out in another way."""
+    """The package's function, loaded without importing the package; None if the package is missing,
+    or has another layout."""
     package = importlib.util.find_spec(PACKAGE)
     if package is None or package.submodule_search_locations is None:
         return None
@@ -61,23 +62,24 @@ def crc32c_without_its_package() -> Checksum | None:
 
 
 def find_crc32c() -> Checksum:
-    """The crc32c package looks up its own version when it is imported, and so reads the metadata of
-    every package on the path: 50 ms in a process whose path has Spark's archives. Its function is
-    loaded without the package, or with it if the package has another layout."""
-    bare = crc32c_without_its_package()
-    if bare is not None:
-        return bare
-    from crc32c import crc32c as whole
+    """The checksum function, without importing the crc32c package if possible: on import the
+    package looks up its own version, and so reads the metadata of every package on the path, which
+    takes 50 ms in a process whose path has Spark's archives."""
+    without_package = crc32c_without_its_package()
+    if without_package is not None:
+        return without_package
+    from crc32c import crc32c as from_package
 
-    return whole
+    return from_package
 
 
 crc32c = find_crc32c()
-"""crc32c(data, value=0): the checksum of `data` by the processor, going on from `value`."""
+"""crc32c(data, value=0): the checksum of `data` by the processor; `value` is that of data before
+it."""
 
 
 class DamagedEntry(Exception):
-    """Bytes that are not a whole, undamaged entry."""
+    """The bytes are not a complete, undamaged entry."""
 
 
 class EntryHeader(NamedTuple):
@@ -94,7 +96,7 @@ class EntryHeader(NamedTuple):
 
     @property
     def identity(self) -> tuple[int, int, int, int, int, int]:
-        """Two entries are the same entry if these fields are equal; see the file's opening."""
+        """Two entries are the same entry if these fields are equal; see the head of this file."""
         return (
             self.ledger_id,
             self.entry_id,
@@ -113,7 +115,7 @@ class Entry(NamedTuple):
 
 
 def payload_crc(payload: Sequence[Buffer]) -> int:
-    """CRC32C over the concatenation of the buffers, without joining them."""
+    """CRC32C of the concatenated buffers; they are not joined."""
     crc = 0
     for part in payload:
         crc = crc32c(part, crc)
@@ -127,7 +129,7 @@ def pack_header(header: EntryHeader) -> bytes:
         VERSION,
         header.flags,
         0,
-        *header[:-1],  # the fields have the order of the bytes, but for the flags
+        *header[:-1],  # all fields but the flags, in the order of the bytes
         0,
     )
     return body + _CRC.pack(crc32c(body))
@@ -153,9 +155,9 @@ def unpack_header(data: Buffer) -> EntryHeader:
         length,
         crc,
         _,
-        own,
+        header_crc,
     ) = _HEADER.unpack_from(data)
-    if own != crc32c(memoryview(data)[: _BODY.size]):
+    if header_crc != crc32c(memoryview(data)[: _BODY.size]):
         raise DamagedEntry("the header's CRC does not match")
     if magic != MAGIC or version != VERSION:
         raise DamagedEntry(f"unknown entry format {magic!r} version {version}")
@@ -184,32 +186,32 @@ def check_entry(data: Buffer) -> EntryHeader:
 
 
 def fault(data: Buffer, ledger_id: int, entry_id: int) -> str:
-    """Why the bytes are not the whole entry that they should be; empty when they are."""
+    """Why the bytes are not this entry, complete and undamaged; empty when they are."""
     try:
         header = check_entry(data)
     except DamagedEntry as error:
         return str(error)
-    here = (header.ledger_id, header.entry_id) == (ledger_id, entry_id)
-    return "" if here else "the record holds another entry"
+    is_same = (header.ledger_id, header.entry_id) == (ledger_id, entry_id)
+    return "" if is_same else "the record holds another entry"
 
 
 def check_entries(entries: Sequence[Buffer]) -> list[EntryHeader] | None:
-    """`check_entry` of each entry, column by column: in half the time of a step of Python for each.
-    None if any is bad; `check_entry` finds which one."""
+    """`check_entry` of each entry, column by column, which takes half the time of a loop in Python.
+    None if an entry is bad; `check_entry` finds which one."""
     if not entries:
         return []
     if min(map(len, entries)) < HEADER_BYTES:
         return None
     columns = zip(*map(_HEADER.unpack_from, entries), strict=True)
-    magic, version, flags, _, *middle, lengths, crcs, _, owns = columns
+    magic, version, flags, _, *middle, lengths, crcs, _, header_crcs = columns
     count = len(entries)
-    whole = (
+    are_good = (
         magic.count(MAGIC) == version.count(VERSION) == count
-        and owns == tuple(map(crc32c, map(_checked, entries)))
+        and header_crcs == tuple(map(crc32c, map(_checked, entries)))
         and [HEADER_BYTES + length for length in lengths] == list(map(len, entries))
         and crcs == tuple(map(crc32c, map(_payload, entries)))
     )
-    if not whole:
+    if not are_good:
         return None
     fields = zip(*middle, lengths, crcs, flags, strict=True)
     return list(map(tuple.__new__, repeat(EntryHeader), fields))

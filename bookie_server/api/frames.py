@@ -1,10 +1,10 @@
 """Frames: bookie.proto's messages over plain TCP, many calls on one connection; and the connection
-that carries them, on the event loop (`FrameConnection`), of the bookie and of its clients.
+that carries them on the event loop, in the bookie and in its clients (`FrameConnection`).
 
-Always true of frames, which are bytes without I/O: a frame is a head and a body, whose length is in
-the head; the body of a message is the same as in gRPC; a body is received into a buffer of its own,
-which is made once the head has come and the receiver admits it; a body that is not admitted is
-skipped and never kept; a malformed head ends the connection, since the start of the next head is
+Always true of frames, whose code makes no I/O: a frame is a head and a body, whose length is in the
+head; the body of a message is the same as in gRPC. A body is received into a buffer of its own,
+which is made when the head has arrived and the receiver admits it; a body that is not admitted is
+skipped and never kept. A malformed head ends the connection, since the start of the next head is
 unknown.
 
      0        4     5      6        7       8        12            16
@@ -12,18 +12,18 @@ unknown.
     | "SLF1" | ver | kind | method | flags | call   | body length | body
     +--------+-----+------+--------+-------+--------+-------------+-------------- -- -
 
-All integers are little-endian and unsigned. The bookie sends a HELLO first; then the caller sends
-CALLs, each with a number of its choice that none of its calls under way has, and the bookie one
-ANSWER to each, in any order. CANCEL gives a call or a stream up: then no response is due. A
-stream is begun by its first STREAM; either side's END ends it. Instead of an ANSWER (or a STREAM)
-a BUSY may come: the request was not carried out, its body is the time to wait in ms (4 bytes); or a
-REFUSED, whose body is a text: as if no process had listened.
+All integers are little-endian and unsigned. The bookie sends a HELLO first. Then the caller sends
+CALLs, each with a number that no other call under way on this connection has, and the bookie sends
+one ANSWER to each CALL, in any order. CANCEL ends a call or a stream without a response. The first
+STREAM begins a stream; END from either side ends it. Instead of an ANSWER (or a STREAM) the bookie
+may send BUSY: the request was not carried out, the body is the time to wait in ms (4 bytes); or
+REFUSED, with a text as its body: the request counts as if no process had listened.
 
-Always true of a connection: buffers are handed to the kernel as they are (sendmsg), in the order of
-`send`, and bodies come out of it into the buffer in which they stay (recv_into); no thread; while
-more than `unsent_bytes_max` wait for a peer to take them, nothing is read from it; a peer that
-takes nothing at all for STUCK_S is cut off; `on_lost` is called once, whatever ends the connection,
-and after it `on_frame` never.
+Always true of a connection: the kernel gets buffers without a copy (sendmsg), in the order of
+`send`, and writes each body into the buffer in which it stays (recv_into); there is no thread.
+While more than `unsent_bytes_max` are unsent, nothing is read from the peer; a peer that takes no
+byte for STUCK_S is disconnected. `on_lost` is called once, whatever ends the connection; after it,
+`on_frame` is not called.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ MAGIC = b"SLF1"
 VERSION = 1
 HEAD_BYTES = 16
 SCRATCH_BYTES = 16 << 10  # a buffer for heads; smaller bodies are received there and copied
-RECOVERY = 1  # flag: recovery's or a fence, which has a reserve of every budget
+RECOVERY = 1  # flag of a recovery's request or a fence, which may use a reserve of every budget
 
 _HEAD = struct.Struct("<4sBBBBII")
 _WAIT = struct.Struct("<I")
@@ -52,8 +52,8 @@ assert _HEAD.size == HEAD_BYTES
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames; the caller sends CALL, CANCEL, STREAM and END, the bookie the others,
-    and STREAM and END too."""
+    """The kinds of frames. The caller sends CALL, CANCEL, STREAM and END; the bookie sends HELLO,
+    ANSWER, STREAM, END, BUSY and REFUSED."""
 
     HELLO = 1
     CALL = 2
@@ -86,11 +86,11 @@ _new_bytearray.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
 
 
 class BadFrame(ValueError):
-    """Bytes that do not parse as a frame; no byte after them can be parsed."""
+    """The bytes do not parse as a frame; no byte after them can be parsed."""
 
 
 class FrameHead(NamedTuple):
-    """The head of a frame. `method` is 0 if the call's number determines it."""
+    """The head of a frame. `method` is 0 if the call's number shows the method."""
 
     kind: FrameKind
     call: int = 0
@@ -100,7 +100,7 @@ class FrameHead(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """`body` is None if it was not admitted, and so was skipped."""
+    """`body` is None if it was not admitted, and so skipped."""
 
     head: FrameHead
     body: memoryview | None
@@ -143,7 +143,7 @@ def unpack_wait(body: memoryview) -> int:
 
 
 class FrameReader:
-    """Turns bytes into frames: the caller puts them into `buffer()` and calls `received`.
+    """Turns bytes into frames: the caller puts bytes into `buffer()` and calls `take`.
 
     It calls `admit` once for each head, before it makes a buffer for the body.
     """
@@ -153,56 +153,56 @@ class FrameReader:
         self._admit = admit
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._scratch_end = 0
-        self._head: FrameHead | None = None  # of the body on its way
-        self._body: memoryview | None = None  # None: it was not admitted
-        self._missing = 0  # bytes of it
+        self._head: FrameHead | None = None  # of a body that has not arrived fully
+        self._body: memoryview | None = None  # None: not admitted
+        self._missing_bytes = 0  # of the body
 
     def give_up(self) -> None:
-        """The connection is lost: free a half-received body now, not at a garbage collection."""
+        """The connection is lost: free a body that has not arrived fully at once, not at the next
+        garbage collection."""
         self._head = self._body = None
 
     def buffer(self) -> memoryview:
-        """Where to put the next bytes: room for at least one; not all of it need be used."""
+        """Where to put the next bytes: room for one byte or more. The caller need not fill it."""
         if self._head is None:
             return self._scratch[self._scratch_end :]
         if self._body is None:
-            return self._scratch[: self._missing]
-        return self._body[len(self._body) - self._missing :]
+            return self._scratch[: self._missing_bytes]
+        return self._body[len(self._body) - self._missing_bytes :]
 
-    def received(self, count: int) -> list[Frame]:
-        """So many bytes were put into `buffer()`; returns the frames that are whole now.
-
-        Raises BadFrame; the reader is useless then.
-        """
+    def take(self, count: int) -> list[Frame]:
+        """Take `count` bytes that were put into `buffer()`; returns the frames that are complete
+        now. Raises BadFrame; then the reader cannot be used any more."""
         if self._head is None:
             self._scratch_end += count
-            return self._cut()
-        self._missing -= count
-        if self._missing:
+            return self._parse()
+        self._missing_bytes -= count
+        if self._missing_bytes:
             return []
         body = None if self._body is None else self._body.toreadonly()
         frame = Frame(self._head, body)
         self._head = self._body = None
         return [frame]
 
-    def _cut(self) -> list[Frame]:
-        """The frames in the scratch buffer; of the last one only the beginning may be there."""
+    def _parse(self) -> list[Frame]:
+        """The complete frames in the scratch buffer. The buffer may end with the beginning of a
+        frame, which is kept."""
         frames: list[Frame] = []
         scratch, at, end = self._scratch, 0, self._scratch_end
         while end - at >= HEAD_BYTES and self._head is None:
             head = unpack_head(scratch, at, self._body_bytes_max)
             at += HEAD_BYTES
-            here = min(end - at, head.length)
-            admitted = self._admit(head)
-            if here == head.length:
-                body = memoryview(bytes(scratch[at : at + here])) if admitted else None
+            body_bytes = min(end - at, head.length)
+            is_admitted = self._admit(head)
+            if body_bytes == head.length:
+                body = memoryview(bytes(scratch[at : at + body_bytes])) if is_admitted else None
                 frames.append(Frame(head, body))
             else:
-                self._head, self._missing = head, head.length - here
-                if admitted:
+                self._head, self._missing_bytes = head, head.length - body_bytes
+                if is_admitted:
                     self._body = memoryview(_new_buffer(head.length))
-                    self._body[:here] = scratch[at : at + here]
-            at += here
+                    self._body[:body_bytes] = scratch[at : at + body_bytes]
+            at += body_bytes
         left = end - at
         if left and at:
             scratch[:left] = bytes(scratch[at:end])
@@ -211,21 +211,21 @@ class FrameReader:
 
 
 def _new_buffer(length: int) -> bytearray:
-    """A bytearray without zeros written first, which takes a tenth of a bookie's time for large
-    adds. It is handed on only when each of its bytes was received."""
-    made: bytearray = _new_bytearray(None, length)
-    return made
+    """A bytearray that is not filled with zeros, which would take a tenth of a bookie's time for
+    large adds. It becomes a frame's body only when each of its bytes was received."""
+    buffer: bytearray = _new_bytearray(None, length)
+    return buffer
 
 
-READS_MAX = 16  # of one connection before others have their turn
+READS_MAX = 16  # of one connection in a row, before other connections are read
 BUFFERS_MAX = 1024  # IOV_MAX of Linux
 STUCK_S = 60.0
 KEEPALIVE_IDLE_S, KEEPALIVE_EACH_S, KEEPALIVE_COUNT = 20, 5, 2
-_SMALL_BYTES = 4096  # buffers up to this size are joined: cheaper than one by one
+_SMALL_BYTES = 4096  # buffers up to this size on average are joined, which is cheaper
 
 
 class FrameConnection:
-    """Owns `sock`, which is connected."""
+    """A connection on `sock`, which is connected and now belongs to this object."""
 
     def __init__(
         self,
@@ -235,9 +235,9 @@ class FrameConnection:
         on_lost: Callable[[str], None],
         unsent_bytes_max: int,
     ) -> None:
-        self.lost = False
-        self.heard_at = 0.0
-        """When bytes came last, by the loop's clock."""
+        self.is_lost = False
+        self.received_at = 0.0
+        """When bytes were received last, by the loop's clock."""
         self.unsent_bytes = 0
         self._sock = sock
         self._reader = reader
@@ -247,80 +247,80 @@ class FrameConnection:
         self._loop = asyncio.get_running_loop()
         self._unsent: deque[Buffer] = deque()
         self._sent_bytes = 0
-        self._marks: deque[tuple[int, Callable[[], None]]] = deque()
-        self._stuck: asyncio.TimerHandle | None = None
-        self._reading = False
+        self._callbacks: deque[tuple[int, Callable[[], None]]] = deque()
+        self._stuck_timer: asyncio.TimerHandle | None = None
+        self._is_reading = False
         _tune(sock)
-        self._read_on()
+        self._start_reading()
 
     def send(
         self, buffers: Sequence[Buffer], size: int, sent: Callable[[], None] | None = None
     ) -> None:
-        """Send the buffers, `size` bytes in all, after all earlier ones. `sent` is called once:
-        when the kernel has them, or the connection is lost."""
-        if self.lost:
+        """Send the buffers, `size` bytes together, after all earlier buffers. `sent` is called
+        once: when the kernel has the bytes, or the connection is lost."""
+        if self.is_lost:
             if sent is not None:
                 sent()
             return
         if size <= _SMALL_BYTES * len(buffers):
             buffers = (b"".join(buffers),)
-        waiting = bool(self._unsent)
+        has_unsent = bool(self._unsent)
         self._unsent.extend(buffers)
         self.unsent_bytes += size
         if sent is not None:
-            self._marks.append((self._sent_bytes + self.unsent_bytes, sent))
-        if not waiting:
+            self._callbacks.append((self._sent_bytes + self.unsent_bytes, sent))
+        if not has_unsent:
             self._write()
-            if self._unsent and not self.lost:
+            if self._unsent and not self.is_lost:
                 self._loop.add_writer(self._sock, self._writable)
-                self._watch()
-        if self.unsent_bytes > self._unsent_bytes_max and self._reading:
-            self._reading = False
+                self._start_stuck_timer()
+        if self.unsent_bytes > self._unsent_bytes_max and self._is_reading:
+            self._is_reading = False
             self._loop.remove_reader(self._sock)
 
     def close(self, why: str = "closed") -> None:
-        """Give the connection up at once; unsent bytes are lost."""
-        if self.lost:
+        """Close the connection at once; unsent bytes are lost."""
+        if self.is_lost:
             return
-        self.lost = True
+        self.is_lost = True
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)
-        if self._stuck is not None:
-            self._stuck.cancel()
+        if self._stuck_timer is not None:
+            self._stuck_timer.cancel()
         self._sock.close()
         self._reader.give_up()
         self._unsent.clear()
         self.unsent_bytes = 0
-        while self._marks:
-            self._marks.popleft()[1]()
+        while self._callbacks:
+            self._callbacks.popleft()[1]()
         self._on_lost(why)
 
-    async def drained(self) -> None:
-        """Return when all is sent, or the connection lost."""
+    async def wait_until_sent(self) -> None:
+        """Return when all bytes are sent, or the connection is lost."""
         if self._unsent:
             done = asyncio.Event()
-            self._marks.append((self._sent_bytes + self.unsent_bytes, done.set))
+            self._callbacks.append((self._sent_bytes + self.unsent_bytes, done.set))
             await done.wait()
 
-    # -- out ----------------------------------------------------------------------------------
+    # -- sending ------------------------------------------------------------------------------
 
     def _writable(self) -> None:
-        before = self.unsent_bytes
+        unsent_before = self.unsent_bytes
         self._write()
-        if self.lost:
+        if self.is_lost:
             return
         if not self._unsent:
             self._loop.remove_writer(self._sock)
-            if self._stuck is not None:
-                self._stuck.cancel()
-                self._stuck = None
-        elif self.unsent_bytes < before:
-            self._watch()
-        if not self._reading and self.unsent_bytes * 2 <= self._unsent_bytes_max:
-            self._read_on()
+            if self._stuck_timer is not None:
+                self._stuck_timer.cancel()
+                self._stuck_timer = None
+        elif self.unsent_bytes < unsent_before:
+            self._start_stuck_timer()
+        if not self._is_reading and self.unsent_bytes * 2 <= self._unsent_bytes_max:
+            self._start_reading()
 
     def _write(self) -> None:
-        """Hand as many bytes to the kernel as it takes."""
+        """Give the kernel as many bytes as it takes."""
         unsent = self._unsent
         while unsent:
             buffers = list(islice(unsent, BUFFERS_MAX))
@@ -333,11 +333,11 @@ class FrameConnection:
                 return
             self._sent_bytes += count
             self.unsent_bytes -= count
-            self._drop(count)
-            while self._marks and self._marks[0][0] <= self._sent_bytes:
-                self._marks.popleft()[1]()
+            self._drop_sent(count)
+            while self._callbacks and self._callbacks[0][0] <= self._sent_bytes:
+                self._callbacks.popleft()[1]()
 
-    def _drop(self, count: int) -> None:
+    def _drop_sent(self, count: int) -> None:
         unsent = self._unsent
         while count:
             size = len(unsent[0])
@@ -349,16 +349,16 @@ class FrameConnection:
         while unsent and not len(unsent[0]):
             unsent.popleft()
 
-    def _watch(self) -> None:
-        if self._stuck is not None:
-            self._stuck.cancel()
+    def _start_stuck_timer(self) -> None:
+        if self._stuck_timer is not None:
+            self._stuck_timer.cancel()
         why = f"the other side took nothing for {STUCK_S:g} s"
-        self._stuck = self._loop.call_later(STUCK_S, self.close, why)
+        self._stuck_timer = self._loop.call_later(STUCK_S, self.close, why)
 
-    # -- in -----------------------------------------------------------------------------------
+    # -- receiving ----------------------------------------------------------------------------
 
-    def _read_on(self) -> None:
-        self._reading = True
+    def _start_reading(self) -> None:
+        self._is_reading = True
         self._loop.add_reader(self._sock, self._readable)
 
     def _readable(self) -> None:
@@ -375,22 +375,22 @@ class FrameConnection:
             if not count:
                 self.close("the other side closed it")
                 return
-            self.heard_at = self._loop.time()
+            self.received_at = self._loop.time()
             try:
-                for frame in reader.received(count):
+                for frame in reader.take(count):
                     self._on_frame(frame)
-                    if self.lost:
+                    if self.is_lost:
                         return
             except BadFrame as error:
                 self.close(f"{error}")
                 return
-            if count < len(buffer) or not self._reading:
+            if count < len(buffer) or not self._is_reading:
                 return
 
 
 def _tune(sock: socket.socket) -> None:
-    """Send without delay, and notice a peer that vanished. The kernel sizes its buffers itself: a
-    fixed size may be smaller than the size to which they grow."""
+    """Set the options to send without delay, and to notice a peer that has vanished. The kernel's
+    buffers get no fixed size, which may be smaller than the size to which they grow."""
     sock.setblocking(False)
     with contextlib.suppress(OSError):  # not TCP, or not Linux
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,9 +1,9 @@
-"""The messages of bookie.proto as plain values, so that deciding code never meets protobuf; and
-which entries of a ledger a read is about.
+"""The messages of bookie.proto as plain values, so that code that decides needs no protobuf; and
+the entries of a ledger that a read requests.
 
-Buffers inside them are views if possible: an entry is carried as one buffer, or as several, and
+Buffers in messages are views if possible: an entry is one buffer, or several buffers that are
 joined once, when the message is encoded. Entry ids rise, without repetition; consecutive ids are a
-`range`, and no step takes longer because a range is long.
+`range`, and no function takes longer because a range is long.
 """
 
 from bisect import bisect_left
@@ -15,7 +15,7 @@ from bookie_server.api.entry import NO_ENTRY, Buffer, Entry
 from bookie_server.api.status import Status, StopReason
 
 IDENTITY_FILE = "bookie.identity"
-"""In each directory of a bookie: one line of text, the bookie's id among its words."""
+"""In each directory of a bookie: a file with one line of text, which has the bookie's id."""
 EntryIds = Sequence[int]
 """A range, or a tuple of ids that are not all consecutive."""
 Span = tuple[int, int]
@@ -23,7 +23,7 @@ Span = tuple[int, int]
 
 
 class Add(NamedTuple):
-    """One entry to store. `entry` is the list of buffers whose concatenation is the entry."""
+    """One entry to store. `entry` is a list of buffers; their concatenation is the entry."""
 
     entry: Sequence[Buffer]
     recovery: bool = False
@@ -66,7 +66,7 @@ class ReadRequest(NamedTuple):
 
     @property
     def spans(self) -> Sequence[Span]:
-        """All requested entries. (Of the `ahead` ones that follow, only locations are.)"""
+        """All requested entries. (Of the entries in `ahead`, only locations are requested.)"""
         return ((self.first_entry, self.last_entry), *self.further)
 
 
@@ -85,9 +85,9 @@ class EntryLocation(NamedTuple):
 
 
 class EntryResult(NamedTuple):
-    """Status of one entry of a read and, with OK, its bytes (header and payload), or its location
-    where the request allows that. `checked` is never sent: it is the entry that a client has read
-    at its location and checked."""
+    """Status of one entry of a read and, with OK, its bytes (header and payload) or, if the request
+    allows that, its location. `checked` is never sent: it is the entry that a client has read at
+    this location and checked."""
 
     status: Status
     entry: Buffer = b""
@@ -106,7 +106,7 @@ class ReadResponse(NamedTuple):
 
 
 class ReadStreamRequest(NamedTuple):
-    """The range to be read, in the first message, and credit for bytes of responses."""
+    """Credit for bytes of responses; the first message also has the range to read."""
 
     read: ReadRequest | None = None
     credit_bytes: int = 0
@@ -128,7 +128,7 @@ class ReadLacResponse(NamedTuple):
     retry_after_ms: int = 0
     reason: str = ""
     taken: int = 0
-    """One past the last entry that the bookie took, whether it is confirmed or not."""
+    """The id after the last entry that the bookie took, whether that entry is confirmed or not."""
 
 
 class WriteLacRequest(NamedTuple):
@@ -145,7 +145,7 @@ class WriteLacResponse(NamedTuple):
 
 
 class ClearLimboRequest(NamedTuple):
-    """With `clear` False it only asks for the ledger's limbo."""
+    """Without `clear` it only requests the ledger's limbo."""
 
     bookie_id: str
     ledger_id: int
@@ -171,7 +171,8 @@ class StoredRequest(NamedTuple):
 
 
 class StoredResponse(NamedTuple):
-    """The `spans` of the requested entries that are stored, as far as `through`."""
+    """The `spans` of requested entries that are stored; entries after `through` are not
+    covered."""
 
     status: Status
     through: int = NO_ENTRY
@@ -271,8 +272,8 @@ def ids_in(spans: Sequence[Span], count_max: int) -> EntryIds:
     if len(spans) == 1:
         first, last = spans[0]
         return range(first, min(last, first + count_max - 1) + 1)
-    every: Iterable[int] = chain.from_iterable(range(first, last + 1) for first, last in spans)
-    return as_entry_ids(tuple(islice(every, count_max)))
+    ids: Iterable[int] = chain.from_iterable(range(first, last + 1) for first, last in spans)
+    return as_entry_ids(tuple(islice(ids, count_max)))
 
 
 def ids_from(ids: EntryIds, entry_id: int) -> EntryIds:

@@ -1,8 +1,8 @@
 """How settings are read: a toml file, then overrides, checked against a pydantic class.
 
-Always true: a key that the class lacks is refused, with the nearest key if one is near; an error is
-one line, with the wrong value and never all values; an override wins over the file, the file over
-the default; nothing is read from anywhere else.
+Always true: a key that the class lacks is refused, with the most similar key if there is a similar
+one; an error is one line, with the wrong value and without all other values; an override wins over
+the file, the file over the default; no setting has another source.
 """
 
 import difflib
@@ -21,15 +21,15 @@ PLUGINS_VARIABLE = "PYDANTIC_DISABLE_PLUGINS"
 
 
 class BadSettings(ValueError):
-    """A file, a key or a value that is no setting; the text names it and the nearest setting."""
+    """A file, a key or a value is wrong; the text names it and the most similar setting."""
 
 
 class _WithoutPlugins(type(BaseModel)):  # type: ignore[misc]
-    """Makes a class without pydantic's plugins: the look for them reads the metadata of every
-    installed package, 60 to 70 ms of every process that has settings."""
+    """Makes a class without pydantic's plugins: the search for plugins reads the metadata of every
+    installed package, which takes 60 to 70 ms in every process that has settings."""
 
     def __new__(cls, *args: Any, **keywords: Any) -> type:
-        before = os.environ.get(PLUGINS_VARIABLE)  # only the environment turns them off
+        before = os.environ.get(PLUGINS_VARIABLE)  # only the environment turns plugins off
         os.environ[PLUGINS_VARIABLE] = "__all__"
         try:
             return super().__new__(cls, *args, **keywords)  # type: ignore[no-any-return]
@@ -43,8 +43,8 @@ _METACLASS: Any = _WithoutPlugins
 
 
 class Settings(BaseModel, metaclass=_METACLASS):  # type: ignore[metaclass]
-    """Base of every class of settings: unknown keys refused, values fixed once read, numbers
-    finite."""
+    """Base of every class of settings: it refuses unknown keys and numbers that are not finite;
+    values do not change once they are read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -70,7 +70,7 @@ def load(kind: type[S], file: Path | None = None, overrides: Mapping[str, Any] |
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
-    """`key=value` texts as a mapping. Raises BadSettings for one without "="."""
+    """`key=value` texts as a mapping. Raises BadSettings for a text without "="."""
     overrides = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -95,7 +95,7 @@ def _unknown(key: str, kind: type[Settings]) -> str:
 
 
 def _problem(detail: Any) -> str:
-    """The error of one setting, with its value; or of several that disagree."""
+    """The error of one setting, with its value; or of several settings that disagree."""
     message = detail["msg"].removeprefix("Value error, ")
     if not detail["loc"]:
         return str(message)

@@ -1,9 +1,9 @@
 """What a bookie's response means. Always true: only NO_SUCH_ENTRY and NO_SUCH_LEDGER are negatives.
 
-The safety of recovery rests on never mixing three classes of response (docs/protocol.md):
-a *positive* carries data with a valid digest; a *negative* means "I never acknowledged it";
-everything else is *unknown*. A bookie that might have had the entry responds *unknown*. Recovery's
-reads treat one kind of unknown, LIMBO_TORN, as a class of its own (`recovery_meaning`).
+Recovery is safe because it never mixes three classes of response (docs/protocol.md): a *positive*
+carries data with a valid digest; a *negative* means "I never acknowledged it"; every other response
+is *unknown*. A bookie that may have had the entry responds *unknown*. Recovery's reads treat one
+kind of unknown, LIMBO_TORN, as a class of its own (`recovery_meaning`).
 """
 
 from enum import Enum, IntEnum
@@ -46,19 +46,19 @@ _NEGATIVES = frozenset({Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER})
 
 
 def meaning(status: Status) -> Meaning:
-    """Classify a read's status: OK is positive, explicit absence negative, the rest unknown."""
+    """The class of a read's status: OK is positive, explicit absence negative, the rest unknown."""
     if status is Status.OK:
         return Meaning.POSITIVE
     return Meaning.NEGATIVE if status in _NEGATIVES else Meaning.UNKNOWN
 
 
 def recovery_meaning(status: Status) -> Meaning:
-    """Classify the status of an entry for recovery, which separates TORN from other unknowns."""
+    """The class of an entry's status for recovery, which separates TORN from other unknowns."""
     return Meaning.TORN if status is Status.LIMBO_TORN else meaning(status)
 
 
 class StopReason(IntEnum):
-    """Why a ranged read returned no further entries. Numbers equal bookie.proto's."""
+    """Why a read of a range ended where it did. Numbers equal bookie.proto's."""
 
     END_OF_RANGE = 0
     BYTE_LIMIT = 1

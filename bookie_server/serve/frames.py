@@ -120,7 +120,7 @@ class _CallerConnection:
             credit.end()
         while self._calls:
             await asyncio.gather(*self._calls.values(), return_exceptions=True)
-        await self.connection.drained()
+        await self.connection.wait_until_sent()
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class _CallerConnection:
                 async with aclosing(serve_stream(bookie, request)) as responses:
                     async for _, response in responses:
                         self._respond(FrameKind.STREAM, head.call, response)
-                        await self.connection.drained()
+                        await self.connection.wait_until_sent()
                 self._send(FrameKind.END, head.call)
         except Exception:
             log.exception("%s failed", method)

@@ -198,7 +198,7 @@ class Wire:
 
     @property
     def is_lost(self) -> bool:
-        return self._connection.lost
+        return self._connection.is_lost
 
     @property
     def is_idle(self) -> bool:
@@ -260,7 +260,7 @@ class Wire:
 
     def _close_if_unheard_since(self, since: float) -> None:
         """Close the connection if no bytes have arrived since the time `since`."""
-        if self._connection.heard_at < since:
+        if self._connection.received_at < since:
             self._connection.close("nothing was heard for too long")
 
     def _is_awaited(self, head: FrameHead) -> bool:

@@ -63,7 +63,7 @@ def test_what_is_sent_arrives_in_order_whatever_pieces_it_is_in_and_is_told_when
         while len(found) < at:
             found += await ends.take(700)
         assert found == data
-        await ends.connection.drained()
+        await ends.connection.wait_until_sent()
         assert told == [1, 5001, 5001, 45_001, 45_004, 102_400]
         assert ends.connection.unsent_bytes == 0
 
@@ -95,7 +95,7 @@ def test_a_connection_that_is_lost_says_so_once_and_forgets_what_was_to_be_sent(
     async def test(ends):
         told = []
         ends.connection.send((bytes(100_000),), 100_000, lambda: told.append("first"))
-        draining = asyncio.ensure_future(ends.connection.drained())
+        draining = asyncio.ensure_future(ends.connection.wait_until_sent())
         await asyncio.sleep(0)
         ends.other.close()
         await draining

@@ -38,7 +38,7 @@ def feed(reader, data, piece_bytes):
         count = min(piece_bytes(), len(buffer), len(data) - at)
         buffer[:count] = data[at : at + count]
         at += count
-        frames += reader.received(count)
+        frames += reader.take(count)
     return frames
 
 
