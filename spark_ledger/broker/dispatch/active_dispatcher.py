@@ -2,8 +2,10 @@
 messages.
 
 Always true: another active consumer begins at the mark, and so does one that asks for everything
-again. After a Failover consumer that may still hold messages, the next one is sent messages only
-after a second: acknowledgements that are on their way come first, so fewer messages are sent twice.
+again. A consumer that asks for ranges of keys' slots gets no other messages, and they are not
+acknowledged. After a Failover consumer that may still hold messages, the next one is sent messages
+only after a second: acknowledgements that are on their way come first, so fewer messages are sent
+twice.
 """
 
 import asyncio
@@ -11,7 +13,9 @@ from collections.abc import Iterable, Iterator
 
 from spark_ledger.broker.dispatch.acks import ack_set
 from spark_ledger.broker.dispatch.dispatcher import CROWDED_S, Consumer, Dispatcher, is_in_chunks
+from spark_ledger.broker.dispatch.key_slots import slots_of
 from spark_ledger.broker.dispatch.policies import Policy, may_get
+from spark_ledger.broker.dispatch.slot_owners import within
 from spark_ledger.broker.names import offset_of
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
@@ -147,6 +151,8 @@ class ActiveDispatcher(Dispatcher):
                 self._pass_over(batch.end)
                 continue
             missing = self._missing(batch, self.position)
+            if consumer.ranges and missing:
+                missing = within(batch.offset, slots_of(batch), missing, consumer.ranges)
             if missing and is_in_chunks(batch):
                 consumer.sent.note(batch.offset, batch.messages)
                 await self._send_message(consumer, batch, 0, lossy)

@@ -3,13 +3,16 @@
 Always true: a policy decides by two things alone: the present consumers, in the order in which they
 came, and the partition's number. A policy remembers nothing. Exclusive and Failover give all
 messages to one consumer, the active one; the others get none, whatever permits they have. Shared
-has no active consumer: sharing.py decides which one gets what.
+and Key_Shared have no active consumer: sharing.py and key_shared.py decide which one gets what.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from spark_ledger.broker.dispatch.sharing import ReceiverChoice, RoundRobin
+from spark_ledger.broker.dispatch.key_shared import KeyChoice
+from spark_ledger.broker.dispatch.sharing import Member, ReceiverChoice, RoundRobin
+from spark_ledger.broker.dispatch.slot_owners import EvenSlots, SlotOwners, StickyRanges
 from spark_ledger.broker.wire.commands import SubscriptionType
 
 
@@ -87,15 +90,41 @@ class Shared:
         return RoundRobin()
 
 
+@dataclass(frozen=True)
+class KeyShared:
+    """All consumers get messages, each those of its keys. `sticky`: each consumer gives the ranges
+    of slots that it gets. Unless `in_order`, a key's messages may be sent before earlier ones."""
+
+    announces = False
+    sticky: bool = False
+    in_order: bool = True
+
+    def admits(self, consumers: Sequence[Receiver]) -> bool:
+        return True
+
+    def active(self, consumers: Sequence[C], partition: int) -> C | None:
+        return None
+
+    def choice(self) -> ReceiverChoice | None:
+        owners: SlotOwners[Member] = StickyRanges() if self.sticky else EvenSlots()
+        return KeyChoice(owners, in_order=self.in_order)
+
+
 def may_get(consumer: C, active: C | None) -> bool:
     """Whether the consumer may get one more batch. A batch is sent whole, so its permits may fall
     below zero."""
     return consumer is active and consumer.permits > 0
 
 
-POLICIES: Mapping[SubscriptionType, Policy] = {
+_POLICIES: Mapping[SubscriptionType, Policy] = {
     SubscriptionType.EXCLUSIVE: Exclusive(),
     SubscriptionType.FAILOVER: Failover(),
     SubscriptionType.SHARED: Shared(),
 }
-"""Types of subscription that are not here are not built yet."""
+
+
+def policy_of(kind: SubscriptionType, keys: KeyShared | None = None) -> Policy:
+    """The policy of a type; `keys` are the rules of a Key_Shared subscription."""
+    if kind is SubscriptionType.KEY_SHARED:
+        return keys or KeyShared()
+    return _POLICIES[kind]

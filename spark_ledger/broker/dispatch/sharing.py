@@ -69,8 +69,9 @@ def part_of(batch: Stored, missing: list[Range], given: list[Range]) -> BatchPar
 
 class Member:
     """A consumer of a shared subscription. `has_room` returns whether its connection takes more.
-    `is_busy`: a message in chunks is being sent to it. `kept_permits` came while it was
-    blocked."""
+    `is_busy`: a message in chunks is being sent to it. `kept_permits` came while it was blocked.
+    `ranges` are the slots of keys that its client asks for, first and last; empty: it gives no
+    ranges."""
 
     __slots__ = (
         "has_room",
@@ -82,6 +83,7 @@ class Member:
         "pending",
         "permits",
         "priority",
+        "ranges",
         "unacked",
     )
 
@@ -93,6 +95,7 @@ class Member:
         self.is_busy = self.is_blocked = False
         self.pending: dict[int, BatchPart] = {}
         self.part_messages = 1.0
+        self.ranges: Sequence[tuple[int, int]] = ()
 
     @property
     def is_available(self) -> bool:

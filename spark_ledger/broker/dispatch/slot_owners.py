@@ -6,7 +6,7 @@ or a leave moves no more slots than that takes. With ranges that clients give (S
 consumers' ranges overlap, and slots in no range have no owner.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -18,6 +18,8 @@ from spark_ledger.broker.wire.commands import Refusal, ServerError
 M = TypeVar("M", bound=Hashable)
 SlotRange = tuple[int, int]
 """The first and the last slot."""
+Range = tuple[int, int]
+"""Of offsets: the first one, and one past the last one."""
 NO_OWNER = -1
 
 
@@ -79,48 +81,42 @@ def _quotas(members: int) -> list[int]:
     return [share + (i < more) for i in range(members)]
 
 
-class StickyRanges(Generic[M]):
-    """Each consumer has the ranges that its client gave."""
+class HasRanges(Protocol):
+    ranges: Sequence[SlotRange]
+
+
+R = TypeVar("R", bound=HasRanges)
+
+
+class StickyRanges(Generic[R]):
+    """Each consumer has the ranges that its client gave, `ranges`; `check_ranges` was called before
+    it joined."""
 
     def __init__(self) -> None:
-        self._ranges: dict[M, Sequence[SlotRange]] = {}
-        self._members: list[M | None] = [None]
+        self._members: list[R | None] = [None]
         self._owners: npt.NDArray[np.int64] = np.zeros(SLOTS, dtype=np.int64)
 
-    def reserve(self, member: M, ranges: Sequence[SlotRange]) -> None:
-        """The consumer is to join with these ranges. Raises Refusal."""
-        check_ranges(ranges)
-        others = (taken for of_other in self._ranges.values() for taken in of_other)
-        for lo, hi in others:
-            for start, end in ranges:
-                if start <= hi and lo <= end:
-                    raise Refusal(
-                        ServerError.CONSUMER_ASSIGN,
-                        f"the range {start} to {end} of keys' hashes overlaps {lo} to {hi}, which a"
-                        " connected consumer has",
-                    )
-        self._ranges[member] = ranges
-
-    def join(self, member: M) -> None:
+    def join(self, member: R) -> None:
+        self._members.append(member)
         self._assign()
 
-    def leave(self, member: M) -> None:
-        del self._ranges[member]
+    def leave(self, member: R) -> None:
+        self._members.remove(member)
         self._assign()
 
     def _assign(self) -> None:
-        self._members = [None, *self._ranges]
         self._owners[:] = 0
-        for number, ranges in enumerate(self._ranges.values(), 1):
-            for lo, hi in ranges:
+        for number, member in enumerate(self._members):
+            for lo, hi in () if member is None else member.ranges:
                 self._owners[lo : hi + 1] = number
 
-    def owner_of(self, slot: int) -> M | None:
+    def owner_of(self, slot: int) -> R | None:
         return self._members[int(self._owners[slot])]
 
 
-def check_ranges(ranges: Sequence[SlotRange]) -> None:
-    """Whether these are ranges of slots that do not overlap, and at least one. Raises Refusal."""
+def check_ranges(ranges: Sequence[SlotRange], others: Iterable[SlotRange] = ()) -> None:
+    """Whether these are ranges of slots, at least one, that overlap neither each other nor the
+    ranges of `others`. Raises Refusal."""
     if not ranges:
         raise Refusal(ServerError.CONSUMER_ASSIGN, "no range of keys' hashes is given")
     before = -1
@@ -132,3 +128,40 @@ def check_ranges(ranges: Sequence[SlotRange]) -> None:
                 f" {SLOTS - 1}, begin before they end, and do not overlap",
             )
         before = hi
+    for lo, hi in others:
+        for start, end in ranges:
+            if start <= hi and lo <= end:
+                raise Refusal(
+                    ServerError.CONSUMER_ASSIGN,
+                    f"the range {start} to {end} of keys' hashes overlaps {lo} to {hi}, which a"
+                    " connected consumer has",
+                )
+
+
+def within(
+    batch_offset: int, slots: Sequence[int], missing: list[Range], ranges: Sequence[SlotRange]
+) -> list[Range]:
+    """The rows of `missing` whose slots are in the ranges; `slots` are those of the batch at
+    `batch_offset`."""
+    if len(slots) == 1:
+        return missing if any(lo <= slots[0] <= hi for lo, hi in ranges) else []
+    return [
+        part
+        for start, end in missing
+        for part in joined(
+            row
+            for row in range(start, end)
+            if any(lo <= slots[row - batch_offset] <= hi for lo, hi in ranges)
+        )
+    ]
+
+
+def joined(rows: Iterable[int]) -> list[Range]:
+    """Rising rows as ranges."""
+    ranges: list[Range] = []
+    for row in rows:
+        if ranges and ranges[-1][1] == row:
+            ranges[-1] = (ranges[-1][0], row + 1)
+        else:
+            ranges.append((row, row + 1))
+    return ranges

@@ -8,8 +8,9 @@ subscription have one type. A subscription is opened and released by one call at
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -17,9 +18,10 @@ from spark_ledger import errors
 from spark_ledger.async_tasks import BackgroundTasks
 from spark_ledger.broker.dispatch.active_dispatcher import ActiveDispatcher
 from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
-from spark_ledger.broker.dispatch.policies import POLICIES
+from spark_ledger.broker.dispatch.policies import KeyShared, Policy, policy_of
 from spark_ledger.broker.dispatch.shared_dispatcher import SharedDispatcher
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
+from spark_ledger.broker.dispatch.slot_owners import SlotRange, check_ranges
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError, SubscriptionType
@@ -35,6 +37,25 @@ RETURN_WAIT_S = 10.0
 """How long a subscription waits, before its release, for consumers that a seek sent away."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How a client wants to consume: the type of the subscription, the rules of a Key_Shared one,
+    and the slots of keys that the consumer is to get (empty: it gives no ranges)."""
+
+    kind: SubscriptionType
+    keys: KeyShared | None = None
+    ranges: Sequence[SlotRange] = ()
+
+    @property
+    def policy(self) -> Policy:
+        return policy_of(self.kind, self.keys)
+
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether the consumer gets only the slots of its ranges."""
+        return bool(self.ranges) or (self.keys is not None and self.keys.sticky)
+
+
 class Subscription:
     """A subscription while consumers at this broker use it. `cursor` None: it is not durable (a
     reader's)."""
@@ -45,9 +66,11 @@ class Subscription:
         kind: SubscriptionType,
         cursor: ConsumerCursor | None,
         limits: UnackedLimits = DEFAULT_LIMITS,
+        keys: KeyShared | None = None,
     ) -> None:
         self.name = name
         self.kind = kind
+        self.policy = policy_of(kind, keys)
         self.cursor = cursor
         self._limits = limits
         self._dispatchers: dict[int, Dispatcher] = {}
@@ -101,13 +124,12 @@ class Subscription:
             dispatcher.awaits_consumers or dispatcher.consumers
         )
         if dispatcher is None or (unused and not self.durable):
-            policy = POLICIES[self.kind]
-            choice = policy.choice()
+            choice = self.policy.choice()
             if choice is None:
-                dispatcher = ActiveDispatcher(partition, policy, mark, self.cursor)
+                dispatcher = ActiveDispatcher(partition, self.policy, mark, self.cursor)
             else:
                 dispatcher = SharedDispatcher(
-                    *(partition, policy, mark, self.cursor, choice, self._limits)
+                    *(partition, self.policy, mark, self.cursor, choice, self._limits)
                 )
             self._dispatchers[partition.number] = dispatcher
         return dispatcher
@@ -121,14 +143,23 @@ class Subscription:
         active = None if dispatcher is None else dispatcher.active
         return [] if active is None else [active]
 
-    def check(self, kind: SubscriptionType, partition: int) -> None:
+    def check(self, wish: "Wish", partition: int) -> None:
         """Whether one more consumer may come. Raises Refusal."""
-        if self.used and kind is not self.kind:
+        if self.used and wish.kind is not self.kind:
             raise Refusal(
                 ServerError.CONSUMER_BUSY,
-                f"subscription '{self.name}' is used as {self.kind.name}, not {kind.name}",
+                f"subscription '{self.name}' is used as {self.kind.name}, not {wish.kind.name}",
+            )
+        if self.used and wish.policy != self.policy:
+            raise Refusal(
+                ServerError.CONSUMER_BUSY,
+                f"subscription '{self.name}' is used with other rules for keys: {self.policy}, not"
+                f" {wish.policy}",
             )
         dispatcher = self._dispatchers.get(partition)
+        if wish.needs_ranges:
+            others = () if dispatcher is None else dispatcher.consumers
+            check_ranges(wish.ranges, (taken for other in others for taken in other.ranges))
         if dispatcher is not None and not dispatcher.admits():
             raise Refusal(
                 ServerError.CONSUMER_BUSY,
@@ -202,10 +233,13 @@ class TopicSubscriptions:
         start: Callable[[], Awaitable[int]],
         make: Callable[[Dispatcher], Consumer],
         earliest: bool,
+        keys: KeyShared | None = None,
+        ranges: Sequence[SlotRange] = (),
     ) -> Consumer:
         """One more consumer. A reader begins at `start`, a new durable subscription at the
         `earliest` offset of each partition, or at the end. Raises Refusal, errors of the topic
         layer."""
+        wish = Wish(kind, keys, ranges)
         async with self._lock(name):
             subscription = self._by_name.get(name)
             unused = subscription is None or not subscription.used
@@ -216,14 +250,15 @@ class TopicSubscriptions:
                     f"subscription '{name}' is used by a {'reader' if durable else 'consumer'}:"
                     f" a {'consumer' if durable else 'reader'} cannot join it",
                 )
-            reusable = durable_alike and subscription is not None and subscription.kind is kind
-            if subscription is None or (unused and not reusable):
+            is_alike = subscription is not None and subscription.policy == wish.policy
+            if subscription is None or (unused and not (durable_alike and is_alike)):
                 await self._release_locked(name)
-                subscription = await self._opened(name, kind, durable, earliest)
+                subscription = await self._opened(name, wish, durable, earliest)
                 self._by_name[name] = subscription
             try:
-                dispatcher = await self._dispatcher(subscription, kind, partition, start)
+                dispatcher = await self._dispatcher(subscription, wish, partition, start)
                 consumer = make(dispatcher)
+                consumer.ranges = wish.ranges
                 dispatcher.join(consumer)
             finally:
                 if not subscription.used:  # else a query could not use the name
@@ -233,13 +268,13 @@ class TopicSubscriptions:
     async def _dispatcher(
         self,
         subscription: Subscription,
-        kind: SubscriptionType,
+        wish: Wish,
         partition: Partition,
         start: Callable[[], Awaitable[int]],
     ) -> Dispatcher:
         """The dispatcher that one more consumer of the subscription joins."""
         number = partition.number
-        subscription.check(kind, number)
+        subscription.check(wish, number)
         self._topic.readable_partition(number)  # raises Refusal if it is not this broker's
         if subscription.cursor is None:
             mark = await start()
@@ -252,12 +287,12 @@ class TopicSubscriptions:
         return subscription.dispatcher(partition, mark)
 
     async def _opened(
-        self, name: str, kind: SubscriptionType, durable: bool, earliest: bool | None
+        self, name: str, wish: Wish, durable: bool, earliest: bool | None
     ) -> Subscription:
         """`earliest` None: a subscription that does not exist is not made. Raises
         errors.SubscriptionNotFound then."""
         if not durable:
-            return Subscription(name, kind, None, self.unacked_limits)
+            return Subscription(name, wish.kind, None, self.unacked_limits, wish.keys)
 
         async def start() -> Mapping[int, int]:
             if earliest is None:
@@ -267,7 +302,7 @@ class TopicSubscriptions:
             return await self._topic.offsets(earliest=earliest)
 
         cursor = await self._cursors.open(self._commits.topic, name, start, self._topic.history)
-        made = Subscription(name, kind, cursor, self.unacked_limits)
+        made = Subscription(name, wish.kind, cursor, self.unacked_limits, wish.keys)
 
         def failed() -> None:
             if self._by_name.get(name) is made:  # else it was opened anew meanwhile
@@ -343,7 +378,8 @@ class TopicSubscriptions:
             subscription = self._by_name.get(name)
             if subscription is None:
                 with suppress(errors.SubscriptionNotFound, errors.SubscriptionBusy):
-                    subscription = await self._opened(name, SubscriptionType.EXCLUSIVE, True, None)
+                    wish = Wish(SubscriptionType.EXCLUSIVE)
+                    subscription = await self._opened(name, wish, True, None)
             if subscription is None or subscription.cursor is None:
                 return
             self._by_name[name] = subscription

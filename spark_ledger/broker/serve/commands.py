@@ -16,7 +16,7 @@ from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.dispatch.acking import Acking, Consuming
 from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
-from spark_ledger.broker.dispatch.policies import POLICIES
+from spark_ledger.broker.dispatch.policies import KeyShared
 from spark_ledger.broker.dispatch.positions import last_and_mark, start_of_reader, target_of_seek
 from spark_ledger.broker.produce.intake import Intake
 from spark_ledger.broker.produce.producer import Producer, ProducersLink
@@ -264,18 +264,11 @@ async def _make_consumer(client: Caller, part: Any) -> None:
     names.check_name("consumer", part.consumer_name)
     _check_schema(part)
     kind = SubscriptionType(part.subType)
-    if kind not in POLICIES:
-        raise Refusal(
-            ServerError.NOT_ALLOWED,
-            f"subscriptions of type {kind.name} are not built yet: use Exclusive, Failover or"
-            " Shared",
-        )
-    if part.keySharedMeta.hashRanges:
-        raise Refusal(
-            ServerError.NOT_ALLOWED,
-            "readers and consumers of a range of keys' hashes are not built yet: read all keys, and"
-            " pass over those of other ranges",
-        )
+    keys = None
+    if kind is SubscriptionType.KEY_SHARED:
+        meta = part.keySharedMeta
+        keys = KeyShared(bool(meta.keySharedMode), not meta.allowOutOfOrderDelivery)
+    ranges = tuple((given.start, given.end) for given in part.keySharedMeta.hashRanges)
     create = part.force_topic_creation
     topic, owned = await client.broker.partition(names.parse(part.topic), create=create)
     partition, subscriptions = owned.log, topic.subscriptions
@@ -304,6 +297,8 @@ async def _make_consumer(client: Caller, part: Any) -> None:
         start=start,
         make=make,
         earliest=part.initialPosition == InitialPosition.EARLIEST,
+        keys=keys,
+        ranges=ranges,
     )
     is_awaited = client.subscribing.get(part.consumer_id) == part.request_id
     if not (is_awaited and client.link.open):

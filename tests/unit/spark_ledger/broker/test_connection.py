@@ -289,17 +289,9 @@ def test_a_producer_that_is_sent_away_late_takes_no_chunks_of_the_one_that_has_i
     asyncio.run(main())
 
 
-def of_a_range_of_hashes():
-    asked = command("subscribe", topic="t", subscription="s", consumer_id=1, request_id=7)
-    asked.subscribe.keySharedMeta.hashRanges.add(start=0, end=100)
-    return asked
-
-
 @pytest.mark.parametrize(
     ("asked", "what"),
     [
-        (of_a_range_of_hashes(), "range of keys' hashes"),
-        (command("subscribe", topic="t", subType=3, request_id=7), "KEY_SHARED"),
         (command("producer", topic="t", txn_enabled=True, request_id=7), "transactions"),
         (command("producer", topic="t", producer_name=LONG, request_id=7), "a producer has 1026"),
         (command("producer", topic="t", initial_subscription_name=LONG, request_id=7), "1026"),

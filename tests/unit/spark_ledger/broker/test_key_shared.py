@@ -116,19 +116,25 @@ def test_every_slot_has_an_owner_all_have_as_many_and_few_move(steps):
     st.lists(st.lists(st.tuples(st.integers(-2, 70), st.integers(0, 70)), max_size=2), max_size=4)
 )
 def test_sticky_ranges_never_overlap_and_slots_outside_have_no_owner(ranges_of):
-    owners, taken = StickyRanges(), {}
-    for member, ranges in enumerate(ranges_of):
+    owners, taken, members = StickyRanges(), {}, []
+    for ranges in ranges_of:
         covered = [slot for lo, hi in ranges for slot in range(lo, hi + 1)]
         valid = ranges and all(0 <= lo <= hi for lo, hi in ranges)
+        others = [of_other for member in members for of_other in member.ranges]
         if valid and len(set(covered)) == len(covered) and not taken.keys() & set(covered):
-            owners.reserve(member, ranges)
+            check_ranges(ranges, others)
+            member = SimpleNamespace(ranges=ranges)
+            members.append(member)
             owners.join(member)
             taken |= dict.fromkeys(covered, member)
         else:
             with pytest.raises(Refusal) as refused:
-                owners.reserve(member, ranges)
+                check_ranges(ranges, others)
             assert refused.value.code is ServerError.CONSUMER_ASSIGN
-        assert {s: owners.owner_of(s) for s in range(80)} == {s: taken.get(s) for s in range(80)}
+        assert [owners.owner_of(s) for s in range(80)] == [taken.get(s) for s in range(80)]
+    for member in members:
+        owners.leave(member)
+    assert {owners.owner_of(s) for s in range(80)} == {None}
     with pytest.raises(Refusal):
         check_ranges([(0, SLOTS)])
 

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import pytest
 
-from spark_ledger.broker.dispatch.policies import POLICIES, may_get
+from spark_ledger.broker.dispatch.policies import KeyShared, may_get, policy_of
 from spark_ledger.broker.wire.commands import SubscriptionType
 
-EXCLUSIVE = POLICIES[SubscriptionType.EXCLUSIVE]
-FAILOVER = POLICIES[SubscriptionType.FAILOVER]
+EXCLUSIVE = policy_of(SubscriptionType.EXCLUSIVE)
+FAILOVER = policy_of(SubscriptionType.FAILOVER)
 
 
 class Receiver(NamedTuple):
@@ -57,5 +57,10 @@ def test_consumers_of_a_failover_subscription_alone_hear_which_of_them_is_active
     assert FAILOVER.announces and not EXCLUSIVE.announces
 
 
-def test_types_without_a_policy_are_those_that_are_not_built():
-    assert set(SubscriptionType) - set(POLICIES) == {SubscriptionType.KEY_SHARED}
+def test_key_shared_subscriptions_differ_by_their_rules():
+    rules = [KeyShared(), KeyShared(sticky=True), KeyShared(in_order=False)]
+    policies = [policy_of(SubscriptionType.KEY_SHARED, keys) for keys in rules]
+    assert policies == rules
+    assert policy_of(SubscriptionType.KEY_SHARED) == policies[0] != policies[1] != policies[2]
+    choices = [policy.choice() for policy in policies + policies]
+    assert len(set(map(id, choices))) == 6

@@ -34,6 +34,9 @@ class Client:
     async def answers(self):
         """It does."""
 
+    def facts(self, metadata):
+        """What statistics show of a client."""
+
     async def ask(self, name, **fields):
         """The answer, or the error by which it is refused."""
         schema = fields.pop("schema", None)

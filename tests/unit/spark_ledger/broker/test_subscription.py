@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from spark_ledger.broker.dispatch import active_dispatcher
-from spark_ledger.broker.dispatch.subscriptions import Subscription
+from spark_ledger.broker.dispatch.subscriptions import Subscription, Wish
 from spark_ledger.broker.owner.tail import (
     BATCH_OVERHEAD_BYTES,
     BLOCK_OVERHEAD_BYTES,
@@ -203,10 +203,10 @@ def test_a_second_exclusive_consumer_and_another_type_are_busy():
         made.append(consumer_of(subscription, Batches(1)))
         for kind in (EXCLUSIVE, FAILOVER):
             with pytest.raises(Refusal) as refused:
-                subscription.check(kind, 0)
+                subscription.check(Wish(kind), 0)
             assert refused.value.code is ServerError.CONSUMER_BUSY
         made[0].dispatcher.leave(made[0])
-        subscription.check(FAILOVER, 0)
+        subscription.check(Wish(FAILOVER), 0)
 
     play(act)
 
