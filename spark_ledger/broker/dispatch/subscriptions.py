@@ -404,7 +404,7 @@ class TopicSubscriptions:
                 why = f"subscription '{name}' is used by a reader: a durable one needs another name"
                 raise Refusal(ServerError.NOT_ALLOWED, why)
             with suppress(errors.SubscriptionBusy):  # a query's
-                made = await self._opened(name, SubscriptionType.EXCLUSIVE, True, True)
+                made = await self._opened(name, Wish(SubscriptionType.EXCLUSIVE), True, True)
                 self._by_name[name] = made
                 await self._release_locked(name)
 
