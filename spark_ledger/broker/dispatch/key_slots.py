@@ -1,26 +1,38 @@
-"""The slot of each message's key, by which a Key_Shared consumer gets it. Pure.
+"""The slot of each message's key, by which a Key_Shared consumer gets it, and the batches that are
+cut out of a batch of Spark. Pure.
 
 Always true: equal key bytes have one slot, whichever world wrote them. A client's batch has the
 slot of its metadata, as with Pulsar: its ordering key, else its key, else its producer and sequence
-id. Of Spark's rows each has a slot of its own; a row without a key is spread by its offset.
+id. Of Spark's rows each has a slot of its own; a row without a key has the slot of its block of
+offsets, so that neighbours stay together. A batch that is cut out has neighbours only, byte for
+byte, and its id is the offset of its first message.
 """
 
 from base64 import b64decode
 from binascii import Error as BadBase64
+from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import mmh3
+import numpy as np
+import numpy.typing as npt
 
 from spark_ledger import errors
 from spark_ledger.broker.owner.tail import Stored
-from spark_ledger.topic.entry import pulsar_batch
-from spark_ledger.topic.entry.message_batch import KEY
-from spark_ledger.topic.entry.pulsar_columns import decoded
+from spark_ledger.topic.entry import pulsar_batch, pulsar_codecs
+from spark_ledger.topic.entry.pulsar_columns import keys_in
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
 
 SLOTS = 65_536
 _POSITIVE = 0x7FFFFFFF
 NO_KEY = b"NONE_KEY"
+BLOCK_ROWS = 8
+"""So many neighbours without a key have one slot."""
+_SPREAD = 40_503
+"""SLOTS times the golden ratio: blocks that follow each other are spread evenly over all slots."""
+KEPT_ROWS_MAX = 50_000
+"""Of batches whose slots are kept: some 100 bytes each."""
 
 
 def slot_of(key: bytes) -> int:
@@ -46,34 +58,88 @@ def key_of(metadata: MessageMetadata) -> bytes:
     return NO_KEY
 
 
-def slots_of(batch: Stored) -> Sequence[int]:
-    """The slots of a batch's messages: one slot for all messages, or one for each. A batch that
-    cannot be decoded has one slot."""
+class KeyedBatch(NamedTuple):
+    """`slots`: one for all messages, or one for each; then `ends` has the place in the payload at
+    which each message ends, and `slots` are those of `distinct` at `indices`."""
+
+    slots: tuple[int, ...]
+    ends: Sequence[int] = ()
+    distinct: Sequence[int] = ()
+    indices: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+    metadata: MessageMetadata | None = None
+    payload_at: int = 0
+
+
+def keyed(batch: Stored) -> KeyedBatch:
+    """A batch that cannot be decoded has one slot."""
     data = batch.data
-    if pulsar_batch.is_earlier_chunk(data) or pulsar_batch.is_last_chunk(data):
-        data = pulsar_batch.chunk_in(data)
     try:
+        if pulsar_batch.is_earlier_chunk(data) or pulsar_batch.is_last_chunk(data):
+            data = pulsar_batch.chunk_in(data)
         parsed = pulsar_batch.parse(pulsar_batch.chunks_of(data)[0])
         metadata = parsed.metadata
-        is_of_spark = metadata.producer_name == pulsar_batch.PRODUCER
-        if not is_of_spark or parsed.encrypted:
-            return (slot_of(key_of(metadata)),)
+        is_of_spark = metadata.producer_name == pulsar_batch.PRODUCER and not parsed.encrypted
+        if not is_of_spark or metadata.compression != pulsar_codecs.NONE:
+            return KeyedBatch((slot_of(key_of(metadata)),))
         if not batch.batched:
-            if metadata.HasField("partition_key"):
-                return (slot_of(key_of(metadata)),)
-            return (_slot_of_offset(batch.offset),)
-        columns = decoded([parsed], (KEY,))
+            has_key = metadata.HasField("partition_key")
+            slot = slot_of(key_of(metadata)) if has_key else slot_of_offset(batch.offset)
+            return KeyedBatch((slot,))
+        keys, ends = keys_in(parsed)
     except errors.BadEntry:
-        return (slot_of(NO_KEY),)
-    at = columns.schema.get_field_index(KEY)
-    if at < 0:
-        return [_slot_of_offset(batch.offset + i) for i in range(batch.messages)]
-    keys = columns.column(at).to_pylist()
-    return [
-        _slot_of_offset(batch.offset + i) if key is None else slot_of(key)
-        for i, key in enumerate(keys)
-    ]
+        return KeyedBatch((slot_of(NO_KEY),))
+    slots = tuple(
+        slot_of_offset(offset) if key is None else slot_of(key)
+        for offset, key in enumerate(keys, batch.offset)
+    )
+    distinct, indices = np.unique(np.array(slots, np.int64), return_inverse=True)
+    return KeyedBatch(slots, ends, distinct.tolist(), indices, metadata, parsed.payload_at)
 
 
-def _slot_of_offset(offset: int) -> int:
-    return slot_of(offset.to_bytes(8, "little"))
+def slots_of(batch: Stored) -> tuple[int, ...]:
+    """The slots of a batch's messages: one slot for all messages, or one for each."""
+    return keyed(batch).slots
+
+
+def slot_of_offset(offset: int) -> int:
+    """Of a row of Spark without a key."""
+    return offset // BLOCK_ROWS * _SPREAD % SLOTS or 1
+
+
+class KeyedBatches:
+    """The last batches that were looked at, KEPT_ROWS_MAX rows at most: a batch whose rows go to
+    several consumers is looked at several times."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Stored, KeyedBatch] = OrderedDict()
+        self._rows = 0
+
+    def of(self, batch: Stored) -> KeyedBatch:
+        place = batch._replace(data=len(batch.data).to_bytes(8, "big"))
+        kept = self._kept.get(place)
+        if kept is None:
+            kept = keyed(batch)
+            if len(kept.slots) > 1:
+                self._keep(place, kept)
+        return kept
+
+    def _keep(self, place: Stored, batch: KeyedBatch) -> None:
+        self._kept[place] = batch
+        self._rows += len(batch.slots)
+        while self._rows > KEPT_ROWS_MAX and len(self._kept) > 1:
+            _, oldest = self._kept.popitem(last=False)
+            self._rows -= len(oldest.slots)
+
+    def cut(self, batch: Stored, offset: int, messages: int) -> bytes:
+        """The messages from `offset` on as a batch of their own."""
+        whole = self.of(batch)
+        assert whole.metadata is not None, "only Spark's batches are cut"
+        at = offset - batch.offset
+        begin = whole.ends[at - 1] if at else 0
+        metadata = MessageMetadata()
+        metadata.CopyFrom(whole.metadata)
+        metadata.sequence_id = whole.metadata.sequence_id + at
+        metadata.highest_sequence_id = metadata.sequence_id + messages - 1
+        metadata.num_messages_in_batch = messages
+        payload = memoryview(batch.data)[whole.payload_at :]
+        return pulsar_batch.built(metadata, payload[begin : whole.ends[at + messages - 1]])

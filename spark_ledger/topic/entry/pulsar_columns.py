@@ -64,6 +64,34 @@ def decoded(batches: Sequence[Batch], columns: Collection[str] | None = None) ->
     return one_by_one(batches, payloads, names)
 
 
+class KeysAndEnds(NamedTuple):
+    """Of each message of a batch the key, and where the message ends in the payload."""
+
+    keys: list[bytes | None]
+    ends: list[int]
+
+
+def keys_in(batch: Batch) -> KeysAndEnds:
+    """Raises errors.BadEntry."""
+    payload = payload_of(batch)
+    if batch.messages > FEW:
+        try:
+            buffer = b"".join((payload, PADDING))
+            fields = walk(buffer, [(batch.messages, len(payload))], properties=False)
+            keys: list[bytes | None] = [None] * batch.messages
+            if bool(fields.has_key.any()):
+                column = _copied(pa.py_buffer(buffer), fields.key, fields.has_key)
+                if bool((fields.base64 & fields.has_key).any()):
+                    column = _from_base64(column, fields.base64)
+                keys = column.to_pylist()
+            return KeysAndEnds(keys, fields.value[1].tolist())
+        except Odd:
+            pass
+    messages = list(messages_in(bytes(payload), batch.messages))
+    ends = [begin + message.payload_size for message, begin in messages]
+    return KeysAndEnds([_key(message) for message, _ in messages], ends)
+
+
 def publish_times(batches: Sequence[Batch]) -> Longs:
     """The time at which each batch was published, by its producer's clock, at most TIME_MS_MAX."""
     return np.array([min(batch.metadata.publish_time, TIME_MS_MAX) for batch in batches], np.int64)
