@@ -5,6 +5,11 @@ acknowledged are at one consumer, the holder of the slot; a slot whose owner cha
 to its new owner once the holder has no such row any more (PIP-379). While rows of a slot wait, no
 later row of the slot is sent. A consumer that cannot take more stops its own slots only.
 
+A consumer that owns half of the messages of a batch of Spark, or more, gets the batch with the
+others masked; another one gets its rows in batches of neighbours, which are cut out. A cut batch
+whose messages come again never has more messages than before: a late acknowledgement of it would
+name messages that its client did not have.
+
 What waits is kept by slot, and its rows by the consumer that may get them now. Rows leave these
 sets lazily: `waiting`, which the model has, decides which rows still wait.
 """
@@ -15,27 +20,29 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from spark_ledger.broker.dispatch.key_slots import slots_of
+from bookie_server.api.entry import Buffer
+from spark_ledger.broker.dispatch.key_slots import KeyedBatch, KeyedBatches, keyed
 from spark_ledger.broker.dispatch.sharing import BatchPart, Member, Range, next_row, part_of
 from spark_ledger.broker.dispatch.slot_owners import SlotOwners
 from spark_ledger.broker.owner.tail import Stored
 
+CUTS_MAX = 100_000
+"""How many cut batches are noted before those that are done with are forgotten."""
 Longs = npt.NDArray[np.int64]
 
 
 class KeyChoice:
-    """The choice for Key_Shared (sharing.ReceiverChoice). `slots_of` returns the slots of a batch's
-    messages, as key_slots.slots_of does."""
+    """The choice for Key_Shared (sharing.ReceiverChoice). `keyed` returns the slots of a batch's
+    messages, as key_slots.keyed does."""
 
     def __init__(
         self,
         owners: SlotOwners[Member],
         *,
         in_order: bool,
-        slots_of: Callable[[Stored], Sequence[int]] = slots_of,
+        keyed: Callable[[Stored], KeyedBatch] = keyed,
     ) -> None:
         self._owners = owners
-        self._slots_of = slots_of
         self._in_order = in_order
         self._members: list[Member] = []
         self._held: dict[int, tuple[Member, int]] = {}
@@ -45,6 +52,10 @@ class KeyChoice:
         self._ready: dict[Member, BitMap64] = {}
         """By consumer the waiting rows of its slots that it holds, or that have no holder."""
         self._waiting: BitMap64 | None = None
+        self._keyed_batches = KeyedBatches(keyed)
+        self._cut_begins, self._cut_ends = BitMap64(), BitMap64()
+        """Where batches that were cut out begin, and end."""
+        self._cuts_noted = 0
 
     # -- consumers -----------------------------------------------------------------------------
 
@@ -62,37 +73,79 @@ class KeyChoice:
         self._held.clear()
         self._waiting_of.clear()
         self._ready.clear()
+        self._cut_begins.clear()
+        self._cut_ends.clear()
 
     # -- parts ---------------------------------------------------------------------------------
 
     def parts_of(
         self, batch: Stored, missing: list[Range], given: list[Range]
     ) -> Iterable[BatchPart]:
-        slots = self._slots_of(batch)
-        if len(slots) == 1:
-            yield part_of(batch, missing, given)._replace(slots=tuple(slots))
-            return
-        every = np.asarray(slots, dtype=np.int64)
-        rows = _rows_of(given)
-        for _, of_receiver in self._by_receiver(every[rows - batch.offset], rows):
-            ranges = _ranges_of(of_receiver)
-            part = BatchPart(
-                batch.offset, batch.messages, ranges, len(of_receiver), False, tuple(slots)
-            )
-            yield part._replace(is_masked=len(of_receiver) < sum(hi - lo for lo, hi in missing))
+        of_batch = self._keyed_batches.of(batch)
+        if len(of_batch.slots) == 1:
+            return (part_of(batch, missing, given)._replace(slots=of_batch.slots),)
+        return self._parts_of_rows(batch, of_batch, missing, given)
 
-    def _by_receiver(self, slots: Longs, rows: Longs) -> Iterator[tuple[Member | None, Longs]]:
-        """The rows by the consumer that may get them now; None: no consumer may."""
-        groups: dict[Member | None, list[Longs]] = {}
-        order = np.argsort(slots, kind="stable")
-        bounds = np.flatnonzero(np.diff(slots[order])) + 1
-        for of_slot in np.split(order, bounds):
-            if len(of_slot):
-                slot, first = int(slots[of_slot[0]]), int(rows[of_slot[0]])
-                member = self._free_owner(slot, first)
-                groups.setdefault(member, []).append(rows[of_slot])
-        for member, parts in groups.items():
-            yield member, np.sort(np.concatenate(parts))
+    def _parts_of_rows(
+        self, batch: Stored, of_batch: KeyedBatch, missing: list[Range], given: list[Range]
+    ) -> Iterator[BatchPart]:
+        """The parts of a batch whose messages have slots of their own."""
+        rows = _rows_of(given)
+        indices = of_batch.indices[rows - batch.offset]
+        firsts = np.full(len(of_batch.distinct), -1, dtype=np.int64)
+        firsts[indices[::-1]] = rows[::-1]
+        receivers: list[Member | None] = [
+            self._free_owner(slot, first) if first >= 0 else None
+            for slot, first in zip(of_batch.distinct, firsts.tolist(), strict=True)
+        ]
+        numbers = {member: number for number, member in enumerate(dict.fromkeys(receivers))}
+        by_row = np.array([numbers[member] for member in receivers])[indices]
+        missing_rows = sum(hi - lo for lo, hi in missing)
+        for member, number in numbers.items():
+            of_member = rows[by_row == number]
+            if not len(of_member):
+                continue
+            ranges = _ranges_of(of_member)
+            whole = BatchPart(
+                *(batch.offset, batch.messages, ranges, len(of_member)),
+                is_masked=len(of_member) < missing_rows,
+                slots=of_batch.slots,
+            )
+            waits = member is None or not member.is_available
+            if waits or self._gets_whole(member, batch, of_batch):
+                yield whole
+            else:
+                yield from self._cut_parts(batch.offset, ranges, of_batch.slots)
+
+    def _gets_whole(self, member: Member, batch: Stored, of_batch: KeyedBatch) -> bool:
+        """Whether the consumer gets its messages in the whole batch, others masked."""
+        if batch.offset in member.pending or batch.offset in self._cut_begins:
+            return False
+        counts = np.bincount(of_batch.indices).tolist()
+        own = sum(
+            count
+            for slot, count in zip(of_batch.distinct, counts, strict=True)
+            if self._owners.owner_of(slot) is member
+        )
+        return 2 * own >= batch.messages
+
+    def _cut_parts(
+        self, begin: int, ranges: Sequence[Range], slots: tuple[int, ...]
+    ) -> Iterator[BatchPart]:
+        """The ranges as batches of their own; `slots` are those of the batch that begins at
+        `begin`."""
+        for lo, hi in ranges:
+            while lo < hi:
+                before = next_row(self._cut_ends, lo + 1) if lo in self._cut_begins else None
+                end = hi if before is None else min(hi, before)
+                of_part = slots[lo - begin : end - begin]
+                if len(set(of_part)) == 1:
+                    of_part = of_part[:1]
+                yield BatchPart(lo, end - lo, [(lo, end)], end - lo, False, of_part, True)
+                lo = end
+
+    def cut(self, batch: Stored, part: BatchPart) -> Buffer:
+        return self._keyed_batches.cut(batch, part.offset, part.messages)
 
     def receiver_of(self, part: BatchPart) -> Member | None:
         slots = _firsts_of(part)
@@ -115,10 +168,24 @@ class KeyChoice:
         return owner if waiting is None or first <= waiting else None
 
     def given(self, member: Member, part: BatchPart) -> None:
+        if part.is_cut:
+            self._note_cut(part)
         if self._in_order:
             for slot in _firsts_of(part):
                 _, count = self._held.get(slot, (member, 0))
                 self._held[slot] = (member, count + 1)
+
+    def _note_cut(self, part: BatchPart) -> None:
+        self._cut_begins.add(part.offset)
+        self._cut_ends.add(part.offset + part.messages)
+        self._cuts_noted += 1
+        if self._cuts_noted >= CUTS_MAX:  # those below all that is pending or waits came to an end
+            self._cuts_noted = 0
+            lowest = [min(member.pending) for member in self._members if member.pending]
+            firsts = [next_row(rows, 0) for rows in self._waiting_of.values()]
+            lowest += [first for first in firsts if first is not None]
+            self._cut_begins.remove_range(0, min(lowest, default=part.offset))
+            self._cut_ends.remove_range(0, min(lowest, default=part.offset))
 
     def taken(self, member: Member, part: BatchPart) -> None:
         if not self._in_order:
@@ -201,7 +268,11 @@ def _firsts_of(part: BatchPart) -> dict[int, int]:
     """By slot of the part's rows the first row."""
     if len(part.slots) == 1:
         return {part.slots[0]: part.ranges[0][0]}
-    return {slot: int(rows[0]) for slot, rows in _rows_by_slot(part)}
+    firsts: dict[int, int] = {}
+    for lo, hi in reversed(part.ranges):
+        slots = part.slots[lo - part.offset : hi - part.offset]
+        firsts.update(zip(reversed(slots), range(hi - 1, lo - 1, -1), strict=True))
+    return firsts
 
 
 def _rows_by_slot(part: BatchPart) -> Iterator[tuple[int, Longs]]:

@@ -11,7 +11,7 @@ byte, and its id is the offset of its first message.
 from base64 import b64decode
 from binascii import Error as BadBase64
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import mmh3
@@ -88,12 +88,17 @@ def keyed(batch: Stored) -> KeyedBatch:
         keys, ends = keys_in(parsed)
     except errors.BadEntry:
         return KeyedBatch((slot_of(NO_KEY),))
-    slots = tuple(
+    slots = [
         slot_of_offset(offset) if key is None else slot_of(key)
         for offset, key in enumerate(keys, batch.offset)
-    )
+    ]
+    return keyed_by(slots)._replace(ends=ends, metadata=metadata, payload_at=parsed.payload_at)
+
+
+def keyed_by(slots: Sequence[int]) -> KeyedBatch:
+    """Of a batch whose messages have these slots."""
     distinct, indices = np.unique(np.array(slots, np.int64), return_inverse=True)
-    return KeyedBatch(slots, ends, distinct.tolist(), indices, metadata, parsed.payload_at)
+    return KeyedBatch(tuple(slots), (), distinct.tolist(), indices)
 
 
 def slots_of(batch: Stored) -> tuple[int, ...]:
@@ -110,25 +115,26 @@ class KeyedBatches:
     """The last batches that were looked at, KEPT_ROWS_MAX rows at most: a batch whose rows go to
     several consumers is looked at several times."""
 
-    def __init__(self) -> None:
+    def __init__(self, keyed: Callable[[Stored], KeyedBatch] = keyed) -> None:
+        self._keyed = keyed
         self._kept: OrderedDict[Stored, KeyedBatch] = OrderedDict()
-        self._rows = 0
+        self.rows = 0
 
     def of(self, batch: Stored) -> KeyedBatch:
         place = batch._replace(data=len(batch.data).to_bytes(8, "big"))
         kept = self._kept.get(place)
         if kept is None:
-            kept = keyed(batch)
+            kept = self._keyed(batch)
             if len(kept.slots) > 1:
                 self._keep(place, kept)
         return kept
 
     def _keep(self, place: Stored, batch: KeyedBatch) -> None:
         self._kept[place] = batch
-        self._rows += len(batch.slots)
-        while self._rows > KEPT_ROWS_MAX and len(self._kept) > 1:
+        self.rows += len(batch.slots)
+        while self.rows > KEPT_ROWS_MAX and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
-            self._rows -= len(oldest.slots)
+            self.rows -= len(oldest.slots)
 
     def cut(self, batch: Stored, offset: int, messages: int) -> bytes:
         """The messages from `offset` on as a batch of their own."""

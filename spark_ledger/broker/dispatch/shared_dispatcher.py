@@ -23,7 +23,6 @@ from spark_ledger.broker.dispatch.dispatcher import (
 from spark_ledger.broker.dispatch.policies import Policy
 from spark_ledger.broker.dispatch.sharing import (
     BatchPart,
-    Range,
     ReceiverChoice,
     Sharing,
     UnackedLimits,
@@ -251,9 +250,10 @@ class SharedDispatcher(Dispatcher):
             sends = self._send_chunks(consumer, batch, redeliveries, lossy)
             consumer.sending = asyncio.get_running_loop().create_task(sends)
             return
-        acks = _ack_set(batch, part.ranges)
+        acks = ack_set(part.ranges, part.offset, part.messages) if batch.batched else ()
         frame = consumer.messages.command(part.offset, acks, redeliveries)
-        consumer.link.send(with_batch(frame, batch.data))
+        data = sharing.choice.cut(batch, part) if part.is_cut else batch.data
+        consumer.link.send(with_batch(frame, data))
         sharing.give(consumer, part, part.unacked)
 
     async def _send_chunks(
@@ -267,7 +267,3 @@ class SharedDispatcher(Dispatcher):
         consumer.is_busy = False
         self.sharing.update(consumer, last.offset)
         self._wake.set()
-
-
-def _ack_set(batch: Stored, ranges: list[Range]) -> Iterable[int]:
-    return ack_set(ranges, batch.offset, batch.messages) if batch.batched else ()

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from pyroaring import BitMap64
 
+from bookie_server.api.entry import Buffer
 from spark_ledger.broker.dispatch.acks import Acks, SentBatches, acknowledged_ranges
 from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
@@ -50,7 +51,8 @@ class BatchPart(NamedTuple):
     """Rows of a batch that one MESSAGE gives to one consumer. `offset` is that of the batch's first
     message, and the entry of the message's id; `messages` the size of the batch. `unacked` rows of
     `ranges` are not acknowledged. `is_masked`: rows of the batch are left out that are not
-    acknowledged. `slots`: those of the rows' keys, for Key_Shared only."""
+    acknowledged. `slots`: those of the messages' keys, for Key_Shared only: one for all messages, or
+    one for each. `is_cut`: the part is a batch of its own, cut out of a larger one."""
 
     offset: int
     messages: int
@@ -58,6 +60,7 @@ class BatchPart(NamedTuple):
     unacked: int
     is_masked: bool = False
     slots: tuple[int, ...] = ()
+    is_cut: bool = False
 
 
 def part_of(batch: Stored, missing: list[Range], given: list[Range]) -> BatchPart:
@@ -119,6 +122,9 @@ class ReceiverChoice(Protocol):
 
     def receiver_of(self, part: BatchPart) -> Member | None:
         """The available consumer that gets the part; None if it cannot be sent now."""
+
+    def cut(self, batch: Stored, part: BatchPart) -> Buffer:
+        """The bytes of a part of the batch that is a batch of its own."""
 
     def given(self, member: Member, part: BatchPart) -> None:
         """The part is pending at the consumer, and no longer waiting."""
@@ -189,6 +195,9 @@ class RoundRobin:
                     self._turn_parts = max(1, min(expected, TURN_PARTS_MAX))
                     return member
         return None
+
+    def cut(self, batch: Stored, part: BatchPart) -> Buffer:
+        raise AssertionError("batches are sent whole")
 
     def given(self, member: Member, part: BatchPart) -> None:
         if member is self._turn_of:
@@ -399,8 +408,12 @@ class Sharing:
             self._update(member, part)
 
     def _owner(self, asker: Member, entry: int) -> Member | None:
+        """Where the part with this entry in its id is pending. Several consumers may have parts
+        with one entry if one of these is masked: then only the asker's own counts."""
         if entry in asker.pending:
             return asker
+        if entry in self._masked:
+            return None
         return next((member for member in self.members if entry in member.pending), None)
 
     def _acknowledge(self, lo: int, hi: int) -> bool:

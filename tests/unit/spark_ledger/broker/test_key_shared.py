@@ -13,13 +13,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from spark_ledger.broker.dispatch.acks import Acks
 from spark_ledger.broker.dispatch.key_shared import KeyChoice
-from spark_ledger.broker.dispatch.key_slots import SLOTS, key_of, slot_of, slots_of
+from spark_ledger.broker.dispatch.key_slots import (
+    KEPT_ROWS_MAX,
+    SLOTS,
+    KeyedBatches,
+    key_of,
+    keyed_by,
+    slot_of,
+    slots_of,
+)
 from spark_ledger.broker.dispatch.sharing import Member, Sharing, UnackedLimits
 from spark_ledger.broker.dispatch.slot_owners import EvenSlots, StickyRanges, check_ranges
 from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.message_batch import TYPES
+from spark_ledger.topic.entry.pulsar_columns import decoded
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
 
 # -- slots -----------------------------------------------------------------------------------------
@@ -73,7 +82,34 @@ def test_each_row_of_spark_has_the_slot_of_its_key_and_rows_without_one_are_spre
     assert [slots[0], slots[2], slots[3]] == [slot_of(b"a"), slot_of(b"\xff\x00"), slot_of(b"a")]
     assert slots[1] != slots[4]
     assert slots == slots_of(of_spark(keys))
-    assert len(set(slots_of(of_spark([None] * 50)))) > 40
+    in_blocks = slots_of(of_spark([None] * 800))
+    assert len(set(in_blocks)) > 100
+    assert in_blocks[4:12] == in_blocks[4:5] * 8
+    quarters = Counter(slot // 16_384 for slot in in_blocks)
+    assert all(180 <= count <= 220 for count in quarters.values())
+
+
+@pytest.mark.parametrize("count", [3, 300])
+def test_a_batch_that_is_cut_out_has_the_bytes_of_its_messages(count):
+    keys = [f"key {i}".encode() if i % 7 else None for i in range(count)]
+    batch, batches = of_spark(keys), KeyedBatches()
+    whole = pulsar_batch.parse(batch.data)
+    for at, size in [(0, 1), (1, 2), (count - 1, 1), (0, count)]:
+        parsed = pulsar_batch.parse(batches.cut(batch, 100 + at, size), check=True)
+        assert parsed.messages == size and parsed.batched
+        assert parsed.metadata.publish_time == whole.metadata.publish_time
+        assert parsed.metadata.sequence_id == 100 + at
+        assert parsed.last_sequence_id == 100 + at + size - 1
+        rows, every = decoded([parsed]), decoded([whole]).slice(at, size).to_pylist()
+        shown = {name: None for name in every[0]}
+        assert [shown | row for row in rows.to_pylist()] == every
+
+
+def test_only_the_last_batches_are_kept_by_rows():
+    batches = KeyedBatches(lambda batch: keyed_by(range(batch.messages)))
+    for offset in range(0, 300_000, 1000):
+        batches.of(Stored(offset, 1000, b"x", True))
+    assert batches.rows == KEPT_ROWS_MAX
 
 
 def test_a_batch_of_a_client_has_one_slot_and_a_damaged_one_too():
@@ -139,6 +175,76 @@ def test_sticky_ranges_never_overlap_and_slots_outside_have_no_owner(ranges_of):
         check_ranges([(0, SLOTS)])
 
 
+# -- rows of Spark by slot -------------------------------------------------------------------------
+
+
+class Rows:
+    """One batch of rows with these slots, for consumers that share the slots evenly."""
+
+    def __init__(self, slots, consumers):
+        self.batch = Stored(100, len(slots), b"", True)
+        self.choice = KeyChoice(EvenSlots(), in_order=True, keyed=lambda batch: keyed_by(slots))
+        self.sharing = Sharing(Acks(100), UnackedLimits(0, 0), self.choice, lambda: None)
+        self.members = [Member(f"m{i}", 0, lambda: True) for i in range(consumers)]
+        for member in self.members:
+            member.permits = 1000
+            self.sharing.join(member)
+
+    def give(self):
+        """By consumer what it is given now: (first offset, messages, ranges)."""
+        missing = self.sharing.acks.missing(100, self.batch.end)
+        waiting = self.sharing.waiting_ranges(missing) if self.sharing.waiting else missing
+        given = {}
+        for part in list(self.choice.parts_of(self.batch, missing, waiting)):
+            member = self.sharing.receiver_of(part)
+            self.sharing.give(member, part, part.unacked)
+            given.setdefault(member.name, []).append((part.offset, part.messages, part.ranges))
+        return given
+
+    def acknowledge(self, member, entry):
+        return list(
+            self.sharing.acknowledge(
+                member, MessageId(ledgerId=1, entryId=entry), entry, self.batch.end
+            )
+        )
+
+
+LOW, HIGH = 1, 65_535  # of the first consumer of two, and of the second
+
+
+def test_who_owns_half_of_a_batch_gets_it_with_the_others_masked_and_else_neighbours():
+    rows = Rows([LOW, LOW, HIGH, LOW, HIGH, HIGH, LOW, LOW], 2)
+    assert rows.give() == {
+        "m0": [(100, 8, [(100, 102), (103, 104), (106, 108)])],
+        "m1": [(102, 1, [(102, 103)]), (104, 2, [(104, 106)])],
+    }
+    assert Rows([HIGH, LOW], 2).give() == {
+        "m0": [(100, 2, [(101, 102)])],
+        "m1": [(100, 2, [(100, 101)])],
+    }
+
+
+def test_an_acknowledgement_of_a_masked_batch_names_only_the_rows_of_its_consumer():
+    rows = Rows([LOW, HIGH], 2)
+    rows.give()
+    m0, m1 = rows.members
+    rows.acknowledge(m1, 100)
+    rows.acknowledge(m1, 100)
+    assert rows.sharing.acks.missing(100, 102) == [(100, 101)]
+    assert list(m0.pending) == [100]
+
+
+def test_a_cut_batch_comes_again_with_no_more_messages_than_before():
+    rows = Rows([LOW] * 3 + [33_000, HIGH], 3)
+    given = rows.give()
+    assert given["m1"] == [(103, 1, [(103, 104)])]
+    assert given["m2"] == [(104, 1, [(104, 105)])]
+    _, m1, m2 = rows.members
+    rows.sharing.leave(m2)
+    rows.sharing.redeliver(m1, None)
+    assert rows.give() == {"m1": [(103, 1, [(103, 104)]), (104, 1, [(104, 105)])]}
+
+
 # -- the order of each key -------------------------------------------------------------------------
 
 
@@ -155,22 +261,22 @@ class KeySharedSubscription(RuleBasedStateMachine):
         choice = KeyChoice(
             EvenSlots(),
             in_order=self.in_order,
-            slots_of=lambda batch: (
+            keyed=lambda batch: keyed_by(
                 [self.slots[r] for r in range(batch.offset, batch.end)]
-                if batch.mixed
+                if batch.messages > 1
                 else [self.slots[batch.offset]]
             ),
         )
         self.sharing = Sharing(Acks(0), UnackedLimits(0, 0), choice, lambda: None)
         self.members, self.joined = [], 0
+        self.cuts, self.sent = {}, {}
+        """By offset how many messages a cut batch had last; by consumer and offset the rows that
+        it was sent."""
         self.join(permits=6)
 
     @rule(slots=st.lists(st.sampled_from([300, 40_000, 65_535]), min_size=1, max_size=3))
     def store(self, slots):
-        mixed = len(slots) > 1
-        batch = SimpleNamespace(
-            offset=self.end, messages=len(slots), end=self.end + len(slots), data=b"", mixed=mixed
-        )
+        batch = Stored(self.end, len(slots), b"", True)
         self.slots |= {self.end + i: slot for i, slot in enumerate(slots)}
         self.end = batch.end
         self.batches.append(batch)
@@ -244,8 +350,27 @@ class KeySharedSubscription(RuleBasedStateMachine):
         if self.in_order:
             for row in rows:
                 self.check_order(row, rows, receiver)
+        if part.is_cut:
+            assert part.ranges == [(part.offset, part.offset + part.messages)]
+            before = self.cuts.setdefault(part.offset, part.messages)
+            assert part.messages <= before, "a cut batch that comes again has no more messages"
+            self.cuts[part.offset] = part.messages
         self.sharing.give(receiver, part, part.unacked)
+        self.sent.setdefault((receiver, part.offset), set()).update(rows)
         return True
+
+    @precondition(lambda self: any(member in self.members for member, _ in self.sent))
+    @rule(data=st.data())
+    def acknowledge_late_or_again(self, data):
+        """An id that a client had names no messages that this client did not have."""
+        ids = [(member, entry) for member, entry in self.sent if member in self.members]
+        member, entry = data.draw(st.sampled_from(ids))
+        before = self.sharing.acks.missing(0, self.end)
+        self.acknowledge(member, entry)
+        after = {row for lo, hi in self.sharing.acks.missing(0, self.end) for row in range(lo, hi)}
+        acked = {row for lo, hi in before for row in range(lo, hi)} - after
+        had = set().union(*(rows for (had_by, _), rows in self.sent.items() if had_by is member))
+        assert acked <= had
 
     def check_order(self, row, rows, receiver):
         """Each earlier row of the slot is acknowledged, at the same consumer, or in the part."""
