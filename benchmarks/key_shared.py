@@ -40,7 +40,11 @@ class Rows:
         self.listeners: dict[asyncio.Event, None] = {}
         chance = random.Random(1)
         self.batches = [
-            self._batch(at, [f"key {chance.randrange(KEYS)}".encode() for _ in range(0, BATCH_ROWS, run)], run)
+            self._batch(
+                at,
+                [f"key {chance.randrange(KEYS)}".encode() for _ in range(0, BATCH_ROWS, run)],
+                run,
+            )
             for at in range(0, ROWS, BATCH_ROWS)
         ]
         self.end = ROWS
@@ -48,13 +52,19 @@ class Rows:
 
     def _batch(self, at: int, keys: list[bytes], run: int) -> Stored:
         columns = {name: pa.nulls(BATCH_ROWS, kind) for name, kind in TYPES.items()}
-        columns["key"] = pa.array([key for key in keys for _ in range(run)][:BATCH_ROWS], TYPES["key"])
+        columns["key"] = pa.array(
+            [key for key in keys for _ in range(run)][:BATCH_ROWS], TYPES["key"]
+        )
         columns["value"] = pa.array([b"v" * VALUE_BYTES] * BATCH_ROWS, TYPES["value"])
         rows = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-        made = [one for one in pulsar_batch.encoded([rows], [5] * BATCH_ROWS, at) if one is not None]
+        made = [
+            one for one in pulsar_batch.encoded([rows], [5] * BATCH_ROWS, at) if one is not None
+        ]
         return Stored(at, made[0].rows, made[0].data, made[0].batched)
 
-    async def read(self, offset: int, bytes_max: int | None = None, *, lossy: bool = False) -> list[Stored]:
+    async def read(
+        self, offset: int, bytes_max: int | None = None, *, lossy: bool = False
+    ) -> list[Stored]:
         at = offset // BATCH_ROWS
         return self.batches[at : at + 4]
 
@@ -108,7 +118,13 @@ async def measured(partition: Rows, consumers: int, kind: SubscriptionType) -> t
             for message_id in ids:
                 part = member.pending[message_id.entryId]
                 gets = part.unacked
-                list(dispatcher.acknowledge(member, MessageId(ledgerId=LEDGER, entryId=message_id.entryId), AckType.INDIVIDUAL))
+                list(
+                    dispatcher.acknowledge(
+                        member,
+                        MessageId(ledgerId=LEDGER, entryId=message_id.entryId),
+                        AckType.INDIVIDUAL,
+                    )
+                )
                 dispatcher.flow(member, gets)
             spent_s += time.process_time() - began_s
     for member in members:

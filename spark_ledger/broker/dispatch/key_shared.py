@@ -111,8 +111,9 @@ class KeyChoice:
                 is_masked=len(of_member) < missing_rows,
                 slots=of_batch.slots,
             )
-            waits = member is None or not member.is_available
-            if waits or self._gets_whole(member, batch, of_batch):
+            if member is None or not member.is_available:
+                yield whole  # it waits
+            elif self._gets_whole(member, batch, of_batch):
                 yield whole
             else:
                 yield from self._cut_parts(batch.offset, ranges, of_batch.slots)
@@ -121,8 +122,8 @@ class KeyChoice:
         """Whether the consumer gets its messages in the whole batch, others masked."""
         if batch.offset in member.pending or batch.offset in self._cut_begins:
             return False
-        counts = np.bincount(of_batch.indices).tolist()
-        own = sum(
+        counts: list[int] = np.bincount(of_batch.indices).tolist()
+        own: int = sum(
             count
             for slot, count in zip(of_batch.distinct, counts, strict=True)
             if self._owners.owner_of(slot) is member

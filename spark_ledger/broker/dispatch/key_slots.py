@@ -67,6 +67,9 @@ class KeyedBatch(NamedTuple):
     distinct: Sequence[int] = ()
     indices: npt.NDArray[np.int64] = np.zeros(0, np.int64)
     metadata: MessageMetadata | None = None
+    """Of the batch, or of what was cut out of it last."""
+    first_id: int = 0
+    """The sequence id of the first message."""
     payload_at: int = 0
 
 
@@ -92,7 +95,12 @@ def keyed(batch: Stored) -> KeyedBatch:
         slot_of_offset(offset) if key is None else slot_of(key)
         for offset, key in enumerate(keys, batch.offset)
     ]
-    return keyed_by(slots)._replace(ends=ends, metadata=metadata, payload_at=parsed.payload_at)
+    return keyed_by(slots)._replace(
+        ends=ends,
+        metadata=metadata,
+        first_id=metadata.sequence_id,
+        payload_at=parsed.payload_at,
+    )
 
 
 def keyed_by(slots: Sequence[int]) -> KeyedBatch:
@@ -111,17 +119,25 @@ def slot_of_offset(offset: int) -> int:
     return offset // BLOCK_ROWS * _SPREAD % SLOTS or 1
 
 
+class Place(NamedTuple):
+    """By which a batch is known again: those at an offset may be cut from an entry in two ways."""
+
+    offset: int
+    messages: int
+    bytes: int
+
+
 class KeyedBatches:
     """The last batches that were looked at, KEPT_ROWS_MAX rows at most: a batch whose rows go to
     several consumers is looked at several times."""
 
     def __init__(self, keyed: Callable[[Stored], KeyedBatch] = keyed) -> None:
         self._keyed = keyed
-        self._kept: OrderedDict[Stored, KeyedBatch] = OrderedDict()
+        self._kept: OrderedDict[Place, KeyedBatch] = OrderedDict()
         self.rows = 0
 
     def of(self, batch: Stored) -> KeyedBatch:
-        place = batch._replace(data=len(batch.data).to_bytes(8, "big"))
+        place = Place(batch.offset, batch.messages, len(batch.data))
         kept = self._kept.get(place)
         if kept is None:
             kept = self._keyed(batch)
@@ -129,7 +145,7 @@ class KeyedBatches:
                 self._keep(place, kept)
         return kept
 
-    def _keep(self, place: Stored, batch: KeyedBatch) -> None:
+    def _keep(self, place: Place, batch: KeyedBatch) -> None:
         self._kept[place] = batch
         self.rows += len(batch.slots)
         while self.rows > KEPT_ROWS_MAX and len(self._kept) > 1:
@@ -142,9 +158,8 @@ class KeyedBatches:
         assert whole.metadata is not None, "only Spark's batches are cut"
         at = offset - batch.offset
         begin = whole.ends[at - 1] if at else 0
-        metadata = MessageMetadata()
-        metadata.CopyFrom(whole.metadata)
-        metadata.sequence_id = whole.metadata.sequence_id + at
+        metadata = whole.metadata
+        metadata.sequence_id = whole.first_id + at
         metadata.highest_sequence_id = metadata.sequence_id + messages - 1
         metadata.num_messages_in_batch = messages
         payload = memoryview(batch.data)[whole.payload_at :]

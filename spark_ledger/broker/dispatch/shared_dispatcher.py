@@ -36,6 +36,8 @@ from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
 _DENSE_ROWS = STEP_BATCHES_MAX // 2
 """If so many of the next rows are waiting, they are read together, else batch by batch."""
+STEP_CUTS_MAX = 500
+"""After so many batches that were cut out, some 10 us each, others have their turn."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +59,8 @@ class SharedDispatcher(Dispatcher):
         self._sending: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         """Why a message in chunks could not be read."""
+        self._cuts = 0
+        """Batches that were cut out in this step."""
 
     def _has_joined(self, consumer: Consumer) -> None:
         self.sharing.join(consumer)
@@ -155,6 +159,9 @@ class SharedDispatcher(Dispatcher):
                     self._forget(at, batch.offset)
                     has_changed = True
                 has_changed |= self._replay_batch(batch, lossy)
+                await self._pause_after_cuts()
+                if rewinds != self._rewinds:
+                    return True
                 following = self.sharing.next_replay(max(at + 1, batch.end))
                 if following is None:
                     return has_changed
@@ -207,8 +214,9 @@ class SharedDispatcher(Dispatcher):
         for count, batch in enumerate(batches, 1):
             if not count % STEP_BATCHES_MAX:
                 await asyncio.sleep(0)
-                if rewinds != self._rewinds:
-                    return True
+            await self._pause_after_cuts()
+            if rewinds != self._rewinds:
+                return True
             if batch.end <= self.position:
                 continue
             self._pass_over(batch.offset)
@@ -219,6 +227,11 @@ class SharedDispatcher(Dispatcher):
             else:
                 self._pass_over(batch.end)
         return self.position > begin
+
+    async def _pause_after_cuts(self) -> None:
+        if self._cuts >= STEP_CUTS_MAX:
+            self._cuts = 0
+            await asyncio.sleep(0)
 
     def _send_batch(self, batch: Stored, lossy: bool) -> bool:
         """Send a batch that follows, or let it wait; False if it can do neither now."""
@@ -252,7 +265,10 @@ class SharedDispatcher(Dispatcher):
             return
         acks = ack_set(part.ranges, part.offset, part.messages) if batch.batched else ()
         frame = consumer.messages.command(part.offset, acks, redeliveries)
-        data = sharing.choice.cut(batch, part) if part.is_cut else batch.data
+        data = batch.data
+        if part.is_cut:
+            data = sharing.choice.cut(batch, part)
+            self._cuts += 1
         consumer.link.send(with_batch(frame, data))
         sharing.give(consumer, part, part.unacked)
 

@@ -51,8 +51,8 @@ class BatchPart(NamedTuple):
     """Rows of a batch that one MESSAGE gives to one consumer. `offset` is that of the batch's first
     message, and the entry of the message's id; `messages` the size of the batch. `unacked` rows of
     `ranges` are not acknowledged. `is_masked`: rows of the batch are left out that are not
-    acknowledged. `slots`: those of the messages' keys, for Key_Shared only: one for all messages, or
-    one for each. `is_cut`: the part is a batch of its own, cut out of a larger one."""
+    acknowledged. `slots`, for Key_Shared only, are those of the keys: one for all messages, or one
+    for each. `is_cut`: the part is a batch of its own, cut out of a larger one."""
 
     offset: int
     messages: int
