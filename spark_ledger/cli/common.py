@@ -1,7 +1,7 @@
 """Shared by the commands: options, the connection to a cluster, printing.
 
-Always true: with --json standard output carries JSON alone, one document or one line per item;
-an error is one line on standard error and a non-zero exit status.
+Always true: with --json standard output has only JSON, one document or one line per item; an error
+is one line on standard error and a non-zero exit status.
 """
 
 import asyncio
@@ -39,32 +39,33 @@ FAILED = 1
 
 
 class App(typer.Typer):
-    """A typer application that ends with one line on an error of ours."""
+    """A typer application that prints an error of this package as one line."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         try:
             return super().__call__(*arguments, **options)
         except LedgerError as error:
             fail(str(error))
-        except BrokenPipeError:  # the reader of our output has ended
+        except BrokenPipeError:  # the process that reads the output has ended
             sys.stderr.close()
             sys.exit(FAILED)
 
 
 def fail(why: str) -> None:
+    """Print the error and end the process."""
     print(f"spark-ledger: {' '.join(why.split())}", file=sys.stderr)
     sys.exit(FAILED)
 
 
 def in_utc(ms: int) -> str:
-    """A time in milliseconds since 1970, for people."""
+    """A time in milliseconds since 1970 as text for people."""
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def with_ledgers(service_url: str | None, work: Callable[["LedgerStore"], Awaitable[T]]) -> T:
     """The result of `work` on a connection to the cluster. Raises errors.LedgerError."""
 
-    async def connected() -> T:
+    async def run_connected() -> T:
         from spark_ledger.process import connect
 
         ledgers = await connect(resolve_service_url(service_url))
@@ -73,11 +74,11 @@ def with_ledgers(service_url: str | None, work: Callable[["LedgerStore"], Awaita
         finally:
             await ledgers.close()
 
-    return asyncio.run(connected())
+    return asyncio.run(run_connected())
 
 
 def with_topics(service_url: str | None, work: Callable[["TopicClient"], Awaitable[T]]) -> T:
-    """As `with_ledgers`, with the topic layer on top."""
+    """As `with_ledgers`, but `work` gets a client for topics."""
     from spark_ledger.topic.client import TopicClient
 
     async def on_topics(ledgers: "LedgerStore") -> T:
@@ -91,12 +92,12 @@ def with_topics(service_url: str | None, work: Callable[["TopicClient"], Awaitab
 
 
 def by_partition(offsets: Mapping[int, int]) -> dict[str, int]:
-    """The offsets for JSON, in which names are text."""
+    """The offsets for JSON, in which a name has to be text."""
     return {str(partition): offset for partition, offset in sorted(offsets.items())}
 
 
 def in_json(value: object) -> str:
-    """The value as JSON; what JSON has no form for (bytes, times, decimals) as text."""
+    """The value as JSON; values that JSON does not have (bytes, times, decimals) as text."""
     return json.dumps(value, ensure_ascii=False, default=_as_text)
 
 
@@ -114,7 +115,7 @@ def _as_text(value: object) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
-    """Print rows below the names of their columns; without rows the text `empty`."""
+    """Print rows below the names of their columns; if there are no rows, the text `empty`."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -125,8 +126,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty:
 
 
 def tell_unreadable(what: str, unreadable: Mapping[Any, LedgerError]) -> None:
-    """After a listing: print a line on standard error for each item that could not be read, and end
-    with status 1 if there is any."""
+    """After a listing: print a line on standard error for each item that could not be read; if
+    there are such items, end with status 1."""
     for name, error in sorted(unreadable.items()):
         print(f"spark-ledger: {what} {name}: {' '.join(str(error).split())}", file=sys.stderr)
     if unreadable:
@@ -144,20 +145,20 @@ def readable(data: bytes | memoryview | None) -> str:
     """Bytes for a terminal: as text if they are text, otherwise as hexadecimal digits."""
     if data is None:
         return "null"
-    plain = bytes(data)
+    whole = bytes(data)
     try:
-        text = plain.decode()
+        text = whole.decode()
     except UnicodeDecodeError:
-        return f"0x{plain.hex()}"
+        return f"0x{whole.hex()}"
     return text if text.isprintable() or not text else repr(text)[1:-1]
 
 
-# -- places in a topic as a user types them ----------------------------------------------------
+# -- offsets and times as a user types them -----------------------------------------------------
 
 
 def target_of(to: str | None, offsets: list[str]) -> "SeekTarget":
-    """The target that `to` (`earliest`, `latest` or a time) or the PARTITION=OFFSET texts name.
-    Raises errors.BadConfig unless exactly one of the two is given."""
+    """The target by `to` (`earliest`, `latest` or a time) or by PARTITION=OFFSET texts. Raises
+    errors.BadConfig unless the user gave exactly one of them."""
     from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 
     if bool(offsets) == (to is not None):
@@ -170,7 +171,7 @@ def target_of(to: str | None, offsets: list[str]) -> "SeekTarget":
 
 
 def offsets_of(texts: list[str]) -> dict[int, int]:
-    """PARTITION=OFFSET texts. Raises errors.BadConfig."""
+    """Offsets by partition, from PARTITION=OFFSET texts. Raises errors.BadConfig."""
     try:
         pairs = [text.split("=") for text in texts]
         return {int(partition): int(offset) for partition, offset in pairs}
@@ -181,8 +182,8 @@ def offsets_of(texts: list[str]) -> dict[int, int]:
 
 
 def time_ms(text: str) -> int:
-    """The time that a text in ISO 8601 (local time, without an offset) or in milliseconds names.
-    Raises errors.BadConfig."""
+    """The time in milliseconds, from a text in ISO 8601 (local time, if it has no zone) or in
+    milliseconds. Raises errors.BadConfig."""
     if text.isdecimal():
         from spark_ledger.topic.subscription.seek_target import in_seconds
 

@@ -56,7 +56,7 @@ def list_ledgers(json: JsonOption = False, service_url: UrlOption = None) -> Non
 
     records = with_ledgers(service_url, work)
     if json:
-        print_json([_plain(record) for record in records])
+        print_json([_facts(record) for record in records])
         tell_unreadable("ledger", unreadable)
         return
     rows = [
@@ -64,7 +64,7 @@ def list_ledgers(json: JsonOption = False, service_url: UrlOption = None) -> Non
             r.ledger_id,
             r.state.value,
             _entries(r),
-            _unknown(r.length_bytes),
+            _or_not_closed(r.length_bytes),
             len(r.fragments),
             r.topic,
         )
@@ -105,18 +105,18 @@ def recover(
 
     from spark_ledger.repair.limbo import repair_everywhere
 
-    secret, lost = password.encode(), set(gone or ())
-    record, repaired = with_ledgers(
-        service_url, lambda ledgers: repair_everywhere(ledgers, ledger_id, secret, lost)
+    secret, gone_bookies = password.encode(), set(gone or ())
+    record, repairs = with_ledgers(
+        service_url, lambda ledgers: repair_everywhere(ledgers, ledger_id, secret, gone_bookies)
     )
     if json:
-        print_json({**_plain(record), "repaired": [result._asdict() for result in repaired]})
+        print_json({**_facts(record), "repaired": [repair._asdict() for repair in repairs]})
     else:
         _print(record, json)
         print()
-        rows = [(r.bookie_id, r.compared, r.copied, r.why or "whole") for r in repaired]
+        rows = [(r.bookie_id, r.compared, r.copied, r.why or "whole") for r in repairs]
         print_table(("BOOKIE", "COMPARED", "COPIED", "NOW"), rows, "no bookie keeps copies")
-    if not all(result.cleared or result.bookie_id in (gone or ()) for result in repaired):
+    if not all(repair.cleared or repair.bookie_id in gone_bookies for repair in repairs):
         raise typer.Exit(1)
 
 
@@ -154,26 +154,27 @@ def limbo(
 
 
 def _repair_all(idle_s: float, json: bool, service_url: str | None) -> None:
-    """Repair each ledger and print the results; exit status 1 when a ledger is left in limbo."""
+    """Repair each ledger and print the results; exit status 1 when a ledger stays in limbo."""
     from spark_ledger.repair.service import repair_once
 
-    done = with_ledgers(service_url, lambda ledgers: repair_once(ledgers, idle_s))
-    cleared = sum(result.cleared for result in done.repaired)
-    copied = sum(result.copied for result in done.repaired)
-    failed = len(done.repaired) - cleared
-    summary = {"repaired": cleared, "copied": copied, "failed": failed, "left": len(done.left)}
+    report = with_ledgers(service_url, lambda ledgers: repair_once(ledgers, idle_s))
+    cleared = sum(result.cleared for result in report.repaired)
+    copied = sum(result.copied for result in report.repaired)
+    failed = len(report.repaired) - cleared
+    summary = {"repaired": cleared, "copied": copied, "failed": failed, "left": len(report.left)}
     if json:
-        left = [{"ledger_id": i, "why": why} for i, why in done.left.items()]
-        print_json({**summary, "results": [r._asdict() for r in done.repaired], "left_alone": left})
+        results = [result._asdict() for result in report.repaired]
+        left = [{"ledger_id": i, "why": why} for i, why in report.left.items()]
+        print_json({**summary, "results": results, "left_alone": left})
     else:
         rows: list[tuple[object, ...]] = [
             (r.ledger_id, r.bookie_id, r.compared, r.copied, r.why or "whole")
-            for r in done.repaired
+            for r in report.repaired
         ]
-        rows += [(ledger_id, "", "", "", why) for ledger_id, why in done.left.items()]
+        rows += [(ledger_id, "", "", "", why) for ledger_id, why in report.left.items()]
         print_table(("LEDGER", "BOOKIE", "COMPARED", "COPIED", "NOW"), rows, "nothing is in limbo")
         print(", ".join(f"{name}: {count}" for name, count in summary.items()))
-    if failed or done.left:
+    if failed or report.left:
         raise typer.Exit(1)
 
 
@@ -195,21 +196,25 @@ def unrecorded(
     more when the metadata store is held."""
     from spark_ledger.metadata.unrecorded import listed, name_as_deleted
 
-    kept, counted_ms, held = with_ledgers(
-        service_url, lambda ledgers: reached(listed(ledgers.metadata))
+    by_ledger, counted_ms, held = with_ledgers(
+        service_url, lambda ledgers: with_store_errors(listed(ledgers.metadata))
     )
-    chosen = {i: bookies for i, bookies in kept.items() if not ids or i in ids}
-    named: list[int] = []
+    chosen = {i: bookies for i, bookies in by_ledger.items() if not ids or i in ids}
+    named_as_deleted: list[int] = []
     if delete and chosen:
         question = f"Name {counted(len(chosen), 'ledger')} as deleted, for ever?"
         if not yes:
             typer.confirm(question, abort=True, err=json)
-        named = with_ledgers(
-            service_url, lambda ledgers: reached(name_as_deleted(ledgers.metadata, chosen))
+        named_as_deleted = with_ledgers(
+            service_url,
+            lambda ledgers: with_store_errors(name_as_deleted(ledgers.metadata, chosen)),
         )
     if json:
-        rows_of = [{"ledger": i, "bookies": bookies} for i, bookies in chosen.items()]
-        facts = {"ledgers": rows_of, "named_as_deleted": named, "counted_ms": counted_ms}
+        facts = {
+            "ledgers": [{"ledger": i, "bookies": bookies} for i, bookies in chosen.items()],
+            "named_as_deleted": named_as_deleted,
+            "counted_ms": counted_ms,
+        }
         print_json({**facts, "held": held or None})
         return
     if held:
@@ -221,14 +226,14 @@ def unrecorded(
             f"bookie {bookie_id} counted at {in_utc(at_ms)}; ledgers that came later are not listed"
         )
     if delete:
-        print(f"named as deleted: {len(named)}")
+        print(f"named as deleted: {len(named_as_deleted)}")
 
 
 NONE_UNRECORDED = "no ledger is known to be kept without a record; bookies count once an hour"
 
 
-async def reached(work: "Awaitable[T]") -> "T":
-    """The result of the work. Raises errors.LedgerError in the place of the store's errors."""
+async def with_store_errors(work: "Awaitable[T]") -> "T":
+    """The result of the work. Raises an errors.LedgerError instead of an error of the store."""
     from spark_ledger.metadata.cluster import BadClusterRecord
     from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
     from spark_ledger.metadata.store_calls import reachable
@@ -249,26 +254,26 @@ def underreplicated(json: JsonOption = False, service_url: UrlOption = None) -> 
         from spark_ledger.repair.status import status, underreplicated
 
         listed = await underreplicated(ledgers.metadata)
-        return listed, _unlisted(await status(ledgers.metadata))
+        return listed, _why_unlisted(await status(ledgers.metadata))
 
-    works, unlisted = with_ledgers(service_url, work)
+    listed, why_unlisted = with_ledgers(service_url, work)
     if json:
-        print_json([_work(listed) for listed in works])
+        print_json([_reasons_of(ledger) for ledger in listed])
         return
     rows = [
-        (listed.ledger_id, reason.bookie_id, reason.why, in_utc(reason.since_ms), listed.blocked)
-        for listed in works
-        for reason in listed.reasons
+        (ledger.ledger_id, reason.bookie_id, reason.why, in_utc(reason.since_ms), ledger.blocked)
+        for ledger in listed
+        for reason in ledger.reasons
     ]
     columns = ("LEDGER", "BOOKIE", "REASON", "SINCE", "BLOCKED BY")
-    none = "no ledger is listed" if unlisted else "no ledger is under-replicated"
-    print_table(columns, rows, none)
-    if unlisted:
-        print(unlisted, "`spark-ledger ledger audit` looks at every ledger.", sep="\n")
+    empty = "no ledger is listed" if why_unlisted else "no ledger is under-replicated"
+    print_table(columns, rows, empty)
+    if why_unlisted:
+        print(why_unlisted, "`spark-ledger ledger audit` looks at every ledger.", sep="\n")
 
 
-def _unlisted(now: "AutorecoveryStatus") -> str:
-    """Why ledgers that lack copies may be missing on the list."""
+def _why_unlisted(now: "AutorecoveryStatus") -> str:
+    """Why the list may lack ledgers that lack copies; empty if it is complete."""
     if not now.enabled:
         return "autorecovery is disabled, so lost copies are not listed."
     if not now.auditor:
@@ -306,8 +311,14 @@ def audit(
         print_json(result.counts())
     else:
         rows = [
-            (wrong.ledger_id, _lacking(wrong), wrong.nowhere or "", wrong.near or "", wrong.blocked)
-            for wrong in sorted(result.wrong, key=lambda wrong: wrong.ledger_id)
+            (
+                ledger.ledger_id,
+                _lacking_text(ledger),
+                ledger.nowhere or "",
+                ledger.near or "",
+                ledger.blocked,
+            )
+            for ledger in sorted(result.wrong, key=lambda ledger: ledger.ledger_id)
         ]
         if rows:
             columns = ("LEDGER", "LACKING AT", "NOWHERE", "MISPLACED", "BLOCKED BY")
@@ -335,13 +346,13 @@ def _audit_on_spark(service_url: str | None, deep: bool) -> "Audit":
     return jobs.audit(jobs.session(), resolve_service_url(service_url), deep=deep)
 
 
-def _lacking(checked: "Checked") -> str:
+def _lacking_text(checked: "Checked") -> str:
     return " ".join(f"{bookie}: {count}" for bookie, count in sorted(checked.lacking.items()))
 
 
-def _work(listed: "ListedLedger") -> dict[str, object]:
-    plain = {name: getattr(listed, name) for name in ("ledger_id", "blocked", "damaged")}
-    return {**plain, "reasons": [reason._asdict() for reason in listed.reasons]}
+def _reasons_of(listed: "ListedLedger") -> dict[str, object]:
+    facts = {name: getattr(listed, name) for name in ("ledger_id", "blocked", "damaged")}
+    return {**facts, "reasons": [reason._asdict() for reason in listed.reasons]}
 
 
 @app.command()
@@ -375,7 +386,7 @@ def read(
 
 def _print(record: "LedgerRecord", json: bool) -> None:
     if json:
-        print_json(_plain(record))
+        print_json(_facts(record))
         return
     quorums = (record.ensemble_size, record.write_quorum, record.ack_quorum)
     print_facts(
@@ -383,9 +394,9 @@ def _print(record: "LedgerRecord", json: bool) -> None:
             "ledger": record.ledger_id,
             "state": record.state.value,
             "E, Qw, Qa": ", ".join(map(str, quorums)),
-            "last entry": _unknown(record.last_entry),
-            "bytes": _unknown(record.length_bytes),
-            "rows": _unknown(record.rows),
+            "last entry": _or_not_closed(record.last_entry),
+            "bytes": _or_not_closed(record.length_bytes),
+            "rows": _or_not_closed(record.rows),
             "durability": record.durability,
             "password": "yes" if record.verifiers else "no",
             "topic": record.topic or "none",
@@ -398,21 +409,21 @@ def _print(record: "LedgerRecord", json: bool) -> None:
     print_table(("FROM ENTRY", "BOOKIES"), rows, "no fragments")
 
 
-def _plain(record: "LedgerRecord") -> dict[str, object]:
+def _facts(record: "LedgerRecord") -> dict[str, object]:
     """The record for JSON, without the verifiers of its password."""
-    shown = (
+    names = (
         *("ledger_id", "ensemble_size", "write_quorum", "ack_quorum", "last_entry"),
         *("length_bytes", "rows", "durability", "topic", "intent"),
     )
     fragments = [{"first_entry": f.first_entry, "ensemble": f.ensemble} for f in record.fragments]
-    plain = {name: getattr(record, name) for name in shown}
-    plain |= {"state": record.state.value, "custom": dict(record.custom), "fragments": fragments}
-    return plain
+    facts = {name: getattr(record, name) for name in names}
+    facts |= {"state": record.state.value, "custom": dict(record.custom), "fragments": fragments}
+    return facts
 
 
 def _entries(record: "LedgerRecord") -> object:
     return "open" if record.last_entry is None else record.last_entry + 1
 
 
-def _unknown(value: int | None) -> object:
+def _or_not_closed(value: int | None) -> object:
     return "not closed" if value is None else value

@@ -13,7 +13,7 @@ from spark_ledger import __version__, units
 from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.cli import ledger, metadata, nodes, subscription, topic
 from spark_ledger.cli.common import App, JsonOption, print_json, print_table
-from spark_ledger.cli.nodes import alive, registered
+from spark_ledger.cli.nodes import bookies_registered, living_brokers
 from spark_ledger.config import SERVICE_URL_VARIABLE, settings_of
 from spark_ledger.errors import MetadataHeld, Unavailable
 from spark_ledger.topic.log.policies import PASS_BYTES
@@ -54,7 +54,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """The options before the noun."""
+    """The options that come before the noun."""
 
 
 @app.command()
@@ -89,34 +89,33 @@ def up(
 
     background.refuse_too_few(data_dir, bookies)
     settings_of(BrokerSettings, broker_config)  # a wrong file is refused before anything starts
-    wanted_port = broker_port if broker else None
-    here = background.up(
+    cluster = background.up(
         data_dir,
         bookies,
         port,
         merge_bytes=merge_bytes,
-        broker_port=wanted_port,
+        broker_port=broker_port if broker else None,
         admin_port=admin_port if broker else None,
         broker_config=broker_config,
     )
-    held = metadata.standing(here.service_url).cluster.hold
+    hold = metadata.store_status(cluster.service_url).cluster.hold
     if json:
         print_json(
             {
-                "service_url": here.service_url,
-                "broker_url": here.broker_url or None,
-                "admin_url": here.admin_url or None,
-                "pid": here.pid,
-                "data_dir": here.data_dir,
+                "service_url": cluster.service_url,
+                "broker_url": cluster.broker_url or None,
+                "admin_url": cluster.admin_url or None,
+                "pid": cluster.pid,
+                "data_dir": cluster.data_dir,
             }
         )
     else:
-        _print_up(here.service_url, here.data_dir, data_dir)
-        if here.broker_url:
-            print(f"Pulsar's clients connect to {here.broker_url} or {here.admin_url}")
-    if held is not None:
+        _print_up(cluster.service_url, cluster.data_dir, data_dir)
+        if cluster.broker_url:
+            print(f"Pulsar's clients connect to {cluster.broker_url} or {cluster.admin_url}")
+    if hold is not None:
         raise MetadataHeld(
-            f"it is up and takes nothing, for its metadata store is held: {held.why}"
+            f"it is up and takes nothing, for its metadata store is held: {hold.why}"
         )
 
 
@@ -150,8 +149,9 @@ def status(
         service_url = os.environ.get(SERVICE_URL_VARIABLE)
     url = service_url or background.find(data_dir or FOLDER).service_url
     try:
-        seen, brokers = asyncio.run(registered(url)), asyncio.run(alive(url))
-        store = metadata.standing(url)
+        bookies = asyncio.run(bookies_registered(url))
+        brokers = asyncio.run(living_brokers(url))
+        store = metadata.store_status(url)
     except Unavailable as error:
         if service_url:
             remedy = "Check the service URL, and that the ZooKeeper that it names runs."
@@ -160,9 +160,9 @@ def status(
         raise Unavailable(error.what, remedy) from None
     if json:
         held = None if store.cluster.hold is None else store.cluster.hold.why
-        about = {"epoch": store.cluster.epoch, "held": held}
-        print_json({"service_url": url, "bookies": seen, "brokers": brokers, "metadata": about})
-        metadata.end_as(store)
+        facts = {"epoch": store.cluster.epoch, "held": held}
+        print_json({"service_url": url, "bookies": bookies, "brokers": brokers, "metadata": facts})
+        metadata.exit_if_held(store)
         return
     print(f"cluster at {url}")
     print(f"metadata: {metadata.sentence(store)}")
@@ -171,19 +171,19 @@ def status(
     columns = ("BOOKIE", "STATE", "FRAMES", "FREE", "REASON")
     rows = [
         (
-            b["id"],
-            b["state"],
-            b.get("frames", ""),
-            units.shown(b.get("free_bytes")),
-            b.get("reason", ""),
+            bookie["id"],
+            bookie["state"],
+            bookie.get("frames", ""),
+            units.shown(bookie.get("free_bytes")),
+            bookie.get("reason", ""),
         )
-        for b in seen
+        for bookie in bookies
     ]
     print_table(columns, rows, "no bookies")
     print_table(
         ("BROKER", "URL"), [(broker["id"], broker["url"]) for broker in brokers], NO_BROKERS
     )
-    metadata.end_as(store)
+    metadata.exit_if_held(store)
 
 
 @app.command()
@@ -201,7 +201,8 @@ def demo(
 
 
 def _print_up(service_url: str, folder: str, data_dir: Path) -> None:
-    """Print what a user needs to use the cluster and to stop it, without the defaults."""
+    """Print how to use the cluster and how to stop it; options with default values are left
+    out."""
     where = f" --data-dir {quote(str(data_dir))}" if data_dir != FOLDER else ""
     end = f"spark-ledger down{where}"
     print(f"up at {service_url}, data in {folder}; end it with: {end}")

@@ -21,31 +21,31 @@ app = App(
     no_args_is_help=True,
 )
 REPORTS_WAIT_S, REPORTS_PAUSE_S = 10.0, 0.5
-SHOWN = 50
-UNLISTED = (
+ROWS_SHOWN = 50
+NOT_LISTED = (
     "an accept also gives up what no bookie has and nothing can list: rows of small commits (the"
     " commit itself has them), topics, policies, schemas, subscriptions and their positions that"
     " are newer than this store"
 )
 
 
-def standing(service_url: str) -> "StoreStatus":
+def store_status(service_url: str) -> "StoreStatus":
     """The state of the store at the URL. Raises errors.Unavailable, errors.UnsupportedFormat."""
     from spark_ledger.metadata import hold
 
     return asyncio.run(of_store(service_url, hold.status))
 
 
-def plain(status: "StoreStatus") -> dict[str, Any]:
+def facts_of(status: "StoreStatus") -> dict[str, Any]:
     """The state of the store, for JSON."""
-    cluster, held = status.cluster, status.cluster.hold
+    cluster, hold = status.cluster, status.cluster.hold
     newest = status.newest
     return {
         "cluster": cluster.cluster_id,
         "epoch": cluster.epoch,
         "newest_link": None if newest is None else {"number": newest[0], "token": newest[1]},
-        "held": None if held is None else {"why": held.why, "bookie": held.by},
-        "not_listed": None if held is None else UNLISTED,
+        "held": None if hold is None else {"why": hold.why, "bookie": hold.by},
+        "not_listed": None if hold is None else NOT_LISTED,
         "unnamed": [
             {"ledger": ledger, "last_entry": last, "bytes": size}
             for ledger, (last, size) in status.missing.items()
@@ -58,38 +58,38 @@ def plain(status: "StoreStatus") -> dict[str, Any]:
 
 
 def sentence(status: "StoreStatus") -> str:
-    """One line: epoch, newest link, the hold."""
+    """The epoch, the newest link and the hold, in one line."""
     cluster = status.cluster
     link = "no link yet" if status.newest is None else f"newest link {status.newest[0]}"
-    held = "" if cluster.hold is None else f"; HELD: {cluster.hold.why}"
-    return f"epoch {cluster.epoch}, {link}{held}"
+    hold_text = "" if cluster.hold is None else f"; HELD: {cluster.hold.why}"
+    return f"epoch {cluster.epoch}, {link}{hold_text}"
 
 
 @app.command("status")
 def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
     """The store's epoch, the newest link of its chain, and whether it is held. Exit status 1 if it
     is held."""
-    now = standing(resolve_service_url(service_url))
+    store = store_status(resolve_service_url(service_url))
     if json:
-        print_json(plain(now))
-        end_as(now)
+        print_json(facts_of(store))
+        exit_if_held(store)
         return
-    held, newest = now.cluster.hold, now.newest
+    hold, newest = store.cluster.hold, store.newest
     print_facts(
         {
-            "cluster": now.cluster.cluster_id,
-            "epoch": now.cluster.epoch,
+            "cluster": store.cluster.cluster_id,
+            "epoch": store.cluster.epoch,
             "newest link": "none" if newest is None else f"{newest[0]} ({newest[1]})",
-            "held": "no" if held is None else f"{held.why} (bookie {held.by})",
+            "held": "no" if hold is None else f"{hold.why} (bookie {hold.by})",
         }
     )
-    if held is not None:
-        _show(now)
-    end_as(now)
+    if hold is not None:
+        _show(store)
+    exit_if_held(store)
 
 
-def end_as(status: "StoreStatus") -> None:
-    """End with status 1 if the store is held: for commands that show the state of the cluster."""
+def exit_if_held(status: "StoreStatus") -> None:
+    """End with status 1 if the store is held; for commands that show the state of the cluster."""
     if status.cluster.hold is not None:
         raise typer.Exit(1)
 
@@ -107,14 +107,14 @@ def accept(
     from spark_ledger.metadata import hold
 
     url = resolve_service_url(service_url)
-    before = standing(url)
-    give_up_at = time.monotonic() + REPORTS_WAIT_S
-    while before.cluster.hold and before.silent and time.monotonic() < give_up_at:
-        time.sleep(REPORTS_PAUSE_S)  # bookies see the hold within a moment, and report
-        before = standing(url)
+    before = store_status(url)
+    end_s = time.monotonic() + REPORTS_WAIT_S
+    while before.cluster.hold and before.silent and time.monotonic() < end_s:
+        time.sleep(REPORTS_PAUSE_S)  # a bookie sees the hold within a moment, then reports
+        before = store_status(url)
     if before.cluster.hold is None:
         if json:
-            print_json({"accepted": False, **plain(before)})
+            print_json({"accepted": False, **facts_of(before)})
         else:
             print(f"the metadata store is not held, so there is nothing to accept: {url}")
         return
@@ -123,13 +123,13 @@ def accept(
         _show(before)
         print("stop producers first: rows that they send to ledgers of this list are in no topic")
     elif not yes:
-        print_json({"accepted": False, **plain(before)})
+        print_json({"accepted": False, **facts_of(before)})
     if not yes:
         question = "Accept the store as it is? The ledgers listed stay on the bookies, unread."
         typer.confirm(question, abort=True, err=json)
     after = asyncio.run(of_store(url, hold.accept))
     if json:
-        print_json({"accepted": True, **plain(before), "epoch": after.cluster.epoch})
+        print_json({"accepted": True, **facts_of(before), "epoch": after.cluster.epoch})
     else:
         print(f"accepted: {sentence(after)}")
         print("brokers begin anew with their topics within some ten seconds; queries that ran")
@@ -140,20 +140,21 @@ def accept(
 
 
 def _show(status: "StoreStatus") -> None:
-    """Print what an accept gives up, as far as bookies have it."""
+    """Print the ledgers of bookies that an accept gives up."""
     missing = status.missing
     size = units.shown(sum(size for _, size in missing.values()))
-    cut = any(report.ledgers > len(report.missing) for report in status.reports)
-    least = "at least " if cut else ""
+    is_cut = any(report.ledgers > len(report.missing) for report in status.reports)
+    least = "at least " if is_cut else ""
     ledgers = counted(len(missing), "ledger")
     print(f"bookies have {least}{ledgers} that the store does not name, {size}")
-    shown = [
-        (ledger, last + 1, units.shown(size)) for ledger, (last, size) in [*missing.items()][:SHOWN]
+    rows = [
+        (ledger, last + 1, units.shown(size))
+        for ledger, (last, size) in [*missing.items()][:ROWS_SHOWN]
     ]
-    print_table(("LEDGER", "ENTRIES", "SIZE"), shown, "no ledgers to list")
-    print(UNLISTED)
-    if len(missing) > SHOWN:
-        print(f"... and {least}{len(missing) - SHOWN} more (--json lists them)")
+    print_table(("LEDGER", "ENTRIES", "SIZE"), rows, "no ledgers to list")
+    print(NOT_LISTED)
+    if len(missing) > ROWS_SHOWN:
+        print(f"... and {least}{len(missing) - ROWS_SHOWN} more (--json lists them)")
     others = sorted({i for report in status.reports for i in report.others})
     buried = sorted({i for report in status.reports for i in report.buried})
     if others:

@@ -56,19 +56,19 @@ INTERRUPTED = 130
 @bookies.command("list")
 def list_bookies(json: JsonOption = False, service_url: UrlOption = None) -> None:
     """Every bookie ever seen: rw, ro or down, and why."""
-    seen = asyncio.run(registered(resolve_service_url(service_url)))
-    rows = [_listed(bookie) for bookie in seen]
+    known_bookies = asyncio.run(bookies_registered(resolve_service_url(service_url)))
+    rows = [_row_of(bookie) for bookie in known_bookies]
     malformed = {
         bookie["id"]: UnsupportedFormat(bookie["reason"])
-        for bookie in seen
+        for bookie in known_bookies
         if bookie.get("malformed")
     }
     if json:
         print_json(rows)
         tell_unreadable("bookie", malformed)
         return
-    if held := next((bookie["held"] for bookie in seen if bookie.get("held")), ""):
-        print(f"the metadata store is HELD: {held}")
+    if hold := next((bookie["held"] for bookie in known_bookies if bookie.get("held")), ""):
+        print(f"the metadata store is HELD: {hold}")
         print("no bookie registers until it is accepted: `spark-ledger metadata status`")
     columns = ("BOOKIE", "STATE", "FRAMES", "GRPC", "RACK", "FREE", "LIMBO", "VERSION", "WHY")
     cells = [
@@ -90,13 +90,13 @@ def info(
     service_url: UrlOption = None,
 ) -> None:
     """The state of one bookie; with host:port only that bookie is asked, not the metadata store."""
-    named = ":" in bookie
-    address = checked_address(bookie) if named else asyncio.run(_address(bookie, service_url))
-    response = asyncio.run(_ask(address, timeout))
+    is_address = ":" in bookie
+    address = checked_address(bookie) if is_address else asyncio.run(_address(bookie, service_url))
+    response = asyncio.run(request_info(address, timeout))
     if json:
-        plain = {**response._asdict(), "address": address, "status": response.status.name}
-        plain["directories"] = [each._asdict() for each in response.directories]
-        print_json(plain)
+        facts = {**response._asdict(), "address": address, "status": response.status.name}
+        facts["directories"] = [directory._asdict() for directory in response.directories]
+        print_json(facts)
         return
     print_facts(_facts(address, response))
     columns = ("DIRECTORY", "ROLE", "FREE", "TOTAL", "STATE")
@@ -117,7 +117,7 @@ def ready(
     """Exit status 0 when the bookie is registered and takes new entries, else 1 and why."""
     from spark_ledger.bookies.bookie_client import why_not_ready
 
-    why = why_not_ready(asyncio.run(_ask(checked_address(address), timeout)))
+    why = why_not_ready(asyncio.run(request_info(checked_address(address), timeout)))
     if why:
         fail(f"the bookie at {address} is not ready: {why}")
     print("ready")
@@ -163,15 +163,15 @@ def decommission(
         from spark_ledger.repair.decommission import decommission
 
         nonlocal left
-        shown = _Draining(json)
-        with shown.progress:
+        display = _DrainDisplay(json)
+        with display.progress:
             async for left in decommission(ledgers, bookie_id, force=force):
-                shown.show(left)
+                display.show(left)
 
     try:
         with_ledgers(service_url, work)
     except KeyboardInterrupt:
-        _stop_looking(bookie_id, begun=left is not None)
+        _exit_interrupted(bookie_id, has_begun=left is not None)
     assert left is not None
     if not left.done:
         fail(f"bookie {bookie_id} is not empty: {left.hindrance}")
@@ -189,10 +189,10 @@ def decommission(
         )
 
 
-def _stop_looking(bookie_id: str, *, begun: bool) -> NoReturn:
-    goes_on = "is drained all the same" if begun else "may be drained all the same"
+def _exit_interrupted(bookie_id: str, *, has_begun: bool) -> NoReturn:
+    outlook = "is drained all the same" if has_begun else "may be drained all the same"
     print(
-        f"\nbookie {bookie_id} {goes_on}: `spark-ledger bookie decommission {bookie_id}` watches"
+        f"\nbookie {bookie_id} {outlook}: `spark-ledger bookie decommission {bookie_id}` watches"
         " it, with --cancel the bookie stays and takes entries again",
         file=sys.stderr,
     )
@@ -210,13 +210,13 @@ def _cancel(bookie_id: str, service_url: str | None) -> None:
     print(f"bookie {bookie_id} stays, and takes entries again")
 
 
-class _Draining:
-    """Shows what is left: a bar in a terminal, otherwise a line for each change."""
+class _DrainDisplay:
+    """Shows what is left to move: a bar in a terminal, otherwise a line for each change."""
 
     def __init__(self, json: bool) -> None:
         self._json = json
-        self._shown: object = None
-        self._most = 0
+        self._last_state: object = None
+        self._ledgers_max = 0
         self.progress = Progress(
             *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
             TextColumn("ledgers moved, {task.fields[left]}"),
@@ -226,27 +226,27 @@ class _Draining:
         self._bar: TaskID | None = None
 
     def show(self, left: "Left") -> None:
-        self._most = max(self._most, left.ledgers)
-        size, why = units.shown(left.bytes), _why(left)
+        self._ledgers_max = max(self._ledgers_max, left.ledgers)
+        size, why = units.shown(left.bytes), _obstacle(left)
         if self._bar is None:
-            self._bar = self.progress.add_task("draining", total=self._most, left="")
+            self._bar = self.progress.add_task("draining", total=self._ledgers_max, left="")
         self.progress.update(
             self._bar,
-            total=self._most,
-            completed=self._most - left.ledgers,
+            total=self._ledgers_max,
+            completed=self._ledgers_max - left.ledgers,
             left=f"{size} left{why}",
         )
         state = (left.ledgers, left.bytes, why)
-        if state == self._shown:
+        if state == self._last_state:
             return
-        self._shown = state
+        self._last_state = state
         if self._json:
             print_json({**asdict(left), "done": left.done})
         elif self.progress.disable:
             print(f"{counted(left.ledgers, 'ledger')} left, {size}{why}", flush=True)
 
 
-def _why(left: "Left") -> str:
+def _obstacle(left: "Left") -> str:
     """The obstacle, if there is one."""
     if left.hindrance:
         return f"; {left.hindrance}"
@@ -256,17 +256,17 @@ def _why(left: "Left") -> str:
     return f"; {len(left.blocked)} blocked, ledger {ledger_id}: {why}"
 
 
-async def registered(service_url: str) -> list[dict[str, Any]]:
-    """See directory.registered. Raises Unavailable."""
+async def bookies_registered(service_url: str) -> list[dict[str, Any]]:
+    """As directory.registered. Raises Unavailable."""
     from spark_ledger.bookies import directory
 
     return await of_store(service_url, directory.registered)
 
 
-async def alive(
+async def living_brokers(
     service_url: str, unreadable: dict[str, LedgerError] | None = None
 ) -> list[dict[str, str | int]]:
-    """Brokers by `id`, `url` and `incomplete_messages`. Raises Unavailable."""
+    """The living brokers, each with `id`, `url` and `incomplete_messages`. Raises Unavailable."""
     from spark_ledger.broker.owner.membership import brokers_alive
 
     brokers = await of_store(service_url, lambda store: brokers_alive(store, unreadable))
@@ -277,7 +277,8 @@ async def alive(
 
 
 async def of_store(service_url: str, ask: "Callable[[MetadataStore], Awaitable[T]]") -> T:
-    """The result of `ask` on the store of a cluster. Raises Unavailable, and what `ask` raises."""
+    """The result of `ask` on the store of a cluster. Raises Unavailable, and the errors of
+    `ask`."""
     from spark_ledger.metadata.store import StoreUnavailable
     from spark_ledger.metadata.zookeeper import connect
     from spark_ledger.process import cluster_at
@@ -295,7 +296,7 @@ async def of_store(service_url: str, ask: "Callable[[MetadataStore], Awaitable[T
 _SHORT = {"writable": "rw", "read-only": "ro"}
 
 
-def _listed(bookie: dict[str, Any]) -> dict[str, Any]:
+def _row_of(bookie: dict[str, Any]) -> dict[str, Any]:
     """A bookie as `list` shows it."""
     from spark_ledger.bookies.directory import listed_status
 
@@ -303,8 +304,8 @@ def _listed(bookie: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked_address(address: str) -> str:
-    """The address. Raises BadConfig if it is no host:port, because the request would go to another
-    port, or to none."""
+    """The address. Raises BadConfig if it is no host:port, as the request would not reach the
+    port."""
     with suppress(ValueError):
         if net.split(address)[1]:
             return address
@@ -316,10 +317,11 @@ def checked_address(address: str) -> str:
 
 
 async def _address(bookie_id: str, service_url: str | None) -> str:
-    """The bookie's address now, or when it was last registered. Raises BadConfig, Unavailable."""
+    """The bookie's present address, or the last one if it is down. Raises BadConfig,
+    Unavailable."""
     from spark_ledger.bookies.directory import client_address
 
-    for bookie in await registered(resolve_service_url(service_url)):
+    for bookie in await bookies_registered(resolve_service_url(service_url)):
         if bookie["id"] == bookie_id:
             return client_address(bookie)
     raise BadConfig(
@@ -328,7 +330,7 @@ async def _address(bookie_id: str, service_url: str | None) -> str:
     )
 
 
-async def _ask(address: str, timeout_s: float) -> "InfoResponse":
+async def request_info(address: str, timeout_s: float) -> "InfoResponse":
     from spark_ledger.bookies.bookie_client import CallFailed, ask_info
     from spark_ledger.bookies.frame_network import FrameNetwork
 
@@ -367,12 +369,12 @@ def _state(directory: "DirectoryInfo") -> str:
 
 
 def _setting(name: str, *flags: str, **limits: Any) -> Any:
-    """The option of a broker's setting; without it the value comes from the file of settings, or
-    it is the default."""
+    """The option of a broker's setting. Without the option the value is that of the file of
+    settings, or the default."""
     field = BrokerSettings.model_fields[name]
     default: Any = field.default
-    shown: bool | str = name.replace("_", "-") if default is True else str(default) or False
-    return typer.Option(*flags, help=field.description, show_default=shown, **limits)
+    text: bool | str = name.replace("_", "-") if default is True else str(default) or False
+    return typer.Option(*flags, help=field.description, show_default=text, **limits)
 
 
 @brokers.command("start")
@@ -418,7 +420,7 @@ def list_brokers(json: JsonOption = False, service_url: UrlOption = None) -> Non
     """The brokers that are alive, with the URL for clients, and how many chunked messages their
     producers left incomplete since the broker started."""
     unreadable: dict[str, LedgerError] = {}
-    brokers = asyncio.run(alive(resolve_service_url(service_url), unreadable))
+    brokers = asyncio.run(living_brokers(resolve_service_url(service_url), unreadable))
     if json:
         print_json(brokers)
     else:
@@ -470,8 +472,8 @@ def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
         "enabled": "yes" if now.enabled else "no",
         **_settings(now),
         "auditor": now.auditor or "none: no process hosts autorecovery",
-        "lost": _since(now.lost),
-        "down": _since(now.down),
+        "lost": _with_times(now.lost),
+        "down": _with_times(now.down),
         "draining": ", ".join(now.draining) or "none",
         "under-replicated": listed,
         "blocked": now.blocked,
@@ -525,7 +527,7 @@ def set_(
             raise BadConfig(f"'{name}' is not set so", "Use `autorecovery enable` or `disable`.")
         changes[name] = value
     now = _change(service_url, changes)
-    print_facts({name: shown for name, shown in _settings(now).items() if name in changes})
+    print_facts({name: text for name, text in _settings(now).items() if name in changes})
 
 
 def _change(service_url: str | None, changes: dict[str, object]) -> "AutorecoverySettings":
@@ -543,7 +545,7 @@ def _settings(now: "AutorecoverySettings | AutorecoveryStatus") -> dict[str, str
     }
 
 
-def _since(bookies: Mapping[str, int]) -> str:
-    """The bookies, each with the time since which it is down."""
+def _with_times(bookies: Mapping[str, int]) -> str:
+    """The bookies, each with the time since when it is down."""
     texts = [f"{bookie} since {in_utc(since_ms)}" for bookie, since_ms in bookies.items()]
     return ", ".join(texts) or "none"

@@ -64,11 +64,11 @@ def create(
     service_url: UrlOption = None,
 ) -> None:
     """Make a topic."""
-    policies = changes_of(policy or [])
+    policies = parse_policies(policy or [])
     info = with_topics(service_url, lambda t: _admin(t).create(name, partitions, policies))
     answer(
         json,
-        _plain(info),
+        _facts(info),
         f"topic {info.name.short} made, {info.partitions} partition(s), id {info.id}",
     )
 
@@ -79,7 +79,7 @@ def list_topics(json: JsonOption = False, service_url: UrlOption = None) -> None
     unreadable: dict[str, LedgerError] = {}
     topics = with_topics(service_url, lambda client: client.topics.list(unreadable))
     if json:
-        print_json([_plain(info) for info in topics])
+        print_json([_facts(info) for info in topics])
     else:
         rows = [(info.name.short, info.partitions, info.id) for info in topics]
         print_table(("TOPIC", "PARTITIONS", "ID"), rows, "no topics")
@@ -91,13 +91,13 @@ def describe(name: Name, json: JsonOption = False, service_url: UrlOption = None
     """A topic's partitions: offsets, segments, bytes."""
     facts = with_topics(service_url, lambda client: _admin(client).describe(name))
     columns = ("partition", "start_offset", "end_offset", "rows", "segments", "bytes")
-    partitions = [{name: getattr(part, name) for name in columns} for part in facts.partitions]
+    partitions = [{name: getattr(row, name) for name in columns} for row in facts.partitions]
     policies = _policies(facts.info)
     if json:
-        shown = ("commits", "terminated", "rows", "bytes", "ledgers", "reclaimable")
-        more = {name: getattr(facts, name) for name in shown}
+        names = ("commits", "terminated", "rows", "bytes", "ledgers", "reclaimable")
+        more = {name: getattr(facts, name) for name in names}
         more |= {"policies": policies, "offsets": partitions}
-        print_json({**_plain(facts.info), "partitions": len(partitions), **more})
+        print_json({**_facts(facts.info), "partitions": len(partitions), **more})
         return
     print_facts(
         {
@@ -127,7 +127,7 @@ def grow(
     info = with_topics(service_url, lambda client: _admin(client).grow(name, partitions))
     answer(
         json,
-        {**_plain(info), "partitions": partitions},
+        {**_facts(info), "partitions": partitions},
         f"topic {info.name.short} has {partitions} partitions now",
     )
 
@@ -144,7 +144,7 @@ def set_policies(
     """Change a topic's policies: retention, delete delay, quorums and rolling of new ledgers."""
     from spark_ledger.topic.log.policies import ACKNOWLEDGED
 
-    changes = changes_of(policy)
+    changes = parse_policies(policy)
     info = with_topics(service_url, lambda client: _admin(client).change_policies(name, changes))
     if changes.get("retention") == ACKNOWLEDGED:
         print(
@@ -153,7 +153,7 @@ def set_policies(
             file=sys.stderr,
         )
     if json:
-        print_json({**_plain(info), "policies": _policies(info)})
+        print_json({**_facts(info), "policies": _policies(info)})
     else:
         print_facts(_policies(info))
 
@@ -188,7 +188,7 @@ def trim(
     service_url: UrlOption = None,
 ) -> None:
     """Remove old rows, by offset or by the time at which they were committed."""
-    target = _target(to_offset or [], before)
+    target = _trim_target(to_offset or [], before)
     _trim(name, target, f"these rows of topic {name}", yes, force, json, service_url)
 
 
@@ -201,7 +201,7 @@ def terminate(
         typer.confirm(f"End topic {name} for ever?", abort=True)
     info = with_topics(service_url, lambda client: _admin(client).terminate(name))
     answer(
-        json, {**_plain(info), "terminated": True}, f"topic {info.name.short} takes no more rows"
+        json, {**_facts(info), "terminated": True}, f"topic {info.name.short} takes no more rows"
     )
 
 
@@ -228,12 +228,12 @@ def schema(
     versions = [
         {column.name: str(column.type) for column in version.schema} for version in schema.versions
     ]
-    in_force = not schema.head.takes_bytes
-    lines = [f"{len(versions)} version(s), {'' if in_force else 'not '}in force"]
+    is_in_force = not schema.head.takes_bytes
+    lines = [f"{len(versions)} version(s), {'' if is_in_force else 'not '}in force"]
     for number, columns in zip(numbers, versions, strict=True):
         lines.append(f"{number}: " + ", ".join(f"{key} {kind}" for key, kind in columns.items()))
-    plain = {"topic": name, "inForce": in_force, "versions": versions, "numbers": numbers}
-    answer(json, plain, "\n".join(lines))
+    facts = {"topic": name, "inForce": is_in_force, "versions": versions, "numbers": numbers}
+    answer(json, facts, "\n".join(lines))
 
 
 @app.command()
@@ -252,12 +252,12 @@ def compact(
 
     limits = MergeLimits(bytes_max=merged_mib << 20)
     rate = None if max_mib_per_s is None else max_mib_per_s * (1 << 20)
-    merging = partial(compact, name=name, limits=limits, bytes_per_s=rate)
-    done = with_topics(service_url, merging)
+    compact_topic = partial(compact, name=name, limits=limits, bytes_per_s=rate)
+    result = with_topics(service_url, compact_topic)
     answer(
         json,
-        {"topic": name, **asdict(done)},
-        f"{done.segments} segment(s) became {done.merged}, {done.bytes} byte(s) were copied",
+        {"topic": name, **asdict(result)},
+        f"{result.segments} segment(s) became {result.merged}, {result.bytes} byte(s) were copied",
     )
 
 
@@ -276,7 +276,7 @@ def delete(
     async def work(client: "TopicClient") -> None:
         for name in names:
             info = await _admin(client).delete(name)
-            answer(json, _plain(info), f"topic {info.name.short} deleted, id {info.id}")
+            answer(json, _facts(info), f"topic {info.name.short} deleted, id {info.id}")
 
     with_topics(service_url, work)
 
@@ -290,12 +290,12 @@ def repair(
     store is held: no broker opens a partition then."""
     from spark_ledger.topic.upkeep import live_repair
 
-    async def look(client: "TopicClient") -> "list[Unopened]":
+    async def find_unopened(client: "TopicClient") -> "list[Unopened]":
         return await live_repair.unopened(client, await client.topics.open(name))
 
-    unopened = with_topics(service_url, look)
+    unopened = with_topics(service_url, find_unopened)
     if not json:
-        texts = map(_unopened_text, unopened)
+        texts = map(_text_of_unopened, unopened)
         print("\n".join(texts) or f"topic {name}: every partition can be opened")
     mendable = [partition for partition in unopened if partition.mendable]
     if mendable and not yes:
@@ -310,12 +310,12 @@ def repair(
     if mendable and yes:
         with_topics(service_url, mend)
     if json:
-        print_json([{**_unopened_facts(p), "done": p.mendable and yes} for p in unopened])
+        print_json([{**_facts_of_unopened(p), "done": p.mendable and yes} for p in unopened])
     elif mendable:
         print(f"{len(mendable)} partition(s) repaired" if yes else "nothing was changed")
 
 
-def _unopened_facts(unopened: "Unopened") -> dict[str, object]:
+def _facts_of_unopened(unopened: "Unopened") -> dict[str, object]:
     entries = [
         {**asdict(entry), "begins": None if entry.begins is None else entry.begins.hex()}
         for entry in unopened.entries
@@ -331,14 +331,14 @@ def _unopened_facts(unopened: "Unopened") -> dict[str, object]:
     }
 
 
-def _unopened_text(unopened: "Unopened") -> str:
+def _text_of_unopened(unopened: "Unopened") -> str:
     live, (lo, hi) = unopened.live, unopened.offsets
     lines = [f"partition {live.partition}, ledger {live.ledger_id}: {unopened.fault.value}"]
     for entry in unopened.entries:
         lines.append(f"  entry {entry.entry_id} on {', '.join(entry.copies)}: {entry.why}")
         if entry.begins is not None:
-            shown = f"{entry.begins!r} (hex {entry.begins.hex()})"
-            lines.append(f"    {entry.payload_bytes} bytes: {shown}")
+            first_bytes = f"{entry.begins!r} (hex {entry.begins.hex()})"
+            lines.append(f"    {entry.payload_bytes} bytes: {first_bytes}")
     if lo < hi:
         lines.append(f"  offsets {lo} to {hi - 1}")
     return "\n".join([*lines, f"  would be done: {unopened.would}"])
@@ -397,8 +397,8 @@ def _clean_facts(report: "UpkeepReport") -> dict[str, object]:
     return {
         "dry_run": clean.dry_run,
         "trimmed": {
-            name: {"starts": by_partition(gone.starts), "rows": gone.rows}
-            for name, gone in report.trimmed.items()
+            name: {"starts": by_partition(trimmed.starts), "rows": trimmed.rows}
+            for name, trimmed in report.trimmed.items()
         },
         "checkpointed": list(report.checkpointed),
         "condemned": list(clean.condemned),
@@ -420,21 +420,22 @@ def _admin(client: "TopicClient") -> "TopicAdmin":
     return TopicAdmin(client)
 
 
-def changes_of(given: list[str]) -> dict[str, object]:
+def parse_policies(texts: list[str]) -> dict[str, object]:
     """Policies by name, from NAME=VALUE texts. Raises errors.BadConfig."""
     from spark_ledger.topic.log.policies import value_of_text
 
     changes: dict[str, object] = {}
-    for policy in given:
-        name, equals, text = policy.partition("=")
+    for policy in texts:
+        name, equals, value = policy.partition("=")
         if not equals:
             raise BadConfig(f"'{policy}' is no policy", "Give NAME=VALUE, e.g. retention_ms=7d.")
-        changes[name] = value_of_text(name, text)
+        changes[name] = value_of_text(name, value)
     return changes
 
 
-def _target(offsets: list[str], before: str | None) -> "SeekTarget":
-    """Raises errors.BadConfig."""
+def _trim_target(offsets: list[str], before: str | None) -> "SeekTarget":
+    """The end of the rows to remove. Raises errors.BadConfig unless the user gave exactly one of
+    both."""
     from spark_ledger.topic.subscription.seek_target import CommittedSince
 
     if bool(offsets) == (before is not None):
@@ -474,8 +475,8 @@ def _policies(info: "TopicInfo") -> dict[str, object]:
 async def _tail(
     client: "TopicClient", name: str, rows: int, follow: bool
 ) -> AsyncIterator["Block"]:
-    """The last `rows` of each partition, with `follow` also the rows after them: those that are
-    committed, and those of live segments that are confirmed."""
+    """The last `rows` rows of each partition; with `follow` also later rows, once they are
+    committed, or confirmed in a live segment."""
     from spark_ledger.topic.read.live import LiveEnds, live_task
     from spark_ledger.topic.read.plan import plan_read
     from spark_ledger.topic.task_reader import read_blocks
@@ -484,28 +485,30 @@ async def _tail(
     log = client.log(info.id)
     changed = asyncio.Event()
     state = await log.fold(fresh=True, watch=changed.set)
-    lives = LiveEnds(client.ledgers)
+    live_ends = LiveEnds(client.ledgers)
     starts: dict[int, int] | None = None
     while True:
-        live = [held.live for held in state.partitions if held.live is not None]
-        await lives.look(live)
-        confirmed = {segment.partition: lives.known(segment) for segment in live}
+        live = [partition.live for partition in state.partitions if partition.live is not None]
+        await live_ends.look(live)
+        confirmed = {segment.partition: live_ends.known(segment) for segment in live}
         ends = state.end_offsets()
-        reach = {p: end + (confirmed[p].rows if p in confirmed else 0) for p, end in ends.items()}
+        live_rows = {p: live_end.rows for p, live_end in confirmed.items()}
+        row_ends = {p: end + live_rows.get(p, 0) for p, end in ends.items()}
         if starts is None:
-            firsts = state.start_offsets()
-            starts = {p: max(firsts[p], end - rows) for p, end in reach.items()}
+            first_offsets = state.start_offsets()
+            starts = {p: max(first_offsets[p], end - rows) for p, end in row_ends.items()}
         at = {p: starts.get(p, 0) for p in ends}
         ranges = {p: (min(at[p], end), end) for p, end in ends.items()}
-        read = await client.tables(state, ranges)
-        tasks = plan_read(state, ranges, topic=info.name.full, read=read)
-        more = (live_task(info.name.full, state, p, at[p], end) for p, end in confirmed.items())
-        for task in (*tasks, *(task for task in more if task is not None)):
+        tables = await client.tables(state, ranges)
+        tasks = plan_read(state, ranges, topic=info.name.full, read=tables)
+        topic = info.name.full
+        live_tasks = (live_task(topic, state, p, at[p], end) for p, end in confirmed.items())
+        for task in (*tasks, *(task for task in live_tasks if task is not None)):
             async for block in read_blocks(client, task):
                 yield block
         if not follow:
             return
-        starts = {p: max(at[p], end) for p, end in reach.items()}
+        starts = {p: max(at[p], end) for p, end in row_ends.items()}
         await woken(changed, LIVE_LOOK_S if live else None)
         if changed.is_set():
             changed.clear()
@@ -518,10 +521,10 @@ def print_rows(block: "Block", json: bool) -> None:
     rows = zip(keys, values, *(column.tolist() for column in places), strict=True)
     for key, value, partition, offset, written_ms in rows:
         if json:
-            shown = {"partition": partition, "offset": offset, "timestamp_ms": written_ms}
-            shown["key"] = None if key is None else readable(key)
-            shown["value"] = readable(value) if isinstance(value, bytes) else value
-            print_json(shown)
+            facts = {"partition": partition, "offset": offset, "timestamp_ms": written_ms}
+            facts["key"] = None if key is None else readable(key)
+            facts["value"] = readable(value) if isinstance(value, bytes) else value
+            print_json(facts)
         else:
             text = in_json(value) if isinstance(value, dict) else readable(value)
             print(f"{partition}\t{offset}\t{readable(key)}\t{text}", flush=True)
@@ -540,7 +543,7 @@ def _keys_and_values(
     return column_of(batch, TYPED_NAMES[KEY]).to_pylist(), batch.select(payload).to_pylist()
 
 
-def _plain(info: "TopicInfo") -> dict[str, object]:
+def _facts(info: "TopicInfo") -> dict[str, object]:
     return {"topic": info.name.full, "id": info.id, "partitions": info.partitions}
 
 
@@ -562,7 +565,7 @@ def change(
 ) -> None:
     """Set policies for the namespace's topics that do not set them themselves; makes the namespace
     if it does not exist. NAME=inherit: the namespace no longer sets this policy."""
-    changes = changes_of(policy or [])
+    changes = parse_policies(policy or [])
     _print_namespace(
         with_topics(service_url, lambda t: t.topics.set_namespace(name, changes)), json
     )
@@ -588,10 +591,10 @@ def list_namespaces(json: JsonOption = False, service_url: UrlOption = None) -> 
 
 
 def _print_namespace(policies: "NamespacePolicies", json: bool) -> None:
-    own = {name: getattr(policies, name) for name in ("auto_create", "auto_create_partitions")}
-    facts = {**own, **policies.topics}
+    creation = {name: getattr(policies, name) for name in ("auto_create", "auto_create_partitions")}
+    facts = {**creation, **policies.topics}
     if json:
         print_json(facts)
     else:
-        shown = {name: "as the broker" if facts[name] is None else facts[name] for name in own}
-        print_facts({**facts, **shown})
+        texts = {name: "as the broker" if facts[name] is None else facts[name] for name in creation}
+        print_facts({**facts, **texts})

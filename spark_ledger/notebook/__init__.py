@@ -2,12 +2,13 @@
 
     from spark_ledger.notebook import dbutils, display, displayHTML
 
-On Databricks, or wherever the importing cell already has `dbutils`, the names stay the runtime's
-own. In Jupyter and in plain Python they are those of spark_ledger_demo/notebook: `dbutils.widgets`
-(a parameter, else an environment variable, else the default), `display` and `displayHTML` (shown in
-Jupyter; a table as text, a picture as a file elsewhere). Nothing else of Databricks is imitated.
+If the importing cell already has a name (on Databricks, for example), the name stays the runtime's.
+In Jupyter and in plain Python the names are those of spark_ledger_demo/notebook: `dbutils.widgets`
+(a parameter, else an environment variable, else the default), `display` and `displayHTML` (in
+Jupyter they show; elsewhere a table is printed as text, and a picture written to a file). No other
+function of Databricks is imitated.
 
-Always true: importing this loads neither pyspark nor matplotlib nor IPython.
+Always true: to import this module loads neither pyspark nor matplotlib nor IPython.
 """
 
 import sys
@@ -26,7 +27,7 @@ _OURS = {
 
 
 def __getattr__(name: str) -> Any:
-    """The runtime's own if the importing cell has it, else ours."""
+    """The importing cell's value of the name if it has one, else the value of this package."""
     if name not in _OURS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return sys._getframe(1).f_globals.get(name, _OURS[name])

@@ -10,7 +10,7 @@ import pytest
 
 from spark_ledger.broker.wire.commands import command
 from spark_ledger.broker.wire.frames import encode
-from spark_ledger.cli.nodes import alive
+from spark_ledger.cli.nodes import living_brokers
 from spark_ledger.topic import blocking
 from tests.integration.pulsar_clients import TIMEOUT_MS, connected, rows_of, sealed
 from tests.kit.processes import eventually
@@ -135,7 +135,7 @@ def position_of(cluster, name):
 
 
 def incomplete_at(cluster):
-    listed = asyncio.run(alive(cluster.service_url))
+    listed = asyncio.run(living_brokers(cluster.service_url))
     (count,) = (one["incomplete_messages"] for one in listed if one["url"] == cluster.broker_url)
     return count
 

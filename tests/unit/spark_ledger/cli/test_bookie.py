@@ -16,7 +16,7 @@ def test_an_address_with_a_port_that_is_none_is_refused_and_nobody_is_asked(
     def asked(*_):
         raise AssertionError("another port was asked")
 
-    monkeypatch.setattr(nodes, "_ask", asked)
+    monkeypatch.setattr(nodes, "request_info", asked)
     with pytest.raises(BadConfig, match="a port from 1 to 65535") as wrong:
         command(address)
     assert address in str(wrong.value)

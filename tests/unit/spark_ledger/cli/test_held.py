@@ -36,7 +36,7 @@ def store(monkeypatch):
     """Sets how the store is; an accept makes it NOT_HELD."""
 
     def begin(status):
-        monkeypatch.setattr(metadata, "standing", lambda _url: status)
+        monkeypatch.setattr(metadata, "store_status", lambda _url: status)
 
         async def accepted(_url, _ask):
             return NOT_HELD
@@ -48,7 +48,7 @@ def store(monkeypatch):
 
 @pytest.fixture
 def nodes_of(monkeypatch):
-    """Sets what `registered` returns."""
+    """Sets what `bookies_registered` returns."""
 
     def begin(*bookies):
         async def registered(_url):
@@ -58,8 +58,8 @@ def nodes_of(monkeypatch):
             return []
 
         for module in (nodes, main):
-            monkeypatch.setattr(module, "registered", registered)
-            monkeypatch.setattr(module, "alive", alive)
+            monkeypatch.setattr(module, "bookies_registered", registered)
+            monkeypatch.setattr(module, "living_brokers", alive)
 
     return begin
 

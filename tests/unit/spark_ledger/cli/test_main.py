@@ -17,7 +17,7 @@ def test_status_that_reaches_no_zookeeper_does_not_advise_itself(monkeypatch):
     async def unreachable(url):
         raise Unavailable("no ZooKeeper answers")
 
-    monkeypatch.setattr("spark_ledger.cli.main.registered", unreachable)
+    monkeypatch.setattr("spark_ledger.cli.main.bookies_registered", unreachable)
     result = CliRunner().invoke(app, ["status", "--service-url", "zk://127.0.0.1:1/ledger"])
 
     assert isinstance(result.exception, Unavailable)
