@@ -145,13 +145,13 @@ class Limbo:
         BadClusterRecord, JournalFailed; the next look continues."""
         if self.is_halted:
             return
-        every = self._ledgers.every_ledger()
-        if not every.limbo and not self._ledgers.in_limbo() and self._listed == {}:
+        every_state = self._ledgers.every_ledger()
+        if not every_state.limbo and not self._ledgers.in_limbo() and self._listed == {}:
             return
         if not await self._records.store_is_ours():
             return
-        if every.limbo:
-            await self._walk(every)
+        if every_state.limbo:
+            await self._walk(every_state)
         await self._publish()
         now = asyncio.get_running_loop().time()
         if now >= self._forget_at:  # a read for each ledger: not at every look
@@ -161,7 +161,7 @@ class Limbo:
 
     # -- the walk ------------------------------------------------------------------------------
 
-    async def _walk(self, every: LedgerState) -> None:
+    async def _walk(self, every_state: LedgerState) -> None:
         """Put the ledgers concerned in limbo, durably, and take EVERY_LEDGER out of limbo."""
         judgements: list[LedgerJudgement] = []
         count = concerned = lost = 0
@@ -169,7 +169,7 @@ class Limbo:
         async for ledger_id in ledger_ids(self._metadata):
             count += 1
             unlisted.pop(ledger_id, None)
-            limbo, fence = await self._judge(ledger_id, every.limbo)
+            limbo, fence = await self._judge(ledger_id, every_state.limbo)
             concerned += bool(limbo)
             lost += limbo == LimboReason.LOST
             judgements.append(LedgerJudgement(ledger_id, limbo, fence))
@@ -180,15 +180,15 @@ class Limbo:
         unrecorded = await self._records.unrecorded(list(unlisted))
         if unrecorded is None:
             return
-        judgements += [LedgerJudgement(i, every.limbo, fence=True) for i in unrecorded]
+        judgements += [LedgerJudgement(i, every_state.limbo, fence=True) for i in unrecorded]
         concerned += len(unrecorded)
         await self._ledgers.put_in_limbo_or_fence(judgements)
         is_ours = await self._records.store_is_ours()
-        if is_ours and not self.is_halted and self._ledgers.every_ledger() is every:
+        if is_ours and not self.is_halted and self._ledgers.every_ledger() is every_state:
             await self._ledgers.clear_limbo(EVERY_LEDGER)
             self._on_writable()
             text = '%d of %d ledgers are in limbo here (%s), %d of them are "lost"'
-            _log.warning(text, concerned, count, every.limbo, lost)
+            _log.warning(text, concerned, count, every_state.limbo, lost)
 
     async def _judge(self, ledger_id: int, reason: LimboReason) -> tuple[LimboReason, bool]:
         """The limbo of the ledger from now on, NONE if the loss does not concern it; and whether to
@@ -286,10 +286,10 @@ class Limbo:
         if ledger_id < 0:
             return ClearLimboResponse(Status.BAD_REQUEST, reason="a ledger id is not negative")
         self._storage.reader.deleted(ledger_id)  # an entry only in the read cache counts as lost
-        every = self._ledgers.every_ledger()
-        if every.limbo:
+        every_limbo = self._ledgers.every_ledger().limbo
+        if every_limbo:
             reason = "the node still looks for the ledgers that are in limbo here"
-            return ClearLimboResponse(Status.LIMBO, every.limbo, reason=reason)
+            return ClearLimboResponse(Status.LIMBO, every_limbo, reason=reason)
         if not self._ledgers.known(ledger_id):
             return ClearLimboResponse(Status.OK)
         handle = await self._ledgers.meet(ledger_id)

@@ -90,8 +90,8 @@ class RecordApplier:
     def _state_with(self, directory: str, ledger_id: int) -> LedgerState | None:
         """The ledger's state; None if the ledger was deleted. If journals may have lost the record
         that added the directory to the state, the directory is added again."""
-        state, every = self._storage.state(ledger_id), self._storage.state(EVERY_LEDGER)
-        every_limbo = every.limbo if every is not None else LimboReason.NONE
+        state, every_state = self._storage.state(ledger_id), self._storage.state(EVERY_LEDGER)
+        every_limbo = every_state.limbo if every_state is not None else LimboReason.NONE
         if state is None:
             if not every_limbo:
                 return None  # deleted, and its state removed

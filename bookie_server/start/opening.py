@@ -213,13 +213,13 @@ def check(directories: Sequence[tuple[str, Path]]) -> None:
     followed), or when a directory cannot be made, read and written.
     """
     for (setting, path), (other_setting, other) in combinations(directories, 2):
-        here, there = path.resolve(), other.resolve()
-        if here == there:
+        real_path, other_real_path = path.resolve(), other.resolve()
+        if real_path == other_real_path:
             raise BadLayout(
                 f"{setting} {path} and {other_setting} {other} are the same directory. "
                 "Give each a directory of its own.",
             )
-        if here.is_relative_to(there) or there.is_relative_to(here):
+        if real_path.is_relative_to(other_real_path) or other_real_path.is_relative_to(real_path):
             raise BadLayout(
                 f"{setting} {path} and {other_setting} {other}: one is in the other. "
                 "Give directories side by side.",

@@ -196,7 +196,7 @@ def unrecorded(
     more when the metadata store is held."""
     from spark_ledger.metadata.unrecorded import listed, name_as_deleted
 
-    by_ledger, counted_ms, held = with_ledgers(
+    by_ledger, counted_ms, hold = with_ledgers(
         service_url, lambda ledgers: with_store_errors(listed(ledgers.metadata))
     )
     chosen = {i: bookies for i, bookies in by_ledger.items() if not ids or i in ids}
@@ -215,10 +215,10 @@ def unrecorded(
             "named_as_deleted": named_as_deleted,
             "counted_ms": counted_ms,
         }
-        print_json({**facts, "held": held or None})
+        print_json({**facts, "held": hold or None})
         return
-    if held:
-        print(f"the metadata store is held ({held}): `spark-ledger metadata status` has the sizes")
+    if hold:
+        print(f"the metadata store is held ({hold}): `spark-ledger metadata status` has the sizes")
     rows = [(i, ", ".join(bookies)) for i, bookies in chosen.items()]
     print_table(("LEDGER", "KEPT BY"), rows, NONE_UNRECORDED)
     for bookie_id, at_ms in counted_ms.items():

@@ -159,8 +159,8 @@ def status(
         remedy = "Its ZooKeeper has died: `spark-ledger down`, then `spark-ledger up`."
         raise Unavailable(error.what, remedy) from None
     if json:
-        held = None if store.cluster.hold is None else store.cluster.hold.why
-        facts = {"epoch": store.cluster.epoch, "held": held}
+        hold = None if store.cluster.hold is None else store.cluster.hold.why
+        facts = {"epoch": store.cluster.epoch, "held": hold}
         print_json({"service_url": url, "bookies": bookies, "brokers": brokers, "metadata": facts})
         metadata.exit_if_held(store)
         return

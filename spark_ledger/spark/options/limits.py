@@ -265,11 +265,11 @@ def _partitions_in(positions: Positions) -> list[TopicPartition]:
 def _sum_at(offset: int, edges: Longs, sums: Longs) -> int:
     """The sum up to `offset`, on the line between the edges around it, rounded up."""
     i = int(np.searchsorted(edges, offset, side="left"))
-    hi, at = int(edges[i]), int(sums[i])
+    hi, sum_hi = int(edges[i]), int(sums[i])
     if offset == hi or i == 0:
-        return at
-    lo, before = int(edges[i - 1]), int(sums[i - 1])
-    return before - (-(at - before) * (offset - lo) // (hi - lo))
+        return sum_hi
+    lo, sum_lo = int(edges[i - 1]), int(sums[i - 1])
+    return sum_lo - (-(sum_hi - sum_lo) * (offset - lo) // (hi - lo))
 
 
 def _last_offset_within(edges: Longs, sums: Longs, limit: int) -> int:
@@ -277,8 +277,8 @@ def _last_offset_within(edges: Longs, sums: Longs, limit: int) -> int:
     i = int(np.searchsorted(sums, limit, side="right"))
     if i == len(edges):
         return int(edges[-1])
-    lo, before = int(edges[i - 1]), int(sums[i - 1])
-    return lo + (limit - before) * (int(edges[i]) - lo) // (int(sums[i]) - before)
+    lo, sum_lo = int(edges[i - 1]), int(sums[i - 1])
+    return lo + (limit - sum_lo) * (int(edges[i]) - lo) // (int(sums[i]) - sum_lo)
 
 
 class _Segments(NamedTuple):
