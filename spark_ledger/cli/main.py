@@ -11,7 +11,7 @@ import typer
 from bookie_server.api.settings import DEFAULT_SERVICE_URL, PORT_DEFAULT
 from spark_ledger import __version__, units
 from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
-from spark_ledger.cli import ledger, metadata, nodes, subscription, topic
+from spark_ledger.cli import ledger, metadata, nodes, rows, subscription, topic
 from spark_ledger.cli.common import App, JsonOption, print_json, print_table
 from spark_ledger.cli.nodes import bookies_registered, living_brokers
 from spark_ledger.config import SERVICE_URL_VARIABLE, settings_of
@@ -37,6 +37,8 @@ app.add_typer(nodes.bookies, name="bookie")
 app.add_typer(nodes.brokers, name="broker")
 app.add_typer(nodes.autorecovery, name="autorecovery")
 app.add_typer(metadata.app, name="metadata")
+app.command()(rows.produce)
+app.command()(rows.consume)
 
 
 def _print_version(version: bool) -> None:

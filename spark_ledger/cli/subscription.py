@@ -1,10 +1,13 @@
-"""`spark-ledger subscription list|create|seek|delete|lag`."""
+"""`spark-ledger subscription list|create|seek|delete|lag`, and the verbs that move one under its
+consumers: `skip|clear|expire|reset`; `peek` shows what comes next."""
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from spark_ledger import units
 from spark_ledger.cli.common import (
     App,
     JsonOption,
@@ -17,12 +20,15 @@ from spark_ledger.cli.common import (
     tell_unreadable,
     with_topics,
 )
-from spark_ledger.errors import LedgerError
+from spark_ledger.cli.rows import print_row, rows_from
+from spark_ledger.cli.stats import counts_of, stats_of
+from spark_ledger.errors import BadConfig, LedgerError
 
 if TYPE_CHECKING:
     from spark_ledger.topic.client import TopicClient
     from spark_ledger.topic.subscription.lag import PartitionLag
     from spark_ledger.topic.subscription.subscriptions import SubscriptionInfo, Subscriptions
+    from spark_ledger.topic.upkeep.subscription_moves import SubscriptionMoves
 
 T = TypeVar("T")
 
@@ -42,18 +48,23 @@ Force = Annotated[bool, typer.Option("--force", help="Also one that a query is u
 def list_subscriptions(
     topic: Topic, json: JsonOption = False, service_url: UrlOption = None
 ) -> None:
-    """Every subscription of a topic, and its position."""
+    """Every subscription of a topic, and its position. A broker adds what only the owners of the
+    partitions have in memory: the type of its consumers, how many there are, messages that are
+    sent and not acknowledged, sent again, or delayed; without a broker these are not shown."""
     unreadable: dict[str, LedgerError] = {}
 
-    def listed(every: "Subscriptions", topic_id: str) -> "Awaitable[list[SubscriptionInfo]]":
-        return every.list(topic_id, exact=True, unreadable=unreadable)
+    async def listed(client: "TopicClient") -> "tuple[list[SubscriptionInfo], dict[str, Any]]":
+        info = await client.topics.open(topic)
+        every = await client.subscriptions.list(info.id, exact=True, unreadable=unreadable)
+        answered = await stats_of(client, info)
+        return every, {} if answered is None else answered["subscriptions"]
 
-    subscriptions = _done(service_url, topic, listed)
+    subscriptions, stats = with_topics(service_url, listed)
     if json:
-        print_json([_plain(info) for info in subscriptions])
+        print_json([_plain(info, stats.get(info.name)) for info in subscriptions])
         tell_unreadable("subscription", unreadable)
         return
-    columns = ("SUBSCRIPTION", "KIND", "IN USE", "QUERY", "OFFSETS")
+    columns = ("SUBSCRIPTION", "KIND", "IN USE", "QUERY", "OFFSETS", *IN_MEMORY)
     rows = [
         (
             info.name,
@@ -61,6 +72,7 @@ def list_subscriptions(
             "yes" if info.live else "no",
             info.query_id,
             _offsets(info.positions),
+            *_in_memory(stats.get(info.name)),
         )
         for info in subscriptions
     ]
@@ -99,6 +111,93 @@ def seek(
     target = {} if to == "here" and not to_offset else target_of(to, to_offset or [])
     at = _done(service_url, topic, lambda all_, id_: all_.seek(id_, name, target, force=force))
     _print_positions(topic, name, at, json)
+
+
+@app.command()
+def reset(
+    topic: Topic,
+    name: Name,
+    to: To = None,
+    to_offset: ToOffset = None,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Move a subscription to the earliest row, or as seek does, also under connected consumers:
+    they are sent away, and come back there. A query's subscription stays as it is."""
+    target = target_of(to if to or to_offset else "earliest", to_offset or [])
+    _moved(service_url, topic, name, json, lambda moves: moves.reset(name, target))
+
+
+@app.command()
+def clear(
+    topic: Topic, name: Name, json: JsonOption = False, service_url: UrlOption = None
+) -> None:
+    """Move a subscription to the end, past all that is left to it; as reset under consumers."""
+    _moved(service_url, topic, name, json, lambda moves: moves.clear(name))
+
+
+@app.command()
+def skip(
+    topic: Topic,
+    name: Name,
+    count: Annotated[int, typer.Argument(help="How many messages.")],
+    partition: Annotated[
+        int | None, typer.Option(help="Of which partition; needed if there are several.")
+    ] = None,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Move a subscription past messages of a partition, to its end at most; as reset under
+    consumers."""
+    _moved(service_url, topic, name, json, lambda moves: moves.skip(name, count, partition))
+
+
+@app.command()
+def expire(
+    topic: Topic,
+    name: Name,
+    age: Annotated[str, typer.Argument(help="Messages older than this: 90m, 12h, 7d, 30s.")],
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Move a subscription past messages that were stored so long ago, never back; as reset under
+    consumers."""
+    age_ms = units.parse(age, units.MS)
+    if age_ms is None:
+        raise BadConfig(f"'{age}' is no age", f"Give a number with {', '.join(units.MS)}.")
+
+    async def work(client: "TopicClient") -> dict[int, int]:
+        from spark_ledger.metadata.store_calls import store_now_ms
+
+        before_ms = await store_now_ms(client.store) - age_ms
+        return await (await _moves(client, topic)).expire(name, before_ms)
+
+    _print_positions(topic, name, with_topics(service_url, work), json)
+
+
+@app.command()
+def peek(
+    topic: Topic,
+    name: Name,
+    count: Annotated[int, typer.Option(help="How many rows of each partition.", min=1)] = 10,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Print the next rows of a subscription, which stays where it is: partition, offset, key,
+    value. Rows that its consumers acknowledged one by one are among them."""
+
+    async def work(client: "TopicClient") -> None:
+        info = await client.topics.open(topic)
+        positions = await client.subscriptions.positions(info.id, name)
+        printed: Counter[int] = Counter()
+        async for row in rows_from(client, topic, positions, follow=False):
+            printed[row.partition] += 1
+            if printed[row.partition] <= count:
+                print_row(row, json)
+            elif len(positions) == 1:
+                return
+
+    with_topics(service_url, work)
 
 
 @app.command()
@@ -151,13 +250,46 @@ def _done(
     return with_topics(service_url, opened)
 
 
+def _moved(
+    service_url: str | None,
+    topic: str,
+    name: str,
+    json: bool,
+    move: "Callable[[SubscriptionMoves], Awaitable[dict[int, int]]]",
+) -> None:
+    async def work(client: "TopicClient") -> dict[int, int]:
+        return await move(await _moves(client, topic))
+
+    _print_positions(topic, name, with_topics(service_url, work), json)
+
+
+async def _moves(client: "TopicClient", topic: str) -> "SubscriptionMoves":
+    from spark_ledger.topic.upkeep.subscription_moves import SubscriptionMoves
+
+    return SubscriptionMoves(client, (await client.topics.open(topic)).id)
+
+
 def _print_positions(topic: str, name: str, positions: Mapping[int, int], json: bool) -> None:
     plain = {"topic": topic, "subscription": name, "offsets": by_partition(positions)}
     answer(json, plain, f"subscription {name} of topic {topic} is at {_offsets(positions)}")
 
 
-def _plain(info: "SubscriptionInfo") -> dict[str, object]:
+IN_MEMORY = ("TYPE", "CONSUMERS", "UNACKED", "REDELIVERED", "DELAYED")
+
+
+def _in_memory(stats: "dict[str, Any] | None") -> tuple[object, ...]:
+    """The values of the columns IN_MEMORY."""
+    if stats is None:
+        return ("-",) * len(IN_MEMORY)
+    return (stats["type"], len(stats["consumers"]), *counts_of(stats)[1:])
+
+
+def _plain(info: "SubscriptionInfo", stats: "dict[str, Any] | None") -> dict[str, object]:
+    names = [name.lower() for name in IN_MEMORY]
+    in_memory = dict(zip(names, _in_memory(stats), strict=True)) if stats is not None else {}
     return {
+        **dict.fromkeys(names),
+        **in_memory,
         "subscription": info.name,
         "kind": info.kind.value,
         "in_use": info.live,

@@ -1,48 +1,42 @@
-"""`spark-ledger topic create|list|describe|tail`, the verbs that change topics: `grow|set|trim|
-truncate|terminate|delete|schema|compact|clean|repair`, and `spark-ledger namespace set|show|list`.
+"""`spark-ledger topic create|list|describe|stats|tail`, the verbs that change topics: `grow|set|trim
+|truncate|terminate|delete|schema|compact|clean|repair`, and `spark-ledger namespace set|show|list`.
 """
 
-import asyncio
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spark_ledger.async_tasks import woken
 from spark_ledger.cli.common import (
     App,
     JsonOption,
     UrlOption,
     answer,
     by_partition,
-    in_json,
     offsets_of,
     print_facts,
     print_json,
     print_table,
-    readable,
     tell_unreadable,
     time_ms,
     with_topics,
 )
-from spark_ledger.errors import BadConfig, LedgerError
+from spark_ledger.cli.rows import print_row, rows_from
+from spark_ledger.cli.stats import NO_STATS, print_stats, stats_of
+from spark_ledger.errors import BadConfig, LedgerError, Unavailable
 
 if TYPE_CHECKING:
     from spark_ledger.topic.client import TopicClient
     from spark_ledger.topic.log.policies import NamespacePolicies
     from spark_ledger.topic.log.topics import TopicInfo
-    from spark_ledger.topic.read.row_blocks import Block
     from spark_ledger.topic.schema.registry import TopicSchema
     from spark_ledger.topic.subscription.seek_target import SeekTarget
     from spark_ledger.topic.upkeep.admin import TopicAdmin
     from spark_ledger.topic.upkeep.live_repair import Unopened
     from spark_ledger.topic.upkeep.upkeep import UpkeepReport
 
-
-LIVE_LOOK_S = 0.5  # between two looks of a tail at the ends of live segments
 
 app = App(help="Topics: partitioned logs of rows.", no_args_is_help=True)
 namespaces = App(help="Namespaces: the policies of their topics.", no_args_is_help=True)
@@ -356,10 +350,28 @@ def tail(
     its columns as JSON)."""
 
     async def work(client: "TopicClient") -> None:
-        async for block in _tail(client, name, rows, follow):
-            print_rows(block, json)
+        def start(first: int, end: int) -> int:
+            return max(first, end - rows)
+
+        async for row in rows_from(client, name, start, follow=follow):
+            print_row(row, json)
 
     with_topics(service_url, work)
+
+
+@app.command()
+def stats(name: Name, json: JsonOption = False, service_url: UrlOption = None) -> None:
+    """What the brokers know of a topic now: its clients, its subscriptions, how much is left to
+    them."""
+
+    async def work(client: "TopicClient") -> dict[str, object]:
+        info = await client.topics.open(name)
+        answered = await stats_of(client, info)
+        if answered is None:
+            raise Unavailable(f"no broker gives the stats of topic '{info.name}'", NO_STATS)
+        return answered
+
+    print_stats(with_topics(service_url, work), json)
 
 
 @app.command()
@@ -470,77 +482,6 @@ def _policies(info: "TopicInfo") -> dict[str, object]:
     from spark_ledger.topic.log.policies import to_json
 
     return to_json(info.policies)
-
-
-async def _tail(
-    client: "TopicClient", name: str, rows: int, follow: bool
-) -> AsyncIterator["Block"]:
-    """The last `rows` rows of each partition; with `follow` also later rows, once they are
-    committed, or confirmed in a live segment."""
-    from spark_ledger.topic.read.live import LiveEnds, live_task
-    from spark_ledger.topic.read.plan import plan_read
-    from spark_ledger.topic.task_reader import read_blocks
-
-    info = await client.topics.open(name)
-    log = client.log(info.id)
-    changed = asyncio.Event()
-    state = await log.fold(fresh=True, watch=changed.set)
-    live_ends = LiveEnds(client.ledgers)
-    starts: dict[int, int] | None = None
-    while True:
-        live = [partition.live for partition in state.partitions if partition.live is not None]
-        await live_ends.look(live)
-        confirmed = {segment.partition: live_ends.known(segment) for segment in live}
-        ends = state.end_offsets()
-        live_rows = {p: live_end.rows for p, live_end in confirmed.items()}
-        row_ends = {p: end + live_rows.get(p, 0) for p, end in ends.items()}
-        if starts is None:
-            first_offsets = state.start_offsets()
-            starts = {p: max(first_offsets[p], end - rows) for p, end in row_ends.items()}
-        at = {p: starts.get(p, 0) for p in ends}
-        ranges = {p: (min(at[p], end), end) for p, end in ends.items()}
-        tables = await client.tables(state, ranges)
-        tasks = plan_read(state, ranges, topic=info.name.full, read=tables)
-        topic = info.name.full
-        live_tasks = (live_task(topic, state, p, at[p], end) for p, end in confirmed.items())
-        for task in (*tasks, *(task for task in live_tasks if task is not None)):
-            async for block in read_blocks(client, task):
-                yield block
-        if not follow:
-            return
-        starts = {p: max(at[p], end) for p, end in row_ends.items()}
-        await woken(changed, LIVE_LOOK_S if live else None)
-        if changed.is_set():
-            changed.clear()
-            state = await log.fold(watch=changed.set)
-
-
-def print_rows(block: "Block", json: bool) -> None:
-    keys, values = _keys_and_values(block)
-    places = block.each("partition"), block.each_counted("offset"), block.each_ms()
-    rows = zip(keys, values, *(column.tolist() for column in places), strict=True)
-    for key, value, partition, offset, written_ms in rows:
-        if json:
-            facts = {"partition": partition, "offset": offset, "timestamp_ms": written_ms}
-            facts["key"] = None if key is None else readable(key)
-            facts["value"] = readable(value) if isinstance(value, bytes) else value
-            print_json(facts)
-        else:
-            text = in_json(value) if isinstance(value, dict) else readable(value)
-            print(f"{partition}\t{offset}\t{readable(key)}\t{text}", flush=True)
-
-
-def _keys_and_values(
-    block: "Block",
-) -> tuple[list[bytes | None], list[bytes | None] | list[dict[str, object]]]:
-    """The keys and values to show; the value of a typed row is an object of its columns."""
-    from spark_ledger.topic.entry.message_batch import KEY, TYPED_NAMES, VALUE, column_of
-
-    batch = block.record_batch
-    if not block.typed:
-        return column_of(batch, KEY).to_pylist(), column_of(batch, VALUE).to_pylist()
-    payload = [name for name in batch.schema.names if name not in TYPED_NAMES.values()]
-    return column_of(batch, TYPED_NAMES[KEY]).to_pylist(), batch.select(payload).to_pylist()
 
 
 def _facts(info: "TopicInfo") -> dict[str, object]:

@@ -5,8 +5,10 @@ import json
 import pytest
 
 from spark_ledger.local import LocalCluster
+from tests.integration.pulsar_clients import TIMEOUT_MS
 from tests.integration.topic_rows import write
 from tests.kit.cli import fails, succeeds
+from tests.kit.processes import eventually
 
 
 @pytest.fixture
@@ -49,3 +51,68 @@ def test_what_is_no_place_and_what_is_not_there_are_refused(cli):
     assert "is no time" in fails(*where, "--to", "yesterday", *url)
     assert "PARTITION=OFFSET" in fails(*where, "--to-offset", "0", *url)
     assert "LEDGER_SUBSCRIPTION.NOT_FOUND" in fails(*where, "--to", "latest", *url)
+
+
+def test_a_subscription_is_skipped_cleared_reset_and_peeked_at(cli):
+    cli("topic", "create", "cli-moves")
+    where = ("cli-moves", "mine")
+    url = ("--service-url", cli.url)
+    write(cli.url, "cli-moves", ["a", "b", "c"], ["d"])
+    cli("subscription", "create", *where, "--to", "earliest")
+    peeked = succeeds("subscription", "peek", *where, "--count", 2, "--json", *url).splitlines()
+    assert [json.loads(line)["value"] for line in peeked] == ["a", "b"]
+    assert cli("subscription", "skip", *where, 2)["offsets"] == {"0": 2}
+    assert cli("subscription", "expire", *where, "1d")["offsets"] == {}
+    assert cli("subscription", "expire", *where, "0s")["offsets"] == {"0": 4}
+    assert cli("subscription", "reset", *where)["offsets"] == {"0": 0}
+    assert cli("subscription", "reset", *where, "--to-offset", "0=1")["offsets"] == {"0": 1}
+    assert cli("subscription", "clear", *where)["offsets"] == {"0": 4}
+    assert succeeds("subscription", "peek", *where, *url) == ""
+    assert "LEDGER_CONFIG" in fails("subscription", "skip", *where, 1, "--partition", 3, *url)
+    assert "is no age" in fails("subscription", "expire", *where, "long", *url)
+    gone = "cli-moves", "gone"
+    for verb in (("clear", *gone), ("skip", *gone, 1), ("expire", *gone, "1s"), ("peek", *gone)):
+        assert "LEDGER_SUBSCRIPTION.NOT_FOUND" in fails("subscription", *verb, *url)
+
+
+def test_what_is_in_memory_of_brokers_is_listed_and_consumers_are_moved(cli, cluster, client, name):
+    consumer = client.subscribe(name, "s", consumer_name="eater", receiver_queue_size=2)
+    producer = client.create_producer(name)
+    for number in range(4):
+        producer.send(b"%d" % number)
+    consumer.receive(TIMEOUT_MS)
+
+    def listed():
+        (subscription,) = cli("subscription", "list", name)
+        return [subscription[column] for column in ("type", "consumers", "unacked", "delayed")]
+
+    assert eventually(lambda: listed() == ["Exclusive", 1, 2, 0] or listed()[2] == 3)
+    assert "Exclusive" in succeeds("subscription", "list", name, "--service-url", cli.url)
+    stats = cli("topic", "stats", name)
+    assert stats["subscriptions"]["s"]["msgBacklog"] == 4
+    shown = succeeds("topic", "stats", name, "--service-url", cli.url)
+    assert "Exclusive" in shown and producer.producer_name() in shown
+    cli("subscription", "clear", name, "s")
+    producer.send(b"new")
+    assert eventually(lambda: consumer.receive(TIMEOUT_MS).data() == b"new")
+
+
+def test_lines_are_produced_and_consumed_each_once(cli):
+    url = ("--service-url", cli.url)
+    cli("topic", "create", "cli-lines", "--partitions", 2)
+    assert cli("produce", "cli-lines", "one", "two", "--key", "k")["rows"] == 2
+    assert "1 rows are in topic cli-lines" in succeeds("produce", "cli-lines", "three", *url)
+    one_pass = ("consume", "cli-lines", "-s", "mine", "--no-follow", "--earliest", *url)
+    lines = succeeds(*one_pass).splitlines()
+    assert sorted(line.split("\t")[2:] for line in lines) == [
+        ["k", "one"],
+        ["k", "two"],
+        ["null", "three"],
+    ]
+    assert succeeds(*one_pass) == ""
+    cli("produce", "cli-lines", "four", "five")
+    (row,) = succeeds(*one_pass, "--count", 1, "--json").splitlines()
+    (rest,) = succeeds(*one_pass, "--json").splitlines()
+    assert {json.loads(row)["value"], json.loads(rest)["value"]} == {"four", "five"}
+    assert "LEDGER_TOPIC.NOT_FOUND" in fails("produce", "cli-gone", "x", *url)
+    assert "LEDGER_TOPIC.NOT_FOUND" in fails("consume", "cli-gone", "-s", "x", *url)

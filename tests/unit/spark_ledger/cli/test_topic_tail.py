@@ -7,7 +7,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from spark_ledger.cli.topic import print_rows
+from spark_ledger.cli.rows import print_row, rows_of
 from tests.kit.rows import Rows
 from tests.kit.segments_seen import block_of
 
@@ -24,7 +24,8 @@ TYPED = pa.record_batch(
 
 
 def printed(capsys, batch, *, typed, as_json):
-    print_rows(block_of(Rows(3, 40, 7, batch, typed)), as_json)
+    for row in rows_of(block_of(Rows(3, 40, 7, batch, typed))):
+        print_row(row, as_json)
     return capsys.readouterr().out.splitlines()
 
 

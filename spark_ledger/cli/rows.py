@@ -1,0 +1,273 @@
+"""Rows on a terminal: `spark-ledger produce`, `consume`, and what `topic tail` and `subscription
+peek` print.
+
+Always true: a row is printed once, those of a partition in their order. `consume` moves its
+subscription past a row after the row is printed, so a row may come again after a crash, and none is
+missed.
+"""
+
+import asyncio
+import os
+import random
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from spark_ledger.async_tasks import woken
+from spark_ledger.cli.common import (
+    JsonOption,
+    UrlOption,
+    answer,
+    in_json,
+    print_json,
+    readable,
+    with_topics,
+)
+from spark_ledger.errors import BadConfig
+
+if TYPE_CHECKING:
+    from spark_ledger.topic.client import TopicClient
+    from spark_ledger.topic.read.row_blocks import Block
+    from spark_ledger.topic.subscription.cursor import Cursor
+
+LIVE_LOOK_S = 0.5
+"""Between two looks at the ends of live segments."""
+LINES_AT_ONCE = 10_000
+LINE_BYTES_MAX = 1 << 20
+APP_ID = "spark-ledger-produce"
+
+Start = Callable[[int, int], int]
+"""The offset at which to begin, of a partition with that first offset and that end."""
+
+
+class ShownRow(NamedTuple):
+    """`value` of a typed row is an object of its columns."""
+
+    partition: int
+    offset: int
+    written_ms: int
+    key: bytes | None
+    value: bytes | dict[str, object] | None
+
+
+# -- rows of a topic -------------------------------------------------------------------------------
+
+
+async def rows_from(
+    client: "TopicClient", name: str, start: Start | Mapping[int, int], *, follow: bool
+) -> AsyncIterator[ShownRow]:
+    """The rows of each partition from `start` on, up to the end or with `follow` for ever: those
+    that are committed, and those of live segments that are confirmed."""
+    from spark_ledger.topic.read.live import LiveEnds, live_task
+    from spark_ledger.topic.read.plan import plan_read
+    from spark_ledger.topic.task_reader import read_blocks
+
+    info = await client.topics.open(name)
+    log = client.log(info.id)
+    changed = asyncio.Event()
+    state = await log.fold(fresh=True, watch=changed.set)
+    live_ends = LiveEnds(client.ledgers)
+    starts: dict[int, int] | None = None
+    while True:
+        live = [partition.live for partition in state.partitions if partition.live is not None]
+        await live_ends.look(live)
+        confirmed = {segment.partition: live_ends.known(segment) for segment in live}
+        ends = state.end_offsets()
+        live_rows = {p: live_end.rows for p, live_end in confirmed.items()}
+        row_ends = {p: end + live_rows.get(p, 0) for p, end in ends.items()}
+        if starts is None:
+            starts = _starts_of(state.start_offsets(), row_ends, start)
+        at = {p: starts.get(p, 0) for p in ends}
+        ranges = {p: (min(at[p], end), end) for p, end in ends.items()}
+        tables = await client.tables(state, ranges)
+        tasks = plan_read(state, ranges, topic=info.name.full, read=tables)
+        topic = info.name.full
+        live_tasks = (live_task(topic, state, p, at[p], end) for p, end in confirmed.items())
+        for task in (*tasks, *(task for task in live_tasks if task is not None)):
+            async for block in read_blocks(client, task):
+                for row in rows_of(block):
+                    yield row
+        if not follow:
+            return
+        starts = {p: max(at[p], end) for p, end in row_ends.items()}
+        await woken(changed, LIVE_LOOK_S if live else None)
+        if changed.is_set():
+            changed.clear()
+            state = await log.fold(watch=changed.set)
+
+
+def _starts_of(
+    firsts: Mapping[int, int], ends: Mapping[int, int], start: Start | Mapping[int, int]
+) -> dict[int, int]:
+    if isinstance(start, Mapping):
+        return {p: max(first, start.get(p, first)) for p, first in firsts.items()}
+    return {p: start(first, ends[p]) for p, first in firsts.items()}
+
+
+def rows_of(block: "Block") -> Iterator[ShownRow]:
+    keys, values = _keys_and_values(block)
+    places = block.each("partition"), block.each_counted("offset"), block.each_ms()
+    columns = (column.tolist() for column in places)
+    for partition, offset, written_ms, key, value in zip(*columns, keys, values, strict=True):
+        yield ShownRow(partition, offset, written_ms, key, value)
+
+
+def print_row(row: ShownRow, json: bool) -> None:
+    if not json:
+        text = in_json(row.value) if isinstance(row.value, dict) else readable(row.value)
+        print(f"{row.partition}\t{row.offset}\t{readable(row.key)}\t{text}", flush=True)
+        return
+    facts: dict[str, object] = {
+        "partition": row.partition,
+        "offset": row.offset,
+        "timestamp_ms": row.written_ms,
+    }
+    facts["key"] = None if row.key is None else readable(row.key)
+    facts["value"] = readable(row.value) if isinstance(row.value, bytes) else row.value
+    print_json(facts)
+    sys.stdout.flush()
+
+
+def _keys_and_values(
+    block: "Block",
+) -> tuple[list[bytes | None], list[bytes | None] | list[dict[str, object]]]:
+    """The keys and values to show; the value of a typed row is an object of its columns."""
+    from spark_ledger.topic.entry.message_batch import KEY, TYPED_NAMES, VALUE, column_of
+
+    batch = block.record_batch
+    if not block.typed:
+        return column_of(batch, KEY).to_pylist(), column_of(batch, VALUE).to_pylist()
+    payload = [name for name in batch.schema.names if name not in TYPED_NAMES.values()]
+    return column_of(batch, TYPED_NAMES[KEY]).to_pylist(), batch.select(payload).to_pylist()
+
+
+# -- produce ---------------------------------------------------------------------------------------
+
+
+def produce(
+    topic: Annotated[str, typer.Argument(help="The topic, which exists.")],
+    lines: Annotated[
+        list[str] | None, typer.Argument(help="The values; none: the lines of standard input.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="The key of all of them.")] = None,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Write lines of text as rows, for a quick try: a commit for every 10,000 lines, or for each
+    line that is typed. Programs write with Spark, or with Pulsar's clients."""
+
+    async def work(client: "TopicClient") -> int:
+        await client.topics.open(topic)
+        written = 0
+        for group in _groups(lines):
+            await _commit_lines(client, topic, group, key)
+            written += len(group)
+        return written
+
+    written = with_topics(service_url, work)
+    answer(json, {"topic": topic, "rows": written}, f"{written} rows are in topic {topic}")
+
+
+def _groups(lines: list[str] | None) -> Iterator[list[bytes]]:
+    """The lines that become one commit each time. Raises errors.BadConfig."""
+    if lines:
+        yield [_checked(line.encode()) for line in lines]
+        return
+    source = iter(sys.stdin.buffer.readline, b"")
+    at_once = 1 if sys.stdin.isatty() else LINES_AT_ONCE
+    while group := [_checked(line.rstrip(b"\r\n")) for line in islice(source, at_once)]:
+        yield group
+
+
+def _checked(line: bytes) -> bytes:
+    if len(line) > LINE_BYTES_MAX:
+        raise BadConfig(
+            f"a line of {len(line)} bytes is too long", f"Give {LINE_BYTES_MAX} bytes at most."
+        )
+    return line
+
+
+async def _commit_lines(
+    client: "TopicClient", topic: str, lines: list[bytes], key: str | None
+) -> None:
+    import pyarrow as pa
+
+    from spark_ledger.topic.commit.draft import TxnKey
+    from spark_ledger.topic.write import DEFAULT_SETTINGS, TaskResult, inline_segments
+
+    info = await client.topics.open(topic)
+    partitions = len((await client.log(info.id).fold()).partitions)
+    run = uuid.UUID(bytes=os.urandom(16)).hex
+    target = info.name.full
+    intent = await client.intents.open_batch_intent(f"{APP_ID}-{run}", run, target, random=True)
+    sender = client.sender(info, intent)
+    try:
+        encoder = client.encoder(info, random.randrange(partitions), partitions)
+        values = pa.array(lines, pa.binary())
+        keys = None if key is None else pa.array([key.encode()] * len(lines), pa.binary())
+        for entry in encoder.add(keys, values):
+            await sender.send(entry)
+        small = encoder.flush_small(DEFAULT_SETTINGS.inline_bytes_max)
+        for entry in encoder.flush() if small is None else ():
+            await sender.send(entry)
+        segments = await sender.finish() if small is None else inline_segments(small)
+        result = TaskResult(info.id, intent.id, 0, 0, segments, creators=dict(sender.creators))
+        txn = TxnKey(intent.app_id, target, 0, run)
+        await client.commit_topics({info.id: [result]}, txn, intent.id, finish_intent=True)
+    except BaseException:
+        await client.intents.try_finish(intent)
+        raise
+
+
+# -- consume ---------------------------------------------------------------------------------------
+
+
+def consume(
+    topic: Annotated[str, typer.Argument(help="The topic.")],
+    subscription: Annotated[str, typer.Option("--subscription", "-s", help="Its subscription.")],
+    count: Annotated[int, typer.Option(help="End after so many rows; 0: never.", min=0)] = 0,
+    follow: Annotated[bool, typer.Option(help="Wait for more, until Ctrl-C.")] = True,
+    earliest: Annotated[
+        bool, typer.Option("--earliest", help="Make a new subscription at the first row kept.")
+    ] = False,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Print rows and move a subscription past them, for a quick try: partition, offset, key, value.
+    It has the subscription alone, as a query would. Programs read with Spark, or with Pulsar's
+    clients."""
+
+    async def work(client: "TopicClient") -> None:
+        from spark_ledger.topic.subscription.seek_target import End
+
+        info = await client.topics.open(topic)
+        run = uuid.UUID(bytes=os.urandom(16)).hex
+        start = End.EARLIEST if earliest else End.LATEST
+        query = f"spark-ledger consume {run[:8]}"
+        cursor = await client.subscriptions.open(info, subscription, query, run, start=start)
+        try:
+            await _consume(client, topic, cursor, count, follow, json)
+        finally:
+            await cursor.release()
+
+    with_topics(service_url, work)
+
+
+async def _consume(
+    client: "TopicClient", topic: str, cursor: "Cursor", count: int, follow: bool, json: bool
+) -> None:
+    printed = 0
+    positions = await cursor.recovered()
+    async with aclosing(rows_from(client, topic, positions, follow=follow)) as rows:  # type: ignore[type-var]
+        async for row in rows:
+            cursor.check()
+            print_row(row, json)
+            cursor.advance({row.partition: row.offset + 1})
+            printed += 1
+            if printed == count:
+                return
