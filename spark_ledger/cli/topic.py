@@ -1,5 +1,5 @@
-"""`spark-ledger topic create|list|describe|stats|tail`, the verbs that change topics: `grow|set|trim
-|truncate|terminate|delete|schema|compact|clean|repair`, and `spark-ledger namespace set|show|list`.
+"""`spark-ledger topic create|list|describe|stats|tail`, the verbs that change topics: `grow|set|
+trim|truncate|terminate|delete|schema|compact|clean|repair`, `spark-ledger namespace set|show|list`.
 """
 
 import sys
