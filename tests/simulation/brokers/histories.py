@@ -130,4 +130,19 @@ OF_BROKERS: list[tuple[Any, ...]] = [
         lambda g, x: ("a reader", -1, False, -1, 0),
         lambda g, x: ("a reader", 3, True, 4, 6),
     ),
+    (
+        *("B19", I.a_row_is_pending_at_one_consumer),
+        lambda g, x: ("shared", 0, []),
+        lambda g, x: ("shared", 0, [7]),
+    ),
+    (
+        *("B20", I.a_count_is_of_requests),
+        lambda g, x: ("a consumer", 7, 2, 2),
+        lambda g, x: ("a consumer", 7, 3, 2),
+    ),
+    (
+        *("B21", I.no_more_is_sent_than_asked_for),
+        lambda g, x: ("a consumer", 7, 1),
+        lambda g, x: ("a consumer", 7, 0),
+    ),
 ]

@@ -1,12 +1,13 @@
 """Brokers in a run: several of them serve one topic to producers, consumers and readers, while
 Spark commits to the same partitions, and brokers die, stand still, are stopped and come.
 
-Always true: each answer that a client gets is judged at that moment (invariants B1 to B18); when
+Always true: each answer that a client gets is judged at that moment (invariants B1 to B21); when
 all is well again each batch gets its receipt and each consumer gets to the end; then the last
 broker stops in good order, or is killed.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +30,7 @@ from tests.simulation.brokers.living import Living
 from tests.simulation.brokers.places import Places, adopting
 from tests.simulation.brokers.process import BrokerProcess, Brokers, small_entries
 from tests.simulation.brokers.producer import ProducerModel
+from tests.simulation.brokers.sharing import consumers_that_share, limits_of_sharing
 from tests.simulation.brokers.truth import Truth
 from tests.simulation.ghost import LedgerGhost
 from tests.simulation.invariants import Violation
@@ -93,6 +95,10 @@ class BrokerWork:
         self.chunks = "chunks" in work.plan.also
         """Producers send some messages in chunks."""
         self.truth.chunks.any_sent = self.chunks
+        self.shares = "sharing" in work.plan.also
+        """Consumers share a subscription."""
+        self.asked_again: dict[int, Counter[int]] = {}
+        """By partition how often a message was asked for again; -1: all messages."""
         self.places: Places
         self.batches = BatchReads(self)
         self.over = False
@@ -203,6 +209,7 @@ class BrokerWork:
             for number, (subscription, kind) in enumerate(kinds):
                 name = f"{number} of {subscription}"
                 consumers.append(ConsumerModel(self, name, partition, subscription, kind))
+        consumers += consumers_that_share(self) if self.shares else []
         return self.begin_with(producers, consumers)
 
     def begin_with(
@@ -265,6 +272,7 @@ class BrokerWork:
             roll_entries=entries,
             roll_age_s=age_s,
             roll_entries_read=1 + entries // 4,
+            **(limits_of_sharing(self, client.name) if self.shares else {}),
         )
         broker = self.made(client, settings)
         (outcome,) = await asyncio.gather(

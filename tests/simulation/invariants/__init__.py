@@ -25,16 +25,19 @@ from tests.simulation.invariants.bookies import (
 )
 from tests.simulation.invariants.brokers import (
     a_consumer_passes_over_nothing,
+    a_count_is_of_requests,
     a_deleted_subscription_is_gone,
     a_durable_position_never_goes_back,
     a_message_in_chunks_is_whole,
     a_message_is_stored_as_often_as_it_was_sent,
     a_producer_that_comes_back_hears_how_far_it_came,
     a_read_has_what_had_a_receipt_before,
+    a_row_is_pending_at_one_consumer,
     a_seal_says_what_its_entries_are,
     all_who_use_brokers_come_to_the_end,
     chunks_of_a_message_have_one_id,
     messages_are_in_the_order_of_their_producer,
+    no_more_is_sent_than_asked_for,
     nothing_is_told_that_is_not_confirmed,
     one_consumer_is_given_messages_at_a_time,
     receipts_come_in_the_order_of_batches,
@@ -164,6 +167,9 @@ from tests.simulation.invariants.topics import (
 )
 
 __all__ = [
+    "no_more_is_sent_than_asked_for",
+    "a_row_is_pending_at_one_consumer",
+    "a_count_is_of_requests",
     "ALL",
     "Violation",
     "a_bookie_is_lost_after_the_whole_delay",

@@ -174,3 +174,26 @@ def a_read_has_what_had_a_receipt_before(
     still."""
     what = f"a read of partition {partition} ends at {found}, a receipt was for up to {told}"
     require(found >= told, "B16", what)
+
+
+@invariant("B19")
+def a_row_is_pending_at_one_consumer(
+    ghost: Ghost, name: str, partition: int, twice: list[int]
+) -> None:
+    """Of a subscription that several consumers share, a row that was sent is pending at one of them
+    and does not wait to be sent again."""
+    what = f"subscription {name}, partition {partition}: offsets {twice[:5]}"
+    require(not twice, "B19", f"{what} are pending twice, or pending and waiting")
+
+
+@invariant("B20")
+def a_count_is_of_requests(ghost: Ghost, who: str, offset: int, count: int, asked: int) -> None:
+    """A message's redelivery count is raised by requests for it alone."""
+    what = f"{who} gets offset {offset} for the {count}. time again"
+    require(count <= asked, "B20", f"{what}, and it was asked for {asked} times")
+
+
+@invariant("B21")
+def no_more_is_sent_than_asked_for(ghost: Ghost, who: str, offset: int, permits: int) -> None:
+    """A consumer is sent a batch only while it has a permit left."""
+    require(permits > 0, "B21", f"{who} gets offset {offset} with {permits} permits left")

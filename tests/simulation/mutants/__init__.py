@@ -17,6 +17,7 @@ from tests.simulation.mutants import (
     reading,
     records,
     recovering,
+    sharing,
     storing,
     topics,
 )
@@ -37,5 +38,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *drawn.MUTANTS,
     *healing.MUTANTS,
     *brokers.MUTANTS,
+    *sharing.MUTANTS,
     *long_lives.MUTANTS,
 )
