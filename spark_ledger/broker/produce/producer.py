@@ -296,10 +296,11 @@ class Run:
         producer.connection.stored(self.waiting_bytes)
 
     def failed(self, error: errors.LedgerError) -> None:
+        """After another error than MessageTooBig the client comes back, and sends again or learns
+        why it cannot: that the topic is terminated, it understands only as the answer to PRODUCER
+        (the client for Go passes over a SEND_ERROR that has this reason)."""
         producer = self.producer
-        if isinstance(error, errors.TopicTerminated):
-            self._refused(Refusal(ServerError.TOPIC_TERMINATED, str(error)))
-        elif isinstance(error, errors.MessageTooBig):
+        if isinstance(error, errors.MessageTooBig):
             self._refused(Refusal(producer.connection.drop, str(error)))
         else:
             producer.send_away()
