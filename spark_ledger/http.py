@@ -49,7 +49,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """`body` is sent as JSON, unless the status is NO_CONTENT."""
+    """`body` is sent as it is if it is bytes, else as JSON, unless the status is NO_CONTENT."""
 
     body: Any = None
     status: HTTPStatus = HTTPStatus.OK
@@ -171,10 +171,12 @@ def _encoded(response: HttpResponse) -> web.Response:
     headers = dict(response.headers)
     if response.status is HTTPStatus.NO_CONTENT:
         return web.Response(status=response.status, headers=headers)
-    body = json.dumps(response.body).encode()
-    return web.Response(
-        status=response.status, headers=headers, body=body, content_type="application/json"
-    )
+    kind, body = "application/json", response.body
+    if isinstance(body, bytes):
+        kind = "application/octet-stream"
+    else:
+        body = json.dumps(body).encode()
+    return web.Response(status=response.status, headers=headers, body=body, content_type=kind)
 
 
 # -- asking ----------------------------------------------------------------------------------------

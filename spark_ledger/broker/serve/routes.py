@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from spark_ledger.broker.admin import namespaces, stats, subscriptions, topics
+from spark_ledger.broker.admin import messages, namespaces, stats, subscriptions, topics
 from spark_ledger.broker.admin.access import Access, HttpRefusal
 from spark_ledger.broker.admin.call import Call, not_built
 from spark_ledger.broker.admin.refusals import TEXT_MAX, refusal_of
@@ -84,6 +84,7 @@ ROUTES = (
     RouteEntry("DELETE", f"{_TOPIC}/partitions", topics.delete_partitioned),
     RouteEntry("POST", f"{_TOPIC}/terminate", topics.terminate),
     RouteEntry("PUT", f"{_TOPIC}/unload", topics.unload),
+    RouteEntry("GET", f"{_TOPIC}/ledger/{{ledger}}/entry/{{entry}}", messages.message),
     RouteEntry("GET", f"{_TOPIC}/stats", stats.topic_stats),
     RouteEntry("GET", f"{_TOPIC}/partitioned-stats", stats.partitioned_stats),
     RouteEntry("GET", f"{_TOPIC}/subscriptions", subscriptions.subscriptions),

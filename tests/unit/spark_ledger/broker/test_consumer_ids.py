@@ -2,41 +2,12 @@
 
 import asyncio
 
-from spark_ledger.broker import names
-from spark_ledger.broker.serve.connection import Connection
-from spark_ledger.broker.wire.commands import ServerError, command
-from spark_ledger.broker.wire.frames import encode
+from spark_ledger.broker.wire.commands import ServerError
 from tests.kit.pulsar_batches import lone, message
-from tests.unit.spark_ledger.broker.background import Brokers
-from tests.unit.spark_ledger.broker.connections import Socket
+from tests.unit.spark_ledger.broker.sessions import TOPIC, Session, session_of
 from tests.unit.spark_ledger.topic.stage import play
 
-TOPIC = "persistent://public/default/t-partition-0"
 OF_S = {"topic": TOPIC, "subscription": "s", "initialPosition": 1, "consumer_id": 1}
-
-
-class Session:
-    """A client of a broker that has the topic."""
-
-    def __init__(self, broker):
-        self.connection, self.socket = Connection(broker, lambda _: None), Socket()
-        self.connection.connection_made(self.socket)
-
-    def ask(self, name, data=b"", **fields):
-        self.connection.data_received(encode(command(name, **fields), data or b""))
-
-    async def answer(self, name, *asked, **fields):
-        self.ask(*asked, **fields)
-        return await self.socket.answer(name)
-
-
-async def session_of(stage):
-    broker = await Brokers(stage).new("a")
-    broker.message_bytes_max = 4 << 10  # entries of the simulation are small
-    session = Session(broker)
-    await session.answer("connected", "connect", client_version="raw", protocol_version=19)
-    await broker.lookup(names.parse(TOPIC), authoritative=True)
-    return broker, session
 
 
 def test_a_consumer_that_is_there_gets_another_success_and_goes_on_where_it_was():

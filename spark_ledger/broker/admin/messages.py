@@ -1,0 +1,80 @@
+"""One stored message or batch, by its id.
+
+Always true: a broker that does not have the partition sends the request on to its owner. The
+payload is as its producer made it, decompressed: of a batch with the metadata of each message.
+"""
+
+import json
+from datetime import UTC, datetime
+from http import HTTPStatus
+from urllib.parse import quote
+
+from spark_ledger.broker import names
+from spark_ledger.broker.admin.access import HttpRefusal
+from spark_ledger.broker.admin.call import Call
+from spark_ledger.broker.owner.membership import brokers_alive
+from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.http import HttpResponse
+from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.topic.entry.pulsar_batch import chunk_in, chunks_of, is_last_chunk
+
+DIGITS_MAX = 19
+
+
+async def message(call: Call) -> HttpResponse:
+    info = await call.existing()
+    ledger, entry = _number_of(call, "ledger"), _number_of(call, "entry")
+    if ledger != names.ledger_number(info.id):
+        raise _missing(call)
+    url, is_here = await call.broker.lookup(call.name, authoritative=False)
+    if not is_here:
+        return await _sent_on(call, url)
+    _, owned = await call.broker.partition(call.name, create=False)
+    if not owned.log.start <= entry < owned.log.end:
+        raise _missing(call)
+    for stored in await owned.log.read(entry):
+        if stored.offset == entry and stored.has_rows:
+            return _response(f"{ledger}:{entry}", stored)
+    raise _missing(call)
+
+
+async def _sent_on(call: Call, url: str) -> HttpResponse:
+    registered = await brokers_alive(call.client.store)
+    for broker in registered.values():
+        if broker.url == url and broker.admin_url:
+            to = {"Location": broker.admin_url + quote(call.request.path)}
+            return HttpResponse(None, HTTPStatus.TEMPORARY_REDIRECT, to)
+    raise HttpRefusal(
+        HTTPStatus.SERVICE_UNAVAILABLE, f"the broker at {url} has the message: ask it"
+    )
+
+
+def _response(message_id: str, stored: Stored) -> HttpResponse:
+    data = chunk_in(stored.data) if is_last_chunk(stored.data) else chunks_of(stored.data)[0]
+    batch = pulsar_batch.parse(data)
+    metadata = batch.metadata
+    made = datetime.fromtimestamp(metadata.publish_time / 1000, UTC)
+    headers = {
+        "X-Pulsar-Message-ID": message_id,
+        "X-Pulsar-publish-time": made.isoformat(timespec="milliseconds"),
+    }
+    if batch.batched:
+        headers["X-Pulsar-num-batch-message"] = str(batch.messages)
+    properties = {pair.key: pair.value for pair in metadata.properties}
+    if properties:
+        headers["X-Pulsar-PROPERTY"] = json.dumps(properties)
+    payload = bytes(data[batch.payload_at :]) if batch.is_chunk or batch.encrypted else None
+    if payload is None:
+        payload = bytes(pulsar_batch.payload_of(batch))
+    return HttpResponse(payload, HTTPStatus.OK, headers)
+
+
+def _number_of(call: Call, name: str) -> int:
+    text = call.request.parts[name]
+    if not (text.isascii() and text.isdecimal()) or len(text) > DIGITS_MAX:
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"'{text}' is no number of a {name}")
+    return int(text)
+
+
+def _missing(call: Call) -> HttpRefusal:
+    return HttpRefusal(HTTPStatus.NOT_FOUND, f"there is no message at {call.request.path}")
