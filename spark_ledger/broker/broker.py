@@ -17,6 +17,7 @@ from spark_ledger import errors
 from spark_ledger.async_tasks import SharedTasks
 from spark_ledger.broker.catalog import Catalog
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
+from spark_ledger.broker.dispatch.subscriptions import SharingRules
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_partition import OwnedPartition, owned_elsewhere
 from spark_ledger.broker.owned_topic import REREAD_S, OwnedTopic
@@ -236,7 +237,9 @@ class Broker:
                 self._unfollow,
             )
         )
-        made.subscriptions.unacked_limits = UnackedLimits.of(self.settings)
+        made.subscriptions.sharing = SharingRules(
+            UnackedLimits.of(self.settings), self.clock.earliest_ms
+        )
         made.backlogs.look_s = self.settings.backlog_look_s
         await made.start()
         return made

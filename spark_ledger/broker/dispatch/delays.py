@@ -11,13 +11,22 @@ A message takes 32 bytes: its place by offset, and its place by time in the buck
 
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from pyroaring import BitMap64
+
+from spark_ledger import errors
+from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.topic.entry import pulsar_batch
 
 MESSAGE_BYTES = 32
+INDEX_BYTES_MAX = 64 << 20
+"""Of a partition: 2 million messages. Beyond it no subscription reads on until some are due."""
+_TAG = b"\x98\x01"
+"""Protobuf's tag of `deliver_at_time`: without it in its bytes, metadata has no such time."""
 _BUCKET_MS = 1000
 
 Longs = npt.NDArray[np.int64]
@@ -40,6 +49,8 @@ class DelayIndex:
         self._dues_ms = array("q")
         self._buckets: dict[int, _Bucket] = {}
         self._seconds: list[int] = []  # the keys of `_buckets`, rising
+        self.asked_ms: dict[object, int] = {}
+        """By subscription the time up to which it has asked for what is due."""
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -47,6 +58,10 @@ class DelayIndex:
     @property
     def bytes(self) -> int:
         return MESSAGE_BYTES * len(self._offsets)
+
+    @property
+    def is_full(self) -> bool:
+        return self.bytes >= INDEX_BYTES_MAX
 
     def cover(self, lo: int, hi: int) -> None:
         """All delayed messages of [lo, hi) were added. A range that neither meets nor follows the
@@ -161,3 +176,94 @@ class DelayIndex:
 
 def _kept(column: "array[int]", kept: npt.NDArray[np.bool_]) -> "array[int]":
     return array("q", np.frombuffer(column, np.int64)[kept].tobytes())
+
+
+class HeldMessages:
+    """The delayed messages that one subscription has met: `rows` are not due yet, `due` are due and
+    not sent. `earliest_ms` returns a time that the store's clock has passed for certain, None as
+    long as none is known: then no message is due."""
+
+    def __init__(self, index: DelayIndex, earliest_ms: Callable[[], int | None]) -> None:
+        self.rows = BitMap64()
+        self.due = BitMap64()
+        self._index = index
+        self._earliest_ms = earliest_ms
+
+    @property
+    def now_ms(self) -> int:
+        """The time by which a message is due. It never goes back."""
+        return max(self._index.asked_ms.get(self, 0), self._earliest_ms() or 0)
+
+    @property
+    def is_full(self) -> bool:
+        return self._index.is_full
+
+    def begin(self) -> None:
+        """The subscription reads from its mark on: what it has met before is forgotten."""
+        self.rows.clear()
+        self.due.clear()
+        self._index.asked_ms[self] = self.now_ms
+
+    def end(self) -> None:
+        """The subscription reads no more."""
+        self.rows.clear()
+        self.due.clear()
+        self._index.asked_ms.pop(self, None)
+
+    def holds(self, batch: Stored) -> bool:
+        """Whether the batch is a message that is not due; the subscription has met it then."""
+        due_ms = deliver_at_ms(batch)
+        if due_ms <= 0 or due_ms <= self.now_ms:
+            return False
+        self._index.add(batch.offset, due_ms)
+        self.rows.add(batch.offset)
+        return True
+
+    def pass_over(self, offset: int) -> int:
+        """The end of the run of messages from `offset` on that are known not to be due: the
+        subscription has met them, and need not read them."""
+        end = self._index.held_until(offset, self.now_ms) if len(self._index) else offset
+        if end > offset:
+            self.rows.add_range(offset, end)
+        return end
+
+    def look(self) -> None:
+        """Find out what became due."""
+        now_ms, asked_ms = self.now_ms, self._index.asked_ms
+        if self.rows and now_ms > asked_ms[self]:
+            became_due = BitMap64(self._index.due_between(asked_ms[self], now_ms)) & self.rows
+            self.due |= became_due
+            self.rows -= became_due
+        asked_ms[self] = now_ms
+        if len(self._index):
+            self._index.forget_due(min(asked_ms.values()))
+
+    def drop(self, lo: int, hi: int) -> None:
+        """Rows of [lo, hi) are acknowledged, sent, or do not exist any more."""
+        for rows in (self.rows, self.due):
+            if rows:
+                rows.remove_range(lo, hi)
+
+    def wait_s(self) -> float | None:
+        """The time until a message that is held is due; None if none is held."""
+        now_ms = self.now_ms
+        due_ms = self._index.next_due_ms(now_ms) if self.rows else None
+        return None if due_ms is None else (due_ms - now_ms) / 1000
+
+
+def deliver_at_ms(batch: Stored) -> int:
+    """When the batch is to be delivered; 0: at once. Clients never batch delayed messages; a batch
+    that cannot be decoded is delivered at once."""
+    if batch.batched or batch.messages != 1:
+        return 0
+    data = memoryview(batch.data)
+    try:
+        if pulsar_batch.is_last_chunk(data):
+            data = pulsar_batch.chunk_in(data)
+        begin = pulsar_batch.HEAD.size
+        end = begin + int.from_bytes(bytes(data[begin - 4 : begin]), "big")
+        if _TAG not in bytes(data[begin:end]):
+            return 0
+        return int(pulsar_batch.parse(data).metadata.deliver_at_time)
+    except errors.BadEntry:
+        return 0

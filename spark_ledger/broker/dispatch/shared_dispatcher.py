@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from spark_ledger.async_tasks import woken
 from spark_ledger.broker.dispatch.acks import ack_set
+from spark_ledger.broker.dispatch.delays import HeldMessages
 from spark_ledger.broker.dispatch.dispatcher import (
     CROWDED_S,
     SOON_S,
@@ -26,6 +27,7 @@ from spark_ledger.broker.dispatch.sharing import (
     ReceiverChoice,
     Sharing,
     UnackedLimits,
+    next_row,
 )
 from spark_ledger.broker.names import offset_of
 from spark_ledger.broker.owner.partition import READ_BYTES, Partition
@@ -53,8 +55,10 @@ class SharedDispatcher(Dispatcher):
         cursor: ConsumerCursor | None,
         choice: ReceiverChoice,
         limits: UnackedLimits,
+        held: HeldMessages,
     ) -> None:
         super().__init__(partition, policy, mark, cursor)
+        self.held = held
         self.sharing = Sharing(self.acks, limits, choice, self._wake.set)
         self._sending: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
@@ -63,6 +67,8 @@ class SharedDispatcher(Dispatcher):
         """Batches that were cut out in this step."""
 
     def _has_joined(self, consumer: Consumer) -> None:
+        if len(self.consumers) == 1:
+            self.held.begin()
         self.sharing.join(consumer)
         consumer.link.room_listeners[consumer] = self._wake
         if self._sending is None or self._sending.done():
@@ -74,6 +80,13 @@ class SharedDispatcher(Dispatcher):
         if not self.consumers:
             self.rewind()
 
+    def rewind(self) -> None:
+        super().rewind()
+        if self.consumers:
+            self.held.begin()
+        else:
+            self.held.end()
+
     def seek(self, offset: int) -> None:
         self.sharing.forget()
         try:
@@ -84,6 +97,7 @@ class SharedDispatcher(Dispatcher):
     def move_up(self, offset: int) -> None:
         super().move_up(offset)
         self.sharing.passed(self.acks.mark)
+        self.held.drop(0, self.acks.mark)
 
     def flow(self, consumer: Consumer, permits: int) -> None:
         consumer.has_asked = True
@@ -126,8 +140,9 @@ class SharedDispatcher(Dispatcher):
         self._wake.clear()
         if not self.consumers:
             return False
-        has_sent = await self._replay(lossy)
-        if not has_sent and self.sharing.may_read_on() and self.partition.end > self.position:
+        self.held.look()
+        has_sent = await self._replay(lossy) or await self._send_due(lossy)
+        if not has_sent and self._may_read_on():
             if not self.acks.may_send(self.position):
                 self._log_crowded()
                 await woken(self._wake, CROWDED_S)
@@ -136,8 +151,41 @@ class SharedDispatcher(Dispatcher):
             has_sent = await self._read_on(lossy)
         if not has_sent and self.consumers and not lossy:
             self.announce_end()
-            await self._wake.wait()
+            await woken(self._wake, self.held.wait_s())
         return True
+
+    def _may_read_on(self) -> bool:
+        has_more = self.partition.end > self.position and not self.held.is_full
+        return has_more and self.sharing.may_read_on()
+
+    async def _send_due(self, lossy: bool) -> bool:
+        """Send the delayed messages that are due, the oldest first, as far as consumers may get
+        them. Returns whether anything changed."""
+        rewinds, due, has_changed = self._rewinds, self.held.due, False
+        at = next_row(due, 0)
+        while at is not None and self.sharing.may_read_on():
+            self._read_at = at
+            dense = due.range_cardinality(at, at + STEP_BATCHES_MAX) > _DENSE_ROWS
+            batches = await self.partition.read(at, READ_BYTES if dense else 1, lossy=lossy)
+            if rewinds != self._rewinds:
+                return True
+            if not batches:
+                return await self._forget_hole(at) or has_changed
+            for batch in batches:
+                if batch.offset > at:
+                    self._forget(at, batch.offset)
+                if batch.offset in due:
+                    if not self._send_batch(batch, batch.offset, lossy):
+                        return has_changed
+                    due.discard(batch.offset)
+                    has_changed = True
+                at = next_row(due, max(at, batch.end))
+                if at is None:
+                    return has_changed
+            await asyncio.sleep(0)
+            if rewinds != self._rewinds:
+                return True
+        return has_changed
 
     async def _replay(self, lossy: bool) -> bool:
         """Send what waits, as far as consumers may get it. Returns whether anything changed."""
@@ -197,6 +245,7 @@ class SharedDispatcher(Dispatcher):
     def _forget(self, lo: int, hi: int) -> None:
         """There are no rows in [lo, hi) any more: nothing is sent or acknowledged."""
         self.sharing.drop(lo, hi)
+        self.held.drop(lo, hi)
         self.acks.pass_over(lo, hi)
 
     async def _read_on(self, lossy: bool) -> bool:
@@ -204,7 +253,10 @@ class SharedDispatcher(Dispatcher):
         changed."""
         rewinds = self._rewinds
         self._pass_over(self.partition.start)
-        begin = self._read_at = self.position
+        begin = self.position
+        self.position = self._read_at = self.held.pass_over(self.position)
+        if self.position >= self.partition.end:
+            return True
         batches = await self.partition.read(self.position, lossy=lossy)
         if rewinds != self._rewinds:
             return True
@@ -220,7 +272,8 @@ class SharedDispatcher(Dispatcher):
             if batch.end <= self.position:
                 continue
             self._pass_over(batch.offset)
-            if batch.has_rows and not self._send_batch(batch, lossy):
+            is_sent = not batch.has_rows or self.held.holds(batch)
+            if not is_sent and not self._send_batch(batch, self.position, lossy):
                 break
             if batch.has_rows:
                 self.position = batch.end
@@ -233,12 +286,13 @@ class SharedDispatcher(Dispatcher):
             self._cuts = 0
             await asyncio.sleep(0)
 
-    def _send_batch(self, batch: Stored, lossy: bool) -> bool:
-        """Send a batch that follows, or let it wait; False if it can do neither now."""
+    def _send_batch(self, batch: Stored, start: int, lossy: bool) -> bool:
+        """Send the rows of a batch from `start` on, or let them wait; False if it can do neither
+        now."""
         sharing = self.sharing
         missing = given = self._missing(batch, batch.offset)
-        if batch.offset < self.position:
-            given = self._missing(batch, self.position)
+        if batch.offset < start:
+            given = self._missing(batch, start)
         if not given:
             return True
         has_placed = False

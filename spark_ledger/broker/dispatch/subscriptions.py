@@ -10,13 +10,14 @@ subscription have one type. A subscription is opened and released by one call at
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakValueDictionary
 
 from spark_ledger import errors
 from spark_ledger.async_tasks import BackgroundTasks
 from spark_ledger.broker.dispatch.active_dispatcher import ActiveDispatcher
+from spark_ledger.broker.dispatch.delays import DelayIndex, HeldMessages
 from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
 from spark_ledger.broker.dispatch.policies import KeyShared, Policy, policy_of
 from spark_ledger.broker.dispatch.shared_dispatcher import SharedDispatcher
@@ -28,13 +29,31 @@ from spark_ledger.broker.wire.commands import Refusal, ServerError, Subscription
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
-DEFAULT_LIMITS = UnackedLimits()
 RELEASE_S = 5.0
 CLOSE_WAIT_S = 1.0
 """How long the close of a subscription's last consumer waits for the release, at most."""
 UNSUBSCRIBE_S = 25.0  # a client waits for half a minute
 RETURN_WAIT_S = 10.0
 """How long a subscription waits, before its release, for consumers that a seek sent away."""
+
+
+def _unknown() -> int | None:
+    """No time is known."""
+    return None
+
+
+@dataclass(slots=True)
+class SharingRules:
+    """What the Shared and Key_Shared subscriptions of a topic have in common: their limits, the
+    lower bound of the store's clock, and by partition which delayed messages are known."""
+
+    limits: UnackedLimits = UnackedLimits()  # noqa: RUF009
+    earliest_ms: Callable[[], int | None] = _unknown
+    indexes: dict[int, DelayIndex] = field(default_factory=dict)
+
+    def held(self, partition: int) -> HeldMessages:
+        index = self.indexes.setdefault(partition, DelayIndex())
+        return HeldMessages(index, self.earliest_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +84,14 @@ class Subscription:
         name: str,
         kind: SubscriptionType,
         cursor: ConsumerCursor | None,
-        limits: UnackedLimits = DEFAULT_LIMITS,
+        sharing: SharingRules | None = None,
         keys: KeyShared | None = None,
     ) -> None:
         self.name = name
         self.kind = kind
         self.policy = policy_of(kind, keys)
         self.cursor = cursor
-        self._limits = limits
+        self._sharing = sharing or SharingRules()
         self._dispatchers: dict[int, Dispatcher] = {}
 
     @property
@@ -128,8 +147,10 @@ class Subscription:
             if choice is None:
                 dispatcher = ActiveDispatcher(partition, self.policy, mark, self.cursor)
             else:
+                rules = self._sharing
                 dispatcher = SharedDispatcher(
-                    *(partition, self.policy, mark, self.cursor, choice, self._limits)
+                    *(partition, self.policy, mark, self.cursor, choice, rules.limits),
+                    rules.held(partition.number),
                 )
             self._dispatchers[partition.number] = dispatcher
         return dispatcher
@@ -199,7 +220,7 @@ class TopicSubscriptions:
         self._commits = commits
         self._cursors = cursors
         self._background = background
-        self.unacked_limits = DEFAULT_LIMITS
+        self.sharing = SharingRules()
         self._by_name: dict[str, Subscription] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By subscription, while a call holds the lock or waits for it: names of readers are many,
@@ -292,7 +313,7 @@ class TopicSubscriptions:
         """`earliest` None: a subscription that does not exist is not made. Raises
         errors.SubscriptionNotFound then."""
         if not durable:
-            return Subscription(name, wish.kind, None, self.unacked_limits, wish.keys)
+            return Subscription(name, wish.kind, None, self.sharing, wish.keys)
 
         async def start() -> Mapping[int, int]:
             if earliest is None:
@@ -302,7 +323,7 @@ class TopicSubscriptions:
             return await self._topic.offsets(earliest=earliest)
 
         cursor = await self._cursors.open(self._commits.topic, name, start, self._topic.history)
-        made = Subscription(name, wish.kind, cursor, self.unacked_limits, wish.keys)
+        made = Subscription(name, wish.kind, cursor, self.sharing, wish.keys)
 
         def failed() -> None:
             if self._by_name.get(name) is made:  # else it was opened anew meanwhile
@@ -450,6 +471,7 @@ class TopicSubscriptions:
         for subscription in list(self._by_name.values()):
             for consumer in subscription.leave_partition(partition):
                 consumer.end()
+        self.sharing.indexes.pop(partition, None)
 
     async def release_all(self) -> None:
         """Write the positions of the subscriptions without consumers."""

@@ -10,7 +10,7 @@ from spark_ledger.broker.dispatch import dispatcher as dispatchers
 from spark_ledger.broker.dispatch import shared_dispatcher
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
-from spark_ledger.broker.dispatch.subscriptions import Subscription
+from spark_ledger.broker.dispatch.subscriptions import SharingRules, Subscription
 from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.wire.commands import AckType, MessageId
 from tests.kit.pulsar_batches import chunked, whole_of
@@ -29,7 +29,7 @@ from tests.unit.spark_ledger.broker.consumers import (
 
 
 def subscription_of(*limits):
-    return Subscription("s", SHARED, None, UnackedLimits(*(limits or (0, 0))))
+    return Subscription("s", SHARED, None, SharingRules(UnackedLimits(*(limits or (0, 0)))))
 
 
 def joined(subscription, partition, *names, permits=100, priority=0):
