@@ -52,12 +52,15 @@ class ActiveDispatcher(Dispatcher):
                 sends = self._send_to(active)
                 active.sending = asyncio.get_running_loop().create_task(sends)
         if self._policy.announces:
-            for consumer in self.consumers:
-                is_active = consumer is active
-                change = command(
-                    "active_consumer_change", consumer_id=consumer.id, is_active=is_active
-                )
-                consumer.link.send(encode(change))
+            asyncio.get_running_loop().call_soon(self._announce)
+
+    def _announce(self) -> None:
+        """Let each consumer know whether it is the active one: after the response to its SUBSCRIBE,
+        before which Go's client has no consumer of that id."""
+        for consumer in self.consumers:
+            is_active = consumer is self.active
+            change = command("active_consumer_change", consumer_id=consumer.id, is_active=is_active)
+            consumer.link.send(encode(change))
 
     def _delay_next(self) -> None:
         """The consumer that was active may hold messages that it has not acknowledged."""

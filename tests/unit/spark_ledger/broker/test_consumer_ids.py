@@ -61,3 +61,24 @@ def test_a_consumer_that_is_closed_while_it_is_made_leaves_nothing():
         await broker.seal()
 
     play(main)
+
+
+def test_a_consumer_learns_that_it_is_active_after_the_response_to_its_request():
+    async def main(stage):
+        broker, session = await session_of(stage)
+        for consumer_id, name in ((1, "a"), (2, "b")):
+            asked = {**OF_S, "consumer_id": consumer_id, "consumer_name": name}
+            session.ask("subscribe", request_id=consumer_id, subType=2, **asked)
+            first = await session.socket.answers.get()
+            while first.HasField("active_consumer_change"):  # of the consumer before it
+                assert first.active_consumer_change.consumer_id < consumer_id
+                first = await session.socket.answers.get()
+            assert first.success.request_id == consumer_id
+            change = await session.socket.answer("active_consumer_change")
+            while change.consumer_id != consumer_id:
+                change = await session.socket.answer("active_consumer_change")
+            assert change.is_active is (name == "a")
+        session.connection.connection_lost(None)
+        await broker.seal()
+
+    play(main)
