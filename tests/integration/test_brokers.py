@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 
 import pulsar
@@ -55,6 +55,37 @@ def received(consumer, count):
         consumer.acknowledge(message)
         found.append(int(message.data()))
     return found
+
+
+def test_consumers_that_share_a_subscription_have_every_message_when_a_broker_is_killed(stage):
+    with connected(stage.hosts) as client, connected(stage.hosts) as other:
+        consumers = [
+            each.subscribe(
+                stage.name,
+                "s",
+                pulsar.ConsumerType.Shared,
+                initial_position=pulsar.InitialPosition.Earliest,
+                receiver_queue_size=5,
+            )
+            for each in (client, other, other)
+        ]
+        stage.send(client, 60)
+        got, until_s = [set() for _ in consumers], time.monotonic() + 60
+        while len(set().union(*got)) < 60:
+            assert time.monotonic() < until_s
+            for consumer, numbers in zip(consumers, got, strict=True):
+                with suppress(pulsar.Timeout):
+                    message = consumer.receive(100)
+                    consumer.acknowledge(message)
+                    numbers.add(int(message.data()))
+            if stage.other is not None and len(set().union(*got)) >= 20:
+                stage.other.kill()
+                consumers.pop().close()
+                got[0] |= got.pop()
+                stage.other = None
+        for consumer in consumers:
+            consumer.close()
+        assert eventually(lambda: sum(stage.positions("s").values()) == 60)
 
 
 def test_a_topic_and_its_subscription_are_served_by_two_brokers_and_by_one_when_the_other_dies(
