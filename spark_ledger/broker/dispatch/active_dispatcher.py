@@ -71,8 +71,7 @@ class ActiveDispatcher(Dispatcher):
         self._delay_next()
         super().seek(offset)
 
-    def flow(self, consumer: Consumer, permits: int) -> None:
-        consumer.has_asked = True
+    def _add_permits(self, consumer: Consumer, permits: int) -> None:
         consumer.permits += permits
         self._wake.set()
 
@@ -159,6 +158,9 @@ class ActiveDispatcher(Dispatcher):
             if missing and is_in_chunks(batch):
                 consumer.sent.note(batch.offset, batch.messages)
                 await self._send_message(consumer, batch, 0, lossy)
+            elif missing and consumer.takes_rows and self._spark_batches.has_rows_of_spark(batch):
+                if not await self._send_rows(consumer, batch, missing):
+                    return
             elif missing:
                 acks = ack_set(missing, batch.offset, batch.messages) if batch.batched else ()
                 frame = consumer.messages.command(batch.offset, acks)
@@ -168,3 +170,21 @@ class ActiveDispatcher(Dispatcher):
             if rewinds != self._rewinds:
                 return
             self.position = batch.end
+
+    async def _send_rows(
+        self, consumer: Consumer, batch: Stored, missing: list[tuple[int, int]]
+    ) -> bool:
+        """Send rows of Spark one by one; False if the consumer may get no more of them."""
+        rewinds = self._rewinds
+        for row in (row for lo, hi in missing for row in range(lo, hi)):
+            await consumer.link.room()
+            if rewinds != self._rewinds:
+                return False
+            self.position = row
+            if consumer.permits <= 0:
+                return False
+            frame = consumer.messages.command(row, ())
+            consumer.sent.note(row, 1)
+            consumer.link.send(with_batch(frame, self._spark_batches.lone(batch, row)))
+            consumer.permits -= 1
+        return True

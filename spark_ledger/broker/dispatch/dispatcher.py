@@ -19,6 +19,7 @@ from contextlib import suppress
 from spark_ledger import errors
 from spark_ledger.async_tasks import woken
 from spark_ledger.broker.dispatch.acks import Acks, SentBatches
+from spark_ledger.broker.dispatch.key_slots import KeyedBatches
 from spark_ledger.broker.dispatch.policies import Policy
 from spark_ledger.broker.dispatch.sharing import Member
 from spark_ledger.broker.owner.partition import UNREADABLE, Partition
@@ -98,6 +99,7 @@ class Dispatcher(ABC):
         self.position = mark
         self._read_at = mark
         self._is_crowded = False
+        self._spark_batches = KeyedBatches()
         self._policy = policy
         self._cursor = cursor
         self._rewinds = 0
@@ -133,9 +135,14 @@ class Dispatcher(ABC):
             self.partition.listeners.pop(self._wake, None)
         self._has_left(consumer)
 
-    @abstractmethod
     def flow(self, consumer: Consumer, permits: int) -> None:
         """The consumer's client takes `permits` more messages."""
+        if not consumer.has_asked:
+            consumer.has_asked, consumer.takes_rows = True, permits == 1
+        self._add_permits(consumer, permits)
+
+    @abstractmethod
+    def _add_permits(self, consumer: Consumer, permits: int) -> None: ...
 
     @abstractmethod
     def redeliver(self, consumer: Consumer, epoch: int | None, entries: Iterable[int] = ()) -> None:
@@ -163,6 +170,9 @@ class Dispatcher(ABC):
         self.acks.reset(offset)
         self.awaits_consumers = True
         self.save_position()
+        self._send_consumers_away()
+
+    def _send_consumers_away(self) -> None:
         for consumer in list(self.consumers):
             consumer.end()
 

@@ -164,3 +164,20 @@ class KeyedBatches:
         metadata.num_messages_in_batch = messages
         payload = memoryview(batch.data)[whole.payload_at :]
         return pulsar_batch.built(metadata, payload[begin : whole.ends[at + messages - 1]])
+
+    def has_rows_of_spark(self, batch: Stored) -> bool:
+        """Whether it is a batch of several rows of Spark, of which `lone` makes messages."""
+        return batch.messages > 1 and len(self.of(batch).ends) > 0
+
+    def lone(self, batch: Stored, offset: int) -> bytes:
+        """The row at the offset as a message outside of a batch."""
+        whole = self.of(batch)
+        assert whole.metadata is not None, "only Spark's batches are taken apart"
+        at = offset - batch.offset
+        begin = whole.payload_at + (whole.ends[at - 1] if at else 0)
+        row = bytes(batch.data[begin : whole.payload_at + whole.ends[at]])
+        ((single, value_at),) = pulsar_batch.messages_in(row, 1)
+        parts = (b"", single.SerializeToString(), row[value_at:])
+        written_ms, row_id = whole.metadata.publish_time, whole.first_id + at
+        (message,) = pulsar_batch.by_itself(parts, written_ms, row_id)
+        return message

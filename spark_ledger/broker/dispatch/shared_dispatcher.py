@@ -27,6 +27,7 @@ from spark_ledger.broker.dispatch.sharing import (
     ReceiverChoice,
     Sharing,
     UnackedLimits,
+    first_row_and_rest,
     next_row,
 )
 from spark_ledger.broker.names import offset_of
@@ -99,8 +100,7 @@ class SharedDispatcher(Dispatcher):
         self.sharing.passed(self.acks.mark)
         self.held.drop(0, self.acks.mark)
 
-    def flow(self, consumer: Consumer, permits: int) -> None:
-        consumer.has_asked = True
+    def _add_permits(self, consumer: Consumer, permits: int) -> None:
         self.sharing.flow(consumer, permits)
 
     def redeliver(self, consumer: Consumer, epoch: int | None, entries: Iterable[int] = ()) -> None:
@@ -125,11 +125,7 @@ class SharedDispatcher(Dispatcher):
 
     async def _send(self) -> None:
         """Send messages as long as there are consumers."""
-        await self._go_on("a shared subscription", self._step, self._end)
-
-    def _end(self) -> None:
-        for consumer in list(self.consumers):
-            consumer.end()
+        await self._go_on("a shared subscription", self._step, self._send_consumers_away)
 
     async def _step(self, lossy: bool) -> bool:
         """Send what waits, or else what follows; wait if neither may be sent. False without
@@ -299,7 +295,9 @@ class SharedDispatcher(Dispatcher):
         for part in sharing.choice.parts_of(batch, missing, given):
             consumer = sharing.receiver_of(part)
             if consumer is not None:
-                self._give(consumer, batch, part, lossy)
+                rest = self._give(consumer, batch, part, lossy)
+                if rest is not None:
+                    sharing.wait(rest)
             elif has_placed or sharing.may_read_on():
                 sharing.wait(part)
             else:
@@ -307,24 +305,33 @@ class SharedDispatcher(Dispatcher):
             has_placed = True
         return True
 
-    def _give(self, member: object, batch: Stored, part: BatchPart, lossy: bool) -> None:
+    def _give(
+        self, member: object, batch: Stored, part: BatchPart, lossy: bool
+    ) -> BatchPart | None:
+        """Send the part to the consumer; returns what it does not get, of rows of Spark that it
+        takes one by one."""
         assert isinstance(member, Consumer)
         consumer, sharing = member, self.sharing
-        redeliveries = sharing.redeliveries(part.offset)
         if is_in_chunks(batch):
+            redeliveries = sharing.redeliveries(part.offset)
             sharing.give(consumer, part, 0)  # each chunk takes its permit
             consumer.is_busy = True
             sends = self._send_chunks(consumer, batch, redeliveries, lossy)
             consumer.sending = asyncio.get_running_loop().create_task(sends)
-            return
+            return None
+        rest, data = None, batch.data
+        if consumer.takes_rows and not part.slots and self._spark_batches.has_rows_of_spark(batch):
+            part, rest = first_row_and_rest(part)
+            batch = Stored(part.offset, 1, self._spark_batches.lone(batch, part.offset), False)
+            data = batch.data
         acks = ack_set(part.ranges, part.offset, part.messages) if batch.batched else ()
-        frame = consumer.messages.command(part.offset, acks, redeliveries)
-        data = batch.data
+        frame = consumer.messages.command(part.offset, acks, sharing.redeliveries(part.offset))
         if part.is_cut:
             data = sharing.choice.cut(batch, part)
             self._cuts += 1
         consumer.link.send(with_batch(frame, data))
         sharing.give(consumer, part, part.unacked)
+        return rest
 
     async def _send_chunks(
         self, consumer: Consumer, last: Stored, redeliveries: int, lossy: bool

@@ -70,11 +70,24 @@ def part_of(batch: Stored, missing: list[Range], given: list[Range]) -> BatchPar
     return BatchPart(batch.offset, batch.messages, given, rows, is_masked)
 
 
+def first_row_and_rest(part: BatchPart) -> tuple[BatchPart, BatchPart | None]:
+    """The first row of the part as a message of its own, and a part with its other rows. Other
+    messages of the batch have the same entry if the row is its first one: `is_masked` keeps an id
+    without a set from naming them."""
+    (lo, hi), *others = part.ranges
+    row = BatchPart(lo, 1, [(lo, lo + 1)], 1, True, part.slots)
+    ranges = ([(lo + 1, hi)] if lo + 1 < hi else []) + others
+    if not ranges:
+        return row, None
+    return row, part._replace(ranges=ranges, unacked=part.unacked - 1, is_masked=True)
+
+
 class Member:
     """A consumer of a shared subscription. `has_room` returns whether its connection takes more.
     `is_busy`: a message in chunks is being sent to it. `kept_permits` came while it was blocked.
     `ranges` are the slots of keys that its client asks for, first and last; empty: it gives no
-    ranges."""
+    ranges. `takes_rows`: its client asked for one message first: it has no queue, and takes no
+    batches."""
 
     __slots__ = (
         "has_room",
@@ -87,6 +100,7 @@ class Member:
         "permits",
         "priority",
         "ranges",
+        "takes_rows",
         "unacked",
     )
 
@@ -95,7 +109,7 @@ class Member:
         self.priority = priority
         self.has_room = has_room
         self.permits = self.kept_permits = self.unacked = 0
-        self.is_busy = self.is_blocked = False
+        self.is_busy = self.is_blocked = self.takes_rows = False
         self.pending: dict[int, BatchPart] = {}
         self.part_messages = 1.0
         self.ranges: Sequence[tuple[int, int]] = ()
@@ -303,7 +317,10 @@ class Sharing:
         may be pending there (the batch was stored anew with other bounds): an id without a set
         would acknowledge both, so the part waits."""
         member = None if self.is_blocked else self.choice.receiver_of(part)
-        return None if member is not None and part.offset in member.pending else member
+        if member is None:
+            return None
+        entry = part.ranges[0][0] if member.takes_rows else part.offset
+        return None if entry in member.pending else member
 
     def give(self, member: Member, part: BatchPart, permits: int) -> None:
         """The part is sent to the consumer, and takes so many of its permits."""

@@ -430,7 +430,7 @@ def encoded(
         row_parts = parts[begins[start] : begins[end]]
         if sizes[start] > CLIENT_BYTES_MAX:
             chunks = list[bytes]()
-            for chunk in _by_itself(row_parts, max(0, *ms), row):
+            for chunk in by_itself(row_parts, max(0, *ms), row):
                 chunks.append(chunk)
                 yield None
             yield Encoded(1, chunks[0] if len(chunks) == 1 else b"".join(_joined(chunks)), False)
@@ -472,7 +472,7 @@ def _ends(sizes: Sequence[int]) -> Iterator[int]:
         yield len(sizes)
 
 
-def _by_itself(message: Sequence[bytes], written_ms: int, row: int) -> Iterator[bytes]:
+def by_itself(message: Sequence[bytes], written_ms: int, row: int) -> Iterator[bytes]:
     """A message (its parts, as `_messages` gives them) outside of a batch: in chunks if its value
     is large. Each chunk has the key and headers, even if they take more than CLIENT_BYTES_MAX."""
     single = SingleMessageMetadata.FromString(message[1])
