@@ -460,6 +460,8 @@ class Sharing:
         self.unacked -= part.unacked
         self.pending_parts -= 1
         self.choice.taken(member, part)
+        if self.waiting:  # rows of the same key may be sent now
+            self._wake()
 
     def _give_back(self, member: Member, part: BatchPart) -> None:
         """The part waits to be sent again."""

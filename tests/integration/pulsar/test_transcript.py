@@ -13,22 +13,28 @@ from spark_ledger.local.processes import Child
 from spark_ledger.topic import blocking
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.upkeep.admin import TopicAdmin
-from tests.integration.pulsar import by_key, program, sharing
+from tests.integration.pulsar import program
 from tests.integration.pulsar.record import TRANSCRIPT
 
 PULSARS = json.loads(TRANSCRIPT.read_text())
 DIFFERENCES = {
     # not built yet
     "rows_with_a_schema_are_taken": {"json": "IncompatibleSchema"},
+    # slots of keys are shared out evenly, not by a ring: here the first of two has 8 of 12 keys
+    "the_keys_of_a_consumer_that_leaves_go_on_in_order": {"all": 32},
     # every topic is kept
     "a_topic_that_is_not_kept_is_made": {"a producer": "NotAllowedError"},
 }
 
 
 NOT_BUILT = {
-    step.__name__: "Shared and Key_Shared subscriptions are not built yet"
-    for step in program.STEPS
-    if step.__module__ in (sharing.__name__, by_key.__name__)
+    name: "which messages are acknowledged one by one is not durable yet"
+    for name in (
+        "a_partitioned_topic_is_shared",
+        "a_subscription_changes_its_type_while_it_is_unused",
+        "what_is_acknowledged_one_by_one_does_not_come_again",
+        "of_a_batch_acknowledged_by_index_the_rest_comes_again",
+    )
 }
 
 

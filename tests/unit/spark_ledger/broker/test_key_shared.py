@@ -248,6 +248,27 @@ def test_a_cut_batch_comes_again_with_no_more_messages_than_before():
 # -- the order of each key -------------------------------------------------------------------------
 
 
+def test_the_dispatcher_is_woken_when_a_key_that_waits_may_go_to_its_new_consumer():
+    wakes = []
+    choice = KeyChoice(EvenSlots(), in_order=True, keyed=lambda batch: keyed_by([40_000]))
+    sharing = Sharing(Acks(0), UnackedLimits(0, 0), choice, lambda: wakes.append(1))
+    batches = [SimpleNamespace(offset=at, messages=1, end=at + 1, data=b"") for at in range(2)]
+    first, second = (Member(name, 0, lambda: True) for name in "ab")
+    for member in (first, second):
+        member.permits = 9
+    sharing.join(first)
+    (part,) = choice.parts_of(batches[0], [(0, 1)], [(0, 1)])
+    sharing.give(sharing.receiver_of(part), part, 1)
+    sharing.join(second)
+    (later,) = choice.parts_of(batches[1], [(1, 2)], [(1, 2)])
+    assert sharing.receiver_of(later) is None
+    sharing.wait(later)
+    wakes.clear()
+    list(sharing.acknowledge(first, MessageId(ledgerId=1, entryId=0), 0, 2))
+    assert wakes and sharing.next_replay() == 1
+    assert sharing.receiver_of(later) is second
+
+
 class KeySharedSubscription(RuleBasedStateMachine):
     """Batches of rows, of one slot or of several; consumers join, leave, nack and acknowledge as
     they like; the model is driven as a dispatcher drives it."""
