@@ -148,6 +148,9 @@ class KeyChoice:
     def cut(self, batch: Stored, part: BatchPart) -> Buffer:
         return self._keyed_batches.cut(batch, part.offset, part.messages)
 
+    def begin_read(self) -> None:
+        """A key goes to its consumer, whatever is read together."""
+
     def receiver_of(self, part: BatchPart) -> Member | None:
         slots = _firsts_of(part)
         receivers = {self._free_owner(slot, first) for slot, first in slots.items()}

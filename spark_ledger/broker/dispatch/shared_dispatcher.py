@@ -137,6 +137,7 @@ class SharedDispatcher(Dispatcher):
         if not self.consumers:
             return False
         self.held.look()
+        self.sharing.choice.begin_read()
         has_sent = await self._replay(lossy) or await self._send_due(lossy)
         if not has_sent and self._may_read_on():
             if not self.acks.may_send(self.position):

@@ -134,6 +134,9 @@ class ReceiverChoice(Protocol):
         """The parts into which a batch is cut of which the ranges `given` may be sent; `missing`
         are the ranges that are not acknowledged."""
 
+    def begin_read(self) -> None:
+        """Rows are read that were not read together with those before."""
+
     def receiver_of(self, part: BatchPart) -> Member | None:
         """The available consumer that gets the part; None if it cannot be sent now."""
 
@@ -165,7 +168,7 @@ class ReceiverChoice(Protocol):
 class RoundRobin:
     """The choice for Shared: of the available consumers with the best priority (the lowest number)
     each has a turn of TURN_PARTS_MAX parts at most, or of as many as its permits are expected to
-    pay for."""
+    pay for. A turn ends with what was read together: messages that come one by one go round."""
 
     def __init__(self) -> None:
         self._levels: dict[int, deque[Member]] = {}
@@ -189,6 +192,9 @@ class RoundRobin:
         self, batch: Stored, missing: list[Range], given: list[Range]
     ) -> Iterable[BatchPart]:
         return (part_of(batch, missing, given),)
+
+    def begin_read(self) -> None:
+        self._turn_of = None
 
     def receiver_of(self, part: BatchPart) -> Member | None:
         turn_of = self._turn_of

@@ -30,7 +30,6 @@ DIFFERENCES = {
 NOT_BUILT = {
     name: "which messages are acknowledged one by one is not durable yet"
     for name in (
-        "a_partitioned_topic_is_shared",
         "a_subscription_changes_its_type_while_it_is_unused",
         "what_is_acknowledged_one_by_one_does_not_come_again",
         "of_a_batch_acknowledged_by_index_the_rest_comes_again",
