@@ -4,7 +4,7 @@ from collections import Counter, deque
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -324,7 +324,7 @@ def test_an_ack_through_another_consumer_frees_the_one_that_has_the_message():
     sharing = sharing_of(a, b)
     send(sharing, 0)
     assert acknowledge(sharing, b, 0) == [True]
-    assert (a.unacked, a.pending) == (0, {})
+    assert (a.unacked, list(a.pending)) == (0, [])
 
 
 def test_an_id_without_a_set_acknowledges_only_the_rows_of_a_masked_batch_that_were_sent():
@@ -395,3 +395,27 @@ def test_the_ranges_of_rows_between_two_offsets():
     assert rows_in(rows, 2, 10) == [(2, 4), (7, 8), (9, 10)]
     assert rows_in(rows, 4, 7) == []
     assert rows_in(rows, 1, 4) == [(1, 4)]
+
+
+@given(
+    st.dictionaries(
+        st.integers(0, 30),
+        st.tuples(
+            st.integers(1, 3), st.booleans(), st.booleans(), st.sampled_from([(), (5,), (5, 6)])
+        ),
+    )
+)
+def test_pending_parts_are_what_was_put_there(parts):
+    pending, plain = rules.PendingParts(), {}
+    for entry, (messages, is_masked, is_cut, slots) in parts.items():
+        ranges = [(entry, entry + messages)]
+        part = rules.BatchPart(entry, messages, ranges, messages, is_masked, slots, is_cut)
+        pending[entry] = plain[entry] = part
+    assert list(pending) == list(plain)
+    assert pending.values() == list(plain.values())
+    for entry in range(31):
+        assert pending.get(entry) == plain.get(entry)
+        assert (entry in pending) == (entry in plain)
+    for entry in list(plain)[::2]:
+        del pending[entry]
+    assert len(pending) == len(plain) // 2
