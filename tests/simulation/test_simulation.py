@@ -40,7 +40,7 @@ JUDGED = [
     *("29", "30", "31", "32", "33", "34", "35", "36", "37", "38", "39"),
     *(f"T{number}" for number in range(1, 18)),
     *(f"R{number}" for number in range(1, 6)),
-    *(f"B{number}" for number in range(1, 22)),
+    *(f"B{number}" for number in range(1, 23)),
 ]
 """Every invariant of a ledger and of the topics there are, by its number in docs/simulation.md."""
 
@@ -97,7 +97,7 @@ def test_every_invariant_is_a_function():
 @pytest.mark.slow
 def test_every_invariant_was_judged(total):
     unjudged = [name for name in JUDGED if name not in total.checks]
-    assert set(unjudged) <= {"33", "39", "B13", "B19", "B20", "B21"}  # by the tests below
+    assert set(unjudged) <= {"33", "39", "B13", "B19", "B20", "B21", "B22"}  # by the tests below
 
 
 def test_a_subscription_that_its_only_consumer_deletes_is_looked_for_where_one_does():
@@ -109,6 +109,12 @@ def test_a_subscription_that_its_only_consumer_deletes_is_looked_for_where_one_d
 def test_consumers_that_share_a_subscription_keep_every_invariant(seed):
     plan = replay.changed_plan(seed, {**SERVES, "also": ("sharing",)})
     assert {"B19", "B20", "B21"} <= run_seed(seed, plan).checks.keys()
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SHARED_SEEDS))
+def test_consumers_that_share_a_subscription_by_keys_keep_every_invariant(seed):
+    plan = replay.changed_plan(seed, {**SERVES, "also": ("keys",)})
+    assert {"B19", "B20", "B21", "B22"} <= run_seed(seed, plan).checks.keys()
 
 
 def test_ledgers_alone_keep_every_invariant_and_all_their_copies():

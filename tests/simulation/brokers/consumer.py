@@ -303,7 +303,7 @@ class ConsumerModel:
             while hi < offset and not work.truth.has_row(self.partition, hi):
                 hi += 1
             invariants.what_was_sought_comes_first(ghost, self.process.name, (lo, hi), offset, end)
-        hidden = [at for at in range(offset, end) if known and not _is_set(known, at - offset)]
+        hidden = [at for at in range(offset, end) if known and not is_set(known, at - offset)]
         left_out = [at for at in hidden if at in self.acked.left_out(at, at + 1)]
         if not self.subscription:  # rows of Spark that were merged are in larger batches
             left_out = [at for at in left_out if at >= self.at] + [*range(self.at, offset)]
@@ -315,7 +315,7 @@ class ConsumerModel:
         self._is_given(offset, end, known)
 
     def _is_given(self, offset: int, end: int, known: list[int]) -> None:
-        hidden = sum(bool(known) and not _is_set(known, i) for i in range(end - offset))
+        hidden = sum(bool(known) and not is_set(known, i) for i in range(end - offset))
         self.at = max(self.at, end)
         self._given_here = max(self._given_here, end - 1)
         self._began = end if self.subscription else offset
@@ -369,6 +369,6 @@ class ConsumerModel:
         link.send("ack", consumer_id=CONSUMER_ID, ack_type=kind, message_id=[found])
 
 
-def _is_set(words: list[int], bit: int) -> bool:
+def is_set(words: list[int], bit: int) -> bool:
     word = words[bit // 64] if bit // 64 < len(words) else 0
     return bool((word >> (bit % 64)) & 1)

@@ -49,6 +49,10 @@ class SimClock:
     def now_ms(self) -> int:
         return EPOCH_MS + int(current().time() * 1000) + self._off_ms
 
+    def earliest_ms(self) -> int:
+        """What the store's time has passed for certain."""
+        return self.now_ms() - 2 * abs(self._off_ms)
+
     async def measure(self, client: TopicClient) -> None:
         """It is measured."""
 

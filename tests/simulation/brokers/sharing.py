@@ -23,6 +23,7 @@ from tests.simulation.brokers.consumer import (
     INDIVIDUAL,
     SILENT_S,
     ConsumerModel,
+    is_set,
 )
 from tests.simulation.brokers.link import Link
 
@@ -36,15 +37,20 @@ PERMITS = (1, 3, 20, 200)
 class SharedConsumerModel(ConsumerModel):
     """One of several of a partition."""
 
+    SUBSCRIPTION, KIND = SHARED_NAME, SubscriptionType.SHARED
+
     def __init__(self, work: "BrokerWork", name: str, partition: int) -> None:
-        super().__init__(work, name, partition, SHARED_NAME, SubscriptionType.SHARED)
-        self._asked_again = work.asked_again.setdefault(partition, Counter())
-        self._asked_permits = 0
+        super().__init__(work, name, partition, self.SUBSCRIPTION, self.KIND)
+        place = (self.SUBSCRIPTION, partition)
+        self._asked_again = work.asked_again.setdefault(place, Counter())
+        self._rows: dict[int, list[int]] = {}
+        """By the offset of what it was given, the rows that are not masked."""
 
     async def _session(self, link: Link) -> None:
         link.heard = lambda name, part, batch: self._heard(link, name, part, batch)
         link.watch(self._is_sent)
         self._unacked.clear()
+        self._rows.clear()
         self._joining.forget()
         asked_s = self._loop.now
         await link.ask(
@@ -111,13 +117,14 @@ class SharedConsumerModel(ConsumerModel):
         for _ in range(count):
             offset, end, known = self._unacked.pop(rng.randrange(len(self._unacked)))
             if end - offset > 1 and rng.random() < 0.2 and not self.work.over:
-                at = rng.randrange(offset, end)
+                at = rng.choice(self._rows[offset])
                 self._ack(link, INDIVIDUAL, message_id(number, offset, self.partition, at - offset))
                 self.acked.all_of(at, at + 1, self._met)
                 self._unacked.append((offset, end, known))
                 return
             self._ack(link, INDIVIDUAL, message_id(number, offset, self.partition))
-            self.acked.all_of(offset, end, self._met)
+            for row in self._rows[offset]:
+                self.acked.all_of(row, row + 1, self._met)
 
     # -- what comes ----------------------------------------
 
@@ -146,6 +153,9 @@ class SharedConsumerModel(ConsumerModel):
             ghost.meet("message of a shared subscription asked for again")
         self.acked.judged(self._met)
         self.acked.sought = None  # what comes first may come to another one
+        self._rows[offset] = [
+            row for row in range(offset, end) if not words or is_set(words, row - offset)
+        ]
         self._is_given(offset, end, words)
         self._began = 0
 
@@ -166,6 +176,7 @@ class SharedConsumerModel(ConsumerModel):
         return getattr(subscription.dispatcher_of(self.partition), "sharing", None)
 
     def _judge(self, sharing: Sharing) -> None:
+        """What is pending at its broker, and what waits."""
         holders = Counter(
             row
             for member in sharing.members
@@ -180,10 +191,33 @@ class SharedConsumerModel(ConsumerModel):
         )
 
 
-def consumers_that_share(work: "BrokerWork") -> list[ConsumerModel]:
-    rng = work.world.loop.random_for("consumers that share")
+class KeySharedConsumerModel(SharedConsumerModel):
+    """One of several of a partition that share it by keys: slots of keys change hands."""
+
+    SUBSCRIPTION, KIND = "by key", SubscriptionType.KEY_SHARED
+
+    def _judge(self, sharing: Sharing) -> None:
+        super()._judge(sharing)
+        holders: dict[int, set[int]] = {}
+        for number, member in enumerate(sharing.members):
+            for part in member.pending.values():
+                for lo, hi in (gap for own in part.ranges for gap in sharing.acks.missing(*own)):
+                    slots = part.slots
+                    if len(slots) > 1:
+                        slots = slots[lo - part.offset : hi - part.offset]
+                    for slot in slots:
+                        holders.setdefault(slot, set()).add(number)
+        shared = [slot for slot, members in holders.items() if len(members) > 1]
+        invariants.a_slot_is_at_one_consumer(
+            self.work.world.ghost, self.subscription, self.partition, shared
+        )
+
+
+def consumers_that_share(work: "BrokerWork", *, by_key: bool = False) -> list[ConsumerModel]:
+    model = KeySharedConsumerModel if by_key else SharedConsumerModel
+    rng = work.world.loop.random_for(f"consumers that share{' by key' if by_key else ''}")
     return [
-        SharedConsumerModel(work, f"{number} of {SHARED_NAME}", partition)
+        model(work, f"{number} of {model.SUBSCRIPTION}", partition)
         for partition in range(work.partitions)
         for number in range(rng.choice((2, 3, 4)))
     ]

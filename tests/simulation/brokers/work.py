@@ -1,7 +1,7 @@
 """Brokers in a run: several of them serve one topic to producers, consumers and readers, while
 Spark commits to the same partitions, and brokers die, stand still, are stopped and come.
 
-Always true: each answer that a client gets is judged at that moment (invariants B1 to B21); when
+Always true: each answer that a client gets is judged at that moment (invariants B1 to B22); when
 all is well again each batch gets its receipt and each consumer gets to the end; then the last
 broker stops in good order, or is killed.
 """
@@ -97,8 +97,11 @@ class BrokerWork:
         self.truth.chunks.any_sent = self.chunks
         self.shares = "sharing" in work.plan.also
         """Consumers share a subscription."""
-        self.asked_again: dict[int, Counter[int]] = {}
-        """By partition how often a message was asked for again; -1: all messages."""
+        self.shares_by_key = "keys" in work.plan.also
+        """Consumers share a subscription by keys."""
+        self.asked_again: dict[tuple[str, int], Counter[int]] = {}
+        """By subscription and partition how often a message was asked for again; -1: all
+        messages."""
         self.places: Places
         self.batches = BatchReads(self)
         self.over = False
@@ -210,6 +213,7 @@ class BrokerWork:
                 name = f"{number} of {subscription}"
                 consumers.append(ConsumerModel(self, name, partition, subscription, kind))
         consumers += consumers_that_share(self) if self.shares else []
+        consumers += consumers_that_share(self, by_key=True) if self.shares_by_key else []
         return self.begin_with(producers, consumers)
 
     def begin_with(
@@ -272,7 +276,7 @@ class BrokerWork:
             roll_entries=entries,
             roll_age_s=age_s,
             roll_entries_read=1 + entries // 4,
-            **(limits_of_sharing(self, client.name) if self.shares else {}),
+            **(limits_of_sharing(self, client.name) if self.shares or self.shares_by_key else {}),
         )
         broker = self.made(client, settings)
         (outcome,) = await asyncio.gather(

@@ -197,3 +197,11 @@ def a_count_is_of_requests(ghost: Ghost, who: str, offset: int, count: int, aske
 def no_more_is_sent_than_asked_for(ghost: Ghost, who: str, offset: int, permits: int) -> None:
     """A consumer is sent a batch only while it has a permit left."""
     require(permits > 0, "B21", f"{who} gets offset {offset} with {permits} permits left")
+
+
+@invariant("B22")
+def a_slot_is_at_one_consumer(ghost: Ghost, name: str, partition: int, shared: list[int]) -> None:
+    """Of a subscription that consumers share by keys, the rows of a slot that were sent and are not
+    acknowledged are at one consumer."""
+    what = f"subscription {name}, partition {partition}: slots {shared[:5]}"
+    require(not shared, "B22", f"{what} are at several consumers")
