@@ -20,7 +20,8 @@ SlotRange = tuple[int, int]
 """The first and the last slot."""
 Range = tuple[int, int]
 """Of offsets: the first one, and one past the last one."""
-NO_OWNER = -1
+Numbers = npt.NDArray[np.uint16]
+UNDIVIDED: Numbers = np.zeros(0, dtype=np.uint16)
 
 
 class SlotOwners(Protocol[M]):
@@ -37,20 +38,24 @@ class EvenSlots(Generic[M]):
     def __init__(self) -> None:
         self._members: dict[int, M] = {}
         self._numbers: dict[M, int] = {}
-        self._next = 0
-        self._owners: npt.NDArray[np.int64] = np.full(SLOTS, NO_OWNER, dtype=np.int64)
+        self._owners: Numbers = UNDIVIDED
+        """By slot the number of its owner, if there are several consumers."""
 
     def owner_of(self, slot: int) -> M | None:
-        return self._members.get(int(self._owners[slot]))
+        if self._owners is UNDIVIDED:
+            return next(iter(self._members.values()), None)
+        return self._members[int(self._owners[slot])]
 
     def join(self, member: M) -> None:
         """The consumer gets slots from all others, so many that all have as many."""
-        number, self._next = self._next, self._next + 1
+        number = next(free for free in range(SLOTS) if free not in self._members)
         self._members[number] = member
         self._numbers[member] = number
         if len(self._members) == 1:
-            self._owners[:] = number
             return
+        if self._owners is UNDIVIDED:
+            (first, *_) = self._members
+            self._owners = np.full(SLOTS, first, dtype=np.uint16)
         quotas = _quotas(len(self._members))
         taken = [
             np.flatnonzero(self._owners == other)[quota:]
@@ -64,8 +69,8 @@ class EvenSlots(Generic[M]):
         number = self._numbers.pop(member)
         del self._members[number]
         free = np.flatnonzero(self._owners == number)
-        if not self._members:
-            self._owners[:] = NO_OWNER
+        if len(self._members) < 2:
+            self._owners = UNDIVIDED
             return
         quotas = _quotas(len(self._members))
         at = 0
@@ -94,7 +99,7 @@ class StickyRanges(Generic[R]):
 
     def __init__(self) -> None:
         self._members: list[R | None] = [None]
-        self._owners: npt.NDArray[np.int64] = np.zeros(SLOTS, dtype=np.int64)
+        self._owners: Numbers = np.zeros(SLOTS, dtype=np.uint16)
 
     def join(self, member: R) -> None:
         self._members.append(member)
