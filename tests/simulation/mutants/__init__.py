@@ -9,7 +9,6 @@ from tests.simulation.mutants import (
     adding,
     bookies,
     brokers,
-    by_key,
     direct_logs,
     drawn,
     healing,
@@ -40,6 +39,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *healing.MUTANTS,
     *brokers.MUTANTS,
     *sharing.MUTANTS,
-    *by_key.MUTANTS,
     *long_lives.MUTANTS,
 )
