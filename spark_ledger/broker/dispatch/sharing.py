@@ -1,4 +1,4 @@
-"""Who gets which rows of a subscription that several consumers share. Pure.
+"""Which consumer gets which rows of a subscription that several consumers share. Pure.
 
 Always true: a row is pending at one consumer at most, in one part; a row that was read is
 acknowledged, pending, or waiting to be sent again. A consumer gets a part only while it has

@@ -33,7 +33,7 @@ class SlotOwners(Protocol[M]):
 
 
 class EvenSlots(Generic[M]):
-    """Who came first keeps its lowest slots."""
+    """The consumer that came first keeps its lowest slots."""
 
     def __init__(self) -> None:
         self._members: dict[int, M] = {}
