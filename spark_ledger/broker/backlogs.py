@@ -21,7 +21,7 @@ from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.state import PartitionState
-from spark_ledger.topic.log.topics import TopicInfo, policies_now
+from spark_ledger.topic.log.topics import TopicInfo, read_policies
 from spark_ledger.topic.subscription.backlog_quota import (
     EVICTION,
     KEPT_OF_QUOTA,
@@ -100,7 +100,7 @@ class Backlogs:
         """Judge the backlogs now. Raises errors.LedgerError, StoreError, Refusal."""
         async with self._looking:
             client = self._commits.client
-            self._policies = (await policies_now(client.store, self._topic.info.id)).policies
+            self._policies = (await read_policies(client.store, self._topic.info.id)).policies
             if self._policies.message_ttl_ms is not None:
                 await self._expire(self._policies.message_ttl_ms)
             await self._judge()

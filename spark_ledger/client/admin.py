@@ -25,7 +25,7 @@ from spark_ledger.repair.decommission import Left, cancel, decommission
 from spark_ledger.repair.status import AutorecoveryStatus
 from spark_ledger.repair.work_list import ListedLedger
 from spark_ledger.topic import blocking
-from spark_ledger.topic.log.policies import NamespacePolicies, TopicPolicies, changed
+from spark_ledger.topic.log.policies import NamespacePolicies, TopicPolicies, with_changes
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema.records import Compatibility, SchemaVersion
 from spark_ledger.topic.schema.registry import TopicSchema
@@ -83,7 +83,7 @@ class Admin:
         errors.NotEnoughBookies if `ensemble_size` is given and fewer bookies are registered.
         """
         count = 1 if partitions is None else whole("partitions", partitions)
-        changed(TopicPolicies(), policies)  # raises for a wrong name, before any call
+        with_changes(TopicPolicies(), policies)  # raises for a wrong name, before any call
 
         async def work() -> TopicInfo:
             try:

@@ -47,8 +47,8 @@ from spark_ledger.topic.log.intents import Intent, Intents
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.segment_table import Interval, TableChunk
 from spark_ledger.topic.log.state import PartitionState, TopicState
-from spark_ledger.topic.log.topic_log import Checkpointed, TopicLog
-from spark_ledger.topic.log.topics import policies_now
+from spark_ledger.topic.log.topic_log import NewestCheckpoint, TopicLog
+from spark_ledger.topic.log.topics import read_policies
 
 CHECKPOINT_EVERY = 64
 LOG_NODES_MAX = 2000
@@ -105,7 +105,7 @@ class Checkpointer:
         the caller must not commit."""
         log = self._log_of(topic_id)
         try:
-            folded = log.known or await log.fold()
+            folded = log.last_state or await log.fold()
         except (errors.LedgerError, StoreError):
             return  # the commit meets the same error, and raises it
         if folded.next - log.trimmed >= self._log_nodes_max - UNFOLDED_MAX and not folded.deleted:
@@ -129,7 +129,7 @@ class Checkpointer:
             since = state.next - (0 if before is None else before.next)
             if state.deleted or since < least:
                 return before if state.deleted else await self._trimmed(topic_id)
-            policies = (await policies_now(self._store, topic_id)).policies
+            policies = (await read_policies(self._store, topic_id)).policies
             intent = await self._open_intent(topic_id, intent_id)
             try:
                 await self._publish(policies, state, newest, intent)
@@ -164,7 +164,7 @@ class Checkpointer:
     async def _open_intent(self, topic_id: str, intent_id: str | None) -> Intent:
         if intent_id is not None:
             intent = await self._intents.get(intent_id)
-            if intent.open:
+            if intent.is_open:
                 return intent
         return await self._intents.open_system_intent(PURPOSE, topic_id)
 
@@ -172,7 +172,7 @@ class Checkpointer:
         self,
         policies: TopicPolicies,
         state: TopicState,
-        newest: Checkpointed | None,
+        newest: NewestCheckpoint | None,
         intent: Intent,
     ) -> None:
         topic_id = state.topic_id
@@ -181,13 +181,13 @@ class Checkpointer:
             root = Root(small, tuple(_named(newest)))
             stored = await self._stored(root, writer)
             before = None if newest is None else newest.record
-            record = checkpoint.following(before, state.next, stored, intent.id)
+            record = checkpoint.next_record(before, state.next, stored, intent.id)
             version = None if newest is None else newest.version
             if await self._set(topic_id, record, version, intent, writer):
                 self._log_of(topic_id).offer(small)
 
     async def _made_small(
-        self, state: TopicState, newest: Checkpointed | None, writer: BlobWriter
+        self, state: TopicState, newest: NewestCheckpoint | None, writer: BlobWriter
     ) -> TopicState:
         """The state for the new root; new chunks and rows that were inline are in the held
         ledgers."""
@@ -196,7 +196,7 @@ class Checkpointer:
         read_again = await self._chunks.load(checkpoint.sparse_chunks(state))
         parts: ByPartition = []
         for partition in state.partitions:
-            parts.append(checkpoint.merged(partition, read_again))
+            parts.append(checkpoint.merge_intervals(partition, read_again))
             if partition.number % PARTITIONS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         payloads, rows = checkpoint.inline_payloads(parts)
@@ -205,14 +205,14 @@ class Checkpointer:
             parts = checkpoint.with_inline_moved(parts, moved_to)
         tail_bytes = len(checkpoint.tail_table(parts).encode())
         if tail_bytes > checkpoint.TAIL_BYTES_MAX:
-            for part in checkpoint.chunked(parts, tail_bytes):
+            for part in checkpoint.cut_into_chunks(parts, tail_bytes):
                 parts = checkpoint.with_chunk(parts, part, await self._chunk(part, writer))
-        return checkpoint.settled(
+        return checkpoint.checkpoint_state(
             state,
             parts,
             trimmed=0 if newest is None else newest.record.next,
-            unnamed=_unnamed(newest),
-            gone=await self._gone(state),
+            unnamed_ledgers=_unnamed(newest),
+            deleted_ledgers=await self._gone(state),
         )
 
     async def _chunk(self, part: ByPartition, writer: BlobWriter) -> TableChunk:
@@ -231,11 +231,11 @@ class Checkpointer:
     async def _gone(self, state: TopicState) -> list[int]:
         """Those of the ledgers dropped longest ago that were deleted since."""
         oldest = sorted(state.dropped, key=lambda ledger: (state.dropped[ledger], ledger))
-        gone = []
+        deleted_ledgers = []
         for ledger in oldest[:DROPPED_LOOKED_AT]:
             if await read(self._store, paths.ledger(ledger)) is None:
-                gone.append(ledger)
-        return gone
+                deleted_ledgers.append(ledger)
+        return deleted_ledgers
 
     async def _set(
         self,
@@ -264,11 +264,11 @@ class Checkpointer:
                 if now != version:
                     return node is not None and node.value == value
                 if isinstance(error, MultiFailed) and error.index == 0:
-                    raise (await self._intents.get(intent.id)).ended() from error
+                    raise (await self._intents.get(intent.id)).ended_error() from error
         raise errors.Unavailable(f"the checkpoint of {topic_id} lost {TRIES_MAX} answers")
 
 
-def _named(newest: Checkpointed | None) -> list[int]:
+def _named(newest: NewestCheckpoint | None) -> list[int]:
     """The ledgers that the newest checkpoint names."""
     if newest is None:
         return []
@@ -277,13 +277,13 @@ def _named(newest: Checkpointed | None) -> list[int]:
     return sorted({*chunks, *([] if isinstance(root, bytes) else [root.ledger_id])})
 
 
-def _unnamed(newest: Checkpointed | None) -> list[int]:
+def _unnamed(newest: NewestCheckpoint | None) -> list[int]:
     """The ledgers that the checkpoint before the newest named and the newest does not: no
     checkpoint from the next one on names them."""
     if newest is None:
         return []
     still = _named(newest)
-    return [ledger for ledger in newest.root.before if ledger not in still]
+    return [ledger for ledger in newest.root.earlier_ledgers if ledger not in still]
 
 
 DELETED_AT_ONCE = 256
@@ -378,8 +378,8 @@ async def with_losses(state: TopicState, before: TopicState, chunks: ChunkStore)
         read = await chunks.load(lossy_chunks[at : at + CHUNKS_AT_ONCE])
         for chunk, table in read.items():
             for loss in lost[chunk]:
-                gone = table.between(loss.partition, loss.lo, loss.hi)
-                ledgers |= dict.fromkeys(gone.ledger_ids())
+                lost_segments = table.between(loss.partition, loss.lo, loss.hi)
+                ledgers |= dict.fromkeys(lost_segments.ledger_ids())
     if not ledgers:
         return state
     dropped: Mapping[int, int] = {**state.dropped, **dict.fromkeys(ledgers, state.commit_ms)}

@@ -412,7 +412,7 @@ class EntrySender:
             self._record_acked()
             if self._failed():
                 await self._leave_failed_ledger()
-            elif not ledger.usable(asyncio.get_running_loop().time()):
+            elif not ledger.is_usable(asyncio.get_running_loop().time()):
                 await self._all_decided()
                 if not self._sent:
                     await self._leave_ledger()

@@ -71,7 +71,7 @@ def test_a_task_that_failed_under_a_condemned_intent_is_followed_by_one_with_the
     with pytest.raises(errors.LedgerFenced):
         write(job)
     intent, written = write(job)
-    assert intent.open
+    assert intent.is_open
     assert (kept.record.generation, intent.record.generation) == (0, 1)
     assert sum(one.rows for result in written.results for one in result.segments) == ROWS.num_rows
 
@@ -80,7 +80,7 @@ def test_a_repeated_attempt_looks_for_its_intent_though_its_worker_keeps_one(job
     kept = query_intent(job, "query", "run")
     condemn(job, kept)
     intent, _ = write(job, again=True)
-    assert (intent.open, intent.record.generation) == (True, 1)
+    assert (intent.is_open, intent.record.generation) == (True, 1)
 
 
 def test_a_batch_repeated_after_its_topic_was_made_anew_is_in_the_new_one(job):

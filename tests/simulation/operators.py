@@ -225,7 +225,7 @@ class TopicOperator:
         app_id, run_id = f"job-{self._jobs}", f"run of job-{self._jobs}"
         intent = await topics.intents.open_batch_intent(app_id, run_id, JOB, random=True)
         results = await self.work.run_tasks(client, topics, [info], intent, 0)
-        await topics.intents.recorded(intent)
+        await topics.intents.txn_record(intent)
         if client.rng.random() < 0.3:  # its tasks give up; only the janitor deletes
             await LoopTask(topics, info, intent, task_index=0, attempt=99).abort()
             return

@@ -28,7 +28,7 @@ from spark_ledger.topic.log.actions import (
 )
 from spark_ledger.topic.log.checkpoint import CheckpointRecord
 from spark_ledger.topic.log.policies import TopicPolicies
-from spark_ledger.topic.log.records import Commit, Spilled, TopicLife
+from spark_ledger.topic.log.records import Commit, SpilledBody, TopicLife
 from spark_ledger.topic.log.segment_table import TableChunk
 from spark_ledger.topic.log.segments import Segment
 from spark_ledger.topic.log.state import TopicState
@@ -366,7 +366,7 @@ class TopicJudge:
         most = max(commit_draft.BODY_INLINE_BYTES_MAX, POINTER_BYTES_MAX)
         size = len(node.value)
         invariants.a_commits_nodes_are_small(self._world.ghost, topic_id, size, most)
-        if isinstance(found, Spilled):
+        if isinstance(found, SpilledBody):
             body = records.decode_commit(self._ghost.bodies[found.commit_id, topic_id])
             assert isinstance(body, Commit)
             self._named(found.body.ledger_id, found.body.last)

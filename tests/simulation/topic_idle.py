@@ -9,7 +9,7 @@ from bisect import bisect_right
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.store import SessionState, StoreError
-from spark_ledger.topic.log.topic_log import agree, fold_agreeing
+from spark_ledger.topic.log.topic_log import fold_agreeing, states_agree
 from spark_ledger.topic.read.follower import (
     READ_GAP_S,
     REREAD_S,
@@ -65,7 +65,7 @@ async def _poll(work: TopicWork, client: Client, followed: Followed) -> None:
         before |= ends
         due = bisect_right(log.logged_s, world.loop.now - bound_s)
         invariants.an_idle_poll_is_not_old(world.ghost, log.topic_id, state.next, due, bound_s)
-    if not agree(states):
+    if not states_agree(states):
         world.ghost.meet("states of a poll did not agree")
         states = await fold_agreeing([follower.log for _, follower in followed])
     work.judge_states(states)

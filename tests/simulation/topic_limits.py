@@ -46,7 +46,7 @@ def draw_limits(rng: random.Random) -> TopicLimits:
         (commit_views, "UNFOLDED_MAX"): 2,
         (garbage, "UNPUBLISHED_MS"): rng.choice((0, 3_000)),
         (topic_log, "FOLDED_MAX"): 2 * every,
-        (topic_log, "LOOK_AGAIN"): every,
+        (topic_log, "LOOK_AGAIN_COMMITS"): every,
     }
     return TopicLimits(every, grace_ms, drawn if rng.random() < 0.5 else {})
 

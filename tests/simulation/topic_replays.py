@@ -103,7 +103,7 @@ class Checkpoints:
     ) -> None:
         """What its tasks do, as each of them finds out. Raises errors.CheckpointBehind."""
         if version <= intent.record.w0:
-            record = await topics.intents.recorded(intent)
+            record = await topics.intents.txn_record(intent)
             query, on_replay = intent.app_id, planned.on_replay
             planned.work = replay.work_of(record, query, version, on_replay)
             self._world.ghost.meet(f"replay: tasks {planned.work.name.lower()}")

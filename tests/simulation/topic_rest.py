@@ -158,7 +158,9 @@ async def needed_ledgers(work: TopicWork, topics: TopicClient, log: LogGhost) ->
     if newest is not None:
         previous = newest.record.previous
         found |= dict.fromkeys(checkpoint.chunk_ledgers(newest.root.state), "chunk")
-        found |= dict.fromkeys((*newest.record.root_ledgers(), *newest.root.before), "root")
+        found |= dict.fromkeys(
+            (*newest.record.root_ledgers(), *newest.root.earlier_ledgers), "root"
+        )
     rows = folded.ledgers(await topics.chunks.load(folded.chunks()))
     bodies = [one for one, last in folded.bodies.items() if last >= previous]
     found |= dict.fromkeys(rows, "rows") | dict.fromkeys(bodies, "body")

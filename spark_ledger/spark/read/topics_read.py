@@ -35,7 +35,7 @@ from spark_ledger.spark.worker import Moment, exclude_from_gc
 from spark_ledger.topic import blocking
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
-from spark_ledger.topic.log.topic_log import TopicLog, agree, fold_agreeing
+from spark_ledger.topic.log.topic_log import TopicLog, fold_agreeing, states_agree
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.follower import TopicFollower
 from spark_ledger.topic.read.live import LiveEnds
@@ -107,7 +107,7 @@ class TopicsRead:
         is_same = last.live_changes == changes and len(states) == len(last.states)
         if is_same and all(last.states.get(name) is state for name, state in states.items()):
             return last.ends
-        if any(state.deleted for state in states.values()) or not agree(states.values()):
+        if any(state.deleted for state in states.values()) or not states_agree(states.values()):
             return self.fresh_ends()
         return self._remember(states, changes)
 

@@ -160,7 +160,7 @@ def _task_work(
     """What the task does with its rows; above `w0` this needs no request."""
     if version > intent.record.w0:
         return TaskWork.WRITE
-    record = cluster.run(cluster.client.intents.recorded(intent))
+    record = cluster.run(cluster.client.intents.txn_record(intent))
     return work_of(record, intent.app_id, version, on_replay)
 
 

@@ -50,11 +50,11 @@ from spark_ledger.topic.log.blobs import Blobs, BlobWriter, pack, stored_segment
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.names import escape
 from spark_ledger.topic.log.producers import with_fewer_producers
-from spark_ledger.topic.log.records import Commit, Head, IntentState, Spilled, TxnRecord
+from spark_ledger.topic.log.records import Commit, Head, IntentState, SpilledBody, TxnRecord
 from spark_ledger.topic.log.segment_table import TableChunk
 from spark_ledger.topic.log.state import Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
-from spark_ledger.topic.log.topics import policies_now
+from spark_ledger.topic.log.topics import read_policies
 
 __all__ = ["CommitKind", "CommitOutcome", "Committer", "TxnKey", "CommitRequest"]
 
@@ -244,8 +244,8 @@ class _Commit:
         if outcome.kind is CommitKind.COMMITTED or record.run_id == self._request.txn.run_id:
             return
         intent = await self._views.intent(self._request.intent_id, fresh=True)
-        if not intent.open:
-            raise intent.ended()
+        if not intent.is_open:
+            raise intent.ended_error()
 
     async def _outcome_without_intent(self) -> CommitOutcome:
         """The janitor removes an intent a while after its end (hazard 12): the transaction record
@@ -283,8 +283,8 @@ class _Commit:
                 view.intent.record.w0,
                 self._request.batch,
             )
-            if outcome is None and not view.intent.open:
-                raise view.intent.ended()
+            if outcome is None and not view.intent.is_open:
+                raise view.intent.ended_error()
             if outcome is None:
                 commit_draft.check_all_rows_written(self._request.batch, self._request.drafts)
         except errors.LedgerError as error:
@@ -586,14 +586,14 @@ class CommitPayloads:
             return last[1]
         writer = await self._writer_for(intent, topic_id)
         pointer = await writer.write(pack(body))
-        node = LogNode(records.encode_spilled(Spilled(self._commit_id, pointer)), pointer.ledger_id)
-        assert len(node.value) <= POINTER_BYTES_MAX, "a pointer is small"
-        self._spilled[topic_id] = (body, node)
-        return node
+        value = records.encode_spilled(SpilledBody(self._commit_id, pointer))
+        assert len(value) <= POINTER_BYTES_MAX, "a pointer is small"
+        self._spilled[topic_id] = (body, LogNode(value, pointer.ledger_id))
+        return self._spilled[topic_id][1]
 
     async def _writer_for(self, intent: Intent, topic_id: str) -> BlobWriter:
         if topic_id not in self._writers:
-            now = await policies_now(self._store, topic_id)
+            now = await read_policies(self._store, topic_id)
             self._writers[topic_id] = await self._stack.enter_async_context(
                 self._blobs.writer(intent, topic_id, now.policies)
             )

@@ -205,7 +205,7 @@ class CommitViews:
     def _newest_state(self, topic_id: str, view: _TopicView) -> TopicState | None:
         """The newest state in memory: the folded one, or the one that this process computed after
         its commits."""
-        folded = self._log(topic_id).known
+        folded = self._log(topic_id).last_state
         return view.state if folded is None else _take_newer(view, folded)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: a topic's state made small and stored, in the place of all commits before it. Pure.
+"""Checkpoints: a topic's state in a small form, stored in place of all commits before it. Pure.
 
 Always true: a state decoded from a root is the state that was encoded; a checkpoint gives every
 row the offset, segment and commit time that the commits gave it: fold(checkpoint + later commits)
@@ -50,57 +50,59 @@ ByPartition = list[list[Interval]]
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """`before` are the ledgers of the chunks and of the root of the checkpoint before this one."""
+    """`earlier_ledgers` are those of the chunks and of the root of the checkpoint before this
+    one."""
 
     state: TopicState
-    before: tuple[int, ...] = ()
+    earlier_ledgers: tuple[int, ...] = ()
 
 
 # -- making a state small ----------------------------------------------------------------------
 
 
 def sparse_chunks(state: TopicState) -> list[TableChunk]:
-    """Chunks with less than half of their rows still held, SPARSE_BYTES_MAX at most: their other
-    segments go back to the tail."""
-    held: dict[TableChunk, int] = {}
+    """Chunks of which the topic has lost more than half of the rows, SPARSE_BYTES_MAX at most: the
+    segments that still have rows go back to the tail."""
+    kept_rows: dict[TableChunk, int] = {}
     for partition in state.partitions:
         for interval in partition.intervals:
             if isinstance(interval.source, TableChunk):
                 rows = interval.hi - interval.lo
-                held[interval.source] = held.get(interval.source, 0) + rows
+                kept_rows[interval.source] = kept_rows.get(interval.source, 0) + rows
     sparse, size = [], 0
-    for chunk, rows in held.items():
+    for chunk, rows in kept_rows.items():
         if 2 * rows < chunk.rows and size + chunk.pointer.bytes <= SPARSE_BYTES_MAX:
             sparse.append(chunk)
             size += chunk.pointer.bytes
     return sparse
 
 
-def merged(held: PartitionState, read: Tables = UNREAD) -> list[Interval]:
+def merge_intervals(partition: PartitionState, tables: Tables = UNREAD) -> list[Interval]:
     """The partition's rows and holes in as few intervals as possible; a table in memory has only
-    segments with a row of its interval. A chunk of `read` counts as in memory."""
+    segments with a row of its interval. A chunk that has a table in `tables` counts as in
+    memory."""
     groups: list[list[Interval]] = []
-    for interval in held.intervals:
+    for interval in partition.intervals:
         source = interval.source
         if isinstance(source, TableChunk):
-            source = read.get(source, source)
+            source = tables.get(source, source)
         if isinstance(source, SegmentTable):
-            source = source.between(held.number, interval.lo, interval.hi)
+            source = source.between(partition.number, interval.lo, interval.hi)
         interval = replace(interval, source=source)
-        if groups and _joins(groups[-1][-1], interval):
+        if groups and _can_join(groups[-1][-1], interval):
             groups[-1].append(interval)
         else:
             groups.append([interval])
-    return [_joined(group) for group in groups]
+    return [_join(group) for group in groups]
 
 
-def _joins(left: Interval, right: Interval) -> bool:
+def _can_join(left: Interval, right: Interval) -> bool:
     if isinstance(left.source, SegmentTable) and isinstance(right.source, SegmentTable):
         return int(left.source.ends[-1]) == left.hi and int(right.source.bases[0]) == right.lo
     return left.source == right.source and not isinstance(left.source, SegmentTable)
 
 
-def _joined(group: list[Interval]) -> Interval:
+def _join(group: list[Interval]) -> Interval:
     if len(group) == 1:
         return group[0]
     sources = (interval.source for interval in group)
@@ -116,8 +118,8 @@ def _joined(group: list[Interval]) -> Interval:
 
 
 def inline_payloads(parts: ByPartition) -> tuple[list[bytes], list[int]]:
-    """The payloads of all inline segments in memory, in the order of `with_inline_moved`, and the
-    number of rows of each payload."""
+    """The payloads of all inline segments in memory, in the order in which `with_inline_moved`
+    expects them stored, and the number of rows of each payload."""
     payloads: list[bytes] = []
     rows: list[int] = []
     for table in _tables(parts):
@@ -128,7 +130,7 @@ def inline_payloads(parts: ByPartition) -> tuple[list[bytes], list[int]]:
 
 
 def with_inline_moved(parts: ByPartition, stored: StoredEntries) -> ByPartition:
-    """The same intervals, with every inline segment in the entries that store its payloads."""
+    """The same intervals; inline segments refer to the stored entries with their payloads."""
     first = stored.first
     moved: ByPartition = []
     for intervals in parts:
@@ -138,14 +140,14 @@ def with_inline_moved(parts: ByPartition, stored: StoredEntries) -> ByPartition:
             if isinstance(source, SegmentTable):
                 count = len(source.batch.column("inline").flatten())
                 if count:
-                    interval = replace(interval, source=_moved(source, stored, first))
+                    interval = replace(interval, source=_move_inline(source, stored, first))
                 first += count
             moved[-1].append(interval)
     assert first == stored.last + 1, "each payload has an entry"
     return moved
 
 
-def _moved(table: SegmentTable, stored: StoredEntries, first: int) -> SegmentTable:
+def _move_inline(table: SegmentTable, stored: StoredEntries, first: int) -> SegmentTable:
     inline = table.ledgers == INLINE
     counts = as_numpy(table.batch.column("inline").value_lengths())[inline]
     firsts = first + np.cumsum(counts) - counts
@@ -157,16 +159,16 @@ def _moved(table: SegmentTable, stored: StoredEntries, first: int) -> SegmentTab
     back = np.argsort(np.argsort(inline, kind="stable"), kind="stable")  # of old + new to rows
     columns = {
         "entries": pa.concat_arrays([old, new]).take(of_numpy(back)),
-        "ledger": _instead(table, "ledger", inline, stored.ledger_id),
-        "version": _instead(table, "version", inline, stored.metadata_version),
-        "filter_entry": _instead(table, "filter_entry", inline, NO_ENTRY),
+        "ledger": _with_value(table, "ledger", inline, stored.ledger_id),
+        "version": _with_value(table, "version", inline, stored.metadata_version),
+        "filter_entry": _with_value(table, "filter_entry", inline, NO_ENTRY),
         "inline": of_list([[]] * len(table), SCHEMA.field("inline").type),
     }
     arrays = [columns.get(name, table.batch.column(name)) for name in SCHEMA.names]
     return SegmentTable(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
 
 
-def _instead(table: SegmentTable, name: str, mask: Any, value: int) -> pa.Array:
+def _with_value(table: SegmentTable, name: str, mask: Any, value: int) -> pa.Array:
     kept = as_numpy(table.batch.column(name))
     return of_numpy(np.where(mask, value, kept).astype(kept.dtype))
 
@@ -183,39 +185,39 @@ def tail_table(parts: ByPartition) -> SegmentTable:
     return SegmentTable(whole.to_batches()[0])
 
 
-def chunked(parts: ByPartition, stored_bytes: int) -> list[ByPartition]:
-    """The intervals in memory, cut into parts for one chunk each. `stored_bytes` is the stored size
-    of all of them."""
+def cut_into_chunks(parts: ByPartition, stored_bytes: int) -> list[ByPartition]:
+    """The intervals in memory, divided into the contents of chunks. `stored_bytes` is the stored
+    size of all of them together."""
     total = sum(len(table) for table in _tables(parts))
     size = max(1, int(total * CHUNK_BYTES_MAX * 0.8) // max(1, stored_bytes))
     chunks: list[ByPartition] = []
-    left = 0
+    segments_left = 0
     for p, intervals in enumerate(parts):
         for interval in intervals:
             if not isinstance(interval.source, SegmentTable):
                 continue
             at = 0
             while at < len(interval.source):
-                if left == 0 or (chunks and _overlaps(chunks[-1][p], interval)):
+                if segments_left == 0 or (chunks and _overlaps(chunks[-1][p], interval)):
                     chunks.append([[] for _ in parts])
-                    left = size
-                piece = _piece(interval, at, min(at + left, len(interval.source)))
+                    segments_left = size
+                piece = _piece(interval, at, min(at + segments_left, len(interval.source)))
                 chunks[-1][p].append(piece)
                 count = len(_table(piece))
-                at, left = at + count, left - count
+                at, segments_left = at + count, segments_left - count
     return chunks
 
 
 def with_chunk(parts: ByPartition, chunk: ByPartition, stored: TableChunk) -> ByPartition:
-    """The same intervals, with the rows of `chunk` in the stored chunk."""
-    placed: ByPartition = []
-    for before, taken in zip(parts, chunk, strict=True):
+    """The same intervals; the rows of the intervals in `chunk` are in the stored chunk."""
+    changed: ByPartition = []
+    for before, replaced in zip(parts, chunk, strict=True):
         intervals = Intervals(list(before))
-        for group in _runs(taken):
-            joined = _joined([replace(interval, source=stored) for interval in group])
+        for group in _runs(replaced):
+            joined = _join([replace(interval, source=stored) for interval in group])
             intervals = intervals.with_replaced(replace(joined, source=stored))
-        placed.append(list(intervals))
-    return placed
+        changed.append(list(intervals))
+    return changed
 
 
 def rows_of(parts: ByPartition) -> int:
@@ -223,10 +225,10 @@ def rows_of(parts: ByPartition) -> int:
     return sum(interval.hi - interval.lo for intervals in parts for interval in intervals)
 
 
-def _runs(taken: Sequence[Interval]) -> Iterator[list[Interval]]:
+def _runs(intervals: Sequence[Interval]) -> Iterator[list[Interval]]:
     """Groups of intervals without a gap between them."""
     group: list[Interval] = []
-    for interval in taken:
+    for interval in intervals:
         if group and group[-1].hi != interval.lo:
             yield group
             group = []
@@ -235,8 +237,8 @@ def _runs(taken: Sequence[Interval]) -> Iterator[list[Interval]]:
         yield group
 
 
-def _overlaps(taken: list[Interval], next_: Interval) -> bool:
-    return bool(taken) and int(_table(taken[-1]).ends[-1]) > int(_table(next_).bases[0])
+def _overlaps(intervals: list[Interval], interval: Interval) -> bool:
+    return bool(intervals) and int(_table(intervals[-1]).ends[-1]) > int(_table(interval).bases[0])
 
 
 def _piece(interval: Interval, start: int, end: int) -> Interval:
@@ -267,49 +269,53 @@ def _tables(parts: ByPartition) -> Iterator[SegmentTable]:
 
 def chunk_ledgers(state: TopicState) -> list[int]:
     """The ledgers that hold the state's chunks, ascending."""
-    sources = (interval.source for held in state.partitions for interval in held.intervals)
+    sources = (
+        interval.source for partition in state.partitions for interval in partition.intervals
+    )
     return sorted(
         {source.pointer.ledger_id for source in sources if isinstance(source, TableChunk)}
     )
 
 
-def settled(
+def checkpoint_state(
     state: TopicState,
     parts: ByPartition,
     *,
     trimmed: int,
-    unnamed: Iterable[int],
-    gone: Iterable[int],
+    unnamed_ledgers: Iterable[int],
+    deleted_ledgers: Iterable[int],
 ) -> TopicState:
-    """The state with these intervals. Bodies of commits below `trimmed` are not needed any more:
-    their ledgers, and those of `unnamed` without a chunk, are dropped now. The state forgets the
-    ledgers in `gone`."""
+    """The state that a checkpoint stores, with these intervals. Bodies of commits below `trimmed`
+    are not needed any more: their ledgers, and those of `unnamed_ledgers` that hold no chunk, are
+    dropped at this time. The state forgets the ledgers in `deleted_ledgers`."""
     partitions = zip(state.partitions, parts, strict=True)
-    made = replace(
+    changed = replace(
         state,
         partitions=tuple(replace(p, intervals=Intervals(list(part))) for p, part in partitions),
         bodies={ledger: last for ledger, last in state.bodies.items() if last >= trimmed},
     )
-    still = {*chunk_ledgers(made), *made.bodies}
-    now = [ledger for ledger in (*state.bodies, *unnamed) if ledger not in still]
-    dropped = {**state.dropped, **dict.fromkeys(now, state.commit_ms)}
-    for ledger in gone:
+    needed = {*chunk_ledgers(changed), *changed.bodies}
+    unneeded = [ledger for ledger in (*state.bodies, *unnamed_ledgers) if ledger not in needed]
+    dropped = {**state.dropped, **dict.fromkeys(unneeded, state.commit_ms)}
+    for ledger in deleted_ledgers:
         dropped.pop(ledger, None)
-    return replace(made, dropped=dropped)
+    return replace(changed, dropped=dropped)
 
 
 def encode_root(root: Root) -> bytes:
-    """Packed bytes. They do not include the state's head version, as that is the head's own."""
+    """The root's bytes, compressed. They lack the state's head version, which only the head has."""
     state = root.state
-    parts = [list(held.intervals) for held in state.partitions]
+    parts = [list(partition.intervals) for partition in state.partitions]
     chunks = {chunk: n for n, chunk in enumerate(state.chunks())}
-    held = {name: [getattr(p, name) for p in state.partitions] for name in _PARTITIONS}
-    stored = {name: [getattr(chunk.pointer, name) for chunk in chunks] for name in _POINTER}
-    stored |= {name: [getattr(chunk, name) for chunk in chunks] for name in ("segments", "rows")}
+    partition_columns = {name: [getattr(p, name) for p in state.partitions] for name in _PARTITIONS}
+    chunk_columns = {name: [getattr(chunk.pointer, name) for chunk in chunks] for name in _POINTER}
+    chunk_columns |= {
+        name: [getattr(chunk, name) for chunk in chunks] for name in ("segments", "rows")
+    }
     streams = [
-        _encoded(held),
-        _encoded(_interval_columns(parts, chunks)),
-        _encoded(stored),
+        _encode_columns(partition_columns),
+        _encode_columns(_interval_columns(parts, chunks)),
+        _encode_columns(chunk_columns),
         tail_table(parts).encode(),
     ]
     plain = {
@@ -321,8 +327,12 @@ def encode_root(root: Root) -> bytes:
             [last.commit_id, last.number, list(last.others)] for last in state.shared_commits
         ],
         "last_of_app": list(state.last_of_app),
-        "live": [_plain_live(held.live) for held in state.partitions if held.live is not None],
-        "before": list(root.before),
+        "live": [
+            _plain_live(partition.live)
+            for partition in state.partitions
+            if partition.live is not None
+        ],
+        "before": list(root.earlier_ledgers),
         "streams": [len(stream) for stream in streams],
     }
     live_tokens = {str(p.number): p.live.token for p in state.partitions if p.live is not None}
@@ -348,7 +358,8 @@ def _plain_live(live: LiveSegment) -> dict[str, Any]:
 
 
 def decode_root(value: bytes) -> Root:
-    """The root that `encode_root` got, with head version 0. Raises errors.UnsupportedFormat."""
+    """The root that `encode_root` encoded, with head version 0. Raises
+    errors.UnsupportedFormat."""
     raw = memoryview(unpack(value))
     if bytes(raw[:4]) != MAGIC:
         raise errors.UnsupportedFormat(
@@ -368,13 +379,13 @@ def decode_root(value: bytes) -> Root:
             end += size
         if end != len(raw) or len(streams) != 4:
             raise errors.UnsupportedFormat(f"a checkpoint's root of {len(raw)} bytes, not {end}")
-        return Root(_state(plain, streams), tuple(plain["before"]))
+        return Root(_decode_state(plain, streams), tuple(plain["before"]))
     except (*errors.MALFORMED, pa.ArrowException) as error:
         raise errors.UnsupportedFormat(f"not a checkpoint's root: {error!r}") from error
 
 
-def _state(plain: dict[str, Any], streams: Sequence[memoryview]) -> TopicState:
-    partitions, intervals, chunks = (_decoded(stream) for stream in streams[:3])
+def _decode_state(plain: dict[str, Any], streams: Sequence[memoryview]) -> TopicState:
+    partitions, intervals, chunks = (_decode_columns(stream) for stream in streams[:3])
     pointers = zip(*(chunks[name] for name in _POINTER), strict=True)
     sizes = zip(chunks["segments"], chunks["rows"], strict=True)
     stored = [TableChunk(BlobPointer(*at), *size) for at, size in zip(pointers, sizes, strict=True)]
@@ -391,7 +402,7 @@ def _state(plain: dict[str, Any], streams: Sequence[memoryview]) -> TopicState:
         for fields in plain["live"]
     }
     producers, rowless = plain.get("producers", {}), plain.get("rowless", {})
-    held = tuple(
+    partition_states = tuple(
         PartitionState(
             *(p, start, end, Intervals(parts[p]), live.get(p), rearranged),
             producers=producers.get(str(p), {}),
@@ -404,7 +415,7 @@ def _state(plain: dict[str, Any], streams: Sequence[memoryview]) -> TopicState:
     )
     app_id, number = plain["last_of_app"]
     return TopicState(
-        partitions=held,
+        partitions=partition_states,
         dropped={int(ledger): ms for ledger, ms in plain["dropped"].items()},
         bodies={int(ledger): last for ledger, last in plain["bodies"].items()},
         shared_commits=tuple(
@@ -440,7 +451,7 @@ def _interval_columns(parts: ByPartition, chunks: dict[TableChunk, int]) -> dict
     return columns
 
 
-def _encoded(columns: dict[str, list[int]]) -> bytes:
+def _encode_columns(columns: dict[str, list[int]]) -> bytes:
     """An Arrow IPC stream of 64-bit columns."""
     batch = pa.record_batch({name: of_list(values, pa.int64()) for name, values in columns.items()})
     sink = pa.BufferOutputStream()
@@ -449,7 +460,7 @@ def _encoded(columns: dict[str, list[int]]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _decoded(stream: memoryview) -> dict[str, list[int]]:
+def _decode_columns(stream: memoryview) -> dict[str, list[int]]:
     _, batch = read_batch(stream)
     if batch is None or any(kind != pa.int64() for kind in batch.schema.types):
         raise errors.BadEntry("a checkpoint's root has a table of other columns than numbers")
@@ -459,9 +470,9 @@ def _decoded(stream: memoryview) -> dict[str, list[int]]:
 # -- the record: the checkpoint that counts, and where the log begins ------------------------------
 #
 # At /topic-ids/<id>/checkpoint. Always true: `trimmed` <= `previous` < `next`; `next` and `trimmed`
-# only rise; commits with a number from `trimmed` on are in the log, those below are not. A root of
-# 64 KiB at most is in the record itself, a larger one is a blob. The record names the root before
-# it as long as the log goes back to that root, so that a topic survives a root that cannot be read.
+# only rise; the log has the commits from `trimmed` on, and no commit below it. A root of 64 KiB at
+# most is in the record itself, a larger root is a blob. The record names the root of the checkpoint
+# before as long as the log goes back to that root, so a topic survives a root that cannot be read.
 
 ROOT_INLINE_BYTES_MAX = 64 * 1024
 StoredRoot = bytes | BlobPointer
@@ -470,9 +481,10 @@ StoredRoot = bytes | BlobPointer
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """`next` is the number of the first commit that the root does not have, `previous` the `next`
-    of the checkpoint before (0: there was none), `previous_root` its root (None: there was none, or
-    this checkpoint's root is in the record and cannot be lost apart from it). `intent` made it."""
+    """`next` is the number of the first commit that the root does not have. `previous` is the
+    `next` of the checkpoint before (0: there was none), `previous_root` its root (None: there was
+    none, or this checkpoint's root is in this record, so it cannot be lost alone). `intent` is the
+    id of the intent that made the checkpoint."""
 
     next: int
     root: StoredRoot
@@ -487,7 +499,7 @@ class CheckpointRecord:
         return [root.ledger_id for root in roots if isinstance(root, BlobPointer)]
 
 
-def following(
+def next_record(
     before: CheckpointRecord | None, next_: int, root: StoredRoot, intent: str
 ) -> CheckpointRecord:
     """The record that replaces `before`. ValueError if it would go back (hazard 6)."""
@@ -495,8 +507,8 @@ def following(
         return CheckpointRecord(next_, root, intent=intent)
     if next_ <= before.next:
         raise ValueError(f"a checkpoint up to commit {next_} does not follow one to {before.next}")
-    kept = before.root if isinstance(root, BlobPointer) else None
-    return CheckpointRecord(next_, root, before.next, kept, before.trimmed, intent)
+    previous_root = before.root if isinstance(root, BlobPointer) else None
+    return CheckpointRecord(next_, root, before.next, previous_root, before.trimmed, intent)
 
 
 def encode_record(record: CheckpointRecord) -> bytes:

@@ -1,13 +1,12 @@
-"""Intents: the run that makes ledgers for topics, and whether it still may.
+"""Intents: which run makes ledgers for topics, and whether it may still do so.
 
 Always true: an intent begins open and ends once, as done or condemned, by compare-and-set; every
 commit checks in its multi that its intent is open, and every block of ledger ids is recorded in a
-multi that does the same (hazard 4). So after an intent is condemned none of its ledgers can come
-into a topic, and the janitor knows every ledger that it can have made. Intents of queries are kept
-after their end, so that a zombie that mints again meets its own ended intent; other intents are
-kept for a while (intent_expiry.py). One query on one target has one current run: a new run's intent
-condemns the older run's as superseded, in one multi (hazard 11).
-"""
+multi that checks the same (hazard 4). So after an intent is condemned none of its ledgers can come
+into a topic, and the janitor knows every ledger that the run can have made. Intents of queries stay
+after their end, so that a zombie run that opens an intent again meets its own ended intent; other
+intents stay for a while (intent_expiry.py). One query on one target has one current run: a new
+run's intent condemns the older run's as superseded, in one multi (hazard 11)."""
 
 import asyncio
 import random
@@ -55,20 +54,20 @@ BATCH = "batch"
 SYSTEM = "system"
 CURSOR = "cursor"
 NAMED_ONCE_KINDS = (BATCH, PARTS, SYSTEM)
-"""Kinds of intents under which a ledger is written for one commit or one checkpoint: a ledger of
-theirs is never named again once it is CLOSED and dropped, so the janitor may delete it
+"""Kinds of intents under which a ledger is written for one commit or one checkpoint: no node names
+such a ledger again once it is CLOSED and dropped, so the janitor may delete it
 (upkeep/garbage.py)."""
 IDS_PER_BLOCK = 8
 IDS_KEPT_S = 86_400.0  # then the rest of a block is not used: intent_expiry.py removes the block
 HEARTBEAT_S = 60.0
 INTENTS_HELD_MAX = 256
-"""A process remembers ids and heartbeats of so many intents. If it forgets an intent, it leaves
-some of its ids unused, or writes a heartbeat too many."""
+"""A process remembers ids and heartbeats of so many intents. If it forgets an intent, some of the
+intent's ids stay unused, or its heartbeat is written too soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """An intent as it was read; picklable, so a driver can send it to its tasks. `version` is that
+    """An intent that was read; picklable, so a driver can send it to its tasks. `version` is that
     of its node: the intent's state is unchanged as long as the node has this version."""
 
     id: str
@@ -76,7 +75,7 @@ class Intent:
     version: int
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         return self.record.state is IntentState.OPEN
 
     @property
@@ -93,10 +92,11 @@ class Intent:
 
     @property
     def names_once(self) -> bool:
-        """Whether a ledger made under it is written for one commit or one checkpoint."""
+        """Whether only one node ever names a ledger of this intent: the node of the commit or of
+        the checkpoint for which the ledger is written."""
         return self.record.kind in NAMED_ONCE_KINDS
 
-    def ended(self) -> errors.LedgerFenced:
+    def ended_error(self) -> errors.LedgerFenced:
         """The error of a run that goes on under an intent that is not open."""
         state, why = self.record.state.value, self.record.why
         return errors.LedgerFenced(
@@ -109,29 +109,29 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """An intent's heartbeat as one observer saw it: the version, the time since when it has had it,
-    and the observer's session then."""
+    """What one observer saw of an intent's heartbeat: its version, since when it has this version,
+    and the observer's session at that time."""
 
     heartbeat: int
     since_s: float
     session: int
 
-    def same(self, heartbeat: int, session: int) -> bool:
+    def matches(self, heartbeat: int, session: int) -> bool:
         return (self.heartbeat, self.session) == (heartbeat, session)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pointer:
-    """A query's pointer as it was read; version None: there is no pointer."""
+    """A query's pointer that was read; with version None there is no pointer."""
 
     path: str
-    named: QueryPointer | None = None
+    current: QueryPointer | None = None
     version: int | None = None
 
     def names_run(self, run_id: str) -> bool:
-        return self.named is not None and self.named.run_id == run_id
+        return self.current is not None and self.current.run_id == run_id
 
-    def moved_to(self, pointer: QueryPointer) -> Operation:
+    def operation_to(self, pointer: QueryPointer) -> Operation:
         value = records.encode_query_pointer(pointer)
         if self.version is None:
             return Create(self.path, value)
@@ -147,7 +147,7 @@ class Intents:
         self._rng = rng
         self._ids = LruCache[str, tuple[float, int, deque[int]]](INTENTS_HELD_MAX)
         self._allocating = asyncio.Lock()
-        self._beaten = LruCache[str, float](INTENTS_HELD_MAX)
+        self._heartbeats_s = LruCache[str, float](INTENTS_HELD_MAX)
 
     async def open_query_intent(
         self,
@@ -163,8 +163,8 @@ class Intents:
 
         Any number of tasks may call this at once: all get the same intent. The first call of a new
         run condemns the older run's intent. A run that was condemned as stale goes on under a new
-        generation. A run that overwrites topics (by id; each of its calls names them) notes how far
-        their logs had come when it began: it does not overwrite rows that others add after that.
+        generation. A run that overwrites topics (by id; each of its calls names them) records how
+        far their logs went when it began: it does not overwrite rows that others add after that.
         Raises errors.LedgerFenced if a newer run has taken over, errors.TopicNotFound.
         """
         path = f"{paths.QUERIES}/{escape(query_id)}@{escape(target)}"
@@ -172,8 +172,8 @@ class Intents:
         with reachable(f"opening the intent of query {query_id}"):
             tries = Tries(self._rng, free=1)
             while True:
-                pointer = await self._pointer(path)
-                current = await self._current(pointer, record)
+                pointer = await self._read_pointer(path)
+                current = await self._current_intent(pointer, record)
                 if current is not None:
                     return current
                 await self._mint_query(pointer, record, overwrites)
@@ -192,32 +192,32 @@ class Intents:
         random: bool = False,
     ) -> Intent:
         """A new intent of a batch job; the driver makes it and sends it to its tasks. `overwrites`
-        as in open_query_intent. No other intent has a `random` app id, so its transaction record is
-        removed with the intent. Raises errors.TopicNotFound."""
+        as in open_query_intent. With `random` no other intent has this app id, so the transaction
+        record is removed with the intent. Raises errors.TopicNotFound."""
         record = IntentRecord(BATCH, app_id, run_id, target, w0=records.NO_VERSION, random=random)
         token = f"{self._rng.getrandbits(128):032x}"
         with reachable(f"opening the intent of batch job {app_id}"):
-            snapshots = await self._snapshots(overwrites)
-            return await self._open_own(f"batch-{token}", replace(record, snapshots=snapshots))
+            snapshots = await self._read_snapshots(overwrites)
+            return await self._open_new(f"batch-{token}", replace(record, snapshots=snapshots))
 
     async def open_system_intent(self, purpose: str, target: str) -> Intent:
         """A new intent of maintenance on `target` ("compact", "trim", a cursor ...): one process
         makes ledgers and commits actions under it (TopicClient.commit_actions), and ends it."""
         token = f"{self._rng.getrandbits(128):032x}"
-        app_id, none = f"{purpose}-{token}", records.NO_VERSION
-        record = IntentRecord(SYSTEM, app_id, token, target, w0=none, random=True)
+        app_id, w0 = f"{purpose}-{token}", records.NO_VERSION
+        record = IntentRecord(SYSTEM, app_id, token, target, w0, random=True)
         with reachable(f"opening an intent to {purpose} '{target}'"):
-            return await self._open_own(f"system-{token}", record)
+            return await self._open_new(f"system-{token}", record)
 
-    async def _open_own(self, intent_id: str, record: IntentRecord) -> Intent:
+    async def _open_new(self, intent_id: str, record: IntentRecord) -> Intent:
         """A new intent; no other process can have made one with its id."""
         await ensure(self.store, paths.INTENTS)
         tries = Tries(self._rng)
         while True:
             await self._mint(intent_id, record, [])
-            made = await read(self.store, paths.intent(intent_id))
-            if made is not None:
-                return _decoded(intent_id, made)
+            node = await read(self.store, paths.intent(intent_id))
+            if node is not None:
+                return _decode_intent(intent_id, node)
             await tries.retry_or_raise(f"others committed as {record.app_id} again and again")
             await self.store.sync(paths.INTENTS)
 
@@ -227,10 +227,10 @@ class Intents:
             node = await look_up(self.store, paths.intent(intent_id))
         if node is None:
             raise errors.LedgerFenced(f"there is no intent {intent_id}", intent=intent_id)
-        return _decoded(intent_id, node)
+        return _decode_intent(intent_id, node)
 
-    async def recorded(self, intent: Intent) -> TxnRecord:
-        """The transaction record of its app id and target, not older than this call."""
+    async def txn_record(self, intent: Intent) -> TxnRecord:
+        """The transaction record of the intent's app id and target, not older than this call."""
         path = paths.txn(escape(intent.app_id), escape(intent.target))
         with reachable(f"reading the transaction record of '{intent.app_id}'"):
             await self.store.sync(path)
@@ -238,15 +238,15 @@ class Intents:
         return TxnRecord() if node is None else records.decode_txn(node.value)
 
     async def heartbeat(self, intent: Intent) -> None:
-        """Raises the intent's heartbeat, at most every HEARTBEAT_S from this process. Ignores
+        """Raises the intent's heartbeat, at most once in HEARTBEAT_S by this process. Ignores
         failures of the store, since a commit would raise them."""
         if self.store.session_state is not SessionState.CONNECTED:
             return  # the write, and the rows behind it, would wait for the end of an outage
         now = asyncio.get_running_loop().time()
-        beaten = self._beaten.get(intent.id)
-        if beaten is not None and now - beaten < HEARTBEAT_S:
+        last_s = self._heartbeats_s.get(intent.id)
+        if last_s is not None and now - last_s < HEARTBEAT_S:
             return
-        self._beaten.put(intent.id, now)
+        self._heartbeats_s.put(intent.id, now)
         try:
             await self.store.set(paths.intent_heartbeat(intent.id), b"", ANY_VERSION)
         except (NoNode, OutcomeUnknown, StoreUnavailable):
@@ -277,12 +277,12 @@ class Intents:
             async with self._allocating:
                 now_s = asyncio.get_running_loop().time()
                 invalidations = self._ledgers.invalidations
-                since_s, taken, ids = self._ids.get(intent.id) or (
+                since_s, invalidations_then, ids = self._ids.get(intent.id) or (
                     now_s,
                     invalidations,
                     deque[int](),
                 )
-                if not ids or taken != invalidations or now_s - since_s >= IDS_KEPT_S:
+                if not ids or invalidations_then != invalidations or now_s - since_s >= IDS_KEPT_S:
                     ids = deque(await self._record_block(intent))
                     self._ids.put(intent.id, (now_s, invalidations, ids))
                 return ids.popleft()
@@ -301,7 +301,7 @@ class Intents:
                 if failed.index == 1:  # the block is recorded: an earlier response was lost
                     return ids
                 await self.store.sync(path)
-                raise (await self.get(intent.id)).ended() from failed
+                raise (await self.get(intent.id)).ended_error() from failed
             except OutcomeUnknown:
                 await self.store.sync(path)
         raise StoreUnavailable(f"{TRIES_MAX} answers were lost")
@@ -311,7 +311,7 @@ class Intents:
             for _ in range(TRIES_MAX):
                 await self.store.sync(paths.intent(intent_id))
                 intent = await self.get(intent_id)
-                if not intent.open:
+                if not intent.is_open:
                     return intent
                 record = replace(intent.record, state=state, why=why)
                 value = records.encode_intent(record)
@@ -322,30 +322,29 @@ class Intents:
                     continue
             raise StoreUnavailable(f"{TRIES_MAX} answers were lost")
 
-    async def _pointer(self, path: str) -> _Pointer:
+    async def _read_pointer(self, path: str) -> _Pointer:
         node = await read(self.store, path)
         if node is None:
             return _Pointer(path)
         return _Pointer(path, records.decode_query_pointer(node.value), node.version)
 
-    async def _current(self, pointer: _Pointer, record: IntentRecord) -> Intent | None:
+    async def _current_intent(self, pointer: _Pointer, record: IntentRecord) -> Intent | None:
         """The run's open intent; None if one must be minted. Raises errors.LedgerFenced."""
         if not pointer.names_run(record.run_id):
             earlier = await read(self.store, paths.intent(_query_intent_id(record)))
             if earlier is None:
                 return None
-            pointer = await self._pointer(
-                pointer.path
-            )  # the multi of the intent wrote it, or a later one
+            # the multi that made the intent wrote the pointer, or a later multi did
+            pointer = await self._read_pointer(pointer.path)
             if not pointer.names_run(record.run_id):
-                raise _superseded(_decoded(_query_intent_id(record), earlier))
-        assert pointer.named is not None
-        intent = await self.get(pointer.named.intent)
-        if not intent.open and intent.record.why != STALE:
-            raise intent.ended()
-        return intent if intent.open else None
+                raise _superseded_error(_decode_intent(_query_intent_id(record), earlier))
+        assert pointer.current is not None
+        intent = await self.get(pointer.current.intent)
+        if not intent.is_open and intent.record.why != STALE:
+            raise intent.ended_error()
+        return intent if intent.is_open else None
 
-    async def _snapshots(self, topic_ids: Sequence[str]) -> dict[str, int]:
+    async def _read_snapshots(self, topic_ids: Sequence[str]) -> dict[str, int]:
         """The number that the next commit of each topic takes, not older than this call."""
         snapshots = {}
         for topic_id in topic_ids:
@@ -362,46 +361,46 @@ class Intents:
         self, pointer: _Pointer, record: IntentRecord, overwrites: Sequence[str]
     ) -> None:
         """Tries once to make the run's next intent the query's current one."""
-        named = pointer.named
+        current = pointer.current
         operations: list[Operation] = []
-        if named is not None and named.run_id == record.run_id:
-            older = await self.get(named.intent)
-            began = {**await self._snapshots(overwrites), **older.record.snapshots}
-            record = replace(record, generation=named.generation + 1, snapshots=began)
+        if current is not None and current.run_id == record.run_id:
+            older = await self.get(current.intent)
+            snapshots = {**await self._read_snapshots(overwrites), **older.record.snapshots}
+            record = replace(record, generation=current.generation + 1, snapshots=snapshots)
         else:
-            record = replace(record, snapshots=await self._snapshots(overwrites))
-        if named is not None and named.run_id != record.run_id:
-            older = await self.get(named.intent)
-            if older.open:
-                ended = replace(older.record, state=IntentState.CONDEMNED, why=SUPERSEDED)
-                value = records.encode_intent(ended)
+            record = replace(record, snapshots=await self._read_snapshots(overwrites))
+        if current is not None and current.run_id != record.run_id:
+            older = await self.get(current.intent)
+            if older.is_open:
+                condemned = replace(older.record, state=IntentState.CONDEMNED, why=SUPERSEDED)
+                value = records.encode_intent(condemned)
                 operations.append(Set(paths.intent(older.id), value, older.version))
         intent_id = _query_intent_id(record)
-        target = QueryPointer(intent_id, record.run_id, record.generation)
+        new_pointer = QueryPointer(intent_id, record.run_id, record.generation)
         await ensure(self.store, paths.INTENTS)
         await ensure(self.store, paths.QUERIES)
-        await self._mint(intent_id, record, [*operations, pointer.moved_to(target)])
+        await self._mint(intent_id, record, [*operations, pointer.operation_to(new_pointer)])
 
     async def _mint(
         self, intent_id: str, record: IntentRecord, others: Sequence[Operation]
     ) -> None:
-        """Sends one multi: the intent, with the version recorded just then as `w0`, and `others`.
-        The multi also makes the transaction record of a random app id: without an intent the record
-        would stay for ever. A lost race or response is not an error: the caller reads the intent.
-        """
+        """Sends one multi: the intent, with the version in the transaction record as `w0`, and
+        `others`. For a random app id the multi also makes the transaction record: without an intent
+        the record would stay for ever. A lost race or response is not an error: the caller reads
+        the intent."""
         txn = paths.txn(escape(record.app_id), escape(record.target))
-        recorded: list[Operation]
+        record_operations: list[Operation]
         if record.random:
             await ensure(self.store, paths.TXNS)
             new = records.encode_txn(TxnRecord())
-            recorded = [Create(txn.rpartition("/")[0]), Create(txn, new)]
+            record_operations = [Create(txn.rpartition("/")[0]), Create(txn, new)]
         else:
             await ensure(self.store, txn, records.encode_txn(TxnRecord()))
             node = await self.store.get(txn)
             record = replace(record, w0=records.decode_txn(node.value).version)
-            recorded = [Check(txn, node.version)]
+            record_operations = [Check(txn, node.version)]
         operations = [
-            *recorded,
+            *record_operations,
             Create(paths.intent(intent_id), records.encode_intent(record)),
             Create(paths.intent_heartbeat(intent_id)),
             Create(paths.intent_blocks(intent_id)),
@@ -418,11 +417,11 @@ def _query_intent_id(record: IntentRecord) -> str:
     return "@".join(escape(name) for name in names)
 
 
-def _decoded(intent_id: str, node: Versioned) -> Intent:
+def _decode_intent(intent_id: str, node: Versioned) -> Intent:
     return Intent(intent_id, records.decode_intent(node.value), node.version)
 
 
-def _superseded(intent: Intent) -> errors.LedgerFenced:
+def _superseded_error(intent: Intent) -> errors.LedgerFenced:
     return errors.LedgerFenced(
         f"a newer run of query {intent.record.app_id} writes to '{intent.record.target}'",
         intent=intent.id,

@@ -2,9 +2,9 @@
 ledgers.
 
 Always true: a ledger belongs to one intent, topic and policy and is used by one task at a time;
-it is closed after 30 s idle, when it is full or old, when its query goes on under another run's
-intent, or when the task that asked for it was cancelled while the ledger was made. A cache belongs
-to one process and one cluster. A ledger that cannot be closed stays for the janitor.
+it is closed after 30 s without use, when it is full or old, when its query goes on under another
+run's intent, or when the task that asked for it was cancelled while the ledger was made. A cache
+belongs to one process and one cluster. The janitor closes a ledger that cannot be closed here.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import Intent, Intents
 from spark_ledger.topic.log.names import parse_topic
 from spark_ledger.topic.log.policies import TopicPolicies
-from spark_ledger.topic.log.topics import policies_now
+from spark_ledger.topic.log.topics import read_policies
 
 IDLE_S = 30.0
 IDLE_LEDGERS_MAX = 16
@@ -54,8 +54,9 @@ class TaskLedger:
     fragments_max: int
     bytes: int = 0
 
-    def usable(self, now_s: float) -> bool:
-        """Whether more may be appended: not failed, not full, not old, not too fragmented."""
+    def is_usable(self, now_s: float) -> bool:
+        """Whether a task may append to it: it has not failed, and is not full, old or made of too
+        many fragments."""
         policies = self.key.policies
         return (
             self.writer.failure is None
@@ -77,8 +78,8 @@ class LedgerCache:
     async def acquire(
         self, topic_id: str, policies: TopicPolicies, intent: Intent, *, new: bool = False
     ) -> TaskLedger:
-        """An open ledger for one task, an idle one if there is any; `new`: an empty one. Give it
-        back by `release`, or `discard` it.
+        """An open ledger for one task: an idle ledger of the cache, or a new one; with `new` always
+        a new one. Give it back by `release`, or `discard` it.
 
         Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable.
         """
@@ -88,7 +89,7 @@ class LedgerCache:
         for ledger in list(self._idle):
             if ledger.key == key and not new:
                 self._idle.pop(ledger).cancel()
-                if ledger.usable(now):
+                if ledger.is_usable(now):
                     return ledger
                 self.discard(ledger)
         return await self._create(key, intent)
@@ -96,7 +97,7 @@ class LedgerCache:
     def release(self, ledger: TaskLedger) -> None:
         """Keep the ledger for the next task, or close it in the background."""
         loop = asyncio.get_running_loop()
-        if not ledger.usable(loop.time()):
+        if not ledger.is_usable(loop.time()):
             self.discard(ledger)
             return
         self._idle[ledger] = loop.call_later(IDLE_S, self._expire, ledger)
@@ -110,7 +111,7 @@ class LedgerCache:
 
     def discard(self, ledger: TaskLedger) -> None:
         """Close the ledger in the background, whatever state it is in."""
-        self._aside(ledger.writer.ledger_id, ledger.writer.close)
+        self._close_in_background(ledger.writer.ledger_id, ledger.writer.close)
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Close every idle ledger and wait, `timeout_s` at most, for all that are being closed."""
@@ -142,7 +143,7 @@ class LedgerCache:
                 ledger_id=ledger_id,
             )
         except asyncio.CancelledError:  # the ledger may be made all the same
-            self._aside(ledger_id, partial(self._ledgers.recover, ledger_id))
+            self._close_in_background(ledger_id, partial(self._ledgers.recover, ledger_id))
             raise
         except errors.NotEnoughBookies as failure:
             raise await self._with_policy(failure, key) from failure
@@ -150,11 +151,11 @@ class LedgerCache:
     async def _with_policy(
         self, failure: errors.NotEnoughBookies, key: LedgerKey
     ) -> errors.NotEnoughBookies:
-        """The failure, with the policy or the write that asks for so many bookies if fewer are
-        writable. Its remedy names a smaller ensemble only if there never were so many bookies: a
-        bookie that is down should be started."""
-        listed, size = failure.facts.get("writable"), key.policies.ensemble_size
-        if not isinstance(listed, list) or len(listed) >= size:
+        """The failure; if fewer bookies are writable than the ensemble needs, with the policy or
+        the write that asks for so many. The remedy names a smaller ensemble only if there never
+        were so many bookies: a bookie that is down should be started."""
+        writable, size = failure.facts.get("writable"), key.policies.ensemble_size
+        if not isinstance(writable, list) or len(writable) >= size:
             return failure
         with suppress(StoreError, errors.UnsupportedFormat):
             bookies = await self._ledgers.cluster.directory.count_ever_registered()
@@ -162,15 +163,19 @@ class LedgerCache:
             if node is None:
                 return failure
             topic = records.decode_topic(node.value)
-            now = await policies_now(self._ledgers.metadata, key.topic_id)
-            name, other = parse_topic(topic.name).short, now.policies.ensemble_size
-            why, fewer = f"policy ensemble_size of topic '{name}' is {size}", "write with fewer"
-            if size != other:
-                why = f"this write asks for {size}, policy ensemble_size of '{name}' is {other}"
+            current = await read_policies(self._ledgers.metadata, key.topic_id)
+            name, policy_size = parse_topic(topic.name).short, current.policies.ensemble_size
+            why = f"policy ensemble_size of topic '{name}' is {size}"
+            alternative = "write with fewer"
+            if size != policy_size:
+                why = f"this write asks for {size}, policy ensemble_size of '{name}' is"
+                why += f" {policy_size}"
             elif 0 < bookies < size:
-                fewer = _fewer(name, key.policies, bookies)
+                alternative = _smaller_ensemble_command(name, key.policies, bookies)
             remedy = (
-                failure.remedy if bookies >= size else f"Start the missing bookies, or {fewer}."
+                failure.remedy
+                if bookies >= size
+                else f"Start the missing bookies, or {alternative}."
             )
             return errors.NotEnoughBookies(f"{failure.what}; {why}", remedy, **failure.facts)
         return failure
@@ -187,10 +192,14 @@ class LedgerCache:
             timer.cancel()
             self.discard(ledger)
 
-    def _aside(self, ledger_id: int, closing: Callable[[], Awaitable[object]]) -> None:
-        self._closing.start(self._quietly(ledger_id, closing))
+    def _close_in_background(
+        self, ledger_id: int, closing: Callable[[], Awaitable[object]]
+    ) -> None:
+        self._closing.start(self._close_quietly(ledger_id, closing))
 
-    async def _quietly(self, ledger_id: int, closing: Callable[[], Awaitable[object]]) -> None:
+    async def _close_quietly(
+        self, ledger_id: int, closing: Callable[[], Awaitable[object]]
+    ) -> None:
         try:
             await closing()
         except errors.NoSuchLedger:
@@ -199,7 +208,7 @@ class LedgerCache:
             _log.info("ledger %d stays open: %s", ledger_id, error)
 
 
-def _fewer(name: str, policies: TopicPolicies, bookies: int) -> str:
+def _smaller_ensemble_command(name: str, policies: TopicPolicies, bookies: int) -> str:
     """The command by which a topic's ledgers need no more than so many bookies."""
     write = min(policies.write_quorum, bookies)
     ack = min(policies.ack_quorum, write)

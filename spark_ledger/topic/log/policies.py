@@ -30,7 +30,7 @@ OPTIONAL = {
     "backlog_bytes_max": "for no quota",
     "backlog_ms_max": "for no quota",
 }
-"""Policies that may be None, and what None is for."""
+"""Policies that may be None, and what None means."""
 ON_LOST_ROWS = ("pause", "skip")
 ACKNOWLEDGED = "acknowledged"
 RETENTIONS = ("limits", ACKNOWLEDGED)
@@ -123,7 +123,7 @@ class NamespacePolicies:
     topics: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        changed(TopicPolicies(), self.topics)
+        with_changes(TopicPolicies(), self.topics)
         if self.auto_create not in (None, True, False):
             raise errors.BadConfig(
                 f"auto_create must be true or false, got {self.auto_create!r}",
@@ -135,13 +135,13 @@ class NamespacePolicies:
                 f"auto_create_partitions must not be {partitions!r}", "Give a number from 0 on."
             )
 
-    def changed(self, changes: Mapping[str, Any]) -> "NamespacePolicies":
+    def with_changes(self, changes: Mapping[str, Any]) -> "NamespacePolicies":
         """The policies with these changes, by name. Raises errors.BadConfig."""
         _check_names("a namespace", changes, (*NAMESPACE_NAMES, *NAMES))
         unset = [name for name, value in changes.items() if value == INHERIT]
-        given = {name: value for name, value in changes.items() if value != INHERIT}
-        own = {name: given.get(name) for name in NAMESPACE_NAMES if name in changes}
-        topics = {**self.topics, **{name: given[name] for name in given if name in NAMES}}
+        new_values = {name: value for name, value in changes.items() if value != INHERIT}
+        own = {name: new_values.get(name) for name in NAMESPACE_NAMES if name in changes}
+        topics = {**self.topics, **{name: new_values[name] for name in new_values if name in NAMES}}
         kept = {name: value for name, value in topics.items() if name not in unset}
         return replace(self, **own, topics=kept)
 
@@ -150,7 +150,7 @@ NAMESPACE_NAMES = ("auto_create", "auto_create_partitions")
 NAMES = tuple(policy.name for policy in fields(TopicPolicies))
 
 
-def changed(policies: TopicPolicies, changes: Mapping[str, Any]) -> TopicPolicies:
+def with_changes(policies: TopicPolicies, changes: Mapping[str, Any]) -> TopicPolicies:
     """The policies with all of these changes, by name. Raises errors.BadConfig for an unknown name
     or an invalid value."""
     _check_names("a topic", changes, NAMES)
@@ -168,39 +168,40 @@ def _check_names(what: str, changes: Iterable[str], names: Sequence[str]) -> Non
 
 
 def own_names(set_: Iterable[str]) -> tuple[str, ...]:
-    """The names of a topic's own policies if these were set on it."""
+    """The names of a topic's own policies if the policies in `set_` were set on it."""
     own = {*FIXED, *set_}
     if not own.isdisjoint(QUORUMS):
         own.update(QUORUMS)
     return tuple(name for name in NAMES if name in own)
 
 
-def effective(
+def effective_policies(
     kept: TopicPolicies, own: Iterable[str], namespace: NamespacePolicies | None
 ) -> TopicPolicies:
-    """The policies of a topic whose record has `kept`; only those in `own` were set on it."""
+    """The policies of a topic whose record has `kept`, of which only those in `own` were set on
+    the topic."""
     inherited = TopicPolicies(**(namespace.topics if namespace is not None else {}))
     return replace(inherited, **{name: getattr(kept, name) for name in own})
 
 
-def changed_own(
+def with_own_changes(
     kept: TopicPolicies,
     own: Iterable[str],
     namespace: NamespacePolicies | None,
     changes: Mapping[str, Any],
 ) -> tuple[TopicPolicies, tuple[str, ...]]:
-    """The policies for the topic's record, and the names of its own ones, after these changes; the
-    arguments as of `effective`. Raises errors.BadConfig."""
+    """The policies for the topic's record after these changes, and the names of its own policies;
+    the arguments are as in `effective_policies`. Raises errors.BadConfig."""
     _check_names("a topic", changes, NAMES)
-    given = {name: value for name, value in changes.items() if value != INHERIT}
-    unset = changes.keys() - given.keys()
+    new_values = {name: value for name, value in changes.items() if value != INHERIT}
+    unset = changes.keys() - new_values.keys()
     for name in FIXED:
         if name in unset:
             raise errors.BadConfig(f"{name} is a topic's own", f"Give {name}=... with a value.")
-    dropped = own_names(unset) if unset else ()
-    left = [name for name in own if name in FIXED or name not in dropped]
-    now = changed(effective(kept, left, namespace), given)
-    return now, own_names([*left, *given])
+    unset_names = own_names(unset) if unset else ()
+    own_names_left = [name for name in own if name in FIXED or name not in unset_names]
+    policies = with_changes(effective_policies(kept, own_names_left, namespace), new_values)
+    return policies, own_names([*own_names_left, *new_values])
 
 
 def to_json(policies: TopicPolicies) -> dict[str, Any]:

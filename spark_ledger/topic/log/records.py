@@ -35,8 +35,8 @@ FIRST_VERSION = 1
 COUNTED_VERSION = 2
 """The version that a commit with a `counted` segment needs, and every later commit of its topic."""
 CONTINUED_VERSION = 3
-"""The same for a ledger with more than one live segment, one after the other, and for offsets of
-chunks without a row: an older writer's checkpoint would lose them."""
+"""The version for a ledger with more than one live segment, one after the other, and for offsets of
+chunks without a row: the checkpoint of an older writer would lose them."""
 NO_VERSION = -1  # of a transaction: nothing committed yet
 NO_COMMIT = -1  # number of a commit that brought no rows and so took no number
 
@@ -54,9 +54,9 @@ class IntentState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """/topic-ids/<id>: the values that were fixed when the topic was created. Partitions grow in
-    its log. The policies named in `own` were set on the topic; the others are those that its
-    namespace had then."""
+    """/topic-ids/<id>: the values that were fixed when the topic was created; its log has later
+    growth of `partitions`. The policies named in `own` were set on the topic; the others are those
+    that its namespace had then."""
 
     name: str
     partitions: int
@@ -105,7 +105,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Spilled:
+class SpilledBody:
     """/topic-ids/<id>/log/<n> of a commit whose body is in a ledger."""
 
     commit_id: str
@@ -131,9 +131,9 @@ class Content:
 @dataclass(frozen=True, slots=True)
 class TxnRecord:
     """/txns/<app id>/<target>: the highest committed version, with its run, topic, number and rows
-    by partition. A commit whose response was lost knows its own record by `commit_id`. A commit
-    over several topics has those after the first in `others`. Rows are left out if the record
-    would be larger than TXN_BYTES_MAX. `content` is that of a query's whole batch."""
+    by partition. A committer whose response was lost recognises its commit by `commit_id`. A commit
+    over several topics has those after the first in `others`. Rows are left out if the record would
+    be larger than TXN_BYTES_MAX. `content` is that of a query's whole batch."""
 
     version: int = NO_VERSION
     run_id: str = ""
@@ -153,8 +153,8 @@ class TxnRecord:
 @dataclass(frozen=True, slots=True)
 class IntentRecord:
     """/intents/<id>. `w0` is the version that was recorded for (app id, target) when the intent was
-    made; `snapshots` are the numbers of the next commit then of each topic that the run is to
-    overwrite. No other intent ever has a `random` app id."""
+    made; `snapshots` has for each topic that the run is to overwrite the number of its next commit
+    at that time. `random`: no other intent ever has this app id."""
 
     kind: str  # "query", "parts", "batch", "cursor" or "system"
     app_id: str
@@ -281,22 +281,22 @@ def needed_by(of_commit: Iterable[Action]) -> int:
 
 
 def _continues(of_commit: Sequence[Action]) -> bool:
-    """Whether a live segment begins in a ledger that had one before."""
+    """Whether a live segment begins in a ledger that had another live segment before."""
     sealed = {action.ledger_id for action in of_commit if isinstance(action, SealLive)}
     opens = (action for action in of_commit if isinstance(action, OpenLive))
     return any(opened.first_entry or opened.ledger_id in sealed for opened in opens)
 
 
-def encode_spilled(spilled: Spilled) -> bytes:
+def encode_spilled(spilled: SpilledBody) -> bytes:
     return dump({"commit_id": spilled.commit_id, "body": asdict(spilled.body)})
 
 
-def decode_commit(value: bytes) -> Commit | Spilled:
+def decode_commit(value: bytes) -> Commit | SpilledBody:
     """A commit, or the pointer to its body. Raises errors.UnsupportedFormat."""
 
-    def build(plain: dict[str, Any]) -> Commit | Spilled:
+    def build(plain: dict[str, Any]) -> Commit | SpilledBody:
         if "body" in plain:
-            return Spilled(plain["commit_id"], pointer_from_json(plain["body"]))
+            return SpilledBody(plain["commit_id"], pointer_from_json(plain["body"]))
         return Commit(
             actions=tuple(actions.from_json(action) for action in plain["actions"]),
             others=tuple(plain.get("others", ())),
@@ -396,7 +396,7 @@ def _fields(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dump(plain: Mapping[str, Any]) -> bytes:
-    """A record's JSON. The first version may read and write it, unless `plain` has a later one."""
+    """A record's JSON. Every version may read and write it, unless `plain` names a later one."""
     versions = {"min_reader": FIRST_VERSION, "min_writer": FIRST_VERSION}
     return json.dumps({**versions, **plain}, sort_keys=True, separators=(",", ":")).encode()
 

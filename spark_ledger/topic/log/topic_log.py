@@ -1,21 +1,22 @@
 """Folding a topic's log into its state.
 
-Always true: head is read first and the log by number, never by listing. If a number below head.next
-is missing, a checkpoint took its place: the fold reads head and checkpoint again, and starts there
-(hazard 7); if it is still missing, that is an error, never an end. A folded commit is not read
-again, except that after FOLDED_MAX commits the fold takes a newer checkpoint as its root and reads
-the commits after it, so that a state does not grow with its age. Reads may lag behind other
-sessions' commits unless the fold is `fresh`; a fold never goes back, unless the store did: after
-each connection the log in the store is compared once with the commit that was folded last. In an
-older copy of the store that commit differs or is missing. Versions do not show this: those of the
-copy may be as high again by then.
+Always true: head is read first and the log by number, never by listing. If a commit below head.next
+is missing, a checkpoint took its place: the fold reads head and checkpoint again, and starts at the
+checkpoint (hazard 7); if the commit is still missing, that is an error, never the log's end. A
+folded commit is not read again, except that after FOLDED_MAX commits the fold takes a newer
+checkpoint as its root and reads the commits after it, so that a state does not grow with its age.
+Reads may lag behind other sessions' commits unless the fold is `fresh`; a fold never goes back,
+unless the store did: after each connection the log in the store is compared once with the commit
+that was folded last. In an older copy of the store that commit differs or is missing. Versions do
+not show an older copy: its versions may have grown as high again.
 
 States of several topics show each commit over them in all of them or in none (T9). A reader folds
-topics one after another, and a commit over two of them may come in between: then one state has the
-commit and the other has not, and both are folded again until they agree (hazard 14). Always true:
-two topics have the commits that they share in one order, so their states agree on all of them if
-they agree on the last. A state keeps the last SHARED_COMMITS_MAX of these; a commit that it may
-have forgotten counts as being in it."""
+topics one after another, and a commit over two topics may come in between: then one state has the
+commit and the other lacks it, and both are folded again until they agree (hazard 14). Always true:
+the logs of two topics have their shared commits in the same order, so their states agree on all
+shared commits if they agree on the last. A state keeps its last SHARED_COMMITS_MAX shared commits;
+a commit that it may have forgotten counts as being in it.
+"""
 
 import asyncio
 import logging
@@ -31,27 +32,27 @@ from spark_ledger.metadata.store_calls import look_up, read
 from spark_ledger.topic.log import checkpoint, records, state
 from spark_ledger.topic.log.blobs import read_blob, unpack
 from spark_ledger.topic.log.checkpoint import CheckpointRecord, Root, StoredRoot
-from spark_ledger.topic.log.records import Commit, Head, Spilled, TopicLife
+from spark_ledger.topic.log.records import Commit, Head, SpilledBody, TopicLife
 from spark_ledger.topic.log.state import SHARED_COMMITS_MAX, TopicState
 
 READS_AT_ONCE = 64
 BODIES_AT_ONCE = 4  # each of some MiB
 FOLDED_MAX = 128  # two checkpoints: a root's ledgers are dropped two checkpoints later
-LOOK_AGAIN = 64
+LOOK_AGAIN_COMMITS = 64
 TRIES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpointed:
-    """The newest checkpoint: its record, that node's version, its root (or the root before it, if
-    its own cannot be read)."""
+class NewestCheckpoint:
+    """The newest checkpoint: its record, the version of the record's node, and its root (or the
+    root of the checkpoint before, if its own cannot be read)."""
 
     record: CheckpointRecord
     version: int
     root: Root
 
 
-class _Missing(Exception):
+class _CommitMissing(Exception):
     """A commit is missing: a checkpoint took its place, although it may not be visible yet."""
 
 
@@ -76,20 +77,20 @@ class TopicLog:
         self._head_path = paths.topic_head(topic_id)
         self._state: TopicState | None = None
         self._root_next = 0
-        self._looked_at = 0
-        self._offered: TopicState | None = None
+        self._looked_at_commit = 0
+        self._offered_root: TopicState | None = None
         self._trimmed = 0
-        self._decoded: tuple[bytes, Root] | None = None
+        self._decoded_root: tuple[bytes, Root] | None = None
         self._next: tuple[int, Versioned] | None = None  # a commit that was read beside head
         self._last: tuple[int, str] | None = None  # number and id of the commit folded last
         self._compared = store.connections
         self.history_number = 0
-        """Counted up when the folded state is given up, as the metadata store went back."""
+        """Counted up when the log drops its folded state because the metadata store went back."""
         self._lock = asyncio.Lock()
 
     @property
-    def known(self) -> TopicState | None:
-        """The last folded state, from memory; it may be old. Callable from any thread."""
+    def last_state(self) -> TopicState | None:
+        """The last folded state, in memory; it may be old. Any thread may read it."""
         return self._state
 
     @property
@@ -99,7 +100,8 @@ class TopicLog:
 
     @property
     def trimmed(self) -> int:
-        """Commits below this number are not in the log any more; later ones may be gone too."""
+        """Commits below this number are not in the log any more; later commits may be missing
+        too."""
         return self._trimmed
 
     @property
@@ -125,23 +127,23 @@ class TopicLog:
         async with self._lock:
             return await self._fold(watch, commit_expected=commit_expected, synced=fresh)
 
-    async def fold_from_checkpoint(self) -> tuple[TopicState, Checkpointed | None]:
+    async def fold_from_checkpoint(self) -> tuple[TopicState, NewestCheckpoint | None]:
         """The state, folded from the newest checkpoint, and that checkpoint. Raises as `fold`."""
         await self.store.sync(self._head_path)
         async with self._lock:
-            newest = await self._newest()
+            newest = await self._read_checkpoint()
             if newest is not None and newest.root.state.next > self._root_next:
-                self._offered = newest.root.state
+                self._offered_root = newest.root.state
             return await self._fold(None, synced=True), newest
 
-    async def checkpointed(self) -> Checkpointed | None:
+    async def newest_checkpoint(self) -> NewestCheckpoint | None:
         """The newest checkpoint, None if there is no checkpoint. Raises as `fold`."""
         await self.store.sync(self._head_path)
-        return await self._newest()
+        return await self._read_checkpoint()
 
     async def commits(self) -> AsyncIterator[LoggedCommit]:
         """The commits that are in the log, oldest first. Does not fold them. Raises as `fold`."""
-        newest = await self.checkpointed()
+        newest = await self.newest_checkpoint()
         first = 0 if newest is None else newest.record.trimmed
         head = records.decode_head((await self._get(self._head_path)).value)
         for number in range(first, head.next):
@@ -157,16 +159,16 @@ class TopicLog:
     def offer(self, root: TopicState) -> None:
         """Offers the state of a published checkpoint: the next fold starts there."""
         if root.next > self._root_next:
-            self._offered = root
+            self._offered_root = root
 
     def forget(self) -> None:
         """The metadata store went back in time: the next fold reads everything anew."""
         self.history_number += 1
-        self._begin_anew()
+        self._drop_state()
 
-    def _begin_anew(self) -> None:
-        self._state = self._offered = self._next = self._last = None
-        self._root_next = self._looked_at = self._trimmed = 0
+    def _drop_state(self) -> None:
+        self._state = self._offered_root = self._next = self._last = None
+        self._root_next = self._looked_at_commit = self._trimmed = 0
 
     # -- folding ------------------------------------------------------------------------------
 
@@ -174,21 +176,23 @@ class TopicLog:
         self, watch: Watcher | None, *, commit_expected: bool = False, synced: bool = False
     ) -> TopicState:
         before, connections = self._state, self.store.connections
-        doubted = self.is_doubted
-        if doubted and not synced:
+        is_doubted = self.is_doubted
+        if is_doubted and not synced:
             await self.store.sync(self._head_path)
         node, self._next = await self._head_and_next(watch, commit_expected)
-        if doubted:
+        if is_doubted:
             await self._compare()
             self._compared = connections
         last = self._state
-        if (doubted or synced) and last is not None and node.version < last.head_version:
-            self._forget(f"its head has version {node.version}, and had {last.head_version}")
+        if (is_doubted or synced) and last is not None and node.version < last.head_version:
+            self._note_older_store(
+                f"its head has version {node.version}, and had {last.head_version}"
+            )
         for tries in range(TRIES_MAX):
             head = records.decode_head(node.value)
             try:
-                folded = await self._folded(head, look=tries > 0)
-            except (_Missing, errors.NoSuchLedger) as error:
+                folded = await self._fold_to(head, read_checkpoint=tries > 0)
+            except (_CommitMissing, errors.NoSuchLedger) as error:
                 problem = error
             else:
                 self._next = None
@@ -209,17 +213,19 @@ class TopicLog:
         if folded is None or not folded.next:
             return
         if last is None or last[0] != folded.next - 1:
-            self._begin_anew()  # a checkpoint had that commit: the fold reads the checkpoint again
+            self._drop_state()  # a checkpoint had that commit: the fold reads the checkpoint again
             return
         node = await look_up(self.store, paths.topic_log(self.topic_id, last[0]))
         if node is None and await read(self.store, paths.topic_checkpoint(self.topic_id)):
-            self._begin_anew()  # a checkpoint may have taken its place
+            self._drop_state()  # a checkpoint may have taken its place
         elif node is None or records.decode_commit(node.value).commit_id != last[1]:
-            self._forget(f"its commit {last[0]} is {'gone' if node is None else 'another'}")
+            self._note_older_store(
+                f"its commit {last[0]} is {'gone' if node is None else 'another'}"
+            )
 
-    def _forget(self, why: str) -> None:
-        """A log never goes back in one store: so this store is older, as after a restored backup.
-        The state that was folded before does not hold in it."""
+    def _note_older_store(self, why: str) -> None:
+        """Forgets the folded state: a log never goes back in one store, so this is an older store,
+        such as a restored backup, and the folded state is not that of its log."""
         _log.error(
             "the metadata store is an older one by the log of topic %s: %s; the topic is read anew",
             *(self.topic_id, why),
@@ -227,11 +233,11 @@ class TopicLog:
         self.forget()
 
     async def _head_and_next(
-        self, watch: Watcher | None, heard: bool
+        self, watch: Watcher | None, commit_expected: bool
     ) -> tuple[Versioned, tuple[int, Versioned] | None]:
-        """Head, and with `heard` the next commit, if it is there."""
+        """Head, and with `commit_expected` the next commit, if it is there."""
         folded = self._state
-        if folded is None or not heard:
+        if folded is None or not commit_expected:
             return await self._get(self._head_path, watch), None
         path = paths.topic_log(self.topic_id, folded.next)
         node, commit = await asyncio.gather(
@@ -239,27 +245,29 @@ class TopicLog:
         )
         return node, None if commit is None else (folded.next, commit)
 
-    async def _folded(self, head: Head, *, look: bool) -> TopicState:
+    async def _fold_to(self, head: Head, *, read_checkpoint: bool) -> TopicState:
         """The state up to head, or up to the last folded state if that has more commits."""
         last = self._state
-        begin, root_next = await self._begin(head, look=look)
+        base, root_next = await self._fold_base(head, read_checkpoint=read_checkpoint)
         end = max(head.next, 0 if last is None else last.next)
-        if begin.next > end:
-            raise _Missing(f"head is at {head.next}, the checkpoint at {begin.next}")
-        folded = await self._applied(begin, end)
+        if base.next > end:
+            raise _CommitMissing(f"head is at {head.next}, the checkpoint at {base.next}")
+        folded = await self._apply_commits(base, end)
         self._root_next = root_next
         return folded
 
-    async def _begin(self, head: Head, *, look: bool) -> tuple[TopicState, int]:
-        """The state on which to fold, and the first commit after its root."""
-        folded, offered = self._state, self._offered
-        grown = head.next - max(self._root_next, self._looked_at - FOLDED_MAX + LOOK_AGAIN)
+    async def _fold_base(self, head: Head, *, read_checkpoint: bool) -> tuple[TopicState, int]:
+        """The state to which the next commits are applied, and the first commit after its root."""
+        folded, offered = self._state, self._offered_root
+        grown = head.next - max(
+            self._root_next, self._looked_at_commit - FOLDED_MAX + LOOK_AGAIN_COMMITS
+        )
         if offered is not None and offered.next > self._root_next:
-            self._offered = None
+            self._offered_root = None
             return offered, offered.next
-        if folded is None or look or grown > FOLDED_MAX:
-            self._looked_at = head.next
-            newest = await self._newest()
+        if folded is None or read_checkpoint or grown > FOLDED_MAX:
+            self._looked_at_commit = head.next
+            newest = await self._read_checkpoint()
             if newest is not None and newest.root.state.next > self._root_next:
                 return newest.root.state, newest.root.state.next
         if folded is not None:
@@ -267,7 +275,7 @@ class TopicLog:
         node = await self._get(paths.topic(self.topic_id))
         return state.empty(self.topic_id, records.decode_topic(node.value).partitions), 0
 
-    async def _applied(self, folded: TopicState, end: int) -> TopicState:
+    async def _apply_commits(self, folded: TopicState, end: int) -> TopicState:
         while folded.next < end:
             last = min(end, folded.next + READS_AT_ONCE)
             nodes = await asyncio.gather(
@@ -289,20 +297,20 @@ class TopicLog:
         path = paths.topic_log(self.topic_id, number)
         node = await look_up(self.store, path)
         if node is None:
-            raise _Missing(f"commit {number} is missing below its head")
+            raise _CommitMissing(f"commit {number} is missing below its head")
         return node
 
-    async def _commit(self, node: Commit | Spilled) -> Commit:
+    async def _commit(self, node: Commit | SpilledBody) -> Commit:
         if isinstance(node, Commit):
             return node
         body = records.decode_commit(unpack(await read_blob(self._ledgers, node.body)))
-        if isinstance(body, Spilled) or body.commit_id != node.commit_id:
+        if isinstance(body, SpilledBody) or body.commit_id != node.commit_id:
             raise errors.UnsupportedFormat(f"ledger {node.body.ledger_id} has another body")
         return replace(body, body_ledger=node.body.ledger_id)
 
     # -- the checkpoint -----------------------------------------------------------------------
 
-    async def _newest(self) -> Checkpointed | None:
+    async def _read_checkpoint(self) -> NewestCheckpoint | None:
         node = await read(self.store, paths.topic_checkpoint(self.topic_id))
         if node is None:  # or not seen yet: then a commit is missing, and the fold syncs
             return None
@@ -314,13 +322,13 @@ class TopicLog:
             if record.previous_root is None:
                 raise
             root = await self._root(record.previous_root)  # the log goes back to it
-        return Checkpointed(record, node.version, root)
+        return NewestCheckpoint(record, node.version, root)
 
     async def _root(self, stored: StoredRoot) -> Root:
         value = stored if isinstance(stored, bytes) else await read_blob(self._ledgers, stored)
-        decoded = self._decoded
+        decoded = self._decoded_root
         if decoded is None or decoded[0] != value:  # frequent reads mostly return the same root
-            decoded = self._decoded = (value, checkpoint.decode_root(value))
+            decoded = self._decoded_root = (value, checkpoint.decode_root(value))
         return decoded[1]
 
     async def _get(self, path: str, watch: Watcher | None = None) -> Versioned:
@@ -348,12 +356,12 @@ def _at_head(
 FOLDS_MAX = 50
 
 
-def agree(states: Iterable[TopicState]) -> bool:
+def states_agree(states: Iterable[TopicState]) -> bool:
     """Whether every commit over several topics is in all of these states or in none."""
-    return not torn(states)
+    return not disagreeing_topics(states)
 
 
-def torn(states: Iterable[TopicState]) -> list[str]:
+def disagreeing_topics(states: Iterable[TopicState]) -> list[str]:
     """The ids of topics whose states disagree: one has a commit over both topics, the other lacks
     it."""
     by_id = {state.topic_id: state for state in states}
@@ -364,13 +372,13 @@ def torn(states: Iterable[TopicState]) -> list[str]:
         for other in shared.others
         if other in by_id
     }
-    late: dict[str, None] = {}
+    disagreeing: dict[str, None] = {}
     for (topic_id, other), commit_id in last.items():
         seen = last.get((other, topic_id))
         forgotten = seen is None and len(by_id[other].shared_commits) >= SHARED_COMMITS_MAX
         if seen != commit_id and not forgotten:
-            late |= dict.fromkeys((topic_id, other))
-    return sorted(late)
+            disagreeing |= dict.fromkeys((topic_id, other))
+    return sorted(disagreeing)
 
 
 async def fold_agreeing(logs: Sequence[TopicLog], *, fresh: bool = True) -> list[TopicState]:
@@ -381,11 +389,11 @@ async def fold_agreeing(logs: Sequence[TopicLog], *, fresh: bool = True) -> list
     folded = await asyncio.gather(*(log.fold(fresh=fresh) for log in logs))
     states = {state.topic_id: state for state in folded}
     for _ in range(FOLDS_MAX):
-        late = torn(states.values())
-        if not late:
+        disagreeing = disagreeing_topics(states.values())
+        if not disagreeing:
             return [states[log.topic_id] for log in logs]
-        again = [log for log in logs if log.topic_id in late]
-        folded = await asyncio.gather(*(log.fold(fresh=True) for log in again))
+        behind = [log for log in logs if log.topic_id in disagreeing]
+        folded = await asyncio.gather(*(log.fold(fresh=True) for log in behind))
         states |= {state.topic_id: state for state in folded}
     raise errors.Unavailable(
         f"commits over several of {len(logs)} topics came faster than the topics could be read"

@@ -50,10 +50,10 @@ from spark_ledger.topic.log.policies import (
     NAMES,
     NamespacePolicies,
     TopicPolicies,
-    changed,
-    changed_own,
-    effective,
+    effective_policies,
     own_names,
+    with_changes,
+    with_own_changes,
 )
 from spark_ledger.topic.log.records import Head, TopicLife, TopicRecord
 
@@ -72,15 +72,15 @@ class TopicInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class PoliciesNow:
-    """A topic's policies, its own and its namespace's, and the checks by which a multi makes sure
-    that they have not changed."""
+class CheckedPolicies:
+    """A topic's policies, its own and its namespace's, and the checks that fail in a multi if they
+    have changed."""
 
     policies: TopicPolicies
     checks: tuple[Check, ...]
 
 
-async def policies_now(store: MetadataStore, topic_id: str) -> PoliciesNow:
+async def read_policies(store: MetadataStore, topic_id: str) -> CheckedPolicies:
     """Raises StoreUnavailable, errors.TopicNotFound, errors.UnsupportedFormat."""
     node = await read(store, paths.topic(topic_id))
     if node is None:
@@ -89,24 +89,24 @@ async def policies_now(store: MetadataStore, topic_id: str) -> PoliciesNow:
     check = Check(paths.topic(topic_id), node.version)
     path = _namespace_of(parse_topic(record.name))
     inherits = record.own != NAMES
-    above = await read(store, path) if inherits else None
-    checks = (check,) if above is None else (check, Check(path, above.version))
-    return PoliciesNow(_effective(record, above), checks)
+    namespace_node = await read(store, path) if inherits else None
+    checks = (check,) if namespace_node is None else (check, Check(path, namespace_node.version))
+    return CheckedPolicies(_effective_policies(record, namespace_node), checks)
 
 
-def _effective(record: TopicRecord, above: Versioned | None) -> TopicPolicies:
-    return effective(record.policies, record.own, _decoded(above))
+def _effective_policies(record: TopicRecord, namespace_node: Versioned | None) -> TopicPolicies:
+    return effective_policies(record.policies, record.own, _decode_namespace(namespace_node))
 
 
-def _decoded(above: Versioned | None) -> NamespacePolicies | None:
-    return None if above is None else records.decode_namespace(above.value)
+def _decode_namespace(namespace_node: Versioned | None) -> NamespacePolicies | None:
+    return None if namespace_node is None else records.decode_namespace(namespace_node.value)
 
 
 def _namespace_of(topic: TopicName) -> str:
     return paths.namespace(topic.tenant, topic.namespace)
 
 
-def no_namespace(namespace: str) -> errors.NamespaceNotFound:
+def namespace_not_found(namespace: str) -> errors.NamespaceNotFound:
     return errors.NamespaceNotFound(f"there is no namespace '{namespace}'")
 
 
@@ -127,9 +127,9 @@ class Topics:
         exist_ok: bool = False,
         makes_namespace: bool = True,
     ) -> TopicInfo:
-        """Makes a topic. With `exist_ok` it returns an existing topic unchanged. `policies` by name
-        are the topic's own, and the others its namespace's, now and later; all policies of a
-        TopicPolicies are its own. A namespace that is not there is made, if `makes_namespace`.
+        """Makes a topic. With `exist_ok` it returns an existing topic unchanged. If `policies` is a
+        mapping, these policies are the topic's own, and the others follow its namespace; all
+        policies of a TopicPolicies are its own. With `makes_namespace` a missing namespace is made.
 
         Raises errors.TopicExists, errors.NamespaceNotFound, errors.BadConfig for partitions out of
         1 .. PARTITIONS_MAX.
@@ -147,12 +147,12 @@ class Topics:
         if isinstance(policies, TopicPolicies):
             record = TopicRecord(topic.full, partitions, policies)
         else:
-            has = changed(await self.inherited(name), policies or {})
-            record = TopicRecord(topic.full, partitions, has, own_names(policies or {}))
+            effective = with_changes(await self.inherited(name), policies or {})
+            record = TopicRecord(topic.full, partitions, effective, own_names(policies or {}))
         with reachable(f"creating topic '{topic}'"):
-            made = await self._create(topic, record, makes_namespace)
-            existing = made or await self._find(topic)
-        if made is None and not exist_ok:
+            created = await self._create(topic, record, makes_namespace)
+            existing = created or await self._find(topic)
+        if created is None and not exist_ok:
             raise errors.TopicExists(f"there is a topic '{topic}' already", topic=topic.full)
         return existing or await self.create(
             *(name, partitions, policies), exist_ok=exist_ok, makes_namespace=makes_namespace
@@ -243,7 +243,7 @@ class Topics:
         return info
 
     async def change_policies(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
-        """The topic with these policies changed, by name; see policies.py. INHERIT: the topic has
+        """Changes these policies of the topic, by name; see policies.py. With INHERIT the topic has
         its namespace's policy again. Ledgers made from now on follow the changes; a client that has
         the topic open uses them once it opens the topic again.
 
@@ -256,15 +256,17 @@ class Topics:
             while True:
                 node = await self.store.get(paths.topic(info.id))
                 record = records.decode_topic(node.value)
-                above = await read(self.store, _namespace_of(topic))
-                kept, own = changed_own(record.policies, record.own, _decoded(above), changes)
+                namespace_node = await read(self.store, _namespace_of(topic))
+                kept, own = with_own_changes(
+                    record.policies, record.own, _decode_namespace(namespace_node), changes
+                )
                 after = replace(record, policies=kept, own=own)
                 with suppress(MultiFailed, OutcomeUnknown):  # if the response is lost, read again
                     if after != record:
                         value = records.encode_topic(after)
                         change = Set(paths.topic(info.id), value, node.version)
                         await multi_unless_held(self.store, [change])
-                    return replace(info, policies=_effective(after, above))
+                    return replace(info, policies=_effective_policies(after, namespace_node))
                 await tries.retry_or_raise(f"others changed topic '{topic}' again and again")
                 await self.store.sync(topic.path)
 
@@ -274,7 +276,7 @@ class Topics:
         """The policies of a topic of that name without own policies."""
         topic = parse_topic(name)
         namespace = await self.namespace(f"{topic.tenant}/{topic.namespace}")
-        return changed(TopicPolicies(), {} if namespace is None else namespace.topics)
+        return with_changes(TopicPolicies(), {} if namespace is None else namespace.topics)
 
     async def namespace(self, namespace: str) -> NamespacePolicies | None:
         """The namespace's policies; None if there is no such namespace. Raises
@@ -283,21 +285,21 @@ class Topics:
         with reachable(f"reading namespace '{namespace}'"):
             await self.store.sync(path)
             node = await read(self.store, path)
-        return _decoded(node)
+        return _decode_namespace(node)
 
     async def set_namespace(self, namespace: str, changes: Mapping[str, Any]) -> NamespacePolicies:
-        """The namespace, made if it does not exist, with these policies changed, by name (INHERIT:
-        unsets the policy). Its topics have the policies that were not set on them. Raises
-        errors.TopicNameInvalid, errors.BadConfig, errors.CommitContended."""
+        """Changes these policies of the namespace, by name (INHERIT: unsets the policy); makes the
+        namespace if it does not exist. Its topics follow the policies that were not set on them.
+        Raises errors.TopicNameInvalid, errors.BadConfig, errors.CommitContended."""
         path = paths.namespace(*parse_namespace(namespace))
-        NamespacePolicies().changed(changes)  # before it is made
+        NamespacePolicies().with_changes(changes)  # before it is made
         with reachable(f"changing namespace '{namespace}'"):
             await not_held(self.store)
             await ensure(self.store, path)
             tries = Tries(self._rng)
             while True:
                 node = await self.store.get(path)
-                after = records.decode_namespace(node.value).changed(changes)
+                after = records.decode_namespace(node.value).with_changes(changes)
                 value = records.encode_namespace(after)
                 if value == node.value:
                     return after
@@ -324,17 +326,17 @@ class Topics:
         """The new topic, or None if another topic has the name."""
         bits = self._rng.getrandbits(128)
         topic_id = str(uuid.UUID(int=bits, version=4))
-        made = TopicInfo(topic_id, topic, record.partitions, record.policies)
+        created = TopicInfo(topic_id, topic, record.partitions, record.policies)
         operations: builtins.list[Operation] = [
-            Create(topic.path, records.encode_topic_pointer(made.id)),
-            Create(paths.topic(made.id), records.encode_topic(record)),
-            Create(paths.topic_head(made.id), records.encode_head(Head(0))),
-            Create(paths.topic_log(made.id)),
+            Create(topic.path, records.encode_topic_pointer(created.id)),
+            Create(paths.topic(created.id), records.encode_topic(record)),
+            Create(paths.topic_head(created.id), records.encode_head(Head(0))),
+            Create(paths.topic_log(created.id)),
         ]
         for _ in range(TRIES_MAX):
             try:
                 await multi_unless_held(self.store, operations)
-                return made
+                return created
             except MultiFailed as failed:
                 if not isinstance(failed.cause, NoNode):
                     break
@@ -345,13 +347,13 @@ class Topics:
                 if await read(self.store, topic.path) is not None:
                     break
         now = await self._find(topic)
-        return made if now is not None and now.id == made.id else None
+        return created if now is not None and now.id == created.id else None
 
     async def _ensure_namespace(self, topic: TopicName, makes: bool) -> None:
         path, name = _namespace_of(topic), f"{topic.tenant}/{topic.namespace}"
         is_missing = name != DEFAULT_FULL_NAMESPACE and await read(self.store, path) is None
         if is_missing and not makes:
-            raise no_namespace(name)
+            raise namespace_not_found(name)
         await ensure(self.store, path)
 
     async def _delete_once(self, info: TopicInfo) -> bool:
@@ -377,12 +379,16 @@ class Topics:
         if pointer is None:
             return None
         topic_id = records.decode_topic_pointer(pointer.value)
-        node, above = await self.store.get_many([paths.topic(topic_id), _namespace_of(topic)])
+        node, namespace_node = await self.store.get_many(
+            [paths.topic(topic_id), _namespace_of(topic)]
+        )
         if node is None:  # the name was read before the topic was removed
             await self.store.sync(topic.path)
             return await self._find(topic)
         record = records.decode_topic(node.value)
-        return TopicInfo(topic_id, topic, record.partitions, _effective(record, above))
+        return TopicInfo(
+            topic_id, topic, record.partitions, _effective_policies(record, namespace_node)
+        )
 
     def _not_found(self, topic: TopicName, names: builtins.list[str]) -> errors.TopicNotFound:
         nearest = difflib.get_close_matches(topic.short, names, n=NEAREST_MAX)

@@ -296,7 +296,7 @@ class Cursor:
         named = subscription.record.ledger_id
         assert self._ledger is None or self._ledger.id == named, "we left it before we unnamed it"
         intent = await context.intents.get(self._intent.id)
-        if not intent.open:
+        if not intent.is_open:
             await self._renew_intent()
         self._doubt, self._looked_s = False, self._loop.time()
 

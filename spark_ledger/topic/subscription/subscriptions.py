@@ -441,14 +441,14 @@ class Subscriptions:
         if not record.live:
             return False
         intent = await self._intent(record.intent)
-        if intent is None or not intent.open:
+        if intent is None or not intent.is_open:
             return False
         node = await read(self.store, paths.intent_heartbeat(intent.id))
         if node is None:
             return False
         now_s = asyncio.get_running_loop().time()
         sighting = self._sightings.get(intent.id)
-        changed = sighting is None or not sighting.same(node.version, self._session)
+        changed = sighting is None or not sighting.matches(node.version, self._session)
         if sighting is None or changed:
             sighting = Sighting(node.version, now_s, self._session)
         self._sightings.put(intent.id, sighting)
@@ -463,7 +463,7 @@ class Subscriptions:
         """The operations that end the owner's intent, for a multi that takes the subscription from
         it; none if the intent is `except_intent`."""
         intent = await self._intent(record.intent)
-        if intent is None or not intent.open or intent.id == except_intent:
+        if intent is None or not intent.is_open or intent.id == except_intent:
             return []
         ended = replace(intent.record, state=IntentState.CONDEMNED, why=SUPERSEDED)
         return [Set(paths.intent(intent.id), records.encode_intent(ended), intent.version)]

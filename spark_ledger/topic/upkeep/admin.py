@@ -22,9 +22,9 @@ from spark_ledger.topic.log.actions import Action, Grow, Terminate, Trim
 from spark_ledger.topic.log.holds import GRACE_MS
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.names import parse_topic
-from spark_ledger.topic.log.policies import ENSEMBLE_SIZE, INHERIT, changed
+from spark_ledger.topic.log.policies import ENSEMBLE_SIZE, INHERIT, with_changes
 from spark_ledger.topic.log.state import PartitionState, Tables, TopicState
-from spark_ledger.topic.log.topics import PARTITIONS_MAX, TopicInfo, policies_now
+from spark_ledger.topic.log.topics import PARTITIONS_MAX, TopicInfo, read_policies
 from spark_ledger.topic.subscription import seek_target
 from spark_ledger.topic.subscription.seek_target import SeekTarget
 from spark_ledger.topic.upkeep import retention
@@ -90,7 +90,7 @@ class TopicAdmin:
     ) -> TopicInfo:
         """Raises errors.TopicExists, errors.BadConfig, errors.NotEnoughBookies if an ensemble size
         is given and fewer bookies are registered."""
-        effective = changed(await self._client.topics.inherited(name), policies or {})
+        effective = with_changes(await self._client.topics.inherited(name), policies or {})
         if policies and ENSEMBLE_SIZE in policies:
             try:
                 await self._check_bookies(name, effective.ensemble_size)
@@ -136,7 +136,7 @@ class TopicAdmin:
         if changes.get(ENSEMBLE_SIZE, INHERIT) != INHERIT:
             before = (await self._client.topics.open(name)).policies
             given = {policy: value for policy, value in changes.items() if value != INHERIT}
-            after = changed(before, given)
+            after = with_changes(before, given)
             if after.ensemble_size != before.ensemble_size:
                 await self._check_bookies(name, after.ensemble_size)
         return await self._client.topics.change_policies(name, changes)
@@ -288,7 +288,7 @@ async def retain(
     changed (the next pass decides again), and as TopicClient.commit_actions.
     """
     with reachable(f"reading topic '{info.name}'"):
-        now = await policies_now(client.store, info.id)
+        now = await read_policies(client.store, info.id)
         policies = now.policies
         if not policies.trims:
             return Trimmed({}, 0)

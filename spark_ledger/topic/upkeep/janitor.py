@@ -200,7 +200,7 @@ class Janitor:
         asked = [name for name, ended in by_id.items() if ended is None]
         by_id.update(zip(asked, await call_each(self._intent, asked), strict=True))
         intents = [intent for intent in by_id.values() if intent is not None]
-        self._ended = {intent.id: intent for intent in intents if not intent.open}
+        self._ended = {intent.id: intent for intent in intents if not intent.is_open}
         return intents
 
     async def _intent(self, intent_id: str) -> Intent | None:
@@ -212,7 +212,7 @@ class Janitor:
 
     async def _silence(self, intents: Sequence[Intent], condemn: Sequence[str]) -> garbage.Silence:
         """The open intents that are condemned in this pass."""
-        beating = [intent for intent in intents if intent.open]
+        beating = [intent for intent in intents if intent.is_open]
         opened = [intent.id for intent in beating]
         expired = await call_each(self._expired, beating)
         silent = [intent for intent, is_silent in zip(opened, expired, strict=True) if is_silent]
@@ -228,7 +228,7 @@ class Janitor:
         node = await self.store.get(paths.intent_heartbeat(intent.id))
         now_s = asyncio.get_running_loop().time()
         seen = self._seen.get(intent.id)
-        if seen is None or not seen.same(node.version, self._session):
+        if seen is None or not seen.matches(node.version, self._session):
             self._seen[intent.id] = Sighting(node.version, now_s, self._session)
             return False
         connected = self.store.session_state is SessionState.CONNECTED
@@ -248,7 +248,7 @@ class Janitor:
         intents count as condemned."""
         seen = {
             intent.id: IntentSeen(
-                intent.id, intent.record.kind, intent.open and intent.id not in stale
+                intent.id, intent.record.kind, intent.is_open and intent.id not in stale
             )
             for intent in intents
         }

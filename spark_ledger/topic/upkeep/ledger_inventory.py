@@ -32,8 +32,8 @@ from spark_ledger.topic.log.blobs import ChunkStore
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.state import TopicState
-from spark_ledger.topic.log.topic_log import Checkpointed, TopicLog
-from spark_ledger.topic.log.topics import policies_now
+from spark_ledger.topic.log.topic_log import NewestCheckpoint, TopicLog
+from spark_ledger.topic.log.topics import read_policies
 from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.upkeep.garbage import LedgerSeen, TopicSeen
 
@@ -77,7 +77,7 @@ class LedgerInventory:
                 ended.looked_s = None
         ids = {intent.id for intent in intents}
         self._ended = {id_: ended for id_, ended in self._ended.items() if id_ in ids}
-        opened = {intent.id for intent in intents if intent.open}
+        opened = {intent.id for intent in intents if intent.is_open}
         self._blocks = {id_: blocks for id_, blocks in self._blocks.items() if id_ in opened}
         by_intent = await call_each(self._of_intent, intents, 8)
         ledgers = [ledger for of_intent in by_intent for ledger in of_intent]
@@ -122,7 +122,7 @@ class LedgerInventory:
         )
 
     async def _of_intent(self, intent: Intent) -> list[LedgerSeen]:
-        if intent.open:
+        if intent.is_open:
             return await self._of_open(intent)
         ended = self._ended.get(intent.id)
         if ended is None:
@@ -219,7 +219,7 @@ class References:
     async def policies(self, topic_id: str) -> TopicPolicies | None:
         """The topic's policies; None if there is no such topic, or its record cannot be read."""
         try:
-            return (await policies_now(self.store, topic_id)).policies
+            return (await read_policies(self.store, topic_id)).policies
         except (errors.TopicNotFound, errors.UnsupportedFormat):
             return None
 
@@ -262,7 +262,7 @@ class References:
             return TopicSeen(topic_id, policies, referred, rows.dropped, rows.checkpoint)
 
     async def _of_rows(
-        self, topic_id: str, state: TopicState, newest: Checkpointed | None
+        self, topic_id: str, state: TopicState, newest: NewestCheckpoint | None
     ) -> _Folded:
         version = None if newest is None else newest.version
         before = self._folded.get(topic_id)
@@ -271,7 +271,7 @@ class References:
         ledgers = {*state.bodies, *checkpoint.chunk_ledgers(state)}
         ledgers.update(state.ledgers(await self._chunks.load(state.chunks())))
         if newest is not None:
-            ledgers.update(newest.record.root_ledgers(), newest.root.before)
+            ledgers.update(newest.record.root_ledgers(), newest.root.earlier_ledgers)
             ledgers.update(checkpoint.chunk_ledgers(newest.root.state))
             state = await with_losses(state, newest.root.state, self._chunks)
         made = _Folded(state.next, version, frozenset(ledgers), dict(state.dropped))

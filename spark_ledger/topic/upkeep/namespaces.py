@@ -33,7 +33,7 @@ from spark_ledger.topic.log.names import (
 )
 from spark_ledger.topic.log.policies import NamespacePolicies
 from spark_ledger.topic.log.records import TenantRecord
-from spark_ledger.topic.log.topics import no_namespace
+from spark_ledger.topic.log.topics import namespace_not_found
 
 
 class Namespaces:
@@ -120,7 +120,7 @@ class Namespaces:
             await self._store.sync(path)
             node = await read(self._store, path)
         if node is None:
-            raise no_namespace(namespace)
+            raise namespace_not_found(namespace)
 
     async def create(self, namespace: str, policies: NamespacePolicies) -> None:
         """Makes it with these policies, in one step. Raises errors.NamespaceNotFound (there is no

@@ -67,7 +67,7 @@ def condemned_without_looking(end: Any) -> Any:
     async def ended(self: Any, intent_id: str, state: Any, why: str) -> Any:
         intent = await self.get(intent_id)
         record = replace(intent.record, state=state, why=why)
-        if not intent.open:
+        if not intent.is_open:
             return intent
         try:
             value = records.encode_intent(record)
@@ -83,8 +83,8 @@ def asks_the_intent_first(recorded_outcome: Any) -> Any:
     """An intent that has ended settles the commit, also where its own multi ended it."""
 
     def careless(self: Any, view: Any, record: Any) -> Any:
-        if not view.intent.open and view.fresh:
-            raise view.intent.ended()
+        if not view.intent.is_open and view.fresh:
+            raise view.intent.ended_error()
         return recorded_outcome(self, view, record)
 
     return careless
@@ -225,11 +225,11 @@ def takes_dropped_for_gone(gone: Any) -> Any:
     return all_of_them
 
 
-def one_state_for_all(settled: Any) -> Any:
+def one_state_for_all(checkpoint_state: Any) -> Any:
     """The checkpoint says that it is one commit further than it is."""
 
     def further(state: Any, parts: Any, **options: Any) -> Any:
-        made = settled(state, parts, **options)
+        made = checkpoint_state(state, parts, **options)
         return replace(made, next=made.next + 1)
 
     return further
@@ -500,7 +500,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     ),
     (
         T(
-            *("checkpoint one commit too far", "T1", checkpointer.checkpoint, "settled"),
+            *("checkpoint one commit too far", "T1", checkpointer.checkpoint, "checkpoint_state"),
             *(one_state_for_all, CHURN),
         ),
         CHECKPOINTS,

@@ -180,11 +180,11 @@ def confirms_before_it_writes(write: Any) -> Any:
     return at_once
 
 
-def forgets_what_was_dropped(settled: Any) -> Any:
+def forgets_what_was_dropped(checkpoint_state: Any) -> Any:
     """What a checkpoint does not name any more was never dropped."""
 
     def forgetful(state: Any, parts: Any, **options: Any) -> Any:
-        return replace(settled(state, parts, **options), dropped={})
+        return replace(checkpoint_state(state, parts, **options), dropped={})
 
     return forgetful
 
@@ -286,7 +286,7 @@ MUTANTS = (
         *(publishes_whatever_is_there, LAGGING),
     ),
     Mutant(
-        *("missing commit taken for the end", "hazard 7", TopicLog, "_applied"),
+        *("missing commit taken for the end", "hazard 7", TopicLog, "_apply_commits"),
         *(a_missing_commit_is_the_end, LAGGING),
     ),
     Mutant(
@@ -343,7 +343,7 @@ MUTANTS = (
         *(confirms_before_it_writes, CHURN),
     ),
     Mutant(
-        *("checkpoint forgets what was dropped", "hazard 9, 34", checkpoint, "settled"),
+        *("checkpoint forgets what was dropped", "hazard 9, 34", checkpoint, "checkpoint_state"),
         *(forgets_what_was_dropped, CHURN),
     ),
     Mutant(

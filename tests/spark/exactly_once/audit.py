@@ -138,7 +138,7 @@ class Onlooker:
         await client.store.sync(paths.INTENTS)
         names = sorted(await client.store.children(paths.INTENTS))
         found = [await client.intents.get(name) for name in names]
-        return [intent.id for intent in found if intent.open and intent.app_id == app_id]
+        return [intent.id for intent in found if intent.is_open and intent.app_id == app_id]
 
     async def _referred(self, topic_id: str) -> tuple[TopicState, set[int]]:
         """The topic, and every ledger that it needs."""
@@ -151,7 +151,7 @@ class Onlooker:
             roots = (newest.record.root, newest.record.previous_root)
             found.update(one.ledger_id for one in roots if isinstance(one, BlobPointer))
             found.update(chunk.pointer.ledger_id for chunk in newest.root.state.chunks())
-            found.update(newest.root.before)
+            found.update(newest.root.earlier_ledgers)
         cursors = [one.ledger_id for one in await self._subscriptions(topic_id)]
         return state, found | {ledger for ledger in cursors if ledger is not None}
 

@@ -117,7 +117,7 @@ RULES = (
     ),
     Rule(
         *("missing commit taken for the end", "7", "commits"),
-        ((TopicLog, "_applied", a_missing_commit_is_the_end),),
+        ((TopicLog, "_apply_commits", a_missing_commit_is_the_end),),
     ),
     Rule(
         *("transaction key of each topic", "10", "runs"),

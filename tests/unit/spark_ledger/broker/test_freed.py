@@ -66,7 +66,7 @@ def test_of_what_a_broker_at_work_wrote_all_goes_that_retention_lets_go(monkeypa
         assert RETENTION_BYTES <= kept <= RETENTION_BYTES + 15_000
         assert sum(rows or 0 for rows in ledgers_left(stage).values()) * 5_000 <= kept
         (own,) = [one for one in await stage.intents() if one.app_id.startswith("broker-")]
-        assert own.open, "it stays at work"
+        assert own.is_open, "it stays at work"
         await broker.close()
 
     play(act)

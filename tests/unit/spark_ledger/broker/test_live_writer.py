@@ -488,6 +488,6 @@ def test_who_hears_late_that_an_intent_has_ended_does_not_end_the_one_that_follo
         following = await commits.intent()
         await commits.renew_intent(ended)
         assert await commits.intent() is following
-        assert (await stage.client.intents.get(following.id)).open
+        assert (await stage.client.intents.get(following.id)).is_open
 
     play(act)

@@ -130,7 +130,7 @@ class Shelf:
         """The state as it is read back from a checkpoint of it."""
         sparse = checkpoint.sparse_chunks(topic)
         read = {chunk: self.chunks[chunk] for chunk in sparse}
-        parts = [checkpoint.merged(held, read) for held in topic.partitions]
+        parts = [checkpoint.merge_intervals(held, read) for held in topic.partitions]
         payloads, rows = checkpoint.inline_payloads(parts)
         assert len(payloads) == len(rows)
         if payloads:
@@ -142,15 +142,17 @@ class Shelf:
             parts = checkpoint.with_inline_moved(parts, stored)
         if self.rng.random() < 0.5:
             size = self.rng.choice((1, 2, 1000)) * checkpoint.CHUNK_BYTES_MAX
-            for part in checkpoint.chunked(parts, size):
+            for part in checkpoint.cut_into_chunks(parts, size):
                 parts = checkpoint.with_chunk(parts, part, self.chunk(part))
             assert len(checkpoint.tail_table(parts)) == 0
         return self.stored(topic, parts)
 
     def stored(self, topic, parts):
-        small = checkpoint.settled(topic, parts, trimmed=0, unnamed=(), gone=())
+        small = checkpoint.checkpoint_state(
+            topic, parts, trimmed=0, unnamed_ledgers=(), deleted_ledgers=()
+        )
         read_back = checkpoint.decode_root(checkpoint.encode_root(Root(small, (4, 5))))
-        assert read_back.before == (4, 5)
+        assert read_back.earlier_ledgers == (4, 5)
         for one in in_memory(read_back.state):
             assert bool((one.source.ledgers != INLINE).all())
         return replace(read_back.state, head_version=topic.head_version)

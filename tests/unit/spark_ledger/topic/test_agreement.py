@@ -25,9 +25,9 @@ def topics(names, commits):
 def test_states_agree_when_each_shared_commit_is_in_all_of_them():
     states = topics("abc", ["ab", "a", "abc", "c", "bc"])
 
-    assert topic_log.agree(states.values())
-    assert topic_log.agree([states["a"]])
-    assert topic_log.agree([])
+    assert topic_log.states_agree(states.values())
+    assert topic_log.states_agree([states["a"]])
+    assert topic_log.states_agree([])
 
 
 def test_a_state_that_lacks_what_another_has_is_found():
@@ -35,10 +35,10 @@ def test_a_state_that_lacks_what_another_has_is_found():
     after = topics("abc", ["ab", "bc"])
     first = topics("abc", [])
 
-    assert topic_log.torn([before["b"], after["c"]]) == ["b", "c"]
-    assert topic_log.torn([after["b"], before["c"], after["a"]]) == ["b", "c"]
-    assert topic_log.torn([first["a"], before["b"]]) == ["a", "b"]
-    assert topic_log.agree([before["a"], after["b"]]), "b and c share it, a does not"
+    assert topic_log.disagreeing_topics([before["b"], after["c"]]) == ["b", "c"]
+    assert topic_log.disagreeing_topics([after["b"], before["c"], after["a"]]) == ["b", "c"]
+    assert topic_log.disagreeing_topics([first["a"], before["b"]]) == ["a", "b"]
+    assert topic_log.states_agree([before["a"], after["b"]]), "b and c share it, a does not"
 
 
 def test_however_many_commits_there_were_the_last_shared_with_each_topic_is_remembered():
@@ -46,9 +46,9 @@ def test_however_many_commits_there_were_the_last_shared_with_each_topic_is_reme
     before, after = topics("abc", pairs[:-1]), topics("abc", pairs)
 
     assert len(after["a"].shared_commits) == 2
-    assert topic_log.agree(after.values())
-    assert topic_log.torn([before["b"], after["a"]]) == ["a", "b"]
-    assert topic_log.torn([after["b"], before["a"]]) == ["a", "b"]
+    assert topic_log.states_agree(after.values())
+    assert topic_log.disagreeing_topics([before["b"], after["a"]]) == ["a", "b"]
+    assert topic_log.disagreeing_topics([after["b"], before["a"]]) == ["a", "b"]
 
 
 def test_what_a_state_may_have_forgotten_is_taken_to_be_in_it():
@@ -56,7 +56,7 @@ def test_what_a_state_may_have_forgotten_is_taken_to_be_in_it():
     states = topics(names, [["a", "b"], *([["a", name] for name in names[2:]])])
 
     assert len(states["a"].shared_commits) == SHARED_COMMITS_MAX
-    assert topic_log.agree([states["a"], states["b"]])
+    assert topic_log.states_agree([states["a"], states["b"]])
 
 
 class Log:
@@ -76,5 +76,5 @@ def test_topics_are_folded_again_until_they_agree():
     folded = asyncio.run(topic_log.fold_agreeing([Log(before["a"], after["a"]), Log(after["b"])]))
 
     assert [one.next for one in folded] == [2, 2]
-    assert topic_log.agree(folded)
-    assert not topic_log.agree([replace(before["a"]), after["b"]])
+    assert topic_log.states_agree(folded)
+    assert not topic_log.states_agree([replace(before["a"]), after["b"]])

@@ -73,7 +73,7 @@ def many_commits(count, partitions=3):
 
 def test_the_intervals_of_many_small_commits_become_one_for_each_partition():
     topic = many_commits(100)
-    parts = [checkpoint.merged(held) for held in topic.partitions]
+    parts = [checkpoint.merge_intervals(held) for held in topic.partitions]
 
     assert [len(held.intervals) for held in topic.partitions] == [100] * 3
     assert [len(some) for some in parts] == [1] * 3
@@ -89,16 +89,18 @@ def test_thousands_of_small_commits_are_a_few_intervals_and_a_root_of_some_kilob
         made = Commit("", "", "", 0, "", "", (Append((segment(number, 1),)),))
         topic = state.apply(topic, number, made, number)
         if number % 64 == 63:
-            topic = shelf.stored(topic, [checkpoint.merged(held) for held in topic.partitions])
+            topic = shelf.stored(
+                topic, [checkpoint.merge_intervals(held) for held in topic.partitions]
+            )
             assert sum(len(held.intervals) for held in topic.partitions) == 1
     assert topic.end_offsets() == {0: commits, 1: 0}
     assert len(checkpoint.encode_root(Root(topic))) < 10 * commits
 
 
 def test_chunks_have_about_as_many_segments_each_as_fit_a_mebibyte():
-    parts = [checkpoint.merged(held) for held in many_commits(400).partitions]
+    parts = [checkpoint.merge_intervals(held) for held in many_commits(400).partitions]
 
-    chunks = checkpoint.chunked(parts, 4 * checkpoint.CHUNK_BYTES_MAX)
+    chunks = checkpoint.cut_into_chunks(parts, 4 * checkpoint.CHUNK_BYTES_MAX)
 
     sizes = [len(checkpoint.tail_table(part)) for part in chunks]
     assert sizes == [240] * 5
@@ -108,10 +110,12 @@ def test_chunks_have_about_as_many_segments_each_as_fit_a_mebibyte():
 def test_a_chunk_of_which_little_is_left_goes_back_to_the_tail():
     shelf = Shelf(random.Random(0))
     topic = many_commits(40)
-    parts = [checkpoint.merged(held) for held in topic.partitions]
-    (part,) = checkpoint.chunked(parts, 1)
+    parts = [checkpoint.merge_intervals(held) for held in topic.partitions]
+    (part,) = checkpoint.cut_into_chunks(parts, 1)
     parts = checkpoint.with_chunk(parts, part, shelf.chunk(part))
-    topic = checkpoint.settled(topic, parts, trimmed=0, unnamed=(), gone=())
+    topic = checkpoint.checkpoint_state(
+        topic, parts, trimmed=0, unnamed_ledgers=(), deleted_ledgers=()
+    )
     assert checkpoint.sparse_chunks(topic) == [] != topic.chunks()
 
     trim = Trim(tuple((p, 80) for p in range(3)))
@@ -122,9 +126,11 @@ def test_a_chunk_of_which_little_is_left_goes_back_to_the_tail():
 
 def test_ledgers_of_bodies_below_the_trimmed_log_and_of_unnamed_roots_are_dropped_from_now_on():
     topic = replace(many_commits(3), bodies={7: 0, 8: 2}, dropped={5: 0, 6: 1}, commit_ms=50)
-    parts = [checkpoint.merged(held) for held in topic.partitions]
+    parts = [checkpoint.merge_intervals(held) for held in topic.partitions]
 
-    settled = checkpoint.settled(topic, parts, trimmed=2, unnamed=[9, 8], gone=[5])
+    settled = checkpoint.checkpoint_state(
+        topic, parts, trimmed=2, unnamed_ledgers=[9, 8], deleted_ledgers=[5]
+    )
 
     assert settled.bodies == {8: 2}
     assert settled.dropped == {6: 1, 7: 50, 9: 50}

@@ -5,7 +5,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.topic.log import checkpoint
-from spark_ledger.topic.log.checkpoint import CheckpointRecord, following
+from spark_ledger.topic.log.checkpoint import CheckpointRecord, next_record
 from spark_ledger.topic.log.segment_table import BlobPointer
 
 POINTER = BlobPointer(42, 3, 0, 2, 9000, 77)
@@ -49,9 +49,9 @@ def test_a_damaged_record_is_an_error(changed):
 
 
 def test_a_record_follows_only_one_that_went_less_far():
-    first = following(None, 64, b"a", "i")
-    second = following(replace(first, trimmed=0), 128, POINTER, "j")
-    third = following(replace(second, trimmed=64), 200, b"c", "k")
+    first = next_record(None, 64, b"a", "i")
+    second = next_record(replace(first, trimmed=0), 128, POINTER, "j")
+    third = next_record(replace(second, trimmed=64), 200, b"c", "k")
 
     assert (first.previous, first.previous_root) == (0, None)
     assert (second.previous, second.previous_root) == (64, b"a")
@@ -59,4 +59,4 @@ def test_a_record_follows_only_one_that_went_less_far():
     assert second.root_ledgers() == [42] and third.root_ledgers() == []
     for number in (127, 128):
         with pytest.raises(ValueError, match="does not follow"):
-            following(second, number, b"b", "j")
+            next_record(second, number, b"b", "j")

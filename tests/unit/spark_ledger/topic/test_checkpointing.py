@@ -12,7 +12,7 @@ from spark_ledger.topic import checkpointer
 from spark_ledger.topic.log import checkpoint, records
 from spark_ledger.topic.log.actions import Append, Trim
 from spark_ledger.topic.log.blobs import pack
-from spark_ledger.topic.log.records import Commit, Head, Spilled
+from spark_ledger.topic.log.records import Commit, Head, SpilledBody
 from tests.kit.segments_seen import segments_of
 from tests.unit.spark_ledger.topic.checkpoints import commits
 from tests.unit.spark_ledger.topic.stage import play, segment
@@ -64,11 +64,11 @@ def test_a_root_is_decoded_once_until_there_is_another(monkeypatch):
         log = (await stage.another()).log(stage.topic.id)
         monkeypatch.setattr(checkpoint, "decode_root", counted)
 
-        first, again = await log.checkpointed(), await log.checkpointed()
+        first, again = await log.newest_checkpoint(), await log.newest_checkpoint()
         looked = len(decoded)
         await commits(stage, intent, 2)
         await stage.client.checkpoints.make(stage.topic.id, intent.id)
-        newer = await log.checkpointed()
+        newer = await log.newest_checkpoint()
 
         assert first.root == again.root and first.root.state.next == 2
         assert newer.root.state.next == 4
@@ -163,7 +163,7 @@ def test_a_thousand_small_commits_leave_a_short_log_and_a_small_state():
             await stage.client.checkpoints.idle()
             await folded_in(stage.client, stage)
             assert len(logged(stage)) <= 3 * 64
-            assert intervals(stage.client.log(stage.topic.id).known) <= 2 * 64
+            assert intervals(stage.client.log(stage.topic.id).last_state) <= 2 * 64
 
         state = await folded(stage)
         assert state.end_offsets() == {0: 0, 1: 3000}
@@ -277,7 +277,7 @@ def test_under_an_intent_that_ended_a_checkpoint_is_made_under_one_of_its_own():
         record = await stage.client.checkpoints.make(stage.topic.id, intent.id)
 
         assert record.next == 3 and record.intent != intent.id
-        assert not (await stage.client.intents.get(record.intent)).open
+        assert not (await stage.client.intents.get(record.intent)).is_open
 
     play(act)
 
@@ -411,7 +411,7 @@ def test_commits_that_are_in_ledgers_are_folded_as_those_in_the_log():
                 intent, stage.topic.id, stage.topic.policies
             ) as held:
                 body = await held.write(pack(records.encode_commit(commit)))
-            spilled = records.encode_spilled(Spilled(commit.commit_id, body))
+            spilled = records.encode_spilled(SpilledBody(commit.commit_id, body))
             head = paths.topic_head(stage.topic.id)
             await stage.client.store.multi(
                 [

@@ -97,7 +97,7 @@ def test_rows_taken_away_while_a_checkpoint_puts_them_into_a_chunk_stay_for_the_
 
         store.multi = late
         await into_a_chunk(stage, monkeypatch, intent)
-        newest = await (await stage.another()).log(stage.topic.id).checkpointed()
+        newest = await (await stage.another()).log(stage.topic.id).newest_checkpoint()
         assert newest.record.next == 6, "the rows were there when it was made"
 
         await check_the_delay(stage, intent, ledger)

@@ -117,7 +117,7 @@ def test_a_commit_past_an_owner_reads_head_and_a_moment_later_is_folded():
         log, counted = batches.client.log(stage.topic.id), Counted(batches.client)
         for version in range(2, 5):
             await asyncio.sleep(1)
-            assert log.known.next == version  # the owner's opening, and the commits so far
+            assert log.last_state.next == version  # the owner's opening, and the commits so far
             result = await batches.written(intent, [b"of spark"])
             counted.taken()
             await batches.commit(intent, version, result)

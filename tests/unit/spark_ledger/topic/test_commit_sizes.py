@@ -10,7 +10,7 @@ from spark_ledger.topic.commit import commit as commit_commit
 from spark_ledger.topic.commit.draft import BODY_INLINE_BYTES_MAX, INLINE_COMMIT_BYTES_MAX, TxnKey
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import STALE
-from spark_ledger.topic.log.records import Spilled
+from spark_ledger.topic.log.records import SpilledBody
 from spark_ledger.topic.write import TaskResult
 from tests.kit.segments_seen import segments_of
 from tests.simulation.contents import is_record
@@ -77,11 +77,11 @@ def test_a_large_body_goes_to_a_ledger_and_its_node_stays_small():
 
         node = records.decode_commit(node_of(stage, 0).value)
         state = await state_of(stage)
-        assert isinstance(node, Spilled)
+        assert isinstance(node, SpilledBody)
         assert len(node_of(stage, 0).value) <= commit_commit.POINTER_BYTES_MAX
         assert state.end_offsets() == {0: 2001}
         assert state.bodies == {node.body.ledger_id: 0}
-        assert not isinstance(records.decode_commit(node_of(stage, 1).value), Spilled)
+        assert not isinstance(records.decode_commit(node_of(stage, 1).value), SpilledBody)
 
     play(act)
 
@@ -177,7 +177,7 @@ def test_bodies_of_many_topics_that_do_not_fit_into_one_multi_go_to_ledgers():
         await stage.client.commit_topics(by_topic, txn, intent.id)
 
         nodes = [records.decode_commit(node_of(stage, 0, one).value) for one in ids]
-        spilled = [isinstance(node, Spilled) for node in nodes]
+        spilled = [isinstance(node, SpilledBody) for node in nodes]
         assert 0 < sum(spilled) < 15
         size = sum(len(node_of(stage, 0, one).value) for one in ids)
         assert size < 512 * 1024

@@ -226,7 +226,7 @@ def test_a_reader_of_several_topics_sees_each_commit_in_all_of_them_or_in_none(s
             logs = [client.log(one) for one in ids]
             while not writing.done():
                 apart = [await log.fold() for log in logs]
-                torn.append(not topic_log.agree(apart))
+                torn.append(not topic_log.states_agree(apart))
                 states = await topic_log.fold_agreeing(logs)
                 assert len({state.next for state in states}) == 1
 

@@ -285,7 +285,7 @@ def test_a_query_whose_intent_was_taken_for_dead_goes_on_with_its_subscription()
         await told(cursor, 6)
 
         cursor.check()
-        assert (await stage.client.intents.get(await intent_of(stage))).open
+        assert (await stage.client.intents.get(await intent_of(stage))).is_open
         assert await positions(stage) == {0: 6}
 
     play(act)
@@ -347,7 +347,7 @@ def test_a_released_cursor_ends_its_intent_and_leaves_no_ledger():
         found = await listed(stage)
 
         assert (found.live, found.ledger_id, found.positions) == (False, None, {0: 4})
-        assert not (await stage.client.intents.get(await intent_of(stage))).open
+        assert not (await stage.client.intents.get(await intent_of(stage))).is_open
         assert [ledger_id async for ledger_id in stage.client.ledgers.list()] == []
         with pytest.raises(errors.LedgerFenced, match="released"):
             cursor.check()

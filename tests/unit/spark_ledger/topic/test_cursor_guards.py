@@ -40,7 +40,7 @@ def test_a_cursor_ledger_whose_intent_ended_before_it_was_named_is_never_named(m
         named = (await listed(stage)).ledger_id
         assert named not in (None, made[0].id)
         record = (await stage.client.ledgers.record(named, fresh=True)).record
-        assert (await stage.client.intents.get(record.intent)).open
+        assert (await stage.client.intents.get(record.intent)).is_open
         assert await positions(stage) == {0: 2}
 
     play(act)

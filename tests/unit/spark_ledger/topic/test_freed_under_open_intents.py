@@ -81,7 +81,7 @@ def test_what_tasks_that_commit_their_parts_wrote_goes_while_their_run_goes_on()
         report = await janitor.clean()
 
         assert report.deleted == tuple(ledgers)
-        assert (await client.intents.get(intent.id)).open
+        assert (await client.intents.get(intent.id)).is_open
         await committed_part(stage, intent, 3, under_way)
         assert await stage.rows() == [(9, b"under way")]
 

@@ -19,7 +19,7 @@ def test_all_tasks_of_a_run_get_the_same_intent_whoever_asks_first():
         )
 
         assert [intent.id for intent in intents] == [intents[0].id] * 5
-        assert intents[0].open
+        assert intents[0].is_open
 
     play(act)
 
@@ -51,7 +51,7 @@ def test_a_new_run_condemns_the_older_run_which_can_do_nothing_more():
         new = await stage.intent("run-2")
 
         ended = await stage.client.intents.get(old.id)
-        assert (ended.record.why, new.open) == (SUPERSEDED, True)
+        assert (ended.record.why, new.is_open) == (SUPERSEDED, True)
         with pytest.raises(errors.LedgerFenced, match="superseded"):
             await stage.commit(old, 0, result)
         with pytest.raises(errors.LedgerFenced):
@@ -70,7 +70,7 @@ def test_a_run_condemned_as_stale_goes_on_under_a_new_generation():
 
         second = await stage.intent()
 
-        assert (second.record.generation, second.open, second.id != first.id) == (1, True, True)
+        assert (second.record.generation, second.is_open, second.id != first.id) == (1, True, True)
         assert (await stage.intent()).id == second.id
 
     play(act)
@@ -171,7 +171,7 @@ def test_intents_are_opened_and_ended_while_answers_are_lost_and_replicas_lag(se
         stage.world.store.faults.lag_s = 1.0
         for number in range(5):
             intent = await stage.intent(f"run-{number}")
-            assert intent.open
+            assert intent.is_open
             await stage.client.intents.ledger_id(intent)
             batch = await stage.client.intents.open_batch_intent("app", "r", TARGET)
             await stage.client.intents.finish(batch.id)
@@ -249,7 +249,7 @@ def test_each_system_intent_is_one_of_its_own():
         assert one.record.kind == "system"
         assert (one.id != other.id, one.app_id != other.app_id) == (True, True)
         assert one.app_id.startswith("compact-")
-        assert (await intents.get(one.id)).open
+        assert (await intents.get(one.id)).is_open
 
     play(act)
 

@@ -168,7 +168,7 @@ def test_an_intent_is_stale_only_after_a_whole_lease_without_heartbeat_under_the
 
         assert condemned == [idle.id]
         assert (await stage.client.intents.get(idle.id)).record.why == STALE
-        assert (await stage.client.intents.get(busy.id)).open
+        assert (await stage.client.intents.get(busy.id)).is_open
 
     play(act)
 
@@ -376,7 +376,7 @@ def test_under_a_running_query_a_ledger_that_lost_its_rows_goes_only_after_one_m
             deleted.append((await janitor.clean()).deleted)
 
         assert deleted == [(), (ledger_of(first),), ()]
-        assert (await stage.client.intents.get(intent.id)).open
+        assert (await stage.client.intents.get(intent.id)).is_open
 
     play(act)
 

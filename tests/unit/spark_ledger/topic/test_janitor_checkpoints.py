@@ -122,7 +122,7 @@ def test_a_ledger_that_a_checkpoint_named_after_the_janitor_had_judged_it_stays(
         assert unnamed not in report.deleted
         assert "checkpoint" in report.waiting[unnamed]
         reader = await stage.another()
-        newest = await reader.log(stage.topic.id).checkpointed()
+        newest = await reader.log(stage.topic.id).newest_checkpoint()
         assert newest.record.next == newest.root.state.next == 5, "its root can be read"
         state = await reader.log(stage.topic.id).fold(fresh=True)
         assert await reader.tables(state, {0: (0, 5)})

@@ -143,7 +143,7 @@ def test_a_topic_at_rest_costs_a_pass_nothing_and_no_memory():
 
 async def intent_of_merges(stage):
     """The id of the open intent under which topics are merged; None: there is none."""
-    found = [one.id for one in await stage.intents() if one.open and one.target == "topics"]
+    found = [one.id for one in await stage.intents() if one.is_open and one.target == "topics"]
     assert len(found) <= 1
     return found[0] if found else None
 
@@ -197,7 +197,7 @@ def test_an_intent_ends_after_a_while_so_that_what_failed_under_it_goes():
         used = await intent_of_merges(stage)
         await asyncio.sleep(INTENT_MS / 1000)
         await passed(stage, merging)
-        assert not (await stage.client.intents.get(used)).open
+        assert not (await stage.client.intents.get(used)).is_open
         assert await intent_of_merges(stage) is None, (
             "the next one is made when there is something to merge"
         )

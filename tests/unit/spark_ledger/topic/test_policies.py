@@ -42,14 +42,14 @@ def test_policies_are_read_back_as_they_were_written_and_of_older_topics_by_defa
 )
 def test_a_change_that_does_not_hold_is_an_error_that_names_it(change, said):
     with pytest.raises(errors.BadConfig, match=said):
-        policies.changed(TopicPolicies(), change)
+        policies.with_changes(TopicPolicies(), change)
 
 
 def test_changes_are_made_together():
-    changed = policies.changed(TopicPolicies(), {"ensemble_size": 5, "write_quorum": 5})
+    changed = policies.with_changes(TopicPolicies(), {"ensemble_size": 5, "write_quorum": 5})
 
     assert (changed.ensemble_size, changed.write_quorum, changed.ack_quorum) == (5, 5, 2)
-    assert policies.changed(changed, {"retention_ms": None}) == changed
+    assert policies.with_changes(changed, {"retention_ms": None}) == changed
 
 
 @pytest.mark.parametrize(

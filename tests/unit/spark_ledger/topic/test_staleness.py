@@ -38,6 +38,6 @@ def test_once_they_are_heard_of_again_the_pause_is_forgotten():
 def test_an_intent_is_the_same_only_with_the_same_heartbeat_in_the_same_session():
     seen = Sighting(3, 10.0, 1)
 
-    assert seen.same(3, 1)
-    assert not seen.same(4, 1)
-    assert not seen.same(3, 2)
+    assert seen.matches(3, 1)
+    assert not seen.matches(4, 1)
+    assert not seen.matches(3, 2)

@@ -112,7 +112,7 @@ def test_a_crashed_querys_subscription_is_anothers_after_a_lease_under_the_same_
         assert LEASE_S <= asyncio.get_running_loop().time() - began_s <= LEASE_S + 25
         assert await second.recovered() == {0: 2}
         intent = await stage.client.intents.get(held_under)
-        assert (intent.open, intent.record.why) == (False, SUPERSEDED)
+        assert (intent.is_open, intent.record.why) == (False, SUPERSEDED)
         with pytest.raises(errors.SubscriptionBusy):
             await opened(stage, "q1", "r2")
 

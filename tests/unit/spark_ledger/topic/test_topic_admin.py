@@ -269,7 +269,7 @@ def test_every_change_ends_the_intent_it_was_made_under_also_if_it_fails():
 
         names = stage.world.store.peek_children(paths.INTENTS)
         intents = [await stage.client.intents.get(name) for name in names]
-        made = [one.open for one in intents if one.record.kind == "system"]
+        made = [one.is_open for one in intents if one.record.kind == "system"]
         assert made == [False] * (2 + TRIES_MAX)
 
     async def fails(*arguments, **options):

@@ -7,7 +7,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION
 from spark_ledger.topic.log.policies import INHERIT, NamespacePolicies, TopicPolicies
-from spark_ledger.topic.log.topics import policies_now
+from spark_ledger.topic.log.topics import read_policies
 from tests.unit.spark_ledger.topic.stage import play
 
 
@@ -165,8 +165,8 @@ def test_a_policy_of_a_namespace_counts_for_the_topics_that_are_there_and_did_no
         assert await of("own") == (7, True)
         assert await of("inherits") == (5, True)
         assert await of("whole") == (None, False)
-        assert (await policies_now(topics.store, inherits.id)).policies.retention_ms == 5
-        assert (await policies_now(topics.store, whole.id)).policies.retention_ms is None
+        assert (await read_policies(topics.store, inherits.id)).policies.retention_ms == 5
+        assert (await read_policies(topics.store, whole.id)).policies.retention_ms is None
         assert {one.policies.retention_ms for one in await other.list()} == {7, 5, None}
 
         await topics.change_policies("acme/sales/inherits", {"retention_ms": None})

@@ -54,7 +54,7 @@ def test_many_passes_of_one_process_are_made_under_one_intent_that_ends_with_it(
 
         names = stage.world.store.peek_children(paths.INTENTS)
         intents = [await stage.client.intents.get(name) for name in names]
-        assert [one.open for one in intents if one.record.kind == "system"] == [False]
+        assert [one.is_open for one in intents if one.record.kind == "system"] == [False]
 
     play(act)
 
