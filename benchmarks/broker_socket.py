@@ -32,7 +32,7 @@ def batch_of(messages: int, message_bytes: int, *, keys: bool = False) -> bytes:
         producer_name="socket", sequence_id=0, publish_time=int(time.time() * 1000)
     )
     if not messages:
-        return pulsar_batch.built(metadata, os.urandom(message_bytes))
+        return pulsar_batch.build_batch(metadata, os.urandom(message_bytes))
     parts: list[bytes] = []
     for number in range(messages):
         said = SingleMessageMetadata(payload_size=message_bytes, sequence_id=number)
@@ -43,7 +43,7 @@ def batch_of(messages: int, message_bytes: int, *, keys: bool = False) -> bytes:
     metadata.num_messages_in_batch = messages
     payload = b"".join(parts)
     metadata.uncompressed_size = len(payload)
-    return pulsar_batch.built(metadata, payload)
+    return pulsar_batch.build_batch(metadata, payload)
 
 
 @dataclass

@@ -286,7 +286,7 @@ def numbered(messages: int, size: int, sequence_id: int) -> bytes:
         payload = b"".join(parts)
         told.num_messages_in_batch = messages
     sent = command("send", producer_id=0, sequence_id=sequence_id, num_messages=max(1, messages))
-    return encode(sent, pulsar_batch.built(told, payload))
+    return encode(sent, pulsar_batch.build_batch(told, payload))
 
 
 def lone(case: Case) -> None:

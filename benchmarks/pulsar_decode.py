@@ -42,11 +42,11 @@ def main() -> None:
         found = [pulsar_batch.parse(one) for one in sent]
         for columns in COLUMNS:
             rows = given.messages * given.batches
-            decode = partial(pulsar_columns.decoded, found, columns)
+            decode = partial(pulsar_columns.decode_batches, found, columns)
             together = _us(decode, rows)
-            few, pulsar_columns.FEW = pulsar_columns.FEW, sys.maxsize
+            few, pulsar_columns.FEW_MESSAGES = pulsar_columns.FEW_MESSAGES, sys.maxsize
             one_by_one = _us(decode, rows)
-            pulsar_columns.FEW = few
+            pulsar_columns.FEW_MESSAGES = few
             asked = "all" if columns is None else ", ".join(columns)
             print(f"{kind:34} read {asked:10} {together:6.2f}   one by one {one_by_one:6.2f}")
 

@@ -245,7 +245,7 @@ async def _put_together(runs: Fetched, chunks: "_Chunks") -> Fetched:
                 if plain:
                     yield plain
                 plain = []
-                yield [await chunks.put_together(fetched, in_entry)]
+                yield [await chunks.join_chunks(fetched, in_entry)]
             if plain:
                 yield plain
 
@@ -271,7 +271,7 @@ class _Chunks:
         self._lossy = lossy
         self._kept = LruCache[tuple[int, int], Buffer](KEPT_BYTES, lambda b: EACH_BYTES + len(b))
 
-    async def put_together(self, fetched: FetchedEntry, chunks: "list[_Chunk]") -> FetchedEntry:
+    async def join_chunks(self, fetched: FetchedEntry, chunks: "list[_Chunk]") -> FetchedEntry:
         from spark_ledger.topic.entry import pulsar_batch  # only if an entry has chunks
         from spark_ledger.topic.entry.pulsar_parts import Chunks
 
@@ -398,7 +398,7 @@ def _chunks_of_pieces(fetched: FetchedEntry, header: Header) -> Iterator[_Chunk]
         (skip, skip + take, offset - skip) for _, _, skip, take, offset in fetched.pieces.tolist()
     ]
     at = 0
-    for messages, data in pulsar_batch.unframed(body, header.rows):
+    for messages, data in pulsar_batch.split_frames(body, header.rows):
         if pulsar_batch.is_earlier_chunk(data) or pulsar_batch.is_last_chunk(data):
             for first, end, base in row_ranges:
                 if first <= at < end:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from spark_ledger.topic.entry.message_batch import Header, Longs
-from spark_ledger.topic.entry.pulsar_batch import built, unframed
+from spark_ledger.topic.entry.pulsar_batch import build_batch, split_frames
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 from spark_ledger.topic.entry.pulsar_parts import BadBatch, parts_of
 
@@ -70,7 +70,7 @@ def batch_of(
         uncompressed_size=len(payload) if uncompressed is None else uncompressed,
         encryption_keys=[b"k"] if encrypted else [],
     )
-    return built(metadata, compress(payload))
+    return build_batch(metadata, compress(payload))
 
 
 def lone(
@@ -81,7 +81,7 @@ def lone(
         producer_name=producer, sequence_id=sequence_id, publish_time=publish_ms
     )
     _fill(metadata, message)
-    return built(metadata, message.value or b"")
+    return build_batch(metadata, message.value or b"")
 
 
 def chunked(
@@ -113,7 +113,7 @@ def chunked(
         )
         if key is not None:
             metadata.partition_key = key
-        entries.append(built(metadata, payload[i * size : (i + 1) * size]))
+        entries.append(build_batch(metadata, payload[i * size : (i + 1) * size]))
     return entries
 
 
@@ -129,7 +129,7 @@ def decode_entry(
     """All rows of an entry of batches that is one part, and when each was published. Raises the
     error of a part that cannot be decoded."""
     body = memoryview(payload)[header.body_at :]
-    parts = list(parts_of(unframed(body, header.rows), (0, header.rows), columns))
+    parts = list(parts_of(split_frames(body, header.rows), (0, header.rows), columns))
     for part in parts:
         if isinstance(part, BadBatch):
             raise part.why

@@ -10,7 +10,7 @@ from pyspark.errors import StreamingQueryException
 
 from spark_ledger.broker.wire.commands import command
 from spark_ledger.broker.wire.frames import encode
-from spark_ledger.topic.entry.pulsar_batch import built
+from spark_ledger.topic.entry.pulsar_batch import build_batch
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
 from tests.kit.processes import eventually
 
@@ -112,7 +112,7 @@ def test_a_message_that_cannot_be_decoded_is_met_as_the_query_says(
     metadata = MessageMetadata(
         producer_name="p", sequence_id=0, publish_time=1, compression=1, uncompressed_size=900
     )
-    noise = built(metadata, random.Random(3).randbytes(200))
+    noise = build_batch(metadata, random.Random(3).randbytes(200))
     stored_as_it_is(cluster, topic, noise)
     producer.send(b"v3")
     url = cluster.service_url

@@ -16,7 +16,7 @@ import pyarrow as pa
 from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.arrow_arrays import offsets_of
-from spark_ledger.topic.entry.json_values import shown
+from spark_ledger.topic.entry.json_values import encode_for_display
 from spark_ledger.topic.entry.message_batch import (
     EVENT_TIME,
     HEADERS,
@@ -52,7 +52,7 @@ def batches_in(fetched: FetchedEntry) -> Iterator[list[Stored]]:
 def _producers_batches(body: memoryview, header: Header, piece: np.void) -> Iterator[list[Stored]]:
     _, _, skip, take, lo = piece.tolist()
     hi, at, step = lo + take, lo - skip, list[Stored]()
-    for count, (messages, data) in enumerate(pulsar_batch.unframed(body, header.rows), 1):
+    for count, (messages, data) in enumerate(pulsar_batch.split_frames(body, header.rows), 1):
         if at + messages > lo and at < hi:
             batched = messages > 1 or _is_batched(data)
             step.append(Stored(at, messages, bytes(data), batched))
@@ -87,7 +87,7 @@ def _batches_of_rows(
         place, until = base + start + at, min(at + ROWS_MAX, end - start)
         places = [at, *ends[(ends > at) & (ends < until)].tolist(), until]
         steps = (untyped(columns.slice(lo, hi - lo), block.typed) for lo, hi in pairwise(places))
-        for made in pulsar_batch.encoded(steps, times[at:until].tolist(), place):
+        for made in pulsar_batch.encode_rows(steps, times[at:until].tolist(), place):
             if made is None:
                 yield []
                 continue
@@ -101,7 +101,7 @@ def untyped(rows: pa.RecordBatch, typed: bool) -> pa.RecordBatch:
         return rows
     own = [name for name in rows.schema.names if name not in TYPED_NAMES.values()]
     beside = {name: column_of(rows, TYPED_NAMES[name]) for name in (KEY, EVENT_TIME, HEADERS)}
-    columns = {**beside, VALUE: shown(rows.select(own))}
+    columns = {**beside, VALUE: encode_for_display(rows.select(own))}
     return pa.RecordBatch.from_arrays([columns[name] for name in TYPES], names=list(TYPES))
 
 

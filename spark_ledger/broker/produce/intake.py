@@ -151,7 +151,7 @@ class Intake:
         last = NO_ID
         if producer.partition.log.deduplicates:
             last = parsed.last_sequence_id
-            if parsed.walks:
+            if parsed.needs_walk:
                 self._walked += parsed.messages + unpacked // BYTES_AS_A_MESSAGE
         given = (send, batch, name, batched, parsed.messages, last)
         run = self._runs.get(producer.id)
@@ -204,7 +204,7 @@ class Intake:
         fault = fault_of_name("producer", parsed.metadata.producer_name)
         fault = fault or fault_of_name("chunked message", parsed.metadata.uuid)
         fault = fault or pulsar_batch.fault_of(parsed, whole=not parsed.is_chunk)
-        fault = fault or pulsar_batch.untimely(parsed)
+        fault = fault or pulsar_batch.fault_of_publish_time(parsed)
         if deduplicates and fault is None:
             fault = pulsar_batch.fault_of_walk(parsed)
         if fault is not None:

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from bookie_server.api.entry import Buffer
 from spark_ledger import errors
 from spark_ledger.topic.entry.message_batch import Rowless, Share, encode_header
-from spark_ledger.topic.entry.pulsar_batch import framed
+from spark_ledger.topic.entry.pulsar_batch import frame_batches
 from spark_ledger.topic.log.producers import newest_producers
 
 ENTRY_ROWS_MAX = 1 << 26
@@ -175,7 +175,7 @@ def parts_of_entry(
         at_offset=at_offset,
     )
     pairs = (zip(run.counts, run.batches, strict=True) for run in runs)
-    body = framed(chain.from_iterable(pairs))
+    body = frame_batches(chain.from_iterable(pairs))
     if size <= JOINED_BYTES_MAX * len(body):  # cheaper than each by itself
         body = [b"".join(body)]
     return [head, *body]

@@ -175,7 +175,7 @@ def _said_of(batch: bytes, metadata: bytes, numbered: bool, alike: Alike) -> int
             return -1
         if pulsar_codecs.fault_of(kind, memoryview(batch)[end:], unpacked) is not None:
             return -1
-    checked = pulsar_batch.CRC_FROM
+    checked = pulsar_batch.CRC_START
     rest = batch[checked:] if len(batch) <= _SMALL_BYTES else memoryview(batch)[checked:]
     return sequence_id if crc32c(rest) == crc else -1
 

@@ -44,7 +44,7 @@ from spark_ledger.spark.rows.columns import entry_columns
 from spark_ledger.spark.spark_version import arrow_schema, spark_schema
 from spark_ledger.topic.entry import json_values
 from spark_ledger.topic.entry.message_batch import VALUE, column_of
-from spark_ledger.topic.entry.payload_columns import check_convertible, conformed
+from spark_ledger.topic.entry.payload_columns import check_convertible, conform
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.row_blocks import Block
 from spark_ledger.topic.schema import rules as schema_rules
@@ -131,8 +131,8 @@ class ValueWriter:
         Raises errors.SchemaIncompatible for a null in a column that is NOT NULL in the version,
         errors.SchemaTypeMismatch for a number that JSON does not have.
         """
-        rows = conformed(payload, self.schema if version is None else version.schema)
-        return json_values.packed(rows) if self.value_format == JSON else rows
+        rows = conform(payload, self.schema if version is None else version.schema)
+        return json_values.encode_json(rows) if self.value_format == JSON else rows
 
     def misfits(self, payload: pa.RecordBatch, version: SchemaVersion | None) -> pa.Array | None:
         """For each row the reason for which `values` refuses it, null if `values` accepts it; None
@@ -216,9 +216,9 @@ class ValueReader:
     def _read(self, rows: Block) -> pa.RecordBatch:
         batch = rows.record_batch
         if rows.typed:
-            return conformed(batch, self.payload)  # payload and other columns share no name
+            return conform(batch, self.payload)  # payload and other columns share no name
         if self.value_format == JSON:
-            return json_values.parsed(column_of(batch, VALUE), self.payload)
+            return json_values.decode_json(column_of(batch, VALUE), self.payload)
         raise SchemaIncompatible(
             "the values are bytes, not columns",
             "Read them with valueFormat=json or binary; of a topic with rows of both kinds, give"

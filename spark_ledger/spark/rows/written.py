@@ -357,7 +357,7 @@ def _partition_mask(column: pa.Array, partitions: int) -> tuple[Mask, str]:
 
 def _size_mask(rows: WrittenRows, entry_bytes_max: int) -> tuple[Mask, str]:
     sizes, overhead = [np.zeros(0, dtype=np.int64)], 0
-    for part in row_columns.stored(rows.keys, rows.values, rows.event_times, rows.headers):
+    for part in row_columns.stored_batches(rows.keys, rows.values, rows.event_times, rows.headers):
         sizes.append(row_columns.row_bytes(part))
         overhead = max(overhead, row_columns.overhead_bytes_max(part.schema))
     room = entry_bytes_max - overhead

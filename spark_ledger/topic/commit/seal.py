@@ -245,7 +245,7 @@ async def note_producers(payload: Buffer, producers: dict[str, int]) -> None:
         for batch in pulsar_batch.producers_of(body, header.rows):
             producer_name, last = batch.metadata.producer_name, batch.last_sequence_id
             producers[producer_name] = max(last, producers.pop(producer_name, last))
-            work += (batch.messages if batch.walks else 0) + BATCH_COST_MESSAGES
+            work += (batch.messages if batch.needs_walk else 0) + BATCH_COST_MESSAGES
             if work >= STEP_MESSAGES:
                 await asyncio.sleep(0)
                 work = 0
@@ -289,7 +289,7 @@ def seal_action(
         rows_before=live.rows_before,
     )
     kept = tuple(newest_producers(producers).items())
-    rowless = rowless.moved(-live.base)
+    rowless = rowless.shift(-live.base)
     return SealLive(live.partition, live.ledger_id, segment, kept, live.opened, rowless)
 
 

@@ -1,5 +1,5 @@
-"""Arrow arrays made of numpy arrays and Python lists, numpy arrays made of Arrow arrays, and the
-distinct ones of numbers, without loading pandas or numpy.ma (numpy.unique loads it).
+"""Arrow arrays made of numpy arrays and Python lists, numpy arrays made of Arrow arrays, and
+distinct numbers, without loading pandas or numpy.ma (numpy.unique loads it).
 
 pyarrow.array and Array.to_numpy look for pandas' types, and so load pandas if it is installed: that
 costs every Python process that Spark starts a quarter of a second. The functions here give the same
@@ -64,8 +64,9 @@ def is_any(kind: pa.DataType, tests: TypeTests) -> bool:
 
 
 def offsets_of(column: pa.Array) -> npt.NDArray[Any]:
-    """The positions at which each value begins and the last one ends, in the buffer or the array of
-    all values: a view, of 32 or 64 bits each. `column` is of OFFSET_BYTES or OFFSET_LISTS."""
+    """The position at which each value begins, and the end of the last value, in the buffer or the
+    array of all values: a view of numbers of 32 or 64 bits. The type of `column` is in OFFSET_BYTES
+    or OFFSET_LISTS."""
     if not len(column):
         return np.zeros(1, dtype=_OFFSET)
     large = is_any(column.type, _LARGE)
@@ -76,26 +77,26 @@ def offsets_of(column: pa.Array) -> npt.NDArray[Any]:
 _LARGE = (pa.types.is_large_string, pa.types.is_large_binary, pa.types.is_large_list)
 
 
-def distinct(values: npt.NDArray[Numbers]) -> npt.NDArray[Numbers]:
-    """Each of the numbers once, rising."""
+def distinct_values(values: npt.NDArray[Numbers]) -> npt.NDArray[Numbers]:
+    """The numbers without repetition, rising."""
     ordered = np.sort(values)
-    return ordered[_firsts(ordered)]
+    return ordered[_is_first(ordered)]
 
 
-def distinct_and_which(
+def distinct_with_indices(
     values: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The distinct numbers, rising, and for each of `values` its index among them."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
-    firsts = _firsts(ordered)
+    firsts = _is_first(ordered)
     indices = np.empty(len(values), dtype=np.int64)
     indices[order] = np.cumsum(firsts) - 1
     return ordered[firsts], indices
 
 
-def _firsts(ordered: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """True at the first of equal numbers."""
+def _is_first(ordered: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """For each number, whether it is the first of equal numbers."""
     firsts = np.ones(len(ordered), dtype=np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=firsts[1:])
     return firsts
@@ -107,34 +108,34 @@ def of_list(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     Raises TypeError for another type, OverflowError for a number that does not fit.
     """
     valid = [value is not None for value in values]
-    gone = None if all(valid) else _bits(valid)
+    null_bits = None if all(valid) else _bits(valid)
     if pa.types.is_boolean(kind):
-        return _array(kind, values, gone, [_bits([bool(value) for value in values])])
+        return _array(kind, values, null_bits, [_bits([bool(value) for value in values])])
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         numbers = np.array([0 if v is None else v for v in values], dtype=kind.to_pandas_dtype())
-        return _array(kind, values, gone, [pa.py_buffer(numbers)])
+        return _array(kind, values, null_bits, [pa.py_buffer(numbers)])
     if pa.types.is_binary(kind) or pa.types.is_string(kind):
         parts = [_encoded(value) for value in values]
         data = [_offsets(parts), pa.py_buffer(b"".join(parts))]
-        return _array(kind, values, gone, data)
+        return _array(kind, values, null_bits, data)
     if pa.types.is_list(kind):
         lists = [() if value is None else value for value in values]
         items = of_list([item for items in lists for item in items], kind.value_type)
-        return _array(kind, values, gone, [_offsets(lists)], [items])
+        return _array(kind, values, null_bits, [_offsets(lists)], [items])
     if pa.types.is_struct(kind):
         fields = [_member(values, field) for field in kind]
-        return _array(kind, values, gone, [], fields)
+        return _array(kind, values, null_bits, [], fields)
     raise TypeError(f"columns of {kind} are not made of Python values here")
 
 
 def _array(
     kind: pa.DataType,
     values: Sequence[Any],
-    gone: pa.Buffer | None,
+    null_bits: pa.Buffer | None,
     data: list[pa.Buffer],
     children: list[pa.Array] | None = None,
 ) -> pa.Array:
-    return pa.Array.from_buffers(kind, len(values), [gone, *data], children=children)
+    return pa.Array.from_buffers(kind, len(values), [null_bits, *data], children=children)
 
 
 def _member(values: Sequence[Any], field: pa.Field) -> pa.Array:

@@ -20,14 +20,14 @@ from spark_ledger.topic.entry.arrow_arrays import TEXT, is_any
 
 UNPACKED_BYTES_MAX = 256 << 20
 """Of an entry's columns, decompressed. A writer makes entries of 2 MiB, or of one larger row; a row
-fits into an entry uncompressed."""
+fits into an entry without compression."""
 ROWS_MAX = 1 << 24
-"""Of a stream. A row takes some bytes when it is written, so 2 MiB have far fewer."""
+"""Of a stream. A row takes some bytes, so entries of 2 MiB have far fewer rows."""
 FAULTS = (
     *(pa.ArrowException, StopIteration, OSError),
     *(struct.error, ValueError, OverflowError, IndexError),
 )
-"""The errors that bytes of no such stream raise."""
+"""The errors that malformed bytes raise."""
 
 _CONTINUATION = 0xFFFFFFFF
 _FRAME = struct.Struct("<II")
@@ -55,18 +55,18 @@ def read_batch(
     of `stream`. Raises errors.BadEntry, and as `choose`."""
     body = pa.py_buffer(stream)
     try:
-        with _opened(body, None, use_threads) as opened:
-            schema = opened.schema
+        with _open_stream(body, None, use_threads) as reader:
+            schema = reader.schema
             _check_text(list(schema))
-            chosen = range(len(schema)) if choose is None else choose(schema)
+            indices = range(len(schema)) if choose is None else choose(schema)
             rows = _check_sizes(memoryview(stream), bytes_max, rows_max)
-            if len(chosen) == len(schema):
-                batch = opened.read_next_batch()
-        if not chosen:
+            if len(indices) == len(schema):
+                batch = reader.read_next_batch()
+        if not indices:
             return rows, None
-        if len(chosen) < len(schema):
-            with _opened(body, list(chosen), use_threads) as opened:
-                batch = opened.read_next_batch()
+        if len(indices) < len(schema):
+            with _open_stream(body, list(indices), use_threads) as reader:
+                batch = reader.read_next_batch()
         _validate(batch)
     except FAULTS as error:
         raise errors.BadEntry(f"a damaged Arrow stream: {error}") from error
@@ -85,7 +85,7 @@ def _check_text(fields: Iterable[pa.Field]) -> None:
             _check_text(map(kind.field, range(kind.num_fields)))
 
 
-def _opened(
+def _open_stream(
     body: pa.Buffer, fields: list[int] | None, use_threads: bool
 ) -> pa.RecordBatchStreamReader:
     options = pa.ipc.IpcReadOptions(
@@ -110,7 +110,7 @@ def _validate(batch: pa.RecordBatch) -> None:
 
 
 def _as_bytes(kind: pa.DataType) -> pa.DataType:
-    """The type with bytes in the place of text, as Arrow demands that text is UTF-8."""
+    """The type with bytes in the place of text, since Arrow demands that text is UTF-8."""
     if is_any(kind, TEXT):
         return pa.binary() if pa.types.is_string(kind) else pa.large_binary()
     if pa.types.is_struct(kind):
@@ -127,9 +127,8 @@ def _as_bytes(kind: pa.DataType) -> pa.DataType:
 
 # -- what the message of a record batch declares ---------------------------------------------------
 #
-# Arrow checks the flatbuffer itself when it reads the message, but then decompresses at once: so
-# the few fields with the sizes are read here before. Every position is checked to be within the
-# message.
+# Arrow checks the flatbuffer when it reads the message, but then decompresses at once. So the few
+# fields with sizes are read here first. Every position is checked to be within the message.
 
 
 def _check_sizes(stream: memoryview, bytes_max: int, rows_max: int) -> int:
@@ -137,7 +136,10 @@ def _check_sizes(stream: memoryview, bytes_max: int, rows_max: int) -> int:
     _, end = _message(stream, 0)
     message, end = _message(stream, end)
     (table,) = _U32.unpack_from(message)
-    kind_at, header_at = _place(message, table, _HEADER_TYPE), _place(message, table, _HEADER)
+    kind_at, header_at = (
+        _field_position(message, table, _HEADER_TYPE),
+        _field_position(message, table, _HEADER),
+    )
     if not kind_at or not header_at or message[kind_at] != _RECORD_BATCH:
         kind = message[kind_at] if kind_at else 0
         raise errors.BadEntry(
@@ -155,7 +157,7 @@ def _check_sizes(stream: memoryview, bytes_max: int, rows_max: int) -> int:
         raise errors.BadEntry(
             f"a damaged Arrow stream declares {rows} rows, at most {rows_max} are read"
         )
-    if _place(message, batch, _COMPRESSION):
+    if _field_position(message, batch, _COMPRESSION):
         body = stream[end : end + body_bytes]
         _check_unpacked(body, _buffers(message, batch), bytes_max)
     return rows
@@ -170,7 +172,7 @@ def _message(stream: memoryview, at: int) -> tuple[memoryview, int]:
     return stream[begin : begin + size], begin + size
 
 
-def _place(message: memoryview, table: int, field: int) -> int:
+def _field_position(message: memoryview, table: int, field: int) -> int:
     """The position of a table's field; 0: the field has its default."""
     vtable = table - _I32.unpack_from(message, table)[0]
     if vtable < 0:  # Python would count it from the end
@@ -183,14 +185,14 @@ def _place(message: memoryview, table: int, field: int) -> int:
 
 
 def _number(message: memoryview, table: int, field: int) -> int:
-    at = _place(message, table, field)
+    at = _field_position(message, table, field)
     number: int = _I64.unpack_from(message, at)[0] if at else 0
     return number
 
 
 def _buffers(message: memoryview, batch: int) -> memoryview:
     """Offset and length of each buffer; Arrow compares them with the body."""
-    at = _place(message, batch, _BUFFERS)
+    at = _field_position(message, batch, _BUFFERS)
     if not at:
         return message[:0]
     at += _U32.unpack_from(message, at)[0]

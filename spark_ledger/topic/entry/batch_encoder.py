@@ -1,11 +1,11 @@
 """Rows to entries: a task's columns, cut by partition and gathered to entries of about 2 MiB.
 
 Always true: rows of a partition keep their order; every row of a call is checked to fit before the
-first entry of the call comes out; gathered rows, with the memory that their slices hold, stay under
-`gather_bytes_max`, and rows that wait to be sorted take at most a quarter of it more. A partition
-has entries of its own as long as it fills 64 KiB of one; smaller shares are put together. Work is
-done on whole columns; the Python loops run over entries and partitions, never over rows. No I/O:
-safe in any one thread.
+call returns its first entry; gathered rows, with the memory that their slices keep, stay under
+`gather_bytes_max`, and rows that wait to be sorted take at most a quarter of that in addition. A
+partition that has gathered 64 KiB gets entries of its own; smaller shares go into shared entries.
+Work is done on whole columns; the Python loops run over entries and partitions, never over rows. No
+I/O: safe in any one thread.
 """
 
 import heapq
@@ -39,15 +39,15 @@ a message and into a response of 4 MiB, and the fixed cost of an entry is spread
 SHARE_BYTES = 64 << 10  # a partition that has gathered less shares its entry with others
 GATHER_BYTES_MAX = 16 << 20
 PART_OVERHEAD_BYTES = 1024  # of the objects around one slice of rows
-ROWS_TO_SORT = 128  # so many rows for each partition are sorted at once
+ROWS_TO_SORT = 128  # for each partition; so many rows are sorted at once
 FRAME_BYTES_MIN = 300  # around the rows of an entry
 KeyFilter = bytes
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedShare:
-    """A partition's rows of an entry: `bytes` is their part of its payload; all event times are
-    within `event_ms`; `key_filter` is made of their keys (None: not made)."""
+    """A partition's rows in an entry: `bytes` is their part of the payload; all event times are
+    within `event_ms`; `key_filter` is the filter of their keys (None: there is no filter)."""
 
     partition: int
     rows: int
@@ -58,11 +58,11 @@ class EncodedShare:
 
 @dataclass(frozen=True, slots=True)
 class EncodedEntry:
-    """Rows of one partition, or of several in rising order, ready to be sent; `body` is the payload
-    without its header: the first rows in the header depend on the segments that the entry becomes
-    part of. `times` are the times at which its rows were written, the last one `written_ms`; empty:
-    all at `written_ms`. `batches`: the body has batches of Pulsar's producers, `chunks` of them
-    chunks."""
+    """Rows of one partition, or of several in rising order, ready to be sent. `body` is the payload
+    without its header, since the header has first rows, which depend on the entry's segments.
+    `times` are the times at which the rows were written, of which `written_ms` is the last; if it
+    is empty, all were written at `written_ms`. `batches`: whether the body has batches of Pulsar's
+    producers; `chunks` is how many of these are chunks."""
 
     shares: tuple[EncodedShare, ...]
     written_ms: int
@@ -104,7 +104,7 @@ class EncodedEntry:
 
 
 @dataclass(slots=True)
-class _Gathered:
+class _GatheredRows:
     """Rows of one partition that are not an entry yet, with their keys' hashes for a key filter."""
 
     parts: list[pa.RecordBatch] = field(default_factory=list)
@@ -139,9 +139,9 @@ class _PartitionRows(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Routed:
-    """Rows with the size of each, the hash of its key if it is used, and the partition of each, or
-    the one partition of all."""
+class _RoutedRows:
+    """Rows, the size of each, the hashes of their keys if they are used, and the partition of each
+    row, or the one partition of all."""
 
     batch: pa.RecordBatch
     sizes: Sizes
@@ -149,16 +149,16 @@ class _Routed:
     partitions: int | Counts
 
     @classmethod
-    def joined(cls, routed: list["_Routed"]) -> "_Routed":
-        """Rows of different partitions, after each other."""
+    def join(cls, routed: list["_RoutedRows"]) -> "_RoutedRows":
+        """The rows of all of them, one after the other; `partitions` becomes one per row."""
         if len(routed) == 1:
             return routed[0]
         hashes = None
         if any(rows.hashes is not None for rows in routed):
-            none = (np.zeros(len(rows.sizes), np.uint32) for rows in routed)
-            pairs = zip(routed, none, strict=True)
+            zeros = (np.zeros(len(rows.sizes), np.uint32) for rows in routed)
+            pairs = zip(routed, zeros, strict=True)
             hashes = np.concatenate(
-                [n if rows.hashes is None else rows.hashes for rows, n in pairs]
+                [zero if rows.hashes is None else rows.hashes for rows, zero in pairs]
             )
         return cls(
             row_columns.union([rows.batch for rows in routed]),
@@ -167,7 +167,7 @@ class _Routed:
             np.concatenate([np.asarray(rows.partitions) for rows in routed]),
         )
 
-    def windows(self, bytes_max: int) -> Iterator["_Routed"]:
+    def windows(self, bytes_max: int) -> Iterator["_RoutedRows"]:
         """The same rows in parts of about `bytes_max`, so that no copy is larger."""
         ends = np.cumsum(self.sizes)
         start = 0
@@ -177,7 +177,7 @@ class _Routed:
             yield self if end - start == len(ends) else self.part(start, end)
             start = end
 
-    def by_partition(self) -> tuple["_Routed", list[_PartitionRows]]:
+    def by_partition(self) -> tuple["_RoutedRows", list[_PartitionRows]]:
         """The rows by partition, rising, in their order within a partition."""
         if isinstance(self.partitions, int):
             every = _PartitionRows(self.partitions, 0, len(self.sizes), int(self.sizes.sum()))
@@ -191,19 +191,19 @@ class _Routed:
                 partitions = partitions.astype(np.uint16)
             order = np.argsort(partitions, kind="stable")
             hashes = None if self.hashes is None else self.hashes[order]
-            rows = _Routed(self.batch.take(of_numpy(order)), self.sizes[order], hashes, 0)
+            rows = _RoutedRows(self.batch.take(of_numpy(order)), self.sizes[order], hashes, 0)
         ends = np.cumsum(counts[present])
         starts = ends - counts[present]
         taken = np.add.reduceat(rows.sizes, starts)
         places = (present.tolist(), starts.tolist(), ends.tolist(), taken.tolist())
         return rows, list(map(_PartitionRows, *places))
 
-    def part(self, start: int, end: int) -> "_Routed":
+    def part(self, start: int, end: int) -> "_RoutedRows":
         partitions = (
             self.partitions if isinstance(self.partitions, int) else self.partitions[start:end]
         )
         hashes = None if self.hashes is None else self.hashes[start:end]
-        return _Routed(
+        return _RoutedRows(
             self.batch.slice(start, end - start), self.sizes[start:end], hashes, partitions
         )
 
@@ -239,12 +239,12 @@ class BatchEncoder:
         self._key_filters = key_filters
         self._schema_version = schema_version
         self._typed = False
-        self._own: tuple[bool, list[pa.Field]] | None = None
-        self._gathered: dict[int, _Gathered] = {}
-        self._emitted = False
-        self._held_bytes = 0  # the gathered slices keep at most so much in memory
+        self._kind: tuple[bool, list[pa.Field]] | None = None
+        self._gathered: dict[int, _GatheredRows] = {}
+        self._has_emitted = False
+        self._memory_bytes = 0  # the gathered slices keep at most so much in memory
         self._sort_bytes = max(1, gather_bytes_max // 4)
-        self._unsorted: list[_Routed] = []
+        self._unsorted: list[_RoutedRows] = []
         self._unsorted_bytes = 0
         self.gathered_bytes = 0
 
@@ -262,29 +262,29 @@ class BatchEncoder:
         headers: MaybeColumn = None,
         partitions: MaybeColumn = None,
     ) -> Iterator[EncodedEntry]:
-        """Take rows in; give the entries that became full, each encoded when the caller takes it.
-        Columns as TaskWriter.write's.
+        """Gathers the rows; yields the entries that became full, each encoded when the caller takes
+        it. The columns are as in TaskWriter.write.
 
-        Exhaust it. Raises errors.ColumnTypeMismatch, errors.MessageTooBig, errors.PartitionInvalid,
-        ValueError for columns of unequal length or rows of another kind than before, all before
-        the first row of the call is taken in.
+        The caller must exhaust the iterator. Raises errors.ColumnTypeMismatch,
+        errors.MessageTooBig, errors.PartitionInvalid, ValueError for columns of unequal length or
+        rows of another kind than before; if it raises, none of the rows was gathered.
         """
         typed = isinstance(values, pa.RecordBatch)
-        stored = list(row_columns.stored(keys, values, event_times, headers))
-        rows = sum(batch.num_rows for batch in stored)
+        parts = list(row_columns.stored_batches(keys, values, event_times, headers))
+        rows = sum(batch.num_rows for batch in parts)
         if partitions is not None and len(partitions) != rows:
             raise ValueError(f"{len(partitions)} partitions for {rows} rows")
-        self._check_kind(stored[0].schema, typed)
+        self._check_kind(parts[0].schema, typed)
         routed, at = [], 0
-        for batch in stored:
+        for batch in parts:
             column = None if partitions is None else partitions.slice(at, batch.num_rows)
-            routed.append(self._routed(batch, typed, column))
+            routed.append(self._route(batch, typed, column))
             at += batch.num_rows
         return self._take_in(routed)
 
     def flush(self) -> Iterator[EncodedEntry]:
-        """The gathered rows as the last and smaller entries: first those of one partition, then
-        those of several."""
+        """The gathered rows as the last, smaller entries: first entries of one partition, then
+        shared entries."""
         yield from self._sort()
         small = []
         for partition in sorted(self._gathered):
@@ -293,14 +293,14 @@ class BatchEncoder:
             else:
                 small.append(partition)
         while small:
-            count = self._fitting(small)
+            count = self._count_that_fit(small)
             yield self._emit(small[:count])
             small = small[count:]
 
     def flush_small(self, bytes_max: int) -> list[EncodedEntry] | None:
-        """All rows of the task, one entry for each partition, if no entry has come out yet and they
+        """All rows of the task, one entry for each partition, if no entry was yielded yet and they
         take at most `bytes_max`. Else None, and the gathered rows stay."""
-        if self._emitted or self.waiting_bytes > bytes_max:
+        if self._has_emitted or self.waiting_bytes > bytes_max:
             return None
         emitted = list(self._sort())
         assert not emitted, "so few bytes fill no entry"
@@ -310,10 +310,10 @@ class BatchEncoder:
         if sum(entry.payload_bytes for entry in entries) > bytes_max:
             return None
         self._gathered.clear()
-        self.gathered_bytes = self._held_bytes = 0
+        self.gathered_bytes = self._memory_bytes = 0
         return entries
 
-    def _routed(self, batch: pa.RecordBatch, typed: bool, column: MaybeColumn) -> _Routed:
+    def _route(self, batch: pa.RecordBatch, typed: bool, column: MaybeColumn) -> _RoutedRows:
         sizes = row_columns.row_bytes(batch)
         self._check_fit(sizes, batch.schema)
         at = batch.schema.get_field_index(TYPED_NAMES[KEY] if typed else KEY)
@@ -322,11 +322,11 @@ class BatchEncoder:
         if keys is not None and (self._key_filters or self._router.hashes_keys):
             hashes = key_hashes(keys)
         partitions = self._router.route(batch.num_rows, keys, hashes, column)
-        return _Routed(batch, sizes, hashes if self._key_filters else None, partitions)
+        return _RoutedRows(batch, sizes, hashes if self._key_filters else None, partitions)
 
-    def _take_in(self, routed: list[_Routed]) -> Iterator[EncodedEntry]:
-        """Rows of one partition are gathered at once, other rows once there are many: the work for
-        a partition is then done for many rows together."""
+    def _take_in(self, routed: list[_RoutedRows]) -> Iterator[EncodedEntry]:
+        """Gathers rows of one partition at once. Rows of several partitions wait until there are
+        many of them, so that the work for a partition is done for many rows together."""
         for rows in routed:
             if isinstance(rows.partitions, int):  # nothing is copied to sort it
                 yield from self._sort()
@@ -335,10 +335,10 @@ class BatchEncoder:
                 continue
             for window in rows.windows(self._sort_bytes):
                 size = int(window.sizes.sum()) + PART_OVERHEAD_BYTES
-                many = len(window.sizes) >= ROWS_TO_SORT * self._router.partitions
-                if many or self._unsorted_bytes + size > self._sort_bytes:
+                is_large = len(window.sizes) >= ROWS_TO_SORT * self._router.partitions
+                if is_large or self._unsorted_bytes + size > self._sort_bytes:
                     yield from self._sort()
-                if many:
+                if is_large:
                     yield from self._gather(window)
                 else:
                     self._unsorted.append(window)
@@ -348,59 +348,62 @@ class BatchEncoder:
         """Gather the rows that wait for it."""
         waiting, self._unsorted, self._unsorted_bytes = self._unsorted, [], 0
         if waiting:
-            yield from self._gather(_Routed.joined(waiting))
+            yield from self._gather(_RoutedRows.join(waiting))
 
-    def _gather(self, routed: _Routed) -> Iterator[EncodedEntry]:
+    def _gather(self, routed: _RoutedRows) -> Iterator[EncodedEntry]:
         rows, places = routed.by_partition()
         for partition, start, end, size in places:
             gathered = self._gathered.get(partition)
             if gathered is None:
-                gathered = self._gathered[partition] = _Gathered()
+                gathered = self._gathered[partition] = _GatheredRows()
             if gathered.bytes + size <= self._entry_bytes:
-                self._hold(gathered, rows, start, end, size)
+                self._add_slice(gathered, rows, start, end, size)
             else:
                 yield from self._fill(partition, rows.part(start, end))
-            self._held_bytes += size
+            self._memory_bytes += size
         yield from self._keep_in_bounds()
 
-    def _hold(self, gathered: _Gathered, rows: _Routed, start: int, end: int, size: int) -> None:
+    def _add_slice(
+        self, gathered: _GatheredRows, rows: _RoutedRows, start: int, end: int, size: int
+    ) -> None:
         hashes = None if rows.hashes is None else rows.hashes[start:end]
         gathered.add(rows.batch.slice(start, end - start), hashes, size)
         self.gathered_bytes += size
-        self._held_bytes += PART_OVERHEAD_BYTES
+        self._memory_bytes += PART_OVERHEAD_BYTES
 
-    def _fill(self, partition: int, rows: _Routed) -> Iterator[EncodedEntry]:
+    def _fill(self, partition: int, rows: _RoutedRows) -> Iterator[EncodedEntry]:
         """Gather the rows; emit an entry whenever the next row does not fit."""
         ends = np.cumsum(rows.sizes)
         start, taken = 0, 0
         while start < len(ends):
-            gathered = self._gathered.setdefault(partition, _Gathered())
+            gathered = self._gathered.setdefault(partition, _GatheredRows())
             limit = taken + self._entry_bytes - gathered.bytes
             end = int(np.searchsorted(ends, limit, side="right"))
             if end <= start and not gathered.rows:
                 end = start + 1  # one row that is larger than an entry usually is
             if end > start:
                 size = int(ends[end - 1]) - taken
-                self._hold(gathered, rows, start, end, size)
+                self._add_slice(gathered, rows, start, end, size)
                 start, taken = end, taken + size
             if start < len(ends):
                 yield self._emit([partition])
 
     def _keep_in_bounds(self) -> Iterator[EncodedEntry]:
-        """When the memory is used up, emit until half is free, and copy the remaining rows."""
-        if self._held_bytes <= self._gather_bytes_max:
+        """If too much memory is used, emits entries until half of it is free, and copies the
+        remaining rows."""
+        if self._memory_bytes <= self._gather_bytes_max:
             return
         while self.gathered_bytes > self._gather_bytes_max // 2:
-            yield self._emit(self._fullest())
+            yield self._emit(self._fullest_partitions())
         for gathered in self._gathered.values():
             gathered.compact()
-        self._held_bytes = self.gathered_bytes + PART_OVERHEAD_BYTES * len(self._gathered)
-        while self._held_bytes > self._gather_bytes_max:
-            yield self._emit(self._fullest())
+        self._memory_bytes = self.gathered_bytes + PART_OVERHEAD_BYTES * len(self._gathered)
+        while self._memory_bytes > self._gather_bytes_max:
+            yield self._emit(self._fullest_partitions())
 
-    def _fullest(self) -> list[int]:
-        """The partition with the most gathered bytes; if it fills no entry of its own, so many
-        partitions as fill one, in order."""
+    def _fullest_partitions(self) -> list[int]:
+        """The partition with the most gathered bytes; if it may not have an entry of its own, as
+        many partitions as fill one entry, in order."""
         first = max(sorted(self._gathered), key=lambda p: self._gathered[p].bytes)
         if self._gathered[first].bytes >= SHARE_BYTES:
             return [first]
@@ -410,9 +413,9 @@ class BatchEncoder:
             sorted(self._gathered),
             key=lambda p: self._gathered[p].bytes,
         )
-        return sorted(fullest[: self._fitting(fullest)])
+        return sorted(fullest[: self._count_that_fit(fullest)])
 
-    def _fitting(self, partitions: list[int]) -> int:
+    def _count_that_fit(self, partitions: list[int]) -> int:
         """How many of the partitions, from the first on, fit into one entry; at least 1."""
         share = message_batch.SHARE_BYTES
         sizes = np.cumsum([self._gathered[p].bytes + share for p in partitions])
@@ -423,10 +426,10 @@ class BatchEncoder:
         for partition in partitions:
             gathered = self._gathered.pop(partition)
             self.gathered_bytes -= gathered.bytes
-            self._held_bytes -= PART_OVERHEAD_BYTES * len(gathered.parts)
+            self._memory_bytes -= PART_OVERHEAD_BYTES * len(gathered.parts)
         if not self._gathered:
-            self._held_bytes = 0
-        self._emitted = True
+            self._memory_bytes = 0
+        self._has_emitted = True
         return entry
 
     def _encode(self, partitions: list[int], *, filters: bool) -> EncodedEntry:
@@ -450,27 +453,27 @@ class BatchEncoder:
         sources = [self._gathered[partition] for partition in partitions]
         at = rows.schema.get_field_index(TYPED_NAMES[EVENT_TIME] if self._typed else EVENT_TIME)
         times = None if at < 0 else rows.column(at)
-        sizes = _parts_of(payload_bytes, [gathered.bytes for gathered in sources])
+        sizes = _divide(payload_bytes, [gathered.bytes for gathered in sources])
         shares, start = [], 0
         for partition, gathered, size in zip(partitions, sources, sizes, strict=True):
             event_ms = None
             if times is not None:
                 event_ms = row_columns.event_bounds_ms(times.slice(start, gathered.rows))
             start += gathered.rows
-            made = None
+            filter_of_keys = None
             if filters and len(partitions) == 1:
                 hashes = gathered.hashes or [np.zeros(0, dtype=np.uint32)]
-                made = key_filter(np.concatenate(hashes))
-            shares.append(EncodedShare(partition, gathered.rows, size, event_ms, made))
+                filter_of_keys = key_filter(np.concatenate(hashes))
+            shares.append(EncodedShare(partition, gathered.rows, size, event_ms, filter_of_keys))
         return tuple(shares)
 
     def _check_kind(self, schema: pa.Schema, typed: bool) -> None:
         """Raises ValueError if the rows have other columns of the topic's own than those before."""
-        beside = TYPED_NAMES.values() if typed else TYPED_NAMES
-        own = typed, [field for field in schema if field.name not in beside]
-        if self._own not in (None, own):
-            raise ValueError(f"a task that wrote rows of {self._own} cannot write rows of {own}")
-        self._own, self._typed = own, typed
+        common_names = TYPED_NAMES.values() if typed else TYPED_NAMES
+        kind = typed, [field for field in schema if field.name not in common_names]
+        if self._kind not in (None, kind):
+            raise ValueError(f"a task that wrote rows of {self._kind} cannot write rows of {kind}")
+        self._kind, self._typed = kind, typed
 
     def _check_fit(self, sizes: Sizes, schema: pa.Schema) -> None:
         room = self._entry_bytes_max - row_columns.overhead_bytes_max(schema)
@@ -482,8 +485,8 @@ class BatchEncoder:
             )
 
 
-def _parts_of(whole: int, shares: list[int]) -> list[int]:
-    """`whole` in parts that are about in proportion to `shares`."""
+def _divide(whole: int, shares: list[int]) -> list[int]:
+    """Divides `whole` into parts about in proportion to `shares`."""
     if len(shares) == 1:
         return [whole]
     ends = np.cumsum(shares)

@@ -8,8 +8,8 @@ null gives null; a row whose value is null or empty has null in every column. A 
 object, or with a field of another type than its column, is an error that names the row.
 
 Always true: row n of the result is row n of the values. Each row begins with { and ends with },
-so no object can reach over the end of its row (a { never follows a } inside of an object), and a
-row of two objects makes one row too many, which is checked.
+so no object can go on in the next row (a { never follows a } inside of an object). A row with two
+objects makes one row too many in the result, which is checked.
 """
 
 from base64 import b64encode
@@ -24,10 +24,10 @@ from pyarrow import json as arrow_json
 
 from spark_ledger import errors
 from spark_ledger.topic.entry.arrow_arrays import of_list, of_numpy, offsets_of
-from spark_ledger.topic.entry.payload_columns import conformed
+from spark_ledger.topic.entry.payload_columns import conform
 
 _SHORT = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-_PLAIN = (
+_CAST_TYPES = (
     pa.types.is_boolean,
     pa.types.is_signed_integer,
     pa.types.is_decimal128,
@@ -41,11 +41,11 @@ Bytes = npt.NDArray[np.uint8]
 
 @lru_cache(maxsize=1024)
 def _text(value: str | None) -> pa.Scalar:
-    """A constant for Arrow's functions: given a str, pyarrow would load pandas first, 0.2 s."""
+    """A constant for Arrow's functions: for a str pyarrow would first load pandas, 0.2 s."""
     return of_list([value], _TEXT)[0]
 
 
-_NOUGHT = of_list([0], pa.int32())[0]
+_ZERO = of_list([0], pa.int32())[0]
 
 
 def check_schema(schema: pa.Schema) -> None:
@@ -54,14 +54,14 @@ def check_schema(schema: pa.Schema) -> None:
         _carrier(field.type, field.name)
 
 
-def shown(batch: pa.RecordBatch) -> pa.Array:
-    """As `packed`, for a display of the rows: values that have no form in JSON here are shown too,
-    bytes in base64, a map as a list of its keys and values, NaN and infinity as text."""
+def encode_for_display(batch: pa.RecordBatch) -> pa.Array:
+    """As `encode_json`, to show rows to a person: also values that `encode_json` refuses, bytes in
+    base64, a map as a list of its keys and values, NaN and infinity as text."""
     text = _object(batch.columns, batch.schema.names, batch.num_rows, "", strict=False)
     return text.view(pa.binary())
 
 
-def packed(batch: pa.RecordBatch) -> pa.Array:
+def encode_json(batch: pa.RecordBatch) -> pa.Array:
     """Each row as the text of a JSON object, binary. Raises errors.SchemaTypeMismatch."""
     for field in batch.schema:
         _carrier(field.type, field.name)
@@ -69,8 +69,8 @@ def packed(batch: pa.RecordBatch) -> pa.Array:
     return text.view(pa.binary())
 
 
-def parsed(values: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
-    """The fields that `schema` (canonical) names, out of each row's JSON text in `values` (binary).
+def decode_json(values: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of `schema` (canonical), from each row's JSON text in `values` (binary).
 
     Raises errors.SchemaIncompatible with the fact `row`, the first row that does not fit.
     """
@@ -80,10 +80,10 @@ def parsed(values: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
     carriers = pa.schema([(f.name, _carrier(f.type, f.name)) for f in schema])
     text = _objects(values.view(pa.string()))
     try:
-        batch = _read(text, carriers)
+        batch = _read_lines(text, carriers)
     except pa.ArrowInvalid as error:
-        raise _misfit(text, carriers) from error
-    return conformed(_from_carriers(batch, schema), schema)
+        raise _first_row_error(text, carriers) from error
+    return conform(_from_carriers(batch, schema), schema)
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def _carrier(kind: pa.DataType, path: str, dates: pa.DataType = _TEXT) -> pa.Dat
         return pa.struct([(f.name, _carrier(f.type, f"{path}.{f.name}", dates)) for f in kind])
     if pa.types.is_list(kind):
         return pa.list_(_carrier(kind.value_type, f"{path}.element", dates))
-    tests = (*_PLAIN, *_TIMES, pa.types.is_string, pa.types.is_float32, pa.types.is_float64)
+    tests = (*_CAST_TYPES, *_TIMES, pa.types.is_string, pa.types.is_float32, pa.types.is_float64)
     if any(test(kind) for test in tests):
         return kind
     raise errors.SchemaTypeMismatch(
@@ -107,15 +107,15 @@ def _carrier(kind: pa.DataType, path: str, dates: pa.DataType = _TEXT) -> pa.Dat
 
 
 def _objects(text: pa.StringArray) -> pa.StringArray:
-    """The rows, trimmed where needed, empty ones as {}. Raises SchemaIncompatible for a row that
-    is no object."""
+    """The rows without surrounding whitespace; null and empty rows become {}. Raises
+    SchemaIncompatible for a row that is no object."""
     if not _all_braced(text):
         text = pc.fill_null(pc.ascii_trim_whitespace(text), _text("{}"))
-        text = pc.if_else(pc.equal(pc.binary_length(text), _NOUGHT), _text("{}"), text)
+        text = pc.if_else(pc.equal(pc.binary_length(text), _ZERO), _text("{}"), text)
         first, last = _ends(text)
         wrong = np.flatnonzero((first != _BRACES[0]) | (last != _BRACES[1]))
         if len(wrong):
-            raise _no_fit(int(wrong[0]), "it is no JSON object")
+            raise _row_error(int(wrong[0]), "it is no JSON object")
     return text
 
 
@@ -128,11 +128,11 @@ def _all_braced(text: pa.StringArray) -> bool:
 
 def _ends(text: pa.StringArray) -> tuple[Bytes, Bytes]:
     """The first and the last byte of each row; no row is empty."""
-    held, offsets = np.frombuffer(text.buffers()[2], dtype=np.uint8), offsets_of(text)
-    return held[offsets[:-1]], held[offsets[1:] - 1]
+    data, offsets = np.frombuffer(text.buffers()[2], dtype=np.uint8), offsets_of(text)
+    return data[offsets[:-1]], data[offsets[1:] - 1]
 
 
-def _read(text: pa.StringArray, carriers: pa.Schema) -> pa.RecordBatch:
+def _read_lines(text: pa.StringArray, carriers: pa.Schema) -> pa.RecordBatch:
     """Raises ArrowInvalid."""
     lines = pc.binary_join_element_wise(text, _text(""), _text("\n"))
     lines.validate(full=True)  # the reader does not check that it is UTF-8
@@ -159,7 +159,7 @@ def _batch(columns: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.Reco
 
 
 def _from_carriers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns with their own types, where they were read as text."""
+    """The columns with the types of `schema`; some were read as text."""
     columns = []
     for column, field in zip(batch.columns, schema, strict=True):
         kind = _carrier(field.type, field.name, dates=pa.date32())
@@ -175,7 +175,7 @@ def _from_carriers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _no_date_in(column: pa.Array, kind: pa.DataType, path: str) -> str:
-    """The path of the text in the column that is not a date; there is one."""
+    """The path of the part of the column that has a text that is not a date."""
     inner: list[tuple[pa.Array, pa.DataType, str]] = []
     if pa.types.is_struct(kind):
         fields = zip(column.flatten(), kind, strict=True)
@@ -190,8 +190,8 @@ def _no_date_in(column: pa.Array, kind: pa.DataType, path: str) -> str:
     return path
 
 
-def _misfit(text: pa.StringArray, carriers: pa.Schema) -> errors.SchemaIncompatible:
-    """The error for the first row that cannot be read, found by halving."""
+def _first_row_error(text: pa.StringArray, carriers: pa.Schema) -> errors.SchemaIncompatible:
+    """The error for the first row that cannot be read, which is found by halving."""
     row = 0
     while len(text) > 1:
         half = len(text) // 2
@@ -200,21 +200,21 @@ def _misfit(text: pa.StringArray, carriers: pa.Schema) -> errors.SchemaIncompati
         else:
             text = text.slice(0, half)
     try:
-        _read(text, carriers)
+        _read_lines(text, carriers)
     except pa.ArrowInvalid as error:
-        return _no_fit(row, str(error).replace(" in row 0", ""))
+        return _row_error(row, str(error).replace(" in row 0", ""))
     raise AssertionError("if rows cannot be read together, one of them cannot be read alone")
 
 
 def _fits(text: pa.StringArray, carriers: pa.Schema) -> bool:
     try:
-        _read(text, carriers)
+        _read_lines(text, carriers)
     except pa.ArrowInvalid:
         return False
     return True
 
 
-def _no_fit(row: int, why: str) -> errors.SchemaIncompatible:
+def _row_error(row: int, why: str) -> errors.SchemaIncompatible:
     return errors.SchemaIncompatible(
         f"the value of row {row} does not fit the declared columns: {why}",
         "Declare the column as it is written, or read the value as text.",
@@ -231,7 +231,7 @@ def _object(
     parts = []
     for name, column in zip(names, columns, strict=True):
         token = _token(column, f"{path}{name}", strict)
-        label = _quoted(of_list([name], pa.string()))[0].as_py()
+        label = _quote(of_list([name], pa.string()))[0].as_py()
         field = pc.binary_join_element_wise(_text(f",{label}:"), token, _text(""))
         parts.append(
             pc.fill_null(field, _text(""))
@@ -247,11 +247,11 @@ def _token(column: pa.Array, path: str, strict: bool) -> pa.Array:
     """Each row as a JSON value; null for null."""
     kind = column.type
     if pa.types.is_binary(kind):
-        return _quoted(_base64(column))
+        return _quote(_base64(column))
     if pa.types.is_map(kind):
         return _token(_pairs(column), path, strict)
     if pa.types.is_string(kind):
-        return _quoted(column)
+        return _quote(column)
     if pa.types.is_struct(kind):
         inner = [column.field(i) for i in range(kind.num_fields)]
         names = [field.name for field in kind]
@@ -287,9 +287,9 @@ def _base64(column: pa.Array) -> pa.StringArray:
 
 def _pairs(column: pa.MapArray) -> pa.ListArray:
     pairs = pa.StructArray.from_arrays([column.keys, column.items], names=["key", "value"])
-    gone = column.is_null() if column.null_count else None
+    null_mask = column.is_null() if column.null_count else None
     offsets = of_numpy(offsets_of(column).copy())  # of a slice Arrow takes no mask
-    return pa.ListArray.from_arrays(offsets, pairs, mask=gone)
+    return pa.ListArray.from_arrays(offsets, pairs, mask=null_mask)
 
 
 def _numbers(column: pa.Array) -> pa.Array:
@@ -307,15 +307,15 @@ def _list(column: pa.ListArray, path: str, strict: bool) -> pa.Array:
     offsets = offsets_of(column)
     items = column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
     tokens = pc.fill_null(_token(items, f"{path}.element", strict), _text("null"))
-    gone = column.is_null() if column.null_count else None
-    lists = pa.ListArray.from_arrays(of_numpy(offsets - offsets[0]), tokens, mask=gone)
+    null_mask = column.is_null() if column.null_count else None
+    lists = pa.ListArray.from_arrays(of_numpy(offsets - offsets[0]), tokens, mask=null_mask)
     return pc.binary_join_element_wise(
         _text("["), pc.binary_join(lists, _text(",")), _text("]"), _text("")
     )
 
 
-def _quoted(text: pa.StringArray) -> pa.Array:
-    codes = _escaped(text)
+def _quote(text: pa.StringArray) -> pa.Array:
+    codes = _control_characters(text)
     if codes is not None:
         text = pc.replace_substring(text, "\\", "\\\\")
         text = pc.replace_substring(text, '"', '\\"')
@@ -325,13 +325,13 @@ def _quoted(text: pa.StringArray) -> pa.Array:
     return pc.binary_join_element_wise(_text('"'), text, _text('"'), _text(""))
 
 
-def _escaped(text: pa.StringArray) -> list[int] | None:
-    """The control characters in the text, rising, or None when nothing in it needs escaping."""
+def _control_characters(text: pa.StringArray) -> list[int] | None:
+    """The control characters in the text, rising; None if nothing in it needs escaping."""
     if not len(text) or text.buffers()[2] is None:
         return None
     offsets = offsets_of(text)
-    held = np.frombuffer(text.buffers()[2], dtype=np.uint8)[offsets[0] : offsets[-1]]
-    control = held < 0x20
-    if not (control | (held == ord('"')) | (held == ord("\\"))).any():
+    data = np.frombuffer(text.buffers()[2], dtype=np.uint8)[offsets[0] : offsets[-1]]
+    control = data < 0x20
+    if not (control | (data == ord('"')) | (data == ord("\\"))).any():
         return None
-    return sorted(np.unique(held[control]).tolist())
+    return sorted(np.unique(data[control]).tolist())

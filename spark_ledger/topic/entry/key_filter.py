@@ -1,8 +1,9 @@
-"""Which entries may hold a key: a filter of each entry's keys, those of a ledger in one entry.
+"""Which entries may hold a key: a filter of each entry's keys; one entry of a ledger has the
+filters of its other entries.
 
 Always true: a filter matches every key that its entry has (so a skipped entry holds no such row);
 it matches another key in about 1 of 85 cases; it takes 1.5 bytes a distinct key and at most 7 more.
-Null is no key. An entry without a filter may hold any key; a filter of no bytes is of an entry
+Null is no key. An entry without a filter may hold any key; an empty filter belongs to an entry
 without keys. docs/topics.md ("Filters of keys") has the picture, and how a key's bits in its Bloom
 filter are chosen.
 """
@@ -16,8 +17,8 @@ import pyarrow as pa
 
 from bookie_server.api.entry import Buffer
 from spark_ledger import errors
-from spark_ledger.topic.entry.arrow_arrays import distinct
-from spark_ledger.topic.entry.routing import Hashes, finish, murmur3_32
+from spark_ledger.topic.entry.arrow_arrays import distinct_values
+from spark_ledger.topic.entry.routing import Hashes, finish_murmur3, murmur3_32
 
 MAGIC = b"SLK1"
 VERSION = 1
@@ -33,24 +34,26 @@ Mask = npt.NDArray[np.bool_]
 
 
 def key_filter(hashes: Hashes) -> bytes:
-    """The filter of keys with these hashes, which may repeat and are not changed."""
+    """The filter of keys with these hashes. Hashes may repeat; the array is not changed."""
     if not len(hashes):
         return b""
-    spread = distinct(_spread(hashes))
-    words = -(-len(spread) * BITS_PER_KEY // 64)
-    at, bits = _bits(spread, words)
+    spread_hashes = distinct_values(_spread_bits(hashes))
+    words = -(-len(spread_hashes) * BITS_PER_KEY // 64)
+    at, bits = _bits(spread_hashes, words)
     starts = np.flatnonzero(np.diff(at, prepend=-1))
-    held = np.zeros(words, dtype="<u8")
-    held[at[starts]] = np.bitwise_or.reduceat(bits, starts)
-    return held.tobytes()
+    filter_words = np.zeros(words, dtype="<u8")
+    filter_words[at[starts]] = np.bitwise_or.reduceat(bits, starts)
+    return filter_words.tobytes()
 
 
 def encode_filters(filters: Iterable[tuple[int, int, bytes]]) -> bytes:
     """The payload with filters of (partition, entry id), in any order."""
     ordered = sorted(filters)
-    places = np.array([(p, len(held), entry) for p, entry, held in ordered], dtype=_PLACE)
+    places = np.array(
+        [(p, len(filter_bytes), entry) for p, entry, filter_bytes in ordered], dtype=_PLACE
+    )
     head = _HEADER.pack(MAGIC, VERSION, len(ordered))
-    return b"".join([head, places.tobytes(), *(held for _, _, held in ordered)])
+    return b"".join([head, places.tobytes(), *(filter_bytes for _, _, filter_bytes in ordered)])
 
 
 class KeyFilters:
@@ -91,13 +94,13 @@ class KeyFilters:
         )
 
     def _may_hold(self, partition: int, entry: int, keys: Hashes) -> bool:
-        held = self._filters.get((partition, entry))
-        if held is None:
+        filter_bytes = self._filters.get((partition, entry))
+        if filter_bytes is None:
             return True
-        if not len(held):
+        if not len(filter_bytes):
             return False
-        words = np.frombuffer(held, dtype="<u8")
-        at, bits = _bits(_spread(keys), len(words))
+        words = np.frombuffer(filter_bytes, dtype="<u8")
+        at, bits = _bits(_spread_bits(keys), len(words))
         return bool((words[at] & bits == bits).any())
 
 
@@ -106,18 +109,18 @@ def hashes_of(keys: Sequence[bytes]) -> Hashes:
     return murmur3_32(pa.array(keys, pa.binary()))
 
 
-def _spread(hashes: Hashes) -> Hashes:
+def _spread_bits(hashes: Hashes) -> Hashes:
     with np.errstate(over="ignore"):
-        return finish(hashes ^ np.uint32(0x7F4A7C15))
+        return finish_murmur3(hashes ^ np.uint32(0x7F4A7C15))
 
 
-def _bits(spread: Hashes, words: int) -> tuple[npt.NDArray[np.int64], Words]:
-    """For each key its word, rising with `spread`, and its bits in it."""
-    at = (spread.astype(np.uint64) * np.uint64(words)) >> np.uint64(32)
+def _bits(spread_hashes: Hashes, words: int) -> tuple[npt.NDArray[np.int64], Words]:
+    """For each key the index of its word, rising with `spread_hashes`, and its bits in the word."""
+    at = (spread_hashes.astype(np.uint64) * np.uint64(words)) >> np.uint64(32)
     with np.errstate(over="ignore"):
-        chosen = finish(spread ^ np.uint32(0x9E3779B9)).astype(np.uint64)
+        bit_numbers = finish_murmur3(spread_hashes ^ np.uint32(0x9E3779B9)).astype(np.uint64)
     bit, low = np.uint64(1), np.uint64(63)
-    bits = bit << (chosen & low)
+    bits = bit << (bit_numbers & low)
     for shift in (6, 12, 18):
-        bits |= bit << ((chosen >> np.uint64(shift)) & low)
+        bits |= bit << ((bit_numbers >> np.uint64(shift)) & low)
     return at.astype(np.int64), bits

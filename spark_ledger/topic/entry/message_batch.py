@@ -31,7 +31,8 @@ SHARED, TYPED, TIMES, BATCHES, OFFSET, CHUNKS = 1, 2, 4, 8, 16, 32
 SCHEMA_VERSION_MAX = 0xFFFF
 COMPRESSIONS = ("none", "lz4", "zstd")
 JOINED_BYTES_MAX = 64 << 10
-HELD_MAX = 1.5  # an entry may keep so many times its own bytes in memory
+HELD_RATIO_MAX = 1.5
+"""The body of an entry may keep memory of so many times its size."""
 
 KEY, VALUE, EVENT_TIME, HEADERS = "key", "value", "event_time", "headers"
 HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -53,7 +54,7 @@ _FLAGS = (
     *range((SHARED | TYPED | TIMES) + 1),
     *(BATCHES | flags for flags in (0, OFFSET, CHUNKS, OFFSET | CHUNKS)),
 )
-"""The combinations of flags that a reader takes."""
+"""The combinations of flags that a reader understands."""
 _HEADER = struct.Struct("<4sBBHIIqq")
 _SHARE = np.dtype([("partition", "<u4"), ("rows", "<u4"), ("first_row", "<i8")])
 _COUNT = struct.Struct("<I12x")
@@ -70,35 +71,36 @@ TimeRuns = Sequence[tuple[int, int]]
 an entry."""
 Longs = npt.NDArray[np.int64]
 Whole = Mapping[int, Sequence[Buffer]]
-"""The chunked messages of an entry that were put together: the row of the entry with the last
-chunk, and the payloads of the chunks before the last one."""
+"""By row of an entry with the last chunk of a message: the payloads of the chunks before it."""
 Body = tuple[memoryview, ...]
 """The payload after the header, in read-only buffers; together they are the Arrow stream."""
 
 
 ROWLESS_KEPT_MAX = 256
-"""Of a partition; beyond that neighbours are put together, the oldest first."""
+"""Of a partition; if there are more, the two oldest become one."""
 
 
 class Rowless(NamedTuple):
-    """Offsets without a row: those of a chunked message's earlier chunks. `number` of the places
-    [lo, hi) (rows of a segment, or offsets) have no row, the first and the last place among them.
-    Counts of whole ranges are exact. Within a range the places count as spread evenly, which is
-    exact too for a message whose chunks follow each other, as one producer sends them."""
+    """Offsets without a row: those of the chunks of messages but for each message's last chunk. Of
+    the places [lo, hi) (rows of a segment, or offsets) `number` have no row, among them the first
+    and the last place. Counts of whole ranges are exact. Within a range the places without a row
+    are assumed to be spread evenly, which is true for a message whose chunks follow each other, as
+    one producer sends them."""
 
     lo: int = 0
     hi: int = 0
     number: int = 0
 
     def with_one(self, place: int) -> "Rowless":
-        """With one more place, after all others."""
+        """With one more place without a row, after all others."""
         return Rowless(self.lo if self.number else place, place + 1, self.number + 1)
 
-    def moved(self, by: int) -> "Rowless":
+    def shift(self, by: int) -> "Rowless":
         return Rowless(self.lo + by, self.hi + by, self.number) if self.number else NO_ROWLESS
 
-    def within(self, lo: int, hi: int) -> int:
-        """An estimate of how many are in [lo, hi); the counts of adjacent ranges add up exactly."""
+    def count_between(self, lo: int, hi: int) -> int:
+        """An estimate of how many places in [lo, hi) have no row; the counts of adjacent ranges add
+        up exactly."""
         return self._below(hi) - self._below(lo) if lo < hi else 0
 
     def _below(self, place: int) -> int:
@@ -109,13 +111,13 @@ class Rowless(NamedTuple):
 NO_ROWLESS = Rowless()
 
 
-def count_within(groups: Iterable[Rowless], lo: int, hi: int) -> int:
-    return sum(rowless.within(lo, hi) for rowless in groups)
+def count_rowless(groups: Iterable[Rowless], lo: int, hi: int) -> int:
+    return sum(rowless.count_between(lo, hi) for rowless in groups)
 
 
-def with_more(kept: tuple[Rowless, ...], more: Rowless, start: int) -> tuple[Rowless, ...]:
-    """`kept` and one after them, without those before `start`."""
-    remaining = [rowless for rowless in (*kept, more) if rowless.number and rowless.hi > start]
+def append_rowless(groups: tuple[Rowless, ...], more: Rowless, start: int) -> tuple[Rowless, ...]:
+    """`groups` and `more` after them, without groups that end at `start` or before it."""
+    remaining = [rowless for rowless in (*groups, more) if rowless.number and rowless.hi > start]
     while len(remaining) > ROWLESS_KEPT_MAX:
         first, second = remaining[:2]
         remaining[:2] = [Rowless(first.lo, second.hi, first.number + second.number)]
@@ -132,11 +134,11 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Header:
-    """The facts before the body. The body begins at `body_at`; `index` has the partition, rows and
-    first_row of each share, `times` has rows and ms of each run, None without TIMES. `batches`: the
-    body has batches of Pulsar's producers, `chunks` of them chunks; else it is an Arrow stream.
-    `rowless` are the offsets without a row in the segment, up to the entry's end. `at_offset`:
-    first_row is the offset of the first row."""
+    """The facts before the body, which begins at `body_at`. `index` has the partition, rows and
+    first_row of each share, `times` has rows and ms of each run, None without TIMES. `batches`:
+    whether the body has batches of Pulsar's producers, of which `chunks` are chunks; else it is an
+    Arrow stream. `rowless` are the offsets without a row in the segment, up to the entry's end.
+    `at_offset`: whether first_row is the offset of the first row."""
 
     index: npt.NDArray[np.void]
     times: npt.NDArray[np.void] | None
@@ -185,8 +187,8 @@ def encode_header(
     at_offset: bool = False,
 ) -> bytes:
     """The bytes before the body: with an index if there are several shares, with `times` if there
-    are several. With `batches` there is one share, untyped, and no times; `chunks`, `rowless` and
-    `at_offset` as Header has them."""
+    are several times. With `batches` there is one share, untyped, and no times; `chunks`, `rowless`
+    and `at_offset` are as in Header."""
     assert shares, "an entry has rows"
     rows = sum(share.rows for share in shares)
     flags, runs = TYPED if typed else 0, b""
@@ -224,9 +226,12 @@ def encode_body(record_batch: pa.RecordBatch, compression: str = "none") -> Body
     sink = pa.PythonFile(stream, mode="w")
     with pa.ipc.new_stream(sink, record_batch.schema, options=options) as writer:
         writer.write_batch(record_batch)
-    if codec is None and record_batch.get_total_buffer_size() > HELD_MAX * record_batch.nbytes:
+    if (
+        codec is None
+        and record_batch.get_total_buffer_size() > HELD_RATIO_MAX * record_batch.nbytes
+    ):
         return (memoryview(b"".join(stream.parts)),)
-    return _few(stream.parts)
+    return _join_small(stream.parts)
 
 
 class _Parts:
@@ -247,8 +252,8 @@ class _Parts:
         """Does nothing: the written buffers stay."""
 
 
-def _few(parts: list[Buffer]) -> Body:
-    """The same bytes, with small neighbours joined: to copy them is cheaper than to send each."""
+def _join_small(parts: list[Buffer]) -> Body:
+    """The same bytes, with small neighbours joined: copying them costs less than sending each."""
     body: list[memoryview] = []
     small: list[Buffer] = []
     for part in parts:
@@ -272,7 +277,7 @@ def decode_header(payload: Buffer) -> Header:
         )
     except struct.error as error:
         raise errors.BadEntry(f"a damaged message batch: {error}") from error
-    _check_known(magic, version, flags)
+    _check_readable(magic, version, flags)
     body_at = HEADER_BYTES
     if flags & SHARED:
         body_at += partition * SHARE_BYTES
@@ -292,7 +297,7 @@ def decode_header(payload: Buffer) -> Header:
     return Header(index, times, written_ms, *rest)
 
 
-def _check_known(magic: bytes, version: int, flags: int) -> None:
+def _check_readable(magic: bytes, version: int, flags: int) -> None:
     """Raises errors.UnsupportedFormat, errors.BadEntry."""
     readable = (version, flags) == _VERSION_1 or (version == VERSION and flags in _FLAGS)
     if magic == MAGIC and readable:
@@ -308,14 +313,14 @@ def _check_known(magic: bytes, version: int, flags: int) -> None:
 def decode_body_and_times(
     payload: Buffer, header: Header, columns: Collection[str] | None = None
 ) -> tuple[pa.RecordBatch, Longs | None]:
-    """All rows of an entry whose body is a stream, of all partitions, and the time at which each
-    was written (None: all at the header's `written_ms`). Uncompressed columns are views of the
+    """All rows of an entry whose body is an Arrow stream, of all partitions, and the time at which
+    each was written (None: all at the header's `written_ms`). Uncompressed columns are views of the
     payload, not copies; columns that are not among `columns` (None: all) are not even decompressed.
-    Raises errors.BadEntry for a header that does not fit the rows, a damaged stream or one with
-    other types."""
+    Raises errors.BadEntry for a header that does not fit the rows, and for a stream that is damaged
+    or has columns of other types."""
     assert not header.batches, "pulsar_parts.py decodes those"
     body = memoryview(payload)[header.body_at :]
-    return _read(body, header, columns), header.each_ms()
+    return _read_body(body, header, columns), header.each_ms()
 
 
 def _times(view: memoryview, rows: int) -> npt.NDArray[np.void]:
@@ -355,8 +360,8 @@ def _index(view: memoryview, count: int, rows: int) -> npt.NDArray[np.void]:
     return index
 
 
-def _read(view: memoryview, header: Header, columns: Collection[str] | None) -> pa.RecordBatch:
-    rows, batch = read_batch(view, lambda schema: _chosen(schema, header, columns))
+def _read_body(view: memoryview, header: Header, columns: Collection[str] | None) -> pa.RecordBatch:
+    rows, batch = read_batch(view, lambda schema: _choose_fields(schema, header, columns))
     if rows != header.rows:
         raise errors.BadEntry(f"a message batch of {rows} rows has {header.rows} in its header")
     if batch is None:
@@ -365,11 +370,11 @@ def _read(view: memoryview, header: Header, columns: Collection[str] | None) -> 
     return batch
 
 
-def _chosen(schema: pa.Schema, header: Header, columns: Collection[str] | None) -> list[int]:
+def _choose_fields(schema: pa.Schema, header: Header, columns: Collection[str] | None) -> list[int]:
     """The indices of the stream's fields to read. Raises errors.BadEntry if a field of a name in
     TYPES has another type."""
     types = _TYPED_TYPES if header.typed else TYPES
-    chosen = []
+    indices = []
     for at, field in enumerate(schema):
         kind = types.get(field.name)
         if kind is None and not header.typed:
@@ -379,5 +384,5 @@ def _chosen(schema: pa.Schema, header: Header, columns: Collection[str] | None) 
                 f"a message batch whose column {field.name} is {field.type}, not {kind}"
             )
         if columns is None or field.name in columns:
-            chosen.append(at)
-    return chosen
+            indices.append(at)
+    return indices

@@ -2,8 +2,8 @@
 
 Always true: columns are found by name without regard to case; a column that is missing is null; a
 value that the schema's type does not hold is an error, never changed, and so is a null in a column
-that the schema declares NOT NULL. Work is done on whole columns: a column that has its type already
-is passed on as it is, and a nested column keeps the buffers of its parts that do not change.
+that the schema declares NOT NULL. Work is done on whole columns: a column that has the schema's
+type is not copied, and a nested column keeps the buffers of its parts that do not change.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from spark_ledger import errors
 from spark_ledger.topic.entry.arrow_arrays import BYTES, LISTS, TEXT, is_any
 
 
-def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The rows of `batch` with exactly the columns of the canonical `schema`, in its order.
 
     Raises errors.SchemaIncompatible, which names the column.
@@ -25,7 +25,7 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     for field in schema:
         at = indexes.get(field.name.lower())
         column = pa.nulls(batch.num_rows, pa.null()) if at is None else batch.column(at)
-        columns.append(_field(column, field, field.name))
+        columns.append(_conform_field(column, field, field.name))
     if not columns:
         return batch.select([])
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -43,68 +43,72 @@ def check_convertible(canonical: pa.Schema, declared: pa.Schema) -> None:
                 f"Declare some of: {', '.join(canonical.names)}.",
             )
         try:
-            _conformed(pa.array([], kind), field.type, field.name)
+            _conform(pa.array([], kind), field.type, field.name)
         except errors.SchemaIncompatible as error:
             raise errors.SchemaTypeMismatch(
                 error.what, f"Declare it as {kind}, and cast it afterwards."
             ) from error
 
 
-def _field(column: pa.Array, field: pa.Field, path: str, missing: int = 0) -> pa.Array:
-    """`missing` rows are null because the struct around them is."""
-    made = _conformed(column, field.type, path)
-    if not field.nullable and made.null_count > missing:
+def _conform_field(column: pa.Array, field: pa.Field, path: str, missing: int = 0) -> pa.Array:
+    """`missing`: how many rows are null because the struct around them is null."""
+    conformed = _conform(column, field.type, path)
+    if not field.nullable and conformed.null_count > missing:
         raise errors.SchemaIncompatible(
-            f"column {path!r} is NOT NULL in the schema, but null in {made.null_count - missing} of"
-            f" {len(made)} rows",
+            f"column {path!r} is NOT NULL in the schema, but null in"
+            f" {conformed.null_count - missing} of {len(conformed)} rows",
             "Fill it in every row.",
         )
-    return made
+    return conformed
 
 
-def _conformed(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+def _conform(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     have = column.type
     if have == kind:
         return column
     if pa.types.is_null(have):
         return pa.nulls(len(column), kind)
     if pa.types.is_dictionary(have):
-        return _conformed(column.dictionary_decode(), kind, path)
+        return _conform(column.dictionary_decode(), kind, path)
     if pa.types.is_struct(have) and pa.types.is_struct(kind):
-        return _struct(column, kind, path)
+        return _conform_struct(column, kind, path)
     if pa.types.is_map(have) and pa.types.is_map(kind):
-        return _map(column, kind, path)
+        return _conform_map(column, kind, path)
     if is_any(have, LISTS) and pa.types.is_list(kind):
-        return _list(column, kind, path)
-    return _simple(column, kind, path)
+        return _conform_list(column, kind, path)
+    return _cast(column, kind, path)
 
 
-def _struct(column: pa.StructArray, kind: pa.StructType, path: str) -> pa.Array:
+def _conform_struct(column: pa.StructArray, kind: pa.StructType, path: str) -> pa.Array:
     indexes = {field.name.lower(): at for at, field in enumerate(column.type)}
-    gone = _gone(column)
+    null_mask = _null_mask(column)
     children = []
     for field in kind:
         at = indexes.get(field.name.lower())
         child = pa.nulls(len(column), pa.null()) if at is None else column.field(at)
-        if not field.nullable and gone is not None:  # null only where the struct is: no fault
-            child = pc.if_else(gone, pa.scalar(None, child.type), child)
-        children.append(_field(child, field, f"{path}.{field.name}", column.null_count))
-    return pa.StructArray.from_arrays(children, fields=list(kind), mask=gone)
+        if not field.nullable and null_mask is not None:  # null only where the struct is: no fault
+            child = pc.if_else(null_mask, pa.scalar(None, child.type), child)
+        children.append(_conform_field(child, field, f"{path}.{field.name}", column.null_count))
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=null_mask)
 
 
-def _list(column: pa.Array, kind: pa.ListType, path: str) -> pa.Array:
+def _conform_list(column: pa.Array, kind: pa.ListType, path: str) -> pa.Array:
     if not pa.types.is_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
     offsets, first, last = _offsets(column)
-    items = _field(column.values.slice(first, last - first), kind.value_field, f"{path}.element")
-    return pa.ListArray.from_arrays(offsets, items, type=kind, mask=_gone(column))
+    items = _conform_field(
+        column.values.slice(first, last - first), kind.value_field, f"{path}.element"
+    )
+    return pa.ListArray.from_arrays(offsets, items, type=kind, mask=_null_mask(column))
 
 
-def _map(column: pa.MapArray, kind: pa.MapType, path: str) -> pa.Array:
+def _conform_map(column: pa.MapArray, kind: pa.MapType, path: str) -> pa.Array:
     offsets, first, last = _offsets(column)
-    keys = _field(column.keys.slice(first, last - first), kind.key_field, f"{path}.key")
-    items = _field(column.items.slice(first, last - first), kind.item_field, f"{path}.value")
-    return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=_gone(column))
+    keys = _conform_field(column.keys.slice(first, last - first), kind.key_field, f"{path}.key")
+    items = _conform_field(
+        column.items.slice(first, last - first), kind.item_field, f"{path}.value"
+    )
+    return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=_null_mask(column))
 
 
 class _Offsets(NamedTuple):
@@ -122,18 +126,18 @@ def _offsets(column: pa.Array) -> _Offsets:
     return _Offsets(pc.subtract(offsets, offsets[0]), first, last)
 
 
-def _gone(column: pa.Array) -> pa.BooleanArray | None:
+def _null_mask(column: pa.Array) -> pa.BooleanArray | None:
     return column.is_null() if column.null_count else None
 
 
-def _simple(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
-    if not _may_become(column.type, kind):
+def _cast(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+    if not _is_castable(column.type, kind):
         raise errors.SchemaIncompatible(f"column {path!r} is {column.type} and not {kind}")
     try:
-        made = column.cast(kind)
+        cast = column.cast(kind)
         if pa.types.is_floating(kind):
-            _check_same(made.cast(column.type), column)
-        return made
+            _check_same(cast.cast(column.type), column)
+        return cast
     except pa.ArrowInvalid as error:
         raise errors.SchemaIncompatible(
             f"column {path!r} of type {column.type} has values that {kind} does not hold: {error}",
@@ -141,9 +145,9 @@ def _simple(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
         ) from error
 
 
-def _may_become(have: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether values of one type may become values of the other, a wider or narrower one of its
-    kind."""
+def _is_castable(have: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether values of the type `have` may become values of `kind`, a wider or narrower type of
+    the same kind."""
     if is_any(have, TEXT):
         return bool(pa.types.is_string(kind))
     if is_any(have, BYTES):
@@ -157,7 +161,7 @@ def _may_become(have: pa.DataType, kind: pa.DataType) -> bool:
 
 
 def _check_same(back: pa.Array, column: pa.Array) -> None:
-    """Raises ArrowInvalid if narrowing floats changed one; NaN is equal to NaN here."""
+    """Raises ArrowInvalid if narrowing changed a float; NaN is equal to NaN here."""
     nan = pc.and_(pc.is_nan(back), pc.is_nan(column))
     if pc.all(pc.or_(pc.equal(back, column), nan)).as_py() is False:
         raise pa.ArrowInvalid("a number would lose digits")

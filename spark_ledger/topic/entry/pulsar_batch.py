@@ -41,8 +41,8 @@ TIME_MS_MAX = (2**63 - 1) // 1000
 CHUNKS_MAX = 4096
 """Of a message: its last chunk has the offsets of all others beside it in its entry."""
 HEAD = struct.Struct(">HII")  # magic, CRC, size of the metadata
-CRC_FROM = 6
-_BEGINS = MAGIC.to_bytes(2, "big")
+CRC_START = 6
+_FIRST_BYTES = MAGIC.to_bytes(2, "big")
 _PRODUCER_NAME, _NAME_AT, _NAME_BYTES_MAX = 0x0A, HEAD.size + 2, 127
 """The tag of metadata's first field, the position of its text, and the largest size in one byte."""
 _SIZE = struct.Struct(">I")
@@ -51,8 +51,8 @@ WALKED_MESSAGES_MAX, WALKED_BYTES_MAX = 20_000, 8 << 20
 """Of a batch, decompressed, whose messages a broker walks in one step: 11 ms of Python, and up to
 15 ms to decompress them. The C++ client makes batches of 1,000 messages, and of 128 KiB."""
 MESSAGE_BYTES_MIN = 6
-"""Of a message in a batch: 4 bytes with the size of its metadata, and the size of its value in
-that."""
+"""Of a message in a batch: 4 bytes with the size of its metadata, and 2 bytes of metadata with the
+size of its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,11 @@ class Batch:
 
     @property
     def last_sequence_id(self) -> int:
-        """The sequence id of its last message: the highest that the batch names or, if its client
-        names none (the C++ client, and clients built on it), the highest of the messages' own."""
+        """The sequence id of its last message: the highest id in the batch's metadata or, if the
+        client does not write that (the C++ client, and clients built on it), the highest of the
+        messages."""
         metadata = self.metadata
-        if not self.walks:
+        if not self.needs_walk:
             return max(int(metadata.sequence_id), int(metadata.highest_sequence_id))
         try:
             messages = messages_in(bytes(payload_of(self)), self.messages)
@@ -89,9 +90,9 @@ class Batch:
             return int(metadata.sequence_id)
 
     @property
-    def walks(self) -> bool:
+    def needs_walk(self) -> bool:
         """Whether its messages must be walked to know `last_sequence_id`."""
-        return not (self.metadata.highest_sequence_id or self.messages == 1 or self.encrypted)
+        return not (self.metadata.highest_sequence_id or self.messages == 1 or self.is_encrypted)
 
     @property
     def is_chunk(self) -> bool:
@@ -99,13 +100,14 @@ class Batch:
         return bool(self.metadata.HasField("chunk_id")) and self.metadata.num_chunks_from_msg > 1
 
     @property
-    def encrypted(self) -> bool:
+    def is_encrypted(self) -> bool:
         return len(self.metadata.encryption_keys) > 0
 
 
 def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
-    """The batch in `data`, or a chunked message that was stored as one. With `check` the bytes come
-    from a client: no such message is taken, and the CRC is compared. Raises errors.BadEntry."""
+    """The batch in `data`, or a chunked message that was stored as one batch. With `check` the
+    bytes come from a client: a chunked message is an error, and the CRC is compared. Raises
+    errors.BadEntry."""
     try:
         magic, crc, size = HEAD.unpack_from(data)
     except struct.error as error:
@@ -119,7 +121,7 @@ def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
     end = HEAD.size + size
     if end > len(data):
         raise errors.BadEntry(f"a damaged batch of {len(data)} bytes: {size} of metadata")
-    if check and crc32c(memoryview(data)[CRC_FROM:]) != crc:
+    if check and crc32c(memoryview(data)[CRC_START:]) != crc:
         raise errors.BadEntry("a damaged batch: its checksum does not match")
     try:
         metadata = MessageMetadata.FromString(bytes(data[HEAD.size : end]))
@@ -128,7 +130,7 @@ def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
     return Batch(data, metadata, end)
 
 
-def built(metadata: MessageMetadata, payload: Buffer) -> bytes:
+def build_batch(metadata: MessageMetadata, payload: Buffer) -> bytes:
     """The bytes of a batch."""
     head = metadata.SerializeToString()
     rest = b"".join((_SIZE.pack(len(head)), head, payload))
@@ -137,50 +139,51 @@ def built(metadata: MessageMetadata, payload: Buffer) -> bytes:
 
 # -- chunks of a message as they are stored --------------------------------------------------------
 
-_EARLIER_BEGINS, _LAST_BEGINS = EARLIER_MAGIC.to_bytes(2, "big"), LAST_MAGIC.to_bytes(2, "big")
+_EARLIER_FIRST_BYTES = EARLIER_MAGIC.to_bytes(2, "big")
+_LAST_FIRST_BYTES = LAST_MAGIC.to_bytes(2, "big")
 
 
 def earlier_chunk(chunk: bytes) -> bytes:
-    """A chunk that is not the last one."""
-    return _EARLIER_BEGINS + chunk
+    """The stored form of a chunk that is not the last one."""
+    return _EARLIER_FIRST_BYTES + chunk
 
 
 def last_chunk(offsets: Sequence[int], chunk: bytes) -> bytes:
-    """The last chunk; the chunks before it have these offsets, in order."""
-    named = struct.pack(f">{len(offsets)}Q", *offsets)
-    return b"".join((_LAST_BEGINS, _SIZE.pack(len(offsets)), named, chunk))
+    """The stored form of a last chunk; the chunks before it have these offsets, in order."""
+    packed_offsets = struct.pack(f">{len(offsets)}Q", *offsets)
+    return b"".join((_LAST_FIRST_BYTES, _SIZE.pack(len(offsets)), packed_offsets, chunk))
 
 
 def is_earlier_chunk(data: Buffer) -> bool:
     """Whether it has an offset but no row."""
-    return bytes(data[:2]) == _EARLIER_BEGINS
+    return bytes(data[:2]) == _EARLIER_FIRST_BYTES
 
 
 def is_last_chunk(data: Buffer) -> bool:
     """Whether its row needs other chunks."""
-    return bytes(data[:2]) == _LAST_BEGINS
+    return bytes(data[:2]) == _LAST_FIRST_BYTES
 
 
 def earlier_offsets(data: Buffer) -> tuple[int, ...]:
     """The offsets of the chunks before a last chunk, in order. Raises errors.BadEntry."""
-    return _named(memoryview(data))[0]
+    return _earlier_offsets(memoryview(data))[0]
 
 
 def chunk_in(data: Buffer) -> memoryview:
     """The chunk, as its producer sent it. Raises errors.BadEntry."""
     view = memoryview(data)
-    return view[2:] if is_earlier_chunk(view) else view[_named(view)[1] :]
+    return view[2:] if is_earlier_chunk(view) else view[_earlier_offsets(view)[1] :]
 
 
 def payload_of_chunk(data: Buffer) -> memoryview:
-    """The part of its message that an earlier chunk has. Raises errors.BadEntry."""
+    """The part of the message that is in an earlier chunk. Raises errors.BadEntry."""
     chunk = chunk_in(data)
     return chunk[parse(chunk).payload_at :]
 
 
-def put_together(earlier: Sequence[Buffer], data: Buffer, *, value: bool = True) -> Batch:
-    """The message of a last chunk, put together with the payloads of the chunks before it; without
-    `value` only its metadata. Raises errors.BadEntry."""
+def join_chunks(earlier: Sequence[Buffer], data: Buffer, *, value: bool = True) -> Batch:
+    """The message of the last chunk in `data`; `earlier` has the payloads of the chunks before it.
+    Without `value` only the message's metadata. Raises errors.BadEntry."""
     last = parse(chunk_in(data))
     if not value:
         last.metadata.compression = pulsar_codecs.NONE
@@ -192,8 +195,8 @@ def put_together(earlier: Sequence[Buffer], data: Buffer, *, value: bool = True)
     return Batch(payload, last.metadata, 0)
 
 
-def _named(view: memoryview) -> tuple[tuple[int, ...], int]:
-    """The offsets that a last chunk names, and the position after them."""
+def _earlier_offsets(view: memoryview) -> tuple[tuple[int, ...], int]:
+    """The offsets of the earlier chunks that a last chunk names, and the position after them."""
     at = 2 + _SIZE.size
     if len(view) < at or not is_last_chunk(view):
         raise errors.BadEntry(f"a damaged last chunk of {len(view)} bytes")
@@ -212,8 +215,8 @@ def _named(view: memoryview) -> tuple[tuple[int, ...], int]:
 
 
 def chunks_of(data: Buffer) -> list[memoryview]:
-    """The parts in which a client gets a batch that is stored by itself: the batch as it is, or the
-    chunks of a message that was stored as one. Raises errors.BadEntry."""
+    """The parts in which a client gets a stored batch: the batch itself, or the chunks of a message
+    that was stored as one batch. Raises errors.BadEntry."""
     view = memoryview(data)
     if int.from_bytes(view[:2], "big") != CHUNKS_MAGIC:
         return [view]
@@ -232,7 +235,7 @@ def chunks_of(data: Buffer) -> list[memoryview]:
 
 def payload_of(batch: Batch) -> Buffer:
     """The payload, decompressed. Raises errors.BadEntry, errors.UnsupportedFormat."""
-    if batch.encrypted:
+    if batch.is_encrypted:
         raise errors.UnsupportedFormat(
             "a batch of encrypted messages was met",
             "Read the topic with a Pulsar consumer that has the key, or give onBadEntry=skip or"
@@ -244,34 +247,34 @@ def payload_of(batch: Batch) -> Buffer:
         return data
     if (fault := fault_of(batch)) is not None:
         raise errors.BadEntry(fault)
-    return pulsar_codecs.decompressed(kind, data, size) if data else b""
+    return pulsar_codecs.decompress(kind, data, size) if data else b""
 
 
 def unpacked_bytes(batch: Batch) -> int:
     """The size of the decompressed payload, as the batch declares it."""
     size = len(batch.data) - batch.payload_at
-    if batch.metadata.compression == pulsar_codecs.NONE or batch.encrypted:
+    if batch.metadata.compression == pulsar_codecs.NONE or batch.is_encrypted:
         return size
     return int(batch.metadata.uncompressed_size)
 
 
 def fault_of(batch: Batch, *, whole: bool = True) -> str | None:
-    """Why a batch cannot be decoded, if that shows without decompressing it. Not `whole`: its
+    """Why a batch cannot be decoded, if that shows without decompressing it. Without `whole` its
     payload is a chunk."""
     metadata, payload = batch.metadata, memoryview(batch.data)[batch.payload_at :]
     kind, size = metadata.compression, unpacked_bytes(batch)
     if kind not in pulsar_codecs.KINDS:
         return f"a batch with the unknown compression {kind}"
-    most = CHUNKED_BYTES_MAX if batch.is_chunk else UNCOMPRESSED_BYTES_MAX
-    if size > most:
-        return f"a batch of {size} bytes, decompressed; at most {most} are taken"
-    if batch.encrypted:
+    bytes_max = CHUNKED_BYTES_MAX if batch.is_chunk else UNCOMPRESSED_BYTES_MAX
+    if size > bytes_max:
+        return f"a batch of {size} bytes, decompressed; at most {bytes_max} are taken"
+    if batch.is_encrypted:
         return None
     fault = None
     if kind != pulsar_codecs.NONE and whole:
         fault = pulsar_codecs.fault_of(kind, payload, size)
     elif kind != pulsar_codecs.NONE and not metadata.chunk_id:
-        fault = pulsar_codecs.fault_of_begin(kind, payload, size)
+        fault = pulsar_codecs.fault_of_start(kind, payload, size)
     if fault is not None:
         return fault
     if batch.batched and whole:
@@ -283,9 +286,9 @@ def fault_of(batch: Batch, *, whole: bool = True) -> str | None:
 
 
 def fault_of_walk(batch: Batch) -> str | None:
-    """Why the broker cannot look for its last sequence id, which deduplication needs."""
+    """Why the broker cannot determine the batch's last sequence id, which deduplication needs."""
     size = unpacked_bytes(batch)
-    if not batch.walks or (batch.messages <= WALKED_MESSAGES_MAX and size <= WALKED_BYTES_MAX):
+    if not batch.needs_walk or (batch.messages <= WALKED_MESSAGES_MAX and size <= WALKED_BYTES_MAX):
         return None
     return (
         f"a batch of {batch.messages} messages and {size} bytes, decompressed, that does not name"
@@ -295,8 +298,8 @@ def fault_of_walk(batch: Batch) -> str | None:
 
 
 def messages_in(data: bytes, count: int) -> Iterator[tuple[SingleMessageMetadata, int]]:
-    """The metadata of each of the messages in a batch's payload, decompressed, and where its value
-    begins. Raises errors.BadEntry."""
+    """For each message in a decompressed payload its metadata, and the position of its value.
+    Raises errors.BadEntry."""
     at, total = 0, len(data)
     read, size_at = SingleMessageMetadata.FromString, _SIZE.unpack_from
     try:
@@ -313,16 +316,15 @@ def messages_in(data: bytes, count: int) -> Iterator[tuple[SingleMessageMetadata
         raise errors.BadEntry(f"a damaged batch: {total - at} bytes after its last message")
 
 
-def untimely(batch: Batch) -> str | None:
-    """Why its publish time cannot be the time of a row. Batches stored before this check may have
-    such a time."""
+def fault_of_publish_time(batch: Batch) -> str | None:
+    """Why the batch's publish time cannot be the time of a row. Batches that were stored before
+    this check existed may have such a time."""
     ms = batch.metadata.publish_time
     return None if ms <= TIME_MS_MAX else f"a publish time of {ms} ms, at most {TIME_MS_MAX}"
 
 
 def _fault_of_first(batch: Batch) -> str | None:
-    """The fault of an uncompressed payload whose first message would end beyond it: such bytes are
-    not messages."""
+    """The fault of an uncompressed payload whose first message would end beyond the payload."""
     size = len(batch.data) - batch.payload_at
     (head,) = _SIZE.unpack_from(batch.data, batch.payload_at)
     if head > size - _SIZE.size:
@@ -335,7 +337,7 @@ def _fault_of_first(batch: Batch) -> str | None:
 _FRAME = struct.Struct("<II")
 
 
-def framed(batches: Iterable[tuple[int, bytes]]) -> list[Buffer]:
+def frame_batches(batches: Iterable[tuple[int, bytes]]) -> list[Buffer]:
     """The body of an entry that has these batches, each with its number of messages; see
     message_batch."""
     parts: list[Buffer] = []
@@ -344,7 +346,7 @@ def framed(batches: Iterable[tuple[int, bytes]]) -> list[Buffer]:
     return parts
 
 
-def unframed(body: memoryview, rows: int) -> Iterator[tuple[int, memoryview]]:
+def split_frames(body: memoryview, rows: int) -> Iterator[tuple[int, memoryview]]:
     """The batches of an entry of `rows` rows, each with its number of messages. Raises
     errors.BadEntry."""
     at, total = 0, 0
@@ -365,12 +367,12 @@ def unframed(body: memoryview, rows: int) -> Iterator[tuple[int, memoryview]]:
 
 
 def producers_of(body: memoryview, rows: int) -> Iterator[Batch]:
-    """The last batch of each producer of an entry, in their order; a chunked message counts with
-    its last chunk. The batches are of a topic with deduplication: the sequence ids of a producer
-    rise, so as a rule only its last batch is read. Raises errors.BadEntry."""
+    """The last batch of each producer in an entry, in the order of these batches; a chunked message
+    counts as its last chunk. The topic has deduplication: the sequence ids of a producer rise, so
+    only its last batch has to be parsed. Raises errors.BadEntry."""
     last = dict[bytes | int, memoryview]()
-    for number, (_, data) in enumerate(unframed(body, rows)):
-        if data[:2] != _EARLIER_BEGINS:
+    for number, (_, data) in enumerate(split_frames(body, rows)):
+        if data[:2] != _EARLIER_FIRST_BYTES:
             name = _name_of(data) or number
             last.pop(name, None)
             last[name] = data
@@ -379,9 +381,9 @@ def producers_of(body: memoryview, rows: int) -> Iterator[Batch]:
 
 
 def _name_of(data: memoryview) -> bytes:
-    """The name of the batch's producer, read without protobuf; empty if the batch does not begin as
-    clients begin it."""
-    if len(data) > _NAME_AT and data[:2] == _BEGINS and data[_NAME_AT - 2] == _PRODUCER_NAME:
+    """The name of the batch's producer, read without protobuf; empty if the batch does not begin
+    with it, as it does from all known clients."""
+    if len(data) > _NAME_AT and data[:2] == _FIRST_BYTES and data[_NAME_AT - 2] == _PRODUCER_NAME:
         size = data[_NAME_AT - 1]
         return bytes(data[_NAME_AT : _NAME_AT + size]) if size <= _NAME_BYTES_MAX else b""
     return b""
@@ -391,13 +393,13 @@ def _name_of(data: memoryview) -> bytes:
 
 PRODUCER = "spark-ledger"
 CLIENT_BYTES_MAX = (5 << 20) - (16 << 10)
-"""Of a batch, or a chunk; a frame has little beside it. Clients take so much, the Java client not a
-byte more."""
+"""Of a batch, or a chunk; its frame has few other bytes. Clients accept so much, and the Java
+client not a byte more."""
 CHUNK_BYTES_MIN = 1 << 20
-_CHUNKS_SAY_BYTES = 128
+_CHUNK_FIELDS_BYTES = 128
 
 
-class Encoded(NamedTuple):
+class EncodedBatch(NamedTuple):
     """Rows for a consumer: a batch or, if not `batched`, one row as a message by itself."""
 
     rows: int
@@ -405,49 +407,51 @@ class Encoded(NamedTuple):
     batched: bool
 
 
-def encoded(
+def encode_rows(
     steps: Iterable[pa.RecordBatch], written_ms: Sequence[int], first_row: int
-) -> Iterator[Encoded | None]:
-    """The rows (columns of TYPES) of all steps, written at these times, as batches that a Pulsar
-    consumer understands, each of at most CLIENT_BYTES_MAX, with sequence ids that count from
-    `first_row`. The time of a batch is that of its newest row. A larger row is a message in chunks,
-    all chunks together (see `chunks_of`). Yields None after each step and each chunk, so that the
-    caller may do something else in between."""
+) -> Iterator[EncodedBatch | None]:
+    """The rows (columns of TYPES) of all steps as batches that a Pulsar consumer understands, each
+    of at most CLIENT_BYTES_MAX, with sequence ids that count from `first_row`. `written_ms` has the
+    time of each row; the time of a batch is that of its newest row. A larger row becomes a message
+    in chunks, which are returned together (see `chunks_of`). Yields None after each step and each
+    chunk, so that the caller may do something else in between."""
     parts, values = list[bytes](), list[Any]()
     for rows in steps:
-        more = _listed(rows, VALUE)
-        parts += _messages(rows, more, first_row + len(values))
-        values += more
+        row_values = _column_values(rows, VALUE)
+        parts += _messages(rows, row_values, first_row + len(values))
+        values += row_values
         yield None
     if sum(map(len, parts)) <= CLIENT_BYTES_MAX:  # as a rule
-        yield _together(parts, written_ms, first_row)
+        yield _one_batch(parts, written_ms, first_row)
         return
-    begins = list(accumulate((3 if value else 2 for value in values), initial=0))
-    sizes = [sum(map(len, parts[at:end])) for at, end in pairwise(begins)]
+    part_starts = list(accumulate((3 if value else 2 for value in values), initial=0))
+    sizes = [sum(map(len, parts[at:end])) for at, end in pairwise(part_starts)]
     start = 0
-    for end in _ends(sizes):
+    for end in _batch_ends(sizes):
         row, ms = first_row + start, written_ms[start:end]
-        row_parts = parts[begins[start] : begins[end]]
+        row_parts = parts[part_starts[start] : part_starts[end]]
         if sizes[start] > CLIENT_BYTES_MAX:
             chunks = list[bytes]()
-            for chunk in by_itself(row_parts, max(0, *ms), row):
+            for chunk in lone_message(row_parts, max(0, *ms), row):
                 chunks.append(chunk)
                 yield None
-            yield Encoded(1, chunks[0] if len(chunks) == 1 else b"".join(_joined(chunks)), False)
+            yield EncodedBatch(
+                1, chunks[0] if len(chunks) == 1 else b"".join(_stored_chunks(chunks)), False
+            )
         else:
-            yield _together(row_parts, ms, row)
+            yield _one_batch(row_parts, ms, row)
         start = end
 
 
-def _joined(chunks: Sequence[bytes]) -> Iterator[bytes]:
-    """A message in chunks as one batch that is stored by itself; `chunks_of` takes it apart."""
+def _stored_chunks(chunks: Sequence[bytes]) -> Iterator[bytes]:
+    """The chunks of a message as one stored batch; `chunks_of` divides it again."""
     yield CHUNKS_MAGIC.to_bytes(2, "big")
     for chunk in chunks:
         yield _SIZE.pack(len(chunk))
         yield chunk
 
 
-def _together(parts: Sequence[bytes], written_ms: Sequence[int], first_row: int) -> Encoded:
+def _one_batch(parts: Sequence[bytes], written_ms: Sequence[int], first_row: int) -> EncodedBatch:
     """One batch of the rows, which were written at these times."""
     count = len(written_ms)
     metadata = MessageMetadata(
@@ -457,10 +461,10 @@ def _together(parts: Sequence[bytes], written_ms: Sequence[int], first_row: int)
         publish_time=max(0, *written_ms),
         num_messages_in_batch=count,
     )
-    return Encoded(count, built(metadata, b"".join(parts)), True)
+    return EncodedBatch(count, build_batch(metadata, b"".join(parts)), True)
 
 
-def _ends(sizes: Sequence[int]) -> Iterator[int]:
+def _batch_ends(sizes: Sequence[int]) -> Iterator[int]:
     """The indices at which batches of these messages end."""
     size = 0
     for i, more in enumerate(sizes):
@@ -472,7 +476,7 @@ def _ends(sizes: Sequence[int]) -> Iterator[int]:
         yield len(sizes)
 
 
-def by_itself(message: Sequence[bytes], written_ms: int, row: int) -> Iterator[bytes]:
+def lone_message(message: Sequence[bytes], written_ms: int, row: int) -> Iterator[bytes]:
     """A message (its parts, as `_messages` gives them) outside of a batch: in chunks if its value
     is large. Each chunk has the key and headers, even if they take more than CLIENT_BYTES_MAX."""
     single = SingleMessageMetadata.FromString(message[1])
@@ -486,25 +490,25 @@ def by_itself(message: Sequence[bytes], written_ms: int, row: int) -> Iterator[b
     for name in ("partition_key", "partition_key_b64_encoded", "event_time", "null_value"):
         if single.HasField(name):
             setattr(metadata, name, getattr(single, name))
-    size = max(CHUNK_BYTES_MIN, CLIENT_BYTES_MAX - metadata.ByteSize() - _CHUNKS_SAY_BYTES)
+    size = max(CHUNK_BYTES_MIN, CLIENT_BYTES_MAX - metadata.ByteSize() - _CHUNK_FIELDS_BYTES)
     count = -(-len(value) // size)
     if count <= 1:
-        yield built(metadata, value)
+        yield build_batch(metadata, value)
         return
     metadata.uuid = f"{PRODUCER}-{row}"
     metadata.num_chunks_from_msg = count
     metadata.total_chunk_msg_size = metadata.uncompressed_size = len(value)
     for i in range(count):
         metadata.chunk_id = i
-        yield built(metadata, value[i * size : (i + 1) * size])
+        yield build_batch(metadata, value[i * size : (i + 1) * size])
 
 
 def _messages(rows: pa.RecordBatch, values: Sequence[Any], first_row: int) -> Iterator[bytes]:
     """Each row as the size of its SingleMessageMetadata, the metadata, and the value unless it is
     empty: the bytes that protobuf would make, in less than half of its time."""
     properties = _properties(rows)
-    times = _listed(rows, EVENT_TIME)
-    keys, base64 = _texts(_listed(rows, KEY))
+    times = _column_values(rows, EVENT_TIME)
+    keys, base64 = _key_texts(_column_values(rows, KEY))
     size = _SIZE.pack
     for i, value in enumerate(values):
         head = properties[i]
@@ -525,7 +529,7 @@ def _messages(rows: pa.RecordBatch, values: Sequence[Any], first_row: int) -> It
             yield value
 
 
-def _listed(rows: pa.RecordBatch, name: str) -> list[Any]:
+def _column_values(rows: pa.RecordBatch, name: str) -> list[Any]:
     at = rows.schema.get_field_index(name)
     if at < 0:
         return [None] * rows.num_rows
@@ -534,9 +538,9 @@ def _listed(rows: pa.RecordBatch, name: str) -> list[Any]:
     return values
 
 
-def _texts(keys: list[bytes | None]) -> tuple[list[bytes | None], set[int]]:
-    """Keys that are text as they are, other keys in base64, as a client's `partition_key` shows
-    them; and the rows with a key in base64."""
+def _key_texts(keys: list[bytes | None]) -> tuple[list[bytes | None], set[int]]:
+    """The keys as a client's `partition_key` has them: keys that are text unchanged, other keys in
+    base64; and the rows with a key in base64."""
     if b"".join(key for key in keys if key).isascii():
         return keys, set()
     texts, base64 = list(keys), set[int]()
@@ -567,23 +571,23 @@ def _properties(rows: pa.RecordBatch) -> list[bytes]:
     texts = [text or b"" for text in pairs.field(1).to_pylist()]
     if not b"".join(texts).isascii():
         texts = [text.decode(errors="replace").encode() for text in texts]
-    made = []
+    properties = []
     for name, text in zip(names, texts, strict=True):
         pair = b"".join((b"\x0a", varint(len(name)), name, b"\x12", varint(len(text)), text))
-        made.append(b"\x0a" + varint(len(pair)) + pair)
-    of_rows, start = [], 0
+        properties.append(b"\x0a" + varint(len(pair)) + pair)
+    by_row, start = [], 0
     for length in column.value_lengths().to_pylist():
         end = start + (length or 0)
-        of_rows.append(b"".join(made[start:end]))
+        by_row.append(b"".join(properties[start:end]))
         start = end
-    return of_rows
+    return by_row
 
 
 def varint(number: int) -> bytes:
     """A number, 0 or more, as protobuf writes it."""
-    if number < len(_LAST):
-        return _LAST[number]
-    return _MORE[number & 127] + _rest(number >> 7)
+    if number < len(_LAST_BYTE):
+        return _LAST_BYTE[number]
+    return _MORE_BYTES[number & 127] + _rest(number >> 7)
 
 
 @lru_cache(maxsize=4096)
@@ -592,5 +596,5 @@ def _rest(number: int) -> bytes:
     return varint(number)
 
 
-_LAST = [bytes([low]) for low in range(128)]
-_MORE = [bytes([low | 128]) for low in range(128)]
+_LAST_BYTE = [bytes([low]) for low in range(128)]
+_MORE_BYTES = [bytes([low | 128]) for low in range(128)]

@@ -1,9 +1,9 @@
 """The codecs of Pulsar's batches: the size that compressed bytes show, and decompressing. Pure.
 
-Always true: the size that a batch's metadata declares is compared with its bytes, without
-decompressing them as far as they show it, and with what they decompress to; no other size is given
-out. LZ4 is its block format, which does not have the size; Snappy begins with it; a ZSTD frame has
-it as a rule, ZLIB never.
+Always true: the size that a batch's metadata declares is compared first with the size that the
+compressed bytes show, and then with the decompressed bytes; `decompress` returns exactly the
+declared size. The formats: an LZ4 block does not have the size; Snappy begins with it; a ZSTD frame
+has it as a rule; ZLIB never has it.
 """
 
 import struct
@@ -16,44 +16,44 @@ from spark_ledger import errors
 KINDS = range(5)
 NONE, LZ4, ZLIB, ZSTD, SNAPPY = KINDS
 RATIOS_MAX = {LZ4: 255, ZLIB: 1032, ZSTD: 1 << 15, SNAPPY: 22}
-"""How many bytes a byte can become at most, by a codec's format; RATIO_BEYOND_BYTES more."""
-RATIO_BEYOND_BYTES = 128 << 10
+"""By codec how many bytes a compressed byte can become at most; RATIO_EXTRA_BYTES in addition."""
+RATIO_EXTRA_BYTES = 128 << 10
 EMPTY_BYTES_MAX = 64
-"""No codec makes so many bytes of none: ZSTD, with all that its frame may have, 22."""
+"""No codec makes so many bytes of an empty payload: ZSTD makes 22, with all optional fields."""
 _ARROW_CODECS = {LZ4: "lz4_raw", ZSTD: "zstd", SNAPPY: "snappy"}
-_LZ4_MORE = 16  # than 256 of 255 bytes, at most
+_LZ4_EXTRA_BYTES = 16  # than 256 of 255 bytes, at most
 _ZLIB_METHOD, _ZLIB_CHECK = 8, 31  # low half of the first byte; divisor of the first two
 _SNAPPY_SIZE_BYTES_MAX = 5
-_ZSTD_MAGIC, _ZSTD_PASSED_OVER = 0xFD2FB528, 0x184D2A50  # the latter: any last half byte
+_ZSTD_MAGIC, _ZSTD_SKIPPABLE = 0xFD2FB528, 0x184D2A50  # the latter: any last half byte
 _ZSTD_BLOCKS_MAX = 1100  # of 128 KiB each, as an encoder makes them: more than a batch may have
 
 
 def fault_of(kind: int, data: memoryview, size: int) -> str | None:
-    """Why a payload cannot decompress to `size` bytes, as far as that is known without
-    decompressing it. One that may be empty is decompressed: it has EMPTY_BYTES_MAX at most."""
-    packed = len(data)
-    if not packed:
+    """Why a payload cannot decompress to `size` bytes, as far as that shows without decompressing
+    it. A payload that declares to be empty is decompressed: it has EMPTY_BYTES_MAX at most."""
+    packed_bytes = len(data)
+    if not packed_bytes:
         return f"a batch of 0 bytes cannot be {size} bytes, decompressed" if size else None
-    if size > packed * RATIOS_MAX[kind] + RATIO_BEYOND_BYTES:
-        return f"a batch of {packed} bytes cannot be {size} bytes, decompressed"
-    if kind == LZ4 and packed > size + size // 255 + _LZ4_MORE:
-        return f"a batch of {packed} bytes, compressed, has more than the {size} it declares"
-    if (fault := fault_of_begin(kind, data, size)) is not None or size:
+    if size > packed_bytes * RATIOS_MAX[kind] + RATIO_EXTRA_BYTES:
+        return f"a batch of {packed_bytes} bytes cannot be {size} bytes, decompressed"
+    if kind == LZ4 and packed_bytes > size + size // 255 + _LZ4_EXTRA_BYTES:
+        return f"a batch of {packed_bytes} bytes, compressed, has more than the {size} it declares"
+    if (fault := fault_of_start(kind, data, size)) is not None or size:
         return fault
     try:
-        decompressed(kind, data, 0)
+        decompress(kind, data, 0)
     except errors.BadEntry:
-        return _not_empty(packed)
+        return _empty_fault(packed_bytes)
     return None
 
 
-def fault_of_begin(kind: int, data: memoryview, size: int) -> str | None:
-    """The same of a payload of which `data` is the begin, or all."""
+def fault_of_start(kind: int, data: memoryview, size: int) -> str | None:
+    """As `fault_of`, for a payload that begins with `data`, or is `data`."""
     if not size and len(data) > EMPTY_BYTES_MAX:
-        return _not_empty(len(data))
+        return _empty_fault(len(data))
     data = data.cast("B")
     try:
-        if kind == ZLIB and not _begins_zlib(data):
+        if kind == ZLIB and not _is_zlib(data):
             return "a batch that is no ZLIB, as it declares"
         if kind == SNAPPY and (real := _snappy_size(data)) != size:
             return f"a batch that declares {size} bytes has {real}, decompressed"
@@ -64,13 +64,13 @@ def fault_of_begin(kind: int, data: memoryview, size: int) -> str | None:
     return None
 
 
-def decompressed(kind: int, data: memoryview, size: int) -> bytes:
+def decompress(kind: int, data: memoryview, size: int) -> bytes:
     """The decompressed payload, of `size` bytes. Raises errors.BadEntry."""
     try:
         if kind == ZLIB:
-            return _inflated(data, size)
+            return _inflate(data, size)
         codec = pa.Codec(_ARROW_CODECS[kind])
-        if kind == LZ4 and size and _fits(codec, data, size - 1):
+        if kind == LZ4 and size and _fits_in(codec, data, size - 1):
             raise errors.BadEntry(f"a batch that declares {size} bytes has fewer, decompressed")
         payload = bytes(codec.decompress(data, decompressed_size=size, asbytes=True))
     except (zlib.error, pa.ArrowException, OSError) as error:
@@ -78,11 +78,11 @@ def decompressed(kind: int, data: memoryview, size: int) -> bytes:
     return payload
 
 
-def _not_empty(packed: int) -> str:
-    return f"a batch of {packed} bytes, compressed, declares 0, decompressed"
+def _empty_fault(packed_bytes: int) -> str:
+    return f"a batch of {packed_bytes} bytes, compressed, declares 0, decompressed"
 
 
-def _inflated(data: memoryview, size: int) -> bytes:
+def _inflate(data: memoryview, size: int) -> bytes:
     inflater = zlib.decompressobj()
     payload = inflater.decompress(data, size + 1)
     if len(payload) > size:
@@ -92,9 +92,9 @@ def _inflated(data: memoryview, size: int) -> bytes:
     return payload
 
 
-def _fits(codec: pa.Codec, data: memoryview, size: int) -> bool:
-    """Whether a block of LZ4 decompresses to `size` bytes or fewer: Arrow does not give the length,
-    and would give out whatever was in memory behind it."""
+def _fits_in(codec: pa.Codec, data: memoryview, size: int) -> bool:
+    """Whether a block of LZ4 decompresses to `size` bytes or fewer. Arrow does not return the real
+    length: for a shorter block it would return memory behind the data."""
     try:
         codec.decompress(data, decompressed_size=size)
     except (pa.ArrowException, OSError):
@@ -102,7 +102,7 @@ def _fits(codec: pa.Codec, data: memoryview, size: int) -> bool:
     return True
 
 
-def _begins_zlib(data: memoryview) -> bool:
+def _is_zlib(data: memoryview) -> bool:
     return data[0] & 15 == _ZLIB_METHOD and not (data[0] << 8 | data[1]) % _ZLIB_CHECK
 
 
@@ -121,23 +121,23 @@ def _snappy_size(data: memoryview) -> int:
 #     magic (4) | descriptor (1) | window (1)? | dictionary (0, 1, 2, 4) | size (0, 1, 2, 4, 8)
 #     | block: last, kind, size in 3 bytes, its bytes | ... | checksum (4)?
 #
-# A payload may be several frames, and others that are passed over. Clients make one.
+# A payload may be several frames, among them skippable ones. Clients make one frame.
 
 
 def _fault_of_zstd(data: memoryview, size: int) -> str | None:
     """Raises IndexError, struct.error."""
     (magic,) = struct.unpack_from("<I", data)
-    if magic & ~15 == _ZSTD_PASSED_OVER:
+    if magic & ~15 == _ZSTD_SKIPPABLE:
         return None
     if magic != _ZSTD_MAGIC:
         return "a batch that is no ZSTD, as it declares"
     descriptor = data[4]
-    alone, kind = descriptor & 32, descriptor >> 6
-    at = (5 if alone else 6) + (0, 1, 2, 4)[descriptor & 3]
-    if not kind and not alone:
+    is_single_segment, size_kind = descriptor & 32, descriptor >> 6
+    at = (5 if is_single_segment else 6) + (0, 1, 2, 4)[descriptor & 3]
+    if not size_kind and not is_single_segment:
         return None
-    size_bytes = 1 << kind
-    real = int.from_bytes(data[at : at + size_bytes], "little") + (256 if kind == 1 else 0)
+    size_bytes = 1 << size_kind
+    real = int.from_bytes(data[at : at + size_bytes], "little") + (256 if size_kind == 1 else 0)
     if len(data) < at + size_bytes or real == size:
         return None
     if real > size or _is_one_frame(data, at + size_bytes, bool(descriptor & 4)):
@@ -146,7 +146,7 @@ def _fault_of_zstd(data: memoryview, size: int) -> str | None:
 
 
 def _is_one_frame(data: memoryview, at: int, checksum: bool) -> bool:
-    """Whether a frame whose blocks begin at `at` is all there is. Raises IndexError."""
+    """Whether `data` ends with the frame whose blocks begin at `at`. Raises IndexError."""
     for _ in range(_ZSTD_BLOCKS_MAX):
         head = data[at] | data[at + 1] << 8 | data[at + 2] << 16
         at += 3 + (1 if head >> 1 & 3 == 1 else head >> 3)  # kind 1: a byte that is repeated

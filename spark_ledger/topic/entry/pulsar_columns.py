@@ -40,28 +40,30 @@ from spark_ledger.topic.entry.message_batch import (
 from spark_ledger.topic.entry.pulsar_batch import TIME_MS_MAX, Batch, messages_in, payload_of
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 
-FEW = 128
-"""Up to so many messages are decoded one by one as fast as together."""
-TOGETHER_BYTES_MAX = 1 << 30  # 32-bit offsets
-ALL = {**TYPES, **PRODUCERS_TYPES}
+FEW_MESSAGES = 128
+"""Decoding so many messages one by one is as fast as decoding them together."""
+BUFFER_BYTES_MAX = 1 << 30  # 32-bit offsets
+ALL_TYPES = {**TYPES, **PRODUCERS_TYPES}
 Metadata: TypeAlias = MessageMetadata | SingleMessageMetadata
 _SIZE = Struct(">I")
 _SIGN, _RANGE = 1 << 63, 1 << 64
 
 
-def decoded(batches: Sequence[Batch], columns: Collection[str] | None = None) -> pa.RecordBatch:
+def decode_batches(
+    batches: Sequence[Batch], columns: Collection[str] | None = None
+) -> pa.RecordBatch:
     """The messages of all batches, in order, in columns of ALL, without columns that are null in
     every row or not among `columns`. Raises errors.BadEntry."""
-    names = {name for name in ALL if columns is None or name in columns}
-    if not names:  # a batch is bad or good whatever a reader asks for
-        return _of(decoded(batches, (KEY,)).num_rows, {})
+    names = {name for name in ALL_TYPES if columns is None or name in columns}
+    if not names:  # a damaged batch is an error whatever columns a reader asks for
+        return _record_batch(decode_batches(batches, (KEY,)).num_rows, {})
     payloads = [payload_of(batch) for batch in batches]
-    if sum(batch.messages for batch in batches) > FEW:
+    if sum(batch.messages for batch in batches) > FEW_MESSAGES:
         try:
-            return together(batches, payloads, names)
-        except Odd:
+            return decode_together(batches, payloads, names)
+        except OddMessages:
             pass
-    return one_by_one(batches, payloads, names)
+    return decode_one_by_one(batches, payloads, names)
 
 
 class KeysAndEnds(NamedTuple):
@@ -97,9 +99,9 @@ def publish_times(batches: Sequence[Batch]) -> Longs:
     return np.array([min(batch.metadata.publish_time, TIME_MS_MAX) for batch in batches], np.int64)
 
 
-def _of(rows: int, made: dict[str, pa.Array]) -> pa.RecordBatch:
-    if made:
-        return pa.RecordBatch.from_arrays(list(made.values()), names=list(made))
+def _record_batch(rows: int, arrays: dict[str, pa.Array]) -> pa.RecordBatch:
+    if arrays:
+        return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
     empty = pa.StructArray.from_buffers(pa.struct([]), rows, [None])
     return pa.RecordBatch.from_struct_array(empty)
 
@@ -107,11 +109,11 @@ def _of(rows: int, made: dict[str, pa.Array]) -> pa.RecordBatch:
 # -- together ------------------------------------------------------------------------------------
 
 
-def together(
+def decode_together(
     batches: Sequence[Batch], payloads: Sequence[Buffer], columns: set[str]
 ) -> pa.RecordBatch:
-    """The same result as `one_by_one` for batches of usual messages, by work on whole columns of
-    numbers. Raises Odd for other messages."""
+    """The same result as `decode_one_by_one` for batches of usual messages, by work on whole
+    columns of numbers. Raises OddMessages for other messages."""
     parts: list[Buffer] = []
     ends: list[tuple[int, int]] = []
     messages = total = 0
@@ -121,42 +123,43 @@ def together(
         messages += batch.messages
         total += len(head) + len(payload)
         ends.append((messages, total))
-    if total > TOGETHER_BYTES_MAX:
-        raise Odd
+    if total > BUFFER_BYTES_MAX:
+        raise OddMessages
     buffer = b"".join((*parts, PADDING))
     fields = walk(buffer, ends, properties=HEADERS in columns)
-    data, made = pa.py_buffer(buffer), dict[str, pa.Array]()
+    data, arrays = pa.py_buffer(buffer), dict[str, pa.Array]()
     if KEY in columns and bool(fields.has_key.any()):
-        keys = _copied(data, fields.key, fields.has_key)
+        keys = _copy_spans(data, fields.key, fields.has_key)
         if bool((fields.base64 & fields.has_key).any()):
             keys = _from_base64(keys, fields.base64)
-        made[KEY] = keys.view(TYPES[KEY])
+        arrays[KEY] = keys.view(TYPES[KEY])
     if VALUE in columns and not bool(fields.null_value.all()):
-        made[VALUE] = _copied(data, fields.value, ~fields.null_value)
+        arrays[VALUE] = _copy_spans(data, fields.value, ~fields.null_value)
     if EVENT_TIME in columns and bool(fields.event_ms.any()):
-        made[EVENT_TIME] = _times(fields.event_ms)
+        arrays[EVENT_TIME] = _times(fields.event_ms)
     if HEADERS in columns and bool(fields.properties.any()):
         ends_of = np.concatenate([[0], np.cumsum(fields.properties)])
-        names, texts = _copied(data, fields.name), _copied(data, fields.text)
-        made[HEADERS] = _headers(ends_of, names.view(pa.string()), texts)
+        names, texts = _copy_spans(data, fields.name), _copy_spans(data, fields.text)
+        arrays[HEADERS] = _headers(ends_of, names.view(pa.string()), texts)
     counts = [batch.messages for batch in batches]
     if PRODUCER_NAME in columns:
         names = of_list([batch.metadata.producer_name for batch in batches], pa.string())
         indices = np.repeat(np.arange(len(batches), dtype=np.int32), counts)
-        made[PRODUCER_NAME] = names.take(of_numpy(indices))
+        arrays[PRODUCER_NAME] = names.take(of_numpy(indices))
     if SEQUENCE_ID in columns:
         of_batches = np.repeat([_signed(batch.metadata.sequence_id) for batch in batches], counts)
         ids = np.where(fields.has_sequence_id, fields.sequence_id, of_batches)
-        made[SEQUENCE_ID] = of_numpy(ids)
-    return _of(messages, made)
+        arrays[SEQUENCE_ID] = of_numpy(ids)
+    return _record_batch(messages, arrays)
 
 
 def _head(metadata: MessageMetadata, size: int) -> bytes:
-    """The bytes that a batch would have before the lone message. Raises Odd."""
+    """The bytes that a message in a batch has before its value, for a lone message. Raises
+    OddMessages."""
     head = SingleMessageMetadata(payload_size=size, event_time=metadata.event_time)
     if metadata.HasField("partition_key"):
         if not isinstance(metadata.partition_key, str):
-            raise Odd
+            raise OddMessages
         head.partition_key = metadata.partition_key
         head.partition_key_b64_encoded = metadata.partition_key_b64_encoded
     if metadata.properties:
@@ -169,7 +172,7 @@ def _head(metadata: MessageMetadata, size: int) -> bytes:
     return _SIZE.pack(len(encoded)) + encoded
 
 
-def _copied(
+def _copy_spans(
     data: pa.Buffer,
     spans: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
     valid: npt.NDArray[np.bool_] | None = None,
@@ -199,7 +202,7 @@ def _from_base64(keys: pa.Array, are_base64: npt.NDArray[np.bool_]) -> pa.Array:
 # -- one by one ------------------------------------------------------------------------------------
 
 
-def one_by_one(
+def decode_one_by_one(
     batches: Sequence[Batch], payloads: Sequence[Buffer], columns: set[str]
 ) -> pa.RecordBatch:
     """These columns of all messages, each message parsed by protobuf. Raises errors.BadEntry."""
@@ -207,18 +210,18 @@ def one_by_one(
     data: list[bytes] = []
     for batch, payload in zip(batches, payloads, strict=True):
         _take_messages(batch, bytes(payload), messages, data)
-    made: dict[str, pa.Array] = {}
+    arrays: dict[str, pa.Array] = {}
     if KEY in columns:
-        made[KEY] = of_list([_key(message) for message in messages], TYPES[KEY])
+        arrays[KEY] = of_list([_key(message) for message in messages], TYPES[KEY])
     if VALUE in columns:
         values = [
             None if message.null_value else value
             for message, value in zip(messages, data, strict=True)
         ]
-        made[VALUE] = of_list(values, TYPES[VALUE])
+        arrays[VALUE] = of_list(values, TYPES[VALUE])
     if EVENT_TIME in columns:
         times = np.array([message.event_time for message in messages], dtype=np.uint64)
-        made[EVENT_TIME] = _times(times.view(np.int64))
+        arrays[EVENT_TIME] = _times(times.view(np.int64))
     if HEADERS in columns:
         ends, pairs = [0], list[Any]()
         for message in messages:
@@ -228,19 +231,19 @@ def one_by_one(
         if pairs:
             names = of_list([pair.key for pair in pairs], pa.string())
             texts = of_list([pair.value for pair in pairs], pa.binary())
-            made[HEADERS] = _headers(np.array(ends), names, texts)
+            arrays[HEADERS] = _headers(np.array(ends), names, texts)
     if PRODUCER_NAME in columns:
         names = [[batch.metadata.producer_name] * batch.messages for batch in batches]
-        made[PRODUCER_NAME] = of_list([*chain(*names)], pa.string())
+        arrays[PRODUCER_NAME] = of_list([*chain(*names)], pa.string())
     if SEQUENCE_ID in columns:
         of_batches = chain(*([batch.metadata] * batch.messages for batch in batches))
         ids = [
             _signed((message if message.HasField("sequence_id") else of_batch).sequence_id)
             for message, of_batch in zip(messages, of_batches, strict=True)
         ]
-        made[SEQUENCE_ID] = of_list(ids, pa.int64())
-    kept = {name: column for name, column in made.items() if column.null_count < len(column)}
-    return _of(len(messages), kept)
+        arrays[SEQUENCE_ID] = of_list(ids, pa.int64())
+    kept = {name: column for name, column in arrays.items() if column.null_count < len(column)}
+    return _record_batch(len(messages), kept)
 
 
 def _take_messages(
@@ -279,8 +282,8 @@ def _key_bytes(text: bytes) -> bytes:
 
 
 def _times(ms: Longs) -> pa.Array:
-    """The event times in microseconds; null for a message without one, or with one that is out of
-    their range (294,000 years from 1970). A time sent as 2**63 or more is before 1970."""
+    """The event times in microseconds; null for a message without event time, or if it is out of
+    range (294,000 years from 1970). A time that was sent as 2**63 or more is before 1970."""
     valid = (ms != 0) & (ms >= -TIME_MS_MAX) & (ms <= TIME_MS_MAX)
     values = pa.py_buffer(np.ascontiguousarray(np.where(valid, ms, 0) * 1000))
     return pa.Array.from_buffers(TYPES[EVENT_TIME], len(ms), [_bits(valid), values])
@@ -298,13 +301,14 @@ def _signed(number: int) -> int:
 #
 #     size (4) | SingleMessageMetadata | value | size (4) | SingleMessageMetadata | value | ...
 #
-# A message begins where the one before ends, so a decoder finds messages only one after the other.
-# Here their positions are guessed, all at once, by the bytes with which a message begins, and each
-# is read up to the end that it declares: the guess is right if, from the first byte on, each ends
-# where the next begins, and the last one at the end. Always true: `walk` returns what a decoder of
-# protobuf would find; if it is not sure (fields that it does not know, or in another order than
-# their numbers', numbers of more than 49 bits, damage) it raises Odd, and the caller decodes
-# message by message. Properties that are not requested are passed over by their size alone.
+# A message begins where the message before ends, so a decoder finds messages only one after the
+# other. Here the positions of all messages are guessed at once, by the bytes with which a message
+# begins, and each message is read up to the end that it declares. The guesses are right if, from
+# the first byte on, each message ends where the next begins, and the last one at the end. Always
+# true: `walk` returns what a decoder of protobuf would find. If it is not sure (unknown fields,
+# fields in another order than their numbers', numbers of more than 49 bits, damage), it raises
+# OddMessages, and the caller decodes message by message. Properties that are not requested are
+# skipped by their size alone.
 
 PADDING = bytes(16)
 """The bytes after a buffer's last message, so that eight bytes can be read anywhere in it."""
@@ -320,25 +324,25 @@ Flags = npt.NDArray[np.bool_]
 _PROPERTIES, _KEY, _PAYLOAD_SIZE = 0x0A, 0x12, 0x18  # tags: a field's number and its kind
 _COMPACTED, _EVENT_TIME, _BASE64, _ORDERING_KEY = 0x20, 0x28, 0x30, 0x3A
 _SEQUENCE_ID, _NULL_VALUE, _NULL_KEY = 0x40, 0x48, 0x50
-_AFTER_SIZE = (
+_TAGS_AFTER_SIZE = (
     *(_COMPACTED, _EVENT_TIME, _BASE64, _ORDERING_KEY, _SEQUENCE_ID, _NULL_VALUE, _NULL_KEY),
 )
 _NAME, _TEXT = 0x0A, 0x12
 _DELIMITED = frozenset((_PROPERTIES, _KEY, _ORDERING_KEY, _NAME, _TEXT))
 _NO_TAG = 0  # past the last field
 _TOO_LONG = 0xFF
-_STOPS = np.uint64(0x80808080808080)  # the bit of each of seven bytes that another one follows
+_LAST_BITS = np.uint64(0x80808080808080)  # in each of seven bytes: 1 if another byte follows
 _SEVENS = np.uint64(0x7F7F7F7F7F7F7F)
 
 
-class Odd(Exception):
+class OddMessages(Exception):
     """Messages that must be decoded one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageFields:
     """The fields of messages. A span is a start and an end in the buffer; the spans of a column
-    rise. A field that a message does not have is an empty span, 0 or False; `has_...` is whether
+    rise. If a message lacks a field, it has an empty span, 0 or False there; `has_...` is whether
     the message has the field."""
 
     value: tuple[Places, Places]
@@ -350,7 +354,8 @@ class MessageFields:
     has_sequence_id: Flags
     sequence_id: Places
     properties: Places
-    """The number of properties of each message; names and texts of all messages' in order:"""
+    """The number of properties of each message; `name` and `text` have those of all messages, in
+    order."""
     name: tuple[Places, Places]
     text: tuple[Places, Places]
 
@@ -358,33 +363,33 @@ class MessageFields:
 def walk(
     buffer: bytes, ends: Sequence[tuple[int, int]], *, properties: bool = True
 ) -> MessageFields:
-    """The messages in `buffer`, which ends in PADDING. `ends` are the ends of batches: pairs of a
-    number of messages and the position after them, rising. Without `properties` these are passed
-    over. Raises Odd."""
+    """The messages in `buffer`, which ends in PADDING. `ends` are the ends of batches, rising:
+    the number of messages up to there, and the position. Without `properties` the messages'
+    properties are skipped. Raises OddMessages."""
     messages, total = ends[-1]
     assert len(buffer) == total + len(PADDING), "eight bytes can be read everywhere"
     words = np.ndarray((total + 1,), dtype="<u8", buffer=buffer, strides=(1,))
-    begins = _guesses(np.frombuffer(buffer, dtype=np.uint8, count=total), words, messages)
-    at = begins + 4
-    fields = _Fields(words, at, at + _sizes(words[begins]))
+    guesses = _guesses(np.frombuffer(buffer, dtype=np.uint8, count=total), words, messages)
+    at = guesses + 4
+    fields = _Fields(words, at, at + _sizes(words[guesses]))
     owners, starts, lengths = _properties(fields, kept=properties)
     key, has_key = fields.take(_KEY)
     key_at = fields.span
     has_size = fields.tags == _PAYLOAD_SIZE
     nexts = fields.ends + np.where(has_size, fields.values, total + 1)
-    real = _chain(begins, nexts, messages, total)
+    found = _chain(guesses, nexts, messages, total)
     for count, end in ends[:-1]:
-        if count < messages and begins[real[count]] != end:
-            raise Odd
-    if len(real) < len(begins):
-        fields, nexts = fields.only(real), nexts[real]
-        key, key_at, has_key = key[real], key_at[real], has_key[real]
-        number = np.full(len(begins), -1, dtype=np.int64)
-        number[real] = np.arange(len(real))
+        if count < messages and guesses[found[count]] != end:
+            raise OddMessages
+    if len(found) < len(guesses):
+        fields, nexts = fields.select(found), nexts[found]
+        key, key_at, has_key = key[found], key_at[found], has_key[found]
+        number = np.full(len(guesses), -1, dtype=np.int64)
+        number[found] = np.arange(len(found))
         owners, kept = number[owners], number[owners] >= 0
         owners, starts, lengths = owners[kept], starts[kept], lengths[kept]
     fields.take(_PAYLOAD_SIZE)
-    numbers = {tag: fields.take(tag) for tag in _AFTER_SIZE}
+    numbers = {tag: fields.take(tag) for tag in _TAGS_AFTER_SIZE}
     fields.check_ends()
     order = np.argsort(owners, kind="stable")
     name, text = _pairs(words, starts[order], lengths[order])
@@ -408,14 +413,14 @@ def _guesses(data: npt.NDArray[np.uint8], words: Words, messages: int) -> Places
     """The positions at which messages may begin: a size below 64 KiB, and a tag with which
     metadata begins."""
     zero = data == 0
-    begins = np.flatnonzero(zero[:-1] & zero[1:])
-    first = words[begins]
+    candidates = np.flatnonzero(zero[:-1] & zero[1:])
+    first = words[candidates]
     tag = (first >> np.uint64(32)) & np.uint64(0xFF)
-    may = (tag == _PAYLOAD_SIZE) | (tag == _KEY) | (tag == _PROPERTIES)
-    may &= begins + 4 + _sizes(first) <= len(data)
-    guesses: Places = begins[may]
+    is_guess = (tag == _PAYLOAD_SIZE) | (tag == _KEY) | (tag == _PROPERTIES)
+    is_guess &= candidates + 4 + _sizes(first) <= len(data)
+    guesses: Places = candidates[is_guess]
     if not len(guesses) or len(guesses) > GUESSES_MAX * messages:
-        raise Odd
+        raise OddMessages
     return guesses
 
 
@@ -425,32 +430,32 @@ def _sizes(first: Words) -> Places:
     return (high | (low & np.uint64(0xFF))).astype(np.int64)
 
 
-def _chain(begins: Places, nexts: Places, messages: int, total: int) -> Places:
+def _chain(guesses: Places, nexts: Places, messages: int, total: int) -> Places:
     """The indices of the guesses that are messages: those reached from the first byte on."""
     if (
-        len(begins) == messages
-        and begins[0] == 0
+        len(guesses) == messages
+        and guesses[0] == 0
         and nexts[-1] == total
-        and bool((nexts[:-1] == begins[1:]).all())
+        and bool((nexts[:-1] == guesses[1:]).all())
     ):
         return np.arange(messages)
-    at = np.minimum(np.searchsorted(begins, nexts), len(begins) - 1)
-    hops = np.where(begins[at] == nexts, at, -1)
-    if begins[0] != 0:
-        raise Odd
-    real, index, hop = [0], 0, hops.tolist()
+    at = np.minimum(np.searchsorted(guesses, nexts), len(guesses) - 1)
+    hops = np.where(guesses[at] == nexts, at, -1)
+    if guesses[0] != 0:
+        raise OddMessages
+    found, index, hop = [0], 0, hops.tolist()
     for _ in range(messages - 1):
         index = hop[index]
         if index < 0:
-            raise Odd
-        real.append(index)
+            raise OddMessages
+        found.append(index)
     if nexts[index] != total:
-        raise Odd
-    return np.array(real, dtype=np.int64)
+        raise OddMessages
+    return np.array(found, dtype=np.int64)
 
 
 class _Heads(NamedTuple):
-    """The tags at some positions, the numbers after them, and the positions after these."""
+    """The tags at some positions, the number after each tag, and the position after the number."""
 
     tags: Places
     values: Places
@@ -466,27 +471,27 @@ class _Properties(NamedTuple):
 
 
 class _Fields:
-    """The next field of each of many pieces of metadata, which end at `ends`: its tag in `tags`,
-    and in `values` the number after the tag, a size if the field is delimited."""
+    """The next field of each of many pieces of metadata, which end at `ends`: `tags` has the
+    field's tag, `values` the number after the tag, which is a size if the field is delimited."""
 
     def __init__(self, words: Words, at: Places, ends: Places) -> None:
         self._words = words
         self.ends = ends
         self.at = at
         self.span = at
-        """The position at which the value taken last begins, or would begin."""
+        """The position at which the value that `take` returned last begins, or would begin."""
         self.tags, self.values, self._nexts = self._read(at, ends)
 
-    def only(self, indices: Places) -> "_Fields":
-        made = object.__new__(_Fields)
-        made._words = self._words
+    def select(self, indices: Places) -> "_Fields":
+        selected = object.__new__(_Fields)
+        selected._words = self._words
         for name in ("ends", "at", "span", "tags", "values", "_nexts"):
-            setattr(made, name, getattr(self, name)[indices])
-        return made
+            setattr(selected, name, getattr(self, name)[indices])
+        return selected
 
     def take(self, tag: int) -> tuple[Places, Flags]:
-        """Take the field if it has this tag, from each piece: the number of the field (0 without
-        one), and whether the piece has it."""
+        """Takes the next field of each piece that has this tag. Returns for each piece the number
+        of that field (0 if the piece has another field), and whether it had the tag."""
         has = self.tags == tag
         count = int(np.count_nonzero(has))
         if not count:
@@ -507,12 +512,12 @@ class _Fields:
         return values, has
 
     def check_ends(self) -> None:
-        """Raises Odd unless all fields were taken."""
+        """Raises OddMessages unless all fields were taken."""
         if not bool((self.at == self.ends).all()):
-            raise Odd
+            raise OddMessages
 
     def _read(self, at: Places, ends: Places) -> _Heads:
-        """The heads of fields at these positions."""
+        """The tag and the number of the fields at these positions."""
         inside = at < ends
         if not bool(inside.any()):
             nothing = np.zeros(len(at), dtype=np.int64)
@@ -523,7 +528,7 @@ class _Fields:
         rest = words >> np.uint64(8)
         if not bool((rest & np.uint64(0x80)).any()):  # numbers of one byte each, as is usual
             return _Heads(tags, (rest & np.uint64(0x7F)).view(np.int64), at + 2)
-        stop = ~rest & _STOPS
+        stop = ~rest & _LAST_BITS
         below = (stop & (~stop + np.uint64(1))) - np.uint64(1)  # the bits below the first stop
         nexts = at + 2 + (np.bitwise_count(below) >> 3)
         if not bool(stop.all()):
@@ -534,21 +539,21 @@ class _Fields:
 def _number(sevens: Words) -> Words:
     """Seven bits of each byte, put together."""
     low, high = np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00)
-    made = (sevens & low) | ((sevens & high) >> np.uint64(1))
+    joined = (sevens & low) | ((sevens & high) >> np.uint64(1))
     low, high = np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000)
-    made = (made & low) | ((made & high) >> np.uint64(2))
+    joined = (joined & low) | ((joined & high) >> np.uint64(2))
     low, high = np.uint64(0x000000000FFFFFFF), np.uint64(0x0FFFFFFF00000000)
-    return (made & low) | ((made & high) >> np.uint64(4))
+    return (joined & low) | ((joined & high) >> np.uint64(4))
 
 
 def _properties(fields: _Fields, *, kept: bool) -> _Properties:
-    """Take all properties; return them if `kept`."""
+    """Takes all properties of the messages; returns them if `kept`."""
     by_round: list[_Properties] = []
     rounds = 0
     while bool((fields.tags == _PROPERTIES).any()):
         rounds += 1
         if rounds > PROPERTIES_MAX:
-            raise Odd
+            raise OddMessages
         sizes, has = fields.take(_PROPERTIES)
         if kept:
             owners = np.flatnonzero(has)
@@ -562,7 +567,7 @@ def _properties(fields: _Fields, *, kept: bool) -> _Properties:
 def _pairs(
     words: Words, starts: Places, sizes: Places
 ) -> tuple[tuple[Places, Places], tuple[Places, Places]]:
-    """The names and the texts of properties. Raises Odd."""
+    """The names and the texts of properties. Raises OddMessages."""
     if not len(starts):
         return (starts, starts), (starts, starts)
     fields = _Fields(words, starts, starts + sizes)

@@ -1,9 +1,9 @@
 """Batches of an entry as columns, in parts of bounded memory. Pure.
 
-Always true: batches are decoded in their order, as many together as decompress to PART_BYTES_MAX
-and have PART_ROWS_MAX messages, or one that is larger; a batch without a requested row is not
-decoded. A batch that cannot be decoded comes by itself, with the reason, between the rows of the
-others.
+Always true: batches are decoded in their order. A part is made of as many batches as decompress to
+PART_BYTES_MAX and have PART_ROWS_MAX messages, or of one larger batch; a batch without a requested
+row is not decoded. A batch that cannot be decoded is returned by itself, with the reason, between
+the parts before and after it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -19,11 +19,11 @@ from spark_ledger.topic.entry.pulsar_batch import (
     fault_of,
     is_earlier_chunk,
     is_last_chunk,
+    join_chunks,
     parse,
-    put_together,
     unpacked_bytes,
 )
-from spark_ledger.topic.entry.pulsar_columns import decoded, publish_times
+from spark_ledger.topic.entry.pulsar_columns import decode_batches, publish_times
 
 PART_BYTES_MAX = 32 << 20
 PART_ROWS_MAX = 1 << 20
@@ -59,7 +59,7 @@ class Chunks(NamedTuple):
 NO_CHUNKS = Chunks({}, {})
 
 
-class _Placed(NamedTuple):
+class _BatchAtRow(NamedTuple):
     row: int
     rows: int
     data: memoryview
@@ -72,10 +72,10 @@ def parts_of(
     columns: Collection[str] | None = None,
     chunks: Chunks = NO_CHUNKS,
 ) -> Iterator[PulsarPart | BadBatch]:
-    """The parts of an entry's batches that have a row in `row_range`, from the first up to before
-    the second. Each batch comes with its number of messages."""
+    """The parts of an entry's batches that have a row in `row_range` (start, end exclusive).
+    `batches` has each batch with its number of messages."""
     value = columns is None or VALUE in columns
-    held: list[_Placed] = []
+    waiting: list[_BatchAtRow] = []
     size = count = row = 0
     for messages, data in batches:
         begin, row = row, row + messages
@@ -84,19 +84,19 @@ def parts_of(
         try:
             batch = _batch(data, messages, chunks, begin, value=value)
         except errors.UnsupportedFormat as why:
-            yield from _decoded(held, columns)
-            held, size, count = [], 0, 0
+            yield from _decode_parts(waiting, columns)
+            waiting, size, count = [], 0, 0
             yield BadBatch(begin, messages, data, why)
             continue
         if batch is None:
             continue
         more = unpacked_bytes(batch)
-        if held and (size + more > PART_BYTES_MAX or count + messages > PART_ROWS_MAX):
-            yield from _decoded(held, columns)
-            held, size, count = [], 0, 0
-        held.append(_Placed(begin, messages, data, batch))
+        if waiting and (size + more > PART_BYTES_MAX or count + messages > PART_ROWS_MAX):
+            yield from _decode_parts(waiting, columns)
+            waiting, size, count = [], 0, 0
+        waiting.append(_BatchAtRow(begin, messages, data, batch))
         size, count = size + more, count + messages
-    yield from _decoded(held, columns)
+    yield from _decode_parts(waiting, columns)
 
 
 def _batch(
@@ -108,7 +108,7 @@ def _batch(
             raise chunks.faults[row]
         if row not in chunks.whole:
             return None
-        batch = put_together(chunks.whole[row], data, value=value)
+        batch = join_chunks(chunks.whole[row], data, value=value)
     else:
         batch = parse(data)
     if batch.messages != messages:
@@ -120,25 +120,25 @@ def _batch(
     return batch
 
 
-def _decoded(
-    held: list[_Placed], columns: Collection[str] | None
+def _decode_parts(
+    waiting: list[_BatchAtRow], columns: Collection[str] | None
 ) -> Iterator[PulsarPart | BadBatch]:
-    """The held batches decoded together, or by halves if one of them cannot be decoded."""
-    if not held:
+    """Decodes the waiting batches together, or by halves if one of them cannot be decoded."""
+    if not waiting:
         return
-    batches = [placed.batch for placed in held]
+    batches = [at_row.batch for at_row in waiting]
     try:
-        made = decoded(batches, columns)
+        columns_of_rows = decode_batches(batches, columns)
     except errors.UnsupportedFormat as why:
-        if len(held) == 1:
-            yield BadBatch(held[0].row, held[0].rows, held[0].data, why)
+        if len(waiting) == 1:
+            yield BadBatch(waiting[0].row, waiting[0].rows, waiting[0].data, why)
             return
-        half = len(held) // 2
-        yield from _decoded(held[:half], columns)
-        yield from _decoded(held[half:], columns)
+        half = len(waiting) // 2
+        yield from _decode_parts(waiting[:half], columns)
+        yield from _decode_parts(waiting[half:], columns)
         return
-    counts = np.array([placed.rows for placed in held], np.int64)
-    before = np.cumsum(counts) - counts
-    begins = np.array([placed.row for placed in held], np.int64)
-    rows_at = np.repeat(begins - before, counts) + np.arange(made.num_rows)
-    yield PulsarPart(made, np.repeat(publish_times(batches), counts), rows_at)
+    counts = np.array([at_row.rows for at_row in waiting], np.int64)
+    rows_before = np.cumsum(counts) - counts
+    begins = np.array([at_row.row for at_row in waiting], np.int64)
+    rows_at = np.repeat(begins - rows_before, counts) + np.arange(columns_of_rows.num_rows)
+    yield PulsarPart(columns_of_rows, np.repeat(publish_times(batches), counts), rows_at)

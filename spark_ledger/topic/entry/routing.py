@@ -1,11 +1,11 @@
 """Which partition a row goes to.
 
-Always true: the hash is murmur3 (x86, 32 bit, seed 0) of the key's bytes, or that of a client's
-default; partition = (hash & 0x7fffffff) % partitions (crc32, pulsarGo: hash % partitions), the same
-in every language and for ever: it decides where a key's rows are. numpy hashes whole columns, in
-one step all rows that have enough bytes; keys that repeat are hashed once. Python loops run only
-over the few rows that are far longer than the rest, and over keys of pulsarJava that are not ASCII.
-A task that is run again routes the same rows to the same partitions.
+Always true: the hash is murmur3 (x86, 32 bit, seed 0) of the key's bytes, or the default hash of a
+client; partition = (hash & 0x7fffffff) % partitions (crc32, pulsarGo: hash % partitions), the same
+in every language and for ever: it decides where a key's rows are. numpy hashes whole columns: one
+step mixes the next bytes of all rows that have them; keys that repeat are hashed once. Python loops
+run only over the few rows that are far longer than the rest, and over keys of pulsarJava that are
+not ASCII. A task that is run again routes the same rows to the same partitions.
 """
 
 import base64
@@ -29,8 +29,8 @@ _SEED2 = 0x9747B28C
 _MASK = 0xFFFFFFFF
 _NO_SIGN = 0x7FFFFFFF
 _MASK64 = (1 << 64) - 1
-FEW_ROWS = 16  # fewer are hashed one by one: a numpy step costs as much as 16 Python steps
-SAMPLE_ROWS = 512  # a look at so many shows whether the keys of many more repeat
+FEW_ROWS = 16  # so few rows are hashed one by one: a numpy step costs as much as 16 Python steps
+SAMPLE_ROWS = 512  # of which the keys are counted, to estimate whether the keys of all rows repeat
 
 _WEYL, _BOOST = 0x9E3779B97F4A7C15, 0xDF442D22CE4859B9
 _BOOST_SEED = (_WEYL * _BOOST ^ _WEYL * _BOOST >> 64) & _MASK64
@@ -56,17 +56,20 @@ class Routing(Enum):
     """As HASH, to the partition that the default partitioner of Kafka's Java client chooses for the
     key."""
     CRC32 = "crc32"
-    """The same of librdkafka (confluent-kafka in Python, Go, .NET): an empty key counts as none."""
+    """As HASH, as librdkafka chooses (confluent-kafka in Python, Go, .NET): an empty key counts as
+    no key."""
     PULSAR_JAVA = "pulsarJava"
-    """The same of Pulsar's Java client: String.hashCode; of bytes that are no UTF-8 in Base64."""
+    """As HASH, as Pulsar's Java client chooses: String.hashCode; keys that are not UTF-8 are hashed
+    as their Base64."""
     PULSAR_CPP = "pulsarCpp"
-    """The same of Pulsar's C++ and Python clients: boost::hash of a string, as of Boost 1.81."""
+    """As HASH, as Pulsar's C++ and Python clients choose: boost::hash of a string, since Boost
+    1.81."""
     PULSAR_GO = "pulsarGo"
-    """The same of Pulsar's Go client."""
+    """As HASH, as Pulsar's Go client chooses."""
     ROUND_ROBIN = "roundRobin"
     """The task's rows in turn, beginning with partition `task index % partitions`."""
     SINGLE = "single"
-    """All of the task's rows to one partition, that of its rows without a key."""
+    """All of the task's rows to one partition: that of rows without a key."""
     COLUMN = "column"
     """By the rows' own column `partition`."""
     SPARK = "spark"
@@ -79,8 +82,8 @@ class Router:
     def __init__(self, routing: Routing, partitions: int, task_index: int) -> None:
         self.routing = routing
         self.partitions = partitions
-        self._first = task_index % partitions
-        self._turn = self._first
+        self._keyless_partition = task_index % partitions
+        self._next_partition = self._keyless_partition
 
     def route(
         self, rows: int, keys: pa.Array | None, hashes: Hashes | None, column: pa.Array | None
@@ -95,19 +98,19 @@ class Router:
         if self.partitions == 1:
             return 0
         if self.routing is Routing.ROUND_ROBIN:
-            partitions = (np.arange(rows, dtype=np.int64) + self._turn) % self.partitions
-            self._turn = (self._turn + rows) % self.partitions
+            partitions = (np.arange(rows, dtype=np.int64) + self._next_partition) % self.partitions
+            self._next_partition = (self._next_partition + rows) % self.partitions
             return partitions
         if self.routing in (Routing.SPARK, Routing.SINGLE) or keys is None:
-            return self._first
+            return self._keyless_partition
         if self.routing is Routing.HASH:
-            return partitions_of(keys, self.partitions, self._first, hashes)
-        hash_of, bits = _OF_CLIENTS[self.routing]
+            return partitions_of(keys, self.partitions, self._keyless_partition, hashes)
+        hash_of, bits = _CLIENT_HASHES[self.routing]
         partitions = partitions_of(
-            keys, self.partitions, self._first, key_hashes(keys, hash_of), bits
+            keys, self.partitions, self._keyless_partition, key_hashes(keys, hash_of), bits
         )
         if self.routing is Routing.CRC32:
-            partitions[_layout(keys).lengths == 0] = self._first
+            partitions[_layout(keys).lengths == 0] = self._keyless_partition
         return partitions
 
     @property
@@ -126,10 +129,11 @@ class Router:
             row = int(np.flatnonzero(as_numpy(column.is_null()))[0])
             raise errors.PartitionInvalid(f"the partition of row {row} of a batch is null")
         partitions = as_numpy(column)
-        wrong = np.flatnonzero((partitions < 0) | (partitions >= self.partitions))
-        if len(wrong):
+        invalid_rows = np.flatnonzero((partitions < 0) | (partitions >= self.partitions))
+        if len(invalid_rows):
             raise errors.PartitionInvalid(
-                f"a row is for partition {partitions[wrong[0]]}, the topic has {self.partitions}"
+                f"a row is for partition {partitions[invalid_rows[0]]}, the topic has"
+                f" {self.partitions}"
             )
         return np.asarray(partitions, dtype=np.int64)
 
@@ -137,23 +141,23 @@ class Router:
 def partitions_of(
     keys: pa.Array,
     partitions: int,
-    sticky: int,
+    keyless_partition: int,
     hashes: Hashes | None = None,
     bits: int = _NO_SIGN,
 ) -> Counts:
-    """The partition of each row of the binary column `keys`; null keys go to `sticky`. `bits` masks
-    the bits of the hash that count."""
+    """The partition of each row of the binary column `keys`; null keys go to `keyless_partition`.
+    `bits` masks the bits of the hash that count."""
     hashed = murmur3_32(keys) if hashes is None else hashes
     numbers = (hashed & np.uint32(bits)).astype(np.int64) % partitions
     if keys.null_count:
-        numbers[as_numpy(keys.is_null())] = sticky
+        numbers[as_numpy(keys.is_null())] = keyless_partition
     return numbers
 
 
 def key_hashes(keys: pa.Array, hash_of: Callable[[pa.Array], Hashes] | None = None) -> Hashes:
-    """As `murmur3_32`, or `hash_of`; if few keys repeat often, each is hashed once."""
+    """The hash of each key, by `hash_of` or murmur3_32; keys that repeat often are hashed once."""
     hash_of = hash_of or murmur3_32
-    if not repeat(keys):
+    if not keys_repeat(keys):
         return hash_of(keys)
     encoded = keys.dictionary_encode("encode")
     hashed = hash_of(encoded.dictionary)
@@ -161,10 +165,11 @@ def key_hashes(keys: pa.Array, hash_of: Callable[[pa.Array], Hashes] | None = No
     return hashes
 
 
-def repeat(keys: pa.Array) -> bool:
-    """Whether, by a look at some, hashing each key once costs less than hashing each row's:
-    for 10,000 keys of 12 bytes it took 0.24 ms instead of 0.42 if 500 were different, 0.34 if
-    2,000 were, but 0.79 if all were; of 36 bytes 0.39, 0.61 and 1.6 instead of 1.06."""
+def keys_repeat(keys: pa.Array) -> bool:
+    """Whether keys probably repeat so often, by a sample, that hashing each different key once
+    costs less than hashing the key of each row. For 10,000 keys of 12 bytes it took 0.24 ms instead
+    of 0.42 with 500 different keys, 0.34 with 2,000, but 0.79 if all were different; for keys of 36
+    bytes 0.39, 0.61 and 1.6 instead of 1.06."""
     if len(keys) < 8 * SAMPLE_ROWS:
         return False
     sample = keys.slice((len(keys) - SAMPLE_ROWS) // 2, SAMPLE_ROWS)
@@ -176,9 +181,9 @@ def murmur3_32(keys: pa.Array) -> Hashes:
     starts, lengths, content = _layout(keys)
     hashes = np.zeros(len(keys), dtype=np.uint32)
     with np.errstate(over="ignore"):
-        _mix_blocks(hashes, starts, lengths, content, _mixed, murmur3_32_of)
+        _mix_blocks(hashes, starts, lengths, content, _mix_murmur3, murmur3_32_of)
         hashes ^= _scramble(_tails(starts, lengths, content))  # 0 for rows without a rest
-        return finish(hashes ^ lengths.astype(np.uint32))
+        return finish_murmur3(hashes ^ lengths.astype(np.uint32))
 
 
 def murmur2(keys: pa.Array) -> Hashes:
@@ -186,7 +191,7 @@ def murmur2(keys: pa.Array) -> Hashes:
     starts, lengths, content = _layout(keys)
     hashes = np.uint32(_SEED2) ^ lengths.astype(np.uint32)
     with np.errstate(over="ignore"):
-        _mix_blocks(hashes, starts, lengths, content, _mixed2, _murmur2_of)
+        _mix_blocks(hashes, starts, lengths, content, _mix_murmur2, _murmur2_of)
         rest = _tails(starts, lengths, content)
         hashes = np.where(lengths & 3, (hashes ^ rest) * np.uint32(_M), hashes)
         hashes ^= hashes >> np.uint32(13)
@@ -198,7 +203,7 @@ def crc32(keys: pa.Array) -> Hashes:
     """CRC-32 of each value of a binary column, as zlib's; for null that of the empty value."""
     starts, lengths, content = _layout(keys)
     hashes = np.full(len(keys), _MASK, dtype=np.uint32)
-    _mix_blocks(hashes, starts, lengths, content, _mixed_crc, _crc_of, 1)
+    _mix_blocks(hashes, starts, lengths, content, _mix_crc, _crc_of, 1)
     return ~hashes
 
 
@@ -207,17 +212,17 @@ def go_string(keys: pa.Array) -> Hashes:
     starts, lengths, content = _layout(keys)
     hashes = np.zeros(len(keys), dtype=np.uint32)
     with np.errstate(over="ignore"):
-        _mix_blocks(hashes, starts, lengths, content, _mixed31, _bytes31, 1)
+        _mix_blocks(hashes, starts, lengths, content, _mix_31, _bytes31, 1)
     return hashes
 
 
 def java_string(keys: pa.Array) -> Hashes:
-    """Java's String.hashCode of each value, which is over the units of UTF-16; 0 for null. A value
-    that is no UTF-8 comes to Java's client as its Base64."""
+    """Java's String.hashCode of each value, over its units of UTF-16; 0 for null. Java's client
+    gets a value that is not UTF-8 as its Base64."""
     hashes = go_string(keys)
     starts, lengths, content = _layout(keys)
-    others = np.concatenate(([0], np.cumsum(content >= 128)))
-    for row in np.flatnonzero(others[starts + lengths] > others[starts]).tolist():
+    non_ascii = np.concatenate(([0], np.cumsum(content >= 128)))
+    for row in np.flatnonzero(non_ascii[starts + lengths] > non_ascii[starts]).tolist():
         key = content[starts[row] : starts[row] + lengths[row]].tobytes()
         try:
             text = key.decode()
@@ -229,8 +234,8 @@ def java_string(keys: pa.Array) -> Hashes:
 
 
 def boost_string(keys: pa.Array) -> Hashes:
-    """The lower half of boost::hash<std::string> of 64 bits, as of Boost 1.81, of each value; for
-    null that of the empty value."""
+    """The lower half of the 64 bits of boost::hash<std::string>, since Boost 1.81, of each value;
+    for null that of the empty value."""
     starts, lengths, content = _layout(keys)
     rest = lengths & 7
     tails = np.zeros(len(keys), dtype=np.uint64)
@@ -240,20 +245,20 @@ def boost_string(keys: pa.Array) -> Hashes:
         tails[rows] |= last << np.uint64(8 * i)
     with np.errstate(over="ignore"):
         hashes = np.uint64(_BOOST_SEED) ^ lengths.astype(np.uint64)
-        _mix_blocks(hashes, starts, lengths, content, _mixed_boost, _boost_of, 8)
+        _mix_blocks(hashes, starts, lengths, content, _mix_boost, _boost_of, 8)
         weyl = np.uint64(_BOOST_SEED) + ((lengths >> 3) + 1).astype(np.uint64) * np.uint64(_WEYL)
         hashes ^= _mulx(tails + weyl)
         return (_mulx(hashes + weyl) & np.uint64(_MASK)).astype(np.uint32)
 
 
-_OF_CLIENTS: dict[Routing, tuple[Callable[[pa.Array], Hashes], int]] = {
+_CLIENT_HASHES: dict[Routing, tuple[Callable[[pa.Array], Hashes], int]] = {
     Routing.MURMUR2: (murmur2, _NO_SIGN),
     Routing.CRC32: (crc32, _MASK),
     Routing.PULSAR_JAVA: (java_string, _NO_SIGN),
     Routing.PULSAR_CPP: (boost_string, _NO_SIGN),
     Routing.PULSAR_GO: (go_string, _MASK),
 }
-"""The default of a client: its hash, and the bits of it that count."""
+"""The default hash of a client, and the mask of the hash's bits that count."""
 
 
 def murmur3_32_of(key: bytes, hashed: int, first_block: int) -> int:
@@ -302,20 +307,21 @@ def _mix_blocks(
     starts: Counts,
     lengths: Counts,
     content: Bytes,
-    mixed: Callable[[Any, Any, int], Any],
+    mix: Callable[[Any, Any, int], Any],
     rest_of: Callable[[bytes, int, int], int],
     width: int = 4,
 ) -> None:
-    """Mix in the whole blocks of `width` bytes, block by block over the rows that have it: `mixed`
-    does that for one block of many rows, by its number, `rest_of` for the rest of one row."""
+    """Mixes the whole blocks of `width` bytes into the hashes, block by block. `mix` does one block
+    (by its number) of all rows that have it; once these are few, `rest_of` does all further blocks
+    of one row."""
     blocks = lengths // width
     words = _words(content, width)
     common = int(blocks.min()) if len(blocks) > FEW_ROWS else 0
-    for at in range(common):  # no row is looked for that every row is
-        hashes[:] = mixed(hashes, words[starts + width * at], at)
+    for at in range(common):  # every row has these blocks
+        hashes[:] = mix(hashes, words[starts + width * at], at)
     rows, at = np.flatnonzero(blocks > common), common
     while len(rows) > FEW_ROWS:
-        hashes[rows] = mixed(hashes[rows], words[starts[rows] + width * at], at)
+        hashes[rows] = mix(hashes[rows], words[starts[rows] + width * at], at)
         at += 1
         rows = rows[blocks[rows] > at]
     for row in rows.tolist():
@@ -325,7 +331,7 @@ def _mix_blocks(
 
 
 def _tails(starts: Counts, lengths: Counts, content: Bytes) -> Hashes:
-    """The last 1 to 3 bytes of the rows that have such a rest; 0 of the others."""
+    """The last 1 to 3 bytes, after the whole blocks of four; 0 for rows without such a rest."""
     rest = lengths & 3
     tails = starts + lengths - rest
     block = np.zeros(len(lengths), dtype=np.uint32)
@@ -338,17 +344,17 @@ def _tails(starts: Counts, lengths: Counts, content: Bytes) -> Hashes:
     return block
 
 
-def _mixed(hashes: Hashes, block: Hashes, at: int) -> Hashes:
+def _mix_murmur3(hashes: Hashes, block: Hashes, at: int) -> Hashes:
     return _rotate(hashes ^ _scramble(block), 13) * np.uint32(5) + np.uint32(0xE6546B64)
 
 
-def _mixed2(hashes: Hashes, block: Hashes, at: int) -> Hashes:
+def _mix_murmur2(hashes: Hashes, block: Hashes, at: int) -> Hashes:
     block = block * np.uint32(_M)
     block ^= block >> np.uint32(24)
     return hashes * np.uint32(_M) ^ block * np.uint32(_M)
 
 
-def _mixed_crc(hashes: Hashes, block: Bytes, at: int) -> Hashes:
+def _mix_crc(hashes: Hashes, block: Bytes, at: int) -> Hashes:
     changes: Hashes = _CRC_TABLE[(hashes ^ block) & np.uint32(0xFF)]
     return changes ^ (hashes >> np.uint32(8))
 
@@ -357,7 +363,7 @@ def _crc_of(key: bytes, hashed: int, first_byte: int) -> int:
     return zlib.crc32(key[first_byte:], hashed ^ _MASK) ^ _MASK
 
 
-def _mixed31(hashes: Hashes, block: Bytes, at: int) -> Hashes:
+def _mix_31(hashes: Hashes, block: Bytes, at: int) -> Hashes:
     return hashes * np.uint32(31) + block
 
 
@@ -371,7 +377,7 @@ def _units31(units: Iterable[int], hashed: int) -> int:
     return hashed
 
 
-def _mixed_boost(hashes: Longs, block: Longs, at: int) -> Longs:
+def _mix_boost(hashes: Longs, block: Longs, at: int) -> Longs:
     return hashes ^ _mulx(block + np.uint64((_BOOST_SEED + (at + 1) * _WEYL) & _MASK64))
 
 
@@ -384,7 +390,7 @@ def _boost_of(key: bytes, hashed: int, first_block: int) -> int:
 
 
 def _mulx(values: Longs) -> Longs:
-    """Both halves of the products with _BOOST, each of 128 bits, one over the other."""
+    """The products with _BOOST, each of 128 bits: the upper half xored with the lower half."""
     half, low, high = np.uint64(32), np.uint64(_BOOST & _MASK), np.uint64(_BOOST >> 32)
     below, above = values & np.uint64(_MASK), values >> half
     first, left, right = below * low, below * high, above * low
@@ -409,7 +415,7 @@ def _rotate(value: Hashes, bits: int) -> Hashes:
     return (value << np.uint32(bits)) | (value >> np.uint32(32 - bits))
 
 
-def finish(value: Hashes) -> Hashes:
+def finish_murmur3(value: Hashes) -> Hashes:
     """murmur3's last step, which spreads every bit; in place."""
     value ^= value >> np.uint32(16)
     value *= np.uint32(0x85EBCA6B)

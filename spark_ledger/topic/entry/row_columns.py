@@ -32,9 +32,9 @@ from spark_ledger.topic.entry.message_batch import (
 )
 
 COLUMN_BYTES_MAX = (1 << 31) - (1 << 20)  # what 32-bit offsets can address
-ROW_BYTES_MIN = 32  # key, event time and headers of other rows cost a row without them 17 bytes
-OVERHEAD_BYTES_MAX = 1024  # around one row's key and value: headers, schema, framing
-FIELD_OVERHEAD_BYTES_MAX = 512  # of each field more, nested ones too, without its name
+ROW_BYTES_MIN = 32  # a row takes 17 bytes for key, event time and headers that only others have
+OVERHEAD_BYTES_MAX = 1024  # of an entry with one row's key and value: header, schema, framing
+FIELD_OVERHEAD_BYTES_MAX = 512  # of each further field, nested fields too, without its name
 
 _FIXED_WIDTH = (pa.types.is_primitive, pa.types.is_fixed_size_binary, pa.types.is_decimal)
 
@@ -42,7 +42,7 @@ Sizes = npt.NDArray[np.int64]
 MaybeColumn: TypeAlias = pa.Array | None
 
 
-def stored(
+def stored_batches(
     keys: MaybeColumn,
     values: pa.Array | pa.RecordBatch,
     event_times: MaybeColumn,
@@ -54,14 +54,14 @@ def stored(
     errors.ColumnTypeMismatch, ValueError for columns of unequal length or a reserved name.
     """
     typed = isinstance(values, pa.RecordBatch)
-    given = {KEY: keys, EVENT_TIME: event_times, HEADERS: headers}
-    columns = {name: column for name, column in given.items() if column is not None}
+    columns_given = {KEY: keys, EVENT_TIME: event_times, HEADERS: headers}
+    columns = {name: column for name, column in columns_given.items() if column is not None}
     rows = values.num_rows if typed else len(values)
     for name, column in columns.items():
         if len(column) != rows:
             raise ValueError(f"{len(column)} of {name} for {rows} rows")
-    for beside, part in _addressable(columns, values):
-        yield _typed(beside, part) if typed else _untyped(beside, part)
+    for common, part in _addressable_parts(columns, values):
+        yield _typed_batch(common, part) if typed else _untyped_batch(common, part)
 
 
 def union(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -71,15 +71,17 @@ def union(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     schema = batches[0].schema
     for batch in batches[1:]:
         if batch.schema != schema:
-            united = _united([batch.schema for batch in batches])
-            columns = [pa.concat_arrays([_column(batch, f) for batch in batches]) for f in united]
-            return pa.RecordBatch.from_arrays(columns, schema=united)
+            schema_of_all = _union_schema([batch.schema for batch in batches])
+            columns = [
+                pa.concat_arrays([_column(batch, f) for batch in batches]) for f in schema_of_all
+            ]
+            return pa.RecordBatch.from_arrays(columns, schema=schema_of_all)
     (joined,) = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
     return joined
 
 
 def row_bytes(batch: pa.RecordBatch) -> Sizes:
-    """An upper bound of the bytes that each row takes in an entry. It leaves out columns that only
+    """An upper bound of the bytes that each row takes in an entry, without the columns that only
     other rows of the entry have: with these a row takes less than twice as much (ROW_BYTES_MIN)."""
     first, *others = map(_sizes, batch.columns)
     for sizes in others:
@@ -108,40 +110,40 @@ def as_binary(column: pa.Array, name: str) -> pa.Array:
     return column.cast(pa.binary())
 
 
-def _addressable(
+def _addressable_parts(
     columns: Mapping[str, pa.Array], values: pa.Array | pa.RecordBatch
 ) -> Iterator[tuple[Mapping[str, pa.Array], pa.Array | pa.RecordBatch]]:
     """The columns and values, halved until each part fits 32-bit offsets."""
     rows = values.num_rows if isinstance(values, pa.RecordBatch) else len(values)
-    largest = max([values.nbytes, *(one.nbytes for one in columns.values())])
+    largest = max([values.nbytes, *(column.nbytes for column in columns.values())])
     if rows <= 1 or largest <= COLUMN_BYTES_MAX:
         yield columns, values
         return
     for start, end in ((0, rows // 2), (rows // 2, rows)):
-        halves = {name: one.slice(start, end - start) for name, one in columns.items()}
-        yield from _addressable(halves, values.slice(start, end - start))
+        halves = {name: column.slice(start, end - start) for name, column in columns.items()}
+        yield from _addressable_parts(halves, values.slice(start, end - start))
 
 
-def _untyped(columns: Mapping[str, pa.Array], values: pa.Array) -> pa.RecordBatch:
-    kept = {**_beside(columns), VALUE: as_binary(values, VALUE)}
+def _untyped_batch(columns: Mapping[str, pa.Array], values: pa.Array) -> pa.RecordBatch:
+    kept = {**_common_columns(columns), VALUE: as_binary(values, VALUE)}
     names = [name for name in TYPES if name in kept]
     return pa.RecordBatch.from_arrays([kept[name] for name in names], names=names)
 
 
-def _typed(columns: Mapping[str, pa.Array], payload: pa.RecordBatch) -> pa.RecordBatch:
-    beside = {TYPED_NAMES[name]: one for name, one in _beside(columns).items()}
+def _typed_batch(columns: Mapping[str, pa.Array], payload: pa.RecordBatch) -> pa.RecordBatch:
+    common = {TYPED_NAMES[name]: column for name, column in _common_columns(columns).items()}
     names = payload.schema.names
     wrong = [name for name in names if name in TYPED_NAMES.values() or names.count(name) > 1]
     if wrong or not names:
         raise ValueError(f"a topic's own columns cannot be called {wrong}, of {names}")
-    own = [_plain(one, name) for one, name in zip(payload.columns, names, strict=True)]
-    return pa.RecordBatch.from_arrays([*beside.values(), *own], names=[*beside, *names])
+    own = [_plain_column(column, name) for column, name in zip(payload.columns, names, strict=True)]
+    return pa.RecordBatch.from_arrays([*common.values(), *own], names=[*common, *names])
 
 
-def _beside(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
-    """Key, event time and headers where a row has one, of their types."""
-    made = {name: _AS[name](one, name) for name, one in columns.items()}
-    return {name: one for name, one in made.items() if one.null_count < len(one)}
+def _common_columns(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    """Key, event time and headers, with the entry's types; columns of nulls only are left out."""
+    converted = {name: _CONVERSIONS[name](column, name) for name, column in columns.items()}
+    return {name: column for name, column in converted.items() if column.null_count < len(column)}
 
 
 def _as_event_time(column: pa.Array, name: str) -> pa.Array:
@@ -179,13 +181,13 @@ def _is_headers(kind: pa.DataType) -> bool:
     return pa.types.is_struct(item) and {field.name for field in item} == {"key", "value"}
 
 
-_AS = {KEY: as_binary, EVENT_TIME: _as_event_time, HEADERS: _as_headers}
+_CONVERSIONS = {KEY: as_binary, EVENT_TIME: _as_event_time, HEADERS: _as_headers}
 
 
-def _plain(column: pa.Array, name: str) -> pa.Array:
-    """One of the topic's own columns, of a layout whose rows have sizes of their own."""
+def _plain_column(column: pa.Array, name: str) -> pa.Array:
+    """A column of the topic's own, converted if `_sizes` does not support its layout."""
     if pa.types.is_dictionary(column.type):
-        return _plain(column.cast(column.type.value_type), name)
+        return _plain_column(column.cast(column.type.value_type), name)
     if pa.types.is_string_view(column.type):
         return column.cast(pa.string())
     if pa.types.is_binary_view(column.type):
@@ -195,7 +197,8 @@ def _plain(column: pa.Array, name: str) -> pa.Array:
 
 
 def _sizes(column: pa.Array, name: str = "") -> Sizes:
-    """Of each value, with a byte for its bit of the null map where there is one; the caller's."""
+    """The size of each value, and a byte for its bit in the null map if there is one. The caller
+    may change the array."""
     sizes = _content_sizes(column, name)
     if column.null_count:
         sizes += 1
@@ -215,7 +218,7 @@ def _content_sizes(column: pa.Array, name: str) -> Sizes:
         return np.asarray(np.diff(ends[offsets]), dtype=np.int64) + offsets.itemsize
     if pa.types.is_struct(kind):
         fields = (column.field(i) for i in range(kind.num_fields))
-        return sum((_sizes(one, name) for one in fields), np.zeros(len(column), np.int64))
+        return sum((_sizes(child, name) for child in fields), np.zeros(len(column), np.int64))
     if pa.types.is_null(kind):
         return np.zeros(len(column), dtype=np.int64)
     if is_any(kind, _FIXED_WIDTH):
@@ -228,7 +231,7 @@ def _content_sizes(column: pa.Array, name: str) -> Sizes:
 
 
 def _items(column: pa.Array) -> pa.Array:
-    """The values that a list's offsets count, all of them."""
+    """All values of the lists, to which the offsets refer."""
     if pa.types.is_map(column.type):
         fields = [column.type.key_field, column.type.item_field]
         return pa.StructArray.from_arrays([column.keys, column.items], fields=fields)
@@ -246,8 +249,9 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     return pa.nulls(batch.num_rows, field.type) if at < 0 else batch.column(at)
 
 
-def _united(schemas: list[pa.Schema]) -> pa.Schema:
-    """Every field of the schemas. Raises ValueError where two are of one name and not one type."""
+def _union_schema(schemas: list[pa.Schema]) -> pa.Schema:
+    """Every field of the schemas. Raises ValueError if two fields of one name have different
+    types."""
     fields: dict[str, pa.Field] = {}
     for schema in schemas:
         for field in schema:
@@ -259,7 +263,8 @@ def _united(schemas: list[pa.Schema]) -> pa.Schema:
 
 
 def event_bounds_ms(times: pa.Array) -> tuple[int, int] | None:
-    """No row's time is before the first or after the second; None where no row has one."""
+    """The least and the greatest event time of the rows, rounded outwards to milliseconds; None if
+    no row has one."""
     import pyarrow.compute as pc  # where times are written: loading it takes 35 ms
 
     bounds = pc.min_max(times.cast(pa.int64()))

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from spark_ledger import errors
-from spark_ledger.topic.entry.message_batch import Rowless, count_within, with_more
+from spark_ledger.topic.entry.message_batch import Rowless, append_rowless, count_rowless
 from spark_ledger.topic.log import actions
 from spark_ledger.topic.log.actions import (
     ANY_OPENING,
@@ -119,7 +119,7 @@ class PartitionState:
         return sum(part.hi - part.lo - self._rowless_between(part.lo, part.hi) for part in parts)
 
     def _rowless_between(self, lo: int, hi: int) -> int:
-        return count_within(self.rowless, lo, hi) if self.rowless else 0
+        return count_rowless(self.rowless, lo, hi) if self.rowless else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,8 +339,8 @@ class _Folding:
                 partition.producers = with_sequence_ids(
                     partition.producers, action.producers, bytes_max
                 )
-            rowless = action.rowless.moved(partition.end_offset)
-            partition.rowless = with_more(partition.rowless, rowless, partition.start_offset)
+            rowless = action.rowless.shift(partition.end_offset)
+            partition.rowless = append_rowless(partition.rowless, rowless, partition.start_offset)
         segments = [action.segment for action in seals if action.segment is not None]
         if segments:
             self._add(segments)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from spark_ledger.topic.entry.arrow_arrays import as_numpy, distinct, distinct_and_which
+from spark_ledger.topic.entry.arrow_arrays import as_numpy, distinct_values, distinct_with_indices
 from spark_ledger.topic.log.segment_table import Longs, SegmentTable
 from spark_ledger.topic.log.segments import INLINE, NO_ENTRY, LiveSegment, Payload
 
@@ -106,7 +106,7 @@ def on_their_own(spans: Spans, table: SegmentTable) -> tuple[Spans, SegmentTable
     """The spans with a table that has only their segments."""
     span_array = np.array(_narrowed(spans, table), dtype=np.int64)
     counts = span_array[:, 4] - span_array[:, 3]
-    rows = distinct(_ranges(span_array[:, 3], counts))
+    rows = distinct_values(_ranges(span_array[:, 3], counts))
     if int(rows[-1] - rows[0]) + 1 == len(rows):
         part = table.part(int(rows[0]), int(rows[-1]) + 1)
     else:
@@ -194,7 +194,7 @@ def fetch_order(pieces: Pieces) -> Longs:
 def _sorted_by(pairs: Longs, count: int) -> Longs:
     """The places of `count` entries so that the first of each pair comes before the second; -1 for
     entries that wait for each other."""
-    unique = distinct(pairs[0] * count + pairs[1])
+    unique = distinct_values(pairs[0] * count + pairs[1])
     firsts, seconds = unique // count, unique % count
     waits = np.bincount(seconds, minlength=count).tolist()
     begins = np.searchsorted(firsts, np.arange(count + 1)).tolist()
@@ -462,7 +462,7 @@ def _starts(keys: list[Longs], entries: Longs) -> list[int]:
 def _by_ledger(table: SegmentTable) -> dict[int, tuple[int, int]]:
     """For each ledger the newest version that a segment names, and the last entry that a segment
     proves to be confirmed."""
-    ledgers, indices = distinct_and_which(table.ledgers)
+    ledgers, indices = distinct_with_indices(table.ledgers)
     versions = np.zeros(len(ledgers), np.int64)
     np.maximum.at(versions, indices, table.versions)
     lasts = np.zeros(len(ledgers), np.int64)

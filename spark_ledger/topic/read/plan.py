@@ -25,7 +25,7 @@ import numpy as np
 
 from spark_ledger import errors
 from spark_ledger.errors import RowsLost
-from spark_ledger.topic.entry.arrow_arrays import distinct, distinct_and_which
+from spark_ledger.topic.entry.arrow_arrays import distinct_values, distinct_with_indices
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS, Longs, SegmentTable, TableChunk
 from spark_ledger.topic.log.state import UNREAD, Tables, TopicState
 from spark_ledger.topic.read.pieces import (
@@ -221,7 +221,7 @@ def _bytes_read(pieces: Pieces, tasks: Sequence[Spans]) -> float:
     )
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.cumsum(order < len(firsts)) - 1
-    readers = distinct(rank[len(firsts) :] * len(sizes) + entries)
+    readers = distinct_values(rank[len(firsts) :] * len(sizes) + entries)
     return float(sizes[readers % len(sizes)].sum())
 
 
@@ -409,7 +409,7 @@ class Lost:
 def lost_of(task: ReadTask, ends: LedgerEnds) -> list[Lost]:
     """The rows of the task beyond the ends of their ledgers."""
     table = task.table
-    ledgers, indices = distinct_and_which(table.ledgers)
+    ledgers, indices = distinct_with_indices(table.ledgers)
     ledger_ends = [ends.get(ledger) or LedgerEnd(ENDLESS, ENDLESS) for ledger in ledgers.tolist()]
     reach, rows = np.array(ledger_ends, dtype=np.int64).reshape(-1, 2)[indices].T
     short = table.last_entries > reach

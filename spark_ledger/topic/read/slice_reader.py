@@ -257,9 +257,9 @@ def _raw(data: memoryview, columns: Collection[str] | None) -> pa.RecordBatch:
 
 def _batches_in(payload: Buffer, header: Header) -> list[tuple[int, memoryview]]:
     """The batches, each with its number of messages. Raises errors.BadEntry."""
-    from spark_ledger.topic.entry.pulsar_batch import unframed  # only if an entry has batches
+    from spark_ledger.topic.entry.pulsar_batch import split_frames  # only if an entry has batches
 
-    return list(unframed(memoryview(payload)[header.body_at :], header.rows))
+    return list(split_frames(memoryview(payload)[header.body_at :], header.rows))
 
 
 def _breaks(places: Longs) -> Longs:

@@ -73,7 +73,7 @@ def partition_lag(
     millis = 0 if since_ms is None else max(0, now_ms - since_ms)
     rows = held.rows_between(lo, hi)
     if left:
-        rows += left - live.rowless.within(end - left, end)
+        rows += left - live.rowless.count_between(end - left, end)
     return PartitionLag(position, max(end, hi), rows, size, millis)
 
 

@@ -30,10 +30,10 @@ from spark_ledger.topic.entry.message_batch import (
     decode_header,
 )
 from spark_ledger.topic.entry.pulsar_batch import (
-    framed,
+    frame_batches,
     is_earlier_chunk,
     is_last_chunk,
-    unframed,
+    split_frames,
 )
 from spark_ledger.topic.entry.routing import Router, Routing
 from spark_ledger.topic.log.segment_table import Longs
@@ -91,7 +91,7 @@ def _of_batches(fetched: FetchedEntry, header: Header, piece: Wanted) -> Iterato
     body = memoryview(fetched.entry.payload)[header.body_at :]
     held: list[tuple[int, bytes]] = []
     at = 0
-    for messages, data in unframed(body, header.rows):
+    for messages, data in split_frames(body, header.rows):
         lo, hi = max(at, skip), min(at + messages, skip + take)
         if hi - lo == messages:
             held.append((messages, bytes(data)))
@@ -150,7 +150,7 @@ class BatchCopies:
     def _entry(self, partition: int) -> EncodedEntry:
         held = self._gathered.pop(partition)
         rows = sum(messages for messages, _ in held.batches)
-        body = tuple(memoryview(part) for part in framed(held.batches))
+        body = tuple(memoryview(part) for part in frame_batches(held.batches))
         size = sum(map(len, body))
         share = EncodedShare(partition, rows, size, EVENT_MS)
         return EncodedEntry((share,), held.written_ms, body, batches=True, chunks=held.chunks)

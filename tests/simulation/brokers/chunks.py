@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.message_batch import Rowless, decode_header
 from spark_ledger.topic.entry.pulsar_batch import Batch
-from spark_ledger.topic.entry.pulsar_columns import decoded
+from spark_ledger.topic.entry.pulsar_columns import decode_batches
 from tests.kit.pulsar_batches import chunked
 from tests.simulation import invariants
 from tests.simulation.ghost import Ghost
@@ -46,7 +46,7 @@ def cut(rng: Any, value: bytes, producer: str, sequence_id: int) -> list[bytes]:
 
 def values_of(batch: Batch) -> list[bytes]:
     """The values of a batch's messages."""
-    return list(decoded([batch]).column("value").to_pylist())
+    return list(decode_batches([batch]).column("value").to_pylist())
 
 
 def name_of(batch: Batch) -> Name:
@@ -126,7 +126,7 @@ class StoredChunks:
         who = f"what is stored at offset {offset} of partition {partition}"
         invariants.a_message_in_chunks_is_whole(self.ghost, who, names, names_of_all(name))
         payloads = [payload for _, payload in earlier]
-        return [*values_of(pulsar_batch.put_together(payloads, data))]
+        return [*values_of(pulsar_batch.join_chunks(payloads, data))]
 
     def sealed(self, live: "LiveSegment", rows: Sequence[bytes | None], rowless: Rowless) -> None:
         """A segment is, with these rows; its seal counts the offsets without a row right (B5)."""
@@ -171,7 +171,7 @@ class OpenSegment:
             header = decode_header(payload)
             body = memoryview(payload)[header.body_at :]
             if header.chunks and pulsar_batch.is_earlier_chunk(
-                next(pulsar_batch.unframed(body, header.rows))[1]
+                next(pulsar_batch.split_frames(body, header.rows))[1]
             ):
                 self.rowless[self.offset] = None
             self.offset += header.rows

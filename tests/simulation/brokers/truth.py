@@ -169,7 +169,7 @@ class Truth:
             header = decode_header(payload)
             body = memoryview(payload)[header.body_at :]
             messages: list[Message | None] = []
-            for _, data in pulsar_batch.unframed(body, header.rows):
+            for _, data in pulsar_batch.split_frames(body, header.rows):
                 at = offset + len(messages)
                 messages += self.chunks.messages(live.partition, at, data)
             found.append((messages, [*_producers(body, header.rows)]))
@@ -225,7 +225,7 @@ def place_of(message: Message) -> tuple[str, tuple[int, int]]:
 
 def _producers(body: memoryview, rows: int) -> Iterator[tuple[str, int]]:
     """Of each batch, as far as its message is whole."""
-    for _, data in pulsar_batch.unframed(body, rows):
+    for _, data in pulsar_batch.split_frames(body, rows):
         if not pulsar_batch.is_earlier_chunk(data):
             chunk = pulsar_batch.is_last_chunk(data)
             batch = pulsar_batch.parse(pulsar_batch.chunk_in(data) if chunk else data)

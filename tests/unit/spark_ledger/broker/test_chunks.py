@@ -80,7 +80,7 @@ def test_each_chunk_is_stored_as_it_came_and_all_have_their_receipts_with_the_la
     assert [bytes(pulsar_batch.chunk_in(run.batches[0])) for run in sending.appended] == parts
     assert pulsar_batch.earlier_offsets(last.batches[0]) == (40, 41)
     payloads = [pulsar_batch.payload_of_chunk(run.batches[0]) for run in (first, second)]
-    found = pulsar_columns.decoded([pulsar_batch.put_together(payloads, last.batches[0])])
+    found = pulsar_columns.decode_batches([pulsar_batch.join_chunks(payloads, last.batches[0])])
     assert found.column("value").to_pylist() == [b"abcdefgh"]
     assert found.column("key").to_pylist() == [b"k"]
     assert sending.incomplete.value == 0
@@ -254,8 +254,8 @@ def test_chunks_are_cut_from_what_was_compressed():
     named = pulsar_batch.last_chunk([8], parts[1])
     payload = pulsar_batch.parse(parts[0])
     earlier = [payload.data[payload.payload_at :]]
-    stored = pulsar_batch.put_together(earlier, named)
-    assert pulsar_columns.decoded([stored]).column("value").to_pylist() == [value]
+    stored = pulsar_batch.join_chunks(earlier, named)
+    assert pulsar_columns.decode_batches([stored]).column("value").to_pylist() == [value]
 
 
 def test_what_is_stored_of_chunks_is_no_batch_of_a_client():
@@ -278,7 +278,7 @@ def test_a_message_that_an_earlier_version_stored_as_one_is_read_and_sent_as_the
     stored_whole = whole_of(parts)
     assert [bytes(one) for one in pulsar_batch.chunks_of(stored_whole)] == parts
     batch = pulsar_batch.parse(stored_whole)
-    assert pulsar_columns.decoded([batch]).column("value").to_pylist() == [b"ab"]
+    assert pulsar_columns.decode_batches([batch]).column("value").to_pylist() == [b"ab"]
     with pytest.raises(errors.BadEntry):
         pulsar_batch.parse(stored_whole, check=True)
     with pytest.raises(errors.BadEntry):

@@ -24,7 +24,7 @@ from spark_ledger.broker.wire.commands import (
 from spark_ledger.broker.wire.frames import PulsarFrameReader, encode
 from spark_ledger.metadata.store import StoreUnavailable
 from spark_ledger.metrics import Counter
-from spark_ledger.topic.entry.pulsar_batch import built
+from spark_ledger.topic.entry.pulsar_batch import build_batch
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
 from tests.kit.pulsar_batches import batch_of, chunked, lone, message
 from tests.kit.waiting import until
@@ -375,12 +375,15 @@ def undecodable(which):
     said = {"producer_name": "p", "sequence_id": 1, "publish_time": 1}
     few = [message(b"x")] * 3
     zeros = pa.Codec("zstd").compress(bytes(130 << 20), asbytes=True)
-    noise = built(MessageMetadata(num_messages_in_batch=3, **said), b"\xa5" * 60)
+    noise = build_batch(MessageMetadata(num_messages_in_batch=3, **said), b"\xa5" * 60)
     alone = MessageMetadata(compression=3, uncompressed_size=130 << 20, **said)
     return {
         "codec": (batch_of(few, sequence_id=1, compression=9), "unknown compression 9"),
-        "lone codec": (built(MessageMetadata(compression=9, **said), b"x"), "unknown compression"),
-        "zeros": (built(alone, zeros), "136314880 bytes, decompressed"),
+        "lone codec": (
+            build_batch(MessageMetadata(compression=9, **said), b"x"),
+            "unknown compression",
+        ),
+        "zeros": (build_batch(alone, zeros), "136314880 bytes, decompressed"),
         "size": (batch_of(few, sequence_id=1, compression=1, uncompressed=9 << 20), "cannot be"),
         "noise": (noise, "first message"),
         "count": (batch_of(few, sequence_id=1, count=40), "cannot have 40 messages"),
@@ -396,7 +399,7 @@ def undecodable(which):
 def compressed(kind, payload, **declared):
     """A lone message."""
     said = {"producer_name": "p", "sequence_id": 1, "publish_time": 1}
-    return built(MessageMetadata(compression=kind, **said, **declared), payload)
+    return build_batch(MessageMetadata(compression=kind, **said, **declared), payload)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +432,7 @@ def test_lone_compressed_messages_make_runs_of_bounded_size_when_they_are_decomp
     def one(number):
         said = {"producer_name": "p", "sequence_id": number, "publish_time": 1}
         metadata = MessageMetadata(compression=2, uncompressed_size=len(value), **said)
-        return sent(1, number, built(metadata, packed))
+        return sent(1, number, build_batch(metadata, packed))
 
     runs, _ = asyncio.run(runs_of([one(number) for number in range(30)]))
     assert [number for _, numbers in runs for number in numbers] == list(range(30))

@@ -49,7 +49,9 @@ class Reading:
 
 
 def values_of(batch):
-    return pulsar_columns.decoded([pulsar_batch.parse(batch.data)]).column("value").to_pylist()
+    return (
+        pulsar_columns.decode_batches([pulsar_batch.parse(batch.data)]).column("value").to_pylist()
+    )
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -114,5 +114,5 @@ def test_messages_of_which_nobody_could_read_the_bytes_are_not_believed():
     payload += bytes((size >> 15) - len(payload))  # zstd makes no more of it
     for count, believed in ((size // 6, True), (size // 6 + 1, False)):
         metadata = MessageMetadata(num_messages_in_batch=count, uncompressed_size=size, **said)
-        data = pulsar_batch.built(metadata, payload)
+        data = pulsar_batch.build_batch(metadata, payload)
         assert (pulsar_batch.fault_of(pulsar_batch.parse(data, check=True)) is None) == believed

@@ -104,7 +104,7 @@ def test_what_is_read_is_what_protobuf_reads(
     if alike:  # what is damaged is near to what is read
         said = command("send", producer_id=producer_id, sequence_id=number, num_messages=1)
         metadata = MessageMetadata(producer_name=name, sequence_id=number, publish_time=1000)
-    whole = pulsar_batch.built(metadata, b"value")
+    whole = pulsar_batch.build_batch(metadata, b"value")
     head = damaged(whole[6 : -len(b"value")], more_cuts)
     crc = pulsar_batch.crc32c(head + b"value").to_bytes(4, "big")  # of what is damaged, too
     batch = whole[:2] + crc + head + b"value"
@@ -203,7 +203,7 @@ def test_lone_messages_with_the_version_of_a_schema_are_read_by_hand(version):
     said = MessageMetadata(producer_name="p", sequence_id=1, publish_time=7, partition_key="k")
     field = b"\x82\x01" + varint(len(version)) + version
     versioned = MessageMetadata.FromString(said.SerializeToString() + field)
-    batch = pulsar_batch.built(versioned, b"x")
+    batch = pulsar_batch.build_batch(versioned, b"x")
     frame = encode(command("send", producer_id=3, sequence_id=1, num_messages=1), batch)
     found = read_of(Shape(3, 1, True, "p"), [frame])
     assert (found.batches, found.sequence_ids) == ([batch], [1])

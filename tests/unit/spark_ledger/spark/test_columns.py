@@ -80,7 +80,7 @@ def test_the_producer_of_a_row_is_told_on_request():
     wanted = columns.entry_columns(declared)
     assert {"producer_name", "sequence_id"} <= wanted
     sent = [batch_of([message(b"v"), message(b"w")], producer="p", sequence_id=7)]
-    found = pulsar_columns.decoded([pulsar_batch.parse(one) for one in sent], wanted)
+    found = pulsar_columns.decode_batches([pulsar_batch.parse(one) for one in sent], wanted)
     batch = columns.to_spark(block_of(Rows(0, 0, 1, found)), "t", arrow(declared))
     assert batch.column("producerName").to_pylist() == ["p", "p"]
     assert batch.column("sequenceId").to_pylist() == [7, 8]

@@ -9,7 +9,7 @@ from spark_ledger.broker.owner.entry_batches import batches_in
 from spark_ledger.topic.commit.seal import seal_live_segment
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.message_batch import Share, decode_header, encode_header
-from spark_ledger.topic.entry.pulsar_batch import framed
+from spark_ledger.topic.entry.pulsar_batch import frame_batches
 from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.task_reader import fetch_kept
 from tests.kit.pulsar_batches import batch_of, message
@@ -32,7 +32,7 @@ class Producer(Owner):
             framed_ = [(len(some), batch_of([message(one) for one in some])) for some in batches]
             share = Share(0, size, self.rows - self.base)
             head = encode_header([share], self.now_ms, batches=True)
-            await self.writer.append(b"".join([head, *framed(framed_)]), rows=size)
+            await self.writer.append(b"".join([head, *frame_batches(framed_)]), rows=size)
             self.sent += [data for _, data in framed_]
             self.rows += size
 
@@ -120,7 +120,7 @@ CODECS = {
 def entry_of(*batches, written_ms=9):
     rows = sum(count for count, _ in batches)
     head = encode_header([Share(2, rows, 5)], written_ms, batches=True)
-    return b"".join([head, *pulsar_batch.framed(batches)])
+    return b"".join([head, *pulsar_batch.frame_batches(batches)])
 
 
 def data(made):

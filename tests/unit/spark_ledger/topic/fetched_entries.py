@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from bookie_server.api.entry import Entry, EntryHeader, payload_crc
 from spark_ledger.topic.entry.message_batch import Share, encode_body, encode_header
-from spark_ledger.topic.entry.pulsar_batch import framed
+from spark_ledger.topic.entry.pulsar_batch import frame_batches
 from spark_ledger.topic.read.bad_entries import BadEntries, OnBadEntry
 from spark_ledger.topic.read.pieces import WANTED
 from spark_ledger.topic.read.slice_reader import FetchedEntry
@@ -27,7 +27,7 @@ def fetched(payload: bytes, *pieces: tuple[int, int, int, int, int], **more) -> 
 def of_batches(*batches: tuple[int, bytes], **more) -> FetchedEntry:
     rows = sum(count for count, _ in batches)
     head = encode_header([Share(2, rows, 5)], 99, batches=True, **more)
-    return fetched(head + b"".join(framed(batches)), (2, 5, 0, rows, FIRST))
+    return fetched(head + b"".join(frame_batches(batches)), (2, 5, 0, rows, FIRST))
 
 
 def read(entry: FetchedEntry, policy=OnBadEntry.FAIL, columns=None):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from spark_ledger.topic.entry.arrow_arrays import (
     as_numpy,
-    distinct,
-    distinct_and_which,
+    distinct_values,
+    distinct_with_indices,
     of_list,
     of_numpy,
 )
@@ -103,7 +103,7 @@ def test_none_of_them_loads_pandas():
 def test_distinct_numbers_rise_and_each_number_knows_which_it_is(values):
     numbers = np.array(values, dtype=np.int64)
 
-    found, which = distinct_and_which(numbers)
+    found, which = distinct_with_indices(numbers)
 
-    assert found.tolist() == distinct(numbers).tolist() == sorted(set(values))
+    assert found.tolist() == distinct_values(numbers).tolist() == sorted(set(values))
     assert found[which].tolist() == values

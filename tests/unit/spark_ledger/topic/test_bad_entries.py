@@ -12,7 +12,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.topic.entry import pulsar_parts
-from spark_ledger.topic.entry.pulsar_batch import built, last_chunk
+from spark_ledger.topic.entry.pulsar_batch import build_batch, last_chunk
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
 from spark_ledger.topic.entry.pulsar_parts import Chunks
 from spark_ledger.topic.read.bad_entries import OnBadEntry
@@ -29,7 +29,7 @@ from tests.unit.spark_ledger.topic.fetched_entries import (
     read,
 )
 
-NOISE = built(
+NOISE = build_batch(
     MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, num_messages_in_batch=3),
     random.Random(1).randbytes(60),
 )
@@ -94,7 +94,7 @@ def test_a_stored_message_of_another_size_than_it_declares_is_met_and_no_empty_r
     metadata = MessageMetadata(producer_name="p", publish_time=1, compression=kind, **declared)
     codecs = {1: "lz4_raw", 3: "zstd", 4: "snappy"}
     payload = zlib.compress(value) if kind == 2 else pa.compress(value, codecs[kind], asbytes=True)
-    batch = built(metadata, payload)
+    batch = build_batch(metadata, payload)
     entry = of_batches((2, GOOD), (1, batch), (1, AFTER))
 
     with pytest.raises(errors.BadEntry, match="offset 1002 "):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from spark_ledger import errors
 from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
 from spark_ledger.topic.entry.message_batch import SEQUENCE_ID
-from spark_ledger.topic.entry.pulsar_batch import WALKED_BYTES_MAX, WALKED_MESSAGES_MAX, built
+from spark_ledger.topic.entry.pulsar_batch import WALKED_BYTES_MAX, WALKED_MESSAGES_MAX, build_batch
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 from tests.unit.spark_ledger.topic.batches import CODECS
 
@@ -38,7 +38,7 @@ def batch_with(codec, messages, sequence_id=7, cuts=(), count=None):
         compression=compression,
         uncompressed_size=len(payload),
     )
-    return pulsar_batch.parse(built(said, compress(bytes(payload))))
+    return pulsar_batch.parse(build_batch(said, compress(bytes(payload))))
 
 
 def of_columns(batch):
@@ -49,7 +49,7 @@ def of_columns(batch):
         return first
     try:
         payloads = [pulsar_batch.payload_of(batch)]
-        made = pulsar_columns.one_by_one([batch], payloads, {SEQUENCE_ID})
+        made = pulsar_columns.decode_one_by_one([batch], payloads, {SEQUENCE_ID})
         ids = made.column(SEQUENCE_ID).to_pylist()
     except errors.BadEntry:
         return first

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_ledger import errors
-from spark_ledger.topic.entry.payload_columns import check_convertible, conformed
+from spark_ledger.topic.entry.payload_columns import check_convertible, conform
 from spark_ledger.topic.schema.rules import nullable
 
 REQUIRED = False
@@ -25,7 +25,7 @@ def element(kind, null=True):
 
 
 def test_columns_are_found_by_name_whatever_their_order_and_case():
-    found = conformed(batch(B=["x"], a=[1]), schema(("a", pa.int64()), ("b", pa.string())))
+    found = conform(batch(B=["x"], a=[1]), schema(("a", pa.int64()), ("b", pa.string())))
 
     assert found.schema.names == ["a", "b"]
     assert found.to_pylist() == [{"a": 1, "b": "x"}]
@@ -34,21 +34,21 @@ def test_columns_are_found_by_name_whatever_their_order_and_case():
 def test_a_column_of_its_type_is_passed_on_without_a_copy():
     column = pa.array([{"x": ["a", None]}, None], pa.struct([("x", element(pa.string()))]))
 
-    found = conformed(batch(s=column), schema(("s", column.type)))
+    found = conform(batch(s=column), schema(("s", column.type)))
 
     assert found.column(0).buffers()[-1].address == column.buffers()[-1].address
 
 
 def test_a_column_that_is_not_there_is_null_and_one_not_asked_for_is_left_aside():
-    found = conformed(batch(x=[1, 2], a=[3, 4]), schema(("a", pa.int64()), ("b", pa.string())))
+    found = conform(batch(x=[1, 2], a=[3, 4]), schema(("a", pa.int64()), ("b", pa.string())))
 
     assert found.to_pylist() == [{"a": 3, "b": None}, {"a": 4, "b": None}]
-    assert conformed(batch(x=[1, 2]), schema()).num_rows == 2
+    assert conform(batch(x=[1, 2]), schema()).num_rows == 2
 
 
 @pytest.mark.parametrize("kind", [element(pa.int8()), pa.map_(pa.string(), pa.int8())])
 def test_no_rows_are_no_rows_of_any_type(kind):
-    found = conformed(batch(a=pa.array([], kind)), schema(("a", widest(kind))))
+    found = conform(batch(a=pa.array([], kind)), schema(("a", widest(kind))))
 
     assert (found.num_rows, found.schema.field("a").type) == (0, widest(kind))
 
@@ -76,7 +76,7 @@ def test_wider_types_hold_the_same_values_in_whole_columns_and_in_slices(column,
     kind = kind or widest(column.type)
     sliced = batch(a=column).slice(start)
 
-    found = conformed(sliced, schema(("a", kind)))
+    found = conform(sliced, schema(("a", kind)))
 
     found.validate(full=True)
     assert found.schema.field("a").type == kind
@@ -103,7 +103,7 @@ def test_a_struct_takes_new_fields_as_null_and_lets_old_ones_go():
     column = pa.array([{"x": 1, "old": 2}, None], pa.struct([("x", pa.int8()), ("old", pa.int8())]))
     kind = pa.struct([("new", pa.string()), ("X", pa.int32())])
 
-    found = conformed(batch(s=column), schema(("s", kind)))
+    found = conform(batch(s=column), schema(("s", kind)))
 
     assert found.column(0).to_pylist() == [{"new": None, "X": 1}, None]
 
@@ -111,11 +111,11 @@ def test_a_struct_takes_new_fields_as_null_and_lets_old_ones_go():
 def test_what_a_query_that_runs_does_not_know_yet_is_read_if_it_fits_and_an_error_if_not():
     narrow = schema(("a", pa.int32()), ("f", pa.float32()))
     fits = batch(a=[7, None], f=[0.5, None])
-    assert conformed(fits, narrow).to_pylist() == fits.to_pylist()
+    assert conform(fits, narrow).to_pylist() == fits.to_pylist()
 
     for rows in (batch(a=[1 << 40], f=[0.5]), batch(a=[1], f=[0.1])):
         with pytest.raises(errors.SchemaIncompatible, match="does not hold"):
-            conformed(rows, narrow)
+            conform(rows, narrow)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_a_query_that_runs_does_not_know_yet_is_read_if_it_fits_and_an_erro
 )
 def test_a_column_never_becomes_another_thing(column, kind):
     with pytest.raises(errors.SchemaIncompatible, match=r"column 'a' is"):
-        conformed(batch(a=column), schema(("a", kind)))
+        conform(batch(a=column), schema(("a", kind)))
     with pytest.raises(errors.SchemaTypeMismatch, match=r"Declare it as"):
         check_convertible(batch(a=column).schema, schema(("a", kind)))
 
@@ -163,23 +163,23 @@ def test_a_column_to_be_read_is_one_that_there_is():
 )
 def test_a_null_where_the_schema_says_not_null_is_an_error(column, field):
     with pytest.raises(errors.SchemaIncompatible, match=r"column 'a.*' is NOT NULL .* 1 of"):
-        conformed(batch(a=column), schema(field))
+        conform(batch(a=column), schema(field))
 
 
 def test_a_null_around_a_not_null_is_no_error():
     inner = pa.struct([pa.field("x", element(pa.int64()), REQUIRED)])
     column = pa.array([{"x": [1]}, None, {"x": []}], pa.struct([("x", pa.list_(pa.int8()))]))
 
-    found = conformed(batch(a=column), schema(("a", inner)))
+    found = conform(batch(a=column), schema(("a", inner)))
 
     assert found.column(0).to_pylist() == [{"x": [1]}, None, {"x": []}]
     rows = pa.array([[9], None, [None]]).slice(0, 2)
-    assert conformed(batch(a=rows), schema(("a", element(pa.int64(), REQUIRED)))).num_rows == 2
+    assert conform(batch(a=rows), schema(("a", element(pa.int64(), REQUIRED)))).num_rows == 2
 
 
 def test_a_missing_column_that_is_not_null_is_an_error():
     with pytest.raises(errors.SchemaIncompatible, match="column 'b' is NOT NULL"):
-        conformed(batch(a=[1]), schema(("a", pa.int64()), ("b", pa.int64(), REQUIRED)))
+        conform(batch(a=[1]), schema(("a", pa.int64()), ("b", pa.int64(), REQUIRED)))
 
 
 VALUES = st.recursive(
@@ -210,7 +210,7 @@ def test_any_nested_column_keeps_its_rows_when_it_is_widened(drawn):
     (narrow, wide), rows = drawn
     column = pa.array([*rows, None, *rows], narrow).slice(len(rows) // 2)
 
-    found = conformed(batch(a=column), nullable(schema(("a", wide))))
+    found = conform(batch(a=column), nullable(schema(("a", wide))))
 
     found.validate(full=True)
     assert found.column(0).to_pylist() == column.to_pylist()

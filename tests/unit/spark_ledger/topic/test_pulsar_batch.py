@@ -35,12 +35,12 @@ MESSAGES = st.lists(
 
 def of_rows(rows, written_ms, first_row):
     """All that is made of rows, in one step."""
-    made = pulsar_batch.encoded([rows], written_ms, first_row)
+    made = pulsar_batch.encode_rows([rows], written_ms, first_row)
     return [one for one in made if one is not None]
 
 
 def rows_of(batch):
-    return pulsar_columns.decoded([pulsar_batch.parse(batch, check=True)])
+    return pulsar_columns.decode_batches([pulsar_batch.parse(batch, check=True)])
 
 
 def encoded(rows, first_row):
@@ -98,7 +98,7 @@ def test_an_entry_keeps_the_bytes_and_the_boundaries_of_several_batches():
     entry = entry_of((2, first), (1, second))
     header = decode_header(entry)
     body = memoryview(entry)[header.body_at :]
-    assert [(n, bytes(data)) for n, data in pulsar_batch.unframed(body, 3)] == [
+    assert [(n, bytes(data)) for n, data in pulsar_batch.split_frames(body, 3)] == [
         (2, first),
         (1, second),
     ]
@@ -149,7 +149,7 @@ def test_rows_of_columns_come_back_from_the_batch_that_is_made_of_them(values, w
         100,
         3,
     )
-    assert plain(pulsar_columns.decoded([made])) == plain(rows)
+    assert plain(pulsar_columns.decode_batches([made])) == plain(rows)
 
 
 ROWS = st.lists(
@@ -232,7 +232,7 @@ def test_batches_of_rows_are_as_large_as_clients_take_and_larger_rows_are_in_chu
     assert [(one.rows, one.batched) for one in made] == batches
     frames = [chunk for one in made for chunk in pulsar_batch.chunks_of(one.data)]
     assert max(map(len, frames)) < 1100
-    found = pulsar_columns.decoded([pulsar_batch.parse(one.data) for one in made])
+    found = pulsar_columns.decode_batches([pulsar_batch.parse(one.data) for one in made])
     assert found.column("value").to_pylist() == rows.column("value").to_pylist()
     times = [int(ms) for ms in pulsar_columns.publish_times(map(pulsar_batch.parse, data(made)))]
     ends = [sum(count for count, _ in batches[: i + 1]) for i in range(len(batches))]
@@ -256,7 +256,7 @@ def test_a_row_in_chunks_has_its_key_headers_and_event_time_in_each(monkeypatch)
         ("spark-ledger-41", len(said), 3000)
     }
     assert all(chunk.is_chunk and not chunk.batched for chunk in chunks)
-    assert plain(pulsar_columns.decoded([pulsar_batch.parse(made.data)])) == plain(rows)
+    assert plain(pulsar_columns.decode_batches([pulsar_batch.parse(made.data)])) == plain(rows)
 
 
 @settings(deadline=None, max_examples=100)
@@ -267,7 +267,7 @@ def test_event_times_of_rows_are_read_as_they_were_sent_to_the_millisecond(times
         "value": pa.array([b"v"] * len(times), pa.binary()),
         "event_time": pa.array(times, pa.int64()).view(TYPES["event_time"]),
     }
-    found = pulsar_columns.decoded(encoded(pa.RecordBatch.from_pydict(columns), 0))
+    found = pulsar_columns.decode_batches(encoded(pa.RecordBatch.from_pydict(columns), 0))
     expected = [None if us is None or not us // 1000 else us // 1000 * 1000 for us in times]
     assert column_of(found, "event_time").view(pa.int64()).to_pylist() == expected
 
@@ -275,14 +275,14 @@ def test_event_times_of_rows_are_read_as_they_were_sent_to_the_millisecond(times
 @pytest.mark.parametrize("publish_ms", [2**62, 2**63 - 1, 2**63, 2**64 - 1])
 def test_publish_times_that_were_stored_and_that_no_timestamp_reaches_are_the_last_one(publish_ms):
     batch = pulsar_batch.parse(lone(message(b"v"), publish_ms=publish_ms))
-    assert pulsar_batch.untimely(batch) is not None
+    assert pulsar_batch.fault_of_publish_time(batch) is not None
     (found,) = pulsar_columns.publish_times([batch])
     assert 0 < int(found) * 1000 < 2**63
 
 
 def test_a_batch_is_the_bytes_that_the_protocol_says():
     said = MessageMetadata(producer_name="p", sequence_id=7, publish_time=1)
-    assert pulsar_batch.built(said, b"v") == bytes.fromhex(
+    assert pulsar_batch.build_batch(said, b"v") == bytes.fromhex(
         "0e01 85f66587 00000007 0a0170 1007 1801 76"
     )
 

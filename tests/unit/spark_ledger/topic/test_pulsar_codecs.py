@@ -37,11 +37,11 @@ def declaring(size: int | None, kind: int, payload: bytes) -> pulsar_batch.Batch
     metadata = MessageMetadata(
         producer_name="p", sequence_id=1, publish_time=1, compression=kind, **declared
     )
-    return pulsar_batch.parse(pulsar_batch.built(metadata, payload), check=True)
+    return pulsar_batch.parse(pulsar_batch.build_batch(metadata, payload), check=True)
 
 
 def value_of(batch: pulsar_batch.Batch) -> bytes:
-    return pulsar_columns.decoded([batch]).column("value").to_pylist()[0]
+    return pulsar_columns.decode_batches([batch]).column("value").to_pylist()[0]
 
 
 @EACH

@@ -89,13 +89,13 @@ def batches(draw, odd=False, batched=True):
         publish_time=1,
         num_messages_in_batch=len(parts),
     )
-    return pulsar_batch.built(metadata, b"".join(parts))
+    return pulsar_batch.build_batch(metadata, b"".join(parts))
 
 
 def one_by_one(found, columns):
     payloads = [pulsar_batch.payload_of(batch) for batch in found]
     wanted = set(pulsar_columns.ALL if columns is None else columns)
-    return pulsar_columns.one_by_one(found, payloads, wanted)
+    return pulsar_columns.decode_one_by_one(found, payloads, wanted)
 
 
 def together(found, columns=None):
@@ -103,7 +103,7 @@ def together(found, columns=None):
     wanted = set(pulsar_columns.ALL if columns is None else columns)
     try:
         payloads = [pulsar_batch.payload_of(batch) for batch in found]
-        made = pulsar_columns.together(found, payloads, wanted)
+        made = pulsar_columns.decode_together(found, payloads, wanted)
     except pulsar_columns.Odd:
         return None
     made.validate()
@@ -145,7 +145,7 @@ def test_odd_messages_are_found_as_protobuf_says_or_left_to_it(sent):
     made = together(found)
     if made is not None:
         assert shown(made) == shown(one_by_one(found, None))
-    assert shown(pulsar_columns.decoded(found)) == shown(one_by_one(found, None))
+    assert shown(pulsar_columns.decode_batches(found)) == shown(one_by_one(found, None))
 
 
 @settings(deadline=None, max_examples=200)
@@ -169,8 +169,8 @@ def test_damage_in_properties_that_are_not_asked_for_leaves_the_other_columns_as
     sent[sent.rindex(b"\x0a\x01n\x12\x00") + 3] = 0  # the tag of the last one's text
     found = [pulsar_batch.parse(bytes(sent))]
     with pytest.raises(errors.BadEntry):
-        pulsar_columns.decoded(found)
-    made = pulsar_columns.decoded(found, ["key", "value"])
+        pulsar_columns.decode_batches(found)
+    made = pulsar_columns.decode_batches(found, ["key", "value"])
     assert made.column("value").to_pylist() == [b"v%d" % i for i in range(300)]
     assert made.column("key").to_pylist() == [b"k%d" % i for i in range(300)]
 
@@ -208,14 +208,14 @@ def test_a_batch_that_ends_within_a_message_is_damaged_although_the_next_goes_on
     whole = batch_of([message(b"v%d" % i) for i in range(200)], count=199)
     more = batch_of([message(b"w")], count=2)
     with pytest.raises(errors.UnsupportedFormat):
-        pulsar_columns.decoded([pulsar_batch.parse(whole), pulsar_batch.parse(more)])
+        pulsar_columns.decode_batches([pulsar_batch.parse(whole), pulsar_batch.parse(more)])
 
 
 def test_a_name_that_is_not_utf_8_and_one_that_comes_twice_are_kept():
     said = SingleMessageMetadata(payload_size=0)
     head = text(0x0A, text(0x0A, b"\xff") + text(0x12, b"\xfe")) * 2 + said.SerializeToString()
     metadata = MessageMetadata(num_messages_in_batch=1)
-    batch = pulsar_batch.parse(pulsar_batch.built(metadata, SIZE.pack(len(head)) + head))
+    batch = pulsar_batch.parse(pulsar_batch.build_batch(metadata, SIZE.pack(len(head)) + head))
     expected = [[(b"\xff", b"\xfe")] * 2]
     assert shown(together([batch], ["headers"]))["headers"] == expected
     assert shown(one_by_one([batch], ["headers"]))["headers"] == expected
@@ -227,6 +227,6 @@ def test_the_producer_and_the_sequence_id_of_each_message_are_columns():
         lone(message(b"b"), producer="q", sequence_id=3),
     ]
     found = [pulsar_batch.parse(one) for one in sent]
-    made = pulsar_columns.decoded(found, [PRODUCER_NAME, SEQUENCE_ID])
+    made = pulsar_columns.decode_batches(found, [PRODUCER_NAME, SEQUENCE_ID])
     assert made.column(PRODUCER_NAME).to_pylist() == ["p"] * 150 + ["q"]
     assert made.column(SEQUENCE_ID).to_pylist() == [*range(40, 190), 3]

@@ -10,10 +10,10 @@ from spark_ledger.topic.entry.message_batch import (
     NO_ROWLESS,
     Rowless,
     Share,
-    count_within,
+    append_rowless,
+    count_rowless,
     decode_header,
     encode_header,
-    with_more,
 )
 from spark_ledger.topic.log import actions, checkpoint, state
 from spark_ledger.topic.log.actions import OpenLive, SealLive, Trim
@@ -44,30 +44,34 @@ def sealed(*some):
 def test_a_range_without_a_break_is_counted_exactly_and_others_outside_of_it():
     one = NO_ROWLESS.with_one(3).with_one(4).with_one(5)
     assert one == Rowless(3, 6, 3)
-    assert [one.within(lo, 9) for lo in (0, 3, 4, 5, 6, 7)] == [3, 3, 2, 1, 0, 0]
-    assert one.within(7, 9) == one.within(0, 3) == NO_ROWLESS.within(0, 9) == 0
+    assert [one.count_between(lo, 9) for lo in (0, 3, 4, 5, 6, 7)] == [3, 3, 2, 1, 0, 0]
+    assert one.count_between(7, 9) == one.count_between(0, 3) == NO_ROWLESS.count_between(0, 9) == 0
     apart = one.with_one(9)
-    assert (apart.within(0, 10), apart.within(10, 20), apart.within(0, 3)) == (4, 0, 0)
-    assert one.moved(10) == Rowless(13, 16, 3)
-    assert NO_ROWLESS.moved(10) == NO_ROWLESS
+    assert (apart.count_between(0, 10), apart.count_between(10, 20), apart.count_between(0, 3)) == (
+        4,
+        0,
+        0,
+    )
+    assert one.shift(10) == Rowless(13, 16, 3)
+    assert NO_ROWLESS.shift(10) == NO_ROWLESS
 
 
 def test_ranges_that_follow_each_other_have_as_many_as_all_together():
     apart = Rowless(2, 12, 3)
     for cut in range(14):
-        assert apart.within(0, cut) + apart.within(cut, 14) == 3
-    assert sum(apart.within(at, at + 1) for at in range(14)) == 3
-    assert max(apart.within(at, at + 1) for at in range(14)) == 1
+        assert apart.count_between(0, cut) + apart.count_between(cut, 14) == 3
+    assert sum(apart.count_between(at, at + 1) for at in range(14)) == 3
+    assert max(apart.count_between(at, at + 1) for at in range(14)) == 1
 
 
 def test_so_many_are_kept_and_the_oldest_are_put_together(monkeypatch):
     monkeypatch.setattr(message_batch, "ROWLESS_KEPT_MAX", 2)
     kept = ()
     for at in (0, 10, 20, 30):
-        kept = with_more(kept, Rowless(at, at + 2, 2), 0)
+        kept = append_rowless(kept, Rowless(at, at + 2, 2), 0)
     assert kept == (Rowless(0, 22, 6), Rowless(30, 32, 2))
-    assert count_within(kept, 0, 100) == 8
-    assert with_more(kept, NO_ROWLESS, 25) == (Rowless(30, 32, 2),)
+    assert count_rowless(kept, 0, 100) == 8
+    assert append_rowless(kept, NO_ROWLESS, 25) == (Rowless(30, 32, 2),)
 
 
 def test_a_header_says_them_and_how_many_of_the_batches_are_chunks():
