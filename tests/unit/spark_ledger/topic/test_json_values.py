@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_ledger import errors
-from spark_ledger.topic.entry.json_values import check_schema, packed, parsed, shown
+from spark_ledger.topic.entry.json_values import (
+    check_schema,
+    decode_json,
+    encode_for_display,
+    encode_json,
+)
 
 UTC = datetime.UTC
 ROWS = {
@@ -43,7 +48,7 @@ A = schema(A32)
 
 
 def test_a_row_is_an_object_of_its_columns_without_the_null_ones():
-    found = packed(pa.RecordBatch.from_pydict(ROWS))
+    found = encode_json(pa.RecordBatch.from_pydict(ROWS))
 
     assert found.type == pa.binary()
     assert found[0].as_py().decode() == (
@@ -62,51 +67,58 @@ def test_who_only_looks_at_rows_is_shown_what_has_no_form_in_json():
         {"b": [b"\x00q", None, b""], "m": pairs, "f": floats, "l": [[float("inf")], None, []]}
     )
 
-    assert [json.loads(text) for text in shown(batch).to_pylist()] == [
+    assert [json.loads(text) for text in encode_for_display(batch).to_pylist()] == [
         {"b": "AHE=", "m": [{"key": "k", "value": "cQ=="}], "f": "NaN", "l": ["Infinity"]},
         {"f": "-Infinity"},
         {"b": "", "m": [], "f": 0.5, "l": []},
     ]
-    assert shown(batch.slice(1)).to_pylist() == shown(batch).to_pylist()[1:]
-    assert shown(pa.RecordBatch.from_pydict(ROWS)) == packed(pa.RecordBatch.from_pydict(ROWS))
+    assert (
+        encode_for_display(batch.slice(1)).to_pylist() == encode_for_display(batch).to_pylist()[1:]
+    )
+    assert encode_for_display(pa.RecordBatch.from_pydict(ROWS)) == encode_json(
+        pa.RecordBatch.from_pydict(ROWS)
+    )
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3])
 def test_what_was_packed_is_parsed_to_the_same_rows(start):
     batch = pa.RecordBatch.from_pydict(ROWS).slice(start)
 
-    found = parsed(packed(batch), batch.schema)
+    found = decode_json(encode_json(batch), batch.schema)
 
     assert found.equals(batch)
-    whole = packed(pa.RecordBatch.from_pydict(ROWS))
-    assert parsed(whole.slice(start), batch.schema).equals(batch)
+    whole = encode_json(pa.RecordBatch.from_pydict(ROWS))
+    assert decode_json(whole.slice(start), batch.schema).equals(batch)
 
 
 def test_rows_of_nulls_only_are_rows():
     batch = pa.RecordBatch.from_pydict({"a": pa.array([None, 1, None], pa.int8())})
 
-    assert packed(batch).to_pylist() == [b"{}", b'{"a":1}', b"{}"]
+    assert encode_json(batch).to_pylist() == [b"{}", b'{"a":1}', b"{}"]
     inner = pa.array([{"a": None}, None, {"a": 1}], pa.struct([("a", pa.int8())]))
     nested = pa.RecordBatch.from_pydict({"s": inner})
-    assert packed(nested).to_pylist() == [b'{"s":{}}', b"{}", b'{"s":{"a":1}}']
+    assert encode_json(nested).to_pylist() == [b'{"s":{}}', b"{}", b'{"s":{"a":1}}']
 
 
 def test_fields_that_are_not_asked_for_are_left_aside_and_others_are_null():
-    found = parsed(texts(b'{"x":[{}],"a":1}', b'{"b":"t"}'), schema(A32, ("b", pa.string())))
+    found = decode_json(texts(b'{"x":[{}],"a":1}', b'{"b":"t"}'), schema(A32, ("b", pa.string())))
 
     assert found.to_pylist() == [{"a": 1, "b": None}, {"a": None, "b": "t"}]
 
 
 def test_a_value_that_is_null_or_blank_is_a_row_of_nulls():
-    found = parsed(texts(b'{"a":1}', None, b"", b" \n", b' {"a":\r\n5}\t'), A)
+    found = decode_json(texts(b'{"a":1}', None, b"", b" \n", b' {"a":\r\n5}\t'), A)
 
     assert found.column("a").to_pylist() == [1, None, None, None, 5]
-    assert parsed(pa.array([None, None], pa.binary()), A).column("a").to_pylist() == [None, None]
-    assert parsed(texts(), A).num_rows == 0
+    assert decode_json(pa.array([None, None], pa.binary()), A).column("a").to_pylist() == [
+        None,
+        None,
+    ]
+    assert decode_json(texts(), A).num_rows == 0
 
 
 def test_without_a_column_to_read_nothing_is_parsed():
-    assert parsed(texts(b"no json", None), schema()).num_rows == 2
+    assert decode_json(texts(b"no json", None), schema()).num_rows == 2
 
 
 @pytest.mark.parametrize(
@@ -139,7 +151,7 @@ def test_a_row_that_does_not_fit_is_named(bad, at):
     rows[at] = bad
 
     with pytest.raises(errors.SchemaIncompatible, match=f"value of row {at} does not fit") as found:
-        parsed(texts(*rows), A)
+        decode_json(texts(*rows), A)
 
     assert found.value.facts["row"] == at
 
@@ -153,7 +165,7 @@ def test_an_object_never_reaches_over_the_end_of_its_row():
         [b'{"a":1}{"a":2}', b'{"b":[{}', b"{}]}"],
     ):
         with pytest.raises(errors.SchemaIncompatible):
-            parsed(texts(*rows), A)
+            decode_json(texts(*rows), A)
 
 
 def test_times_are_read_with_their_zones_and_dates_must_be_dates():
@@ -162,13 +174,13 @@ def test_times_are_read_with_their_zones_and_dates_must_be_dates():
         b'{"t":"2024-01-01T02:00:00.5+02:00","d":"2024-02-29"}', b'{"t":"2024-01-01 00:00:00"}'
     )
 
-    found = parsed(rows, stamp).to_pylist()
+    found = decode_json(rows, stamp).to_pylist()
 
     assert found[0]["t"] == datetime.datetime(2024, 1, 1, 0, 0, 0, 500_000, UTC)
     assert found[1]["t"] == datetime.datetime(2024, 1, 1, tzinfo=UTC)
     assert found[0]["d"] == datetime.date(2024, 2, 29)
     with pytest.raises(errors.SchemaIncompatible, match=r"column 'd' is a date.*2024-13-01"):
-        parsed(texts(b'{"d":"2024-13-01"}'), stamp)
+        decode_json(texts(b'{"d":"2024-13-01"}'), stamp)
 
 
 def test_a_text_that_is_no_date_is_named_by_where_it_is_inside_a_column():
@@ -180,12 +192,12 @@ def test_a_text_that_is_no_date_is_named_by_where_it_is_inside_a_column():
         (f'{{"s": {good}, "l": [{good}, null, {{"d": "nope"}}]}}', "l.element.d"),
     ):
         with pytest.raises(errors.SchemaIncompatible, match=rf"column '{path}' is a date.*nope"):
-            parsed(texts(b"{}", text.encode()), deep)
+            decode_json(texts(b"{}", text.encode()), deep)
 
 
 def test_a_null_for_a_column_that_is_not_null_is_an_error():
     with pytest.raises(errors.SchemaIncompatible, match="column 'a' is NOT NULL"):
-        parsed(texts(b'{"a":1}', b"{}"), schema(("a", pa.int32(), False)))
+        decode_json(texts(b'{"a":1}', b"{}"), schema(("a", pa.int32(), False)))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +214,7 @@ def test_a_column_without_a_form_in_json_is_refused_before_any_row(kind):
     with pytest.raises(errors.SchemaTypeMismatch, match=r"column 'a.*' of type .* no form in JSON"):
         check_schema(schema(("a", kind)))
     with pytest.raises(errors.SchemaTypeMismatch):
-        packed(pa.RecordBatch.from_pydict({"a": pa.array([], kind)}))
+        encode_json(pa.RecordBatch.from_pydict({"a": pa.array([], kind)}))
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
@@ -210,7 +222,7 @@ def test_a_number_that_json_does_not_have_is_refused(number):
     column = pa.array([1.0, None, number])
 
     with pytest.raises(errors.SchemaTypeMismatch, match=r"'s\.x' has a NaN or infinity"):
-        packed(pa.RecordBatch.from_pydict({"s": pa.StructArray.from_arrays([column], ["x"])}))
+        encode_json(pa.RecordBatch.from_pydict({"s": pa.StructArray.from_arrays([column], ["x"])}))
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -243,13 +255,13 @@ EVERY = schema(
 def test_any_rows_are_json_to_python_and_the_same_rows_when_parsed(rows):
     batch = pa.RecordBatch.from_pylist(rows, EVERY)
 
-    text = packed(batch)
+    text = encode_json(batch)
 
     for row, kept in zip(text.to_pylist(), rows, strict=True):
         plain = json.loads(row)
         for name in ("s", "f", "i"):
             assert plain.get(name) == kept[name]
-    assert parsed(text, EVERY).equals(batch)
+    assert decode_json(text, EVERY).equals(batch)
 
 
 def test_rows_become_json_without_loading_pandas():
@@ -260,15 +272,15 @@ import sys
 import numpy as np
 import pyarrow as pa
 from spark_ledger.topic.entry.arrow_arrays import of_list
-from spark_ledger.topic.entry.json_values import parsed, shown
+from spark_ledger.topic.entry.json_values import decode_json, encode_for_display
 kinds = {"n": (pa.float64(), [1.5, float("nan"), None]), "t": (pa.string(), ["a", '"', None])}
 kinds |= {"l": (pa.list_(pa.string()), [["x"], [], None])}
 kinds |= {"s": (pa.struct([("i", pa.int64())]), [{"i": 1}, {"i": None}, None])}
 columns = [of_list(values, kind) for kind, values in kinds.values()]
-rows = shown(pa.RecordBatch.from_arrays(columns, names=list(kinds)))
+rows = encode_for_display(pa.RecordBatch.from_arrays(columns, names=list(kinds)))
 assert rows[0].as_py() == b'{"n":1.5,"t":"a","l":["x"],"s":{"i":1}}', rows
 assert rows[1].as_py() == b'{"n":"NaN","t":"\\\\"","l":[],"s":{}}', rows
-parsed(rows.slice(0, 1), pa.schema([("t", pa.string())]))
+decode_json(rows.slice(0, 1), pa.schema([("t", pa.string())]))
 assert "pandas" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

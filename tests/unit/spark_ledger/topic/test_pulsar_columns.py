@@ -94,17 +94,17 @@ def batches(draw, odd=False, batched=True):
 
 def one_by_one(found, columns):
     payloads = [pulsar_batch.payload_of(batch) for batch in found]
-    wanted = set(pulsar_columns.ALL if columns is None else columns)
+    wanted = set(pulsar_columns.ALL_TYPES if columns is None else columns)
     return pulsar_columns.decode_one_by_one(found, payloads, wanted)
 
 
 def together(found, columns=None):
     """None: they are odd."""
-    wanted = set(pulsar_columns.ALL if columns is None else columns)
+    wanted = set(pulsar_columns.ALL_TYPES if columns is None else columns)
     try:
         payloads = [pulsar_batch.payload_of(batch) for batch in found]
         made = pulsar_columns.decode_together(found, payloads, wanted)
-    except pulsar_columns.Odd:
+    except pulsar_columns.OddMessages:
         return None
     made.validate()
     return made

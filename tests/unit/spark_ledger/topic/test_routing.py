@@ -118,7 +118,7 @@ def test_a_key_hashes_alike_alone_in_a_crowd_in_a_slice_and_when_far_longer_than
 def test_a_partition_is_the_hash_without_its_sign_modulo_partitions_and_null_is_sticky():
     keys = pa.array([b"test", None, b"hello", None], pa.binary())
 
-    assert partitions_of(keys, 7, sticky=5).tolist() == [
+    assert partitions_of(keys, 7, keyless_partition=5).tolist() == [
         (0xBA6BD213 & 0x7FFFFFFF) % 7,
         5,
         0x248BFA47 % 7,
