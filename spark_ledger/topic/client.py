@@ -36,7 +36,7 @@ from spark_ledger.topic.log.ledger_cache import LedgerCache
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.state import Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
-from spark_ledger.topic.log.topics import TopicInfo, Topics, policies_now
+from spark_ledger.topic.log.topics import TopicInfo, Topics, read_policies
 from spark_ledger.topic.read.follower import TopicFollower
 from spark_ledger.topic.read.live import ends_of
 from spark_ledger.topic.read.plan import Ranges, chunks_to_read
@@ -338,7 +338,7 @@ class TopicClient:
         for topic_id, partitions in rows.items():
             kept = self._policies.get(topic_id)
             if kept is None or kept.read_s + POLICIES_S < now_s:
-                kept = PoliciesRead((await policies_now(self.store, topic_id)).policies, now_s)
+                kept = PoliciesRead((await read_policies(self.store, topic_id)).policies, now_s)
                 self._policies.put(topic_id, kept)
             if has_quota(kept.policies) and kept.policies.on_backlog != EVICTION:
                 lags = await self.lags(topic_id, await store_now_ms(self.store))

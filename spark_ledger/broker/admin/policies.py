@@ -67,7 +67,7 @@ def from_pulsar(plain: Any, cluster: str) -> NamespacePolicies:
             raise HttpRefusal(
                 HTTPStatus.NOT_IMPLEMENTED, f"the policy {name} is not built yet: leave it out"
             )
-    return NamespacePolicies(topics=topics).changed(creation)
+    return NamespacePolicies(topics=topics).with_changes(creation)
 
 
 def to_pulsar(policies: NamespacePolicies, cluster: str) -> dict[str, Any]:

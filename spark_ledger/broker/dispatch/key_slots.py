@@ -81,7 +81,7 @@ def keyed(batch: Stored) -> KeyedBatch:
             data = pulsar_batch.chunk_in(data)
         parsed = pulsar_batch.parse(pulsar_batch.chunks_of(data)[0])
         metadata = parsed.metadata
-        is_of_spark = metadata.producer_name == pulsar_batch.PRODUCER and not parsed.encrypted
+        is_of_spark = metadata.producer_name == pulsar_batch.PRODUCER and not parsed.is_encrypted
         if not is_of_spark or metadata.compression != pulsar_codecs.NONE:
             return KeyedBatch((slot_of(key_of(metadata)),))
         if not batch.batched:

@@ -72,7 +72,7 @@ def of_spark(keys):
         ],
         names=list(TYPES),
     )
-    (made,) = [e for e in pulsar_batch.encoded([rows], [5] * len(keys), 100) if e is not None]
+    (made,) = [e for e in pulsar_batch.encode_rows([rows], [5] * len(keys), 100) if e is not None]
     return Stored(100, made.rows, made.data, made.batched)
 
 
@@ -114,7 +114,7 @@ def test_only_the_last_batches_are_kept_by_rows():
 
 def test_a_batch_of_a_client_has_one_slot_and_a_damaged_one_too():
     metadata = MessageMetadata(producer_name="p", partition_key="k", num_messages_in_batch=3)
-    batch = Stored(0, 3, pulsar_batch.built(metadata, b""), True)
+    batch = Stored(0, 3, pulsar_batch.build_batch(metadata, b""), True)
     assert slots_of(batch) == (slot_of(b"k"),)
     assert len(slots_of(Stored(0, 3, b"\x0e\x01damaged", True))) == 1
 

@@ -479,7 +479,7 @@ def test_no_two_rounds_of_merges_write_to_one_ledger(monkeypatch, shared):
         assert compaction.done.commits == 3
         assert len({one.segment.ledger_id for one in await segments(stage)}) == 3
         left = [one for one in await stage.intents() if one.app_id.startswith("compact-")]
-        assert [one.open for one in left] == ([] if shared else [False] * 3)
+        assert [one.is_open for one in left] == ([] if shared else [False] * 3)
 
     play(act)
 

@@ -440,7 +440,7 @@ def test_a_query_takes_no_subscription_that_a_broker_writes_in_that_moment():
             await multi(operations)
 
         query = await stage.client.intents.open_query_intent("q1", "r1", "warm")
-        assert query.open
+        assert query.is_open
         nodes = SubscriptionNodes(store, stage.topic.id)
         seen = await nodes.get(NAME)
         claim = Claim("q1", "r1", "token", query.id)
