@@ -58,7 +58,7 @@ class Rows:
         columns["value"] = pa.array([b"v" * VALUE_BYTES] * BATCH_ROWS, TYPES["value"])
         rows = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
         made = [
-            one for one in pulsar_batch.encoded([rows], [5] * BATCH_ROWS, at) if one is not None
+            one for one in pulsar_batch.encode_rows([rows], [5] * BATCH_ROWS, at) if one is not None
         ]
         return Stored(at, made[0].rows, made[0].data, made[0].batched)
 

@@ -63,7 +63,7 @@ def _response(message_id: str, stored: Stored) -> HttpResponse:
     properties = {pair.key: pair.value for pair in metadata.properties}
     if properties:
         headers["X-Pulsar-PROPERTY"] = json.dumps(properties)
-    payload = bytes(data[batch.payload_at :]) if batch.is_chunk or batch.encrypted else None
+    payload = bytes(data[batch.payload_at :]) if batch.is_chunk or batch.is_encrypted else None
     if payload is None:
         payload = bytes(pulsar_batch.payload_of(batch))
     return HttpResponse(payload, HTTPStatus.OK, headers)

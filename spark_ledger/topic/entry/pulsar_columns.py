@@ -76,18 +76,18 @@ class KeysAndEnds(NamedTuple):
 def keys_in(batch: Batch) -> KeysAndEnds:
     """Raises errors.BadEntry."""
     payload = payload_of(batch)
-    if batch.messages > FEW:
+    if batch.messages > FEW_MESSAGES:
         try:
             buffer = b"".join((payload, PADDING))
             fields = walk(buffer, [(batch.messages, len(payload))], properties=False)
             keys: list[bytes | None] = [None] * batch.messages
             if bool(fields.has_key.any()):
-                column = _copied(pa.py_buffer(buffer), fields.key, fields.has_key)
+                column = _copy_spans(pa.py_buffer(buffer), fields.key, fields.has_key)
                 if bool((fields.base64 & fields.has_key).any()):
                     column = _from_base64(column, fields.base64)
                 keys = column.to_pylist()
             return KeysAndEnds(keys, fields.value[1].tolist())
-        except Odd:
+        except OddMessages:
             pass
     messages = list(messages_in(bytes(payload), batch.messages))
     ends = [begin + message.payload_size for message, begin in messages]

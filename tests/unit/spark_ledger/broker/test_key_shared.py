@@ -28,7 +28,7 @@ from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.message_batch import TYPES
-from spark_ledger.topic.entry.pulsar_columns import decoded
+from spark_ledger.topic.entry.pulsar_columns import decode_batches
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
 
 # -- slots -----------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_a_batch_that_is_cut_out_has_the_bytes_of_its_messages(count):
         assert parsed.metadata.publish_time == whole.metadata.publish_time
         assert parsed.metadata.sequence_id == 100 + at
         assert parsed.last_sequence_id == 100 + at + size - 1
-        rows, every = decoded([parsed]), decoded([whole]).slice(at, size).to_pylist()
+        rows, every = decode_batches([parsed]), decode_batches([whole]).slice(at, size).to_pylist()
         shown = {name: None for name in every[0]}
         assert [shown | row for row in rows.to_pylist()] == every
 
