@@ -379,6 +379,7 @@ MUTANTS = (
         *(counts_no_versions, OVERWRITES),
     ),
     Mutant(
-        *("topics folded one by one", "hazard 14", topic_log, "torn", never_torn, BEHIND),
+        *("topics folded one by one", "hazard 14", topic_log, "disagreeing_topics"),
+        *(never_torn, BEHIND),
     ),
 )

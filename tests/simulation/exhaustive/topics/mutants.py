@@ -129,7 +129,7 @@ RULES = (
     ),
     Rule(
         *("topics folded one by one", "14", "runs"),
-        ((topic_log, "torn", never_torn),),
+        ((topic_log, "disagreeing_topics", never_torn),),
     ),
     Rule(
         *("owner adds before it has read its open back", "28", "live"),
