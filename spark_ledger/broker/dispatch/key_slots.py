@@ -163,7 +163,7 @@ class KeyedBatches:
         metadata.highest_sequence_id = metadata.sequence_id + messages - 1
         metadata.num_messages_in_batch = messages
         payload = memoryview(batch.data)[whole.payload_at :]
-        return pulsar_batch.built(metadata, payload[begin : whole.ends[at + messages - 1]])
+        return pulsar_batch.build_batch(metadata, payload[begin : whole.ends[at + messages - 1]])
 
     def has_rows_of_spark(self, batch: Stored) -> bool:
         """Whether it is a batch of several rows of Spark, of which `lone` makes messages."""
@@ -179,5 +179,5 @@ class KeyedBatches:
         ((single, value_at),) = pulsar_batch.messages_in(row, 1)
         parts = (b"", single.SerializeToString(), row[value_at:])
         written_ms, row_id = whole.metadata.publish_time, whole.first_id + at
-        (message,) = pulsar_batch.by_itself(parts, written_ms, row_id)
+        (message,) = pulsar_batch.lone_message(parts, written_ms, row_id)
         return message

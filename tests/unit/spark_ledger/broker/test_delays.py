@@ -111,7 +111,7 @@ class DelayedBatches(Batches):
     def delay(self, *dues_ms):
         for due_ms in dues_ms:
             metadata = MessageMetadata(producer_name="p", deliver_at_time=due_ms)
-            data = pulsar_batch.built(metadata, b"x")
+            data = pulsar_batch.build_batch(metadata, b"x")
             self.stored.append(Stored(self.end, 1, data, False))
             self.end += 1
         for listener in self.listeners:

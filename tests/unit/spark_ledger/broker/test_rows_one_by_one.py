@@ -50,7 +50,7 @@ def of_spark(count, offset=0):
         value = b"v%d" % row
         head = single(partition_key=f"k{row}", payload_size=len(value)).SerializeToString()
         payload += len(head).to_bytes(4, "big") + head + value
-    return Stored(offset, count, pulsar_batch.built(metadata, payload), True)
+    return Stored(offset, count, pulsar_batch.build_batch(metadata, payload), True)
 
 
 def partition_of(*batches):
