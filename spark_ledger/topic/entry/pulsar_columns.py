@@ -377,15 +377,15 @@ def walk(
     key_at = fields.span
     has_size = fields.tags == _PAYLOAD_SIZE
     nexts = fields.ends + np.where(has_size, fields.values, total + 1)
-    found = _chain(guesses, nexts, messages, total)
+    indices = _chain(guesses, nexts, messages, total)
     for count, end in ends[:-1]:
-        if count < messages and guesses[found[count]] != end:
+        if count < messages and guesses[indices[count]] != end:
             raise OddMessages
-    if len(found) < len(guesses):
-        fields, nexts = fields.select(found), nexts[found]
-        key, key_at, has_key = key[found], key_at[found], has_key[found]
+    if len(indices) < len(guesses):
+        fields, nexts = fields.select(indices), nexts[indices]
+        key, key_at, has_key = key[indices], key_at[indices], has_key[indices]
         number = np.full(len(guesses), -1, dtype=np.int64)
-        number[found] = np.arange(len(found))
+        number[indices] = np.arange(len(indices))
         owners, kept = number[owners], number[owners] >= 0
         owners, starts, lengths = owners[kept], starts[kept], lengths[kept]
     fields.take(_PAYLOAD_SIZE)
@@ -443,15 +443,15 @@ def _chain(guesses: Places, nexts: Places, messages: int, total: int) -> Places:
     hops = np.where(guesses[at] == nexts, at, -1)
     if guesses[0] != 0:
         raise OddMessages
-    found, index, hop = [0], 0, hops.tolist()
+    indices, index, hop = [0], 0, hops.tolist()
     for _ in range(messages - 1):
         index = hop[index]
         if index < 0:
             raise OddMessages
-        found.append(index)
+        indices.append(index)
     if nexts[index] != total:
         raise OddMessages
-    return np.array(found, dtype=np.int64)
+    return np.array(indices, dtype=np.int64)
 
 
 class _Heads(NamedTuple):
