@@ -15,15 +15,19 @@ from spark_ledger.broker.dispatch.acks import ack_set
 from spark_ledger.broker.dispatch.dispatcher import CROWDED_S, Consumer, Dispatcher, is_in_chunks
 from spark_ledger.broker.dispatch.key_slots import slots_of
 from spark_ledger.broker.dispatch.policies import Policy, may_get
+from spark_ledger.broker.dispatch.sharing import Range, common
 from spark_ledger.broker.dispatch.slot_owners import within
 from spark_ledger.broker.names import offset_of
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
-from spark_ledger.broker.wire.commands import AckType, MessageId, command
+from spark_ledger.broker.wire.commands import AckType, MessageId, command, signed
 from spark_ledger.broker.wire.frames import encode, with_batch
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
 FAILOVER_DELAY_S = 1.0
+MASKED_BATCHES_MAX = 10_000
+"""Of the batches that a consumer of ranges has not acknowledged: the oldest ones are forgotten, and
+then their acknowledgement counts for all of their messages."""
 
 
 class ActiveDispatcher(Dispatcher):
@@ -35,6 +39,8 @@ class ActiveDispatcher(Dispatcher):
         super().__init__(partition, policy, mark, cursor)
         self._begin_s = 0.0
         """When the active consumer may get its first message, by the loop's clock."""
+        self._masked: dict[int, list[Range]] = {}
+        """By the offset of a batch the messages that are in the ranges of the consumer."""
 
     def _has_joined(self, consumer: Consumer) -> None:
         self._choose()
@@ -91,8 +97,13 @@ class ActiveDispatcher(Dispatcher):
             yield end <= partition.end and acks.add_up_to(end)
             return
         ranges = consumer.sent.acknowledged_ranges(message_id, offset)
+        own = self._masked.get(signed(message_id.entryId))
+        if own is not None:
+            ranges = common(ranges, own)
         for lo, hi in ranges:
             yield hi <= partition.end and acks.add(lo, hi)
+        if own is not None and not any(acks.missing(lo, hi) for lo, hi in own):
+            self._masked.pop(signed(message_id.entryId), None)
         if not ranges:
             yield False
 
@@ -154,7 +165,7 @@ class ActiveDispatcher(Dispatcher):
                 continue
             missing = self._missing(batch, self.position)
             if consumer.ranges and missing:
-                missing = within(batch.offset, slots_of(batch), missing, consumer.ranges)
+                missing = self._within(consumer, batch, missing)
             if missing and is_in_chunks(batch):
                 consumer.sent.note(batch.offset, batch.messages)
                 await self._send_message(consumer, batch, 0, lossy)
@@ -171,9 +182,16 @@ class ActiveDispatcher(Dispatcher):
                 return
             self.position = batch.end
 
-    async def _send_rows(
-        self, consumer: Consumer, batch: Stored, missing: list[tuple[int, int]]
-    ) -> bool:
+    def _within(self, consumer: Consumer, batch: Stored, missing: list[Range]) -> list[Range]:
+        """What the consumer gets of a batch: the messages in its ranges of slots."""
+        own = within(batch.offset, slots_of(batch), missing, consumer.ranges)
+        if own and own != missing:
+            self._masked[batch.offset] = own
+            if len(self._masked) > MASKED_BATCHES_MAX:
+                del self._masked[next(iter(self._masked))]
+        return own
+
+    async def _send_rows(self, consumer: Consumer, batch: Stored, missing: list[Range]) -> bool:
         """Send rows of Spark one by one; False if the consumer may get no more of them."""
         rewinds = self._rewinds
         for row in (row for lo, hi in missing for row in range(lo, hi)):

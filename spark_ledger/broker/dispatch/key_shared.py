@@ -113,6 +113,9 @@ class KeyChoice:
             )
             if member is None or not member.is_available:
                 yield whole  # it waits
+            elif member.takes_rows:
+                one_by_one = [(row, row + 1) for row in of_member.tolist()]
+                yield from self._cut_parts(batch.offset, one_by_one, of_batch.slots)
             elif self._gets_whole(member, batch, of_batch):
                 yield whole
             else:
@@ -145,7 +148,9 @@ class KeyChoice:
                 yield BatchPart(lo, end - lo, [(lo, end)], end - lo, False, of_part, True)
                 lo = end
 
-    def cut(self, batch: Stored, part: BatchPart) -> Buffer:
+    def cut(self, batch: Stored, part: BatchPart, *, is_lone: bool) -> Buffer:
+        if is_lone:
+            return self._keyed_batches.lone(batch, part.offset)
         return self._keyed_batches.cut(batch, part.offset, part.messages)
 
     def begin_read(self) -> None:

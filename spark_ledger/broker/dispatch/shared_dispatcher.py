@@ -328,8 +328,8 @@ class SharedDispatcher(Dispatcher):
         acks = ack_set(part.ranges, part.offset, part.messages) if batch.batched else ()
         frame = consumer.messages.command(part.offset, acks, sharing.redeliveries(part.offset))
         if part.is_cut:
-            data = sharing.choice.cut(batch, part)
             self._cuts += 1
+            data = sharing.choice.cut(batch, part, is_lone=consumer.takes_rows)
         consumer.link.send(with_batch(frame, data))
         sharing.give(consumer, part, part.unacked)
         return rest

@@ -183,8 +183,9 @@ class ReceiverChoice(Protocol):
     def receiver_of(self, part: BatchPart) -> Member | None:
         """The available consumer that gets the part; None if it cannot be sent now."""
 
-    def cut(self, batch: Stored, part: BatchPart) -> Buffer:
-        """The bytes of a part of the batch that is a batch of its own."""
+    def cut(self, batch: Stored, part: BatchPart, *, is_lone: bool) -> Buffer:
+        """The bytes of a part of the batch that is a batch of its own, or a message outside of
+        one."""
 
     def given(self, member: Member, part: BatchPart) -> None:
         """The part is pending at the consumer, and no longer waiting."""
@@ -259,7 +260,7 @@ class RoundRobin:
                     return member
         return None
 
-    def cut(self, batch: Stored, part: BatchPart) -> Buffer:
+    def cut(self, batch: Stored, part: BatchPart, *, is_lone: bool) -> Buffer:
         raise AssertionError("batches are sent whole")
 
     def given(self, member: Member, part: BatchPart) -> None:

@@ -4,19 +4,18 @@ them one by one."""
 import pytest
 
 from spark_ledger.broker.dispatch.subscriptions import Subscription
-from spark_ledger.broker.owner.tail import Stored
-from spark_ledger.broker.wire.commands import AckType, MessageId
+from spark_ledger.broker.wire.commands import AckType, MessageId, SubscriptionType
 from spark_ledger.broker.wire.frames import PulsarFrameReader
 from spark_ledger.topic.entry import pulsar_batch
 from tests.unit.spark_ledger.broker.consumers import (
     EXCLUSIVE,
     LEDGER,
     SHARED,
-    Batches,
     consumer_of,
     play,
     settle,
 )
+from tests.unit.spark_ledger.broker.spark_rows import of_spark, partition_of
 
 
 class Payloads:
@@ -37,34 +36,11 @@ class Payloads:
         self._send(frame)
 
 
-def of_spark(count, offset=0):
-    single = pulsar_batch.SingleMessageMetadata
-    metadata = pulsar_batch.MessageMetadata(
-        producer_name=pulsar_batch.PRODUCER,
-        sequence_id=offset,
-        publish_time=5,
-        num_messages_in_batch=count,
-    )
-    payload = b""
-    for row in range(offset, offset + count):
-        value = b"v%d" % row
-        head = single(partition_key=f"k{row}", payload_size=len(value)).SerializeToString()
-        payload += len(head).to_bytes(4, "big") + head + value
-    return Stored(offset, count, pulsar_batch.build_batch(metadata, payload), True)
-
-
-def partition_of(*batches):
-    partition = Batches()
-    partition.stored = list(batches)
-    partition.end = batches[-1].end
-    return partition
-
-
 def offsets(consumer):
     return [at for at, _ in consumer.link.messages]
 
 
-@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
+@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED, SubscriptionType.KEY_SHARED])
 def test_one_row_of_spark_comes_for_each_permit(kind):
     async def act(made):
         partition = partition_of(of_spark(3), of_spark(2, 3))
