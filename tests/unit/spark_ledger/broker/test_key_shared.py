@@ -320,6 +320,7 @@ class KeySharedSubscription(RuleBasedStateMachine):
         self.sharing.leave(member)
         if not self.members:
             self.position = self.sharing.acks.mark
+            self.cuts.clear()  # no client is left that has them
 
     @precondition(lambda self: self.members)
     @rule(data=st.data(), permits=st.integers(1, 6))
