@@ -117,9 +117,8 @@ class SharedDispatcher(Dispatcher):
                 " shared subscription names each message, so this one counts for nothing",
                 *(consumer.name, offset, self.partition.title),
             )
-            yield False
-            return
-        yield from self.sharing.acknowledge(consumer, message_id, offset, self.partition.end)
+            return iter((False,))
+        return self.sharing.acknowledge(consumer, message_id, offset, self.partition.end)
 
     # -- sending -----------------------------------------------------------------------------
 

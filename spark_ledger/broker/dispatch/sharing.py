@@ -65,7 +65,11 @@ class BatchPart(NamedTuple):
 
 def part_of(batch: Stored, missing: list[Range], given: list[Range]) -> BatchPart:
     """The part of a batch that gives the ranges `given` of its unacknowledged ranges `missing`."""
-    rows = sum(hi - lo for lo, hi in given)
+    if len(given) == 1:
+        ((lo, hi),) = given
+        rows = hi - lo
+    else:
+        rows = sum(hi - lo for lo, hi in given)
     is_masked = given is not missing and rows < sum(hi - lo for lo, hi in missing)
     return BatchPart(batch.offset, batch.messages, given, rows, is_masked)
 
@@ -415,7 +419,7 @@ class Sharing:
         for member in self.members:
             for part in member.pending.values():
                 if part.offset < mark:
-                    self._update(member, part)
+                    self._update(member, part.offset)
 
     def redeliveries(self, offset: int) -> int:
         """How often the batch at `offset` was asked for again."""
@@ -456,7 +460,7 @@ class Sharing:
                 yield False
         finally:
             if owner is not None and part is not None:
-                self._update(owner, part)
+                self._update(owner, entry)
             elif self._counts and not self.acks.missing(entry, entry + (messages or 1)):
                 self._counts.pop(entry, None)
 
@@ -470,9 +474,7 @@ class Sharing:
 
     def update(self, member: Member, offset: int) -> None:
         """Rows of a part may have been acknowledged beside the consumer."""
-        part = member.pending.get(offset)
-        if part is not None:
-            self._update(member, part)
+        self._update(member, offset)
 
     def _owner(self, asker: Member, entry: int) -> Member | None:
         """Where the part with this entry in its id is pending. Several consumers may have parts
@@ -488,18 +490,20 @@ class Sharing:
         self.drop(lo, hi)
         return has_moved
 
-    def _update(self, member: Member, part: BatchPart) -> None:
+    def _update(self, member: Member, entry: int) -> None:
         """Rows of a pending part may be acknowledged."""
-        if member.pending.get(part.offset) != part:
+        part = member.pending.get(entry)
+        if part is None:
             return
         missing = [gap for lo, hi in part.ranges for gap in self.acks.missing(lo, hi)]
-        left = sum(hi - lo for lo, hi in missing)
-        acked = part.unacked - left
-        if not left:
+        if not missing:
             self._take(member, part)
-            self._counts.pop(part.offset, None)
-        elif acked:
-            member.pending[part.offset] = part._replace(unacked=left)
+            if self._counts:
+                self._counts.pop(entry, None)
+        else:
+            left = sum(hi - lo for lo, hi in missing)
+            acked = part.unacked - left
+            member.pending[entry] = part._replace(unacked=left)
             member.unacked -= acked
             self.unacked -= acked
         self._settle(member)
