@@ -6,7 +6,7 @@ from spark_ledger.broker.wire.commands import AckType, MessageId, SubscriptionTy
 from spark_ledger.broker.wire.frames import PulsarFrameReader
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.message_batch import KEY
-from spark_ledger.topic.entry.pulsar_columns import decoded
+from spark_ledger.topic.entry.pulsar_columns import decode_batches
 from tests.unit.spark_ledger.broker.consumers import EXCLUSIVE, LEDGER, consumer_of, play, settle
 from tests.unit.spark_ledger.broker.spark_rows import of_spark, partition_of
 
@@ -23,7 +23,7 @@ class Keys:
     def __call__(self, frame):
         (got,) = PulsarFrameReader().feed(frame)
         part = got.command.message
-        rows = decoded([pulsar_batch.parse(got.batch, check=True)]).column(KEY).to_pylist()
+        rows = decode_batches([pulsar_batch.parse(got.batch, check=True)]).column(KEY).to_pylist()
         bits = list(part.ack_set) or [-1]
         for at, key in enumerate(rows):
             if bits[at // 64] >> at % 64 & 1:
