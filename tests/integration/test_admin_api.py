@@ -75,6 +75,37 @@ def test_a_backlog_is_skipped_under_a_connected_consumer(cluster, name):
         assert ask(url, "GET", f"{topic}/subscriptions") == (200, ["s"])
 
 
+def test_consumers_that_share_show_what_each_of_them_has(cluster, client, name):
+    topic = f"persistent/public/default/{name}"
+    shared = [
+        client.subscribe(
+            name,
+            "s",
+            pulsar.ConsumerType.Shared,
+            consumer_name=f"c{number}",
+            receiver_queue_size=10,
+            negative_ack_redelivery_delay_ms=100,
+        )
+        for number in range(2)
+    ]
+    producer = client.create_producer(name, batching_enabled=False)
+    for number in range(40):
+        producer.send(b"%d" % number)
+
+    def shown():
+        return ask(cluster.admin_url, "GET", f"{topic}/stats")[1]["subscriptions"]["s"]
+
+    assert eventually(lambda: shown()["unackedMessages"] == 20)
+    subscription = shown()
+    assert (subscription["type"], subscription["msgBacklog"]) == ("Shared", 40)
+    assert {one["consumerName"]: one["unackedMessages"] for one in subscription["consumers"]} == {
+        "c0": 10,
+        "c1": 10,
+    }
+    shared[0].negative_acknowledge(shared[0].receive(TIMEOUT_MS))
+    assert eventually(lambda: shown()["redeliveredMessages"] == 1)
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

@@ -35,7 +35,9 @@ class PartitionSize(NamedTuple):
 class SubscriptionFacts:
     """A subscription in one partition. `type` is the name of the type that its consumers have;
     "None": no consumer is connected. `backlog` counts messages that are not acknowledged, `unacked`
-    those of them that are sent. `position` is the first offset that is not acknowledged."""
+    those of them that are sent, `redelivered` entries that a client asked for again. `is_blocked`:
+    so many are unacknowledged that nothing is sent. `position` is the first offset that is not
+    acknowledged. `active` is the consumer that gets all messages; None if several share them."""
 
     type: str
     is_durable: bool
@@ -45,6 +47,7 @@ class SubscriptionFacts:
     unacked: int = 0
     redelivered: int = 0
     delayed: int = 0
+    is_blocked: bool = False
     consumers: tuple[Consumer, ...] = ()
     active: Consumer | None = None
 
@@ -75,10 +78,9 @@ def _client_stats(client: ClientFacts | None) -> dict[str, Any]:
 
 def subscription_stats(facts: SubscriptionFacts) -> dict[str, Any]:
     """`position` and `redelivered` are ours: Pulsar's JSON has no such fields."""
-    is_alone = facts.active is not None
 
     def unacked_of(consumer: Consumer) -> int:
-        return facts.unacked if consumer is facts.active else 0
+        return facts.unacked if consumer is facts.active else consumer.unacked
 
     return {
         **_RATES,
@@ -90,9 +92,9 @@ def subscription_stats(facts: SubscriptionFacts) -> dict[str, Any]:
         "msgDelayed": facts.delayed,
         "unackedMessages": facts.unacked,
         "redeliveredMessages": facts.redelivered,
-        "blockedSubscriptionOnUnackedMsgs": False,
+        "blockedSubscriptionOnUnackedMsgs": facts.is_blocked,
         "type": _TYPES.get(facts.type, facts.type),
-        "activeConsumerName": facts.active.name if is_alone and facts.active else "",
+        "activeConsumerName": facts.active.name if facts.active is not None else "",
         "isDurable": facts.is_durable,
         "isReplicated": False,
         "allowOutOfOrderDelivery": False,
@@ -104,7 +106,7 @@ def subscription_stats(facts: SubscriptionFacts) -> dict[str, Any]:
                 "consumerName": consumer.name,
                 "availablePermits": consumer.permits,
                 "unackedMessages": unacked_of(consumer),
-                "blockedConsumerOnUnackedMsgs": False,
+                "blockedConsumerOnUnackedMsgs": consumer.is_blocked,
                 **_client_stats(consumer.client),
             }
             for consumer in facts.consumers

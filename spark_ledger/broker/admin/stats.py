@@ -23,6 +23,7 @@ from spark_ledger.broker.admin.facts import (
     subscription_stats,
 )
 from spark_ledger.broker.broker import Broker
+from spark_ledger.broker.dispatch.shared_dispatcher import SharedDispatcher
 from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.owned_partition import OwnedPartition
 from spark_ledger.broker.owned_topic import OwnedTopic
@@ -195,14 +196,20 @@ def _of_used(sizes: "_Sizes", subscription: Subscription, number: int) -> Stats:
     lag = sizes.lag(acks.mark)
     missing = sum(hi - lo for lo, hi in acks.missing(acks.mark, lag.end))
     acknowledged = max(0, lag.end - lag.position) - missing
-    sent = acks.missing(acks.mark, dispatcher.position)
+    sharing = dispatcher.sharing if isinstance(dispatcher, SharedDispatcher) else None
+    if sharing is None:
+        unacked = sum(hi - lo for lo, hi in acks.missing(acks.mark, dispatcher.position))
+    else:
+        unacked = sharing.unacked
     return subscription_stats(
         SubscriptionFacts(
             type=subscription.kind.name if dispatcher.consumers else "None",
             is_durable=subscription.durable,
             backlog=max(0, lag.rows - acknowledged),
             backlog_bytes=lag.bytes,
-            unacked=sum(hi - lo for lo, hi in sent),
+            unacked=unacked,
+            redelivered=0 if sharing is None else sharing.redelivered,
+            is_blocked=sharing is not None and sharing.is_blocked,
             position=acks.mark,
             consumers=tuple(dispatcher.consumers),
             active=dispatcher.active,
@@ -240,7 +247,7 @@ class _Sizes:
 
 async def _durable(broker: Broker, info: TopicInfo) -> dict[str, SubscriptionInfo]:
     unreadable: dict[str, errors.LedgerError] = {}
-    listed = await broker.client.subscriptions.list(info.id, unreadable=unreadable)
+    listed = await broker.client.subscriptions.list(info.id, exact=True, unreadable=unreadable)
     return {subscription.name: subscription for subscription in listed}
 
 

@@ -421,6 +421,11 @@ class Sharing:
                 if part.offset < mark:
                     self._update(member, part.offset)
 
+    @property
+    def redelivered(self) -> int:
+        """How many entries a client has asked for again that are not acknowledged."""
+        return len(self._counts)
+
     def redeliveries(self, offset: int) -> int:
         """How often the batch at `offset` was asked for again."""
         return self._counts.get(offset, 0)
