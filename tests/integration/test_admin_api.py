@@ -1,5 +1,7 @@
 """The admin API by real HTTP, with Pulsar's own client beside it."""
 
+import json
+import urllib.request
 import uuid
 
 import pulsar
@@ -104,6 +106,39 @@ def test_consumers_that_share_show_what_each_of_them_has(cluster, client, name):
     }
     shared[0].negative_acknowledge(shared[0].receive(TIMEOUT_MS))
     assert eventually(lambda: shown()["redeliveredMessages"] == 1)
+
+
+def fetched(url, path):
+    """The headers and the bytes of a message."""
+    with urllib.request.urlopen(f"{url}/admin/v2/{path}", timeout=30) as answer:
+        return answer.headers, answer.read()
+
+
+def test_a_message_is_shown_by_its_id_and_as_the_next_of_a_subscription(cluster, client, name):
+    url, topic = cluster.admin_url, f"persistent/public/default/{name}"
+    consumer = client.subscribe(name, "s")
+    producer = client.create_producer(name, compression_type=pulsar.CompressionType.ZLIB)
+    ids = [producer.send(b"lone", properties={"k\n": "é"}), producer.send(b"second")]
+    headers, body = fetched(url, f"{topic}/ledger/{ids[0].ledger_id()}/entry/{ids[0].entry_id()}")
+    assert body.endswith(b"lone")
+    assert headers["X-Pulsar-Message-ID"] == f"{ids[0].ledger_id()}:{ids[0].entry_id()}"
+    if headers["X-Pulsar-num-batch-message"] is None:
+        assert json.loads(headers["X-Pulsar-PROPERTY"]) == {"k\n": "é"}
+    peek = f"{topic}/subscription/s/position"
+    assert fetched(url, f"{peek}/1")[1].endswith(b"lone")
+    assert fetched(url, f"{peek}/2")[1].endswith(b"second")
+    consumer.acknowledge(consumer.receive(TIMEOUT_MS))
+    assert eventually(lambda: fetched(url, f"{peek}/1")[1].endswith(b"second"))
+    for path, status in (
+        (f"{topic}/ledger/{ids[0].ledger_id()}/entry/2", 404),
+        (f"{topic}/ledger/{ids[0].ledger_id()}/entry/-1", 404),
+        (f"{topic}/ledger/5/entry/0", 404),
+        (f"{topic}/ledger/x/entry/0", 400),
+        (f"{peek}/2", 404),
+        (f"{peek}/0", 412),
+        (f"{topic}/subscription/gone/position/1", 404),
+    ):
+        assert ask(url, "GET", path)[0] == status
 
 
 @pytest.mark.parametrize(

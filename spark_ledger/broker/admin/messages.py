@@ -1,9 +1,10 @@
-"""One stored message or batch, by its id.
+"""One stored message or batch: by its id, or the next one of a subscription.
 
 Always true: a broker that does not have the partition sends the request on to its owner. The
 payload is as its producer made it, decompressed: of a batch with the metadata of each message.
 """
 
+import asyncio
 import json
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -12,6 +13,8 @@ from urllib.parse import quote
 from spark_ledger.broker import names
 from spark_ledger.broker.admin.access import HttpRefusal
 from spark_ledger.broker.admin.call import Call
+from spark_ledger.broker.dispatch.acks import Acks
+from spark_ledger.broker.owned_partition import OwnedPartition
 from spark_ledger.broker.owner.membership import brokers_alive
 from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.http import HttpResponse
@@ -19,6 +22,8 @@ from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_batch import chunk_in, chunks_of, is_last_chunk
 
 DIGITS_MAX = 19
+PEEK_MAX = 10_000
+SHOWN_BYTES_MAX = 16 << 20
 
 
 async def message(call: Call) -> HttpResponse:
@@ -30,11 +35,51 @@ async def message(call: Call) -> HttpResponse:
     if not is_here:
         return await _sent_on(call, url)
     _, owned = await call.broker.partition(call.name, create=False)
-    if not owned.log.start <= entry < owned.log.end:
+    return await _stored_at(call, owned, ledger, entry, is_first=True)
+
+
+async def peek(call: Call) -> HttpResponse:
+    """The batch with the n-th message, from 1 on, that the subscription has not acknowledged."""
+    info, number = await call.existing(), _number_of(call, "position")
+    if not 1 <= number <= PEEK_MAX:
+        raise HttpRefusal(
+            HTTPStatus.PRECONDITION_FAILED, f"messages 1 to {PEEK_MAX} are shown, not {number}"
+        )
+    name = call.request.parts["subscription"]
+    positions = await call.client.subscriptions.positions(info.id, name)
+    url, is_here = await call.broker.lookup(call.name, authoritative=False)
+    if not is_here:
+        return await _sent_on(call, url)
+    topic, owned = await call.broker.partition(call.name, create=False)
+    offset = positions.get(owned.number, 0) + number - 1
+    used = {subscription.name: subscription for subscription in topic.subscriptions.used_here()}
+    dispatcher = used[name].dispatcher_of(owned.number) if name in used else None
+    if dispatcher is not None:
+        offset = _nth_missing(dispatcher.acks, owned.log.end, number)
+    ledger = names.ledger_number(info.id)
+    return await _stored_at(call, owned, ledger, offset, is_first=False)
+
+
+def _nth_missing(acks: Acks, end: int, number: int) -> int:
+    """The offset of the n-th message below `end` that is not acknowledged; `end` without one."""
+    for lo, hi in acks.missing(acks.mark, end):
+        if number <= hi - lo:
+            return lo + number - 1
+        number -= hi - lo
+    return end
+
+
+async def _stored_at(
+    call: Call, owned: OwnedPartition, ledger: int, offset: int, *, is_first: bool
+) -> HttpResponse:
+    """The batch that has the offset, as its first one if `is_first`."""
+    if not owned.log.start <= offset < owned.log.end:
         raise _missing(call)
-    for stored in await owned.log.read(entry):
-        if stored.offset == entry and stored.has_rows:
-            return _response(f"{ledger}:{entry}", stored)
+    for stored in await owned.log.read(offset):
+        if stored.offset <= offset < stored.end and stored.has_rows:
+            if is_first and stored.offset != offset:
+                break
+            return await asyncio.to_thread(_response, f"{ledger}:{stored.offset}", stored)
     raise _missing(call)
 
 
@@ -52,6 +97,11 @@ async def _sent_on(call: Call, url: str) -> HttpResponse:
 def _response(message_id: str, stored: Stored) -> HttpResponse:
     data = chunk_in(stored.data) if is_last_chunk(stored.data) else chunks_of(stored.data)[0]
     batch = pulsar_batch.parse(data)
+    if pulsar_batch.unpacked_bytes(batch) > SHOWN_BYTES_MAX:
+        raise HttpRefusal(
+            HTTPStatus.NOT_IMPLEMENTED,
+            f"a batch of more than {SHOWN_BYTES_MAX} bytes is not shown by HTTP: consume it",
+        )
     metadata = batch.metadata
     made = datetime.fromtimestamp(metadata.publish_time / 1000, UTC)
     headers = {

@@ -90,6 +90,7 @@ ROUTES = (
     RouteEntry("GET", f"{_TOPIC}/subscriptions", subscriptions.subscriptions),
     RouteEntry("PUT", _SUBSCRIPTION, subscriptions.create_subscription),
     RouteEntry("DELETE", _SUBSCRIPTION, subscriptions.delete_subscription),
+    RouteEntry("GET", f"{_SUBSCRIPTION}/position/{{position}}", messages.peek),
     RouteEntry("POST", f"{_SUBSCRIPTION}/skip_all", subscriptions.skip_all),
     RouteEntry("POST", f"{_SUBSCRIPTION}/skip/{{count}}", subscriptions.skip),
     RouteEntry("POST", f"{_SUBSCRIPTION}/expireMessages/{{seconds}}", subscriptions.expire),
