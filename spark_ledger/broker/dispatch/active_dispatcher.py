@@ -25,6 +25,9 @@ from spark_ledger.broker.wire.frames import encode, with_batch
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
 FAILOVER_DELAY_S = 1.0
+ANNOUNCE_S = 0.5
+"""How long after a change consumers learn which of them is active. Go's client passes over an
+announcement that comes before it has dealt with the response to its SUBSCRIBE."""
 MASKED_BATCHES_MAX = 10_000
 """Of the batches that a consumer of ranges has not acknowledged: the oldest ones are forgotten, and
 then their acknowledgement counts for all of their messages."""
@@ -39,6 +42,7 @@ class ActiveDispatcher(Dispatcher):
         super().__init__(partition, policy, mark, cursor)
         self._begin_s = 0.0
         """When the active consumer may get its first message, by the loop's clock."""
+        self._announcement: asyncio.TimerHandle | None = None
         self._masked: dict[int, list[Range]] = {}
         """By the offset of a batch the messages that are in the ranges of the consumer."""
 
@@ -58,11 +62,13 @@ class ActiveDispatcher(Dispatcher):
                 sends = self._send_to(active)
                 active.sending = asyncio.get_running_loop().create_task(sends)
         if self._policy.announces:
-            asyncio.get_running_loop().call_soon(self._announce)
+            if self._announcement is not None:
+                self._announcement.cancel()
+            loop = asyncio.get_running_loop()
+            self._announcement = loop.call_later(ANNOUNCE_S, self._announce)
 
     def _announce(self) -> None:
-        """Let each consumer know whether it is the active one: after the response to its SUBSCRIBE,
-        before which Go's client has no consumer of that id."""
+        """Let each consumer know whether it is the active one."""
         for consumer in self.consumers:
             is_active = consumer is self.active
             change = command("active_consumer_change", consumer_id=consumer.id, is_active=is_active)

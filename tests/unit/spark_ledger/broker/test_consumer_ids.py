@@ -63,21 +63,22 @@ def test_a_consumer_that_is_closed_while_it_is_made_leaves_nothing():
     play(main)
 
 
-def test_a_consumer_learns_that_it_is_active_after_the_response_to_its_request():
+def test_a_consumer_learns_that_it_is_active_some_time_after_the_response_to_its_request():
     async def main(stage):
         broker, session = await session_of(stage)
+        loop, answers = asyncio.get_running_loop(), session.socket.answers
         for consumer_id, name in ((1, "a"), (2, "b")):
             asked = {**OF_S, "consumer_id": consumer_id, "consumer_name": name}
-            session.ask("subscribe", request_id=consumer_id, subType=2, **asked)
-            first = await session.socket.answers.get()
-            while first.HasField("active_consumer_change"):  # of the consumer before it
-                assert first.active_consumer_change.consumer_id < consumer_id
-                first = await session.socket.answers.get()
-            assert first.success.request_id == consumer_id
-            change = await session.socket.answer("active_consumer_change")
-            while change.consumer_id != consumer_id:
-                change = await session.socket.answer("active_consumer_change")
-            assert change.is_active is (name == "a")
+            await session.answer("success", "subscribe", request_id=9, subType=2, **asked)
+        made_s = loop.time()
+        is_active = {}
+        while loop.time() < made_s + 5:
+            while not answers.empty():
+                change = answers.get_nowait().active_consumer_change
+                is_active[change.consumer_id] = change.is_active
+                assert loop.time() >= made_s + 0.2, "the client does not know the consumer yet"
+            await asyncio.sleep(0.05)
+        assert is_active == {1: True, 2: False}
         session.connection.connection_lost(None)
         await broker.seal()
 

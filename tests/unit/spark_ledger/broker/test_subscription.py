@@ -28,8 +28,9 @@ from tests.unit.spark_ledger.broker.consumers import (
 
 @pytest.fixture
 def no_delay(monkeypatch):
-    """A newly active consumer gets messages at once."""
+    """A newly active consumer gets messages at once, and learns that it is active."""
     monkeypatch.setattr(active_dispatcher, "FAILOVER_DELAY_S", 0.0)
+    monkeypatch.setattr(active_dispatcher, "ANNOUNCE_S", 0.0)
 
 
 def test_a_consumer_gets_no_more_than_its_permits_and_one_batch():
@@ -334,6 +335,7 @@ def test_the_newest_batches_are_kept_within_their_budget():
 @pytest.mark.parametrize("way", ["leave", "seek"])
 def test_the_next_active_failover_consumer_waits_if_another_may_hold_messages(way, monkeypatch):
     monkeypatch.setattr(active_dispatcher, "FAILOVER_DELAY_S", 0.05)
+    monkeypatch.setattr(active_dispatcher, "ANNOUNCE_S", 0.0)
 
     async def act(made):
         partition, subscription = Batches(1, 1), Subscription("s", FAILOVER, None)
