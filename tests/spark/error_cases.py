@@ -37,6 +37,9 @@ ELSEWHERE = {
     "LEDGER_METADATA.HELD": "a cluster whose metadata store was put back: ../integration/"
     "test_older_store.py",
     "LEDGER_TOPIC.ALREADY_EXISTS": "Admin and the command line",
+    "LEDGER_TOPIC.NAMESPACE_NOT_FOUND": "the admin API: unit topic/test_namespaces.py",
+    "LEDGER_TOPIC.NAMESPACE_ALREADY_EXISTS": "the admin API: unit topic/test_namespaces.py",
+    "LEDGER_TOPIC.NAMESPACE_IN_USE": "the admin API: unit topic/test_namespaces.py",
     "LEDGER_SUBSCRIPTION.ALREADY_EXISTS": "Admin and the command line",
     "LEDGER_DATA_LOSS.LEDGER_MISSING": "a ledger of rows that is gone is ROWS_MISSING: integration/"
     "test_ledger_client.py, unit topic/test_slice_reading.py",
@@ -131,6 +134,13 @@ def a_name_that_is_none(scene: Scene) -> str:
 @raises("LEDGER_TOPIC.TERMINATED")
 def a_topic_that_takes_no_more(scene: Scene) -> str:
     scene.admin.terminate(scene.new_topic())
+    return scene.writes(["value"], scene.topic)
+
+
+@raises("LEDGER_WRITE.BACKLOG_QUOTA")
+def a_topic_whose_subscription_leaves_too_much_unread(scene: Scene) -> str:
+    scene.admin.create_topic(scene.topic, backlog_bytes_max=1)
+    scene.admin.create_subscription(scene.new_topic(), "slow", at="earliest")
     return scene.writes(["value"], scene.topic)
 
 

@@ -55,7 +55,17 @@ VERBS = {
     "unrecorded.name_as_deleted": lambda s: unrecorded.name_as_deleted(s.client.store, [s.unnamed]),
 }
 READS = {
-    "Topics": {"open", "find", "name_of", "list", "names", "inherited", "namespace", "namespaces"},
+    "Topics": {
+        "open",
+        "find",
+        "name_of",
+        "list",
+        "names",
+        "inherited",
+        "namespace",
+        "namespaces",
+        "of",
+    },
     "TopicAdmin": {"describe"},
     "Subscriptions": {"list", "used_by_consumers", "positions", "lag", "holds", "reserve", "close"},
     "SchemaRegistry": {"of", "for_read", "forget"},
