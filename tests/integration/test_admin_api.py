@@ -3,6 +3,7 @@
 import json
 import urllib.request
 import uuid
+from datetime import timedelta
 
 import pulsar
 import pytest
@@ -106,6 +107,12 @@ def test_consumers_that_share_show_what_each_of_them_has(cluster, client, name):
     }
     shared[0].negative_acknowledge(shared[0].receive(TIMEOUT_MS))
     assert eventually(lambda: shown()["redeliveredMessages"] == 1)
+    for consumer in shared:
+        consumer.close()
+    shared = [client.subscribe(name, "s", pulsar.ConsumerType.Shared)]
+    producer.send(b"later", deliver_after=timedelta(hours=1))
+    assert eventually(lambda: shown()["msgDelayed"] == 1)
+    assert shown()["msgBacklogNoDelayed"] == shown()["msgBacklog"] - 1
 
 
 def fetched(url, path):

@@ -8,6 +8,7 @@ are 0: they are not measured. What brokers ask of each other is what any client 
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -196,25 +197,27 @@ def _of_used(sizes: "_Sizes", subscription: Subscription, number: int) -> Stats:
     lag = sizes.lag(acks.mark)
     missing = sum(hi - lo for lo, hi in acks.missing(acks.mark, lag.end))
     acknowledged = max(0, lag.end - lag.position) - missing
-    sharing = dispatcher.sharing if isinstance(dispatcher, SharedDispatcher) else None
-    if sharing is None:
-        unacked = sum(hi - lo for lo, hi in acks.missing(acks.mark, dispatcher.position))
-    else:
-        unacked = sharing.unacked
-    return subscription_stats(
-        SubscriptionFacts(
-            type=subscription.kind.name if dispatcher.consumers else "None",
-            is_durable=subscription.durable,
-            backlog=max(0, lag.rows - acknowledged),
-            backlog_bytes=lag.bytes,
-            unacked=unacked,
-            redelivered=0 if sharing is None else sharing.redelivered,
-            is_blocked=sharing is not None and sharing.is_blocked,
-            position=acks.mark,
-            consumers=tuple(dispatcher.consumers),
-            active=dispatcher.active,
-        )
+    unacked = sum(hi - lo for lo, hi in acks.missing(acks.mark, dispatcher.position))
+    facts = SubscriptionFacts(
+        type=subscription.kind.name if dispatcher.consumers else "None",
+        is_durable=subscription.durable,
+        backlog=max(0, lag.rows - acknowledged),
+        backlog_bytes=lag.bytes,
+        unacked=unacked,
+        position=acks.mark,
+        consumers=tuple(dispatcher.consumers),
+        active=dispatcher.active,
     )
+    if isinstance(dispatcher, SharedDispatcher):
+        sharing, held = dispatcher.sharing, dispatcher.held
+        facts = replace(
+            facts,
+            unacked=sharing.unacked,
+            redelivered=sharing.redelivered,
+            delayed=len(held.rows) + len(held.due),
+            is_blocked=sharing.is_blocked,
+        )
+    return subscription_stats(facts)
 
 
 def _of_records(sizes: "_Sizes", subscription: SubscriptionInfo) -> Stats:
