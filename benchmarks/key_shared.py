@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
-from spark_ledger.broker.dispatch.subscriptions import Subscription
+from spark_ledger.broker.dispatch.subscriptions import SharingRules, Subscription
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.wire.commands import AckType, MessageId, SubscriptionType
@@ -92,7 +92,7 @@ class Client:
 
 async def measured(partition: Rows, consumers: int, kind: SubscriptionType) -> tuple[float, float]:
     """Processor seconds of the dispatcher, and bytes that it sent for each row."""
-    subscription = Subscription("s", kind, None, UnackedLimits(0, 0))
+    subscription = Subscription("s", kind, None, SharingRules(UnackedLimits(0, 0)))
     dispatcher: Dispatcher = subscription.dispatcher(cast(Partition, partition), 0)
     clients = [Client() for _ in range(consumers)]
     members = [
@@ -116,16 +116,12 @@ async def measured(partition: Rows, consumers: int, kind: SubscriptionType) -> t
                 ids.append(got.command.message.message_id)
             began_s = time.process_time()
             for message_id in ids:
-                part = member.pending[message_id.entryId]
-                gets = part.unacked
-                list(
-                    dispatcher.acknowledge(
-                        member,
-                        MessageId(ledgerId=LEDGER, entryId=message_id.entryId),
-                        AckType.INDIVIDUAL,
-                    )
+                unacked, asked = (
+                    member.unacked,
+                    MessageId(ledgerId=LEDGER, entryId=message_id.entryId),
                 )
-                dispatcher.flow(member, gets)
+                list(dispatcher.acknowledge(member, asked, AckType.INDIVIDUAL))
+                dispatcher.flow(member, unacked - member.unacked)
             spent_s += time.process_time() - began_s
     for member in members:
         dispatcher.leave(member)

@@ -15,12 +15,12 @@ from spark_ledger.broker.dispatch.acks import ack_set
 from spark_ledger.broker.dispatch.dispatcher import CROWDED_S, Consumer, Dispatcher, is_in_chunks
 from spark_ledger.broker.dispatch.key_slots import slots_of
 from spark_ledger.broker.dispatch.policies import Policy, may_get
-from spark_ledger.broker.dispatch.sharing import Range, common
+from spark_ledger.broker.dispatch.sharing import Range
 from spark_ledger.broker.dispatch.slot_owners import within
 from spark_ledger.broker.names import offset_of
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
-from spark_ledger.broker.wire.commands import AckType, MessageId, command, signed
+from spark_ledger.broker.wire.commands import AckType, MessageId, command
 from spark_ledger.broker.wire.frames import encode, with_batch
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
@@ -28,9 +28,6 @@ FAILOVER_DELAY_S = 1.0
 ANNOUNCE_S = 0.5
 """How long after a change consumers learn which of them is active. Go's client passes over an
 announcement that comes before it has dealt with the response to its SUBSCRIBE."""
-MASKED_BATCHES_MAX = 10_000
-"""Of the batches that a consumer of ranges has not acknowledged: the oldest ones are forgotten, and
-then their acknowledgement counts for all of their messages."""
 
 
 class ActiveDispatcher(Dispatcher):
@@ -43,8 +40,6 @@ class ActiveDispatcher(Dispatcher):
         self._begin_s = 0.0
         """When the active consumer may get its first message, by the loop's clock."""
         self._announcement: asyncio.TimerHandle | None = None
-        self._masked: dict[int, list[Range]] = {}
-        """By the offset of a batch the messages that are in the ranges of the consumer."""
 
     def _has_joined(self, consumer: Consumer) -> None:
         self._choose()
@@ -103,13 +98,8 @@ class ActiveDispatcher(Dispatcher):
             yield end <= partition.end and acks.add_up_to(end)
             return
         ranges = consumer.sent.acknowledged_ranges(message_id, offset)
-        own = self._masked.get(signed(message_id.entryId))
-        if own is not None:
-            ranges = common(ranges, own)
         for lo, hi in ranges:
             yield hi <= partition.end and acks.add(lo, hi)
-        if own is not None and not any(acks.missing(lo, hi) for lo, hi in own):
-            self._masked.pop(signed(message_id.entryId), None)
         if not ranges:
             yield False
 
@@ -170,12 +160,15 @@ class ActiveDispatcher(Dispatcher):
                 self._pass_over(batch.end)
                 continue
             missing = self._missing(batch, self.position)
+            takes_part = consumer.takes_rows
             if consumer.ranges and missing:
-                missing = self._within(consumer, batch, missing)
+                own = within(batch.offset, slots_of(batch), missing, consumer.ranges)
+                takes_part |= own != missing
+                missing = own
             if missing and is_in_chunks(batch):
                 consumer.sent.note(batch.offset, batch.messages)
                 await self._send_message(consumer, batch, 0, lossy)
-            elif missing and consumer.takes_rows and self._spark_batches.has_rows_of_spark(batch):
+            elif missing and takes_part and self._spark_batches.has_rows_of_spark(batch):
                 if not await self._send_rows(consumer, batch, missing):
                     return
             elif missing:
@@ -188,27 +181,24 @@ class ActiveDispatcher(Dispatcher):
                 return
             self.position = batch.end
 
-    def _within(self, consumer: Consumer, batch: Stored, missing: list[Range]) -> list[Range]:
-        """What the consumer gets of a batch: the messages in its ranges of slots."""
-        own = within(batch.offset, slots_of(batch), missing, consumer.ranges)
-        if own and own != missing:
-            self._masked[batch.offset] = own
-            if len(self._masked) > MASKED_BATCHES_MAX:
-                del self._masked[next(iter(self._masked))]
-        return own
-
     async def _send_rows(self, consumer: Consumer, batch: Stored, missing: list[Range]) -> bool:
-        """Send rows of Spark one by one; False if the consumer may get no more of them."""
-        rewinds = self._rewinds
-        for row in (row for lo, hi in missing for row in range(lo, hi)):
+        """Send rows of Spark in batches of neighbours that are cut out, or one by one to a client
+        that takes no batches; False if the consumer may get no more of them."""
+        rewinds, parts = self._rewinds, missing
+        if consumer.takes_rows:
+            parts = [(row, row + 1) for lo, hi in missing for row in range(lo, hi)]
+        for lo, hi in parts:
             await consumer.link.room()
             if rewinds != self._rewinds:
                 return False
-            self.position = row
+            self.position = lo
             if consumer.permits <= 0:
                 return False
-            frame = consumer.messages.command(row, ())
-            consumer.sent.note(row, 1)
-            consumer.link.send(with_batch(frame, self._spark_batches.lone(batch, row)))
-            consumer.permits -= 1
+            if consumer.takes_rows:
+                data = self._spark_batches.lone(batch, lo)
+            else:
+                data = self._spark_batches.cut(batch, lo, hi - lo)
+            consumer.sent.note(lo, hi - lo)
+            consumer.link.send(with_batch(consumer.messages.command(lo, ()), data))
+            consumer.permits -= hi - lo
         return True

@@ -5,10 +5,11 @@ acknowledged are at one consumer, the holder of the slot; a slot whose owner cha
 to its new owner once the holder has no such row any more (PIP-379). While rows of a slot wait, no
 later row of the slot is sent. A consumer that cannot take more stops its own slots only.
 
-A consumer that owns half of the messages of a batch of Spark, or more, gets the batch with the
-others masked; another one gets its rows in batches of neighbours, which are cut out. A cut batch
-whose messages come again never has more messages than before: a late acknowledgement of it would
-name messages that its client did not have.
+A consumer that owns all messages of a batch of Spark gets the batch; another one gets its rows in
+batches of neighbours, which are cut out: clients acknowledge a batch with masked messages only if
+they acknowledge by index, which is off by default. A cut batch whose messages come again never has
+more messages than before: a late acknowledgement of it would name messages that its client did not
+have.
 
 What waits is kept by slot, and its rows by the consumer that may get them now. Rows leave these
 sets lazily: `waiting`, which the model has, decides which rows still wait.
@@ -116,22 +117,16 @@ class KeyChoice:
             elif member.takes_rows:
                 one_by_one = [(row, row + 1) for row in of_member.tolist()]
                 yield from self._cut_parts(batch.offset, one_by_one, of_batch.slots)
-            elif self._gets_whole(member, batch, of_batch):
+            elif not whole.is_masked and self._gets_whole(member, batch, of_batch):
                 yield whole
             else:
                 yield from self._cut_parts(batch.offset, ranges, of_batch.slots)
 
     def _gets_whole(self, member: Member, batch: Stored, of_batch: KeyedBatch) -> bool:
-        """Whether the consumer gets its messages in the whole batch, others masked."""
-        if batch.offset in member.pending or batch.offset in self._cut_begins:
-            return False
-        counts: list[int] = np.bincount(of_batch.indices).tolist()
-        own: int = sum(
-            count
-            for slot, count in zip(of_batch.distinct, counts, strict=True)
-            if self._owners.owner_of(slot) is member
-        )
-        return 2 * own >= batch.messages
+        """Whether the consumer gets the whole batch: it owns every slot of it. With messages that
+        are masked for others no client acknowledges the batch, unless it does so by index."""
+        is_new = batch.offset not in member.pending and batch.offset not in self._cut_begins
+        return is_new and all(self._owners.owner_of(slot) is member for slot in of_batch.distinct)
 
     def _cut_parts(
         self, begin: int, ranges: Sequence[Range], slots: tuple[int, ...]

@@ -212,26 +212,23 @@ class Rows:
 LOW, HIGH = 1, 65_535  # of the first consumer of two, and of the second
 
 
-def test_who_owns_half_of_a_batch_gets_it_with_the_others_masked_and_else_neighbours():
+def test_who_owns_a_batch_gets_it_whole_and_else_neighbours():
     rows = Rows([LOW, LOW, HIGH, LOW, HIGH, HIGH, LOW, LOW], 2)
     assert rows.give() == {
-        "m0": [(100, 8, [(100, 102), (103, 104), (106, 108)])],
+        "m0": [(100, 2, [(100, 102)]), (103, 1, [(103, 104)]), (106, 2, [(106, 108)])],
         "m1": [(102, 1, [(102, 103)]), (104, 2, [(104, 106)])],
     }
-    assert Rows([HIGH, LOW], 2).give() == {
-        "m0": [(100, 2, [(101, 102)])],
-        "m1": [(100, 2, [(100, 101)])],
-    }
+    assert Rows([LOW, LOW], 2).give() == {"m0": [(100, 2, [(100, 102)])]}
 
 
-def test_an_acknowledgement_of_a_masked_batch_names_only_the_rows_of_its_consumer():
-    rows = Rows([LOW, HIGH], 2)
+def test_a_batch_that_was_acknowledged_in_part_comes_again_whole():
+    rows = Rows([LOW, LOW, HIGH], 1)
     rows.give()
-    m0, m1 = rows.members
-    rows.acknowledge(m1, 100)
-    rows.acknowledge(m1, 100)
-    assert rows.sharing.acks.missing(100, 102) == [(100, 101)]
-    assert list(m0.pending) == [100]
+    (m0,) = rows.members
+    rows.sharing.redeliver(m0, [100])
+    id_ = MessageId(ledgerId=1, entryId=100, batch_index=1)
+    list(rows.sharing.acknowledge(m0, id_, 101, 103))
+    assert rows.give() == {"m0": [(100, 3, [(100, 101), (102, 103)])]}
 
 
 def test_a_cut_batch_comes_again_with_no_more_messages_than_before():
