@@ -34,6 +34,8 @@ CATCH_UP_S, CERTAIN_S = 0.1, 5.0
 and, after a new connection to the store, for the check that the store did not go back."""
 LEDGERS_ASKED_AT_ONCE = 8
 DECIDE_S, UNDECIDED_S = 10.0, 0.5
+ACKS_CLOSED_S = 5.0
+"""How long the broker's end waits until what its consumers acknowledged is durable, at most."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class OwnedTopic:
         self._leaving: dict[int, OwnedPartition] = {}
         self._owning = asyncio.Lock()
         self._beside = BackgroundTasks(self._log_failed_task)
+        self._acks = cursors.use_acks(commits.topic, commits.new_ledger)
         self.subscriptions = TopicSubscriptions(self, commits, cursors, self._beside)
         self.backlogs = Backlogs(self, commits)
         self._background: list[asyncio.Task[None]] = []
@@ -148,6 +151,7 @@ class OwnedTopic:
                 partition.log.forget()
                 # the positions of its subscriptions are of the earlier store, too
                 self.subscriptions.send_consumers_away(number)
+                self._acks.leave(number)
             partition.log.wake()
 
     async def look(self, *, fresh: bool = True, watch: Watcher | None = None) -> None:
@@ -190,6 +194,7 @@ class OwnedTopic:
             self._leave(number)
             # at once, so that no consumer here keeps its subscription in use
             self.subscriptions.send_consumers_away(number)
+            self._acks.leave(number)
         if numbers:
             _log.warning("other brokers have partitions %s of %s", numbers, self.info.name)
             self._beside.start(self._leave_to_others(numbers, decide_s))
@@ -219,6 +224,7 @@ class OwnedTopic:
                 await asyncio.gather(*(one.close() for one in writers))
         for number in numbers:
             self._send_away(self._leaving[number])
+            self._acks.leave(number)
             self._commits.epochs.pop(number, None)
             self._leaving.pop(number, None)
         if end:
@@ -228,6 +234,7 @@ class OwnedTopic:
         for task in self._background:
             if task is not asyncio.current_task():
                 task.cancel()
+        self._acks.end()
         await self._commits.close()
         await self._on_closed(self)
 
@@ -247,6 +254,7 @@ class OwnedTopic:
         for partition in list(self._partitions.values()):
             self._send_away(partition)
         await self.subscriptions.release_all()
+        await self._acks.close(ACKS_CLOSED_S)
         await self._close()
 
     # -- for its subscriptions -----------------------------------------------------------------

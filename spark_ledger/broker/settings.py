@@ -1,6 +1,6 @@
 """Every setting of a broker, with its default and meaning; conf/broker.toml lists them."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ class BrokerSettings(Settings):
         "tail_bytes": "memory",
         "message_bytes_max": "messages",
         "consumer_unacked_max": "consumers that share a subscription",
+        "ack_receipt": "acknowledgements",
         "roll_bytes": "when a live ledger is followed by another: whichever comes first",
     }
     """The headings of conf/broker.toml, each above the setting with this name."""
@@ -92,6 +93,12 @@ class BrokerSettings(Settings):
         200_000,
         ge=0,
         description="And all its consumers of a partition together.",
+    )
+
+    ack_receipt: Literal["durable", "memory"] = Field(
+        "durable",
+        description="When a client that asks gets the receipt of an acknowledgement: once it is"
+        " stored as a message is, or (memory) once the broker knows it.",
     )
 
     roll_bytes: int = Field(1024 * MIB, gt=0, description="Size of a live ledger.")

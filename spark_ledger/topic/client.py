@@ -326,6 +326,7 @@ class TopicClient:
                     {**info.positions, **by_name.get(info.name, {})},
                     now_ms,
                     live_ends=ends,
+                    acked={} if marks else info.acked_beyond,
                 ),
             )
             for info in infos

@@ -220,7 +220,9 @@ async def _lag(client: TopicClient, info: TopicInfo) -> list[Row]:
     rows: list[Row] = []
     for subscription in subscriptions:
         for partition, lag in topic_lag(
-            state, subscription.positions, now_ms, live_ends=live_ends
+            *(state, subscription.positions, now_ms),
+            live_ends=live_ends,
+            acked=subscription.acked_beyond,
         ).items():
             cells = (lag.position, lag.end, lag.rows, lag.bytes, lag.millis)
             rows.append((info.name.short, subscription.name, partition, *cells))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import RecordState
+from spark_ledger.topic.acks.nodes import decode_pointer
 from spark_ledger.topic.checkpointer import LOG_NODES_MAX
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log import checkpoint
@@ -176,4 +177,11 @@ async def needed_ledgers(work: TopicWork, topics: TopicClient, log: LogGhost) ->
         cursor = decode_subscription(node.value).ledger_id
         if cursor is not None:
             found[cursor] = "cursor"
+    acks = paths.acks(log.topic_id)
+    for name in work.world.store.peek_children(acks):
+        node = work.world.store.peek(f"{acks}/{name}")
+        if name.isdigit() and node is not None:
+            ack_ledger = decode_pointer(node.value).ledger_id
+            if ack_ledger is not None:
+                found[ack_ledger] = "acks"
     return found

@@ -45,7 +45,7 @@ FIELDS = {
     "MainJob": (18, "what a run of the demo has started, and what its steps share"),
     "AsyncLedgerWriter": (19, "an open ledger for its callers; the pipeline below has the adds"),
     "Cursor": (24, "the I/O around the pure machine beside it, with each thing it waits for"),
-    "ConsumerCursor": (19, "what is in memory of a cursor, and what of that is durable"),
+    "ConsumerCursor": (22, "what is in memory of a cursor, and what of that is durable"),
     "LedgerHandle": (17, "a ledger as a bookie knows it: its state, its adds, its waiters"),
     "LedgerStorage": (18, "the parts of the storage engine, put together once"),
     "AddPipeline": (22, _STATE_OF_AN_ALGORITHM),

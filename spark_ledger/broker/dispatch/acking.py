@@ -6,6 +6,7 @@ until it is done, no later command of its client is taken (serve/client.py).
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from spark_ledger import errors
@@ -31,7 +32,8 @@ class Consuming(NamedTuple):
 
 class Acking:
     """`consumers` by their ids; `refusal_of` makes one of Pulsar's errors of an exception;
-    `on_idle` is called when an ACK of several steps is done."""
+    `on_idle` is called when an ACK of several steps is done. `awaits_durable`: a receipt is sent
+    once what the ACK acknowledged is durable; else once it is in memory."""
 
     def __init__(
         self,
@@ -39,11 +41,15 @@ class Acking:
         send: Callable[[bytes], None],
         refusal_of: Callable[[Exception], Refusal],
         on_idle: Callable[[], None],
+        *,
+        awaits_durable: bool = True,
     ) -> None:
         self._consumers = consumers
         self._send = send
         self._refusal_of = refusal_of
         self._on_idle = on_idle
+        self._awaits_durable = awaits_durable
+        self._is_dropped = False
         self._steps: Iterator[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -62,6 +68,7 @@ class Acking:
     def drop(self) -> None:
         """The connection is gone: the client acknowledges on the next one."""
         self._steps = None
+        self._is_dropped = True
 
     async def _finish(self, steps: Iterator[None]) -> None:
         try:
@@ -89,28 +96,39 @@ class Acking:
                 if isinstance(error, errors.LedgerFenced | errors.SubscriptionNotFound):
                     consuming.consumer.end()  # the subscription is another broker's, or deleted
         if part.HasField("request_id"):
-            response = command(
-                "ack_response", consumer_id=part.consumer_id, request_id=part.request_id
-            )
-            if refusal is not None:
-                response.ack_response.error = refusal.code
-                response.ack_response.message = refusal.message
-            self._send(encode(response))
+            if refusal is not None or consuming is None or not self._awaits_durable:
+                self._respond(part, refusal)
+            else:
+                consuming.consumer.dispatcher.when_durable(partial(self._receipt, part, consuming))
+
+    def _receipt(self, part: Any, consuming: Consuming, error: Exception | None) -> None:
+        """What an ACK acknowledged is durable, or will not be."""
+        if not self._is_dropped:
+            self._respond(part, None if error is None else self._refusal_of(error))
+            if error is not None:
+                consuming.consumer.end()
+
+    def _respond(self, part: Any, refusal: Refusal | None) -> None:
+        response = command("ack_response", consumer_id=part.consumer_id, request_id=part.request_id)
+        if refusal is not None:
+            response.ack_response.error = refusal.code
+            response.ack_response.message = refusal.message
+        self._send(encode(response))
 
     def _acknowledge(self, part: Any, consuming: Consuming) -> Iterator[None]:
         if part.HasField("txnid_most_bits"):
             raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
-        consumer, has_moved, cost = consuming.consumer, False, 0
+        consumer, cost = consuming.consumer, 0
         for message_id in part.message_id:
             cost += len(message_id.ack_set) // _WORDS_PER_STEP
-            for moves_mark in consumer.dispatcher.acknowledge(consumer, message_id, part.ack_type):
-                has_moved |= moves_mark
+            for _ in consumer.dispatcher.acknowledge(consumer, message_id, part.ack_type):
                 cost += 1
                 if cost < ACK_STEPS_MAX:
                     continue
                 cost = 0
                 yield
                 if self._consumers.get(consumer.id, (None,))[0] is not consumer:
-                    return  # the consumer was sent away, for example by a seek
-        if has_moved:
-            consumer.dispatcher.save_position()
+                    consumer.dispatcher.save_position()
+                    what = f"consumer {consumer.id} was sent away"  # by a seek, for example
+                    raise Refusal(ServerError.CONSUMER_NOT_FOUND, what)
+        consumer.dispatcher.save_position()

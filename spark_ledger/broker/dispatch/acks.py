@@ -55,6 +55,7 @@ class Acks:
         self._bytes = 0
         self._budget = AckBudget() if budget is None else budget
         if self.rows:
+            self.rows.remove_range(0, mark)
             self._raise_mark(mark)
             self._measure()
 

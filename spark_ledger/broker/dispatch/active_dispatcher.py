@@ -11,6 +11,8 @@ twice.
 import asyncio
 from collections.abc import Iterable, Iterator
 
+from pyroaring import BitMap64
+
 from spark_ledger.broker.dispatch.acks import ack_set
 from spark_ledger.broker.dispatch.dispatcher import CROWDED_S, Consumer, Dispatcher, is_in_chunks
 from spark_ledger.broker.dispatch.key_slots import slots_of
@@ -34,9 +36,14 @@ class ActiveDispatcher(Dispatcher):
     """As Dispatcher."""
 
     def __init__(
-        self, partition: Partition, policy: Policy, mark: int, cursor: ConsumerCursor | None
+        self,
+        partition: Partition,
+        policy: Policy,
+        mark: int,
+        cursor: ConsumerCursor | None,
+        rows: BitMap64 | None = None,
     ) -> None:
-        super().__init__(partition, policy, mark, cursor)
+        super().__init__(partition, policy, mark, cursor, rows)
         self._begin_s = 0.0
         """When the active consumer may get its first message, by the loop's clock."""
         self._announcement: asyncio.TimerHandle | None = None

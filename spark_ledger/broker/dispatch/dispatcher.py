@@ -16,6 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 
+from pyroaring import BitMap64
+
 from spark_ledger import errors
 from spark_ledger.async_tasks import woken
 from spark_ledger.broker.dispatch.acks import Acks, SentBatches
@@ -28,6 +30,7 @@ from spark_ledger.broker.wire.commands import AckType, MessageId, command
 from spark_ledger.broker.wire.frames import encode, with_batch
 from spark_ledger.broker.wire.link import ClientFacts, Link
 from spark_ledger.broker.wire.sends import Messages
+from spark_ledger.topic.acks.partition_acks import Receipt
 from spark_ledger.topic.entry.pulsar_batch import (
     CHUNKS_MAGIC,
     LAST_MAGIC,
@@ -83,14 +86,21 @@ class Consumer(Member):
 
 
 class Dispatcher(ABC):
-    """For a subscription that begins at `mark` in the partition; `cursor` makes its position
-    durable, None if no position is to be durable."""
+    """For a subscription that begins at `mark` in the partition, where `rows` beyond it are
+    acknowledged; `cursor` makes what is acknowledged durable, None if nothing is to be durable."""
 
     def __init__(
-        self, partition: Partition, policy: Policy, mark: int, cursor: ConsumerCursor | None
+        self,
+        partition: Partition,
+        policy: Policy,
+        mark: int,
+        cursor: ConsumerCursor | None,
+        rows: BitMap64 | None = None,
     ) -> None:
         self.partition = partition
-        self.acks = Acks(mark, budget=None if cursor is None else cursor.ack_budget)
+        self.acks = Acks(mark, rows, None if cursor is None else cursor.ack_budget)
+        if cursor is not None:
+            cursor.track(partition.number, self.acks)
         self.consumers: list[Consumer] = []
         self.active: Consumer | None = None
         """The only consumer that gets messages; None if several share, or without consumers."""
@@ -166,10 +176,13 @@ class Dispatcher(ABC):
 
     def seek(self, offset: int) -> None:
         """From `offset` on nothing is acknowledged, and everything below it is. The consumers are
-        sent away, and begin there when they come back. Raises as `save_position`."""
+        sent away, and begin there when they come back. Raises as ConsumerCursor.check."""
+        if self._cursor is not None:
+            self._cursor.check()
         self.acks.reset(offset)
         self.awaits_consumers = True
-        self.save_position()
+        if self._cursor is not None:
+            self._cursor.seek(self.partition.number, offset)
         self._send_consumers_away()
 
     def _send_consumers_away(self) -> None:
@@ -203,6 +216,14 @@ class Dispatcher(ABC):
         if self._cursor is not None:
             self._cursor.check()
             self._cursor.advance(self.partition.number, self.acks.durable)
+
+    def when_durable(self, receipt: Receipt) -> None:
+        """Call `receipt` once what is acknowledged so far is durable, with None, or with the reason
+        why it is not; at once if nothing is to be durable."""
+        if self._cursor is None:
+            receipt(None)
+        else:
+            self._cursor.when_durable(self.partition.number, receipt)
 
     # -- reading -----------------------------------------------------------------------------
 

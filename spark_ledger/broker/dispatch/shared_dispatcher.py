@@ -11,6 +11,8 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator
 
+from pyroaring import BitMap64
+
 from spark_ledger.async_tasks import woken
 from spark_ledger.broker.dispatch.acks import ack_set
 from spark_ledger.broker.dispatch.delays import HeldMessages
@@ -57,8 +59,9 @@ class SharedDispatcher(Dispatcher):
         choice: ReceiverChoice,
         limits: UnackedLimits,
         held: HeldMessages,
+        rows: BitMap64 | None = None,
     ) -> None:
-        super().__init__(partition, policy, mark, cursor)
+        super().__init__(partition, policy, mark, cursor, rows)
         self.held = held
         self.sharing = Sharing(self.acks, limits, choice, self._wake.set)
         self._sending: asyncio.Task[None] | None = None

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from pyroaring import BitMap64
+
 from spark_ledger import errors
 from spark_ledger.async_tasks import BackgroundTasks
 from spark_ledger.broker.dispatch.active_dispatcher import ActiveDispatcher
@@ -135,9 +137,11 @@ class Subscription:
         for dispatcher in self._dispatchers.values():
             dispatcher.acks.drop()
 
-    def dispatcher(self, partition: Partition, mark: int) -> Dispatcher:
-        """The partition's dispatcher. A new one begins at `mark`; a reader gets a new one if the
-        present one has no consumers."""
+    def dispatcher(
+        self, partition: Partition, mark: int, rows: BitMap64 | None = None
+    ) -> Dispatcher:
+        """The partition's dispatcher. A new one begins at `mark`, with `rows` acknowledged beyond
+        it; a reader gets a new one if the present one has no consumers."""
         dispatcher = self._dispatchers.get(partition.number)
         unused = dispatcher is not None and not (
             dispatcher.awaits_consumers or dispatcher.consumers
@@ -145,12 +149,12 @@ class Subscription:
         if dispatcher is None or (unused and not self.durable):
             choice = self.policy.choice()
             if choice is None:
-                dispatcher = ActiveDispatcher(partition, self.policy, mark, self.cursor)
+                dispatcher = ActiveDispatcher(partition, self.policy, mark, self.cursor, rows)
             else:
                 rules = self._sharing
                 dispatcher = SharedDispatcher(
                     *(partition, self.policy, mark, self.cursor, choice, rules.limits),
-                    rules.held(partition.number),
+                    *(rules.held(partition.number), rows),
                 )
             self._dispatchers[partition.number] = dispatcher
         return dispatcher
@@ -297,15 +301,14 @@ class TopicSubscriptions:
         number = partition.number
         subscription.check(wish, number)
         self._topic.readable_partition(number)  # raises Refusal if it is not this broker's
+        mark, rows = 0, None  # not used where the dispatcher keeps its own
         if subscription.cursor is None:
             mark = await start()
         elif not subscription.has_dispatcher(number):
-            epoch = self._commits.epochs[number]
-            mark = max(await subscription.cursor.adopt(number, epoch), partition.start)
-        else:
-            mark = partition.start  # not used: the dispatcher keeps its own
+            state = await subscription.cursor.adopt(number, self._commits.epochs[number])
+            mark, rows = max(state.position, partition.start), state.rows
         partition = self._topic.readable_partition(number)  # it may be another broker's by now
-        return subscription.dispatcher(partition, mark)
+        return subscription.dispatcher(partition, mark, rows)
 
     async def _opened(
         self, name: str, wish: Wish, durable: bool, earliest: bool | None
@@ -381,8 +384,19 @@ class TopicSubscriptions:
         subscription = self.named(name)
         dispatcher.seek(offset)
         if subscription.cursor is not None:
+            number = dispatcher.partition.number
             await self._cursors.written(subscription.cursor, RELEASE_S)
-            await self._commits.check_owner(dispatcher.partition.number)
+            try:
+                async with asyncio.timeout(RELEASE_S):
+                    await subscription.cursor.acks_durable(number)
+            except errors.LedgerFenced:
+                await self._commits.check_owner(number)  # raises Deposed, which says more
+                raise
+            except TimeoutError:
+                raise errors.Unavailable(
+                    f"the seek of subscription '{name}' was not written in {RELEASE_S:.0f} s"
+                ) from None
+            await self._commits.check_owner(number)
 
     def marks(self) -> dict[str, dict[int, int]]:
         """By name of a durable subscription, and partition, the first offset that consumers here
@@ -406,10 +420,11 @@ class TopicSubscriptions:
             self._by_name[name] = subscription
             try:
                 epoch = self._commits.epochs[number]
-                mark = partition.start
+                mark, rows = partition.start, None
                 if not subscription.has_dispatcher(number):
-                    mark = max(await subscription.cursor.adopt(number, epoch), mark)
-                subscription.dispatcher(partition, mark).move_up(offset)
+                    state = await subscription.cursor.adopt(number, epoch)
+                    mark, rows = max(state.position, mark), state.rows
+                subscription.dispatcher(partition, mark, rows).move_up(offset)
             finally:
                 if not subscription.used:
                     self._background.start(self._release_unused(name))

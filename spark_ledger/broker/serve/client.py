@@ -50,7 +50,10 @@ class Client:
         self.intake = Intake(link, broker, broker.message_bytes_max)
         self.consumers: dict[int, Consuming] = {}
         self.subscribing: dict[int, int] = {}
-        self.acking = Acking(self.consumers, link.send, refusal_of, link.go_on)
+        self.acking = Acking(
+            *(self.consumers, link.send, refusal_of, link.go_on),
+            awaits_durable=broker.settings.ack_receipt == "durable",
+        )
         self._requests = BackgroundTasks(ended=self.link.go_on)
         self._waiting_frames: deque[tuple[bytes, Sequence[Span]]] = deque()
         self._next_span = 0  # in the first of the waiting frames

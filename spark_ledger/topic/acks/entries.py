@@ -218,7 +218,7 @@ def _decode_record(payload: memoryview, at: int) -> tuple[AckRecord, int]:
         token = bytes(payload[at + _RECORD.size : name_at]).decode()
         name = bytes(payload[name_at:rows_at]).decode()
         rows = BitMap64.deserialize(bytes(payload[rows_at:end]))
-    except ValueError as error:  # UnicodeDecodeError is one
+    except (ValueError, IndexError) as error:  # the latter for no bytes at all
         raise BadAckEntry(f"an acknowledged set at byte {at}: {error}") from error
     record = AckRecord(
         AckKey(name, token, epoch), owner_epoch, position, rows, replaces=flags == _REPLACES

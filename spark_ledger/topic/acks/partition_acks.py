@@ -222,13 +222,13 @@ class PartitionAcks:
         self._unwritten.discard(key)
         self._users[key] = _User(served, acks, is_known and self._ledger is not None)
 
-    def release(self, key: AckKey, *, is_written: bool) -> None:
+    def release(self, key: AckKey, *, is_written: bool, is_gone: bool = False) -> None:
         """No consumer uses the subscription here. `is_written`: its position is in the broker's
-        share, so its state is needed only if it has gaps."""
+        share, so its state is needed only if it has gaps; `is_gone`: it was deleted."""
         user = self._users.pop(key, None)
-        if user is None:
+        if user is None or is_gone:
             return
-        is_dirty = user.is_dirty or self._under_way is not None
+        is_dirty = user.is_dirty or self._under_way is not None  # as is_written
         if user.acks.rows or is_dirty or not is_written:
             rows = user.acks.rows.copy()
             self._states[key] = AckState(user.acks.durable, rows, self.epoch)
@@ -241,6 +241,18 @@ class PartitionAcks:
         if user is not None and not user.is_dirty:
             user.is_dirty = True
             self._start()
+
+    def reset(self, key: AckKey) -> None:
+        """The subscription's acknowledgements were reset: a write under way has older ones."""
+        user = self._users.get(key)
+        if user is not None:
+            user.position = None
+            self.changed(key)
+
+    def is_written(self, key: AckKey) -> bool:
+        """Whether all that the subscription acknowledged is durable, and no write is under way."""
+        user = self._users.get(key)
+        return user is None or not (user.is_dirty or self._under_way is not None)
 
     def when_durable(self, key: AckKey, receipt: Receipt) -> None:
         """Calls `receipt` once what the subscription has acknowledged so far is durable."""
@@ -546,10 +558,12 @@ def _released(key: AckKey) -> errors.LedgerFenced:
 
 
 class TopicAcks:
-    """The acknowledgements of the partitions of a topic that this broker owns."""
+    """The acknowledgements of the partitions of a topic that this broker owns. `on_end` is called
+    once the broker has the topic no more."""
 
-    def __init__(self, context: AckContext) -> None:
+    def __init__(self, context: AckContext, on_end: Callable[["TopicAcks"], None]) -> None:
         self._context = context
+        self._on_end = on_end
         self._open = SharedTasks[int, PartitionAcks](keep=True)
 
     async def of(self, partition: int, epoch: int) -> PartitionAcks:
@@ -571,6 +585,17 @@ class TopicAcks:
         self._open.pop(partition)
         if acks is not None:
             acks.drop(errors.LedgerFenced(f"partition {partition} was given up"))
+
+    @property
+    def partitions(self) -> list[int]:
+        """Those whose acknowledgements this broker has taken over."""
+        return [partition for partition in self._open if self._open.kept(partition) is not None]
+
+    def end(self) -> None:
+        """The broker has the topic no more."""
+        for partition in list(self._open):
+            self.leave(partition)
+        self._on_end(self)
 
     async def close(self, timeout_s: float) -> None:
         every = [acks for acks in map(self._open.kept, list(self._open)) if acks is not None]

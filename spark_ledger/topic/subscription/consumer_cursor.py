@@ -9,14 +9,20 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from pyroaring import BitMap64
+
 from spark_ledger import errors
 from spark_ledger.metadata.store import Check, MetadataStore, Operation, SessionState, Set
 from spark_ledger.metadata.store_calls import reachable
+from spark_ledger.topic.acks.entries import AckState
+from spark_ledger.topic.acks.partition_acks import AckedSet, Receipt, TopicAcks
 from spark_ledger.topic.acks.sets import AckBudget
 from spark_ledger.topic.subscription import records
-from spark_ledger.topic.subscription.nodes import SubscriptionNodes, SubscriptionView
+from spark_ledger.topic.subscription.acked_partitions import AckedPartitions, floor_of
+from spark_ledger.topic.subscription.nodes import SubscriptionNodes, SubscriptionView, key_of
 from spark_ledger.topic.subscription.records import SubscriptionShare, with_shares
 
+SHARE_EVERY_S = 300.0
 History = Callable[[], Awaitable[int]]
 """TopicLog.history_number of a topic, in the store of the present connection."""
 
@@ -32,6 +38,8 @@ class SharesOfBroker(Protocol):
     ack_budget: AckBudget
 
     def changed(self) -> None: ...
+
+    def acks_of(self, topic_id: str) -> TopicAcks | None: ...
 
 
 class ConsumerCursor:
@@ -53,6 +61,7 @@ class ConsumerCursor:
         self.changes = 0  # how often its position or use changed
         self.durable = 0  # how many of these changes are durable
         self.looked_s = float("-inf")
+        self.written_s = asyncio.get_running_loop().time()
         self._watching = False  # a watch is set on the record
         self._cursors = cursors
         self._nodes = nodes
@@ -64,6 +73,11 @@ class ConsumerCursor:
         self._compared = -1  # the connection to the store on which the history was last compared
         self._at = dict(share.at)
         self._highest = dict(share.at)  # the highest positions that others may have read
+        self._epochs: dict[int, int] = {}  # of the partitions that were adopted
+        topic_acks = cursors.acks_of(nodes.topic_id)
+        key = key_of(subscription)
+        self.acked = None if topic_acks is None else AckedPartitions(topic_acks, key)
+        """None: no ack ledger is used; the share has the positions."""
 
     @property
     def topic_id(self) -> str:
@@ -83,25 +97,92 @@ class ConsumerCursor:
         if self.failure is not None:
             raise self.failure
 
-    async def adopt(self, partition: int, epoch: int) -> int:
-        """The subscription's position in a partition that this broker owns in that epoch. Raises as
-        `check`, errors.Unavailable."""
+    async def adopt(self, partition: int, epoch: int) -> AckState:
+        """What the subscription acknowledged in a partition that this broker owns in that epoch.
+        Raises as `check`, errors.Unavailable, and as TopicAcks.of."""
+        if self.acked is None:
+            subscription = await self._present()
+            position = floor_of(subscription, self._at, partition).position
+            self._at[partition] = (epoch, position)
+            self._cursors.changed()
+            return AckState(position, BitMap64(), epoch)
+        while True:
+            acks = await self.acked.partition_acks(partition, epoch)
+            looks = acks.looks
+            subscription = await self._present()
+            if acks.failure is None and acks.looks == looks:
+                break
+        floor = floor_of(subscription, self._at, partition)
+        state = self.acked.adopt(acks, floor)
+        self._epochs[partition] = epoch
+        self._highest[partition] = max(floor, self._highest.get(partition, floor))
+        if state.position < floor.position:  # a seek back was not carried through
+            self._set(partition, state.position)
+        return state
+
+    async def _present(self) -> SubscriptionView:
         with reachable(f"reading subscription '{self.name}'"):
             subscription = await self._nodes.read(self.name)
         self._judge(subscription)
         self.check()
         assert subscription is not None, "else it has failed"
-        shares, record = [share for share, _ in subscription.shares.values()], subscription.record
-        own = SubscriptionShare(record.epoch, True, self._at)
-        positions = with_shares(record.floor, record.epoch, [*shares, own])
-        self._at[partition] = (epoch, positions.get(partition, 0))
-        self._cursors.changed()
-        return self._at[partition][1]
+        return subscription
+
+    def track(self, partition: int, acks: AckedSet) -> None:
+        """What was adopted goes on in `acks`: `advance` after each change of it."""
+        if self.acked is not None:
+            self.acked.track(partition, self, acks)
 
     def advance(self, partition: int, offset: int) -> None:
-        """Sets the position in a partition that was adopted; it is written soon. It may go
-        back."""
-        self._at[partition] = (self._at[partition][0], offset)
+        """What was acknowledged in a partition that was adopted has changed, and consumers begin
+        at `offset`; it is written soon."""
+        if self.acked is None:
+            self._set(partition, offset)
+        else:
+            self.acked.changed(partition)
+
+    def seek(self, partition: int, offset: int) -> None:
+        """As `advance`, where the position may go back."""
+        self._set(partition, offset)
+        if self.acked is not None:
+            self.acked.reset(partition)
+
+    def when_durable(self, partition: int, receipt: Receipt) -> None:
+        """Calls `receipt` once what was acknowledged so far in the partition is durable; at once if
+        this broker does not know when that is."""
+        if self.acked is None:
+            receipt(self.failure)
+        else:
+            self.acked.when_durable(partition, receipt)
+
+    async def acks_durable(self, partition: int) -> None:
+        """Waits until what was acknowledged so far in the partition is durable. Raises
+        errors.LedgerError."""
+        if self.acked is not None:
+            await self.acked.durable(partition)
+
+    def was_durable(self, partition: int, epoch: int, position: int) -> None:
+        self._at[partition] = (epoch, position)
+
+    async def acked_settled(self) -> None:
+        """What consumers acknowledged is durable when this returns, and the share has the positions
+        of partitions without gaps. Raises errors.LedgerError."""
+        if self.acked is not None:
+            try:
+                await self.acked.all_durable()
+            finally:
+                self._at |= self.acked.without_gaps()
+
+    def release_acks(self, *, is_written: bool = False, is_gone: bool = False) -> None:
+        if self.acked is not None:
+            self.acked.release(is_written=is_written, is_gone=is_gone)
+
+    async def verify(self) -> None:
+        await self.look()
+
+    def _set(self, partition: int, offset: int) -> None:
+        epoch = self._epochs.get(partition) or self._at[partition][0]
+        self._at[partition] = (epoch, offset)
         self.changes += 1
         self._cursors.changed()
 
@@ -129,6 +210,11 @@ class ConsumerCursor:
     @property
     def dirty(self) -> bool:
         return self.failure is None and self.share() != self._written
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the share is to be written now: the acknowledged positions alone may wait."""
+        is_urgent = self.acked is None or self.durable < self.changes
+        return self.dirty and (is_urgent or now_s >= self.written_s + SHARE_EVERY_S)
 
     @property
     def goes_back(self) -> bool:
@@ -158,7 +244,7 @@ class ConsumerCursor:
         """`changes`: their number when the share was made."""
         self._written, self._version = share, self._version + 1
         self.durable = changes
-        self.looked_s = asyncio.get_running_loop().time()
+        self.looked_s = self.written_s = asyncio.get_running_loop().time()
         if back:
             self._highest = dict(share.at)
             self.doubt = True  # about the record's version
@@ -166,7 +252,7 @@ class ConsumerCursor:
     def is_to_be_read(self, late_s: float) -> bool:
         """Whether to read the nodes: a cursor that writes meets the changes of others by its write,
         but a cursor at rest gets them only by the watch."""
-        rests = self.failure is None and not self.dirty
+        rests = self.failure is None and not self.is_due(asyncio.get_running_loop().time())
         return self.doubt or (rests and not (self._watching and self.looked_s >= late_s))
 
     async def look(self) -> None:
@@ -225,6 +311,7 @@ class ConsumerCursor:
         """It writes nothing more."""
         if self.failure is None:
             self.failure = error
+            self.release_acks()
             self.on_failure()
 
 

@@ -47,6 +47,8 @@ from spark_ledger.metadata.store import (
     StoreError,
 )
 from spark_ledger.metadata.store_calls import Tries, pause_s, reachable
+from spark_ledger.topic.acks.entries import AckKey
+from spark_ledger.topic.acks.partition_acks import AckContext, InlinePace, MadeForAcks, TopicAcks
 from spark_ledger.topic.acks.sets import AckBudget
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription import records
@@ -57,7 +59,12 @@ from spark_ledger.topic.subscription.consumer_cursor import (
     is_on,
     one_history,
 )
-from spark_ledger.topic.subscription.nodes import SubscriptionNodes, SubscriptionView, brokers_alive
+from spark_ledger.topic.subscription.nodes import (
+    SubscriptionNodes,
+    SubscriptionView,
+    brokers_alive,
+    key_of,
+)
 from spark_ledger.topic.subscription.records import (
     SubscriptionKind,
     SubscriptionShare,
@@ -94,6 +101,8 @@ class ConsumerCursors:
         self._subscriptions = subscriptions
         self._rng = rng
         self._guard = ClusterGuard(store)
+        self._pace = InlinePace()
+        self._acks: dict[str, TopicAcks] = {}  # by topic id
         self._late = ""  # why nothing was written in the last round
         self._open: dict[str, ConsumerCursor] = {}  # by the subscription's node
         self._opening: dict[str, object] = {}  # the last call of `open` under way, by node
@@ -103,6 +112,34 @@ class ConsumerCursors:
 
     def changed(self) -> None:
         self._changed.set()
+
+    def acks_of(self, topic_id: str) -> TopicAcks | None:
+        """The acknowledgements of a topic whose partitions this broker has, None if it writes no
+        ack ledgers."""
+        return self._acks.get(topic_id)
+
+    def use_acks(
+        self, topic: TopicInfo, make_ledger: Callable[[], Awaitable[MadeForAcks]]
+    ) -> TopicAcks:
+        """From now on subscriptions of the topic are opened with ack ledgers, as long as the result
+        is not closed."""
+        ledgers, nodes = self._subscriptions.ledgers, SubscriptionNodes(self._store, topic.id)
+
+        async def is_current(key: AckKey) -> bool:
+            subscription = await nodes.read(key.name)
+            return subscription is not None and key_of(subscription) == key
+
+        context = AckContext(
+            *(ledgers, topic, make_ledger, is_current),
+            *(self._guard, self._pace, self._rng),
+        )
+
+        def ended(acks: TopicAcks) -> None:
+            if self._acks.get(topic.id) is acks:  # else the topic was opened again
+                del self._acks[topic.id]
+
+        made = self._acks[topic.id] = TopicAcks(context, ended)
+        return made
 
     def doubt_all(self) -> None:
         """Another broker counted this one as dead, and may have put its shares into its own."""
@@ -230,8 +267,13 @@ class ConsumerCursors:
     async def release(self, cursor: ConsumerCursor, timeout_s: float) -> None:
         """No consumer here uses it: writes its position and releases it, and it fails. If the store
         does not respond in time, that is written later, unless the subscription is opened again."""
-        cursor.leave()
         cursor.on_failure = do_nothing
+        try:
+            async with asyncio.timeout(timeout_s):
+                await cursor.acked_settled()
+        except (TimeoutError, errors.LedgerError) as error:
+            _log.warning("acknowledgements of '%s' may come again: %s", cursor.name, error)
+        cursor.leave()
         try:
             await self.written(cursor, timeout_s)
         except errors.Unavailable as error:
@@ -263,6 +305,7 @@ class ConsumerCursors:
         except BaseException:
             cursor.use_again(on_failure)
             raise
+        cursor.release_acks(is_gone=True)
         cursor.end("was deleted by its last consumer")
         self._forget_failed([cursor])
 
@@ -272,7 +315,8 @@ class ConsumerCursors:
             await self.written(cursor, WRITTEN_S)
         if not await self._subscriptions.used_by_consumers(cursor.topic_id, cursor.name):
             with suppress(errors.SubscriptionNotFound):
-                await self._subscriptions.delete(cursor.topic_id, cursor.name)
+                owned = [] if cursor.acked is None else cursor.acked.topic_acks.partitions
+                await self._subscriptions.delete(cursor.topic_id, cursor.name, owned=owned)
 
     async def written(self, cursor: ConsumerCursor, timeout_s: float) -> None:
         """Returns once the changes before this call are durable; more changes may come meanwhile.
@@ -323,7 +367,8 @@ class ConsumerCursors:
                     if cursor.is_to_be_read(late_s):
                         await _apart(cursor, cursor.look())
                 self._forget_failed(cursors)
-                dirty = [cursor for cursor in cursors if cursor.dirty]
+                now_s = asyncio.get_running_loop().time()
+                dirty = [cursor for cursor in cursors if cursor.is_due(now_s)]
                 for cursor in [cursor for cursor in dirty if cursor.goes_back]:
                     await self._write([cursor])
                 await self._write([cursor for cursor in dirty if not cursor.goes_back])
@@ -332,7 +377,8 @@ class ConsumerCursors:
                 if self._late != (late := str(error)):
                     _log.warning("the positions of consumers are written later: %s", late)
                 self._late = late
-            if any(cursor.dirty or cursor.is_to_be_read(late_s) for cursor in cursors):
+            now_s = asyncio.get_running_loop().time()
+            if any(cursor.is_due(now_s) or cursor.is_to_be_read(late_s) for cursor in cursors):
                 self.changed()
 
     async def _compare(self, cursor: ConsumerCursor) -> None:
@@ -343,6 +389,7 @@ class ConsumerCursors:
         """Ends and forgets cursors that are written and that no consumer uses."""
         for cursor in cursors:
             if not (cursor.used or cursor.dirty or cursor.doubt):
+                cursor.release_acks(is_written=True)
                 cursor.end("was released")
         self._forget_failed(cursors)
 

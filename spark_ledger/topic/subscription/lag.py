@@ -6,7 +6,7 @@ bytes, and times inside a live segment or a chunk that was not read, are estimat
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_ledger.topic.log.segment_table import TableChunk
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
@@ -14,6 +14,7 @@ from spark_ledger.topic.read.live import EMPTY, LiveEnd
 from spark_ledger.topic.subscription.records import Positions
 
 NO_LIVE_ENDS: Mapping[int, LiveEnd] = {}
+NO_ACKED: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,11 @@ def topic_lag(
     ends: Mapping[int, int] | None = None,
     live_ends: Mapping[int, LiveEnd] = NO_LIVE_ENDS,
     read: Tables = UNREAD,
+    acked: Mapping[int, int] = NO_ACKED,
 ) -> dict[int, PartitionLag]:
     """The lag of each partition in `positions` that the topic has; `now_ms` is by the store's
-    clock. `live_ends` are the ends of live segments; their rows count up to `ends`, if given."""
+    clock. `live_ends` are the ends of live segments; their rows count up to `ends`, if given.
+    `acked`: how many rows beyond a position were acknowledged one by one, which are no lag."""
     lags = {}
     for partition in sorted(positions):
         if partition < len(state.partitions):
@@ -47,7 +50,8 @@ def topic_lag(
             seen = held.end_offset + live.rows if ends is None else ends.get(partition, 0)
             end = max(held.end_offset, seen)
             now = max(now_ms, state.commit_ms)
-            lags[partition] = partition_lag(held, positions[partition], end, live, now, read)
+            lag = partition_lag(held, positions[partition], end, live, now, read)
+            lags[partition] = replace(lag, rows=max(0, lag.rows - acked.get(partition, 0)))
     return lags
 
 

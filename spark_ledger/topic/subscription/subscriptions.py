@@ -12,8 +12,8 @@ import asyncio
 import builtins
 import logging
 import random
-from collections.abc import Awaitable, Callable, Container, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from spark_ledger import errors
@@ -28,7 +28,6 @@ from spark_ledger.metadata.store import (
     Set,
 )
 from spark_ledger.metadata.store_calls import (
-    TRIES_MAX,
     Tries,
     call_each,
     reachable,
@@ -36,6 +35,7 @@ from spark_ledger.metadata.store_calls import (
     store_now_ms,
 )
 from spark_ledger.process import LruCache
+from spark_ledger.topic.acks.nodes import AckNodes
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.holds import GRACE_MS, Holds
 from spark_ledger.topic.log.intents import SUPERSEDED, Intent, Intents, Sighting
@@ -53,6 +53,11 @@ from spark_ledger.topic.subscription.nodes import (
     SubscriptionNodes,
     SubscriptionView,
     brokers_serving,
+)
+from spark_ledger.topic.subscription.present import (
+    PresentPositions,
+    moved_from_owners,
+    present_positions,
 )
 from spark_ledger.topic.subscription.records import (
     Claim,
@@ -76,7 +81,8 @@ ReadChunks = Callable[[Sequence[TableChunk]], Awaitable[Tables]]
 @dataclass(frozen=True, slots=True)
 class SubscriptionInfo:
     """A subscription in a listing. `positions` are its positions, exact once it is released; while
-    it is used they may be some seconds behind."""
+    it is used they may be some seconds behind. `acked_beyond`: how many rows beyond each
+    position consumers acknowledged."""
 
     name: str
     kind: SubscriptionKind
@@ -87,6 +93,7 @@ class SubscriptionInfo:
     created_ms: int
     ledger_id: int | None
     positions: Positions
+    acked_beyond: Mapping[int, int] = field(default_factory=dict)
 
 
 class Subscriptions:
@@ -104,7 +111,7 @@ class Subscriptions:
         lease_s: float = LEASE_S,
     ) -> None:
         self.store: MetadataStore = ledgers.metadata
-        self._ledgers = ledgers
+        self.ledgers = ledgers
         self._intents = intents
         self._log_of = log_of
         self._rng = rng
@@ -150,7 +157,7 @@ class Subscriptions:
                 if opened is not None:
                     log = self._log_of(topic.id)
                     context = CursorContext(
-                        nodes, self._ledgers, self._intents, log, topic, self._rng
+                        nodes, self.ledgers, self._intents, log, topic, self._rng
                     )
                     return self._remember(
                         Cursor(context, opened, claim, intent, new=subscription is None)
@@ -242,9 +249,12 @@ class Subscriptions:
             is_at_start = made is not None and await self._clip(nodes, made) == record.floor
             return made if is_at_start and broker_id else None
 
-    async def delete(self, topic_id: str, name: str, *, force: bool = False) -> None:
+    async def delete(
+        self, topic_id: str, name: str, *, force: bool = False, owned: Collection[int] = ()
+    ) -> None:
         """Removes it: it holds no rows any more. If it is in use, only with `force`; its query then
-        goes on without it. Raises errors.SubscriptionNotFound, errors.SubscriptionBusy."""
+        goes on without it. `owned`: the caller owns these partitions, and gives no receipt for the
+        subscription any more. Raises errors.SubscriptionNotFound, errors.SubscriptionBusy."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"deleting subscription '{name}'"):
             tries = Tries(self._rng)
@@ -256,10 +266,10 @@ class Subscriptions:
                     raise await nodes.not_found(name)
                 await self._check_free(topic_id, subscription, force)
                 gone = False
+                moved = await moved_from_owners(self.ledgers, nodes, subscription, owned)
+                ending = await self._ending_owner(subscription.record)
                 try:
-                    gone = await nodes.delete(
-                        subscription, *await self._ending_owner(subscription.record)
-                    )
+                    gone = await nodes.delete(subscription, *ending, *moved.operations)
                 except OutcomeUnknown:
                     _log.info("subscription '%s' may be deleted: it is read again", name)
                 if gone:
@@ -283,17 +293,16 @@ class Subscriptions:
                 subscription = await nodes.get(name)
                 await self._check_free(topic_id, subscription, force)
                 resolved = await self._resolve(topic_id, target)
-                positions = _fitting(
-                    {**await self._present_positions(nodes, subscription), **resolved}
-                )
+                moved = await moved_from_owners(self.ledgers, nodes, subscription)
+                positions = _fitting({**moved.positions, **resolved})
                 marks = await nodes.marks(name)
-                operations = nodes.step_back(name, marks, positions)
+                operations = [*nodes.step_back(name, marks, positions), *moved.operations]
                 operations += await self._ending_owner(subscription.record)
                 record = subscription_records.sought(subscription.record, self._token(), positions)
-                moved = await nodes.write(subscription, record, *operations, unless_held=True)
-                if moved is not None:
+                sought = await nodes.write(subscription, record, *operations, unless_held=True)
+                if sought is not None:
                     await self._discard(subscription.record)
-                    return await self._clip(nodes, moved)
+                    return await self._clip(nodes, sought)
                 await tries.retry_or_raise(f"subscription '{name}' changes again and again")
 
     async def list(
@@ -308,14 +317,16 @@ class Subscriptions:
         name, and the others are returned; without `unreadable` the error is raised."""
         nodes = SubscriptionNodes(self.store, topic_id)
 
-        async def with_positions(name: str) -> tuple[SubscriptionView, dict[int, int]] | None:
+        async def with_positions(name: str) -> tuple[SubscriptionView, PresentPositions] | None:
             try:
                 subscription = await nodes.read(name, fresh=False)
                 if subscription is None:
                     return None
-                return subscription, await self._present_positions(
-                    nodes, subscription
-                ) if exact else subscription.floor
+                if not exact:
+                    return subscription, PresentPositions(subscription.floor)
+                return subscription, await present_positions(
+                    self.ledgers, nodes, subscription, states
+                )
             except errors.LedgerError as error:
                 if unreadable is None:
                     raise
@@ -324,6 +335,7 @@ class Subscriptions:
 
         with reachable("listing subscriptions"):
             await self.store.sync(nodes.folder)
+            states = await AckNodes(self.ledgers, topic_id).all_states() if exact else {}
             listed = await call_each(with_positions, await nodes.names(), READS_AT_ONCE)
             brokers = await brokers_serving(self.store, topic_id)
             return [_info(*pair, brokers) for pair in listed if pair is not None]
@@ -343,15 +355,19 @@ class Subscriptions:
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"reading subscription '{name}'"):
             subscription = await nodes.get(name)
-            return await self._present_positions(nodes, subscription)
+            return (await present_positions(self.ledgers, nodes, subscription)).positions
 
     async def lag(self, topic_id: str, name: str, now_ms: int) -> dict[int, PartitionLag]:
         """Its lag by partition, which includes confirmed rows of live segments; `now_ms` is by the
         store's clock. Raises as `positions` and `live.ends_of`."""
-        positions = await self.positions(topic_id, name)
+        nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"reading topic {topic_id}"):
+            present = await present_positions(self.ledgers, nodes, await nodes.get(name))
             state = await self._log_of(topic_id).fold(fresh=True)
-        return topic_lag(state, positions, now_ms, live_ends=await ends_of(self._ledgers, state))
+        ends = await ends_of(self.ledgers, state)
+        return topic_lag(
+            state, present.positions, now_ms, live_ends=ends, acked=present.acked_beyond
+        )
 
     # -- for retention and the janitor -----------------------------------------------------------
 
@@ -431,8 +447,9 @@ class Subscriptions:
         ending = await self._ending_owner(subscription.record, except_intent=intent.id)
         operations = [nodes.touch(), check, *ending]
         if subscription.shares:
-            record = replace(record, floor=_fitting(subscription.floor))
-            operations += nodes.without_shares(subscription)
+            moved = await moved_from_owners(self.ledgers, nodes, subscription)
+            record = replace(record, floor=_fitting(dict(moved.positions)))
+            operations += [*nodes.without_shares(subscription), *moved.operations]
         return await nodes.write(subscription, record, *operations)
 
     async def _alive(self, record: SubscriptionRecord) -> bool:
@@ -497,7 +514,7 @@ class Subscriptions:
     async def _discard(self, record: SubscriptionRecord) -> None:
         """Fence and delete a ledger that the record does not name any more."""
         if record.ledger_id is not None:
-            await cursor_ledger.discard(self._ledgers, record.ledger_id)
+            await cursor_ledger.discard(self.ledgers, record.ledger_id)
 
     # -- positions -------------------------------------------------------------------------------
 
@@ -517,8 +534,8 @@ class Subscriptions:
         tables = await self._read_chunks(chunks) if chunks else UNREAD
         live_ends = seek_target.NO_LIVE_ENDS
         if seek_target.needs_live_ends(state, target):
-            live_ends = await ends_of(self._ledgers, state)
-        positions = await seek_target.exactly(self._ledgers, state, target, tables, live_ends)
+            live_ends = await ends_of(self.ledgers, state)
+        positions = await seek_target.exactly(self.ledgers, state, target, tables, live_ends)
         return {p: at for p, at in positions.items() if partitions is None or p in partitions}
 
     async def _state(self, topic_id: str) -> TopicState:
@@ -537,27 +554,6 @@ class Subscriptions:
         if positions != subscription.record.floor:
             await nodes.write(subscription, replace(subscription.record, floor=positions))
         return positions
-
-    async def _present_positions(
-        self, nodes: SubscriptionNodes, subscription: SubscriptionView
-    ) -> dict[int, int]:
-        for _ in range(TRIES_MAX):
-            if subscription.record.ledger_id is None:
-                break
-            try:
-                last = await cursor_ledger.last_entry(
-                    self._ledgers, subscription.record.ledger_id, fence=False
-                )
-                floor = subscription_records.later(
-                    subscription.record.floor, {} if last is None else last.positions
-                )
-                return replace(subscription, record=replace(subscription.record, floor=floor)).floor
-            except errors.NoSuchLedger:  # its owner went on in another ledger, or it is lost
-                reread = await nodes.get(subscription.name)
-                if reread.record.ledger_id == subscription.record.ledger_id:
-                    break
-                subscription = reread
-        return subscription.floor
 
     def _remember(self, cursor: Cursor) -> Cursor:
         """Keeps the cursor for `close`, and forgets those that have failed."""
@@ -584,7 +580,7 @@ def _fitting(positions: dict[int, int]) -> dict[int, int]:
 
 
 def _info(
-    subscription: SubscriptionView, positions: Positions, brokers: Container[str]
+    subscription: SubscriptionView, present: PresentPositions, brokers: Container[str]
 ) -> SubscriptionInfo:
     record = subscription.record
     return SubscriptionInfo(
@@ -596,5 +592,5 @@ def _info(
         record.epoch,
         subscription.created_ms,
         record.ledger_id,
-        positions,
+        *(present.positions, present.acked_beyond),
     )

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from spark_ledger.metadata import paths
+from spark_ledger.topic.acks.entries import AckState
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 from spark_ledger.topic.subscription.records import decode_share
 from tests.simulation import invariants
@@ -53,16 +54,18 @@ class Places:
         known = self._durable.get((name, partition), (0, 0))
         return known[1] if known[0] <= epoch else 0
 
-    async def adopted(self, adopt: Any, cursor: ConsumerCursor, partition: int, epoch: int) -> int:
+    async def adopted(
+        self, adopt: Any, cursor: ConsumerCursor, partition: int, epoch: int
+    ) -> AckState:
         """As the cursor's own `adopt`, judged (B8)."""
         durable = self.durable(cursor.name, partition, epoch)
-        found: int = await adopt(cursor, partition, epoch)
+        state: AckState = await adopt(cursor, partition, epoch)
         self._ghost.meet("place of a subscription found")
         self._judged(
             invariants.a_durable_position_never_goes_back,
-            *(self._ghost, cursor.name, partition, found, durable),
+            *(self._ghost, cursor.name, partition, state.position, durable),
         )
-        return found
+        return state
 
 
 @contextmanager
@@ -70,7 +73,7 @@ def adopting(places: Callable[[], Places]) -> Iterator[None]:
     """Production code whose finding of places is judged."""
     adopt = ConsumerCursor.adopt
 
-    async def judged(self: ConsumerCursor, partition: int, epoch: int) -> int:
+    async def judged(self: ConsumerCursor, partition: int, epoch: int) -> AckState:
         return await places().adopted(adopt, self, partition, epoch)
 
     try:

@@ -9,6 +9,7 @@ from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.produce.producer import Producer
 from spark_ledger.broker.produce.waiting import RefusedMessages
 from spark_ledger.broker.serve.connection import Connection
+from spark_ledger.broker.settings import DEFAULTS
 from spark_ledger.broker.wire.commands import (
     AccessMode,
     command,
@@ -86,6 +87,7 @@ async def connected(message_bytes_max=5 << 20):
     """A connection, and its client's socket, of which nothing is read."""
     loop = asyncio.get_running_loop()
     broker = SimpleNamespace(is_crowded=False, message_bytes_max=message_bytes_max, waiting_bytes=0)
+    broker.settings = DEFAULTS
 
     def count_waiting(size):
         broker.waiting_bytes += size

@@ -33,6 +33,7 @@ def test_acknowledging_many_ids_is_done_in_bounded_steps_before_what_comes_after
 
             dispatcher = SimpleNamespace(acknowledge=acknowledge, redeliver=redeliver)
             dispatcher.save_position = lambda: moved.append(len(steps))
+            dispatcher.when_durable = lambda receipt: receipt(None)
             consumer = SimpleNamespace(id=1, dispatcher=dispatcher)
             connection.client.consumers[1] = Consuming(consumer, None, "s")
             connection.client.connected = True

@@ -426,9 +426,8 @@ def test_a_subscription_holds_the_first_chunks_of_a_message_until_it_is_acknowle
     async def act(stage):
         owner = await owner_of(stage)
         one, at = Sending(owner), []
-        cursor = SimpleNamespace(
-            check=lambda: None, advance=lambda _, offset: at.append(offset), ack_budget=None
-        )
+        cursor = SimpleNamespace(check=lambda: None, track=lambda *_: None, ack_budget=None)
+        cursor.advance = cursor.seek = lambda _, offset: at.append(offset)
         made = await Consuming().begin(stage, owner, cursor=cursor)
         one.lone(b"before")
         one.send(*chunked(WHOLE, 3))
@@ -457,9 +456,8 @@ def test_what_is_acknowledged_does_not_go_back_when_a_message_comes_that_began_b
     async def act(stage):
         owner = await owner_of(stage)
         long, other, at = Sending(owner), Sending(owner), []
-        cursor = SimpleNamespace(
-            check=lambda: None, advance=lambda _, offset: at.append(offset), ack_budget=None
-        )
+        cursor = SimpleNamespace(check=lambda: None, track=lambda *_: None, ack_budget=None)
+        cursor.advance = cursor.seek = lambda _, offset: at.append(offset)
         made = await Consuming().begin(stage, owner, cursor=cursor)
         first, last = chunked(WHOLE, 2)
         long.send(first)

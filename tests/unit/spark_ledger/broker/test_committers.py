@@ -8,6 +8,7 @@ import pytest
 
 from spark_ledger.broker.owner.holds import SegmentHold
 from spark_ledger.broker.serve.connection import Connection
+from spark_ledger.broker.settings import DEFAULTS
 from spark_ledger.broker.wire.commands import command
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.topic.commit.hand_over import (
@@ -42,6 +43,7 @@ class Writer:
 async def listening(writer):
     """A broker's port, and what of its clients' connections has ended."""
     broker = SimpleNamespace(
+        settings=DEFAULTS,
         is_crowded=False,
         message_bytes_max=5 << 20,
         live_writer=lambda topic, partition: writer if (topic, partition) == ("t", 0) else None,

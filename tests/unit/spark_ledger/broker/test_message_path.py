@@ -52,7 +52,7 @@ async def ran_for_a_message(stage):
         ack.ack.message_id.add().CopyFrom(received[1].message_id)
         connection.data_received(encode(ack))
         await asyncio.sleep(3)
-    (subscription,) = await broker.client.subscriptions.list(stage.topic.id)
+    (subscription,) = await broker.client.subscriptions.list(stage.topic.id, exact=True)
     assert subscription.positions[0] == 2
     connection.connection_lost(None)
     await broker.seal()

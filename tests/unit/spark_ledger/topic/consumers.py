@@ -37,6 +37,11 @@ async def broker(stage, name):
     return await Broker(stage, await stage.another(), name).start()
 
 
+async def adopted(cursor, partition, epoch):
+    """The position from which consumers go on."""
+    return (await cursor.adopt(partition, epoch)).position
+
+
 async def written(*cursors):
     for _ in range(300):
         if not any(one.dirty or one.doubt for one in cursors if one.failure is None):

@@ -22,6 +22,7 @@ from spark_ledger.topic.subscription.subscriptions import LEASE_S
 from tests.unit.spark_ledger.topic.consumers import (
     NAME,
     PARTITIONS,
+    adopted,
     broker,
     opened,
     play_here,
@@ -45,8 +46,8 @@ def test_consumers_at_two_brokers_are_where_each_of_them_says():
     async def act(stage):
         a, b = await broker(stage, "a"), await broker(stage, "b")
         at_a, at_b = await a.open(5), await b.open(99)
-        assert await at_a.adopt(0, 1) == 5
-        assert await at_b.adopt(1, 1) == 5
+        assert await adopted(at_a, 0, 1) == 5
+        assert await adopted(at_b, 1, 1) == 5
         at_a.advance(0, 20)
         at_b.advance(1, 30)
         await written(at_a, at_b)
@@ -75,7 +76,7 @@ def test_a_new_subscription_is_made_with_its_brokers_share_by_one_write(monkeypa
         for name in ("create", "set", "multi", "delete"):
             monkeypatch.setattr(store, name, noted(name, getattr(store, name)))
         cursor = await a.open(7, "another")
-        assert await cursor.adopt(0, 1) == 7
+        assert await adopted(cursor, 0, 1) == 7
         assert writes == ["multi"]
 
     play_here(act)
@@ -88,7 +89,7 @@ def test_the_next_owner_of_a_partition_goes_on_and_a_zombie_changes_nothing():
         await at_a.adopt(0, 1)
         at_a.advance(0, 20)
         await written(at_a)
-        assert await at_b.adopt(0, 2) == 20
+        assert await adopted(at_b, 0, 2) == 20
         await written(at_b)
         at_a.advance(0, 1000)
         await written(at_a)
@@ -113,7 +114,7 @@ def test_the_share_of_a_dead_broker_goes_into_that_of_the_next():
         at_b = await b.open()
         assert shares_of(stage) == ["b"]
         assert await positions(stage) == {0: 10, 1: 11, 2: 12, 3: 13}
-        assert await at_b.adopt(2, 2) == 12
+        assert await adopted(at_b, 2, 2) == 12
 
     play_here(act)
 
@@ -150,13 +151,13 @@ def test_of_a_broker_that_has_a_partition_again_the_cursor_of_before_writes_noth
         at_b.advance(0, 40)
         await written(at_b)
         again = await a.open()
-        assert await again.adopt(0, 4) == 40
+        assert await adopted(again, 0, 4) == 40
         again.advance(0, 52)
         await a.cursors.release(again, 5)
         await a.cursors.release(before, 5)  # it waited for consumers to come back
         assert (await positions(stage))[0] == 52
         assert isinstance(before.failure, errors.LedgerFenced)
-        assert await (await a.open()).adopt(0, 6) == 52
+        assert await adopted((await a.open()), 0, 6) == 52
 
     play_here(act)
 
@@ -255,7 +256,7 @@ def test_a_released_one_is_free_and_its_positions_stay():
         assert (listed.live, listed.positions[1]) == (False, 8)
         assert not await stage.client.subscriptions.used_by_consumers(stage.topic.id, NAME)
         again = await a.open()
-        assert await again.adopt(1, 1) == 8
+        assert await adopted(again, 1, 1) == 8
 
     play_here(act)
 
@@ -337,7 +338,7 @@ def test_what_the_cursor_of_a_broker_of_before_had_is_taken_over_without_loss():
         assert record.ledger_id is not None
         await cursor.abandon()
         at_b = await (await broker(stage, "b")).open()
-        assert [await at_b.adopt(number, 1) for number in range(PARTITIONS)] == [9, 0, 0, 18]
+        assert [await adopted(at_b, number, 1) for number in range(PARTITIONS)] == [9, 0, 0, 18]
 
     play_here(act)
 
@@ -352,8 +353,8 @@ def test_consumers_begin_where_a_query_has_ended():
         await cursor.release()
         a, b = await broker(stage, "a"), await broker(stage, "b")
         at_a, at_b = await asyncio.gather(a.open(77), b.open(77))
-        assert [await at_a.adopt(0, 1), await at_b.adopt(1, 1)] == [9, 0]
-        assert [await at_a.adopt(2, 1), await at_b.adopt(3, 1)] == [0, 18]
+        assert [await adopted(at_a, 0, 1), await adopted(at_b, 1, 1)] == [9, 0]
+        assert [await adopted(at_a, 2, 1), await adopted(at_b, 3, 1)] == [0, 18]
         at_a.advance(0, 12)
         await written(at_a, at_b)
         assert await positions(stage) == {0: 12, 1: 0, 2: 0, 3: 18}
@@ -375,7 +376,7 @@ def test_consumers_are_refused_while_a_query_runs_and_go_on_where_it_was_killed_
         with pytest.raises(errors.SubscriptionBusy):
             await a.open()
         await asyncio.sleep(LEASE_S + 1)
-        assert await (await a.open()).adopt(0, 1) == 6
+        assert await adopted((await a.open()), 0, 1) == 6
 
     play_here(act)
 
@@ -391,7 +392,7 @@ def test_a_slow_query_whose_subscription_consumers_have_writes_nothing_more():
         cursor.advance({0: 50})
         with pytest.raises(errors.LedgerFenced):
             await cursor.durable()
-        assert await at_a.adopt(0, 1) == 6
+        assert await adopted(at_a, 0, 1) == 6
 
     play_here(act)
 
@@ -418,7 +419,7 @@ def test_a_query_has_back_what_consumers_moved_once_they_are_gone_and_is_moved_b
         again.advance({0: 7})
         await again.release()
         assert (await positions(stage))[0] == 7
-        assert await (await a.open()).adopt(0, 2) == 7
+        assert await adopted((await a.open()), 0, 2) == 7
 
     play_here(act)
 
@@ -474,7 +475,7 @@ def test_consumers_of_a_query_of_some_partitions_begin_at_the_first_row_of_the_o
         cursor.advance({1: 8})
         await cursor.release()
         at_a = await (await broker(stage, "a")).open(99)
-        assert [await at_a.adopt(number, 1) for number in range(2)] == [0, 8]
+        assert [await adopted(at_a, number, 1) for number in range(2)] == [0, 8]
         held = await stage.client.subscriptions.holds(stage.topic.id, PARTITIONS, 2**62)
         assert list(held.offsets) == [0, 1, 2, 3]
 
@@ -498,7 +499,7 @@ def test_positions_that_do_not_fit_are_refused_to_consumers_not_forgotten(monkey
         assert await again.recovered() == dict.fromkeys(range(PARTITIONS), 7)
         await again.release()
         await stage.client.subscriptions.delete(stage.topic.id, NAME)
-        assert await (await a.open(0)).adopt(0, 1) == 0
+        assert await adopted((await a.open(0)), 0, 1) == 0
 
     play_here(act)
 

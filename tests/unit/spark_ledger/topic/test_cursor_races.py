@@ -10,6 +10,7 @@ from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Create, MultiFailed, OutcomeUnknown
 from tests.unit.spark_ledger.topic.consumers import (
     PARTITIONS,
+    adopted,
     broker,
     play_here,
     positions,
@@ -97,6 +98,6 @@ def test_what_a_broker_that_was_taken_for_dead_writes_in_that_moment_is_not_lost
         store.multi = after_a_write
         at_b = await b.open()
         assert shares_of(stage) == ["b"]
-        assert await at_b.adopt(0, 2) == 50
+        assert await adopted(at_b, 0, 2) == 50
 
     play_here(act)

@@ -1,0 +1,118 @@
+"""What a subscription's consumers acknowledged in the partitions that this broker owns, between the
+dispatchers, the partitions' ack ledgers and the broker's share.
+
+Always true: the share never shows more than an ack ledger has, or than a state without gaps: an
+owner of a later epoch that reads the share alone loses no acknowledgement whose receipt was given.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from pyroaring import BitMap64
+
+from spark_ledger import errors
+from spark_ledger.topic.acks.entries import AckKey, AckState
+from spark_ledger.topic.acks.partition_acks import (
+    AckedSet,
+    PartitionAcks,
+    Receipt,
+    Served,
+    TopicAcks,
+)
+from spark_ledger.topic.subscription.nodes import SubscriptionView
+from spark_ledger.topic.subscription.records import SubscriptionShare, newest
+
+
+class Floor(NamedTuple):
+    """What the nodes have of a partition: the position, and the epoch of the owner that wrote it
+    (0: the position when the subscription was made or moved)."""
+
+    epoch: int
+    position: int
+
+
+class _Used(NamedTuple):
+    partition_acks: PartitionAcks
+    acks: AckedSet
+
+
+def floor_of(
+    subscription: SubscriptionView, own: Mapping[int, tuple[int, int]], partition: int
+) -> Floor:
+    """`own`: the positions in the broker's share that are not written yet."""
+    record = subscription.record
+    shares = [share for share, _ in subscription.shares.values()]
+    shares.append(SubscriptionShare(record.epoch, True, own))
+    best = newest(record.epoch, shares).get(partition)
+    return Floor(0, record.floor.get(partition, 0)) if best is None else Floor(*best)
+
+
+class AckedPartitions:
+    """Of one subscription at one broker, as long as its record has the token and epoch of `key`."""
+
+    def __init__(self, topic_acks: TopicAcks, key: AckKey) -> None:
+        self.topic_acks = topic_acks
+        self.key = key
+        self._adopted: dict[int, tuple[PartitionAcks, AckState | None]] = {}
+        self._used: dict[int, _Used] = {}
+
+    async def partition_acks(self, partition: int, epoch: int) -> PartitionAcks:
+        """Raises as TopicAcks.of."""
+        return await self.topic_acks.of(partition, epoch)
+
+    def adopt(self, partition_acks: PartitionAcks, floor: Floor) -> AckState:
+        """What counts: the state of the ack ledger, or the floor if an owner of a later epoch wrote
+        that: one of an older version, which writes no ack ledger."""
+        partition, state = partition_acks.partition, partition_acks.state(self.key)
+        is_state = state is not None and state.owner_epoch >= floor.epoch
+        self._adopted[partition] = (partition_acks, state if is_state else None)
+        if state is None or not is_state:
+            return AckState(floor.position, BitMap64(), floor.epoch)
+        return state
+
+    def track(self, partition: int, served: Served, acks: AckedSet) -> None:
+        """A dispatcher goes on from what was adopted, with these acknowledgements."""
+        partition_acks, state = self._adopted.pop(partition)
+        is_state = state is not None and (state.position, state.rows) == (acks.durable, acks.rows)
+        partition_acks.serve(self.key, served, acks, is_state=is_state)
+        self._used[partition] = _Used(partition_acks, acks)
+
+    def changed(self, partition: int) -> None:
+        self._used[partition].partition_acks.changed(self.key)
+
+    def reset(self, partition: int) -> None:
+        self._used[partition].partition_acks.reset(self.key)
+
+    def when_durable(self, partition: int, receipt: Receipt) -> None:
+        self._used[partition].partition_acks.when_durable(self.key, receipt)
+
+    async def durable(self, partition: int) -> None:
+        """Raises as PartitionAcks.durable."""
+        await self._used[partition].partition_acks.durable(self.key)
+
+    async def all_durable(self) -> None:
+        """All that was acknowledged is durable when this returns, but for partitions that this
+        broker has no more."""
+        for partition, used in list(self._used.items()):
+            if used.partition_acks.failure is None:
+                try:
+                    await self.durable(partition)
+                except errors.LedgerError:
+                    if used.partition_acks.failure is None:
+                        raise
+
+    def without_gaps(self) -> Iterator[tuple[int, Floor]]:
+        """Each partition of which the position is all, and is durable."""
+        for partition, (partition_acks, acks) in self._used.items():
+            if partition_acks.failure is None and self._is_written(partition_acks, acks):
+                yield partition, Floor(partition_acks.epoch, acks.durable)
+
+    def _is_written(self, partition_acks: PartitionAcks, acks: AckedSet) -> bool:
+        return not acks.rows and partition_acks.is_written(self.key)
+
+    def release(self, *, is_written: bool, is_gone: bool = False) -> None:
+        """Nothing here uses the subscription any more. `is_written`: the broker's share has what
+        `without_gaps` gives; `is_gone`: the subscription was deleted."""
+        for partition_acks, _ in self._used.values():
+            partition_acks.release(self.key, is_written=is_written, is_gone=is_gone)
+        self._used.clear()
