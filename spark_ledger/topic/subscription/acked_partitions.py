@@ -17,8 +17,8 @@ from spark_ledger.topic.acks.partition_acks import (
     PartitionAcks,
     Receipt,
     Served,
-    TopicAcks,
 )
+from spark_ledger.topic.acks.topic_acks import TopicAcks
 from spark_ledger.topic.subscription.nodes import SubscriptionView
 from spark_ledger.topic.subscription.records import SubscriptionShare, newest
 

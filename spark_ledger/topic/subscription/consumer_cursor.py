@@ -15,8 +15,9 @@ from spark_ledger import errors
 from spark_ledger.metadata.store import Check, MetadataStore, Operation, SessionState, Set
 from spark_ledger.metadata.store_calls import reachable
 from spark_ledger.topic.acks.entries import AckState
-from spark_ledger.topic.acks.partition_acks import AckedSet, Receipt, TopicAcks
+from spark_ledger.topic.acks.partition_acks import AckedSet, Receipt
 from spark_ledger.topic.acks.sets import AckBudget
+from spark_ledger.topic.acks.topic_acks import TopicAcks
 from spark_ledger.topic.subscription import records
 from spark_ledger.topic.subscription.acked_partitions import AckedPartitions, floor_of
 from spark_ledger.topic.subscription.nodes import SubscriptionNodes, SubscriptionView, key_of

@@ -1,0 +1,58 @@
+"""The acknowledgements of a topic's partitions that one broker owns, each taken over when its first
+consumer comes.
+
+Always true: a partition has one PartitionAcks here, that of the broker's present epoch; one of an
+earlier epoch writes nothing more.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from spark_ledger import errors
+from spark_ledger.async_tasks import SharedTasks
+from spark_ledger.topic.acks.partition_acks import AckContext, PartitionAcks
+
+
+class TopicAcks:
+    """The acknowledgements of the partitions of a topic that this broker owns. `on_end` is called
+    once the broker has the topic no more."""
+
+    def __init__(self, context: AckContext, on_end: Callable[["TopicAcks"], None]) -> None:
+        self._context = context
+        self._on_end = on_end
+        self._open = SharedTasks[int, PartitionAcks](keep=True)
+
+    async def of(self, partition: int, epoch: int) -> PartitionAcks:
+        """Those of the partition, taken over in that epoch. Raises as PartitionAcks.opened."""
+        while True:
+            acks = await self._open.result(
+                partition, lambda: PartitionAcks.opened(self._context, partition, epoch)
+            )
+            if acks.epoch == epoch and acks.failure is None:
+                return acks
+            if acks.epoch > epoch:
+                raise errors.LedgerFenced(f"partition {partition} has an owner of a later epoch")
+            if self._open.kept(partition) is acks:
+                self.leave(partition)
+
+    def leave(self, partition: int) -> None:
+        """This broker has the partition no more."""
+        acks = self._open.kept(partition)
+        self._open.pop(partition)
+        if acks is not None:
+            acks.drop(errors.LedgerFenced(f"partition {partition} was given up"))
+
+    @property
+    def partitions(self) -> list[int]:
+        """Those whose acknowledgements this broker has taken over."""
+        return [partition for partition in self._open if self._open.kept(partition) is not None]
+
+    def end(self) -> None:
+        """The broker has the topic no more."""
+        for partition in list(self._open):
+            self.leave(partition)
+        self._on_end(self)
+
+    async def close(self, timeout_s: float) -> None:
+        every = [acks for acks in map(self._open.kept, list(self._open)) if acks is not None]
+        await asyncio.gather(*(acks.close(timeout_s) for acks in every))
