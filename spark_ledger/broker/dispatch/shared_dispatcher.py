@@ -65,8 +65,7 @@ class SharedDispatcher(Dispatcher):
         self.held = held
         self.sharing = Sharing(self.acks, limits, choice, self._wake.set)
         self._sending: asyncio.Task[None] | None = None
-        self._failure: Exception | None = None
-        """Why a message in chunks could not be read."""
+        self._failure: Exception | None = None  # why a message in chunks could not be read
         self._cuts = 0
         """Batches that were cut out in this step."""
 

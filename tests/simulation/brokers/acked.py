@@ -23,6 +23,8 @@ class Acked:
 
     up_to: int = 0
     single: dict[int, None] = field(default_factory=dict)
+    with_receipt: dict[int, float] = field(default_factory=dict)
+    """When its receipt came, by offset."""
     sure: bool = True
     asking: bool = False
     sought: tuple[int, int] | None = None
@@ -43,6 +45,16 @@ class Acked:
             self.single.update(dict.fromkeys(range(lo, hi)))
             self.sought = None
 
+    def received(self, lo: int, hi: int, by: Session, now_s: float) -> None:
+        """A receipt of the acknowledgement of these offsets came."""
+        if self._counts(by):
+            for offset in range(lo, hi):
+                self.with_receipt.setdefault(offset, now_s)
+
+    def had_receipt(self, offset: int, session: Session) -> bool:
+        """Whether the receipt came before that session asked for the subscription."""
+        return self.with_receipt.get(offset, session.asked_s + 1) < session.asked_s
+
     def judged(self, session: Session) -> bool:
         """Whether it is known what comes to that session."""
         after = session.asked_s >= self._answered_s
@@ -60,7 +72,7 @@ class Acked:
         on counts after the answer, too."""
         self.sure, self.asking, self.sought = False, True, None
         self._asked_s = now_s
-        self.up_to, self.single = 0, {}
+        self.up_to, self.single, self.with_receipt = 0, {}, {}
 
     def answered(self, now_s: float, lo: int, hi: int) -> None:
         """It was put to one of these offsets."""

@@ -36,6 +36,8 @@ ENDS = 2**64 - 1, 2**63 - 1
 BACK_S, OFF_S = 12.0, 1.0
 """So far back in time it is sought at most; and so far brokers' clocks may be off, with a rest."""
 ASKS_FOR_THE_LAST = 0.05
+RECEIPTS = 0.25
+"""How often an acknowledgement asks for a receipt."""
 
 
 class ConsumerModel:
@@ -66,6 +68,7 @@ class ConsumerModel:
         self._permits = 0
         self._unacked: list[tuple[int, int, bool]] = []
         self._joining = chunks.Joining(work.world.ghost, self.process.name)
+        self._receipts_rng = work.world.loop.random_for(f"receipts of {name} {partition}")
         self._chunks_rng = work.world.loop.random_for(f"chunks of consumer {name} {partition}")
         self._given_here = -1
         """The last offset that it was given in this session."""
@@ -136,6 +139,7 @@ class ConsumerModel:
         while not link.gone and not self.done:
             await asyncio.sleep(self.rng.uniform(0.05, 0.6))
             self._acknowledge(link)
+            await self._asks_for_a_receipt(link)
             if not self.acked.asking and self.rng.random() < self._may_seek:
                 await self._seek(link)
                 return
@@ -304,6 +308,10 @@ class ConsumerModel:
                 hi += 1
             invariants.what_was_sought_comes_first(ghost, self.process.name, (lo, hi), offset, end)
         hidden = [at for at in range(offset, end) if known and not is_set(known, at - offset)]
+        again = [at for at in range(offset, end) if self.acked.had_receipt(at, self._met)]
+        invariants.what_has_a_receipt_is_not_sent_again(
+            *(ghost, self.process.name, self.partition, [at for at in again if at not in hidden])
+        )
         left_out = [at for at in hidden if at in self.acked.left_out(at, at + 1)]
         if not self.subscription:  # rows of Spark that were merged are in larger batches
             left_out = [at for at in left_out if at >= self.at] + [*range(self.at, offset)]
@@ -363,6 +371,20 @@ class ConsumerModel:
             return
         self._ack(link, CUMULATIVE, message_id(number, offset, self.partition))
         self.acked.all_up_to(end, self._met)
+
+    async def _asks_for_a_receipt(self, link: Link) -> None:
+        """Acknowledges one of what it was given, often beyond others, and waits for the answer."""
+        if not self._unacked or not self.subscription or self._receipts_rng.random() > RECEIPTS:
+            return
+        offset, end, _ = self._unacked.pop(self._receipts_rng.randrange(len(self._unacked)))
+        number, met = ledger_number(self.work.log.topic_id), self._met
+        self.acked.all_of(offset, end, met)
+        options = {"consumer_id": CONSUMER_ID, "ack_type": INDIVIDUAL}
+        found = [message_id(number, offset, self.partition)]
+        _, answer = await link.ask("ack", message_id=found, **options)
+        if not answer.HasField("error"):
+            self.acked.received(offset, end, met, self._loop.now)
+            self.work.world.ghost.meet("receipt of an acknowledgement")
 
     def _ack(self, link: Link, kind: int, found: MessageId) -> None:
         self.work.world.ghost.meet("acknowledged")

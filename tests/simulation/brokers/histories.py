@@ -141,6 +141,11 @@ OF_BROKERS: list[tuple[Any, ...]] = [
         lambda g, x: ("a consumer", 7, 3, 2),
     ),
     (
+        *("B22", I.what_has_a_receipt_is_not_sent_again),
+        lambda g, x: ("a consumer", 0, []),
+        lambda g, x: ("a consumer", 0, [7]),
+    ),
+    (
         *("B21", I.no_more_is_sent_than_asked_for),
         lambda g, x: ("a consumer", 7, 1),
         lambda g, x: ("a consumer", 7, 0),

@@ -43,6 +43,7 @@ from tests.simulation.invariants.brokers import (
     one_consumer_is_given_messages_at_a_time,
     receipts_come_in_the_order_of_batches,
     the_last_message_is_the_last_with_a_row,
+    what_has_a_receipt_is_not_sent_again,
     what_has_a_receipt_is_there,
     what_is_decided_waits_no_more,
     what_was_sought_comes_first,
@@ -169,6 +170,7 @@ from tests.simulation.invariants.topics import (
 
 __all__ = [
     "no_more_is_sent_than_asked_for",
+    "what_has_a_receipt_is_not_sent_again",
     "a_row_is_pending_at_one_consumer",
     "a_count_is_of_requests",
     "a_slot_is_at_one_consumer",

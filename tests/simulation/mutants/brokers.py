@@ -24,6 +24,7 @@ from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.produce.opening import Openings
 from spark_ledger.broker.produce.step import WriterState
 from spark_ledger.broker.wire.commands import AccessMode
+from spark_ledger.topic.acks.partition_acks import PartitionAcks
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit.seal import EMPTY_EXTENT, Extent, seal_action
 from spark_ledger.topic.log.actions import SealLive
@@ -321,6 +322,15 @@ def seeks_in_memory(seek: Any) -> Any:
     return sought
 
 
+def receipts_at_once(when_durable: Any) -> Any:
+    """The receipt of an acknowledgement is given before the write that has it."""
+
+    def given(self: Any, key: Any, receipt: Any) -> None:
+        receipt(None)
+
+    return given
+
+
 def deletes_nothing(unsubscribe: Any) -> Any:
     """The consumer is gone, and the subscription stays."""
 
@@ -516,6 +526,10 @@ EVERY = (
     Mutant(
         *("receipt of each chunk by itself", "chunks", ChunkRun, "_received"),
         *(receipt_of_each_chunk, IN_CHUNKS),
+    ),
+    Mutant(
+        *("receipt before the append", "ack ledger", PartitionAcks, "when_durable"),
+        *(receipts_at_once, SERVES),
     ),
     Mutant(
         *("two that bury each other are not spared", "hazard 74", Burials, "spares"),

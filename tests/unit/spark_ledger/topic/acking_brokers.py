@@ -27,10 +27,7 @@ class AckingBroker:
     async def die(self):
         """As after kill -9, once other brokers have seen it."""
         await self.cursors.close()
-        for partition in self.topic_acks.partitions:
-            acks = self.topic_acks._open.kept(partition)
-            if acks._task is not None:
-                acks._task.cancel()
+        self.topic_acks.end()
         await self.client.store.delete(paths.broker(self.name))
 
     async def open(self, at=0, name=NAME):
