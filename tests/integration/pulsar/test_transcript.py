@@ -27,22 +27,6 @@ DIFFERENCES = {
 }
 
 
-NOT_BUILT = {
-    name: "which messages are acknowledged one by one is not durable yet"
-    for name in (
-        "a_subscription_changes_its_type_while_it_is_unused",
-        "what_is_acknowledged_one_by_one_does_not_come_again",
-        "of_a_batch_acknowledged_by_index_the_rest_comes_again",
-    )
-}
-
-
-def _parameter(step):
-    why = NOT_BUILT.get(step.__name__)
-    marks = [] if why is None else [pytest.mark.xfail(reason=why, strict=False)]
-    return pytest.param(step, id=step.__name__, marks=marks)
-
-
 class Ours:
     """Our broker, as the program's world."""
 
@@ -76,7 +60,7 @@ def world(cluster, tmp_path_factory):
         closed.wait(60)
 
 
-@pytest.mark.parametrize("step", [_parameter(step) for step in program.STEPS])
+@pytest.mark.parametrize("step", program.STEPS, ids=lambda step: step.__name__)
 def test_a_client_sees_here_what_it_sees_of_pulsar(world, step):
     name = step.__name__
     expected = {**PULSARS[name], **DIFFERENCES.get(name, {})}
