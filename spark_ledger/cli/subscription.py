@@ -288,6 +288,7 @@ def _plain(info: "SubscriptionInfo", stats: "dict[str, Any] | None") -> dict[str
     names = [name.lower() for name in IN_MEMORY]
     in_memory = dict(zip(names, _in_memory(stats), strict=True)) if stats is not None else {}
     return {
+        "asked": stats is not None,
         **dict.fromkeys(names),
         **in_memory,
         "subscription": info.name,

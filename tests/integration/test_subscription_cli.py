@@ -84,6 +84,7 @@ def test_what_is_in_memory_of_brokers_is_listed_and_consumers_are_moved(cli, clu
 
     def listed():
         (subscription,) = cli("subscription", "list", name)
+        assert subscription["asked"]
         return [subscription[column] for column in ("type", "consumers", "unacked", "delayed")]
 
     assert eventually(lambda: listed() == ["Exclusive", 1, 2, 0] or listed()[2] == 3)
