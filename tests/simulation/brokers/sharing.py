@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_ledger.broker.dispatch.sharing import Sharing
 from spark_ledger.broker.names import ledger_number, message_id
-from spark_ledger.broker.wire.commands import InitialPosition, Refusal, SubscriptionType, signed
+from spark_ledger.broker.wire.commands import InitialPosition, SubscriptionType, signed
 from tests.simulation import invariants
 from tests.simulation.brokers.acked import Session
 from tests.simulation.brokers.consumer import (
@@ -23,6 +23,7 @@ from tests.simulation.brokers.consumer import (
     INDIVIDUAL,
     SILENT_S,
     ConsumerModel,
+    dispatcher_of,
     is_set,
 )
 from tests.simulation.brokers.link import Link
@@ -166,14 +167,7 @@ class SharedConsumerModel(ConsumerModel):
             self.work.judged(self._judge, sharing)
 
     def _sharing(self, link: Link) -> Sharing | None:
-        topic = link.server.broker.open_topic(self.work.log.topic_id)
-        if topic is None:
-            return None
-        try:
-            subscription = topic.subscriptions.named(self.subscription)
-        except Refusal:
-            return None
-        return getattr(subscription.dispatcher_of(self.partition), "sharing", None)
+        return getattr(dispatcher_of(self, link), "sharing", None)
 
     def _judge(self, sharing: Sharing) -> None:
         """What is pending at its broker, and what waits."""

@@ -77,8 +77,6 @@ class BrokerWork:
         work.ask = self._ask
         self.truth = Truth(self.world.ghost, deduplicates=rng.random() < 0.5)
         self.acked: dict[tuple[str, int], Acked] = {}
-        self.active: dict[tuple[str, str, int], tuple[str, float]] = {}
-        """By broker, failover subscription and partition: the consumer named last as active."""
         self.seeks = rng.choice((0.0, 0.0, 0.02, 0.1))
         self.inflight = rng.choice((1, 2, 8))
         self.at_once = rng.choice((1, 2, 2, 3))

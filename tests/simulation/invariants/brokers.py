@@ -121,8 +121,8 @@ def a_deleted_subscription_is_gone(ghost: Ghost, name: str, there: bool) -> None
 def one_consumer_is_given_messages_at_a_time(
     ghost: Ghost, place: Any, who: str, active: str
 ) -> None:
-    """A broker sends the messages of a failover subscription only to the consumer that it named
-    last as the active one."""
+    """A broker sends the messages of a failover subscription only to the active one of the present
+    consumers."""
     require(who == active, "B14", f"{place}: {who} is sent a message, active is '{active}'")
 
 

@@ -9,6 +9,7 @@ from tests.simulation.mutants import (
     adding,
     bookies,
     brokers,
+    by_key,
     direct_logs,
     drawn,
     healing,
@@ -39,5 +40,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *healing.MUTANTS,
     *brokers.MUTANTS,
     *sharing.MUTANTS,
+    *by_key.MUTANTS,
     *long_lives.MUTANTS,
 )
