@@ -26,7 +26,14 @@ async def read(broker, ledger, entry):
     return await route.handle(asked)
 
 
-def test_a_message_and_a_batch_are_read_by_their_ids():
+async def in_this_thread(call, *args):
+    """The simulated loop has no threads."""
+    return call(*args)
+
+
+def test_a_message_and_a_batch_are_read_by_their_ids(monkeypatch):
+    monkeypatch.setattr(messages.asyncio, "to_thread", in_this_thread)
+
     async def main(stage):
         broker, session = await session_of(stage)
         await session.answer("producer_success", "producer", topic=TOPIC, producer_id=1)
