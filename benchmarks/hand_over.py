@@ -99,7 +99,7 @@ class Batches:
         count = ROWS * info.partitions
         keys = pa.array([b"%d" % i for i in range(count)], pa.binary())
         task.write(keys, pa.array([BODY] * count, pa.binary()))
-        done = task.finishing()()
+        done = task.start_finish()()
         txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
         began_s = time.monotonic()
         topics.run(topics.client.commit_topics({info.id: [done]}, txn, intent.id))

@@ -154,7 +154,7 @@ class Case:
         intent = topics.run(opened)
         task = topics.task_writer(info, intent, task_index=0, partitions=1)
         task.write(None, values, **columns)
-        done = task.finishing()()
+        done = task.start_finish()()
         txn = TxnKey(intent.app_id, intent.target, 0, intent.run_id)
         topics.run(topics.client.commit_topics({info.id: [done]}, txn, intent.id))
         return name

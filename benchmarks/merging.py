@@ -21,7 +21,7 @@ from spark_ledger.local import LocalCluster
 from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.topic import blocking
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.upkeep.compactor import Compacted
+from spark_ledger.topic.upkeep.compactor import CompactionResult
 from spark_ledger.topic.upkeep.merge_plan import SLOT_MS
 from spark_ledger.topic.upkeep.upkeep import Merging, TopicHead
 
@@ -46,12 +46,12 @@ async def counted(client: TopicClient) -> tuple[int, int, int]:
     return len(placed), len(entries), sum(one.bytes for one in placed)
 
 
-async def passed(client: TopicClient, merging: Merging, later_ms: int) -> Compacted:
+async def passed(client: TopicClient, merging: Merging, later_ms: int) -> CompactionResult:
     info = await client.topics.open(TOPIC)
     head = TopicHead(info, (await client.log(info.id).fold(fresh=True)).next)
     report = await merging.once([head], await store_now_ms(client.store) + later_ms)
     assert not report.problems, report.problems
-    return report.merged.get(info.name.short, Compacted())
+    return report.merged.get(info.name.short, CompactionResult())
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def main() -> None:
         told("as written")
         merging = Merging(topics.client, bytes_per_s=None)
         for number in range(given.passes):
-            done: list[Compacted] = []
+            done: list[CompactionResult] = []
             later_ms = number * 2 * SLOT_MS + 2 * 60_000
             took_s = workload.seconds(
                 lambda later_ms=later_ms, done=done: done.append(

@@ -106,7 +106,7 @@ def written(
     for number, (keys, values) in enumerate(batches):
         writer = topics.task_writer(info, intent, task_index=number, settings=settings)
         writer.write(keys, values)
-        results.append(writer.finishing()())
+        results.append(writer.start_finish()())
     txn = TxnKey(intent.app_id, intent.target, 0, intent.run_id)
     topics.run(client.commit_topics({info.id: results}, txn, intent.id))
     return info

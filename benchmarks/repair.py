@@ -76,7 +76,7 @@ async def append_for(ledgers: LedgerStore, seconds: float) -> float:
 async def listed(ledgers: LedgerStore, anything: bool) -> float:
     """When there is anything on the list, or nothing."""
     for _ in range(36_000):
-        if bool(await work_list.listed(ledgers.metadata)) == anything:
+        if bool(await work_list.listed_ledgers(ledgers.metadata)) == anything:
             return time.monotonic()
         await asyncio.sleep(0.1)
     raise TimeoutError("an hour")
@@ -163,10 +163,10 @@ def load(size: int) -> list[Figure]:
 
         async def beside(ledgers: LedgerStore) -> tuple[float, float]:
             await listed(ledgers, True)
-            before = len(await work_list.listed(ledgers.metadata))
+            before = len(await work_list.listed_ledgers(ledgers.metadata))
             began = time.monotonic()
             rate = await append_for(ledgers, 15)
-            done = before - len(await work_list.listed(ledgers.metadata))
+            done = before - len(await work_list.listed_ledgers(ledgers.metadata))
             seconds = time.monotonic() - began
             return rate, done * LEDGER_ENTRIES * ENTRY_BYTES / 1e6 / seconds
 

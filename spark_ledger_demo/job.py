@@ -129,7 +129,7 @@ class TopicHistory:
         client = self._topics.client
         state = await client.log((await client.topics.open(topic)).id).fold(fresh=True)
         ranges = {held.number: (held.start_offset, held.end_offset) for held in state.partitions}
-        state, read = await client.readable(state, ranges)
+        state, read = await client.state_with_tables(state, ranges)
         newest: dict[int, int] = {}
         for held in state.partitions:
             for stretch in held.stretches(held.start_offset, held.end_offset, read):

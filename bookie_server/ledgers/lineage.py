@@ -72,7 +72,7 @@ def judge(
         )
     if stored.epoch > seen.epoch:
         return LineageVerdict.ACCEPTED, ""
-    number = chains.missing(seen.links, chain)
+    number = chains.missing_link(seen.links, chain)
     if number is None:
         return LineageVerdict.OURS, ""
     newest = "it has no link" if chain is None else f"its newest is {chain.newest}"
@@ -152,7 +152,7 @@ class Lineage:
         stored = await cluster.read(self._store)
         await self._read_watched(paths.CLUSTER)
         node = await self._read_watched(paths.CHAIN)
-        chain = chains.of_node(node)
+        chain = chains.chain_of_node(node)
         states = [] if self.storage is None else self.storage.states()
         verdict, why = judge(self._seen, stored, chain, await self._next_id(), highest_id(states))
         if verdict is LineageVerdict.OLDER:

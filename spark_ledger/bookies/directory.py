@@ -39,7 +39,7 @@ from typing import Any
 from spark_ledger import errors, net
 from spark_ledger.async_tasks import cancel, woken
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.cluster import why_held
+from spark_ledger.metadata.cluster import hold_reason
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError
 from spark_ledger.metadata.store_calls import names_in, read
 
@@ -419,7 +419,7 @@ async def registered(store: MetadataStore) -> list[dict[str, Any]]:
     READ_ONLY or DOWN), how many ledgers it lists as in limbo, and why the store is `held`, if it
     is: then no bookie registers. Raises StoreUnavailable."""
     await store.sync()
-    held = await why_held(store)
+    held = await hold_reason(store)
     bookies: dict[str, dict[str, Any]] = {}
     for state, folder in _BY_STATE.items():
         for bookie_id, record in (await _read_folder(store, folder)).items():

@@ -80,7 +80,7 @@ class OwnedTopic:
 
     async def start(self) -> None:
         """Follow the topic's log. Raises errors.TopicDeleted, errors.Unavailable."""
-        await self._follower.beyond((await self._commits.state()).next - 1)
+        await self._follower.wait_for_commit((await self._commits.state()).next - 1)
         loop = asyncio.get_running_loop()
         self._background = [
             loop.create_task(follow(self._follower, self.info.name, self._on_commit, self.give_up)),
@@ -101,7 +101,7 @@ class OwnedTopic:
             self._commits.epochs.update(new)
             opened = await asyncio.gather(*map(self._open, new), return_exceptions=True)
             if new:
-                await self._follower.beyond((await self._commits.state()).next - 1)
+                await self._follower.wait_for_commit((await self._commits.state()).next - 1)
             failures = {}
             for number, outcome in zip(new, opened, strict=True):
                 if isinstance(outcome, OwnedPartition):
@@ -121,8 +121,8 @@ class OwnedTopic:
         return OwnedPartition(self.info, log, writer, epoch, self._beside.start)
 
     async def _catch_up(self) -> int:
-        if self._follower.behind:
-            await self._follower.caught_up(CATCH_UP_S)
+        if self._follower.is_behind:
+            await self._follower.catch_up(CATCH_UP_S)
         return await self._follower.confirmed_history(CERTAIN_S)
 
     @property
@@ -274,11 +274,11 @@ class OwnedTopic:
         state = await self._commits.state()
         others = [held for held in state.partitions if held.number not in self._partitions]
         lives = LiveEnds(self._commits.client.ledgers)
-        await lives.look(held.live for held in others if held.live is not None)
+        await lives.refresh(held.live for held in others if held.live is not None)
         ends = state.end_offsets()
         for held in others:
             if held.live is not None:
-                ends[held.number] = held.live.base + lives.known(held.live).rows
+                ends[held.number] = held.live.base + lives.end_of(held.live).rows
         return {**ends, **{number: owned.log.end for number, owned in self._partitions.items()}}
 
     def _log_failed_task(self, error: BaseException) -> None:

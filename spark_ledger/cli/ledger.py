@@ -25,7 +25,7 @@ from spark_ledger.errors import BadConfig, LedgerError, NoSuchLedger, Unsupporte
 if TYPE_CHECKING:
     from spark_ledger.ledger.client import LedgerStore
     from spark_ledger.metadata.ledger_record import LedgerRecord
-    from spark_ledger.repair.audit import Audit, Checked
+    from spark_ledger.repair.audit import Audit, LedgerCheck
     from spark_ledger.repair.status import AutorecoveryStatus
     from spark_ledger.repair.work_list import ListedLedger
     from spark_ledger.topic.client import TopicClient
@@ -143,9 +143,9 @@ def limbo(
         _repair_all(idle_s, json, service_url)
         return
 
-    from spark_ledger.repair.limbo import listed
+    from spark_ledger.repair.limbo import list_limbo
 
-    listings = with_ledgers(service_url, lambda ledgers: listed(ledgers.metadata))
+    listings = with_ledgers(service_url, lambda ledgers: list_limbo(ledgers.metadata))
     if json:
         print_json([listing._asdict() for listing in listings])
         return
@@ -194,10 +194,10 @@ def unrecorded(
     the metadata store was restored from an older copy, a record was lost, or an earlier version of
     Spark Ledger deleted them. Bookies count them once in overreplicated_wait_s (an hour), and once
     more when the metadata store is held."""
-    from spark_ledger.metadata.unrecorded import listed, name_as_deleted
+    from spark_ledger.metadata.unrecorded import name_as_deleted, read_unrecorded
 
     by_ledger, counted_ms, hold = with_ledgers(
-        service_url, lambda ledgers: with_store_errors(listed(ledgers.metadata))
+        service_url, lambda ledgers: with_store_errors(read_unrecorded(ledgers.metadata))
     )
     chosen = {i: bookies for i, bookies in by_ledger.items() if not ids or i in ids}
     named_as_deleted: list[int] = []
@@ -328,7 +328,7 @@ def audit(
         if result.silent:
             names = ", ".join(sorted(result.silent))
             print(f"no answer, so what they keep counts as missing here: {names}")
-    if not result.whole:
+    if not result.is_whole:
         raise typer.Exit(1)
 
 
@@ -346,7 +346,7 @@ def _audit_on_spark(service_url: str | None, deep: bool) -> "Audit":
     return jobs.audit(jobs.session(), resolve_service_url(service_url), deep=deep)
 
 
-def _lacking_text(checked: "Checked") -> str:
+def _lacking_text(checked: "LedgerCheck") -> str:
     return " ".join(f"{bookie}: {count}" for bookie, count in sorted(checked.lacking.items()))
 
 

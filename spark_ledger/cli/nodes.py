@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from spark_ledger.ledger.client import LedgerStore
     from spark_ledger.metadata.autorecovery import AutorecoverySettings
     from spark_ledger.metadata.store import MetadataStore
-    from spark_ledger.repair.decommission import Left
+    from spark_ledger.repair.decommission import DrainProgress
     from spark_ledger.repair.status import AutorecoveryStatus
 
 
@@ -157,7 +157,7 @@ def decommission(
     if cancel:
         _cancel(bookie_id, service_url)
         return
-    left: Left | None = None
+    left: DrainProgress | None = None
 
     async def work(ledgers: "LedgerStore") -> None:
         from spark_ledger.repair.decommission import decommission
@@ -225,7 +225,7 @@ class _DrainDisplay:
         )
         self._bar: TaskID | None = None
 
-    def show(self, left: "Left") -> None:
+    def show(self, left: "DrainProgress") -> None:
         self._ledgers_max = max(self._ledgers_max, left.ledgers)
         size, why = units.shown(left.bytes), _obstacle(left)
         if self._bar is None:
@@ -246,7 +246,7 @@ class _DrainDisplay:
             print(f"{counted(left.ledgers, 'ledger')} left, {size}{why}", flush=True)
 
 
-def _obstacle(left: "Left") -> str:
+def _obstacle(left: "DrainProgress") -> str:
     """The obstacle, if there is one."""
     if left.hindrance:
         return f"; {left.hindrance}"

@@ -75,8 +75,8 @@ async def rows_from(
     starts: dict[int, int] | None = None
     while True:
         live = [partition.live for partition in state.partitions if partition.live is not None]
-        await live_ends.look(live)
-        confirmed = {segment.partition: live_ends.known(segment) for segment in live}
+        await live_ends.refresh(live)
+        confirmed = {segment.partition: live_ends.end_of(segment) for segment in live}
         ends = state.end_offsets()
         live_rows = {p: live_end.rows for p, live_end in confirmed.items()}
         row_ends = {p: end + live_rows.get(p, 0) for p, end in ends.items()}

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from spark_ledger.topic.schema.registry import TopicSchema
     from spark_ledger.topic.subscription.seek_target import SeekTarget
     from spark_ledger.topic.upkeep.admin import TopicAdmin
-    from spark_ledger.topic.upkeep.live_repair import Unopened
+    from spark_ledger.topic.upkeep.live_repair import UnopenedPartition
     from spark_ledger.topic.upkeep.upkeep import UpkeepReport
 
 
@@ -284,14 +284,14 @@ def repair(
     store is held: no broker opens a partition then."""
     from spark_ledger.topic.upkeep import live_repair
 
-    async def find_unopened(client: "TopicClient") -> "list[Unopened]":
-        return await live_repair.unopened(client, await client.topics.open(name))
+    async def find_unopened(client: "TopicClient") -> "list[UnopenedPartition]":
+        return await live_repair.find_unopened(client, await client.topics.open(name))
 
     unopened = with_topics(service_url, find_unopened)
     if not json:
         texts = map(_text_of_unopened, unopened)
         print("\n".join(texts) or f"topic {name}: every partition can be opened")
-    mendable = [partition for partition in unopened if partition.mendable]
+    mendable = [partition for partition in unopened if partition.is_repairable]
     if mendable and not yes:
         numbers = ", ".join(str(partition.live.partition) for partition in mendable)
         yes = not json and typer.confirm(f"Do this to partition(s) {numbers} of topic {name}?")
@@ -304,12 +304,12 @@ def repair(
     if mendable and yes:
         with_topics(service_url, mend)
     if json:
-        print_json([{**_facts_of_unopened(p), "done": p.mendable and yes} for p in unopened])
+        print_json([{**_facts_of_unopened(p), "done": p.is_repairable and yes} for p in unopened])
     elif mendable:
         print(f"{len(mendable)} partition(s) repaired" if yes else "nothing was changed")
 
 
-def _facts_of_unopened(unopened: "Unopened") -> dict[str, object]:
+def _facts_of_unopened(unopened: "UnopenedPartition") -> dict[str, object]:
     entries = [
         {**asdict(entry), "begins": None if entry.begins is None else entry.begins.hex()}
         for entry in unopened.entries
@@ -320,12 +320,12 @@ def _facts_of_unopened(unopened: "Unopened") -> dict[str, object]:
         "ledger": unopened.live.ledger_id,
         "fault": unopened.fault.value,
         "offsets_given_up": [lo, hi] if lo < hi else [],
-        "would": unopened.would,
+        "would": unopened.repair_effect,
         "entries": entries,
     }
 
 
-def _text_of_unopened(unopened: "Unopened") -> str:
+def _text_of_unopened(unopened: "UnopenedPartition") -> str:
     live, (lo, hi) = unopened.live, unopened.offsets
     lines = [f"partition {live.partition}, ledger {live.ledger_id}: {unopened.fault.value}"]
     for entry in unopened.entries:
@@ -335,7 +335,7 @@ def _text_of_unopened(unopened: "Unopened") -> str:
             lines.append(f"    {entry.payload_bytes} bytes: {first_bytes}")
     if lo < hi:
         lines.append(f"  offsets {lo} to {hi - 1}")
-    return "\n".join([*lines, f"  would be done: {unopened.would}"])
+    return "\n".join([*lines, f"  would be done: {unopened.repair_effect}"])
 
 
 @app.command()

@@ -5,9 +5,9 @@
         admin.create_topic("flights", partitions=4, retention_ms=7 * 24 * 3600 * 1000)
         admin.seek("flights", "dashboard", to="earliest")
 
-Always true: every method may be called again, as a cell of a notebook is run again: it leaves a
-thing that is already as requested, and deletes a thing that is already gone without an error. A
-change that would take rows from a subscription that needs them is refused unless it is forced. All
+Always true: every method may be called again, as a cell of a notebook is run again: a change that
+is made already, and a deletion of a missing thing, have no effect and raise no error. A change that
+would take rows from a subscription that needs them is refused unless it is forced. All
 admins of a process share its connection to a cluster, and any thread may use one.
 """
 
@@ -21,7 +21,7 @@ from spark_ledger.config import resolve_service_url, whole
 from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.process import Calls, background_loop
 from spark_ledger.repair import status as autorecovery
-from spark_ledger.repair.decommission import Left, cancel, decommission
+from spark_ledger.repair.decommission import DrainProgress, cancel, decommission
 from spark_ledger.repair.status import AutorecoveryStatus
 from spark_ledger.repair.work_list import ListedLedger
 from spark_ledger.topic import blocking
@@ -33,8 +33,8 @@ from spark_ledger.topic.subscription.lag import PartitionLag
 from spark_ledger.topic.subscription.seek_target import CommittedSince, End, SeekTarget
 from spark_ledger.topic.subscription.subscriptions import SubscriptionInfo
 from spark_ledger.topic.upkeep import compactor
-from spark_ledger.topic.upkeep.admin import TopicAdmin, TopicFacts, Trimmed
-from spark_ledger.topic.upkeep.compactor import Compacted
+from spark_ledger.topic.upkeep.admin import TopicAdmin, TopicFacts, TrimResult
+from spark_ledger.topic.upkeep.compactor import CompactionResult
 from spark_ledger.topic.upkeep.merge_plan import MergeLimits
 from spark_ledger.topic.upkeep.upkeep import Upkeep, UpkeepReport
 
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Place = str | datetime | Mapping[int, int]
-"""Where in a topic: "earliest"; "latest", one past the last committed row; a time: the first row
-committed at or after it by ZooKeeper's clock (a datetime with its time zone, or ISO text, UTC if it
-names no zone); or {partition: offset}."""
+"""A place in a topic: "earliest"; "latest", the offset after the last committed row; a time: the
+first row committed at this time or later by ZooKeeper's clock (a datetime with its time zone, or
+ISO text, UTC without a zone); or {partition: offset}."""
 
 
 class Admin:
@@ -57,7 +57,7 @@ class Admin:
     A change is durable when its method returns: a majority of ZooKeeper has it on disk, and every
     fold of the topic from then on includes it (docs/topics.md). A method that raises
     errors.CommitOutcomeUnknown may have made its change; call it again. Rows that a method takes
-    away are not read from then on; their ledgers stay for `delete_delay_ms`.
+    away cannot be read afterwards; their ledgers stay for `delete_delay_ms`.
 
     Raises errors.BadConfig for a malformed URL, errors.Unavailable when ZooKeeper is unreachable.
     Every method raises errors.TopicNameInvalid, errors.Unavailable, errors.ClientClosed after
@@ -80,7 +80,7 @@ class Admin:
 
         Durable on return: the topic, its partitions and its policies. Raises errors.TopicExists
         if the topic has fewer partitions or another policy, errors.BadConfig,
-        errors.NotEnoughBookies if `ensemble_size` is given and fewer bookies are registered.
+        errors.NotEnoughBookies if fewer than the given `ensemble_size` bookies are registered.
         """
         count = 1 if partitions is None else whole("partitions", partitions)
         with_changes(TopicPolicies(), policies)  # raises for a wrong name, before any call
@@ -105,10 +105,11 @@ class Admin:
         return self._run(self._topics.describe(topic))
 
     def grow(self, topic: str, partitions: int) -> None:
-        """Set the number of partitions; a topic that has as many is left as it is. Rows stay in
-        their partitions; new rows of a key may go to another one.
+        """Set the number of partitions; without effect if the topic has so many. Rows stay in their
+        partitions; new rows of a key may go to another partition.
 
-        Durable on return: the new partitions. Raises errors.BadConfig for fewer than it has."""
+        Durable on return: the new partitions. Raises errors.BadConfig for a lower number than the
+        topic has."""
         count = whole("partitions", partitions)
 
         async def work() -> None:
@@ -123,8 +124,8 @@ class Admin:
     def set_policies(self, topic: str, **changes: Any) -> TopicInfo:
         """Change policies by name, such as retention_ms=None; the others stay.
 
-        Durable on return: all of the changes, in one write. Ledgers that writers create from then
-        on follow them; open ones keep their quorums. Raises errors.BadConfig,
+        Durable on return: all changes, in one write. Ledgers that writers create afterwards follow
+        the new policies; open ledgers keep their quorums. Raises errors.BadConfig,
         errors.NotEnoughBookies as `create_topic`."""
         return self._run(self._topics.change_policies(topic, changes))
 
@@ -142,23 +143,23 @@ class Admin:
         Durable on return: all of the changes, in one write. Raises errors.BadConfig."""
         return self._run(self._client.topics.set_namespace(namespace, changes))
 
-    def truncate(self, topic: str, *, force: bool = False) -> Trimmed:
+    def truncate(self, topic: str, *, force: bool = False) -> TrimResult:
         """Remove all committed rows; the next row gets the next offset. Durable on
         return, errors: as `trim`."""
         return self._run(self._topics.trim(topic, End.LATEST, force=force))
 
-    def trim(self, topic: str, before: Place, *, force: bool = False) -> Trimmed:
+    def trim(self, topic: str, before: Place, *, force: bool = False) -> TrimResult:
         """Remove the rows before `before`: below offsets, or committed before a time. With `force`
         also rows that a subscription has not consumed.
 
         Durable on return: one commit that removes the rows of all partitions. Returns the new start
-        offsets and how many rows went. Raises errors.SubscriptionBusy if a subscription needs one
-        of the rows, errors.OffsetsOutOfRange, errors.OffsetsNotAssigned."""
+        offsets and the number of removed rows. Raises errors.SubscriptionBusy if a subscription
+        needs such a row, errors.OffsetsOutOfRange, errors.OffsetsNotAssigned."""
         return self._run(self._topics.trim(topic, target_of(before), force=force))
 
     def terminate(self, topic: str) -> None:
         """End the topic: later appends raise errors.TopicTerminated, rows stay readable.
-        Durable on return; a topic that is terminated stays so."""
+        Durable on return; the topic stays terminated for ever."""
         self._run(self._topics.terminate(topic))
 
     def delete_topic(self, topic: str) -> bool:
@@ -178,12 +179,12 @@ class Admin:
 
     def compact(
         self, topic: str, *, merged_bytes: int = 64 << 20, bytes_per_s: float | None = None
-    ) -> Compacted:
-        """Merge neighbouring small segments into ones of about `merged_bytes` bytes, copying at
+    ) -> CompactionResult:
+        """Merge neighbouring small segments into segments of about `merged_bytes` bytes, copying at
         most `bytes_per_s` bytes a second on average (None: no limit). Rows keep offsets and times.
 
         Durable on return: every merge that the result counts; each is one commit, so a call that
-        ends early leaves a valid topic, and the next one goes on. Raises errors.BadConfig,
+        ends early leaves a valid topic, and the next call continues. Raises errors.BadConfig,
         errors.TxnConflict, errors.NotEnoughBookies, errors.DataUnavailable."""
         limits = MergeLimits(bytes_max=whole("merged_bytes", merged_bytes))
         return self._run(
@@ -192,9 +193,9 @@ class Admin:
 
     def clean(self, *, dry_run: bool = False, force: bool = False) -> UpkeepReport:
         """One pass of the upkeep that a cluster does every minute, for all topics: remove rows that
-        retention does not keep, delete ledgers that no topic needs, close those that writers left
+        retention does not keep, delete ledgers that no topic needs, close ledgers that writers left
         open, merge small segments. With `dry_run` it only returns the report. Without `force` it
-        deletes no more than a tenth of the ledgers merely because no topic refers to them. Work
+        deletes at most a tenth of the ledgers as never referred to by a topic. Work
         that needs several passes in a row (finding a writer that fell silent) is left to the
         cluster. Durable on return: the changes that the report names. Raises errors.Unavailable;
         the failure of one topic is in the report's `problems`."""
@@ -212,15 +213,15 @@ class Admin:
 
     def create_subscription(self, topic: str, name: str, at: Place = "latest") -> dict[int, int]:
         """Create a subscription at `at`; it holds the rows from there on against retention until a
-        query consumes them. One that exists keeps its positions.
+        query consumes them. An existing subscription keeps its positions.
 
         Durable on return: the subscription. Returns {partition: first offset not consumed}. Raises
         errors.OffsetsOutOfRange."""
         target = target_of(at)
 
         async def work(info: TopicInfo) -> dict[int, int]:
-            every = self._client.subscriptions
-            return await every.create(info.id, name, target, exist_ok=True)
+            subscriptions = self._client.subscriptions
+            return await subscriptions.create(info.id, name, target, exist_ok=True)
 
         return self._of(topic, work)
 
@@ -229,9 +230,10 @@ class Admin:
         return self._of(topic, lambda info: self._client.subscriptions.list(info.id, exact=True))
 
     def seek(self, topic: str, name: str, to: Place, *, force: bool = False) -> dict[int, int]:
-        """Set the subscription's positions to `to`, or to the first row kept where that is later;
-        returns them, {partition: offset}. With `force` also while a query uses it. A query with a
-        checkpoint goes on from that; `startingSubscription` starts a new one at these positions.
+        """Set the subscription's positions to `to`, or to the first remaining row if that is later;
+        returns the positions, {partition: offset}. With `force` also while a query uses the
+        subscription. A query with a checkpoint continues from its checkpoint;
+        `startingSubscription` starts a new query at these positions.
 
         Durable on return: the positions. Raises errors.SubscriptionNotFound,
         errors.SubscriptionBusy (in use, and not forced), errors.OffsetsOutOfRange,
@@ -255,8 +257,8 @@ class Admin:
         return self._of(topic, work)
 
     def delete_subscription(self, topic: str, name: str, *, force: bool = False) -> bool:
-        """Delete the subscription; False if there was none. Durable on return: it holds no rows
-        any more. Raises errors.SubscriptionBusy (in use, and not forced)."""
+        """Delete the subscription; False if there was none. Durable on return: afterwards it
+        holds no rows. Raises errors.SubscriptionBusy (in use, and not forced)."""
 
         async def work(info: TopicInfo) -> bool:
             try:
@@ -270,14 +272,14 @@ class Admin:
     # -- schemas -----------------------------------------------------------------------------------
 
     def schema(self, topic: str) -> TopicSchema:
-        """The versions of the topic's schema, and the compatibility that a new one must have.
+        """The versions of the topic's schema, and the compatibility that a new version must have.
         Changes nothing."""
         return self._of(topic, lambda info: self._client.schemas.of(info))
 
     def withdraw_schema(self, topic: str) -> None:
-        """Put the topic's schema out of force: the topic takes bytes again, of Spark's writes and
-        of Pulsar's producers, and typed columns no more. Present rows keep their versions and are
-        read as before. `register_schema` of a version puts the schema into force again.
+        """Put the topic's schema out of force: the topic takes bytes again, from Spark's writes and
+        from Pulsar's producers, and no typed columns. Present rows keep their versions, and reads
+        of them do not change. `register_schema` of a version puts the schema into force again.
 
         Durable on return: the withdrawal. Raises errors.SchemaNotRegistered."""
         self._of(topic, lambda info: self._client.schemas.withdraw(info))
@@ -288,12 +290,12 @@ class Admin:
 
         Durable on return: the version. Raises errors.SchemaIncompatible,
         errors.SchemaTypeMismatch, errors.SchemaReservedColumn."""
-        columns = _arrow(schema)
+        columns = _arrow_schema(schema)
         return self._of(topic, lambda info: self._client.schemas.register(info, columns))
 
     def set_compatibility(self, topic: str, compatibility: str) -> None:
         """Set the compatibility that later versions of the schema must have: "none", "backward",
-        "forward" or "full". Durable on return. Raises errors.BadConfig for another."""
+        "forward" or "full". Durable on return. Raises errors.BadConfig for another value."""
         if compatibility not in (kind.value for kind in Compatibility):
             kinds = ", ".join(kind.value for kind in Compatibility)
             raise errors.BadConfig(f"there is no compatibility '{compatibility}'", f"Give {kinds}.")
@@ -303,7 +305,7 @@ class Admin:
     # -- bookies ---------------------------------------------------------------------------------
 
     def autorecovery_status(self) -> AutorecoveryStatus:
-        """The state of self-healing: settings, the auditor, the bookies that are lost, down or
+        """The status of autorecovery: settings, the auditor, the bookies that are lost, down or
         draining, how many ledgers are under-replicated and why. Changes nothing."""
         return self._run(autorecovery.status(self._client.store))
 
@@ -315,18 +317,17 @@ class Admin:
         lost_bookie_delay_s: float | None = None,
         repair_bytes_per_s: int | None = None,
     ) -> AutorecoveryStatus:
-        """Change settings of self-healing for the whole cluster, while it runs; a setting that is
+        """Change settings of autorecovery for the whole cluster, while it runs; a setting that is
         None stays. With `enabled=True, force=True` the bookies that are gone now count as lost,
         even if they are more than a third.
 
-        Durable on return: each of the settings. Raises errors.BadConfig; nothing was changed
-        then."""
-        given = {
+        Durable on return: each of the settings. Raises errors.BadConfig, without a change."""
+        settings = {
             "lost_bookie_delay_s": lost_bookie_delay_s,
             "repair_bytes_per_s": repair_bytes_per_s,
             "enabled": enabled,
         }
-        changes = {name: value for name, value in given.items() if value is not None}
+        changes = {name: value for name, value in settings.items() if value is not None}
         if force and not enabled:
             raise errors.BadConfig("force is given without enabled=True", "Give both.")
 
@@ -340,30 +341,30 @@ class Admin:
         return self._run(work())
 
     def underreplicated(self) -> list[ListedLedger]:
-        """The ledgers with copies that are missing or will be moved, by id: at which bookies, why,
-        since when, and the obstacle. Changes nothing."""
+        """The ledgers with copies that are missing or will be moved, by id: with the bookies, the
+        reasons, their times, and the obstacle. Changes nothing."""
         return self._run(autorecovery.underreplicated(self._client.store))
 
     def decommission_bookie(
         self, bookie_id: str, *, force: bool = False, wait: bool = True
-    ) -> Left:
-        """Drain a bookie that is up: it takes no new entries, and its copies are made on others.
-        Returns what the bookie still holds: once that is nothing, or, with `wait=False`, at once;
-        call the method again to look again. An empty bookie may be stopped and forgotten. With
-        `force` also if ledgers that no other bookie can take keep fewer copies, though never below
-        Qa.
+    ) -> DrainProgress:
+        """Drain a bookie that is up: it takes no new entries, and its copies are made on other
+        bookies. Waits until the bookie is empty (with `wait=False` it does not wait), and returns
+        what the bookie still holds; call the method again to look again. An empty bookie may be
+        stopped and forgotten. With `force` the bookie is drained even if ledgers that no other
+        bookie can take keep fewer copies, but never below Qa.
 
         Durable on return: the bookie drains until it is empty or the draining is cancelled. Raises
-        errors.BadConfig for a bookie that was never seen or is down, errors.NotEnoughBookies."""
+        errors.BadConfig for a bookie that is not known or is down, errors.NotEnoughBookies."""
 
-        async def work() -> Left:
+        async def work() -> DrainProgress:
             ledgers = self._client.ledgers
-            async with aclosing(decommission(ledgers, bookie_id, force=force)) as looks:
-                left = await anext(looks)
+            async with aclosing(decommission(ledgers, bookie_id, force=force)) as reports:
+                progress = await anext(reports)
                 if wait:
-                    async for now in looks:
-                        left = now
-            return left
+                    async for current in reports:
+                        progress = current
+            return progress
 
         return self._run(work())
 
@@ -372,7 +373,7 @@ class Admin:
         drained. Durable on return."""
         return self._run(cancel(self._client.ledgers, bookie_id))
 
-    # -- for all -------------------------------------------------------------------------------
+    # -- for all calls -------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the calls of other threads with errors.ClientClosed; the process keeps its
@@ -398,8 +399,8 @@ class Admin:
 
 
 def target_of(place: Place) -> SeekTarget:
-    """The target of a seek or trim. Raises errors.BadConfig for a text that is no place, or a time
-    without its zone."""
+    """The target of a seek or trim. Raises errors.BadConfig for a text that is no place, or a
+    datetime without its zone."""
     if isinstance(place, Mapping):
         return {whole("a partition", p): whole("an offset", at) for p, at in place.items()}
     if isinstance(place, datetime):
@@ -424,26 +425,26 @@ def target_of(place: Place) -> SeekTarget:
 
 def _check_same(facts: TopicFacts, partitions: int | None, policies: Mapping[str, Any]) -> None:
     """Raises errors.TopicExists if the topic differs from the request."""
-    there = len(facts.partitions)
+    count = len(facts.partitions)
     name = facts.info.name
-    if partitions is not None and there < partitions:
+    if partitions is not None and count < partitions:
         raise errors.TopicExists(
-            f"there is a topic '{name}' already, with {there} partitions, not {partitions}",
+            f"there is a topic '{name}' already, with {count} partitions, not {partitions}",
             "Use grow.",
             topic=name.full,
         )
     for policy, value in policies.items():
-        now = getattr(facts.info.policies, policy)
-        if now != value:
+        current = getattr(facts.info.policies, policy)
+        if current != value:
             raise errors.TopicExists(
-                f"there is a topic '{name}' already, with {policy} {now}, not {value}",
+                f"there is a topic '{name}' already, with {policy} {current}, not {value}",
                 "Use set_policies.",
                 topic=name.full,
             )
 
 
-def _arrow(schema: "SparkSchema | pa.Schema") -> "pa.Schema":
-    """The Arrow schema of a Spark or Arrow schema. Raises TypeError for anything else."""
+def _arrow_schema(schema: "SparkSchema | pa.Schema") -> "pa.Schema":
+    """The Arrow schema of a Spark or Arrow schema. Raises TypeError for another value."""
     import pyarrow as pa
 
     if isinstance(schema, pa.Schema):

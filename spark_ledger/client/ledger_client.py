@@ -7,7 +7,7 @@
             for entry_id, payload in reader.read(0, reader.last_add_confirmed):
                 ...
 
-Always true: all work is done on the process's background loop; these classes only give it work and
+Always true: all work is done on the process's background loop; these classes only submit work and
 wait. Several threads may use them; appends of one thread keep their order.
 """
 
@@ -47,7 +47,7 @@ from spark_ledger.process import Calls, background_loop, connect
 
 BATCH_ENTRIES_MAX = 256
 APPENDS_PER_STEP = 256
-NOTHING: Mapping[str, str] = MappingProxyType({})
+NO_METADATA: Mapping[str, str] = MappingProxyType({})
 
 
 class LedgerClient:
@@ -56,8 +56,8 @@ class LedgerClient:
     spark_ledger.config.client_config.
 
     Raises BadConfig for a malformed URL, Unavailable when ZooKeeper is unreachable. This and every
-    method raise TypeError for an argument of a wrong kind, ValueError for one out of range; they
-    have done nothing then.
+    method raise TypeError for an argument of a wrong kind, ValueError for an argument out of range,
+    before any effect.
     """
 
     def __init__(self, service_url: str | None = None, config: ClientConfig | None = None) -> None:
@@ -73,7 +73,7 @@ class LedgerClient:
         write_quorum: int | None = None,
         ack_quorum: int | None = None,
         password: bytes = b"",
-        metadata: Mapping[str, str] = NOTHING,
+        metadata: Mapping[str, str] = NO_METADATA,
         durability: str = "synced",
     ) -> "LedgerWriter":
         """Create a ledger on `ensemble_size` bookies, with `write_quorum` copies of each entry,
@@ -81,8 +81,8 @@ class LedgerClient:
         docs/protocol.md). `password` is needed to read, append and recover; `metadata`, str to str,
         is kept in the record. `durability` is "synced" or "page-cache" and never changes: bookies
         acknowledge entries of a page-cache ledger when they are written, up to a second before they
-        are synced; a power loss of all bookies that have them may lose those, a killed process
-        loses none.
+        are synced; a power loss of all bookies that have such entries may lose them, a killed
+        process loses no entry.
 
         Durable on return: the record, OPEN and without entries.
 
@@ -108,8 +108,8 @@ class LedgerClient:
         """A reader. With `recover` the ledger is fenced and closed first, so that its end never
         moves again; without `recover` a ledger can be read while it is written.
 
-        Durable on return, with `recover`: the close; the writer can append nothing any more, and
-        every entry that was acknowledged to it is there. Without `recover` nothing changes.
+        Durable on return, with `recover`: the close. The writer can append no further entry, and
+        every entry that was acknowledged to it is in the ledger. Without `recover` nothing changes.
 
         Raises NoSuchLedger, DataUnavailable (the end cannot be decided now), Unauthorized,
         Unavailable.
@@ -125,7 +125,7 @@ class LedgerClient:
         return LedgerReader(self._calls, self._calls.run(open_it()))
 
     def delete_ledger(self, ledger_id: int) -> None:
-        """Delete a closed ledger; without effect if it is gone already.
+        """Delete a closed ledger; without effect if there is no such ledger.
 
         Durable on return: its record is gone. Bookies drop the entries later.
 
@@ -193,11 +193,13 @@ class LedgerWriter:
         self._writer = writer
         self._inflight_bytes = inflight_bytes
         self._lock = SharedLock()
-        self._handed: deque[tuple[Future[int], Sequence[Buffer] | Buffer, int, int]] = deque()
-        self._handed_bytes = 0  # ever handed over: written by the blocking side only
-        self._taken_bytes = 0  # ever taken over: written on the loop only
+        self._pending_appends: deque[tuple[Future[int], Sequence[Buffer] | Buffer, int, int]] = (
+            deque()
+        )
+        self._pending_total_bytes = 0  # of all appends so far; only the blocking side writes it
+        self._accepted_bytes = 0  # of all appends that the loop accepted; only the loop writes it
         self._order = threading.Lock()
-        self._scheduled = False
+        self._is_scheduled = False
         self._closed = False
 
     def append(self, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> int:
@@ -205,9 +207,10 @@ class LedgerWriter:
         acknowledged; returns its id. `rows` is how many rows the entry counts as. Afterwards the
         caller may change the payload (see `append_async`).
 
-        Durable on return: this entry and all before it, on at least `ack_quorum` bookies each:
-        synced to disk, or, in a page-cache ledger, written (docs/protocol.md, Append). After
-        NotEnoughBookies, TimedOut or LedgerFenced the entry may be there or not; recovery decides.
+        Durable on return: this entry and all entries before it, each on at least `ack_quorum`
+        bookies: synced to disk, or, in a page-cache ledger, written (docs/protocol.md, Append).
+        After NotEnoughBookies, TimedOut or LedgerFenced the ledger may have the entry or not;
+        recovery decides.
 
         Raises MessageTooBig, LedgerFenced, LedgerClosed, NotEnoughBookies, TimedOut, Unauthorized.
         """
@@ -219,24 +222,24 @@ class LedgerWriter:
         durable when this returns; the promise of `append` holds once the future is done.
 
         Blocks while the in-flight bytes of the configuration are used up. The caller may change its
-        payload as soon as this returns: a buffer that is not read-only is copied once, a read-only
-        one is not (the memory that a read-only view shows must not change until the writer is
-        closed). A callback that is added to the future runs on the event loop: it must not block.
+        payload as soon as this returns: a buffer that is not read-only is copied once. A read-only
+        buffer is not copied: the memory of a read-only view must not change until the writer is
+        closed. A callback that is added to the future runs on the event loop: it must not block.
         """
         self._calls.check_process()
         future = AppendFuture(self._lock)
         size, rows = _size(payload), whole("rows", rows)
         parts = payload if isinstance(payload, bytes) else read_only_parts(payload)
         with self._order:
-            waiting = self._handed_bytes - self._taken_bytes
+            waiting = self._pending_total_bytes - self._accepted_bytes
             if waiting + self._writer.inflight_bytes >= self._inflight_bytes:
                 self._calls.run(self._room())
-            self._handed.append((future, parts, rows, size))
-            self._handed_bytes += size
-            wake = not self._scheduled
-            self._scheduled = True
+            self._pending_appends.append((future, parts, rows, size))
+            self._pending_total_bytes += size
+            wake = not self._is_scheduled
+            self._is_scheduled = True
         if wake:
-            self._calls.loop.call_soon_threadsafe(self._take_over)
+            self._calls.loop.call_soon_threadsafe(self._accept_appends)
         return future
 
     @property
@@ -271,38 +274,38 @@ class LedgerWriter:
 
     # -- on the loop --------------------------------------------------------------------------
 
-    def _take_over(self) -> None:
-        """Append the payloads that the blocking side has handed over, a part of them in each step
-        of the loop, so that the first frame is under way while the next one is made."""
-        self._scheduled = False
-        handed, append = self._handed, self._writer.append_for
-        for _ in range(min(len(handed), APPENDS_PER_STEP)):
-            future, payload, rows, size = handed.popleft()
-            self._taken_bytes += size
+    def _accept_appends(self) -> None:
+        """Append the payloads that the blocking side handed over, a part of them in each step of
+        the loop, so that the first frame is sent while the next frame is made."""
+        self._is_scheduled = False
+        pending, append = self._pending_appends, self._writer.append_for
+        for _ in range(min(len(pending), APPENDS_PER_STEP)):
+            future, payload, rows, size = pending.popleft()
+            self._accepted_bytes += size
             try:
                 append(future, payload, rows)
-            except Exception as wrong:
-                refuse(future, wrong)  # and go on: other appends wait behind it
-        if handed and not self._scheduled:
-            self._scheduled = True
-            self._calls.loop.call_soon(self._take_over)
+            except Exception as error:
+                refuse(future, error)  # other appends wait behind this one: continue
+        if pending and not self._is_scheduled:
+            self._is_scheduled = True
+            self._calls.loop.call_soon(self._accept_appends)
 
-    async def _take_over_all(self) -> None:
-        while self._handed:
-            self._take_over()
+    async def _accept_all_appends(self) -> None:
+        while self._pending_appends:
+            self._accept_appends()
             await asyncio.sleep(0)
 
     async def _room(self) -> None:
-        await self._take_over_all()
+        await self._accept_all_appends()
         await self._writer.room()
 
     async def _close(self) -> None:
-        await self._take_over_all()
+        await self._accept_all_appends()
         await self._writer.close()
 
 
 class LedgerReader:
-    """Reads one ledger. `with` only marks the use of the reader: it holds nothing to give back."""
+    """Reads one ledger. Leaving its `with` block has no effect."""
 
     def __init__(self, calls: Calls, reader: AsyncLedgerReader) -> None:
         self.ledger_id = reader.ledger_id
@@ -311,8 +314,8 @@ class LedgerReader:
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry that may be read. While the ledger is being written it moves, and each
-        look asks the bookies; -1 does not mean that nothing was written. Raises Unavailable."""
+        """The last entry that may be read. While the ledger is open, each access asks the bookies;
+        -1 does not prove that no entry was written. Raises Unavailable."""
         if self._reader.is_closed:
             return self._reader.last_add_confirmed
         return self._calls.run(self._reader.refresh_last_add_confirmed())
@@ -320,7 +323,7 @@ class LedgerReader:
     @property
     def is_closed(self) -> bool:
         """Whether the ledger is closed: then `last_add_confirmed` is its end for ever. While it is
-        not closed, each look reads its record. Raises NoSuchLedger, Unavailable."""
+        not closed, each access reads its record. Raises NoSuchLedger, Unavailable."""
         if not self._reader.is_closed:
             self._calls.run(self._reader.refresh_record())
         return self._reader.is_closed
@@ -334,7 +337,7 @@ class LedgerReader:
         """(entry id, payload) of first..last, both included, in order, fetched ahead.
 
         A payload is a view that stays valid as long as it is kept; `bytes(payload)` copies it.
-        `last` right before `first` is an empty range. Raises NoSuchEntry beyond what is confirmed,
+        `last` right before `first` is an empty range. Raises NoSuchEntry for an unconfirmed entry,
         DataUnavailable, DigestMismatch, Unauthorized; ValueError at once for a malformed range.
         """
         return self._read(*entries_of(first, last))
@@ -349,9 +352,9 @@ class LedgerReader:
             self._calls.submit(entries.aclose())
 
     def read_when_confirmed(self, after: int, timeout_s: float) -> list[tuple[int, memoryview]]:
-        """(entry id, payload) of entries after `after`, in order, as soon as any are confirmed:
-        at least one, some megabytes at most. It takes `timeout_s` seconds at most; [] means that no
-        entry could be read in that time (no entry is confirmed, or bookies are unreachable), or
+        """(entry id, payload) of entries after `after`, in order, as soon as an entry is confirmed:
+        at least one entry, some megabytes at most. Takes `timeout_s` seconds at most; [] means that
+        no entry could be read in that time (no entry is confirmed, or bookies are unreachable), or
         that the ledger has ended (`is_closed`). `after` -1: from the first entry on.
 
         Raises DataUnavailable, DigestMismatch, Unauthorized; NoSuchLedger when it was deleted.
@@ -365,8 +368,8 @@ class LedgerReader:
         not written yet; ends when the ledger is closed and every entry was returned.
 
         For a ledger opened with `recover=False`: recovery would end its writer. Ctrl-C, or leaving
-        the loop, ends the waiting. Raises what `read_when_confirmed` raises: go on with
-        `tail(last returned + 1)`.
+        the loop, ends the waiting. Raises what `read_when_confirmed` raises: after
+        that continue with `tail(last returned + 1)`.
         """
         return self._tail(entry_id_of("first", first))
 
@@ -380,8 +383,8 @@ class LedgerReader:
             first = last + 1
 
     async def _next_batch(self, entries: EntryStream) -> list[tuple[int, Entry]]:
-        """The next entries, up to a batch. If an entry cannot be read, the entries before it: the
-        next call asks for it again, and raises."""
+        """The next entries, at most a batch. If an entry cannot be read, returns the entries before
+        it: the next call requests this entry again, and raises."""
         batch: list[tuple[int, Entry]] = []
         size = 0
         try:
@@ -396,7 +399,7 @@ class LedgerReader:
         return batch
 
     def close(self) -> None:
-        """Does nothing: the reader holds nothing. It is there so that `with` can be used."""
+        """Without effect: a reader holds no resource."""
 
     def __enter__(self) -> Self:
         return self
@@ -406,38 +409,38 @@ class LedgerReader:
 
 
 def _size(payload: Sequence[Buffer] | Buffer) -> int:
-    """Bytes of the payload. Raises TypeError if it is no payload."""
+    """The bytes of the payload. Raises TypeError for a value that is no payload."""
     if isinstance(payload, bytes):
         return len(payload)
     try:
         if isinstance(payload, (list, tuple)):
             return sum(memoryview(part).nbytes for part in payload)
         return memoryview(payload).nbytes  # type: ignore[arg-type]
-    except TypeError as wrong:
+    except TypeError as error:
         kind = type(payload).__name__
-        raise TypeError(f"payload is bytes, or a list of buffers, got {kind}: {wrong}") from None
+        raise TypeError(f"payload is bytes, or a list of buffers, got {kind}: {error}") from None
 
 
 _RLock = type(threading.RLock())
 
 
 class SharedLock(_RLock):  # type: ignore[misc, valid-type]
-    """The lock that the futures of one writer have in place of a condition; no thread waits on
+    """The lock that the futures of one writer have instead of a condition; no thread waits for
     it."""
 
     def notify_all(self) -> None:
-        """Nothing to do: a callback of the future wakes the waiting thread."""
+        """Without effect: a callback of the future wakes the waiting thread."""
 
     def wait(self, _timeout: float | None = None) -> bool:
-        """Nothing to wait for: `AppendFuture` has waited before."""
+        """Without effect: `AppendFuture` has waited before."""
         return False
 
 
 class AppendFuture(Future[int]):
-    """A Future in all that it does, but without a lock and a condition of its own: only a waiting
-    thread pays for the waiting. Their ten objects for each append would cost a fifth of an append
-    of 1 KiB, most of it in the garbage collector (docs/performance-trials.md). The writer gives all
-    its futures the same lock."""
+    """Behaves as a Future, but has no lock and no condition of its own: only a waiting thread pays
+    for the waiting. The ten objects of a Future would cost a fifth of an append of 1 KiB, most of
+    it in the garbage collector (docs/performance-trials.md). All futures of a writer have the same
+    lock."""
 
     def __init__(self, lock: SharedLock) -> None:
         # As Future.__init__, except for the condition.
@@ -458,6 +461,6 @@ class AppendFuture(Future[int]):
 
     def _wait(self, timeout: float | None) -> None:
         if not self.done():
-            ended = threading.Event()
-            self.add_done_callback(lambda _: ended.set())
-            ended.wait(timeout)
+            is_done = threading.Event()
+            self.add_done_callback(lambda _: is_done.set())
+            is_done.wait(timeout)

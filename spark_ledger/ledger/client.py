@@ -31,7 +31,7 @@ from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import IdSpent, LedgerIds, LedgerRecords, VersionedRecord
 from spark_ledger.ledger.recovery import recover
 from spark_ledger.ledger.writer import AsyncLedgerWriter
-from spark_ledger.metadata.autorecovery import draining
+from spark_ledger.metadata.autorecovery import draining_bookies
 from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, Tokens, derive, verifiers
 from spark_ledger.metadata.store import MetadataStore, Operation, StoreError
@@ -358,7 +358,7 @@ class LedgerStore:
 
     async def _read_down(self) -> None:
         """Read which bookies are down and not being drained. Raises StoreError."""
-        draining_ids = await draining(self.metadata)
+        draining_ids = await draining_bookies(self.metadata)
         down = await self._directory.read_down()
         self._down = [bookie for bookie in down if bookie.id not in draining_ids]
         self._down_read_at = asyncio.get_running_loop().time()

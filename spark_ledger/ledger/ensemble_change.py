@@ -33,7 +33,7 @@ from spark_ledger.ledger.records import MoveRefused, OutcomeUnresolved
 from spark_ledger.metadata.autorecovery import (
     AutorecoverySettings,
     BadAutorecoverySettings,
-    draining,
+    draining_bookies,
     read_settings,
 )
 from spark_ledger.metadata.ledger_record import LedgerRecord
@@ -387,7 +387,7 @@ class AbsentMembers:
         if not self._readonly_ids:
             return []
         try:
-            draining_ids = await draining(self._cluster.records.metadata)
+            draining_ids = await draining_bookies(self._cluster.records.metadata)
         except StoreError:
             return []  # the next look reads again
         return [bookie for bookie in self._readonly_ids if bookie in draining_ids]

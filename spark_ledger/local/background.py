@@ -1,8 +1,9 @@
-"""A LocalCluster that runs in the background and is found again by its folder.
+"""A LocalCluster that runs in the background; its folder identifies it.
 
 Always true: the background process holds the folder's `cluster.lock` for as long as it lives, so
-"is it up" is never guessed; the lock file has its pid; `cluster.json` has the URLs at which it
-serves and exists only while it serves. The process is `python -m spark_ledger.local.background`.
+the lock shows whether the cluster is up; the lock file has the process's pid; `cluster.json` has
+the URLs at which the cluster serves, and exists only while it serves. The process is `python -m
+spark_ledger.local.background`.
 """
 
 import contextlib
@@ -61,7 +62,7 @@ def up(
     """
     data_dir = data_dir.absolute()
     if _holder(data_dir) is not None:
-        raise _up_already(data_dir)
+        raise _already_up_error(data_dir)
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -73,11 +74,11 @@ def up(
                 f"the broker's port {number} is taken",
                 f"Choose another with {flag}, or start without a broker: --no-broker.",
             )
-    given = {"data_dir": str(data_dir), "bookies": bookies, "port": port}
-    given |= {"merge_bytes": merge_bytes, "broker_port": broker_port, "admin_port": admin_port}
+    arguments = {"data_dir": str(data_dir), "bookies": bookies, "port": port}
+    arguments |= {"merge_bytes": merge_bytes, "broker_port": broker_port, "admin_port": admin_port}
     if broker_config is not None:
-        given["broker_config"] = str(broker_config.absolute())
-    command = [sys.executable, "-m", "spark_ledger.local.background", json.dumps(given)]
+        arguments["broker_config"] = str(broker_config.absolute())
+    command = [sys.executable, "-m", "spark_ledger.local.background", json.dumps(arguments)]
     child = Child("the cluster", command, data_dir / LOG_FILE)
     try:
         facts = json.loads(child.first_line(START_TIMEOUT_S))
@@ -91,16 +92,16 @@ def up(
 
 
 def refuse_too_few(data_dir: Path, bookies: int) -> None:
-    """Raises errors.BadConfig if the cluster would have fewer bookies than topics need copies of a
-    row: every write to it would wait, and fail."""
+    """Raises errors.BadConfig if the cluster would have fewer bookies than a row of a topic needs
+    copies: every write would wait, and fail."""
     needed = TopicPolicies().ensemble_size
-    there = max(bookies, count_of_bookies(data_dir))
-    if there < needed:
+    bookie_count = max(bookies, count_of_bookies(data_dir))
+    if bookie_count < needed:
         raise BadConfig(
-            f"with {counted(there, 'bookie')} no row and no message can be stored: topics ask for"
-            f" {needed}, for a copy on each",
+            f"with {counted(bookie_count, 'bookie')} no row and no message can be stored: topics"
+            f" ask for {needed}, for a copy on each",
             f"Give --bookies {needed}, or leave it out: they all run on this machine. (For ledgers"
-            f" of fewer copies: LocalCluster(bookies={there}) in Python.)",
+            f" of fewer copies: LocalCluster(bookies={bookie_count}) in Python.)",
         )
 
 
@@ -108,7 +109,7 @@ def find(data_dir: Path) -> Background:
     """The cluster that is up in the folder. Raises errors.BadConfig when no cluster is up there."""
     data_dir = data_dir.absolute()
     if _holder(data_dir) is None:
-        raise _nothing_up(data_dir)
+        raise _nothing_up_error(data_dir)
     try:
         return Background(**json.loads((data_dir / STATE_FILE).read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -120,12 +121,12 @@ def find(data_dir: Path) -> Background:
 def down(data_dir: Path) -> None:
     """Stop the cluster of the folder; none of its processes runs when this returns.
 
-    Raises errors.BadConfig when nothing is up there.
+    Raises errors.BadConfig when no cluster is up there.
     """
     data_dir = data_dir.absolute()
     pid = _holder(data_dir)
     if pid is None:
-        raise _nothing_up(data_dir)
+        raise _nothing_up_error(data_dir)
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -137,7 +138,7 @@ def down(data_dir: Path) -> None:
     raise Unavailable(f"process {pid} does not end", "End it by hand.")
 
 
-def _up_already(data_dir: Path) -> BadConfig:
+def _already_up_error(data_dir: Path) -> BadConfig:
     return BadConfig(
         f"a cluster is up already in {data_dir}",
         f"Use it, or end it with `spark-ledger down --data-dir {quote(str(data_dir))}`: data stay,"
@@ -145,7 +146,7 @@ def _up_already(data_dir: Path) -> BadConfig:
     )
 
 
-def _nothing_up(data_dir: Path) -> BadConfig:
+def _nothing_up_error(data_dir: Path) -> BadConfig:
     return BadConfig(
         f"no cluster is up in {data_dir}",
         "Start one with `spark-ledger up`, or name its folder with --data-dir.",
@@ -153,7 +154,7 @@ def _nothing_up(data_dir: Path) -> BadConfig:
 
 
 def _holder(data_dir: Path) -> int | None:
-    """The pid of the process that holds the folder's lock."""
+    """The pid of the process that holds the folder's lock; None if no process holds it."""
     try:
         fd = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -172,44 +173,44 @@ def _holder(data_dir: Path) -> int | None:
 
 def main() -> None:
     """Run the background process; its one argument has the arguments of `up`, as JSON."""
-    given = json.loads(sys.argv[1])
-    data_dir, merge_bytes = Path(given.pop("data_dir")), given.pop("merge_bytes")
+    arguments = json.loads(sys.argv[1])
+    data_dir, merge_bytes = Path(arguments.pop("data_dir")), arguments.pop("merge_bytes")
     stop = threading.Event()
     state = data_dir / STATE_FILE
     try:
-        lock = hold(data_dir / LOCK_FILE, _up_already(data_dir))  # until the process ends
+        lock = hold(data_dir / LOCK_FILE, _already_up_error(data_dir))  # until the process ends
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
         state.unlink(missing_ok=True)
         # this process hosts autorecovery and upkeep, without another process
-        with LocalCluster(data_dir=data_dir, autorecovery=False, **given) as cluster:
+        with LocalCluster(data_dir=data_dir, autorecovery=False, **arguments) as cluster:
             signal.signal(signal.SIGTERM, lambda *_: stop.set())
             broker = cluster.broker
             urls = ("", "") if broker is None else (broker.url, broker.admin_url)
-            here = Background(os.getpid(), cluster.service_url, str(data_dir), *urls)
-            new = state.with_suffix(".new")
-            new.write_text(json.dumps(asdict(here)), encoding="utf-8")
-            new.replace(state)  # in one step, so that no reader sees half of the file
+            background = Background(os.getpid(), cluster.service_url, str(data_dir), *urls)
+            new_state = state.with_suffix(".new")
+            new_state.write_text(json.dumps(asdict(background)), encoding="utf-8")
+            new_state.replace(state)  # in one step, so that no reader sees half of the file
             maintenance = background_loop().submit(
                 maintain_on(cluster.service_url, merge_bytes=merge_bytes)
             )
-            maintenance.add_done_callback(_maintenance_ended)
-            _answer(asdict(here))
+            maintenance.add_done_callback(_report_end)
+            _print_facts(asdict(background))
             stop.wait()
             maintenance.cancel()
             state.unlink(missing_ok=True)
     except LedgerError as error:
         wrong_use = isinstance(error, BadConfig)
-        _answer({"error": error.what, "remedy": error.remedy, "wrong_use": wrong_use})
+        _print_facts({"error": error.what, "remedy": error.remedy, "wrong_use": wrong_use})
         sys.exit(1)
 
 
-def _maintenance_ended(maintenance: "Future[None]") -> None:
+def _report_end(maintenance: "Future[None]") -> None:
     if not maintenance.cancelled():
         print(f"maintenance ended: {maintenance.exception()!r}", file=sys.stderr, flush=True)
 
 
-def _answer(facts: dict[str, object]) -> None:
+def _print_facts(facts: dict[str, object]) -> None:
     """Print the one line that `up` waits for."""
     print(json.dumps(facts), flush=True)
 

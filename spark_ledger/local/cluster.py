@@ -1,9 +1,9 @@
 """The embedded cluster: ZooKeeper, bookies, autorecovery with upkeep, and a broker, as processes on
 this machine.
 
-Always true: every process listens on the loopback interface; no process outlives the one that made
-the cluster, even if that one is killed with SIGKILL; without a data_dir nothing stays on disk; one
-cluster at a time has a data_dir.
+Always true: every process listens on the loopback interface; no process outlives the process that
+made the cluster, even if that process is killed with SIGKILL; without a data_dir no file stays on
+disk; one cluster at a time uses a data_dir.
 """
 
 import atexit
@@ -28,7 +28,7 @@ Settings = dict[str, object]
 
 
 class LocalCluster:
-    """A context manager; started when it is made, stopped when it is left.
+    """A context manager: the constructor starts the cluster, and leaving the `with` block stops it.
 
     `bookies`: how many there are at least. `data_dir`: the folder of all data; a folder of an
     earlier cluster gives a cluster with the same bookies (all of them). None: a temporary folder
@@ -64,14 +64,14 @@ class LocalCluster:
             self.data_dir = Path(tempfile.mkdtemp(prefix="spark-ledger-"))
         else:
             self.data_dir = Path(data_dir).absolute()
-        self._lock: int | None = _hold(self.data_dir)
+        self._lock: int | None = _lock_folder(self.data_dir)
         self._settings = bookie_settings or {}
         self._broker_config = None if broker_config is None else Path(broker_config)
         self.bookies: list[LocalBookie] = []
         self.autorecovery: LocalAutorecovery | None = None
-        """None if it was made with autorecovery=False."""
+        """None with autorecovery=False."""
         self.broker: LocalBroker | None = None
-        """None until it is started."""
+        """None until the broker is started."""
         self.zookeeper = EmbeddedZooKeeper(
             self.data_dir / "zookeeper", port, self.data_dir if self._temporary else None
         )
@@ -79,7 +79,7 @@ class LocalCluster:
         try:
             self._start(bookies)
             if lost_bookie_delay_s is not None:
-                background_loop().run(_set(self.service_url, lost_bookie_delay_s))
+                background_loop().run(_set_lost_bookie_delay(self.service_url, lost_bookie_delay_s))
             if autorecovery:
                 log = self.data_dir / "autorecovery.log"
                 self.autorecovery = LocalAutorecovery(log, self.service_url)
@@ -96,13 +96,13 @@ class LocalCluster:
 
     @property
     def broker_url(self) -> str:
-        """Where Pulsar's clients connect. Raises errors.Unavailable when the broker does not come
+        """The URL for Pulsar's clients. Raises errors.Unavailable when the broker does not come
         up."""
         return (self.broker or self._start_broker(None, None)).url
 
     @property
     def admin_url(self) -> str:
-        """Where Pulsar's clients ask by HTTP; otherwise as `broker_url`."""
+        """The URL for HTTP requests of Pulsar's clients; otherwise as `broker_url`."""
         return (self.broker or self._start_broker(None, None)).admin_url
 
     def add_bookie(self) -> LocalBookie:
@@ -129,7 +129,7 @@ class LocalCluster:
             self.autorecovery.wait_until_stopped()
         self.zookeeper.stop()
         if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # forks of this process have the file open, too
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # forks of this process have the file open too
             os.close(self._lock)
             self._lock = None
         if self._temporary:
@@ -169,7 +169,7 @@ def count_of_bookies(data_dir: Path) -> int:
     return max([0, *(int(name) + 1 for name in names)])
 
 
-async def _set(service_url: str, lost_bookie_delay_s: float) -> None:
+async def _set_lost_bookie_delay(service_url: str, lost_bookie_delay_s: float) -> None:
     """Raises errors.BadConfig, errors.Unavailable."""
     store = await connect(service_url)
     try:
@@ -178,13 +178,13 @@ async def _set(service_url: str, lost_bookie_delay_s: float) -> None:
         await store.close()
 
 
-def _hold(data_dir: Path) -> int:
+def _lock_folder(data_dir: Path) -> int:
     """Lock the folder for a cluster of this process; returns the descriptor that has the lock."""
     remedy = "Stop that, or give another folder."
-    taken = BadConfig(f"folder {data_dir} is in use by another cluster", remedy)
+    in_use_error = BadConfig(f"folder {data_dir} is in use by another cluster", remedy)
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
-        return hold(data_dir / LOCK_FILE, taken)
+        return hold(data_dir / LOCK_FILE, in_use_error)
     except OSError as error:
         raise BadConfig(
             f"folder {data_dir} cannot be used: {error.strerror}", "Give another folder."

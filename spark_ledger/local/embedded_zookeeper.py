@@ -1,5 +1,5 @@
 """The ZooKeeper server from pyspark's own jars, as a child process, and the Java that runs it: the
-one that Spark would take (JAVA_HOME, then PATH), 17 or later.
+same Java as for Spark (from JAVA_HOME, else PATH), 17 or later.
 
 Always true: the server listens on the loopback interface only and fsyncs every change; its main
 class is QuorumPeerMain, not ZooKeeperServerMain, because QuorumPeerMain purges old snapshots.
@@ -102,20 +102,20 @@ class EmbeddedZooKeeper(LocalProcess):
         delete = ["--delete", str(self._delete)] if self._delete else []
         server = [java, HEAP, *JVM_OPTIONS, "-cp", class_path(), MAIN, str(config)]
         self._child = Child("ZooKeeper", [*guardian, *delete, "--", *server], self.log)
-        self._wait_until_it_answers(self._child)
+        self._wait_until_serving(self._child)
 
-    def _wait_until_it_answers(self, child: Child) -> None:
+    def _wait_until_serving(self, child: Child) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not _answers(self._port):
+        while not _is_serving(self._port):
             if not child.running:
-                raise child.failed(f"ended with exit status {child.exit_code}")
+                raise child.failure_error(f"ended with exit status {child.exit_code}")
             if time.monotonic() > deadline:
                 child.kill()
-                raise child.failed(f"did not answer within {START_TIMEOUT_S:g} s")
+                raise child.failure_error(f"did not answer within {START_TIMEOUT_S:g} s")
             time.sleep(POLL_S)
 
 
-def _answers(port: int) -> bool:
+def _is_serving(port: int) -> bool:
     """Whether a ZooKeeper answers at the port and serves."""
     try:
         with net.dial_blocking(HOST, port, within_s=1) as connection:
@@ -143,13 +143,13 @@ _VERSION = re.compile(r'(?:JAVA_VERSION=|version )"(\d+)(?:\.(\d+))?')
 
 
 def find_java() -> str:
-    """The path of `java`. Raises errors.BadConfig, which names what was found instead."""
+    """The path of `java`. Raises errors.BadConfig, which names the fault."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
     if java is None:
-        where = f"JAVA_HOME={home} holds no bin/java" if home else "there is no java on PATH"
-        raise BadConfig(f"Java {MAJOR_MIN} or later is needed, and {where}", _REMEDY)
-    text = _release_file(java) or _ask(java)
+        java_problem = f"JAVA_HOME={home} holds no bin/java" if home else "there is no java on PATH"
+        raise BadConfig(f"Java {MAJOR_MIN} or later is needed, and {java_problem}", _REMEDY)
+    text = _release_file(java) or _java_version_text(java)
     major = major_version(text)
     if major is None or major < MAJOR_MIN:
         fault = f"is Java {major}" if major else f"shows no version ({text.strip()!r})"
@@ -176,7 +176,7 @@ def _release_file(java: str) -> str:
         return ""
 
 
-def _ask(java: str) -> str:
+def _java_version_text(java: str) -> str:
     try:
         answer = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=30, check=False

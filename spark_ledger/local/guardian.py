@@ -1,4 +1,4 @@
-"""Runs one command and ends it when the parent is gone: `guardian.py [--delete FOLDER] -- CMD`.
+"""Runs one command and ends it when the parent has died: `guardian.py [--delete FOLDER] -- CMD`.
 
 Always true: the command does not outlive this process (on Linux the kernel ends it, even when this
 process is killed), and this process ends when its standard input is closed, which the kernel does
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     options, command = arguments[:split], arguments[split + 1 :]
     folder = options[1] if options[:1] == ["--delete"] else None
     child = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=_die_with_parent()
+        command, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=_death_signal_setter()
     )
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     orphaned = threading.Event()
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     return status
 
 
-def _die_with_parent() -> "Callable[[], None] | None":
+def _death_signal_setter() -> "Callable[[], None] | None":
     """A function that the child calls before it becomes the command: it asks the kernel to kill the
     child when this process dies."""
     if not sys.platform.startswith("linux"):
@@ -44,12 +44,12 @@ def _die_with_parent() -> "Callable[[], None] | None":
     libc = ctypes.CDLL(None)
     parent = os.getpid()
 
-    def ask() -> None:
+    def set_death_signal() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
 
-    return ask
+    return set_death_signal
 
 
 def _watch_parent(child: "subprocess.Popen[bytes]", orphaned: threading.Event) -> None:
@@ -60,8 +60,8 @@ def _watch_parent(child: "subprocess.Popen[bytes]", orphaned: threading.Event) -
 
 
 def _delete(folder: str) -> None:
-    """Delete the folder; again for a moment, because other processes that are ending may still
-    write into it."""
+    """Delete the folder; try again for some seconds, because other ending processes may still write
+    into it."""
     for _ in range(DELETE_TRIES):
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.exists(folder):

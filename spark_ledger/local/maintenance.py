@@ -1,11 +1,11 @@
-"""The upkeep that a cluster does for itself, in a process that hosts it: upkeep of topics every
-PASS_S (topic/upkeep/upkeep.py), and self-healing beside it (repair/service.py).
+"""The process that maintains a cluster: upkeep of topics every PASS_S (topic/upkeep/upkeep.py), and
+autorecovery (repair/service.py).
 
-Always true: there is one observer for as long as the process lives, so that it can distinguish an
-abandoned writer from one that a new observer merely has not seen yet. Of several processes only the
-one elected for it keeps up topics, and only the one elected for it audits; all of them copy. A pass
-that fails deletes nothing after its failure, and the next pass follows. Upkeep and self-healing do
-not wait for each other.
+Always true: the process has one janitor for as long as it lives, because a new janitor cannot
+distinguish an abandoned writer from a writer that it has not seen yet. Of several such processes,
+one is elected for the upkeep of topics, and one as the auditor; all of them copy. A pass that fails
+deletes no ledger after its failure, and the next pass follows. Upkeep and autorecovery do not wait
+for each other.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.metadata.store_calls import elected
+from spark_ledger.metadata.store_calls import take_role
 from spark_ledger.process import connect, end_with_parent
 from spark_ledger.repair.service import Autorecovery
 from spark_ledger.topic.client import TopicClient
@@ -29,8 +29,8 @@ from spark_ledger.topic.log.policies import PASS_BYTES
 from spark_ledger.topic.upkeep.upkeep import Upkeep
 
 PASS_S = 60.0
-SESSION_TIMEOUT_S = 10.0  # as a bookie's; then another process takes the roles of a killed one
-TRY_AGAIN_S, TRY_AGAIN_MAX_S, LASTED_S = 0.5, 30.0, 60.0
+SESSION_TIMEOUT_S = 10.0  # as a bookie's; after it, another process takes a killed process's roles
+TRY_AGAIN_S, TRY_AGAIN_MAX_S, LONG_RUN_S = 0.5, 30.0, 60.0
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +42,17 @@ async def maintain(
     merge_bytes: int = PASS_BYTES,
 ) -> None:
     """Trim, checkpoint, clean and merge topics (copying about `merge_bytes` a pass at most), audit
-    ledgers and repair those that are under-replicated, until cancelled.
+    ledgers and repair under-replicated ledgers, until cancelled.
 
     Raises errors.Unavailable when the cluster cannot be reached.
     """
     settings = client_config(service_url=service_url, session_timeout_s=SESSION_TIMEOUT_S)
     ledgers = await connect(service_url, settings)
     try:
-        healing = await Autorecovery.start(ledgers)
+        autorecovery = await Autorecovery.start(ledgers)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(healing.run())
-            tasks.create_task(_keep_up(ledgers, pass_s, merge_bytes))
+            tasks.create_task(autorecovery.run())
+            tasks.create_task(_repeat_upkeep(ledgers, pass_s, merge_bytes))
     finally:
         await ledgers.close()
 
@@ -60,42 +60,42 @@ async def maintain(
 async def maintain_on(
     service_url: str, *, merge_bytes: int = PASS_BYTES, pause_s: float = TRY_AGAIN_S
 ) -> None:
-    """As `maintain`, and again whenever it fails, after a longer pause each time: for a process
-    that no other process starts again."""
-    now = asyncio.get_running_loop().time
+    """Run `maintain`, and run it again whenever it fails, after a longer pause each time: for a
+    process that no other process restarts."""
+    clock_s = asyncio.get_running_loop().time
     wait_s = pause_s
     while True:
-        began_s = now()
+        began_s = clock_s()
         try:
             await maintain(service_url, merge_bytes=merge_bytes)
         except LedgerError as failure:
             log.warning("%s", failure)
         except Exception:
             log.exception("a defect ended maintenance, please report it; it begins anew")
-        if now() - began_s >= LASTED_S:
+        if clock_s() - began_s >= LONG_RUN_S:
             wait_s = pause_s
         await asyncio.sleep(wait_s)
         wait_s = min(2 * wait_s, TRY_AGAIN_MAX_S)
 
 
-async def _keep_up(ledgers: LedgerStore, pass_s: float, merge_bytes: int) -> None:
+async def _repeat_upkeep(ledgers: LedgerStore, pass_s: float, merge_bytes: int) -> None:
     client = TopicClient(ledgers, random.Random(os.urandom(16)), lambda: time.time_ns() // 10**6)
     upkeep = Upkeep(client, merge_bytes=merge_bytes)
     try:
         while True:
-            await _pass(client, upkeep)
+            await _upkeep_pass(client, upkeep)
             await asyncio.sleep(pass_s)
     finally:
         await upkeep.close()
         await client.close()
 
 
-async def _pass(client: TopicClient, upkeep: Upkeep) -> None:
+async def _upkeep_pass(client: TopicClient, upkeep: Upkeep) -> None:
     try:
-        if not await elected(client.store, paths.MAINTAINER):
+        if not await take_role(client.store, paths.MAINTAINER):
             return
         report = await upkeep.once()
-        if report.eventful:
+        if report.is_eventful:
             log.info("maintenance: %s", report.summary())
         for warning in report.warnings():
             log.warning("maintenance: %s", warning)
@@ -111,16 +111,18 @@ def serve(
     merge_bytes: int = PASS_BYTES,
     parent_pipe: bool = False,
 ) -> None:
-    """Maintain the cluster in this process until SIGTERM or SIGINT. `parent_pipe`: this process is
-    hosted by another one; it ends when its standard input is closed, and waits for a cluster that
-    is not up yet. Raises what `maintain` raises."""
+    """Maintain the cluster in this process until SIGTERM or SIGINT. `parent_pipe`: another
+    process hosts this process; it ends when its standard input is closed, and waits for a cluster
+    that is not up yet. Raises what `maintain` raises."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     if parent_pipe:
         end_with_parent()
 
     async def work() -> None:
-        doing = maintain_on if parent_pipe else maintain
-        maintenance = asyncio.ensure_future(doing(service_url, merge_bytes=merge_bytes))
+        maintenance_function = maintain_on if parent_pipe else maintain
+        maintenance = asyncio.ensure_future(
+            maintenance_function(service_url, merge_bytes=merge_bytes)
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, maintenance.cancel)
         with contextlib.suppress(asyncio.CancelledError):

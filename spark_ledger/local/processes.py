@@ -1,12 +1,12 @@
 """The server processes of the embedded cluster: one run of a command (Child), a process that can be
 started and stopped many times (LocalProcess), and its kinds: bookie, broker, autorecovery.
 
-Always true: each process runs in a session of its own, so that Ctrl-C in the terminal reaches only
-this process. Each holds the reading end of a pipe whose writing end only this process holds, and
-ends when that end is closed. Its output goes to its log file; an error quotes the end of that file.
-A broker keeps the ports that it had first, so that clients find it again after a kill. Autorecovery
-that ends by itself, or is killed from outside, is started again, after a longer pause each time;
-after `kill` and `stop` only `start` starts it.
+Always true: each child process runs in a session of its own, so that Ctrl-C in the terminal reaches
+only this process. Each child holds the reading end of a pipe whose writing end only this process
+holds, and ends when the writing end is closed. A child's output goes to its log file; an error
+quotes the end of that file. A broker keeps its first ports, so that clients find it again after a
+kill. Autorecovery that ends by itself, or is killed from outside, is started again, after a longer
+pause each time; after `kill` and `stop` only `start` starts it.
 """
 
 import contextlib
@@ -71,12 +71,11 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative: the signal that ended it."""
+        """None while the process runs; negative: the signal that ended it."""
         return self._process.poll()
 
     def first_line(self, timeout_s: float) -> str:
-        """The first line that the process writes to its standard output: it writes it once it
-        serves.
+        """The first line that the process writes to its standard output, once it serves.
 
         Raises errors.Unavailable, which quotes the log, when the process ends or writes no line in
         time.
@@ -88,16 +87,16 @@ class Child:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not select.select([output], [], [], left_s)[0]:
                 self.kill()
-                raise self.failed(f"did not start within {timeout_s:g} s")
-            part = os.read(output.fileno(), 4096)
-            if not part:
+                raise self.failure_error(f"did not start within {timeout_s:g} s")
+            chunk = os.read(output.fileno(), 4096)
+            if not chunk:
                 self._process.wait()
-                raise self.failed(f"ended with exit status {self._process.returncode}")
-            line += part
+                raise self.failure_error(f"ended with exit status {self._process.returncode}")
+            line += chunk
         return line.decode()
 
-    def failed(self, what: str) -> Unavailable:
-        """The error of this process, with the end of its log; `what` went wrong."""
+    def failure_error(self, what: str) -> Unavailable:
+        """The error of this process: `what` happened, and the end of its log."""
         lines = self._log.read_text(errors="replace").strip().splitlines()[-LOG_QUOTED_LINES:]
         quoted = "; its log ends: " + " | ".join(lines) if lines else ""
         return Unavailable(f"{self.name} {what}{quoted}", f"See {self._log}.")
@@ -110,7 +109,7 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         """Send the signal to the process and its group; does not wait."""
         if self.running:
-            with contextlib.suppress(ProcessLookupError):  # another thread saw its end just now
+            with contextlib.suppress(ProcessLookupError):  # the process ended just now
                 os.killpg(self.pid, number)
 
     def terminate(self) -> None:
@@ -146,7 +145,7 @@ class LocalProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the running process; None if none runs."""
+        """The id of the running process; None without a running process."""
         return self._child.pid if self._child and self._child.running else None
 
     @property
@@ -200,7 +199,7 @@ class LocalBookie(LocalProcess):
         self.address = ""
         """host:port at which it serves, or last served, gRPC."""
         self.frames = ""
-        """host:port at which it serves, or last served, frames, the wire of clients."""
+        """host:port at which it serves, or last served, frames (the wire of clients)."""
 
     def start(self) -> None:
         """Start the bookie; returns when it is registered as writable. Raises
@@ -231,14 +230,18 @@ class LocalBookie(LocalProcess):
     def command(self) -> list[str]:
         command = [sys.executable, "-m", "bookie_server", "--parent-pipe"]
         for key, value in self._all_settings().items():
-            command += ["--set", f"{key}={_text(value)}"]
+            command += ["--set", f"{key}={_setting_text(value)}"]
         return command
 
     def _all_settings(self) -> dict[str, object]:
-        """The settings of the bookie. One process heals the whole cluster (LocalAutorecovery), so
-        bookies do not host autorecovery."""
-        ours = {"service_url": self._service_url, "listen": "127.0.0.1:0", "autorecovery": False}
-        settings = {**ours, **self.settings}
+        """The settings of the bookie. One process hosts autorecovery for the whole cluster
+        (LocalAutorecovery), so bookies do not host it."""
+        defaults = {
+            "service_url": self._service_url,
+            "listen": "127.0.0.1:0",
+            "autorecovery": False,
+        }
+        settings = {**defaults, **self.settings}
         for kind, name in (("journal", "journal"), ("ledger", "ledgers")):
             if f"{kind}_directories" not in settings:
                 settings.setdefault(f"{kind}_directory", self.folder / name)
@@ -248,17 +251,17 @@ class LocalBookie(LocalProcess):
         """The directories that its settings name."""
         names: list[object] = []
         for kind in ("journal", "ledger"):
-            several = self._all_settings().get(f"{kind}_directories")
-            if isinstance(several, list | tuple):
-                names += several
-            elif several:
-                names += [name.strip() for name in str(several).split(",")]
+            directories = self._all_settings().get(f"{kind}_directories")
+            if isinstance(directories, list | tuple):
+                names += directories
+            elif directories:
+                names += [name.strip() for name in str(directories).split(",")]
             else:
                 names.append(self._all_settings()[f"{kind}_directory"])
         return [Path(str(name)) for name in names]
 
 
-def _text(value: object) -> str:
+def _setting_text(value: object) -> str:
     """The value as --set takes it; a list as in TOML, with strings as in JSON."""
     if isinstance(value, list | tuple):
         return json.dumps([str(item) for item in value], ensure_ascii=False)
@@ -282,9 +285,9 @@ class LocalBroker(LocalProcess):
         self._config = config
         self._ports = {"--broker-port": port, "--admin-port": admin_port}
         self.url = ""
-        """Where Pulsar's clients reach it, once it was started."""
+        """The URL for Pulsar's clients, once the broker was started."""
         self.admin_url = ""
-        """Where they reach it by HTTP."""
+        """The URL for their requests by HTTP."""
 
     def start(self) -> None:
         """Start the broker, and return when it serves; without effect if it runs. Raises
@@ -303,7 +306,7 @@ class LocalBroker(LocalProcess):
         self.url, self.admin_url = str(facts["broker_url"]), str(facts["admin_url"])
 
 
-PAUSE_S, PAUSE_MAX_S, LASTED_S = 1.0, 60.0, 60.0
+PAUSE_S, PAUSE_MAX_S, LONG_RUN_S = 1.0, 60.0, 60.0
 
 
 class LocalAutorecovery(LocalProcess):
@@ -316,7 +319,7 @@ class LocalAutorecovery(LocalProcess):
         super().__init__(log)
         self._service_url = service_url
         self._pause_s = pause_s
-        self._over = threading.Event()
+        self._is_given_up = threading.Event()
         self._starting = threading.Lock()
 
     def start(self) -> None:
@@ -324,40 +327,43 @@ class LocalAutorecovery(LocalProcess):
         if self.running:
             return
         with self._starting:
-            self._over.set()  # ends the thread that waits to start it again
-            over = self._over = threading.Event()
-            child = self._child = self._new()
+            self._is_given_up.set()  # ends the thread that waits to start it again
+            is_given_up = self._is_given_up = threading.Event()
+            child = self._child = self._new_child()
         name = "autorecovery-restarts"
-        threading.Thread(target=self._again, args=(child, over), name=name, daemon=True).start()
+        threading.Thread(
+            target=self._restart_repeatedly, args=(child, is_given_up), name=name, daemon=True
+        ).start()
 
     def kill(self) -> None:
-        """Send SIGKILL, and wait until it has ended; the next process goes on with its work."""
-        self._give_up()
+        """Send SIGKILL, and wait until the process has ended; the next process continues its
+        work."""
+        self._stop_restarting()
         super().kill()
 
     def ask_to_stop(self) -> None:
-        self._give_up()
+        self._stop_restarting()
         super().ask_to_stop()
 
-    def _give_up(self) -> None:
+    def _stop_restarting(self) -> None:
         with self._starting:
-            self._over.set()
+            self._is_given_up.set()
 
-    def _again(self, child: Child, over: threading.Event) -> None:
+    def _restart_repeatedly(self, child: Child, is_given_up: threading.Event) -> None:
         wait_s = self._pause_s
         while True:
             began_s = time.monotonic()
             child.wait_for_end()
-            if time.monotonic() - began_s >= LASTED_S:
+            if time.monotonic() - began_s >= LONG_RUN_S:
                 wait_s = self._pause_s
-            over.wait(wait_s)
+            is_given_up.wait(wait_s)
             with self._starting:
-                if over.is_set():
+                if is_given_up.is_set():
                     return
-                child = self._child = self._new()
+                child = self._child = self._new_child()
             wait_s = min(2 * wait_s, PAUSE_MAX_S)
 
-    def _new(self) -> Child:
+    def _new_child(self) -> Child:
         return Child("autorecovery", self._command(), self.log)
 
     def _command(self) -> list[str]:
@@ -366,9 +372,9 @@ class LocalAutorecovery(LocalProcess):
 
 
 def free_port() -> int:
-    """A free port below those that the kernel gives to outgoing connections: otherwise a client
-    that tries again and again while the server is down could get the very port that it calls, and
-    connect to itself."""
+    """A free port below the ports that the kernel gives to outgoing connections. From those, a
+    client that retries while the server is down could get the very port that it calls, and connect
+    to itself."""
     for port in random.sample(PORTS, len(PORTS)):
         if net.is_free(HOST, port):
             return port

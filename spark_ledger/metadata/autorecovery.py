@@ -1,10 +1,10 @@
-"""How a cluster heals itself: the settings that all of its processes share and an operator changes
-while they run, which bookies are being drained, and the credential of repair.
+"""How a cluster repairs itself: settings that all of its processes share and that an operator
+changes while they run, the bookies that are being drained, and the credential of repair.
 
-Always true: a setting that is not set has its default; a setting that a later version wrote is
+Always true: a setting without a value has its default; a setting that a later version wrote is
 kept; the credential is made once. Every client that can read the metadata store can read the
-credential: with it, bookies let repair read, fence and bring back the copies of every ledger, also
-of one with a password, and add nothing new.
+credential. With it, bookies let repair read, fence and write back the copies of every ledger, also
+of a ledger with a password, but add no new entry.
 """
 
 import json
@@ -22,8 +22,8 @@ from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, names_in, read
 @dataclass(frozen=True, slots=True)
 class AutorecoverySettings:
     """`enabled`: ledgers are repaired. A bookie counts as lost when it was not registered for
-    `lost_bookie_delay_s`; a worker copies `repair_bytes_per_s` at most, 0: as fast as it goes.
-    `accepted`: bookies that may be taken for lost even if more than a third are."""
+    `lost_bookie_delay_s`; a worker copies `repair_bytes_per_s` at most (0: no limit).
+    `accepted`: bookies that may count as lost even if more than a third of all bookies do."""
 
     enabled: bool = True
     lost_bookie_delay_s: float = 600.0
@@ -39,8 +39,8 @@ class DamagedSettings(BadAutorecoverySettings):
     """The stored settings are malformed."""
 
 
-def checked(settings: AutorecoverySettings) -> AutorecoverySettings:
-    """The settings, if each is as it should be. Raises BadAutorecoverySettings."""
+def check_settings(settings: AutorecoverySettings) -> AutorecoverySettings:
+    """Returns the settings. Raises BadAutorecoverySettings for a wrong value."""
     if not 0 < settings.lost_bookie_delay_s <= 366 * 86_400:
         raise BadAutorecoverySettings(
             f"lost_bookie_delay_s = {settings.lost_bookie_delay_s} is no delay"
@@ -59,7 +59,7 @@ def decode(value: bytes) -> AutorecoverySettings:
         names = {field.name for field in fields(AutorecoverySettings)}
         given = {name: plain[name] for name in names & plain.keys()}
         given["accepted"] = tuple(given.get("accepted", ()))
-        return checked(AutorecoverySettings(**given))
+        return check_settings(AutorecoverySettings(**given))
     except errors.MALFORMED as error:
         raise DamagedSettings(f"{paths.AUTORECOVERY} is damaged: {error}") from error
 
@@ -71,13 +71,13 @@ async def read_settings(store: MetadataStore) -> AutorecoverySettings:
 
 
 async def change_settings(store: MetadataStore, **changes: Any) -> AutorecoverySettings:
-    """Change these settings, and leave the others. Returns all of them; durable on return. Raises
-    BadAutorecoverySettings, StoreError; OutcomeUnknown: they may be set."""
+    """Change these settings only. Returns all settings; they are durable on return. Raises
+    BadAutorecoverySettings, StoreError; after OutcomeUnknown they may be set."""
     for _ in range(TRIES_MAX):
         await store.sync(paths.AUTORECOVERY)
         node = await read(store, paths.AUTORECOVERY)
         before = b"{}" if node is None else node.value
-        settings = checked(replace(decode(before), **changes))
+        settings = check_settings(replace(decode(before), **changes))
         value = json.dumps({**json.loads(before), **asdict(settings)}, sort_keys=True).encode()
         with suppress(NodeExists, BadVersion):
             if node is None:
@@ -89,18 +89,18 @@ async def change_settings(store: MetadataStore, **changes: Any) -> AutorecoveryS
 
 
 async def repair_credential(store: MetadataStore, new: str) -> str:
-    """The cluster's credential; if it has none, `new`, drawn by the caller, becomes it. Raises
-    StoreError."""
+    """The cluster's credential. A cluster without a credential gets `new`, which the caller drew.
+    Raises StoreError."""
     await ensure(store, paths.REPAIR_CREDENTIAL, new.encode())
     await store.sync(paths.REPAIR_CREDENTIAL)
     return (await store.get(paths.REPAIR_CREDENTIAL)).value.decode()
 
 
 def repair_tokens(credential: str) -> Tokens:
-    """The tokens that repair sends with its requests, to read, fence and bring back."""
+    """The tokens that repair sends with its requests."""
     return Tokens(credential.encode(), b"", credential.encode(), repair=True)
 
 
-async def draining(store: MetadataStore) -> list[str]:
+async def draining_bookies(store: MetadataStore) -> list[str]:
     """The bookies that are being drained of their copies. Raises StoreError."""
     return await names_in(store, paths.BOOKIES_DRAINING)

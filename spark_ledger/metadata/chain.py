@@ -1,16 +1,16 @@
-"""The chain of links by which a bookie's disk knows the metadata store again.
+"""The chain of links by which a bookie recognises a metadata store that went back in time.
 
-A link is a number and a random token. The store keeps the chain in one node; the elected process of
-maintenance appends a link with each pass, a bookie where none came for BOOKIE_EXTENDS_S, and
-`spark-ledger metadata accept`. Each bookie keeps the newest links that it saw on its disks
-(bookie_server/disk/seen_links.py). A store in whose chain such a link is missing is older than the
-disk, or another that began from the same copy.
+A link is a number and a random token. The store keeps the chain in one node. Three writers append
+links: the elected process of maintenance with each pass, a bookie if the chain got no link for
+BOOKIE_EXTENDS_S, and `spark-ledger metadata accept`. Each bookie keeps on its disks the newest
+links that it saw (bookie_server/disk/seen_links.py). If such a link is missing in the chain of a
+store, the store is older than the disk, or another store that began from the same copy.
 
-Always true: numbers rise by one and are never given twice in one store; which links are kept
-follows from their numbers and the newest one alone (`is_kept`), so a disk knows whether a link must
-be there: each for four hours, each 16th (a quarter of an hour) for two days, each 256th (4 hours)
-for 30 days, each 4,096th (3 days) for 400 days. A bookie keeps the newest link of each of these
-kinds (`newest_of_each_kind`). The node stays below 20 KiB.
+Always true: numbers rise by one, and no store uses a number twice. The number of a link and the
+newest number alone decide whether the link is kept (`is_kept`), so a bookie knows which links must
+be in the chain: every link for four hours, each 16th (a quarter of an hour) for two days, each
+256th (4 hours) for 30 days, each 4,096th (3 days) for 400 days. A bookie keeps the newest link of
+each of these kinds (`newest_of_each_kind`). The node stays below 20 KiB.
 
     {"format":1,"links":[[0,"8f3c..."],[256,"..."],...]}      numbers rise; the last is the newest
 """
@@ -38,17 +38,18 @@ FORMAT = 1
 EXTEND_S, BOOKIE_EXTENDS_S = 45.0, 180.0  # a pass of maintenance is 60 s after the one before
 _A_DAY = 24 * 60
 _KINDS = ((1, _A_DAY // 6), (16, 2 * _A_DAY), (256, 30 * _A_DAY), (4096, 400 * _A_DAY))
-"""(each so many-th link, while it is not more than so many numbers behind the newest)"""
+"""(step, reach): each `step`-th link is kept while the newest link is at most `reach` numbers
+later."""
 _TOKEN_BYTES = 6
 
 
 class BadChain(ValueError):
-    """Bytes that are no chain, or one of a format this version does not know."""
+    """Bytes that are no chain, or a chain of a format that this version does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The links that are kept, by number; there is one at least."""
+    """The kept links, by number; there is at least one link."""
 
     links: Mapping[int, str]
 
@@ -62,28 +63,30 @@ def new_token() -> str:
 
 
 def is_kept(number: int, newest: int) -> bool:
-    """Whether a chain that ends with link `newest` keeps this one."""
+    """Whether a chain that ends with link `newest` keeps link `number`."""
     return any(number % step == 0 and newest - number <= reach for step, reach in _KINDS)
 
 
-def extended(chain: Chain | None, token: str) -> Chain:
-    """The chain with one more link, without those that are not kept any more."""
+def with_link(chain: Chain | None, token: str) -> Chain:
+    """The chain with one more link, and without the links that it then no longer keeps."""
     if chain is None:
         return Chain(MappingProxyType({0: token}))
     newest = chain.newest + 1
-    kept = {number: old for number, old in chain.links.items() if is_kept(number, newest)}
+    kept = {
+        number: old_token for number, old_token in chain.links.items() if is_kept(number, newest)
+    }
     return Chain(MappingProxyType({**kept, newest: token}))
 
 
 def newest_of_each_kind(chain: Chain) -> dict[int, str]:
-    """What a bookie keeps of it."""
+    """The links of the chain that a bookie keeps."""
     numbers = {max((n for n in chain.links if n % step == 0), default=-1) for step, _ in _KINDS}
     return {number: chain.links[number] for number in sorted(numbers) if number in chain.links}
 
 
-def missing(seen: Mapping[int, str], chain: Chain | None) -> int | None:
-    """The newest link that was seen and is not in the chain though it should be; None: the chain
-    goes on from what was seen, as far as links so old are kept."""
+def missing_link(seen: Mapping[int, str], chain: Chain | None) -> int | None:
+    """The newest link of `seen` that the chain should have and lacks. None: the chain continues the
+    links in `seen`, as far as it keeps links so old."""
     for number in sorted(seen, reverse=True):
         if chain is None or number > chain.newest:
             return number
@@ -111,16 +114,16 @@ def decode(value: bytes) -> Chain:
         raise BadChain(f"not a chain: {error}") from error
 
 
-def of_node(node: Versioned | None) -> Chain | None:
+def chain_of_node(node: Versioned | None) -> Chain | None:
     """Raises BadChain."""
     return None if node is None else decode(node.value)
 
 
 async def extend(store: MetadataStore, node: Versioned | None) -> int | None:
-    """Append a link to the chain of this node, unless it has changed; returns the version that it
-    has then. None: it has changed, or the response was lost: the next look sees what is there.
+    """Append a link to the chain of this node, and return the node's new version. Returns None if
+    another process changed the node, or the response was lost: the next read shows the outcome.
     Raises BadChain, StoreUnavailable."""
-    value = encode(extended(of_node(node), new_token()))
+    value = encode(with_link(chain_of_node(node), new_token()))
     try:
         if node is None:
             await store.create(paths.CHAIN, value)
@@ -131,8 +134,8 @@ async def extend(store: MetadataStore, node: Versioned | None) -> int | None:
 
 
 class Extender:
-    """Of one process: it appends a link where it saw no new one for `after_s`. Not to be used while
-    the store is held, or before a disk was compared with it."""
+    """Appends a link if this process saw no new link for `after_s`. Do not use it while the store
+    is held, or before a disk was compared with the store."""
 
     def __init__(self, store: MetadataStore, after_s: float, clock: Callable[[], float]) -> None:
         self._store = store

@@ -1,10 +1,10 @@
-"""The record of the cluster itself, and the folders that are there from its first moment.
+"""The record of the cluster itself, and the folders that every cluster has.
 
-Always true: the id is written once, by the process that starts the cluster first; a bookie's disk
-remembers it and serves no other cluster. The epoch counts how often a person accepted a store that
+Always true: the id is written once, by the process that starts the cluster first; a bookie keeps it
+on its disks and serves no other cluster. The epoch counts how often a person accepted a store that
 had gone back in time (hold.py): ledger ids of an epoch begin at epoch x IDS_PER_EPOCH, above every
-id that was given out before. While the store is held (`ClusterRecord.hold`) the record has
-HELD_FORMAT, which an earlier version refuses.
+id of an earlier epoch. While the store is held (`ClusterRecord.hold`) the record has HELD_FORMAT,
+which an earlier version refuses.
 """
 
 import json
@@ -36,13 +36,13 @@ FOLDERS = (
 
 
 class BadClusterRecord(ValueError):
-    """A malformed record of a cluster, or one of a format that this version does not know."""
+    """A malformed record of a cluster, or a record of a format that this version does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Why no ids are given out and nothing is committed (`why`), and the bookie that saw it (`by`).
-    The next epoch is above `epoch`, the highest that any bookie's disk has seen."""
+    """A hold: its reason (`why`), and the bookie that put it (`by`). The next epoch is above
+    `epoch`, the highest epoch on any bookie's disk."""
 
     why: str
     by: str
@@ -97,21 +97,20 @@ async def ensure(store: MetadataStore, new_id: str) -> ClusterRecord:
     if cluster is None:
         await store_calls.ensure(store, paths.CLUSTER, encode(ClusterRecord(new_id)))
         cluster = await read(store)
-    assert cluster is not None, "made, here or by another process, and never deleted"
+    assert cluster is not None, "this or another process made it, and no process deletes it"
     return cluster
 
 
-def held(cluster: ClusterRecord | None) -> errors.MetadataHeld | None:
-    """The error of a process that would commit, or delete, while the cluster is held; None: it is
-    not held."""
+def hold_error(cluster: ClusterRecord | None) -> errors.MetadataHeld | None:
+    """The error of a commit or deletion if the cluster is held; None if it is not held."""
     if cluster is None or cluster.hold is None:
         return None
     return errors.MetadataHeld(f"the metadata store is held: {cluster.hold.why}")
 
 
-async def why_held(store: MetadataStore) -> str:
-    """Why the cluster is held, for operators, by this session's view; empty: it is not held. Raises
-    StoreError."""
+async def hold_reason(store: MetadataStore) -> str:
+    """Why the cluster is held, for operators, by this session's view; empty if it is not held.
+    Raises StoreError."""
     node = await store_calls.read(store, paths.CLUSTER)
     try:
         record = None if node is None else decode(node.value)
@@ -120,12 +119,12 @@ async def why_held(store: MetadataStore) -> str:
     return "" if record is None or record.hold is None else record.hold.why
 
 
-async def not_held(store: MetadataStore) -> list[Check]:
+async def not_held_checks(store: MetadataStore) -> list[Check]:
     """The checks by which a multi fails once the cluster is held; empty without a cluster's node.
     Raises errors.MetadataHeld, errors.UnsupportedFormat, StoreUnavailable."""
     node = await store_calls.read(store, paths.CLUSTER)
     if node is not None and _refusal(node.value) is not None:
-        await store.sync(paths.CLUSTER)  # a person may have accepted it
+        await store.sync(paths.CLUSTER)  # a person may have ended the hold
         node = await store_calls.read(store, paths.CLUSTER)
     if node is None:
         return []
@@ -135,12 +134,12 @@ async def not_held(store: MetadataStore) -> list[Check]:
 
 
 async def multi_unless_held(store: MetadataStore, operations: Sequence[Operation]) -> None:
-    """Carry out the multi of a user's request or of a deletion. Under a hold it fails: the newest
-    copy that is put back, or the accept, would contradict it. Raises errors.MetadataHeld,
-    errors.UnsupportedFormat (nothing was written), and the exceptions of `multi`, with indexes of
-    these operations."""
+    """Carry out the multi of a user's request or of a deletion. Under a hold it fails: its result
+    would be lost if a person puts back the newest copy of the store, or accepts the store. Raises
+    errors.MetadataHeld, errors.UnsupportedFormat (nothing was written), and the exceptions of
+    `multi`, with indexes of these operations."""
     for _ in range(store_calls.TRIES_MAX):
-        checks = await not_held(store)
+        checks = await not_held_checks(store)
         try:
             return await store.multi([*checks, *operations])
         except MultiFailed as failed:
@@ -151,21 +150,21 @@ async def multi_unless_held(store: MetadataStore, operations: Sequence[Operation
 
 
 class ClusterGuard:
-    """Makes this process's multis fail once the cluster is held: they check the version of its
-    node, which is read once, and again after a multi failed by it. An accept raises the version by
-    VERSIONS_PER_EPOCH, so two epochs never share a version, whatever copy of the store was put
-    back. While `refresh` refuses, the version stays: a multi succeeds only after a refresh that
-    does not refuse."""
+    """Makes this process's multis fail once the cluster is held: they check the version of the
+    cluster's node, which is read once, and again after this check failed a multi. An accept raises
+    the version by VERSIONS_PER_EPOCH, so two epochs never share a version, whatever copy of the
+    store was put back. While `refresh` raises, the version stays: a multi succeeds only after a
+    `refresh` that returns."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._version: int | None = None
         self._epoch: int | None = None
-        self._refused = False
-        """Whether the last refresh refused."""
+        self._has_refused = False
+        """Whether the last `refresh` raised a refusal."""
         self.invalidations = 0
-        """How often `refresh` found a hold, or another epoch: each time, ledger ids that were taken
-        before and are not used yet become invalid."""
+        """How often `refresh` found a hold, or another epoch: each time, the process's unused
+        ledger ids become invalid."""
 
     @property
     def epoch(self) -> int:
@@ -174,41 +173,41 @@ class ClusterGuard:
 
     async def checks(self) -> list[Check]:
         """The checks for a multi; empty without a cluster's node. Raises as `refresh`."""
-        if self._version is None or self._refused:
+        if self._version is None or self._has_refused:
             node = await store_calls.read(self._store, paths.CLUSTER)
             if node is None:
                 return []
             if _refusal(node.value) is not None:
                 await self.refresh()
             elif self._version is None:
-                self._learn(node)
+                self._remember(node)
         return [] if self._version is None else [Check(paths.CLUSTER, self._version)]
 
     async def refresh(self) -> bool:
-        """Read the node after a sync. Returns whether the epoch is that of the last refresh: if
-        not, a person accepted an older store meanwhile, which may lack nodes that this process read
-        or wrote. Raises errors.MetadataHeld, errors.UnsupportedFormat, StoreError."""
+        """Read the node after a sync. Returns whether the epoch is the epoch of the last refresh.
+        If not, a person accepted an older store meanwhile, which may lack nodes that this process
+        read or wrote. Raises errors.MetadataHeld, errors.UnsupportedFormat, StoreError."""
         await self._store.sync(paths.CLUSTER)
         node = await store_calls.read(self._store, paths.CLUSTER)
         if node is None:
             return True
         if (refusal := _refusal(node.value)) is not None:
-            self._refused = True
+            self._has_refused = True
             self.invalidations += 1
             raise refusal
-        before, self._refused = self._epoch, False
-        self._learn(node)
-        same = before in (None, self._epoch)
-        self.invalidations += not same
-        return same
+        before, self._has_refused = self._epoch, False
+        self._remember(node)
+        is_same_epoch = before in (None, self._epoch)
+        self.invalidations += not is_same_epoch
+        return is_same_epoch
 
-    def _learn(self, node: Versioned) -> None:
+    def _remember(self, node: Versioned) -> None:
         self._version, self._epoch = node.version, decode(node.value).epoch
 
 
 def _refusal(value: bytes) -> errors.LedgerError | None:
-    """Why, by the cluster's record, nothing may be committed."""
+    """Why, by the cluster's record, no commit may be made; None if commits may be made."""
     try:
-        return held(decode(value))
+        return hold_error(decode(value))
     except BadClusterRecord as damage:
         return errors.UnsupportedFormat(f"the cluster at the service URL: {damage}")

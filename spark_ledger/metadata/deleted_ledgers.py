@@ -2,15 +2,15 @@
 here. A missing record proves no deletion: it is also missing if the store was restored from an
 older backup, or if the record was lost.
 
-Always true: the multi that deletes a ledger's record also names its id; an id that was named stays
-named. So a store that is restored from an older copy names fewer ledgers, never more, and a record
-that is lost adds no name. Copies of a ledger go only if it is named AND has no record
+Always true: the multi that deletes a ledger's record also names its id; a named id stays named. So
+a store that is restored from an older copy names fewer ledgers, never more, and a lost record adds
+no name. Copies of a ledger go only if it is named AND has no record
 (bookie_server/ledgers/cluster_ledgers.py).
 
 Each folder of records keeps its part of the set: a folder (paths.ledger_folder) has the records of
-IDS_PER_FOLDER ids, and its value is a bitmap of those among them that were deleted. A million
-ledgers that are deleted are 100 values of 1.3 KB; a bookie reads one for each folder that it has
-ledgers of. An empty value, which earlier versions left, names no ledger.
+IDS_PER_FOLDER ids, and its value is a bitmap of the deleted ledgers among them. A million deleted
+ledgers are 100 values of 1.3 KB; a bookie reads one value for each folder with ledgers of its own.
+An empty value, which earlier versions left, names no ledger.
 
     0        4        8
     +--------+--------+---------------------------------------------------------------+
@@ -32,7 +32,7 @@ _BITMAP_BYTES_MAX = IDS_PER_FOLDER // 8
 
 
 class BadDeletedSet(ValueError):
-    """The value of a folder of records that is no set of deleted ledgers."""
+    """A value of a folder that is no set of deleted ledgers."""
 
 
 def encode(ledger_ids: Iterable[int]) -> bytes:
@@ -73,7 +73,7 @@ async def read_deleted(store: MetadataStore, folder: str) -> frozenset[int]:
 
 
 async def writes_that_name(store: MetadataStore, ledger_ids: Sequence[int]) -> list[Set]:
-    """Writes, one for each folder, that name these ledgers beside those already named. Raises
+    """Writes, one for each folder, that add these ledgers to the named ledgers. Raises
     BadDeletedSet, StoreError (NoNode if the folder of an id never had a record)."""
     writes = []
     for folder, ids in by_folder(ledger_ids).items():
@@ -84,7 +84,7 @@ async def writes_that_name(store: MetadataStore, ledger_ids: Sequence[int]) -> l
 
 
 def by_folder(ledger_ids: Iterable[int]) -> Mapping[str, list[int]]:
-    """The ids by the folder that has their records."""
+    """The ids, grouped by the folder of their records."""
     folders: dict[str, list[int]] = {}
     for ledger_id in ledger_ids:
         folders.setdefault(paths.ledger_folder(ledger_id), []).append(ledger_id)

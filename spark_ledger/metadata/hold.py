@@ -1,23 +1,23 @@
-"""The hold on a metadata store that went back in time: which process puts it, what it stops, how it
-ends.
+"""The hold on a metadata store that went back in time: which process puts the hold, what it stops,
+and how it ends.
 
 A bookie whose disk has seen more than the store (a link: chain.py; or a ledger with an id that the
 counter has not given out) puts the hold, by one multi, into the cluster's record and into the
-counter of ledger ids. From then on no ids are given out (an earlier version finds the counter
-damaged), no commit is made (its multi checks the version of the cluster's record) and no bookie
-registers; nothing is deleted, repaired or merged. Open ledgers are written and read on. A person
-ends the hold (`accept`): the epoch rises, so that the next ledgers' ids are above all ids on any
-disk.
+counter of ledger ids. From then on no process takes ledger ids (an earlier version finds
+the counter damaged), commits (the multi of a commit checks the version of the cluster's record),
+registers, deletes, repairs or merges. Open ledgers can still be written and read. A person ends the
+hold (`accept`): the epoch rises, so that the ids of later ledgers are above all ids on any disk.
 
-Always true: the hold, and its end, are one multi on the versions that were read: of a hold and an
-accept at the same time one fails and is tried again. The reports of bookies below /held are for
+Always true: the hold, and its end, are one multi on the versions that were read: if a hold and an
+accept meet, the slower one fails and is tried again. The reports of bookies below /held are for
 operators; only the next epoch depends on them: it is above the ids that they name.
 
 The node of a bookie's report is JSON: `missing`: [[ledger id, last entry, bytes], ...] that the
 bookie has and the store does not name, LISTED_MAX at most; `others`: ids whose record names another
 ledger than the bookie has; `buried`: ids that the store names again and that the bookie has buried;
-`ledgers`, `bytes`: how many are missing, and the sum; `id_max`: the highest id that it has met;
-`epoch`: the store's when it was written, so that one of an earlier hold does not count.
+`ledgers`, `bytes`: the number of missing ledgers, and the sum of their bytes; `id_max`: the highest
+ledger id that the bookie knows; `epoch`: the store's epoch at the time of the report, so that
+reports of an earlier hold do not count.
 """
 
 import json
@@ -50,7 +50,7 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, names_in, reachable, read
 
-LISTED_MAX = 10_000  # a report of so many in each list is below VALUE_BYTES_MAX
+LISTED_MAX = 10_000  # a report with so many ids in each list is below VALUE_BYTES_MAX
 FIRST_ID = 1
 EPOCHS_APART_MAX = 30  # a multi of 3,000 small writes
 
@@ -82,9 +82,9 @@ def decode_counter(value: bytes) -> int:
 
 
 async def put(store: MetadataStore, cluster_id: str, hold: Hold) -> ClusterRecord | None:
-    """Hold the store, if it is still this cluster's, with no higher epoch than `hold.epoch`; an
-    earlier hold stays, with the higher epoch of both. Returns the cluster's record then. Raises
-    BadClusterRecord, StoreError."""
+    """Hold the store, if it still belongs to this cluster and its epoch is not above `hold.epoch`.
+    An earlier hold stays, with the higher epoch of both holds. Returns the cluster's record
+    afterwards. Raises BadClusterRecord, StoreError."""
     for _ in range(TRIES_MAX):
         await store.sync(paths.CLUSTER)
         node = await read(store, paths.CLUSTER)
@@ -117,7 +117,8 @@ def _written(path: str, value: bytes, node: Versioned | None) -> Operation:
 
 
 class MissingLedger(NamedTuple):
-    """A ledger of a bookie without a record; the bytes up to its last entry, 0 if unreadable."""
+    """A bookie's ledger without a record. `bytes` are the bytes up to its last entry; 0 if the
+    bookie cannot read the entry."""
 
     ledger_id: int
     last_entry: int
@@ -152,7 +153,7 @@ def encode_report(report: Report) -> bytes:
 
 
 def decode_report(bookie_id: str, value: bytes) -> Report:
-    """The report; an empty one if it is damaged: it is for operators only."""
+    """The report; an empty report for damaged bytes, as reports are for operators only."""
     try:
         plain = json.loads(value)
         missing = [
@@ -166,7 +167,7 @@ def decode_report(bookie_id: str, value: bytes) -> Report:
 
 
 async def publish(store: MetadataStore, report: Report) -> None:
-    """Write the bookie's report, unless an equal one is there. Raises StoreError."""
+    """Write the bookie's report, unless the store has an equal report. Raises StoreError."""
     path, value = paths.held(report.bookie_id), encode_report(report)
     node = await read(store, path)
     if node is None:
@@ -188,7 +189,7 @@ class StoreStatus:
     @property
     def missing(self) -> dict[int, tuple[int, int]]:
         """(last entry, bytes) by id of the ledgers that bookies have and the store does not name;
-        of several copies the longest."""
+        for several copies the values of the longest copy."""
         longest: dict[int, tuple[int, int]] = {}
         for report in self.reports:
             for ledger_id, last, size in report.missing:
@@ -208,7 +209,7 @@ async def status(store: MetadataStore) -> StoreStatus:
     try:
         with reachable("reading how the metadata store stands"):
             cluster = await clusters.read(store)
-            chain = chains.of_node(await read(store, paths.CHAIN))
+            chain = chains.chain_of_node(await read(store, paths.CHAIN))
             reports = await reports_of(store, cluster)
             bookies = await names_in(store, paths.BOOKIES_KNOWN)
     except (clusters.BadClusterRecord, chains.BadChain) as damage:
@@ -222,8 +223,7 @@ async def status(store: MetadataStore) -> StoreStatus:
 
 
 async def reports_of(store: MetadataStore, cluster: ClusterRecord | None) -> list[Report]:
-    """The reports of bookies since the cluster is held; empty if it is not held. Raises
-    StoreError."""
+    """The reports of bookies in this hold; empty if the cluster is not held. Raises StoreError."""
     if cluster is None or cluster.hold is None:
         return []
     names = await names_in(store, paths.HELD)
@@ -234,9 +234,9 @@ async def reports_of(store: MetadataStore, cluster: ClusterRecord | None) -> lis
 
 
 async def accept(store: MetadataStore) -> StoreStatus:
-    """Take the store as it is: the epoch rises, the counter of ids goes to the first id of the
-    epoch, the chain gets one more link, and the hold is gone. Returns the status then; a store that
-    is not held is left alone. Raises errors.Unavailable, errors.UnsupportedFormat."""
+    """Accept the store: the epoch rises, the counter of ids goes to the first id of the epoch, the
+    chain gets a link, and the hold ends. Returns the status afterwards. A store that is not held
+    stays unchanged. Raises errors.Unavailable, errors.UnsupportedFormat."""
     with reachable("accepting the metadata store"):
         for _ in range(TRIES_MAX):
             before = await status(store)
@@ -248,7 +248,7 @@ async def accept(store: MetadataStore) -> StoreStatus:
 
 
 async def _accept(store: MetadataStore, before: StoreStatus) -> None:
-    """One try; it may fail because another write came first."""
+    """One try, which fails without harm if another process writes first."""
     node, link = await read(store, paths.CLUSTER), await read(store, paths.CHAIN)
     if node is None or clusters.decode(node.value) != before.cluster:
         return
@@ -256,7 +256,7 @@ async def _accept(store: MetadataStore, before: StoreStatus) -> None:
         raise errors.UnsupportedFormat(f"epoch {before.next_epoch} is above {EPOCH_MAX}")
     after = ClusterRecord(before.cluster.cluster_id, before.next_epoch)
     first_id = encode_counter(after.epoch * IDS_PER_EPOCH)
-    longer = chains.encode(chains.extended(chains.of_node(link), chains.new_token()))
+    longer = chains.encode(chains.with_link(chains.chain_of_node(link), chains.new_token()))
     first = min(after.epoch, EPOCHS_APART_MAX) * VERSIONS_PER_EPOCH
     versions = range(node.version, max(node.version + 1, first))  # see ClusterGuard
     operations = [

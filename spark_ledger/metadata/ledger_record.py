@@ -1,19 +1,19 @@
-"""The record of a ledger: which bookies keep it, what state it is in, where it ends.
+"""The record of a ledger: the bookies that keep it, its state, and its end.
 
 Always true: a record has at least one fragment; the first begins at entry 0 and first entries
 strictly increase; each ensemble has exactly `ensemble_size` different bookies; `last_entry`,
-`length_bytes` and `rows` are set if and only if the state is CLOSED. A bookie that is joining is
-named beside a fragment whose ensemble it is not in, one for a slot; it has copies, or repair is
-writing them to it, and no client reads them yet.
+`length_bytes` and `rows` are set if and only if the state is CLOSED. A joining bookie is
+named for a slot of a fragment whose ensemble it is not in, at most one bookie a slot; it has the
+slot's copies, or repair is writing the copies to it, and no client reads from it yet.
 
-Tokens derive from a ledger's password: one to read, one to add, one to fence and recover. Always
+Three tokens derive from a ledger's password: to read, to add, and to fence and recover. Always
 true: the record holds verifiers only, from which no token can be computed; without a password there
-are no verifiers and any token (the empty one) is good. A token to recover also grants read and add:
-recovery writes back what it reads.
+are no verifiers, and bookies accept any token. A token to recover also grants read and add, because
+recovery writes back the entries that it reads.
 
 The tree below /ledgers has all ledgers; a listing reads it folder by folder. Always true: a listing
-begins with a sync, and is whole or an error; folders are never deleted, so a missing folder, or a
-name that does not belong there, means that the listing is broken.
+begins with a sync, and is complete or raises an error; folders are never deleted, so a missing
+folder, or a foreign name, means that the tree is broken.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class RecordState(Enum):
 
 
 class BadLedgerRecord(ValueError):
-    """A malformed ledger record, or one of a format that this version does not know."""
+    """A malformed ledger record, or a record of a format that this version does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,10 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class JoiningBookie:
-    """`bookie_id` gets the copies of a slot, to take the slot (repair/slots.py); the slot is of the
-    fragment that begins at `first_entry`. `token` is drawn anew each time that a bookie joins: a
-    process that has seen all copies there checks by it that none went meanwhile."""
+    """`bookie_id` gets the copies of a slot, and then the slot (repair/slots.py). The slot belongs
+    to the fragment that begins at `first_entry`. `token` is drawn anew each time that a bookie
+    joins: a process that has verified all copies checks by the token that the bookie did not leave
+    since."""
 
     first_entry: int
     slot: int
@@ -63,7 +64,7 @@ class JoiningBookie:
 
 @dataclass(frozen=True, slots=True)
 class Verifiers:
-    """What tokens are checked against (hex of their SHA-256)."""
+    """The SHA-256 of each token, in hex; tokens are checked against it."""
 
     read: str
     add: str
@@ -72,9 +73,9 @@ class Verifiers:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """One ledger. `creator` is the random token of its creator, compared when the outcome of the
-    creation was lost. `intent` and `topic`: for which the ledger was made ("" = made through
-    LedgerClient: never touched by a janitor). `custom` is the user's."""
+    """One ledger. `creator` is the random token of its creator: after a lost response, the creator
+    recognises its own record by it. `intent` and `topic` are those for which the ledger was made
+    ("": it was made through LedgerClient, and no janitor touches it). `custom` is the user's."""
 
     ledger_id: int
     ensemble_size: int
@@ -132,14 +133,14 @@ class LedgerRecord:
         return self.state is RecordState.CLOSED
 
     def fragment_of(self, entry_id: int) -> Fragment:
-        """The fragment that entry `entry_id` belongs to: the last one that begins at or below."""
+        """The fragment of the entry: the last fragment that begins at or below `entry_id`."""
         for fragment in reversed(self.fragments):
             if fragment.first_entry <= entry_id:
                 return fragment
         raise ValueError(f"entry ids start at 0, got {entry_id}")
 
     def joining_at(self, first_entry: int, slot: int) -> JoiningBookie | None:
-        """The bookie that is joining for that slot."""
+        """The bookie that is joining for that slot, if there is one."""
         for joining in self.joining:
             if (joining.first_entry, joining.slot) == (first_entry, slot):
                 return joining
@@ -153,8 +154,8 @@ class LedgerRecord:
 
 
 def entries_kept(record: LedgerRecord, bookie_id: str, last_entry: int) -> list[tuple[range, int]]:
-    """The parts of 0..last_entry of which the bookie keeps copies: the entries of each fragment
-    that names it, with its slot there; `keeps` decides which of these it keeps."""
+    """The entries of each fragment that names the bookie, up to `last_entry`, with the bookie's
+    slot there; `keeps` decides which of these entries it keeps."""
     return [
         (entries, fragment.ensemble.index(bookie_id))
         for fragment, entries in entries_of(record, last_entry)
@@ -172,13 +173,13 @@ def entries_of(record: LedgerRecord, last_entry: int) -> list[tuple[Fragment, ra
 
 
 def keeps(record: LedgerRecord, slot: int, entry_id: int) -> bool:
-    """Whether the slot is of the entry's write set."""
+    """Whether the slot is in the entry's write set."""
     return (slot - entry_id) % record.ensemble_size < record.write_quorum
 
 
 def shallow(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass with slots by name; values are not copied, unlike with asdict,
-    which costs ten times as much."""
+    """The fields, by name, of a dataclass with slots. Unlike asdict, which costs ten times as much,
+    it does not copy the values."""
     return {name: getattr(value, name) for name in value.__slots__}
 
 
@@ -191,7 +192,7 @@ def encode(record: LedgerRecord) -> bytes:
     plain["format"] = FORMAT
     plain["fragments"] = [[f.first_entry, list(f.ensemble)] for f in record.fragments]
     joining = [[*shallow(bookie).values()] for bookie in plain.pop("joining")]
-    if joining:  # only then an earlier version refuses the record
+    if joining:  # an earlier version refuses a record with this field
         plain["joining"] = joining
     return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
@@ -217,7 +218,7 @@ def decode(value: bytes) -> LedgerRecord:
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """The tokens that a client sends with its requests; empty for a ledger without password.
-    `repair`: they are the cluster's own (autorecovery.py), which a ledger's record does not
+    `repair`: these are the cluster's own tokens (autorecovery.py), which a ledger's record does not
     verify."""
 
     read: bytes = b""
@@ -261,12 +262,11 @@ class BrokenListing(StoreError):
 
 
 async def ledger_ids(metadata: MetadataStore, root: str = paths.LEDGERS) -> AsyncIterator[int]:
-    """Ids of all ledgers that exist from the beginning to the end of the listing, ascending; ids of
-    ledgers made or deleted meanwhile may be among them. One folder of names for each level of the
-    tree is in memory at a time. `root`: the root of another such tree, with a node for some
-    ledgers.
+    """The ids, ascending, of all ledgers that exist from the beginning to the end of the listing;
+    and maybe ids of ledgers made or deleted meanwhile. One folder of names for each level of the
+    tree is in memory at a time. `root` may be the root of another such tree.
 
-    Raises StoreError, also BrokenListing: never a short list.
+    Raises StoreError, also BrokenListing: the list is never incomplete.
     """
     await metadata.sync(root)
     folders = [root]
@@ -283,7 +283,7 @@ async def ledger_ids(metadata: MetadataStore, root: str = paths.LEDGERS) -> Asyn
 
 
 async def _names(metadata: MetadataStore, folder: str, digits: int) -> Sequence[str]:
-    """The names in a folder of the tree, of so many digits each."""
+    """The names in a folder of the tree, each of `digits` digits."""
     try:
         names = await metadata.children(folder)
     except NoNode:  # folders are never deleted

@@ -1,8 +1,8 @@
 """Where each record lives in the metadata store, below the cluster's root.
 
-Ledger ids are written with 19 digits and cut 3/4/4/4/4, so that every id up to 2^63-1 has a place
-and no node has more than 10,000 children. Intermediate nodes are never deleted: a listing that
-meets a missing parent is broken, not empty.
+A ledger id is written with 19 digits and cut 3/4/4/4/4, so that every id up to 2^63-1 has a path
+and no node has more than 10,000 children. Intermediate nodes are never deleted: a missing parent
+means a broken tree, not an empty one.
 """
 
 CLUSTER = "/cluster"
@@ -43,12 +43,12 @@ def ledger(ledger_id: int) -> str:
 
 
 def ledger_folder(ledger_id: int) -> str:
-    """The folder of the record; its value names those of its ledgers that were deleted."""
+    """The folder of the ledger's record; its value names the deleted ledgers of the folder."""
     return ledger(ledger_id).rpartition("/")[0]
 
 
 def first_in_folder(folder: str) -> int:
-    """The lowest ledger id whose record belongs in it."""
+    """The lowest ledger id whose record belongs in the folder."""
     return int(folder.removeprefix(LEDGERS).replace("/", "") + "0" * digits_below(15))
 
 
@@ -75,7 +75,7 @@ def broker(broker_id: str) -> str:
 
 
 def brokers_of_topic(topic_id: str) -> str:
-    """Which brokers have the topic's partitions."""
+    """The record of the brokers that have the topic's partitions."""
     return f"{BROKERS_TOPICS}/{topic_id}"
 
 
@@ -90,12 +90,13 @@ def held(bookie_id: str) -> str:
 
 
 def bookie_start(bookie_id: str) -> str:
-    """The bookie's newest start: stays when it ends."""
+    """The record of the bookie's newest start; it stays after the bookie's end."""
     return f"{BOOKIES_STARTS}/{bookie_id}"
 
 
 def digits_below(digits: int) -> int:
-    """How many digits of a ledger's id the names have in a folder that stands for `digits`."""
+    """The number of digits of each name in a folder whose path has `digits` digits of the ledger
+    id."""
     return next(b - a for a, b in _CUTS if a == digits)
 
 
@@ -150,7 +151,7 @@ def subscription(topic_id: str, name: str) -> str:
 
 
 def subscription_marks(topic_id: str, name: str, number: int | None = None) -> str:
-    """The folder of the subscription's marks (positions with times), or one of them."""
+    """The folder of the subscription's marks (positions with times), or one mark."""
     marks = f"{subscription(topic_id, name)}/marks"
     return marks if number is None else f"{marks}/{number:010d}"
 
@@ -185,7 +186,7 @@ def topic_checkpoint(topic_id: str) -> str:
 
 
 def topic_deleted(topic_id: str) -> str:
-    """The record that a topic was deleted, and when; its last node to go."""
+    """The record of a topic's deletion, and its time; the topic's last node to be removed."""
     return f"{TOPICS_DELETED}/{topic_id}"
 
 

@@ -2,10 +2,10 @@
 
 Always true of an implementation:
 - writes are linearizable; reads may lag until `sync` has returned;
-- a write whose outcome is not known raises OutcomeUnknown and is never repeated by the store
-  itself: the caller syncs, reads back and compares (a token, a version, its own record);
+- a write with an unknown outcome raises OutcomeUnknown, and the store never repeats it: the caller
+  syncs, reads back and compares (a token, a version, its own record);
 - a watch fires at most once, on the event loop, after a change *or* after the session was
-  suspended or lost; it means "read again", nothing more.
+  suspended or lost: it proves no change, and the caller reads again.
 
 Paths are absolute below the cluster's root ("/topics/public/default/t"). Versions count from 0.
 Parents are made by `create(..., parents=True)`; intermediate nodes are never deleted.
@@ -18,7 +18,7 @@ from typing import Protocol
 
 ANY_VERSION = -1
 VALUE_BYTES_MAX = 1_000_000
-"""Largest value; ZooKeeper cuts the connection at a request beyond 1 MiB (jute.maxbuffer)."""
+"""The largest value; ZooKeeper closes the connection at a request above 1 MiB (jute.maxbuffer)."""
 
 
 class StoreError(Exception):
@@ -34,7 +34,7 @@ class NodeExists(StoreError):
 
 
 class BadVersion(StoreError):
-    """The node's version is not the expected one: there was another write."""
+    """The node has another version than expected: there was another write."""
 
 
 class NotEmpty(StoreError):
@@ -55,10 +55,10 @@ class StoreUnavailable(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Versioned:
-    """A node's value, its version, when the store created it and when it was last set (ms since
-    the epoch, the store's clock), and the session that owns it (0 when it is not ephemeral).
-    `set_in` is the number of the transaction that set it last: numbers rise with each write to the
-    store, so those of two nodes tell which was set first; 0: not known."""
+    """A node's value, its version, when the store created it and when it was last set (ms since the
+    epoch, the store's clock), and the session that owns it (0 when it is not ephemeral). `set_in`
+    is the number of the transaction that set it last (0: not known). Numbers rise with each write
+    to the store, so they show which of two nodes was set first."""
 
     value: bytes
     version: int
@@ -109,7 +109,7 @@ class MultiFailed(StoreError):
 
 class SessionState(Enum):
     CONNECTED = "connected"
-    SUSPENDED = "suspended"  # not heard of; watches and ephemerals may or may not live
+    SUSPENDED = "suspended"  # without contact; watches and ephemerals may still exist
     LOST = "lost"  # expired: ephemerals are gone; the store opens a new session by itself
 
 
@@ -125,21 +125,21 @@ class MetadataStore(Protocol):
 
     @property
     def session_id(self) -> int:
-        """The number that `Versioned.owner` of this session's ephemerals carries; 0 before one."""
+        """The `Versioned.owner` of this session's ephemerals; 0 before the first session."""
 
     @property
     def connections(self) -> int:
-        """How often this process connected to the store, 1 or more: each may be to an older copy of
-        it, whatever became of the session."""
+        """How often this process connected to the store. Each connection may be to an older copy of
+        the store, also within a session."""
 
     def add_session_listener(self, listener: Callable[[SessionState], None]) -> None:
         """Call `listener` on the event loop at every change of the session's state."""
 
     async def get(self, path: str, watch: Watcher | None = None) -> Versioned:
-        """The node. Raises NoNode (the watch is then set on its creation)."""
+        """The node. Raises NoNode (and then sets the watch on the node's creation)."""
 
     async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
-        """The nodes, None for a missing one; in a fraction of the time of as many `get`."""
+        """The nodes, None for a missing node; takes a fraction of the time of as many `get`."""
 
     async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
         """Names of the node's children, sorted. Raises NoNode."""
@@ -159,11 +159,11 @@ class MetadataStore(Protocol):
         """Raises NoNode, BadVersion, NotEmpty."""
 
     async def multi(self, operations: Sequence[Operation]) -> None:
-        """All of them or none. Raises MultiFailed."""
+        """Carry out all operations or none. Raises MultiFailed."""
 
     async def sync(self, path: str = "/") -> None:
-        """Reads of this session that begin after it returns see every write acknowledged before
-        it was called."""
+        """Reads of this session that begin after this call returns see every write acknowledged
+        before the call."""
 
     async def close(self) -> None:
-        """End the session; its ephemerals go."""
+        """End the session, and with it its ephemerals."""

@@ -1,8 +1,8 @@
-"""Calls, to the metadata store above all, that every part of the topic layer makes the same way.
+"""Calls, mostly to the metadata store, that every part of the topic layer makes the same way.
 
-Always true: the time that `store_now_ms` returns is between the call and its return, or it is
-LONG_AGO_MS, at which nothing is due: responses were lost, or others asked at the same moment again
-and again.
+Always true: the time that `store_now_ms` returns is between the call and its return. If responses
+were lost, or other processes asked at the same moment again and again, it is LONG_AGO_MS, at which
+no action is due.
 """
 
 import asyncio
@@ -50,8 +50,8 @@ async def read(store: MetadataStore, path: str, watch: Watcher | None = None) ->
 
 
 async def look_up(store: MetadataStore, path: str) -> Versioned | None:
-    """As `read`, but None only if the node did not exist at the call: another process may have made
-    it and sent its name, and this session's replica may lag behind."""
+    """As `read`, but None only if the node did not exist at the time of the call. (Another process
+    may have made the node and sent its path, and this session's replica may lag.)"""
     node = await read(store, path)
     if node is None:
         await store.sync(path)
@@ -60,7 +60,7 @@ async def look_up(store: MetadataStore, path: str) -> Versioned | None:
 
 
 async def ensure(store: MetadataStore, path: str, value: bytes = b"") -> None:
-    """Make a node at the path, if none is there; an existing one is left as it is."""
+    """Make a node at the path, unless there is a node; an existing node stays unchanged."""
     if await read(store, path) is not None:
         return
     for _ in range(TRIES_MAX):
@@ -70,7 +70,7 @@ async def ensure(store: MetadataStore, path: str, value: bytes = b"") -> None:
         except NodeExists:
             return
         except OutcomeUnknown:
-            await store.sync(path)  # to create it once more is harmless
+            await store.sync(path)  # another try to create it is harmless
     raise StoreUnavailable(f"{path} could not be made: {TRIES_MAX} answers were lost")
 
 
@@ -79,27 +79,27 @@ async def call_each(
 ) -> list[B]:
     """Calls `do` with each item, `at_once` calls at a time; returns the results in the order of the
     items. An exception of one call cancels the others."""
-    todo = list(items)
-    if len(todo) <= 1:
-        return [await do(item) for item in todo]
+    waiting = list(items)
+    if len(waiting) <= 1:
+        return [await do(item) for item in waiting]
     results: dict[int, B] = {}
-    turns = iter(enumerate(todo))
+    numbered_items = iter(enumerate(waiting))
 
-    async def take_turns() -> None:
-        for turn, item in turns:
-            results[turn] = await do(item)
+    async def call_next() -> None:
+        for number, item in numbered_items:
+            results[number] = await do(item)
 
-    tasks = [asyncio.ensure_future(take_turns()) for _ in range(min(at_once, len(todo)))]
+    tasks = [asyncio.ensure_future(call_next()) for _ in range(min(at_once, len(waiting)))]
     try:
         await asyncio.gather(*tasks)
     except BaseException:
         await cancel(*tasks)
         raise
-    return [results[turn] for turn in range(len(todo))]
+    return [results[number] for number in range(len(waiting))]
 
 
 async def in_batches(items: AsyncIterator[A], size: int) -> AsyncIterator[list[A]]:
-    """The items, so many at a time."""
+    """The items in lists of `size` items."""
     batch: list[A] = []
     async for item in items:
         batch.append(item)
@@ -111,7 +111,7 @@ async def in_batches(items: AsyncIterator[A], size: int) -> AsyncIterator[list[A
 
 
 async def names_in(store: MetadataStore, folder: str) -> list[str]:
-    """The folder's children; empty if it does not exist. Raises StoreError."""
+    """The names of the folder's children; empty without the folder. Raises StoreError."""
     try:
         return await store.children(folder)
     except NoNode:
@@ -119,24 +119,24 @@ async def names_in(store: MetadataStore, folder: str) -> list[str]:
 
 
 @contextmanager
-def reachable(doing: str) -> Iterator[None]:
-    """Raise the store's failures as errors.Unavailable, with the work under way (`doing`). A store
-    that did not respond and one that refused get different texts."""
+def reachable(action: str) -> Iterator[None]:
+    """Raise the store's failures as errors.Unavailable, with the work under way (`action`). The
+    text distinguishes a store that did not respond from a store that refused."""
     try:
         yield
     except (StoreUnavailable, OutcomeUnknown) as error:
         raise errors.Unavailable(
-            f"the metadata store did not answer while {doing}: {error}"
+            f"the metadata store did not answer while {action}: {error}"
         ) from error
     except StoreError as error:
         raise errors.Unavailable(
-            f"the metadata store refused a request while {doing}: {error!r}", REFUSED
+            f"the metadata store refused a request while {action}: {error!r}", REFUSED
         ) from error
 
 
-async def elected(store: MetadataStore, path: str) -> bool:
-    """Whether this session has the role whose ephemeral is at `path`, taking it if no session has.
-    Raises errors.Unavailable."""
+async def take_role(store: MetadataStore, path: str) -> bool:
+    """Take the role whose ephemeral is at `path`, if no session has it; returns whether this
+    session has the role. Raises errors.Unavailable."""
     with reachable(f"reading which session is elected at {path}"):
         with suppress(NodeExists, OutcomeUnknown):
             await store.create(path, ephemeral=True)
@@ -148,35 +148,39 @@ async def elected(store: MetadataStore, path: str) -> bool:
 
 
 def pause_s(rng: random.Random, tries: int) -> float:
-    """How long to wait after the `tries`-th lost race: longer each time, with jitter."""
+    """The pause after so many lost races: longer after each race, with jitter."""
     longest = min(_PAUSE_S_MAX, _PAUSE_S * float(2 ** min(tries, 20)))
     return longest * rng.uniform(0.5, 1.0)
 
 
 class Tries:
-    """The tries of one change that other changes may precede: at most `most`, with a pause by `rng`
-    after each but the first `free` ones; without `rng` there is no pause."""
+    """Counts the tries of one change that may fail because of other changes: at most `tries_max`
+    tries. With `rng` there is a pause after each try, except after the first
+    `tries_without_pause`."""
 
     def __init__(
-        self, rng: random.Random | None = None, most: int = TRIES_MAX, free: int = 0
+        self,
+        rng: random.Random | None = None,
+        tries_max: int = TRIES_MAX,
+        tries_without_pause: int = 0,
     ) -> None:
-        self.made = 0
+        self.failed = 0
         self._rng = rng
-        self._most = most
-        self._free = free
+        self._tries_max = tries_max
+        self._tries_without_pause = tries_without_pause
 
     async def retry_or_raise(self, why: str | errors.LedgerError) -> None:
-        """After a failed try: returns when the change may be tried again. After the last try it
-        raises `why`, a text as errors.CommitContended."""
-        if self._rng is not None and self.made >= self._free:
-            await asyncio.sleep(pause_s(self._rng, self.made))
-        self.made += 1
-        if self.made >= self._most:
+        """Call this after a failed try: it returns when the change may be tried again. After the
+        last try it raises `why`; a text is raised as errors.CommitContended."""
+        if self._rng is not None and self.failed >= self._tries_without_pause:
+            await asyncio.sleep(pause_s(self._rng, self.failed))
+        self.failed += 1
+        if self.failed >= self._tries_max:
             raise errors.CommitContended(why) if isinstance(why, str) else why
 
 
 async def store_now_ms(store: MetadataStore) -> int:
-    """The store's time, by which commits are stamped: when it made a node that is made for it.
+    """The store's time, by which commits are stamped: the time of a node that this call creates.
     Raises StoreUnavailable."""
     for _ in range(CLOCK_TRIES_MAX):
         with suppress(NoNode, OutcomeUnknown):

@@ -1,10 +1,12 @@
-"""Ledgers of which bookies keep copies though they have no record and are not named as deleted: the
-bookies' lists of them, and an operator's statement that they were deleted.
+"""Unrecorded ledgers: bookies keep copies of them, but they have no record and are not named as
+deleted. Here are the bookies' lists, and an operator's statement that such ledgers were deleted.
 
-Always true: a bookie's list is for operators, no copy goes because of it; a ledger is named as
-deleted here only in a multi that checks that it has no record and that the store is not held.
+Always true: a bookie's list is for operators, and no copy is removed because of it. A ledger is
+named as deleted here only in a multi that checks that the ledger has no record and that the store
+is not held.
 
-The node /unrecorded/<bookie> is JSON: `ledgers`: how many there are; `ids`: the lowest LISTED_MAX.
+The node /unrecorded/<bookie> is JSON: `ledgers`: the number of ledgers; `ids`: the lowest
+LISTED_MAX ids.
 """
 
 import json
@@ -34,7 +36,7 @@ TOGETHER_MAX = 100
 
 
 async def publish(store: MetadataStore, bookie_id: str, ledger_ids: Sequence[int]) -> None:
-    """What the bookie keeps without a record, as of now. Raises StoreError."""
+    """Write the bookie's list of unrecorded ledgers. Raises StoreError."""
     path = paths.unrecorded(bookie_id)
     node = await read(store, path)
     if not ledger_ids:
@@ -45,22 +47,22 @@ async def publish(store: MetadataStore, bookie_id: str, ledger_ids: Sequence[int
     value = json.dumps(plain, separators=(",", ":")).encode()
     if node is None:
         await ensure(store, path, value)
-    else:  # also the same: the node's time is when they were counted
+    else:  # also an equal list: the node's time is the time of the count
         await store.set(path, value, node.version)
 
 
 class UnrecordedLedgers(NamedTuple):
-    """The bookies that keep such a ledger, by its id; when each of these bookies counted them, by
-    the store's clock; why the store is held, empty where it is not."""
+    """`bookies`: by ledger id the bookies that keep the ledger. `counted_ms`: by bookie the time of
+    its list, by the store's clock. `held`: why the store is held, empty if it is not held."""
 
     bookies: Mapping[int, list[str]]
     counted_ms: Mapping[str, int]
     held: str = ""
 
 
-async def listed(store: MetadataStore) -> UnrecordedLedgers:
-    """While the store is held also what bookies reported since (hold.py), for they count nothing
-    then. Raises BadClusterRecord, StoreError."""
+async def read_unrecorded(store: MetadataStore) -> UnrecordedLedgers:
+    """The unrecorded ledgers of all lists. In a hold bookies write no lists: then the ledgers that
+    they reported in the hold (hold.py) are added. Raises BadClusterRecord, StoreError."""
     record = await cluster.read(store)
     bookies: dict[int, list[str]] = {}
     for report in await hold.reports_of(store, record):
@@ -79,8 +81,8 @@ async def listed(store: MetadataStore) -> UnrecordedLedgers:
     return UnrecordedLedgers(dict(sorted(bookies.items())), counted_ms, held)
 
 
-async def kept_by(store: MetadataStore, bookie_id: str) -> list[int]:
-    """Those that the bookie listed and that still have no record and no word of their deletion.
+async def unrecorded_of(store: MetadataStore, bookie_id: str) -> list[int]:
+    """The ledgers of the bookie's list that still have no record and are not named as deleted.
     Raises StoreError."""
     node = await read(store, paths.unrecorded(bookie_id))
     kept = []
@@ -96,7 +98,7 @@ async def kept_by(store: MetadataStore, bookie_id: str) -> list[int]:
 
 
 def _ids(value: bytes) -> list[int]:
-    """None of a list that is damaged: it is for people."""
+    """The ids of a list; empty for a damaged list, as lists are for people."""
     try:
         return [int(ledger_id) for ledger_id in json.loads(value)["ids"]]
     except errors.MALFORMED:
@@ -104,15 +106,15 @@ def _ids(value: bytes) -> list[int]:
 
 
 async def name_as_deleted(store: MetadataStore, ledger_ids: Iterable[int]) -> list[int]:
-    """Name those of the ledgers as deleted that have no record; returns which. Raises
+    """Name the ledgers without a record as deleted; returns these ledgers. Raises
     errors.MetadataHeld, BadDeletedSet, StoreError."""
-    guard, done = ClusterGuard(store), []
+    guard, named_ids = ClusterGuard(store), []
     await guard.refresh()
     for folder, ids in deleted_ledgers.by_folder(sorted(ledger_ids)).items():
         await ensure(store, folder)
         for at in range(0, len(ids), TOGETHER_MAX):
-            done += await _name_absent(store, guard, ids[at : at + TOGETHER_MAX])
-    return done
+            named_ids += await _name_absent(store, guard, ids[at : at + TOGETHER_MAX])
+    return named_ids
 
 
 async def _name_absent(store: MetadataStore, guard: ClusterGuard, ids: Sequence[int]) -> list[int]:
@@ -129,7 +131,8 @@ async def _name_absent(store: MetadataStore, guard: ClusterGuard, ids: Sequence[
 
 
 async def _writes_that_name(store: MetadataStore, absent: Sequence[int]) -> list[Operation]:
-    """A node that is made and taken away in one multi was not there, and no read ever sees it."""
+    """Operations that name the ledgers, and fail if one has a record: making and deleting a node in
+    one multi fails if the node exists, and no read ever sees the node."""
     records = map(paths.ledger, absent)
-    none = [step for path in records for step in (Create(path), Delete(path, ANY_VERSION))]
-    return [*none, *await deleted_ledgers.writes_that_name(store, absent)]
+    absence = [step for path in records for step in (Create(path), Delete(path, ANY_VERSION))]
+    return [*absence, *await deleted_ledgers.writes_that_name(store, absent)]

@@ -2,16 +2,16 @@
 
 Always true:
 - responses, watch events and changes of the session reach the event loop in the order in which
-  ZooKeeper sent them: all three are handed over by kazoo's connection thread, one after another;
-- what ZooKeeper would cut the connection for is refused here: ValueTooBig;
-- a write is sent at most once; once sent, losing the connection, the session or patience before
-  its response is OutcomeUnknown; before it is sent, StoreUnavailable;
-- a watch asked for twice by the same function on the same path is one watch;
-- while ZooKeeper is away reads, and writes that were not sent, wait as outage.py has it;
-- a server that closes every connection without a greeting refuses, which errors say: it has no
-  quorum, or its data are older than what this process has seen (a restored backup). After
-  FORGET_SESSIONS times the session's timeout this process no longer insists on what it has seen:
-  the session is then another one, and what it reads shows which store that is.
+  ZooKeeper sent them: kazoo's connection thread hands over all three, one after another;
+- a request for which ZooKeeper would close the connection raises ValueTooBig here;
+- a write is sent at most once. If the connection, the session or the time is lost after it was
+  sent, it raises OutcomeUnknown; if before, StoreUnavailable;
+- two watches by the same function on the same path are one watch;
+- in an outage, reads and writes that were not sent wait as outage.py decides;
+- a server that closes every connection without a greeting *refuses*: it has no quorum, or its data
+  are older than the data that this process has read (a restored backup). Errors name this. After
+  FORGET_SESSIONS times the session's timeout, this process accepts a server with older data: it
+  then has a new session, and reads which store it is.
 """
 
 import asyncio
@@ -54,17 +54,18 @@ from spark_ledger.metadata.store import (
 )
 
 CLOSE_TIMEOUT_S = 1.0
-"""What a process that ends waits: ZooKeeper reads the request later, or the session times out."""
+"""How long a process waits for the end of its session. After that, ZooKeeper reads the request
+later, or the session times out."""
 HANDSHAKE_S = 2.0
-"""Patience for an address to greet; doubled each time it is in vain, up to the session's timeout.
-A server that is just starting may take a connection and never respond on it."""
+"""How long to wait for a server's greeting; doubled after each wait in vain, up to the session's
+timeout. A server that is just starting may accept a connection and never respond on it."""
 FORGET_SESSIONS = 1.5
-"""A session of an older store, which its snapshot may hold, has ended by then."""
+"""In sessions' timeouts: a session in the snapshot of an older store has ended by then."""
 RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 
 _log = logging.getLogger(__name__)
 _LOST_CONTACT = (zk.ConnectionLoss, zk.SessionExpiredError, zk.OperationTimeoutError)
-_MEANINGS: tuple[tuple[type[Exception], type[StoreError]], ...] = (
+_STORE_ERRORS: tuple[tuple[type[Exception], type[StoreError]], ...] = (
     (zk.NoNodeError, NoNode),
     (zk.NodeExistsError, NodeExists),
     (zk.BadVersionError, BadVersion),
@@ -86,12 +87,12 @@ async def connect(
     outage_timeout_s: float = DEFAULTS.outage_timeout_s,
     make_root: bool = True,
 ) -> "ZooKeeperStore":
-    """A store over the cluster that `service_url` names; its root is made if absent, unless the
-    caller would rather not write anything. Calls wait `call_timeout_s` for a response, and
-    `outage_timeout_s` if that is longer, counted from the beginning of an outage.
+    """A store for the cluster at `service_url`; with `make_root` the cluster's root is made if it
+    is missing. Calls wait `call_timeout_s` for a response; in an outage until `outage_timeout_s`
+    after its beginning, if that is longer.
 
-    Raises errors.Unavailable, which names the URL, when there is no response in
-    `connect_timeout_s`, and errors.BadConfig when it is no service URL.
+    Raises errors.Unavailable, which names the URL, without a response in `connect_timeout_s`, and
+    errors.BadConfig for a text that is no service URL.
     """
     url = parse(service_url)
     store = ZooKeeperStore(url, session_timeout_s, call_timeout_s, outage_timeout_s)
@@ -99,13 +100,13 @@ async def connect(
         async with asyncio.timeout(connect_timeout_s):
             await store.start(make_root)
     except (TimeoutError, StoreError) as error:
-        refused = store.refused
+        is_refused = store.is_refused
         store.abandon()
         within = f"within {connect_timeout_s:g} s"
         what = f"ZooKeeper at {url} closes every connection without a greeting, {within}"
         raise Unavailable(
-            what if refused else f"no ZooKeeper answers at {url} {within}",
-            "Its quorum is missing, or it is starting: see its own log." if refused else None,
+            what if is_refused else f"no ZooKeeper answers at {url} {within}",
+            "Its quorum is missing, or it is starting: see its own log." if is_refused else None,
             service_url=str(url),
         ) from error
     except BaseException:
@@ -114,30 +115,30 @@ async def connect(
     return store
 
 
-class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
+class _OrderedHandler(SequentialThreadingHandler):  # type: ignore[misc]
     """Runs callbacks at once, on the connection's thread, instead of on a thread for each kind:
-    a watch event then never overtakes the response that was sent before it. Our callbacks only
-    hand over to the event loop.
+    so a watch event never overtakes a response that was sent earlier. Our callbacks only hand over
+    to the event loop.
 
-    Waits for a connection to be made and greeted only HANDSHAKE_S at first: kazoo would wait for
-    the whole timeout of the session, and so lose it.
+    Waits only HANDSHAKE_S at first for a connection and its greeting: kazoo would wait for the
+    whole timeout of the session, and so lose it.
 
-    `refused_since_s` (monotonic): since when the server closes each connection without a greeting;
-    None while it greets, hangs or cannot be reached. `forget` is called once that has lasted
-    `forget_after_s`, on the connection's thread, before it connects again."""
+    `refused_since_s` (monotonic): the time since which the server closes each connection without a
+    greeting; None while it greets, hangs or cannot be reached. After `forget_after_s` of refusals,
+    `forget` is called on the connection's thread, before the next connection."""
 
     def __init__(self, forget_after_s: float, forget: Callable[[], None]) -> None:
         super().__init__()
         self.refused_since_s: float | None = None
         self._forget_after_s = forget_after_s
         self._forget = forget
-        self._greeted = False
+        self._is_greeted = False
         self._awaits_greeting = False
         self._patience_s = HANDSHAKE_S
 
-    def met(self, connected: bool) -> None:
-        """The session is connected now, or no longer."""
-        self._greeted = connected
+    def on_session_change(self, connected: bool) -> None:
+        """The session was connected, or lost its connection."""
+        self._is_greeted = connected
         if connected:
             self._patience_s = HANDSHAKE_S
             self._awaits_greeting, self.refused_since_s = False, None
@@ -158,7 +159,7 @@ class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
         return connection
 
     def _note_refusal(self) -> None:
-        """The connection before this one, if the server closed it without a greeting."""
+        """Note if the server closed the last connection without a greeting."""
         if not self._awaits_greeting:
             return
         self._awaits_greeting = False
@@ -170,7 +171,7 @@ class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
             self._forget()
 
     def select(self, readers: Any, writers: Any, others: Any, timeout: float) -> Any:
-        if self._greeted:
+        if self._is_greeted:
             return super().select(readers, writers, others, timeout)
         ready = super().select(readers, writers, others, min(timeout, self._patience_s))
         if not any(ready):
@@ -191,7 +192,8 @@ class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _Watch:
-    """A watcher as kazoo keeps it: equal for the same watcher, so that it is kept once."""
+    """A watcher in the form that kazoo keeps; equal for the same watcher, so that kazoo keeps
+    one."""
 
     __slots__ = ("_deliver", "_watcher")
 
@@ -209,32 +211,32 @@ class _Watch:
         return hash(self._watcher)
 
 
-class _Several:
-    """What kazoo will hold of several reads, as if it were of one: the event loop hears once."""
+class _ReadGroup:
+    """Several reads in the form of one result of kazoo: the event loop is called once."""
 
     def __init__(self, read: Callable[[str], Any], paths: Sequence[str]) -> None:
         self._read = read
         self._paths = paths
-        self._left = len(paths)
+        self._unanswered = len(paths)
         self._counting = threading.Lock()
         self._results: list[Any] = []
 
-    def rawlink(self, callback: Callable[["_Several"], None]) -> None:
-        """Read; `callback` is called by kazoo's connection thread when all have responded."""
+    def rawlink(self, callback: Callable[["_ReadGroup"], None]) -> None:
+        """Send the reads; kazoo's connection thread calls `callback` after the last response."""
         self._results = list(map(self._read, self._paths))
 
-        def responded(_: object) -> None:
+        def on_response(_: object) -> None:
             with self._counting:
-                self._left -= 1
-                over = not self._left
-            if over:
+                self._unanswered -= 1
+                is_complete = not self._unanswered
+            if is_complete:
                 callback(self)
 
         for result in self._results:
-            result.rawlink(responded)
+            result.rawlink(on_response)
 
     def get_nowait(self) -> list[Any]:
-        """Values and stats, None for a missing node. Raises kazoo's exceptions."""
+        """The value and stat of each node, None for a missing node. Raises kazoo's exceptions."""
         nodes: list[Any] = []
         for result in self._results:
             try:
@@ -263,19 +265,19 @@ class ZooKeeperStore:
         self._session_id = self._connections = 0
         self._listeners: list[Callable[[SessionState], None]] = []
         self._closed = False
-        self._where = f"ZooKeeper at {url}"
-        self._outage = Outage(self._why_silent, call_timeout_s, outage_timeout_s)
-        self._handler = _InOrder(FORGET_SESSIONS * session_timeout_s, self._forget_seen)
+        self._server_name = f"ZooKeeper at {url}"
+        self._outage = Outage(self._describe_server, call_timeout_s, outage_timeout_s)
+        self._handler = _OrderedHandler(FORGET_SESSIONS * session_timeout_s, self._forget_seen)
         self._client = KazooClient(
             hosts=",".join(url.hosts),
             timeout=session_timeout_s,
             handler=self._handler,
             connection_retry=RECONNECT,
         )
-        self._client.add_listener(self._heard_of_session)
+        self._client.add_listener(self._on_session_state)
 
     async def start(self, make_root: bool = True) -> None:
-        """Open the session and make the cluster's root. Without a bound of its own."""
+        """Open the session and make the cluster's root. The caller bounds the time."""
         self._client.start_async()
         with self._outage.call("a session"):
             await self._connected.wait()
@@ -300,28 +302,29 @@ class ZooKeeperStore:
         self._listeners.append(listener)
 
     @property
-    def refused(self) -> bool:
-        """Whether the server takes connections and closes each without a greeting."""
+    def is_refused(self) -> bool:
+        """Whether the server accepts connections and closes each without a greeting."""
         return self._handler.refused_since_s is not None
 
-    def _why_silent(self) -> str:
-        if self.refused:
+    def _describe_server(self) -> str:
+        if self.is_refused:
             return (
-                f"{self._where} closes every connection (it has no quorum, or its data are older"
-                " than what this process has read: a restored backup) and"
+                f"{self._server_name} closes every connection (it has no quorum, or its data are"
+                " older than what this process has read: a restored backup) and"
             )
-        return self._where
+        return self._server_name
 
     def _forget_seen(self) -> None:
-        """Let a server take this process whose last transaction is an earlier one than this
-        process has seen: ZooKeeper refuses it for ever otherwise."""
+        """Forget the newest transaction that this process has seen: a server with older data would
+        refuse this process for ever otherwise."""
         _log.warning(
-            "%s did not take the session; it is tried as a new process would", self._why_silent()
+            "%s did not take the session; it is tried as a new process would",
+            self._describe_server(),
         )
         self._client.last_zxid = 0
 
-    def _heard_of_session(self, state: str) -> None:
-        self._handler.met(state == KazooState.CONNECTED)
+    def _on_session_state(self, state: str) -> None:
+        self._handler.on_session_change(state == KazooState.CONNECTED)
         identity = self._client.client_id  # known while connected
         self._deliver(self._change_state, _STATES[state], int(identity[0]) if identity else 0)
 
@@ -331,15 +334,16 @@ class ZooKeeperStore:
             self._session_id = session_id
             self._connections += 1
             self._connected.set()
-            self._outage.regained()
+            self._outage.on_contact()
         elif not self._closed:
             self._connected.clear()
-            self._outage.lost()
+            self._outage.on_contact_lost()
         for listener in list(self._listeners):
             listener(state)
 
     def _deliver(self, function: Callable[..., None], *arguments: object) -> None:
-        """Run on the event loop; kazoo's thread may outlive the loop; then the call is dropped."""
+        """Call `function` on the event loop. Kazoo's thread may outlive the loop: then drop the
+        call."""
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
@@ -349,28 +353,30 @@ class ZooKeeperStore:
     # -- reads ------------------------------------------------------------------------------
 
     async def get(self, path: str, watch: Watcher | None = None) -> Versioned:
-        full, kept = self._full(path), self._watch(watch)
+        full, kazoo_watch = self._full(path), self._watch(watch)
         while True:
             try:
-                value, stat = await self._read(path, lambda: self._client.get_async(full, kept))
+                value, stat = await self._read(
+                    path, lambda: self._client.get_async(full, kazoo_watch)
+                )
                 return _versioned(value, stat)
             except NoNode:
                 if watch is None:
                     raise
-                # A failed get leaves no watch behind in ZooKeeper; a failed exists does.
-                if not await self._read(path, lambda: self._client.exists_async(full, kept)):
+                # A failed get sets no watch in ZooKeeper; a failed exists does.
+                if not await self._read(path, lambda: self._client.exists_async(full, kazoo_watch)):
                     raise
 
     async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
         if not paths:
             return []
         full = list(map(self._full, paths))
-        nodes = await self._read(paths[0], lambda: _Several(self._client.get_async, full))
+        nodes = await self._read(paths[0], lambda: _ReadGroup(self._client.get_async, full))
         return [None if node is None else _versioned(*node) for node in nodes]
 
     async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
-        full, kept = self._full(path), self._watch(watch)
-        names = await self._read(path, lambda: self._client.get_children_async(full, kept))
+        full, kazoo_watch = self._full(path), self._watch(watch)
+        names = await self._read(path, lambda: self._client.get_children_async(full, kazoo_watch))
         return sorted(names)
 
     async def sync(self, path: str = "/") -> None:
@@ -425,7 +431,7 @@ class ZooKeeperStore:
         )
         for index, result in enumerate(results):
             if isinstance(result, Exception) and not isinstance(result, zk.RolledBackError):
-                raise MultiFailed(index, _meaning(result, operations[index].path))
+                raise MultiFailed(index, _store_error(result, operations[index].path))
 
     def _transaction(self, operations: Sequence[Operation]) -> TransactionRequest:
         request = self._client.transaction()
@@ -445,23 +451,23 @@ class ZooKeeperStore:
     # -- calls ------------------------------------------------------------------------------
 
     async def _read(self, path: str, send: Callable[[], Any]) -> Any:
-        """The response; asked again when contact was lost. Raises StoreUnavailable."""
+        """The response; sends the read again after a loss of contact. Raises StoreUnavailable."""
         with self._outage.call(path) as began_s:
             while True:
                 await self._contact(path, began_s)
                 try:
-                    async with asyncio.timeout_at(self._outage.until(began_s)):
+                    async with asyncio.timeout_at(self._outage.deadline_s(began_s)):
                         return await self._response(send)
                 except _LOST_CONTACT:
                     continue
                 except TimeoutError as error:
-                    if self._outage.over(began_s):
-                        raise StoreUnavailable(self._outage.why(path, began_s)) from error
+                    if self._outage.is_over(began_s):
+                        raise StoreUnavailable(self._outage.error_text(path, began_s)) from error
                 except zk.ZookeeperError as error:
-                    raise _meaning(error, path) from error
+                    raise _store_error(error, path) from error
 
     async def _write(self, path: str, send: Callable[[], Any]) -> Any:
-        """The response. Raises OutcomeUnknown if it was lost after the write was sent."""
+        """The response. Raises OutcomeUnknown if the response to the sent write was lost."""
         with self._outage.call(path) as began_s:
             await self._contact(path, began_s)
             try:
@@ -471,30 +477,30 @@ class ZooKeeperStore:
                 what = f"the answer to a write of {path} was lost: {error!r}"
                 raise OutcomeUnknown(what) from error
             except zk.ZookeeperError as error:
-                raise _meaning(error, path) from error
+                raise _store_error(error, path) from error
 
     async def _contact(self, path: str, began_s: float) -> None:
-        """Return once there is contact, as far as is known. Raises StoreUnavailable."""
+        """Wait until there is contact, as far as is known. Raises StoreUnavailable."""
         while not self._connected.is_set():
             try:
-                async with asyncio.timeout_at(self._outage.until(began_s)):
+                async with asyncio.timeout_at(self._outage.deadline_s(began_s)):
                     await self._connected.wait()
             except TimeoutError as error:
-                if self._outage.over(began_s):
-                    raise StoreUnavailable(self._outage.why(path, began_s)) from error
+                if self._outage.is_over(began_s):
+                    raise StoreUnavailable(self._outage.error_text(path, began_s)) from error
         if self._closed:
             raise StoreUnavailable("the store is closed")
 
     async def _response(self, send: Callable[[], Any]) -> Any:
-        """Send; what kazoo's result will hold. Raises kazoo's exceptions."""
+        """Send a request; return the value of kazoo's result. Raises kazoo's exceptions."""
         response: asyncio.Future[Any] = self._loop.create_future()
-        send().rawlink(lambda result: self._deliver(_settle, response, result))
+        send().rawlink(lambda result: self._deliver(_resolve, response, result))
         try:
             return await response
         finally:
             lost = response.cancelled() or isinstance(response.exception(), _LOST_CONTACT)
             if not lost:
-                self._outage.responded()
+                self._outage.on_response()
 
     def _full(self, path: str) -> str:
         return self._root if path == "/" else self._root + path
@@ -505,18 +511,18 @@ class ZooKeeperStore:
     # -- the end ----------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End the session, waiting at most CLOSE_TIMEOUT_S for ZooKeeper to say so."""
+        """End the session; wait at most CLOSE_TIMEOUT_S for ZooKeeper's response."""
         if self._closed:
             return
         ended = asyncio.Event()
         self.abandon(lambda: self._deliver(ended.set))
-        await woken(ended, CLOSE_TIMEOUT_S)  # ZooKeeper ends a session from which it hears nothing
+        await woken(ended, CLOSE_TIMEOUT_S)  # else ZooKeeper ends the silent session later
 
     def abandon(self, then: Callable[[], None] = lambda: None) -> None:
-        """End the session in the background; kazoo blocks while it does."""
+        """End the session in the background, on a thread, as kazoo blocks meanwhile."""
         self._closed = True
         self._outage.close()
-        self._connected.set()  # a call that waits to send meets the closed client
+        self._connected.set()  # a waiting call then finds the store closed
 
         def end() -> None:
             self._client.stop()
@@ -536,7 +542,7 @@ def _check_size(path: str, size: int) -> None:
         raise ValueTooBig(f"{path}: {size} bytes in one write, {VALUE_BYTES_MAX} are allowed")
 
 
-def _settle(response: "asyncio.Future[Any]", result: Any) -> None:
+def _resolve(response: "asyncio.Future[Any]", result: Any) -> None:
     if response.done():
         return
     try:
@@ -545,15 +551,16 @@ def _settle(response: "asyncio.Future[Any]", result: Any) -> None:
         response.set_exception(error)
 
 
-def _meaning(error: Exception, path: str) -> StoreError:
-    for theirs, ours in _MEANINGS:
-        if isinstance(error, theirs):
-            return ours(path)
+def _store_error(error: Exception, path: str) -> StoreError:
+    for kazoo_class, store_class in _STORE_ERRORS:
+        if isinstance(error, kazoo_class):
+            return store_class(path)
     return StoreError(f"ZooKeeper refused {path}: {error!r}")
 
 
 def _quieten_kazoo() -> None:
-    """kazoo warns at every attempt to reconnect; a user who wants that sets a level."""
+    """kazoo warns at every attempt to reconnect: log only its errors, unless the user set a
+    level."""
     logger = logging.getLogger("kazoo")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.ERROR)

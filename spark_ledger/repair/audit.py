@@ -1,14 +1,13 @@
-"""A check of every ledger: whether each entry has all its copies at bookies that the record names,
-whether they are well placed, and whether a topic refers to the ledger.
+"""A check of every ledger: whether the bookies that its record names have all copies of each entry,
+whether the copies are well placed, and whether a topic refers to the ledger.
 
-    each record -> each bookie of each settled fragment is asked which entries its index has (no
-    bytes) -> counts, and what is wrong with each ledger; `deep` reads every entry at every member
-    instead
+    each record -> each bookie of each complete fragment is asked which entries its index has (no
+    bytes); with `deep` every entry is read at every member -> the faults of each ledger, counted
 
-Always true: nothing is changed; an open ledger is checked as far as its record confirms its
-entries: the last fragment of an open ledger is its writer's. If a bookie does not respond, the
-copies that it should have count as missing. The command and the tasks of a Spark job
-(spark/jobs.py) run `audit_some`.
+Always true: a check changes nothing. An open ledger is checked only as far as its record confirms
+its entries, without its last fragment, which its writer still changes. If a bookie does not
+respond, the copies that it should have count as missing. The command and the tasks of a Spark job
+(spark/jobs.py) run `audit_batch`.
 """
 
 import asyncio
@@ -24,23 +23,23 @@ from spark_ledger.ledger.transitions import is_fragment_complete
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, entries_of, keeps
 from spark_ledger.metadata.store_calls import call_each, in_batches, reachable
 from spark_ledger.repair import slots, work_list
-from spark_ledger.repair.copies import count_in, delivered, windows
+from spark_ledger.repair.copies import count_in, delivered_entries, windows
 from spark_ledger.repair.work_list import ListedLedger
 
 LEDGERS_AT_ONCE = 16
 EXAMPLES_MAX = 100
 
-Referred = Mapping[str, Container[int] | None]
-"""By topic id, the ledgers that the topic refers to; None: it may refer to any."""
+References = Mapping[str, Container[int] | None]
+"""By topic id the ledgers to which the topic refers; None: it may refer to any ledger."""
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """The check of one ledger. `lacking`: by bookie, how many entries it should keep and lacks; of
-    a bookie in `silent`, which did not respond, also those that it may have. `nowhere`: how many
-    entries no member has, by the responses of all of them or by a worker's finding;
-    `first_nowhere` is the first. `near`: how many slots a better placed bookie can take
-    (slots.py)."""
+class LedgerCheck:
+    """The result for one ledger. `lacking`: by bookie, how many entries it should keep and lacks;
+    for a `silent` bookie, which did not respond, all entries that it should keep. `nowhere`: how
+    many entries no member has, by the responses of all members or by a worker's finding;
+    `first_nowhere` is the first of these entries. `near`: how many slots a better placed bookie can
+    take (slots.py). `blocked`: the obstacle that a worker noted."""
 
     ledger_id: int
     entries: int
@@ -54,7 +53,7 @@ class Checked:
 
 @dataclass(slots=True)
 class Audit:
-    """The check of all ledgers. `wrong`: up to EXAMPLES_MAX ledgers with something wrong. `silent`
+    """The result for all ledgers. `wrong`: up to EXAMPLES_MAX ledgers with a fault. `silent`
     bookies did not respond: the copies that they should have count as missing."""
 
     ledgers: int = 0
@@ -64,29 +63,29 @@ class Audit:
     damaged: int = 0
     blocked: int = 0
     unreferenced: int = 0
-    wrong: list[Checked] = field(default_factory=list)
+    wrong: list[LedgerCheck] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
 
     @property
-    def whole(self) -> bool:
-        """Whether nothing is under-replicated, damaged or blocked."""
+    def is_whole(self) -> bool:
+        """Whether no ledger is under-replicated, damaged or blocked."""
         return not (self.under_replicated or self.damaged or self.blocked)
 
     def counts(self) -> dict[str, int]:
         names = "ledgers entries under_replicated misplaced damaged blocked unreferenced"
         return {name: getattr(self, name) for name in names.split()}
 
-    def add(self, checked: Checked) -> None:
+    def add(self, ledger_check: LedgerCheck) -> None:
         self.ledgers += 1
-        self.entries += checked.entries
-        self.under_replicated += bool(checked.lacking)
-        self.misplaced += bool(checked.near)
-        self.damaged += checked.nowhere
-        self.blocked += bool(checked.blocked)
-        self.silent |= checked.silent
-        wrong = checked.lacking or checked.near or checked.blocked
+        self.entries += ledger_check.entries
+        self.under_replicated += bool(ledger_check.lacking)
+        self.misplaced += bool(ledger_check.near)
+        self.damaged += ledger_check.nowhere
+        self.blocked += bool(ledger_check.blocked)
+        self.silent |= ledger_check.silent
+        wrong = ledger_check.lacking or ledger_check.near or ledger_check.blocked
         if wrong and len(self.wrong) < EXAMPLES_MAX:
-            self.wrong.append(checked)
+            self.wrong.append(ledger_check)
 
     def merge(self, other: "Audit") -> None:
         """Add the check of other ledgers."""
@@ -97,25 +96,26 @@ class Audit:
 
 
 async def audit(
-    ledgers: LedgerStore, tokens: Tokens, *, deep: bool = False, referred: Referred | None = None
+    ledgers: LedgerStore, tokens: Tokens, *, deep: bool = False, referred: References | None = None
 ) -> Audit:
     """Check every ledger. Raises Unavailable."""
     result = Audit()
     async for batch in in_batches(ledgers.list(), 16 * LEDGERS_AT_ONCE):
-        result.merge(await audit_some(ledgers, tokens, batch, deep=deep, referred=referred))
+        result.merge(await audit_batch(ledgers, tokens, batch, deep=deep, referred=referred))
     return result
 
 
-async def audit_some(
+async def audit_batch(
     ledgers: LedgerStore,
     tokens: Tokens,
     ledger_ids: Collection[int],
     *,
     deep: bool = False,
-    referred: Referred | None = None,
+    referred: References | None = None,
 ) -> Audit:
-    """Check those of these ledgers that exist. A closed ledger that was made for a topic which does
-    not refer to it is `unreferenced`; without `referred` no ledger is. Raises Unavailable."""
+    """Check these ledgers, as far as they exist. A closed ledger that was made for a topic is
+    `unreferenced` if the topic does not refer to it; without `referred` no ledger is. Raises
+    Unavailable."""
     result = Audit()
 
     async def check(ledger_id: int) -> None:
@@ -127,8 +127,10 @@ async def audit_some(
             work = await work_list.find(ledgers.metadata, ledger_id)
         result.add(await check_ledger(ledgers, record, tokens, work, deep=deep))
         if referred is not None and record.topic and record.closed:
-            kept = referred.get(record.topic, ())
-            result.unreferenced += kept is not None and ledger_id not in kept
+            referred_ledgers = referred.get(record.topic, ())
+            result.unreferenced += (
+                referred_ledgers is not None and ledger_id not in referred_ledgers
+            )
 
     await call_each(check, ledger_ids, LEDGERS_AT_ONCE)
     return result
@@ -141,8 +143,8 @@ async def check_ledger(
     work: ListedLedger | None = None,
     *,
     deep: bool = False,
-) -> Checked:
-    """Check one ledger by its record. `work`: the ledger as the list of under-replicated has it."""
+) -> LedgerCheck:
+    """Check one ledger by its record. `work`: its item of the list of under-replicated ledgers."""
     last = record.last_entry
     if last is None:
         last = record.last_fragment.first_entry - 1
@@ -153,38 +155,39 @@ async def check_ledger(
     for fragment, entries in entries_of(record, last):
         if not entries or not is_fragment_complete(record, fragment.first_entry):
             continue
-        without, denied = Counter[int](), Counter[int]()
+        lacking_copies, denied_copies = Counter[int](), Counter[int]()
         members = await asyncio.gather(
             *(
-                _of_member(ledgers, record, b, s, entries, tokens, deep)
+                _missing_at(ledgers, record, b, s, entries, tokens, deep)
                 for s, b in enumerate(fragment.ensemble)
             )
         )
         for bookie, (missing, responded) in zip(fragment.ensemble, members, strict=True):
             if missing:
                 lacking[bookie] = lacking.get(bookie, 0) + len(missing)
-            without.update(missing)
+            lacking_copies.update(missing)
             if responded:
-                denied.update(missing)
+                denied_copies.update(missing)
             else:
                 silent.add(bookie)
         lost = sorted(
             entry_id
-            for entry_id, count in without.items()
-            if count == record.write_quorum and (denied[entry_id] == count or entry_id in damaged)
+            for entry_id, count in lacking_copies.items()
+            if count == record.write_quorum
+            and (denied_copies[entry_id] == count or entry_id in damaged)
         )
         if lost:
             nowhere += len(lost)
             first_nowhere = lost[0] if first_nowhere < 0 else first_nowhere
     blocked = work.blocked if work is not None and (lacking or nowhere) else ""
     near = len(slots.misplaced(ledgers.cluster, record))
-    return Checked(
+    return LedgerCheck(
         *(record.ledger_id, last + 1, lacking, nowhere, first_nowhere, near, blocked),
         frozenset(silent),
     )
 
 
-async def _of_member(
+async def _missing_at(
     ledgers: LedgerStore,
     record: LedgerRecord,
     bookie_id: str,
@@ -193,38 +196,41 @@ async def _of_member(
     tokens: Tokens,
     deep: bool,
 ) -> tuple[list[int], bool]:
-    """The entries that the bookie should keep and lacks, and whether it responded for each."""
+    """The entries that the bookie should keep and lacks, and whether it responded for all
+    entries."""
     missing: list[int] = []
     responded = True
-    bookies, asked = ledgers.cluster.bookies, (bookie_id, record.ledger_id)
+    bookies, place = ledgers.cluster.bookies, (bookie_id, record.ledger_id)
 
     async def ask(first: int, last: int) -> ReadResponse | StoredResponse:
         if not deep:
-            return await bookies.stored_entries(*asked, first, last, token=tokens.read)
+            return await bookies.stored_entries(*place, first, last, token=tokens.read)
         size = ledgers.config.read_request_bytes
-        return await bookies.read(*asked, first, last, max_bytes=size, token=tokens.read)
+        return await bookies.read(*place, first, last, max_bytes=size, token=tokens.read)
 
     async for window, response in windows(entries, ask):
-        here = _there(response, record.ledger_id, window)
-        responded = responded and here is not None
-        missing += [e for e in window if keeps(record, slot, e) and e not in (here or ())]
+        present_entries = _entries_at(response, record.ledger_id, window)
+        responded = responded and present_entries is not None
+        missing += [
+            e for e in window if keeps(record, slot, e) and e not in (present_entries or ())
+        ]
     return missing, responded
 
 
-def _there(
+def _entries_at(
     response: ReadResponse | StoredResponse, ledger_id: int, window: range
 ) -> Collection[int] | None:
-    """The entries that the bookie delivers, checked, or those that its index has; None: it does not
-    respond."""
+    """The entries that the response delivers, checked, or that the bookie's index has; None if the
+    bookie did not respond."""
     if not count_in(response, window.start):
         is_read = isinstance(response, ReadResponse)
         return () if is_read and response.status is Status.NO_SUCH_LEDGER else None
     if isinstance(response, ReadResponse):
-        return delivered(response, ledger_id, window)
-    return _ids(response.spans)
+        return delivered_entries(response, ledger_id, window)
+    return _entry_ids(response.spans)
 
 
-def _ids(spans: Sequence[tuple[int, int]]) -> Collection[int]:
+def _entry_ids(spans: Sequence[tuple[int, int]]) -> Collection[int]:
     if len(spans) == 1:
         return range(spans[0][0], spans[0][1] + 1)
     return {entry_id for first, last in spans for entry_id in range(first, last + 1)}

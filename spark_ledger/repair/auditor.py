@@ -1,22 +1,23 @@
-"""The auditor: which ledgers are under-replicated, put on the list that workers work at.
+"""The auditor puts under-replicated ledgers on the list at which workers work.
 
     the bookies that are not registered, by its own watch (Absence) -> one pass over all records:
-    which ledgers each bookie holds -> the ledgers of bookies that are lost or drained, those that
-    bookies list as in limbo, and those with a bookie that was joining -> the list (work_list.py)
+    which ledgers each bookie holds -> the ledgers of bookies that are lost or drained, ledgers that
+    bookies list as in limbo, and ledgers with a joining bookie -> the list (work_list.py)
     closed ledgers, each once and all again after CHECK_AGAIN_S -> their bookies are asked which
-    entries they have (audit.py) -> those with a bookie that lacks an entry, on the list
-    ledgers with a misplaced copy -> MOVES_MAX at a time on the list, while no copy is missing
+    entries they have (audit.py) -> ledgers with a bookie that lacks an entry -> the list
+    ledgers with a misplaced copy, while no copy is missing -> the list, MOVES_MAX at a time
 
-One role in a cluster. The election only saves work: two auditors at once do no harm.
+One process of a cluster has this role. The election only saves work: two auditors do no harm.
 
-Always true: the pass over the records is made when another bookie is gone or drained, or a bookie
-is on a host or rack that had none, and again after AGAIN_S or, if a pass takes long, after
-AGAIN_TIMES its duration; the auditor keeps in memory a count for each bookie, and ids of ledgers.
+Always true: the auditor makes a pass over the records when a further bookie is gone or drained, and
+when the first bookie registers on a host or rack; and again after AGAIN_S or, if a pass takes long,
+after AGAIN_TIMES its duration. It keeps in memory a count for each bookie, and ids of ledgers.
 
-A bookie is lost when the observer saw it not registered for the whole delay, without a break of its
-session. The loss of several does not shorten the delay. It begins anew for a bookie that is back,
-also if that was between two looks, which may be far apart. When more than a third of the bookies
-that hold anything are lost together, none of them counts as lost until an operator declares it.
+A bookie is lost when the auditor saw it not registered for the whole delay, without a break of the
+auditor's session. The loss of several bookies does not shorten the delay. The delay begins anew for
+a bookie that was registered meanwhile, also between two looks, which may be far apart. If more than
+a third of the bookies with copies are lost together, none of these bookies counts as lost until an
+operator declares it.
 """
 
 import asyncio
@@ -57,22 +58,22 @@ log = logging.getLogger(__name__)
 
 
 class Judgement(NamedTuple):
-    """`lost`: bookies whose copies must be made elsewhere. `too_many`: bookies that are lost, too,
-    but they are more than a third: the cause may be the observer, or the network."""
+    """`lost`: bookies whose copies must be made elsewhere. `too_many`: bookies that would be
+    lost, but are more than a third of all: the cause may be the auditor, or the network."""
 
     lost: frozenset[str]
     too_many: frozenset[str] = frozenset()
 
 
 def pause_s(passed_s: float) -> float:
-    """The pause after a pass over all records that took `passed_s`: a hundredth of the time is for
-    passes, but a pass that a slow store held up puts off the next by an hour at most."""
+    """The pause after a pass over all records that took `passed_s`: passes take a hundredth of the
+    time; but after a pass that a slow store delayed, the pause is an hour at most."""
     return min(max(AGAIN_S, AGAIN_TIMES * passed_s), AGAIN_S_MAX)
 
 
 class Absence:
-    """The bookies that one observer sees absent; times are those of the loop's clock, in s, and of
-    the host's, in ms."""
+    """The bookies that are not registered, as one auditor saw them. Times are by the loop's clock,
+    in s, and by the host's clock, in ms."""
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[float, int]] = {}
@@ -89,18 +90,20 @@ class Absence:
         break of the session."""
         if session != self._session:
             self._session, self._since = session, {}
-        here = set(registered)
+        registered_ids = set(registered)
         self._since = {
-            bookie: self._since.get(bookie, now) for bookie in bookies if bookie not in here
+            bookie: self._since.get(bookie, now)
+            for bookie in bookies
+            if bookie not in registered_ids
         }
 
-    def back(self, is_registered: Callable[[str], bool]) -> None:
-        """Note changes since the last look: for bookies that are registered the delay begins
+    def note_registered(self, is_registered: Callable[[str], bool]) -> None:
+        """Note bookies that registered since the last look: for these bookies the delay begins
         anew."""
         self._since = {b: since for b, since in self._since.items() if not is_registered(b)}
 
     def since_ms(self) -> dict[str, int]:
-        """The absent bookies, and when the observer first saw each absent."""
+        """By absent bookie the time when the auditor first saw it absent."""
         return {bookie: self._since[bookie][1] for bookie in sorted(self._since)}
 
     def gone(self, now_s: float, delay_s: float) -> frozenset[str]:
@@ -121,8 +124,8 @@ def judge(gone: Set[str], holding: Set[str], registered: Set[str], accepted: Set
 @dataclass(slots=True)
 class Index:
     """One pass over the records. `held`: how many ledgers each bookie holds copies of. `of`: the
-    ledgers of each bookie that is gone or drained. `joining`, `misplaced`: ledgers with a joining
-    bookie, or a misplaced copy, and that bookie. `closed`: all CLOSED ledgers."""
+    ledgers of each bookie that is gone or drained. `joining`, `misplaced`: by ledger its joining
+    bookie, or a bookie with a misplaced copy. `closed`: all CLOSED ledgers."""
 
     ledgers: int = 0
     held: Counter[str] = field(default_factory=Counter)
@@ -131,7 +134,7 @@ class Index:
     misplaced: dict[int, str] = field(default_factory=dict)
     closed: "array[int]" = field(default_factory=lambda: array("q"))
 
-    def see(self, record: LedgerRecord) -> None:
+    def add_record(self, record: LedgerRecord) -> None:
         self.ledgers += 1
         members = {bookie for fragment in record.fragments for bookie in fragment.ensemble}
         self.held.update(members)
@@ -145,10 +148,10 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """The result of one look. `listed`: how many ledgers came on the list; `lost`, `draining`:
+    """The result of one look. `listed`: how many ledgers were put on the list; `lost`, `draining`:
     bookies. `too_many`: bookies that are gone, but so many that they wait for an operator's
-    declaration; `unlisted`: how many ledgers wait with them. `absent`: each bookie that is not
-    registered, and since when by this host's clock."""
+    declaration; `unlisted`: how many ledgers have copies there. `absent`: by bookie that is not
+    registered the time of its absence, by this host's clock."""
 
     listed: int = 0
     lost: frozenset[str] = frozenset()
@@ -179,7 +182,8 @@ def _now_ms() -> int:
 
 
 class Auditor:
-    """One observer; the same object must make every look. `now_ms` is this host's clock."""
+    """The auditor of one process; the same object must make every look. `now_ms` is this host's
+    clock."""
 
     def __init__(
         self, ledgers: LedgerStore, tokens: Tokens, now_ms: Callable[[], int] | None = None
@@ -189,26 +193,26 @@ class Auditor:
         self._tokens = tokens
         self._store = ledgers.metadata
         self._absence = Absence()
-        self._limbo_listed: set[tuple[str, int]] = set()
+        self._listed_limbo: set[tuple[str, int]] = set()
         self._sessions = 1
         self._index = Index()
-        self._indexed: tuple[frozenset[str], frozenset[str]] | None = None
-        self._indexed_at = self._indexed_for_s = 0.0
-        self._places: set[tuple[str, str]] = set()
+        self._indexed_bookies: tuple[frozenset[str], frozenset[str]] | None = None
+        self._indexed_at_s = self._index_pass_s = 0.0
+        self._hosts_and_racks: set[tuple[str, str]] = set()
         self._unchecked: dict[int, None] = {}
         self._checked: dict[int, frozenset[str]] = {}
-        """By ledger, the members that were down and so were not asked."""
+        """By checked ledger, the members that were down and so were not asked."""
         self._checked_since = asyncio.get_running_loop().time()
-        self._store.add_session_listener(self._heard)
+        self._store.add_session_listener(self._session_changed)
         self._directory = ledgers.cluster.directory
         self._directory.add_listener(self._registrations_changed)
 
-    def _heard(self, state: SessionState) -> None:
+    def _session_changed(self, state: SessionState) -> None:
         if state is not SessionState.CONNECTED:
             self._sessions += 1
 
     def _registrations_changed(self) -> None:
-        self._absence.back(self._directory.is_registered)
+        self._absence.note_registered(self._directory.is_registered)
 
     async def look(self) -> AuditReport:
         """Look once, and list the ledgers that need work. Raises Unavailable."""
@@ -230,38 +234,38 @@ class Auditor:
         self._absence.look(moment, self._sessions, seen, now.registered)
         self._registrations_changed()  # bookies that registered since `now` was read
         absent = self._absence.since_ms()
-        await self._take_back(settings, now)
+        await self._drop_declarations(settings, now)
         if not settings.enabled:
             return AuditReport(absent=absent)
         gone = self._absence.gone(loop_now, settings.lost_bookie_delay_s)
-        due = loop_now - self._indexed_at >= pause_s(self._indexed_for_s)
-        if self._is_new_place() or due or self._indexed != (gone, now.draining):
-            await self._pass(gone, now)
-        judged = judge(gone, {*self._index.held}, now.registered, {*settings.accepted})
-        listed = await self._list(judged, now) + await self._check(now)
-        unlisted = {ledger_id for b in judged.too_many for ledger_id in self._index.of[b]}
+        is_due = loop_now - self._indexed_at_s >= pause_s(self._index_pass_s)
+        if self._has_new_place() or is_due or self._indexed_bookies != (gone, now.draining):
+            await self._index_records(gone, now)
+        judgement = judge(gone, {*self._index.held}, now.registered, {*settings.accepted})
+        listed = await self._list(judgement, now) + await self._check(now)
+        unlisted = {ledger_id for b in judgement.too_many for ledger_id in self._index.of[b]}
         return AuditReport(
-            *(listed, judged.lost, now.draining, judged.too_many, absent, len(unlisted))
+            *(listed, judgement.lost, now.draining, judgement.too_many, absent, len(unlisted))
         )
 
-    def _is_new_place(self) -> bool:
-        """Whether a bookie is on a host or rack that had none: copies may be better placed
+    def _has_new_place(self) -> bool:
+        """Whether a bookie is on a host or rack that had no bookie: copies may be better placed
         there."""
         writable = self._ledgers.cluster.directory.writable()
-        new = {(bookie.host, bookie.rack) for bookie in writable} - self._places
-        self._places |= new
+        new = {(bookie.host, bookie.rack) for bookie in writable} - self._hosts_and_racks
+        self._hosts_and_racks |= new
         return bool(new)
 
-    async def _take_back(self, settings: AutorecoverySettings, now: Bookies) -> None:
-        """An operator's declaration that a bookie is lost ends with that absence: drop it for
-        bookies that are back."""
+    async def _drop_declarations(self, settings: AutorecoverySettings, now: Bookies) -> None:
+        """Drop the operator's declaration that a bookie is lost, for bookies that are registered
+        again."""
         if not now.registered.isdisjoint(settings.accepted):
             accepted = tuple(b for b in settings.accepted if b not in now.registered)
             with suppress(BadAutorecoverySettings):
                 await autorecovery.change_settings(self._store, accepted=accepted)
 
-    async def _pass(self, gone: frozenset[str], now: Bookies) -> None:
-        """Read every record. Raises LedgerError, StoreError: then the index is as it was."""
+    async def _index_records(self, gone: frozenset[str], now: Bookies) -> None:
+        """Read every record. Raises LedgerError, StoreError; the index is unchanged then."""
         began = asyncio.get_running_loop().time()
         index = Index(of={bookie: array("q") for bookie in (*gone, *now.draining)})
         cluster = self._ledgers.cluster
@@ -276,25 +280,25 @@ class Auditor:
                     for slot in misplaced_in(Quorum.of(record), fragment.ensemble):
                         index.misplaced[record.ledger_id] = fragment.ensemble[slot]
 
-        async def see(ledger_ids: Sequence[int]) -> None:
+        async def add_batch(ledger_ids: Sequence[int]) -> None:
             for versioned in await self._ledgers.cluster.records.read_many(ledger_ids):
                 if isinstance(versioned, UnsupportedFormat):
                     log.error("a ledger is not looked after: %s", versioned.what)
-                elif versioned is not None:  # else it was deleted meanwhile
-                    index.see(versioned.record)
+                elif versioned is not None:  # None: it was deleted meanwhile
+                    index.add_record(versioned.record)
                     place(versioned.record)
 
         async for batch in in_batches(self._ledgers.list(), RECORDS_AT_ONCE):
-            await see(batch)
+            await add_batch(batch)
         if (gone or now.draining) and index.ledgers:
             log.info("audit: %d ledgers, %d bookies hold them", index.ledgers, len(index.held))
-        self._index, self._indexed = index, (gone, now.draining)
-        self._indexed_at = asyncio.get_running_loop().time()
-        self._indexed_for_s = self._indexed_at - began
-        if self._indexed_at - self._checked_since >= CHECK_AGAIN_S:
-            self._checked, self._checked_since = {}, self._indexed_at
+        self._index, self._indexed_bookies = index, (gone, now.draining)
+        self._indexed_at_s = asyncio.get_running_loop().time()
+        self._index_pass_s = self._indexed_at_s - began
+        if self._indexed_at_s - self._checked_since >= CHECK_AGAIN_S:
+            self._checked, self._checked_since = {}, self._indexed_at_s
         closed = dict.fromkeys(index.closed)
-        self._checked = {  # a ledger is checked again when a member is back
+        self._checked = {  # a ledger is checked again once a silent member is registered
             ledger_id: silent
             for ledger_id, silent in self._checked.items()
             if ledger_id in closed and silent.isdisjoint(now.registered)
@@ -302,22 +306,22 @@ class Auditor:
         self._unchecked = {i: None for i in closed if i not in self._checked}
         index.closed = array("q")
 
-    async def _list(self, judged: Judgement, now: Bookies) -> int:
-        """Put ledgers on the list; how many came on it, or got one more reason."""
+    async def _list(self, judgement: Judgement, now: Bookies) -> int:
+        """Put ledgers on the list; returns how many are new there, or got a new reason."""
         causes = [
             (ledger_id, why, bookie)
-            for why, going in ((Cause.LOST, judged.lost), (Cause.DRAINED, now.draining))
-            for bookie in sorted(going)
+            for why, bookie_ids in ((Cause.LOST, judgement.lost), (Cause.DRAINED, now.draining))
+            for bookie in sorted(bookie_ids)
             for ledger_id in self._index.of.get(bookie, ())
         ]
         causes += [(i, Cause.JOINING, bookie) for i, bookie in self._index.joining.items()]
-        if not (judged.lost or judged.too_many or now.draining):
+        if not (judgement.lost or judgement.too_many or now.draining):
             causes += [(i, Cause.MISPLACED, b) for i, b in await self._next_misplaced()]
         since_ms = await store_now_ms(self._store) if causes else 0
         reasons: dict[int, list[Reason]] = {}
         for ledger_id, why, bookie in causes:
             reasons.setdefault(ledger_id, []).append(Reason(why, bookie, since_ms))
-        in_limbo = await self._in_limbo(now)
+        in_limbo = await self._new_limbo(now)
         for listing in in_limbo:
             reason = Reason(Cause.LIMBO, listing.bookie_id, listing.since_ms)
             reasons.setdefault(listing.ledger_id, []).append(reason)
@@ -328,26 +332,27 @@ class Auditor:
             listed += await work_list.add(self._store, ledger_id, reasons[ledger_id])
 
         await call_each(add, sorted(reasons), RECORDS_AT_ONCE)
-        self._limbo_listed.update((listing.bookie_id, listing.ledger_id) for listing in in_limbo)
+        self._listed_limbo.update((listing.bookie_id, listing.ledger_id) for listing in in_limbo)
         self._index.joining = {}
-        for bookie in judged.lost | now.draining:  # once a pass: a worker may be done with them
+        for bookie in judgement.lost | now.draining:  # once a pass: a worker may be done with them
             self._index.of[bookie] = array("q")
         return listed
 
     async def _next_misplaced(self) -> list[tuple[int, str]]:
-        """As many ledgers as may be moved now, while no copy is missing: each with a member."""
+        """The ledgers whose misplaced copies may be moved now, each with the bookie; empty while
+        any copy is missing."""
         misplaced = self._index.misplaced
         if not misplaced or await work_list.is_anything_missing(self._store):
             return []
-        room = max(0, MOVES_MAX - len(await work_list.listed(self._store)))
+        room = max(0, MOVES_MAX - len(await work_list.listed_ledgers(self._store)))
         batch = list(islice(misplaced.items(), room))
         for ledger_id, _ in batch:  # once a pass: a worker may be done with them
             del misplaced[ledger_id]
         return batch
 
     async def _check(self, now: Bookies) -> int:
-        """Ask the bookies of the next ledgers which entries they have; how many ledgers came on the
-        list."""
+        """Ask the bookies of the next ledgers which entries they have; returns how many ledgers
+        were put on the list."""
         batch = [*self._unchecked][:CHECKS_A_LOOK]
         since_ms, listed = await store_now_ms(self._store) if batch else 0, 0
 
@@ -356,37 +361,37 @@ class Auditor:
             self._unchecked.pop(ledger_id, None)
             try:
                 record = (await self._ledgers.record(ledger_id)).record
-                checked = await check_ledger(self._ledgers, record, self._tokens)
+                ledger_check = await check_ledger(self._ledgers, record, self._tokens)
             except (NoSuchLedger, UnsupportedFormat):
                 return
-            if checked.silent.isdisjoint(now.registered):
-                self._checked[ledger_id] = checked.silent
-            responded = now.registered - checked.silent  # others are asked again
+            if ledger_check.silent.isdisjoint(now.registered):
+                self._checked[ledger_id] = ledger_check.silent
+            responded = now.registered - ledger_check.silent  # other bookies are asked again
             reasons = [
                 Reason(Cause.LACKING, bookie, since_ms)
-                for bookie in checked.lacking
+                for bookie in ledger_check.lacking
                 if bookie in responded
             ]
             if reasons:
-                log.warning("audit: ledger %d lacks copies: %s", ledger_id, checked.lacking)
+                log.warning("audit: ledger %d lacks copies: %s", ledger_id, ledger_check.lacking)
                 listed += await work_list.add(self._store, ledger_id, reasons)
 
         await call_each(check, batch, CHECKS_AT_ONCE)
         return listed
 
-    async def _in_limbo(self, now: Bookies) -> list[LimboLedger]:
-        """The ledgers that bookies list as in limbo, except those that this auditor has put on its
-        list for that reason: thousands may stay there for long."""
-        named = await limbo.named(self._store)
-        if not named:
-            self._limbo_listed = set()
+    async def _new_limbo(self, now: Bookies) -> list[LimboLedger]:
+        """The ledgers that bookies list as in limbo, except ledgers that this auditor has put on
+        the list for that reason: thousands may stay there for long."""
+        pairs = await limbo.limbo_pairs(self._store)
+        if not pairs:
+            self._listed_limbo = set()
             return []
-        on_list = set(await work_list.listed(self._store))
-        listed = self._limbo_listed.intersection(named)
-        self._limbo_listed = {pair for pair in listed if pair[1] in on_list}
+        listed_ids = set(await work_list.listed_ledgers(self._store))
+        listed = self._listed_limbo.intersection(pairs)
+        self._listed_limbo = {pair for pair in listed if pair[1] in listed_ids}
         new = [
             (bookie_id, ledger_id)
-            for bookie_id, ledger_id in named
-            if (bookie_id, ledger_id) not in self._limbo_listed and bookie_id in now.registered
+            for bookie_id, ledger_id in pairs
+            if (bookie_id, ledger_id) not in self._listed_limbo and bookie_id in now.registered
         ]
-        return await limbo.listed_of(self._store, new)
+        return await limbo.read_limbo_ledgers(self._store, new)

@@ -1,13 +1,13 @@
-"""The copies of one ledger at one bookie: which entries the bookie should keep and lacks, and
-copying them there.
+"""The copies of one ledger at one bookie: finds the entries that the bookie should keep and lacks,
+and copies them to the bookie.
 
 Always true:
-- an entry of a CLOSED ledger that can be read there, CRCs checked, is left alone. Every other entry
-  is copied from bookies that the record names, by recovery adds, which are synced and replace a
-  copy that can no longer be read. So is every entry of an OPEN ledger: a plain read shows an entry
-  before its add is synced, or after its journal failed;
-- an entry that no peer supplies is noted in `unsupplied`, and the others are copied all the same;
-- the bytes under way are those of one window (read_request_bytes and one entry); after each window
+- an entry of a CLOSED ledger that can be read at the bookie, CRCs checked, is not copied. Every
+  other entry is copied from bookies that the record names, by recovery adds, which are synced and
+  replace a copy that can no longer be read. Every entry of an OPEN ledger is copied: a plain read
+  shows an entry before its add is synced, or after its journal failed;
+- an entry that no peer supplies is noted in `unsupplied`, and the other entries are copied;
+- the bytes under way are at most one window (read_request_bytes and one entry); after each window
   `pace` is awaited.
 """
 
@@ -27,13 +27,13 @@ from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import Tokens, keeps
 
 R = TypeVar("R", ReadResponse, StoredResponse, ReadResponse | StoredResponse)
-UNSUPPLIED_MAX = 16  # entries without a peer that are named; the others are only counted
+UNSUPPLIED_MAX = 16  # so many entries without a peer are named; further entries are only counted
 ENTRIES_AT_ONCE = 1024
 BUSY_TRIES = 100
 
 Pace = Callable[[int], Awaitable[None]]
-"""Called with the bytes that were copied, with 0 before the first; returns when more may be
-copied."""
+"""Called with the number of copied bytes, with 0 before the first copy; returns when the next bytes
+may be copied."""
 
 
 async def unpaced(_: int) -> None:
@@ -41,15 +41,15 @@ async def unpaced(_: int) -> None:
 
 
 class CannotCompare(Exception):
-    """The bookie gives no response to compare with, or does not take a copy."""
+    """The bookie does not respond to the comparison, or does not take a copy."""
 
 
 class Copies:
-    """The copies of the ledger, by its record `versioned`, at the bookie. `fence`: each comparison
-    fences the ledger there, durably: an earlier writer can add nothing to it any more, and the
-    bookie delivers only synced entries, whatever the ledger's durability. Never for an OPEN ledger.
-    Without a fence, entries that the bookie delivers are durable once it has cleared its limbo: the
-    journal then has a record of the ledger behind all others."""
+    """The copies of the ledger, by its record `versioned`, at the bookie. With `fence`, each
+    comparison fences the ledger there, durably: an earlier writer can add no entry to it, and the
+    bookie delivers only synced entries, whatever the ledger's durability. Never use it for an OPEN
+    ledger. Without a fence, entries that the bookie delivers are durable once it has cleared its
+    limbo: that record follows the entries in its journal."""
 
     def __init__(
         self,
@@ -76,15 +76,15 @@ class Copies:
         self._reader = AsyncLedgerReader(cluster, versioned, tokens)
 
     async def bring_back(self, entries: range, slot: int) -> None:
-        """Give the bookie those of the confirmed `entries` that `slot` keeps and the bookie lacks.
-        They are durable there on return, except the `unsupplied` ones. Raises CannotCompare,
+        """Give the bookie the confirmed `entries` that `slot` keeps and the bookie lacks. On return
+        they are durable there, except the `unsupplied` entries. Raises CannotCompare,
         LedgerError."""
         async for lacking in self._lacking(entries, slot):
             for run in _runs(lacking):
                 await self._copy(run)
 
     async def fence_at(self, entry_id: int) -> None:
-        """Fence the ledger there, durably, if there is no entry to compare. Raises
+        """Fence the ledger at the bookie, durably; for a ledger without an entry to compare. Raises
         CannotCompare."""
         response = await self._read(entry_id, entry_id)
         if response.status not in (Status.OK, Status.NO_SUCH_LEDGER):
@@ -99,7 +99,7 @@ class Copies:
         )
 
     async def _lacking(self, entries: range, slot: int) -> AsyncIterator[list[int]]:
-        """Window by window, those of the `entries` that the bookie should have and cannot
+        """For each window of the `entries`, the entries that the bookie should keep and cannot
         deliver."""
 
         async def ask(first: int, last: int) -> ReadResponse:
@@ -111,7 +111,7 @@ class Copies:
         async for window, response in windows(entries, ask, ENTRIES_AT_ONCE):
             kept = [entry_id for entry_id in window if keeps(self._record, slot, entry_id)]
             self.compared += len(kept)
-            stored = () if self._open else delivered(response, self._ledger_id, window)
+            stored = () if self._open else delivered_entries(response, self._ledger_id, window)
             yield [entry_id for entry_id in kept if entry_id not in stored]
 
     async def _copy(self, run: range) -> None:
@@ -134,7 +134,7 @@ class Copies:
                 self._unsupplied_count += 1
                 if len(self.unsupplied) < UNSUPPLIED_MAX:
                     self.unsupplied[at] = failure.what
-                at, width = at + 1, 1  # the next entries may lack a peer, too
+                at, width = at + 1, 1  # the next entries may lack a peer too
             await self._give(batch)
 
     async def _give(self, batch: Sequence[Entry]) -> None:
@@ -155,7 +155,7 @@ class Copies:
             await asyncio.sleep(result.retry_after_ms / 1000 or 0.05)
         return result
 
-    def missing(self) -> str:
+    def unsupplied_text(self) -> str:
         """The entries that no peer supplies, for an error text; empty if all were supplied."""
         if not self.unsupplied:
             return ""
@@ -167,9 +167,9 @@ class Copies:
 async def windows(
     entries: range, ask: Callable[[int, int], Awaitable[R]], at_once: int = ENTRY_ID_MAX
 ) -> AsyncIterator[tuple[range, R]]:
-    """The responses of a bookie that is asked about the entries, so many at once, in order; each
-    with the entries that it is about. After a response that ends early, `ask(first, last)` goes on
-    from there; one that is about none is about all that were asked."""
+    """Ask a bookie about the entries in order, `at_once` entries at a time. Yields each response
+    with the entries that it is about. If a response ends early, the next `ask(first, last)` begins
+    there; a response about no entry counts for all entries of its request."""
     at = entries.start
     while at < entries.stop:
         window = range(at, min(at + at_once, entries.stop))
@@ -188,10 +188,10 @@ def count_in(response: ReadResponse | StoredResponse, first: int) -> int:
     return max(0, response.through + 1 - first)
 
 
-def delivered(response: ReadResponse, ledger_id: int, window: range) -> frozenset[int]:
-    """The entries that the response to a read of the window has, checked."""
-    judged = ((e, judge_response(response, ledger_id, e - window.start, e)) for e in window)
-    return frozenset(entry_id for entry_id, entry in judged if has_entry(entry))
+def delivered_entries(response: ReadResponse, ledger_id: int, window: range) -> frozenset[int]:
+    """The entries in the response to a read of the window, checked."""
+    results = ((e, judge_response(response, ledger_id, e - window.start, e)) for e in window)
+    return frozenset(entry_id for entry_id, entry in results if has_entry(entry))
 
 
 def _bytes(batch: Sequence[Entry]) -> int:

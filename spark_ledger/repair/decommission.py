@@ -1,18 +1,18 @@
-"""Emptying a bookie that is up: its copies are made elsewhere, then it may be stopped and
+"""Draining a bookie that is up: its copies are made elsewhere, then it may be stopped and
 forgotten.
 
-    check which copies would remain -> make a node that names it as draining: from then on it is
-    read-only, and writers replace it -> list its ledgers; workers give its slots away -> no record
-    names it
+    check which copies would remain -> make a node that names the bookie as draining: from then on
+    it is read-only, and writers replace it -> list its ledgers; workers give its slots away -> no
+    record names it
 
 Always true: no draining begins that would leave a ledger with fewer copies than its write quorum
-(if forced: than its ack quorum) and with fewer than it would have without the draining, both
-counted once all copies are made that can be. Bookies that are down or drain, too, count as gone;
-the check also covers ledgers that need the bookie as a spare. If two drainings begin at once and
-only one can be, not both go on. A caller that stops looking stops no draining. `forget` takes a
-bookie off the list of those ever seen, but never one that is registered or that a ledger's record
-names, because its copies may still be needed. Its limbo list, the mark that it was drained and the
-declaration that it is lost go with it.
+(if forced: than its ack quorum) and with fewer copies than without the draining, both counted after
+all possible copies are made. Other bookies that are down or draining count as gone; the check also
+covers ledgers that need the bookie as a spare. If two drainings begin at once and only one of them
+is possible, at most one continues. A caller that stops looking stops no draining. `forget` removes
+a bookie from the list of known bookies, but never a bookie that is registered or that a ledger's
+record names, because its copies may still be needed. It also removes the bookie's limbo list, its
+mark of draining and the declaration that it is lost.
 """
 
 import asyncio
@@ -65,11 +65,11 @@ CANCELLED = "the decommission was cancelled"
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """What the bookie still holds: how many `ledgers`, and about how many `bytes` of closed ones.
-    `blocked`: why a ledger does not move for now; `hindrance`: why no ledger moves. `stuck` ledgers
-    stay, because no other bookie can take their copies and the draining was forced; `unrecorded`
-    ones have no record, so no process knows where else they are."""
+class DrainProgress:
+    """What the bookie still holds: how many `ledgers`, and about how many `bytes` of closed
+    ledgers. `blocked`: by ledger why it does not move for now; `hindrance`: why no ledger moves. So
+    many ledgers are `stuck`: no other bookie can take their copies, and the draining was forced. So
+    many are `unrecorded`: they have no record, and no process knows where other copies are."""
 
     ledgers: int
     bytes: int
@@ -80,72 +80,71 @@ class Left:
 
     @property
     def done(self) -> bool:
-        """Whether the bookie may be stopped; and forgotten, if nothing is stuck."""
+        """Whether the bookie may be stopped; and forgotten, if no ledger is stuck."""
         return self.ledgers == self.stuck and not self.unrecorded
 
 
 async def decommission(
     ledgers: LedgerStore, bookie_id: str, *, force: bool = False, look_s: float = LOOK_S
-) -> AsyncGenerator[Left, None]:
-    """Drain the bookie; returns again and again what it still holds, the last time when the
-    draining is `done` or was cancelled. A caller that stops looking stops no draining; a later call
-    looks on.
+) -> AsyncGenerator[DrainProgress, None]:
+    """Drain the bookie; yields its progress again and again, until the draining is `done` or was
+    cancelled. A caller that stops looking stops no draining; a later call continues to look.
 
-    Raises BadConfig for a bookie that was never seen or is down, NotEnoughBookies if too few others
-    would remain (the draining does not begin then), Unavailable.
+    Raises BadConfig for a bookie that is not known or is down, NotEnoughBookies if too few other
+    bookies would remain (the draining does not begin then), Unavailable.
     """
     store = ledgers.metadata
-    holding = await begin(ledgers, bookie_id, force=force)
+    ledger_ids = await begin(ledgers, bookie_id, force=force)
     while True:
-        records = await _naming(ledgers, bookie_id, holding)
+        records = await _still_naming(ledgers, bookie_id, ledger_ids)
         if not records:  # other ledgers may name the bookie meanwhile
-            records = await _all_naming(ledgers, bookie_id)
+            records = await _all_records_naming(ledgers, bookie_id)
             await _list(store, bookie_id, records)
-        then = (await _standing(store, bookie_id)).without(bookie_id)
+        after = (await _staying_bookies(store, bookie_id)).without(bookie_id)
         cluster = ledgers.cluster
-        stuck = [r for r in records if force and _is_stuck(cluster, r, bookie_id, then)]
-        left = await _left(store, bookie_id, records, len(stuck))
-        yield left
-        if left.done or left.hindrance == CANCELLED:
+        stuck = [r for r in records if force and _is_stuck(cluster, r, bookie_id, after)]
+        progress = await _progress(store, bookie_id, records, len(stuck))
+        yield progress
+        if progress.done or progress.hindrance == CANCELLED:
             return
-        holding = [record.ledger_id for record in records]
+        ledger_ids = [record.ledger_id for record in records]
         await asyncio.sleep(look_s)
 
 
 async def begin(ledgers: LedgerStore, bookie_id: str, *, force: bool = False) -> list[int]:
-    """Begin to drain the bookie; returns the ledgers that name it. On return this is durable: the
-    draining goes on without this caller. Raises as `decommission`."""
+    """Begin to drain the bookie; returns the ledgers that name it. On return the draining is
+    durable, and continues without this caller. Raises as `decommission`."""
     store, path = ledgers.metadata, paths.draining(bookie_id)
     with reachable("beginning to drain a bookie"):
         if bookie_id in (await bookies(store)).draining:
-            records = await _all_naming(ledgers, bookie_id)
+            records = await _all_records_naming(ledgers, bookie_id)
         else:
             await _check_bookie(store, bookie_id)
-            before = await _standing(store, bookie_id)
+            before = await _staying_bookies(store, bookie_id)
             await _check_copies(ledgers, bookie_id, before, force)
             with suppress(NodeExists, OutcomeUnknown):
                 await store.create(path, parents=True)
-            try:  # another may have begun at the same time, and this one is read-only by now
-                now = await _standing(store, bookie_id)
-                now = now._replace(spares=now.spares | before.spares & {bookie_id})
-                records = await _check_copies(ledgers, bookie_id, now, force)
+            try:  # another draining may have begun at the same time; this bookie is read-only now
+                staying = await _staying_bookies(store, bookie_id)
+                staying = staying._replace(spares=staying.spares | before.spares & {bookie_id})
+                records = await _check_copies(ledgers, bookie_id, staying, force)
             except BaseException:
                 await cancel(ledgers, bookie_id)
                 raise
             await store.sync(path)
-            if bookie_id not in await autorecovery.draining(store):
+            if bookie_id not in await autorecovery.draining_bookies(store):
                 raise Unavailable(f"whether bookie {bookie_id} drains is not known")
         await _list(store, bookie_id, records)
     return [record.ledger_id for record in records]
 
 
 async def cancel(ledgers: LedgerStore, bookie_id: str) -> bool:
-    """End the draining: the bookie keeps what it has and takes entries again. Whether it was
-    draining. Durable on return. Raises Unavailable."""
+    """End the draining: the bookie keeps its remaining copies and takes entries again. Returns
+    whether it was draining. Durable on return. Raises Unavailable."""
     store = ledgers.metadata
     with reachable("ending the draining of a bookie"):
         await store.sync(paths.BOOKIES_DRAINING)
-        if bookie_id not in await autorecovery.draining(store):
+        if bookie_id not in await autorecovery.draining_bookies(store):
             return False
         with suppress(NoNode, OutcomeUnknown):
             await store.delete(paths.draining(bookie_id))
@@ -153,7 +152,8 @@ async def cancel(ledgers: LedgerStore, bookie_id: str) -> bool:
 
 
 async def _list(store: MetadataStore, bookie_id: str, records: Collection[LedgerRecord]) -> None:
-    """List the ledgers: the auditor may have made its pass before they named the bookie."""
+    """List the ledgers, as the auditor may have made its pass before these ledgers named the
+    bookie."""
     with reachable("asking the metadata store for the time"):
         since_ms = await store_now_ms(store) if records else 0
     reason = Reason(Cause.DRAINED, bookie_id, since_ms)
@@ -177,99 +177,115 @@ async def _check_bookie(store: MetadataStore, bookie_id: str) -> None:
     raise never_seen(bookie_id)
 
 
-# -- what would remain -------------------------------------------------------------------------
+# -- copies that would remain ------------------------------------------------------------------
 
 
-class _Standing(NamedTuple):
-    """`stays`: the bookies that are registered and do not drain; `spares`: those of them that take
-    copies."""
+class _StayingBookies(NamedTuple):
+    """`stays`: the bookies that are registered and do not drain; `spares`: the bookies among them
+    that take copies."""
 
     stays: frozenset[str]
     spares: frozenset[str]
 
-    def without(self, bookie_id: str) -> "_Standing":
-        return _Standing(self.stays - {bookie_id}, self.spares - {bookie_id})
+    def without(self, bookie_id: str) -> "_StayingBookies":
+        return _StayingBookies(self.stays - {bookie_id}, self.spares - {bookie_id})
 
 
-async def _standing(store: MetadataStore, bookie_id: str) -> _Standing:
-    """The bookies that stay, as if this bookie did not drain. Raises Unavailable."""
+async def _staying_bookies(store: MetadataStore, bookie_id: str) -> _StayingBookies:
+    """The staying bookies; this bookie counts as not draining. Raises Unavailable."""
     with reachable("asking which bookies are registered"):
-        now = await bookies(store)
-        stays = now.registered - (now.draining - {bookie_id})
-        return _Standing(stays, stays & {*await names_in(store, paths.BOOKIES_AVAILABLE)})
+        current = await bookies(store)
+        stays = current.registered - (current.draining - {bookie_id})
+        return _StayingBookies(stays, stays & {*await names_in(store, paths.BOOKIES_AVAILABLE)})
 
 
-def _copies_then(
-    cluster: Cluster, quorum: Quorum, ensemble: Sequence[str], now: _Standing, spares: bool = True
+def _copies_after(
+    cluster: Cluster,
+    quorum: Quorum,
+    ensemble: Sequence[str],
+    staying: _StayingBookies,
+    spares: bool = True,
 ) -> int:
-    """The fewest copies that an entry of the ensemble has once the members that do not stay are
-    replaced by spares, as far as placement finds one for each (`spares` False: not at all)."""
-    kept = slots.kept(cluster, quorum, ensemble, now.stays, now.spares if spares else ())
+    """The fewest copies of an entry of the ensemble, after members that do not stay are replaced by
+    spares, as far as placement finds spares (with `spares` False: without replacement)."""
+    kept = slots.kept_slots(
+        cluster, quorum, ensemble, staying.stays, staying.spares if spares else ()
+    )
     return min((mask & kept).bit_count() for mask in quorum.write_masks())
 
 
 async def _check_copies(
-    ledgers: LedgerStore, bookie_id: str, now: _Standing, force: bool
+    ledgers: LedgerStore, bookie_id: str, staying: _StayingBookies, force: bool
 ) -> list[LedgerRecord]:
-    """The records that name the bookie. Every ledger is checked: one that does not name the bookie
-    may need it as a spare. Raises NotEnoughBookies, Unavailable."""
-    then = now.without(bookie_id)
+    """The records that name the bookie. Every ledger is checked: a ledger that does not name the
+    bookie may need it as a spare. Raises NotEnoughBookies, Unavailable."""
+    after = staying.without(bookie_id)
 
     @lru_cache(maxsize=ENSEMBLES_MAX)
-    def left_of(quorum: Quorum, ensemble: tuple[str, ...]) -> int | None:
-        """The copies that are left, if they are too few, and fewer than without the draining."""
-        left = _copies_then(ledgers.cluster, quorum, ensemble, then)
-        few = left < quorum.write_quorum
-        return left if few and left < _copies_then(ledgers.cluster, quorum, ensemble, now) else None
+    def copies_if_too_few(quorum: Quorum, ensemble: tuple[str, ...]) -> int | None:
+        """The number of copies that remain, if it is too low, and lower than without the
+        draining."""
+        copies_left = _copies_after(ledgers.cluster, quorum, ensemble, after)
+        is_too_few = copies_left < quorum.write_quorum
+        return (
+            copies_left
+            if is_too_few
+            and copies_left < _copies_after(ledgers.cluster, quorum, ensemble, staying)
+            else None
+        )
 
-    naming, short = [], 0
+    records, short_count = [], 0
     lowest: tuple[int, int, LedgerRecord] | None = None
     async for record in _all_records(ledgers):
         if record.names(bookie_id):
-            naming.append(record)
+            records.append(record)
         quorum = Quorum.of(record)
-        lefts = [left_of(quorum, fragment.ensemble) for fragment in record.fragments]
-        left = min((few for few in lefts if few is not None), default=None)
-        if left is not None:
-            short += 1
-            if lowest is None or left - record.ack_quorum < lowest[0]:
-                lowest = left - record.ack_quorum, left, record
+        fragment_copies = [
+            copies_if_too_few(quorum, fragment.ensemble) for fragment in record.fragments
+        ]
+        copies_left = min((count for count in fragment_copies if count is not None), default=None)
+        if copies_left is not None:
+            short_count += 1
+            if lowest is None or copies_left - record.ack_quorum < lowest[0]:
+                lowest = copies_left - record.ack_quorum, copies_left, record
     if lowest is not None and not (force and lowest[0] >= 0):
-        raise _too_few(bookie_id, then, short, *lowest[1:])
-    return naming
+        raise _too_few(bookie_id, after, short_count, *lowest[1:])
+    return records
 
 
 def _too_few(
-    bookie_id: str, then: _Standing, short: int, left: int, lowest: LedgerRecord
+    bookie_id: str, after: _StayingBookies, short_count: int, copies_left: int, lowest: LedgerRecord
 ) -> NotEnoughBookies:
     members = {bookie: None for fragment in lowest.fragments for bookie in fragment.ensemble}
-    gone = [bookie for bookie in members if bookie not in then.stays and bookie != bookie_id]
-    also = f"; {', '.join(gone)} of it: down, or drained too" if gone else ""
+    absent = [bookie for bookie in members if bookie not in after.stays and bookie != bookie_id]
+    absent_text = f"; {', '.join(absent)} of it: down, or drained too" if absent else ""
     what = (
-        f"without bookie {bookie_id} {counted(len(then.spares), 'writable bookie')} would remain,"
-        f" and no other can take the copies of {counted(short, 'ledger')}: ledger"
+        f"without bookie {bookie_id} {counted(len(after.spares), 'writable bookie')} would remain,"
+        f" and no other can take the copies of {counted(short_count, 'ledger')}: ledger"
         f" {lowest.ledger_id} (E={lowest.ensemble_size}, Qw={lowest.write_quorum},"
-        f" Qa={lowest.ack_quorum}{also}) would keep {left} of each entry"
+        f" Qa={lowest.ack_quorum}{absent_text}) would keep {copies_left} of each entry"
     )
     remedy = "Add bookies, or end another decommission; "
-    if left < lowest.ack_quorum:
+    if copies_left < lowest.ack_quorum:
         return NotEnoughBookies(what, f"{remedy}it cannot be forced below Qa.")
     return NotEnoughBookies(what, f"{remedy}--force leaves such ledgers with fewer copies.")
 
 
-def _is_stuck(cluster: Cluster, record: LedgerRecord, bookie_id: str, then: _Standing) -> bool:
-    """Whether no other bookie can take any of its places, and the ledger keeps its ack quorum of
-    copies without it."""
+def _is_stuck(
+    cluster: Cluster, record: LedgerRecord, bookie_id: str, after: _StayingBookies
+) -> bool:
+    """Whether no other bookie can take any slot of the bookie, and the ledger keeps its ack quorum
+    of copies without the bookie."""
     quorum = Quorum.of(record)
     ensembles = [f.ensemble for f in record.fragments if bookie_id in f.ensemble]
     return bool(ensembles) and not any(
-        slots.can_be_taken(cluster, quorum, ensemble, ensemble.index(bookie_id), then.spares)
-        or _copies_then(cluster, quorum, ensemble, then, spares=False) < quorum.ack_quorum
+        slots.can_be_taken(cluster, quorum, ensemble, ensemble.index(bookie_id), after.spares)
+        or _copies_after(cluster, quorum, ensemble, after, spares=False) < quorum.ack_quorum
         for ensemble in ensembles
     )
 
 
-# -- which ledgers -----------------------------------------------------------------------------
+# -- ledgers that name a bookie ----------------------------------------------------------------
 
 
 async def _all_records(ledgers: LedgerStore) -> AsyncIterator[LedgerRecord]:
@@ -285,34 +301,34 @@ async def _all_records(ledgers: LedgerStore) -> AsyncIterator[LedgerRecord]:
                 yield versioned.record
 
 
-async def _all_naming(ledgers: LedgerStore, bookie_id: str) -> list[LedgerRecord]:
+async def _all_records_naming(ledgers: LedgerStore, bookie_id: str) -> list[LedgerRecord]:
     """Raises as `_all_records`."""
     return [record async for record in _all_records(ledgers) if record.names(bookie_id)]
 
 
-async def _naming(
-    ledgers: LedgerStore, bookie_id: str, among: Collection[int]
+async def _still_naming(
+    ledgers: LedgerStore, bookie_id: str, ledger_ids: Collection[int]
 ) -> list[LedgerRecord]:
-    """The records of those of these ledgers that still name the bookie. Raises LedgerError."""
-    naming: list[LedgerRecord] = []
+    """The records among these ledgers that still name the bookie. Raises LedgerError."""
+    records: list[LedgerRecord] = []
 
-    async def see(ledger_id: int) -> None:
+    async def look_up(ledger_id: int) -> None:
         with suppress(NoSuchLedger):  # deleted meanwhile
             record = (await ledgers.record(ledger_id, fresh=True)).record
             if record.names(bookie_id):
-                naming.append(record)
+                records.append(record)
 
-    await call_each(see, among, RECORDS_AT_ONCE)
-    return naming
+    await call_each(look_up, ledger_ids, RECORDS_AT_ONCE)
+    return records
 
 
-async def _left(
+async def _progress(
     store: MetadataStore, bookie_id: str, records: Collection[LedgerRecord], stuck: int
-) -> Left:
+) -> DrainProgress:
     blocked: dict[int, str] = {}
     hindrance = ""
     with reachable("asking for ledgers without a record"):
-        kept = len(await unrecorded.kept_by(store, bookie_id))
+        kept = len(await unrecorded.unrecorded_of(store, bookie_id))
     if kept:
         hindrance = f"it keeps {counted(kept, 'ledger')} without a record: `ledger unrecorded`"
     if len(records) > stuck or kept:
@@ -331,11 +347,11 @@ async def _left(
         elif not now.auditor:
             hindrance = "no process hosts autorecovery: `spark-ledger autorecovery start`"
     size = round(sum(_bytes_at(record, bookie_id) for record in records))
-    return Left(len(records), size, blocked, hindrance, stuck, kept)
+    return DrainProgress(len(records), size, blocked, hindrance, stuck, kept)
 
 
 def _bytes_at(record: LedgerRecord, bookie_id: str) -> float:
-    """About how many bytes the bookie holds of a closed ledger."""
+    """An estimate of the bytes that the bookie holds of a closed ledger."""
     if not record.last_entry or not record.length_bytes:
         return float(record.length_bytes or 0)
     kept = sum(
@@ -350,10 +366,10 @@ def _bytes_at(record: LedgerRecord, bookie_id: str) -> float:
 
 
 async def forget(ledgers: LedgerStore, bookie_id: str) -> None:
-    """Take the bookie off the list of those ever seen. Raises BadConfig when it was never seen, is
+    """Remove the bookie from the list of known bookies. Raises BadConfig if it is not known, is
     registered, or is named by a ledger; MetadataHeld (`metadata accept` names the bookies that have
-    not responded to it); Unavailable: nodes that were deleted already stay deleted, and a second
-    call goes on."""
+    not responded to it); Unavailable: some nodes may be deleted then, and a second call
+    continues."""
     with reachable("forgetting a bookie"):
         await _forget(ledgers, bookie_id)
 
@@ -366,10 +382,11 @@ async def _forget(ledgers: LedgerStore, bookie_id: str) -> None:
     for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
         if bookie_id in await names_in(store, folder):
             raise BadConfig(f"bookie {bookie_id} is registered: it runs", "Stop it first.")
-    named = [record.ledger_id for record in await _all_naming(ledgers, bookie_id)]
-    if named:
+    ledger_ids = [record.ledger_id for record in await _all_records_naming(ledgers, bookie_id)]
+    if ledger_ids:
         raise BadConfig(
-            f"{counted(len(named), 'ledger')} still on bookie {bookie_id}, the first is {named[0]}",
+            f"{counted(len(ledger_ids), 'ledger')} still on bookie {bookie_id}, the first is"
+            f" {ledger_ids[0]}",
             "It may hold the copy that is needed: bring it back, or wait until its copies were made"
             " elsewhere (`spark-ledger autorecovery status`).",
         )

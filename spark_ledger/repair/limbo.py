@@ -1,21 +1,22 @@
-"""Repair of what bookies list as in limbo: close the ledger, compare, copy what is missing, clear.
+"""Repair of ledgers that bookies list as in limbo: close the ledger, compare, copy missing entries,
+clear the limbo.
 
-    recover -> ask the bookie for the ledger's limbo state -> read there the entries that the write
-    sets give it -> copy from the peers those that it lacks -> clear, if the limbo state is the same
+    recover -> ask the bookie for the ledger's limbo state -> read at the bookie the entries that it
+    should keep -> copy the missing entries from peers -> clear, if the limbo state is unchanged
 
-`repair_known` compares the bookies that it is given: all of them with `everything`, otherwise those
-that respond that the ledger is in limbo. `repair_everywhere` compares every bookie that a fragment
-names, whatever its state: a bookie's list may be old.
+`compare_and_repair` compares the bookies that it is given: all of them with `everything`, otherwise
+those that respond that the ledger is in limbo. `repair_everywhere` compares every bookie that a
+fragment names, whatever its state: a bookie's list may be old.
 
 Always true:
 - a bookie that is asked for a ledger's limbo state drops the ledger from its read cache, so the
-  comparison sees what its disks hold;
+  comparison sees the entries on its disks;
 - a ledger is compared only once it is CLOSED, entry by entry, over every fragment that names the
   bookie (copies.py). The comparison fences a ledger of page-cache durability: the bookie then knows
-  that all its entries are synced, and doubts the ledger at no later start;
-- limbo is cleared only after a comparison in which every entry was there or was taken by the
-  bookie; if no peer supplies an entry, the ledger stays in limbo, with that reason;
-- if the bookie found something else to doubt meanwhile it refuses to clear, and is compared again.
+  that all entries of the ledger are synced, and no later start puts the ledger in limbo;
+- limbo is cleared only after a comparison in which the bookie had or took every entry; if no peer
+  supplies an entry, the ledger stays in limbo, with that reason;
+- if the bookie found another reason of limbo meanwhile, it refuses to clear, and is compared again.
 """
 
 import json
@@ -38,8 +39,8 @@ COMPARISONS_MAX = 4
 
 
 class LimboLedger(NamedTuple):
-    """A ledger that a bookie lists as in limbo. `reason` is "torn" or "lost"; `since_ms` is when
-    it was listed, by the store's clock."""
+    """A ledger that a bookie lists as in limbo. `reason` is "torn" or "lost"; `since_ms` is the
+    time of listing, by the store's clock."""
 
     bookie_id: str
     ledger_id: int
@@ -47,10 +48,10 @@ class LimboLedger(NamedTuple):
     since_ms: int
 
 
-class Repaired(NamedTuple):
-    """The result for one ledger at one bookie. `cleared`: no entry is missing there, and the ledger
-    is no longer in limbo; otherwise `why` names the obstacle. `compared` counts the entries that
-    the bookie should have and was asked for, `copied` those that it was given."""
+class ComparisonResult(NamedTuple):
+    """The result for one ledger at one bookie. `cleared`: the bookie lacks no entry, and the ledger
+    is no longer in limbo there; otherwise `why` names the obstacle. `compared` counts the entries
+    that the bookie should have, `copied` the entries that it was given."""
 
     bookie_id: str
     ledger_id: int
@@ -60,14 +61,14 @@ class Repaired(NamedTuple):
     compared: int = 0
 
 
-async def listed(metadata: MetadataStore) -> list[LimboLedger]:
+async def list_limbo(metadata: MetadataStore) -> list[LimboLedger]:
     """All ledgers that bookies list as in limbo, by bookie and ledger. Raises Unavailable."""
-    return await listed_of(metadata, await named(metadata))
+    return await read_limbo_ledgers(metadata, await limbo_pairs(metadata))
 
 
-async def named(metadata: MetadataStore) -> list[tuple[str, int]]:
-    """Each bookie with each ledger that it lists, in order; makes one call for each bookie. Raises
-    Unavailable."""
+async def limbo_pairs(metadata: MetadataStore) -> list[tuple[str, int]]:
+    """Pairs of a bookie and a ledger that it lists, in order; makes one call for each bookie.
+    Raises Unavailable."""
     with reachable("listing what is in limbo"):
         await metadata.sync(paths.LIMBO)
         return [
@@ -81,16 +82,17 @@ async def named(metadata: MetadataStore) -> list[tuple[str, int]]:
         ]
 
 
-async def listed_of(
+async def read_limbo_ledgers(
     metadata: MetadataStore, pairs: Collection[tuple[str, int]]
 ) -> list[LimboLedger]:
-    """Those of these (bookie, ledger) pairs that are still listed. Raises Unavailable."""
+    """The (bookie, ledger) pairs that are still listed, with reason and time. Raises
+    Unavailable."""
     with reachable("reading what is in limbo"):
-        listings = await call_each(lambda pair: _one_listed(metadata, *pair), pairs)
+        listings = await call_each(lambda pair: _read_limbo_ledger(metadata, *pair), pairs)
     return [listing for listing in listings if listing is not None]
 
 
-async def _one_listed(
+async def _read_limbo_ledger(
     metadata: MetadataStore, bookie_id: str, ledger_id: int
 ) -> LimboLedger | None:
     node = await read(metadata, paths.limbo(bookie_id, ledger_id))
@@ -105,13 +107,12 @@ async def _one_listed(
 
 async def repair_everywhere(
     ledgers: LedgerStore, ledger_id: int, password: bytes = b"", gone: Set[str] = frozenset()
-) -> tuple[LedgerRecord, list[Repaired]]:
-    """Close the ledger, then compare every bookie that its fragments name, and those that list it,
-    and bring back the entries that any of them lacks. Returns the record, and the result for each
-    bookie.
+) -> tuple[LedgerRecord, list[ComparisonResult]]:
+    """Close the ledger, then compare every bookie that its fragments name or that lists it, and
+    bring back the entries that a bookie lacks. Returns the record, and the result for each bookie.
 
     `gone`: as in LedgerStore.recover. Raises what that method raises, Unavailable; BadConfig,
-    before anything is changed, if one of `gone` is not a member of the last fragment of a ledger
+    before any change, if a bookie of `gone` is not a member of the last fragment of a ledger
     that is not closed, was never registered, or is registered and does not list the ledger as in
     limbo.
     """
@@ -130,18 +131,18 @@ async def repair_everywhere(
             if address is None:
                 raise never_seen(bookie_id)
         registered = sorted(filter(ledgers.cluster.directory.is_registered, gone))
-        doubting = await _listing(ledgers.metadata, ledger_id) if registered else []
+        bookies_listing = await _bookies_listing(ledgers.metadata, ledger_id) if registered else []
         for bookie_id in registered:
-            if bookie_id not in doubting:
+            if bookie_id not in bookies_listing:
                 raise BadConfig(
                     f"bookie {bookie_id} is registered, and misses nothing of ledger {ledger_id}",
                     "Leave out --gone: recovery asks it. If it will not come back, stop it first.",
                 )
     closed = await ledgers.recover(ledger_id, password=password, gone=gone)
     members = [bookie for fragment in closed.record.fragments for bookie in fragment.ensemble]
-    members += await _listing(ledgers.metadata, ledger_id)
+    members += await _bookies_listing(ledgers.metadata, ledger_id)
     bookie_ids = list(dict.fromkeys(members))
-    return closed.record, await repair_known(
+    return closed.record, await compare_and_repair(
         ledgers, closed, bookie_ids, derive(password), everything=True
     )
 
@@ -153,15 +154,17 @@ def never_seen(bookie_id: str) -> BadConfig:
     )
 
 
-async def _listing(metadata: MetadataStore, ledger_id: int) -> list[str]:
+async def _bookies_listing(metadata: MetadataStore, ledger_id: int) -> list[str]:
     """The bookies that list the ledger."""
     with reachable("listing what is in limbo"):
         await metadata.sync(paths.LIMBO)
         bookie_ids = await names_in(metadata, paths.LIMBO)
-        return [b for b in bookie_ids if await _one_listed(metadata, b, ledger_id) is not None]
+        return [
+            b for b in bookie_ids if await _read_limbo_ledger(metadata, b, ledger_id) is not None
+        ]
 
 
-async def repair_known(
+async def compare_and_repair(
     ledgers: LedgerStore,
     closed: VersionedRecord,
     bookie_ids: Sequence[str],
@@ -169,9 +172,9 @@ async def repair_known(
     *,
     everything: bool,
     pace: Pace = unpaced,
-) -> list[Repaired]:
-    """Repair a CLOSED ledger, by its record `closed`, at each of the bookies; the results.
-    `everything`: compare at every bookie; otherwise only where the ledger is in limbo."""
+) -> list[ComparisonResult]:
+    """Repair a CLOSED ledger, by its record `closed`, at each of the bookies; returns the results.
+    `everything`: compare at every bookie; otherwise only at bookies with the ledger in limbo."""
     results = []
     for bookie_id in bookie_ids:
         cluster = ledgers.cluster
@@ -186,7 +189,8 @@ async def repair_known(
 
 
 class _Repair:
-    """One closed ledger at one bookie. `everything`: compare it, in limbo or not."""
+    """The repair of one closed ledger at one bookie. `everything`: compare it even if it is not in
+    limbo."""
 
     def __init__(
         self,
@@ -209,32 +213,32 @@ class _Repair:
         fence = closed.record.durability == "page-cache"
         self._copies = Copies(cluster, closed, tokens, bookie_id, fence=fence, pace=pace)
 
-    def result(self, why: str = "") -> Repaired:
+    def result(self, why: str = "") -> ComparisonResult:
         """The result so far."""
         where = self._bookie_id, self._ledger_id
-        return Repaired(*where, not why, self._copies.copied, why, self._copies.compared)
+        return ComparisonResult(*where, not why, self._copies.copied, why, self._copies.compared)
 
-    async def run(self) -> Repaired:
+    async def run(self) -> ComparisonResult:
         """Raises CannotCompare, LedgerError."""
         where = self._bookie_id, self._ledger_id
-        done = False
+        has_compared = False
         for _ in range(COMPARISONS_MAX):
-            asked = await self._cluster.bookies.clear_limbo(*where, token=self._token)
-            responded = asked.status is Status.OK
-            if responded and not asked.limbo and (done or not self._everything):
+            state = await self._cluster.bookies.clear_limbo(*where, token=self._token)
+            has_responded = state.status is Status.OK
+            if has_responded and not state.limbo and (has_compared or not self._everything):
                 return self.result()
-            if not responded and not (self._everything and asked.status is Status.LIMBO):
-                raise CannotCompare(status_text(asked))
-            await self._bring_back()
-            done = True
+            if not has_responded and not (self._everything and state.status is Status.LIMBO):
+                raise CannotCompare(status_text(state))
+            await self._compare()
+            has_compared = True
             if self._copies.unsupplied:
-                return self.result(self._copies.missing())
-            if not responded:
-                raise CannotCompare(status_text(asked))
-            if not asked.limbo:
-                continue  # the comparison may have made the bookie doubt the ledger
+                return self.result(self._copies.unsupplied_text())
+            if not has_responded:
+                raise CannotCompare(status_text(state))
+            if not state.limbo:
+                continue  # the comparison may have put the ledger in limbo
             cleared = await self._cluster.bookies.clear_limbo(
-                *where, asked.revision, token=self._token
+                *where, state.revision, token=self._token
             )
             if cleared.status is Status.OK:
                 return self.result()
@@ -242,7 +246,7 @@ class _Repair:
                 raise CannotCompare(status_text(cleared))
         raise CannotCompare("more was found damaged there while it was compared")
 
-    async def _bring_back(self) -> None:
+    async def _compare(self) -> None:
         self._copies.compared = 0
         for entries, slot in entries_kept(self._record, self._bookie_id, self._last_entry):
             await self._copies.bring_back(entries, slot)

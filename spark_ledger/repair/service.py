@@ -1,9 +1,9 @@
-"""The service of a process that heals the cluster: it repairs the ledgers that are listed as
-under-replicated and, if it is elected, is the auditor, which lists them.
+"""The service of a process that repairs the cluster: its worker repairs ledgers that are listed as
+under-replicated; if the process is elected, it is also the auditor, which lists these ledgers.
 
-Always true: a pass that fails is logged, and the next pass tries again; while the metadata store is
-held (metadata/hold.py) nothing is listed or repaired; the auditor looks while this process copies,
-because during a long copy it must see which bookies come back.
+Always true: a pass that fails is logged, and the next pass tries again. While the metadata store is
+held (metadata/hold.py), no ledger is listed or repaired. The auditor looks while the worker copies,
+because during a long copy it must see which bookies register again.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ from spark_ledger.metadata.autorecovery import BadAutorecoverySettings
 from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.ledger_record import Tokens
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.metadata.store_calls import elected, reachable
+from spark_ledger.metadata.store_calls import reachable, take_role
 from spark_ledger.repair import limbo, status, work_list
 from spark_ledger.repair.auditor import Auditor
-from spark_ledger.repair.limbo import Repaired
+from spark_ledger.repair.limbo import ComparisonResult
 from spark_ledger.repair.work_list import Cause, Reason
 from spark_ledger.repair.worker import Worker
 
 PASS_S, PASS_MIN_S = 10.0, 0.5
 PASSES_PER_DELAY = 10  # passes in the time after which a bookie counts as lost
 IDLE_S = 300.0
-"""repair_once recovers an open ledger in limbo if nothing is added to it for so long."""
+"""repair_once recovers an open ledger in limbo that gets no entry for so long."""
 
 ALARM_ENDED = "the alarm is over: the bookies are registered again, or were declared lost"
 
@@ -90,7 +90,7 @@ class Autorecovery:
     async def look(self) -> None:
         """One pass of the auditor, if this process is elected. Raises LedgerError."""
         await self._guard.refresh()  # raises MetadataHeld
-        if await elected(self._ledgers.metadata, paths.AUDITOR):
+        if await take_role(self._ledgers.metadata, paths.AUDITOR):
             report = await self._auditor.look()
             if report.alarm != self._alarm:
                 self._alarm = report.alarm
@@ -132,20 +132,20 @@ class Autorecovery:
 
 
 class LimboRepair(NamedTuple):
-    """What repair_once did: the results of its comparisons, and the ledgers that it left alone,
-    each with the reason."""
+    """The result of repair_once: the results of its comparisons, and by ledger that it did not
+    repair the reason."""
 
-    repaired: list[Repaired]
+    repaired: list[ComparisonResult]
     left: dict[int, str]
 
 
 async def repair_once(ledgers: LedgerStore, idle_s: float = IDLE_S) -> LimboRepair:
     """Repair each ledger in limbo once, for an operator who does not wait for the workers of the
-    cluster. If it finds open ledgers it waits `idle_s` and recovers those that got no entry in
-    that time. Raises Unavailable, ClientClosed."""
+    cluster. If it finds open ledgers, it waits `idle_s` and recovers the ledgers that got no entry
+    in that time. Raises Unavailable, ClientClosed."""
     worker = Worker(ledgers, await tokens_of(ledgers), idle_s=idle_s, always=True)
     reasons: dict[int, list[Reason]] = {}
-    for listing in await limbo.listed(ledgers.metadata):
+    for listing in await limbo.list_limbo(ledgers.metadata):
         reason = Reason(Cause.LIMBO, listing.bookie_id, listing.since_ms)
         reasons.setdefault(listing.ledger_id, []).append(reason)
     done = LimboRepair([], {})
@@ -154,7 +154,7 @@ async def repair_once(ledgers: LedgerStore, idle_s: float = IDLE_S) -> LimboRepa
             await work_list.add(ledgers.metadata, ledger_id, reasons[ledger_id])
     for ledger_id in sorted(reasons):
         await _work_at(worker, ledger_id, done)
-    open_ledgers = [i for i in done.left if worker.left_open(i)]
+    open_ledgers = [i for i in done.left if worker.is_waiting_to_close(i)]
     if open_ledgers:
         log.warning(
             "open ledgers are in limbo: waiting %s s to see whether they get entries", idle_s

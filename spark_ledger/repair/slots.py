@@ -1,21 +1,22 @@
-"""One slot of a fragment given to another bookie: joined, copied, swapped.
+"""Gives one slot of a fragment to another bookie: join, copy, swap.
 
-    a compare-and-set names the joining bookie in the record -> it gets every entry of the slot that
-    it lacks, synced -> a compare-and-set puts it in the place of the old member
+    a compare-and-set names the joining bookie in the record -> the joining bookie gets the missing
+    entries of the slot, synced -> a compare-and-set replaces the old member by it
 
 Always true:
-- only settled fragments are repaired: every fragment of a CLOSED ledger, all but the last of an
-  OPEN one; the first entry of a fragment and the end of the ledger never change (transitions.py);
-- the joining bookie is named before its first copy, so its copies are no garbage; no reader asks it
-  before the swap; the swap needs the same joining (its token) that was compared, so a worker that
-  slept while the bookie left, dropped its copies and joined again swaps nothing;
+- only complete fragments are repaired: all fragments of a CLOSED ledger, and of an OPEN ledger all
+  but the last; the first entry of a fragment and the end of the ledger never change
+  (transitions.py);
+- the record names the joining bookie before its first copy, so its copies are no garbage; no reader
+  asks it before the swap. The swap needs the joining (by its token) whose copies were compared:
+  if the bookie left, dropped its copies and joined again while a worker slept, the swap fails;
 - for a CLOSED ledger the joining bookie is fenced before it has a copy: it may have been a member
   before, and a writer of that time may still send adds to it;
-- if no peer supplies an entry, the others are copied, and the slot is not swapped;
-- a copy that is misplaced goes only to a bookie that clashes with fewer of the others (placement.py
-  counts), so an ensemble gets better with each move, and moves end;
-- a joining bookie that takes no copies, or gives no response, leaves the slot to another bookie, if
-  one can join.
+- if no peer supplies an entry, the other entries are copied, and the slot is not swapped;
+- a misplaced copy goes only to a bookie that clashes with fewer other members (placement.py), so
+  an ensemble gets better with each move, and moves end;
+- a joining bookie that takes no copies, or does not respond, leaves the slot to another bookie, if
+  another bookie can join.
 """
 
 import random
@@ -46,7 +47,7 @@ class FragmentSlot(NamedTuple):
     old: str
 
 
-class Moved(NamedTuple):
+class SlotResult(NamedTuple):
     """The result for a slot: without a `why`, `new` owns it. `copied` counts entries."""
 
     slot: FragmentSlot
@@ -58,7 +59,7 @@ class Moved(NamedTuple):
 
 
 def slots_of(record: LedgerRecord, bookie_ids: Collection[str]) -> list[FragmentSlot]:
-    """The settled slots that these bookies own."""
+    """The slots of complete fragments that these bookies own."""
     return [
         FragmentSlot(fragment.first_entry, slot, bookie)
         for fragment in record.fragments
@@ -71,7 +72,7 @@ def slots_of(record: LedgerRecord, bookie_ids: Collection[str]) -> list[Fragment
 def misplaced(
     cluster: Cluster, record: LedgerRecord, avoid: Collection[str] = ()
 ) -> list[FragmentSlot]:
-    """The settled slots that a better placed bookie can take."""
+    """The slots of complete fragments that a better placed bookie can take."""
     quorum = Quorum.of(record)
     return [
         FragmentSlot(fragment.first_entry, slot, fragment.ensemble[slot])
@@ -91,7 +92,7 @@ def misplaced_in(
     return [
         slot
         for slot in range(len(ensemble))
-        if (better := _better(cluster, quorum, ensemble, slot, {*ensemble, *avoid}))
+        if (better := _better_placed(cluster, quorum, ensemble, slot, {*ensemble, *avoid}))
         and _choose(cluster, quorum, ensemble, slot, better)
     ]
 
@@ -99,44 +100,50 @@ def misplaced_in(
 def can_be_taken(
     cluster: Cluster, quorum: Quorum, ensemble: Sequence[str], slot: int, spares: Collection[str]
 ) -> bool:
-    """Whether placement finds one of the spares for the slot."""
-    return _choose(cluster, quorum, ensemble, slot, _able(cluster, ensemble, spares)) is not None
+    """Whether placement finds a spare for the slot."""
+    return (
+        _choose(cluster, quorum, ensemble, slot, _eligible_spares(cluster, ensemble, spares))
+        is not None
+    )
 
 
-def kept(
+def kept_slots(
     cluster: Cluster,
     quorum: Quorum,
     ensemble: Sequence[str],
     stays: Collection[str],
     spares: Collection[str],
 ) -> int:
-    """A mask of the slots whose member `stays`, or for which placement finds one of the spares."""
+    """A mask of the slots whose member `stays`, or for which placement finds a spare."""
     info = cluster.directory.info
     members = {slot: info(bookie) for slot, bookie in enumerate(ensemble) if bookie in stays}
     others = [slot for slot in range(len(ensemble)) if slot not in members]
-    able = _able(cluster, ensemble, spares)
-    taken = cluster.place(quorum, others, able, members) if others and able else {}
-    return sum(1 << slot for slot in (*members, *taken))
+    eligible = _eligible_spares(cluster, ensemble, spares)
+    placed = cluster.place(quorum, others, eligible, members) if others and eligible else {}
+    return sum(1 << slot for slot in (*members, *placed))
 
 
-def _able(cluster: Cluster, ensemble: Sequence[str], spares: Collection[str]) -> list[BookieInfo]:
-    """Those of the spares that are not members of the ensemble."""
+def _eligible_spares(
+    cluster: Cluster, ensemble: Sequence[str], spares: Collection[str]
+) -> list[BookieInfo]:
+    """The spares that are not members of the ensemble."""
     info = cluster.directory.info
     return [info(bookie) for bookie in sorted(spares) if bookie not in ensemble]
 
 
-def _better(
-    cluster: Cluster, quorum: Quorum, ensemble: Sequence[str], slot: int, taken: Collection[str]
+def _better_placed(
+    cluster: Cluster, quorum: Quorum, ensemble: Sequence[str], slot: int, excluded: Collection[str]
 ) -> list[BookieInfo]:
-    """The writable bookies that are not `taken` and clash less than the slot's member does."""
+    """The writable bookies that are not `excluded` and clash with fewer members than the slot's
+    member does."""
     info = cluster.directory.info
-    near = neighbours(slot, quorum.ensemble_size, quorum.write_quorum)
-    others = [info(ensemble[other]) for other in near]
-    present = clashes(info(ensemble[slot]), others)
-    if not present:
+    neighbour_slots = neighbours(slot, quorum.ensemble_size, quorum.write_quorum)
+    others = [info(ensemble[other]) for other in neighbour_slots]
+    present_clashes = clashes(info(ensemble[slot]), others)
+    if not present_clashes:
         return []
-    spares = [bookie for bookie in cluster.directory.writable() if bookie.id not in taken]
-    return [bookie for bookie in spares if clashes(bookie, others) < present]
+    spares = [bookie for bookie in cluster.directory.writable() if bookie.id not in excluded]
+    return [bookie for bookie in spares if clashes(bookie, others) < present_clashes]
 
 
 def _choose(
@@ -146,7 +153,7 @@ def _choose(
     slot: int,
     spares: Sequence[BookieInfo],
 ) -> str | None:
-    """The spare that placement takes for the slot, if any."""
+    """The spare that placement chooses for the slot; None if it chooses no spare."""
     info = cluster.directory.info
     members = {index: info(b) for index, b in enumerate(ensemble) if index != slot}
     return cluster.place(quorum, [slot], spares, members).get(slot)
@@ -161,9 +168,9 @@ async def give_away(
     avoid: Collection[str] = (),
     better: bool = False,
     pace: Pace = unpaced,
-) -> Moved:
-    """Have another bookie take the slot. `avoid`: bookies that must not take it, because they go,
-    too; `better`: only a bookie that is placed better than the member.
+) -> SlotResult:
+    """Have another bookie take the slot. `avoid`: bookies that must not take it, because they
+    leave too; `better`: only a bookie that is placed better than the member may take it.
 
     On return without a `why`, every entry of the slot at `new` and the record that names `new` are
     durable. Raises NoSuchLedger, Unavailable, what `pace` raises; can be called again at any time.
@@ -172,7 +179,7 @@ async def give_away(
 
 
 async def withdraw(ledgers: LedgerStore, ledger_id: int, joining: JoiningBookie) -> None:
-    """End the joining: the copies that the bookie was given become garbage. Raises NoSuchLedger,
+    """End the joining: the joining bookie's copies become garbage. Raises NoSuchLedger,
     Unavailable."""
     records = ledgers.cluster.records
     versioned = await records.read(ledger_id, fresh=True)
@@ -201,29 +208,29 @@ class _Move:
         self._pace = pace
         self._copied = 0
 
-    async def run(self) -> Moved:
+    async def run(self) -> SlotResult:
         versioned = await self._records.read(self._ledger_id, fresh=True)
-        if not self._within_reach(versioned.record):
-            return Moved(self._slot, why=NO_COPY)
+        if not self._has_source(versioned.record):
+            return SlotResult(self._slot, why=NO_COPY)
         for member in versioned.record.fragment_of(self._slot.first_entry).ensemble:
-            await self._cluster.directory.find(member)  # its rack, however long it is gone
-        joining = self._joining(versioned.record)
+            await self._cluster.directory.find(member)  # to know its rack, even if it is gone
+        joining = self._choose_joining(versioned.record)
         if joining is None:
             if self._better:
-                return Moved(self._slot, why=NO_BETTER)
-            hard = NO_RACK if self._cluster.config.racks == "hard" else ""
-            return Moved(self._slot, why=NO_SPARE + hard)
+                return SlotResult(self._slot, why=NO_BETTER)
+            rack_hint = NO_RACK if self._cluster.config.racks == "hard" else ""
+            return SlotResult(self._slot, why=NO_SPARE + rack_hint)
         await self._pace(0)  # raises if the copies are no longer needed
-        old, present = self._slot.old, versioned.record.joining_at(*self._slot[:2])
+        old, joining_now = self._slot.old, versioned.record.joining_at(*self._slot[:2])
         try:
             versioned = await self._records.move(
-                versioned, lambda record: transitions.join(record, old, joining, present)
+                versioned, lambda record: transitions.join(record, old, joining, joining_now)
             )
         except MoveRefused as refused:
-            return Moved(self._slot, why=refused.why)
+            return SlotResult(self._slot, why=refused.why)
         return await self._fill(versioned, joining)
 
-    def _within_reach(self, record: LedgerRecord) -> bool:
+    def _has_source(self, record: LedgerRecord) -> bool:
         """Whether a registered member may supply the entries, if there are any."""
         if not self._entries(record):
             return True
@@ -231,14 +238,15 @@ class _Move:
         registered = {bookie.id for bookie in (*directory.writable(), *directory.readonly())}
         return not registered.isdisjoint(record.fragment_of(self._slot.first_entry).ensemble)
 
-    def _joining(self, record: LedgerRecord) -> JoiningBookie | None:
-        """The bookie that is joining already, if it takes copies; otherwise a new one that can."""
+    def _choose_joining(self, record: LedgerRecord) -> JoiningBookie | None:
+        """The bookie that is joining already, if it takes copies; otherwise a new bookie; None if
+        no bookie can join."""
         first_entry, slot, _ = self._slot
-        present = record.joining_at(first_entry, slot)
+        joining_now = record.joining_at(first_entry, slot)
         ensemble, quorum = record.fragment_of(first_entry).ensemble, Quorum.of(record)
         spares = self._spares(quorum, ensemble)
-        if present is not None and any(bookie.id == present.bookie_id for bookie in spares):
-            return present
+        if joining_now is not None and any(bookie.id == joining_now.bookie_id for bookie in spares):
+            return joining_now
         others = [j.bookie_id for j in record.joining if j.first_entry == first_entry]
         spares = [bookie for bookie in spares if bookie.id not in others]
         chosen = _choose(self._cluster, quorum, ensemble, slot, spares)
@@ -248,13 +256,15 @@ class _Move:
 
     def _spares(self, quorum: Quorum, ensemble: Sequence[str]) -> list[BookieInfo]:
         """The bookies that may take the slot."""
-        taken = {*ensemble, *self._avoid}
+        excluded = {*ensemble, *self._avoid}
         if self._better:
-            return _better(self._cluster, quorum, ensemble, self._slot.slot, taken)
-        return [bookie for bookie in self._cluster.directory.writable() if bookie.id not in taken]
+            return _better_placed(self._cluster, quorum, ensemble, self._slot.slot, excluded)
+        return [
+            bookie for bookie in self._cluster.directory.writable() if bookie.id not in excluded
+        ]
 
     def _entries(self, record: LedgerRecord) -> range:
-        """The settled entries of the fragment."""
+        """The entries of the fragment, which is complete."""
         last = record.last_entry
         if last is None:  # every entry below the last fragment is confirmed
             last = record.last_fragment.first_entry - 1
@@ -264,7 +274,7 @@ class _Move:
             if fragment.first_entry == self._slot.first_entry
         )
 
-    async def _fill(self, versioned: VersionedRecord, joining: JoiningBookie) -> Moved:
+    async def _fill(self, versioned: VersionedRecord, joining: JoiningBookie) -> SlotResult:
         record, entries = versioned.record, self._entries(versioned.record)
         copies = Copies(
             *(self._cluster, versioned, self._tokens, joining.bookie_id),
@@ -277,22 +287,24 @@ class _Move:
             await copies.bring_back(entries, joining.slot)
         except CannotCompare as failure:
             self._copied += copies.copied
-            return await self._without(record, joining, f"{joining.bookie_id}: {failure}")
+            return await self._try_another(record, joining, f"{joining.bookie_id}: {failure}")
         self._copied += copies.copied
         if copies.unsupplied:
             damaged = tuple(copies.unsupplied)
-            return Moved(self._slot, "", self._copied, copies.missing(), damaged)
+            return SlotResult(self._slot, "", self._copied, copies.unsupplied_text(), damaged)
         try:
             old = self._slot.old
             await self._records.move(versioned, lambda now: transitions.swap(now, old, joining))
         except MoveRefused as refused:
-            return Moved(self._slot, "", self._copied, refused.why)
-        return Moved(self._slot, joining.bookie_id, self._copied)
+            return SlotResult(self._slot, "", self._copied, refused.why)
+        return SlotResult(self._slot, joining.bookie_id, self._copied)
 
-    async def _without(self, record: LedgerRecord, joining: JoiningBookie, why: str) -> Moved:
-        """Go on with another bookie in the place of `joining`; if no other can join, `joining`
-        stays, because it may be able to take copies later."""
+    async def _try_another(
+        self, record: LedgerRecord, joining: JoiningBookie, why: str
+    ) -> SlotResult:
+        """Replace the joining bookie by another bookie and try again. If no other bookie can join,
+        `joining` stays, because it may take copies later."""
         self._avoid.append(joining.bookie_id)
-        if self._joining(record) is None:
-            return Moved(self._slot, "", self._copied, why)
+        if self._choose_joining(record) is None:
+            return SlotResult(self._slot, "", self._copied, why)
         return await self.run()

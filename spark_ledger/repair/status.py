@@ -1,4 +1,4 @@
-"""The state of a cluster's self-healing, and the verbs with which an operator changes it.
+"""The status of a cluster's autorecovery, and the calls with which an operator changes it.
 
 Always true: the auditor's latest findings are in the value of its ephemeral node, so they are never
 older than its session; a wrong setting is refused before anything is written.
@@ -19,7 +19,7 @@ from spark_ledger.metadata.autorecovery import (
     BadAutorecoverySettings,
     DamagedSettings,
 )
-from spark_ledger.metadata.cluster import why_held
+from spark_ledger.metadata.cluster import hold_reason
 from spark_ledger.metadata.store import BadVersion, MetadataStore, NoNode, OutcomeUnknown
 from spark_ledger.metadata.store_calls import call_each, names_in, reachable
 from spark_ledger.repair import work_list
@@ -34,9 +34,9 @@ SETTABLE: Mapping[str, type] = {"lost_bookie_delay_s": float, "repair_bytes_per_
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The latest findings of the auditor, process `pid` of `host`. `absent`: the bookies that are
-    not registered, and since when by its clock, in ms; `lost`, `too_many`: as in
-    auditor.Judgement; `unlisted`: how many ledgers have copies at the latter."""
+    """The latest findings of the auditor, process `pid` of `host`. `absent`: by bookie that is
+    not registered the time of its absence, by the auditor's clock, in ms; `lost`, `too_many`: as in
+    auditor.Judgement; `unlisted`: how many ledgers have copies at the `too_many` bookies."""
 
     host: str = ""
     pid: int = 0
@@ -75,13 +75,13 @@ async def _findings(store: MetadataStore) -> Findings | None:
 
 @dataclass(frozen=True, slots=True)
 class AutorecoveryStatus:
-    """`auditor`: "host:pid" of its process, "" without an auditor. `lost`, `down`: ids of bookies,
-    and since when each is not registered, in ms; copies of the `lost` ones are made elsewhere, not
-    those of the ones that are `down`. `under_replicated`: how many listed ledgers lack copies, or
-    will lose some; `by_reason`: how many are listed for each reason; `blocked`: how many are stuck
-    for now; `damaged`: how many lack entries that no bookie supplies. `unlisted`: how many ledgers
-    have copies at bookies that are gone, but too many to count as lost. `held`: why the metadata
-    store is held, which stops repair; "" if it is not held."""
+    """`auditor`: "host:pid" of its process, "" without an auditor. `lost`, `down`: by bookie the
+    time since which it is not registered, in ms; copies of `lost` bookies are made elsewhere,
+    copies of bookies that are only `down` are not. `under_replicated`: how many listed ledgers lack
+    copies, or will lose some; `by_reason`: by reason how many ledgers are listed; `blocked`: how
+    many ledgers are stuck for now; `damaged`: how many lack entries that no bookie supplies.
+    `unlisted`: how many ledgers have copies at bookies that are gone, but too many to count as
+    lost. `held`: why the metadata store is held, which stops repair; "" if it is not held."""
 
     enabled: bool
     lost_bookie_delay_s: float
@@ -110,8 +110,8 @@ async def status(store: MetadataStore) -> AutorecoveryStatus:
         except BadAutorecoverySettings as damage:
             raise _damaged(damage) from damage
         published = await _findings(store)
-        draining = await autorecovery.draining(store)
-        held = await why_held(store)
+        draining = await autorecovery.draining_bookies(store)
+        held = await hold_reason(store)
     reasons = Counter(why for work in works for why in {cause.why.value for cause in work.reasons})
     findings = published or Findings()
     gone = {*findings.lost, *findings.too_many}
@@ -133,7 +133,7 @@ async def status(store: MetadataStore) -> AutorecoveryStatus:
 
 async def underreplicated(store: MetadataStore) -> list[ListedLedger]:
     """Every ledger on the list, by id. Raises Unavailable."""
-    ledger_ids = await work_list.listed(store)
+    ledger_ids = await work_list.listed_ledgers(store)
     with reachable("reading what is under-replicated"):
         works = await call_each(
             lambda number: work_list.find(store, number), ledger_ids, READS_AT_ONCE
@@ -142,7 +142,7 @@ async def underreplicated(store: MetadataStore) -> list[ListedLedger]:
 
 
 async def enable(store: MetadataStore, *, force: bool = False) -> AutorecoverySettings:
-    """Repair from now on. `force`: the bookies that are gone now count as lost, even if they are
+    """Enable repair. With `force` the bookies that are gone now count as lost, even if they are
     more than a third. Durable on return. Raises Unavailable, BadConfig."""
     if not force:
         return await change(store, enabled=True)
@@ -154,8 +154,8 @@ async def enable(store: MetadataStore, *, force: bool = False) -> AutorecoverySe
 
 
 async def change(store: MetadataStore, **changes: Any) -> AutorecoverySettings:
-    """Set these settings, and leave the others. Durable on return. Raises Unavailable; BadConfig:
-    nothing was written."""
+    """Change these settings only. Durable on return. Raises Unavailable; BadConfig, without a
+    change."""
     for name in SETTABLE.keys() & changes.keys():
         changes[name] = _number(name, changes[name])
     unknown = sorted(changes.keys() - {*SETTABLE, "enabled", "accepted"})

@@ -1,11 +1,12 @@
 """The list of under-replicated ledgers: one node for each, in the metadata store.
 
     the auditor, or a process that met a damaged copy, adds a reason -> a worker takes the lock, an
-    ephemeral node, and works -> it takes the ledger off the list at the version that it saw
+    ephemeral node, and works -> the worker removes the ledger from the list, at the version of the
+    node that it read
 
-Always true: a reason that is added meanwhile makes another version, so it is not taken off with
-the others; a lock ends with its worker's session; two workers at one ledger cost work, no data
-(slots.py). The worker that meets a deleted ledger on the list takes it off.
+Always true: a reason that is added meanwhile makes another version, so the removal fails and the
+reason stays; a lock ends with its worker's session; two workers at one ledger cost work, no data
+(slots.py). The worker that finds a deleted ledger on the list removes it.
 """
 
 import json
@@ -38,15 +39,16 @@ class Cause(StrEnum):
     LIMBO = "limbo"
     """The bookie lists the ledger as in limbo."""
     LACKING = "lacking"
-    """Entries are not at the bookie, or damaged."""
+    """The bookie lacks entries, or its copies are damaged."""
     JOINING = "joining"
     """The bookie was given copies for a slot that it did not take."""
     MISPLACED = "misplaced"
-    """No copy is missing: another is on the bookie's host or rack, and other ones are free."""
+    """No copy is missing, but another copy is on the bookie's host or rack, and other hosts or
+    racks are free."""
 
     @classmethod
     def _missing_(cls, value: object) -> "Cause":
-        """A cause that a newer version writes: a worker looks at the copies."""
+        """For a cause that a newer version writes: a worker then compares the copies."""
         return cls.LACKING
 
     @property
@@ -56,7 +58,7 @@ class Cause(StrEnum):
 
     @property
     def lacks(self) -> bool:
-        """Whether copies are missing, or are going."""
+        """Whether copies are missing, or their bookie is to leave."""
         return self not in (Cause.JOINING, Cause.MISPLACED)
 
 
@@ -70,8 +72,8 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ListedLedger:
-    """A ledger on the list. `blocked`: the obstacle that a worker met last; `damaged`: entries that
-    no bookie supplied to it."""
+    """A ledger on the list. `blocked`: the obstacle that the last worker met; `damaged`: entries
+    that no bookie supplied to the worker."""
 
     ledger_id: int
     reasons: tuple[Reason, ...]
@@ -90,8 +92,8 @@ def encode(work: ListedLedger) -> bytes:
 
 
 def decode(ledger_id: int, value: bytes, version: int) -> ListedLedger:
-    """The work of a node's value. A value that cannot be understood is a ledger with no reason, so
-    the next worker takes it off the list."""
+    """The listed ledger of a node's value. A malformed value gives a ledger without a reason, so
+    the next worker removes it from the list."""
     try:
         plain: dict[str, Any] = json.loads(value)
         reasons = tuple(Reason(Cause(w), str(b), int(s)) for w, b, s in plain["reasons"])
@@ -101,25 +103,26 @@ def decode(ledger_id: int, value: bytes, version: int) -> ListedLedger:
         return ListedLedger(ledger_id, (), version=version)
 
 
-async def listed(store: MetadataStore) -> list[int]:
+async def listed_ledgers(store: MetadataStore) -> list[int]:
     """The ledgers on the list, ascending. Raises Unavailable."""
     with reachable("listing what is under-replicated"):
         await store.sync(paths.UNDERREPLICATED)
         if await read(store, paths.UNDERREPLICATED) is None:
-            return []  # nothing was ever listed
+            return []  # no ledger was ever listed
         return [number async for number in ledger_record.ledger_ids(store, paths.UNDERREPLICATED)]
 
 
 async def find(store: MetadataStore, ledger_id: int) -> ListedLedger | None:
-    """The ledger's work on the list, as this session sees it. Raises StoreError."""
+    """The ledger on the list, by this session's view; None if it is not listed. Raises
+    StoreError."""
     node = await read(store, paths.underreplicated(ledger_id))
     return None if node is None else decode(ledger_id, node.value, node.version)
 
 
 async def is_anything_missing(store: MetadataStore) -> bool:
-    """Whether any ledger is listed for missing or going copies that a bookie may supply. Raises
-    Unavailable, StoreError."""
-    for ledger_id in await listed(store):
+    """Whether any ledger is listed as lacking copies that a bookie may supply. Raises Unavailable,
+    StoreError."""
+    for ledger_id in await listed_ledgers(store):
         work = await find(store, ledger_id)
         if work is not None and lacks(work) and not work.damaged:
             return True
@@ -127,47 +130,48 @@ async def is_anything_missing(store: MetadataStore) -> bool:
 
 
 def lacks(work: ListedLedger) -> bool:
-    """Whether copies are missing, or are going."""
+    """Whether copies are missing, or their bookie is to leave."""
     return any(reason.why.lacks for reason in work.reasons)
 
 
 async def add(store: MetadataStore, ledger_id: int, reasons: Iterable[Reason]) -> bool:
-    """List the reasons, durably; whether any was new. A reason that is listed for its bookie stays
-    as it is. If the given one began later, the node gets a new version: the bookie was back
-    meanwhile, and a worker that saw that may be about to take the ledger off. Raises StoreError."""
-    given = {reason[:2]: reason for reason in reasons}
+    """List the reasons, durably; returns whether a reason is new. A reason that is already listed
+    for its bookie stays unchanged. But if the new reason began later, the node gets a new version:
+    the bookie was registered meanwhile, and a worker that saw it may be about to remove the ledger.
+    Raises StoreError."""
+    new_reasons = {reason[:2]: reason for reason in reasons}
     while True:
         work = await find(store, ledger_id)
         if work is None:
-            value = encode(ListedLedger(ledger_id, tuple(given.values())))
+            value = encode(ListedLedger(ledger_id, tuple(new_reasons.values())))
             try:
                 await store.create(paths.underreplicated(ledger_id), value, parents=True)
                 return True
             except (NodeExists, OutcomeUnknown):
                 await store.sync(paths.UNDERREPLICATED)
                 continue
-        present = {reason[:2]: reason for reason in work.reasons}
-        new = tuple(reason for key, reason in given.items() if key not in present)
-        if not new and all(present[key] == reason for key, reason in given.items()):
+        listed_reasons = {reason[:2]: reason for reason in work.reasons}
+        added = tuple(reason for key, reason in new_reasons.items() if key not in listed_reasons)
+        if not added and all(listed_reasons[key] == reason for key, reason in new_reasons.items()):
             return False
-        if await _put(store, replace(work, reasons=(*work.reasons, *new), blocked="")):
-            return bool(new)
+        if await _put(store, replace(work, reasons=(*work.reasons, *added), blocked="")):
+            return bool(added)
 
 
-async def keep(store: MetadataStore, work: ListedLedger) -> None:
-    """Keep the ledger listed, with the reasons that are left and the obstacle. Without effect if
-    the node has changed meanwhile. Raises StoreError."""
+async def update(store: MetadataStore, work: ListedLedger) -> None:
+    """Keep the ledger listed, with its remaining reasons and the obstacle. Without effect if the
+    node has changed meanwhile. Raises StoreError."""
     await _put(store, work)
 
 
-async def done(store: MetadataStore, work: ListedLedger) -> None:
-    """Take the ledger off the list, if no reason was added meanwhile. Raises StoreError."""
+async def remove(store: MetadataStore, work: ListedLedger) -> None:
+    """Remove the ledger from the list, if no reason was added meanwhile. Raises StoreError."""
     with suppress(NoNode, BadVersion, OutcomeUnknown):
         await store.delete(paths.underreplicated(work.ledger_id), work.version)
 
 
 async def lock(store: MetadataStore, ledger_id: int) -> bool:
-    """Take the lock; whether this session has it now. Raises StoreError."""
+    """Take the lock; returns whether this session has it. Raises StoreError."""
     path = paths.underreplicated_lock(ledger_id)
     try:
         await store.create(path, ephemeral=True, parents=True)
@@ -179,8 +183,8 @@ async def lock(store: MetadataStore, ledger_id: int) -> bool:
 
 
 async def unlock(store: MetadataStore, ledger_id: int) -> bool:
-    """Give the lock back, if this session has it; whether the session certainly does not have it
-    any more."""
+    """Give the lock back, if this session has it; returns whether the session certainly does not
+    have it afterwards."""
     path = paths.underreplicated_lock(ledger_id)
     try:
         await store.sync(path)

@@ -1,18 +1,18 @@
-"""Repairing the ledgers on the list of under-replicated ones, a few at a time.
+"""Repairs the ledgers on the list of under-replicated ledgers, a few at a time.
 
     lock -> read the record again -> drop reasons that no longer hold -> close the ledger, if its
-    writer is gone -> give away the slots of bookies that are lost or drained, and, while no copy of
-    any ledger is missing, those that a bookie on another host or rack can take; bring back the
-    entries that other bookies lack -> take the ledger off the list, or note the obstacle there
+    writer is gone -> give away the slots of lost and drained bookies; while no copy of any ledger
+    is missing, give misplaced slots to bookies on other hosts or racks; bring back the entries that
+    other bookies lack -> remove the ledger from the list, or note the obstacle there
 
 Always true:
-- the worker asks the store again, before each ledger and while copies are made elsewhere, whether a
-  bookie is lost, drained or back, and for the settings: it copies only what is missing;
-- an open ledger with a living writer is left alone: it is recovered only if it did not move for
-  half of the delay (this observer saw neither its record nor its last add confirmed change), or if
-  it was IN_RECOVERY already;
-- an obstacle of one ledger hinders no other: the ledger is tried again, after a longer pause each
-  time; a list in which no ledger can be repaired costs one look a round.
+- before each ledger, and while it copies, the worker asks the store again which bookies are
+  registered and drained, and for the settings: it makes only copies that are missing;
+- an open ledger with a living writer is not recovered: the worker recovers it only if it did not
+  move for half of the delay (the worker saw neither its record nor its last add confirmed change),
+  or if it was IN_RECOVERY already;
+- an obstacle of one ledger hinders no other ledger: the ledger is tried again, after a longer pause
+  each time; a list in which no ledger can be repaired costs one look a round.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from spark_ledger.repair.copies import Pace
 from spark_ledger.repair.work_list import Cause, ListedLedger, Reason
 
 BACK_OFF_S, BACK_OFF_MAX_S = 1.0, 300.0
-SETTINGS_S = 5.0  # after this time a changed rate counts
+SETTINGS_S = 5.0  # a changed rate takes effect within this time
 LEDGERS_AT_ONCE = 3
 IDLE_MIN_S = 2 * ABSENT_MIN_S  # a writer that lives has replaced the member by then
 IDLE_SHARE = 0.5  # of the delay
@@ -46,12 +46,12 @@ log = logging.getLogger(__name__)
 
 
 class NotNeeded(Exception):
-    """No further copy is needed, with the reason: the bookie whose copies are being made elsewhere
-    is back, or no longer drained; or repair is disabled now."""
+    """Why no further copy is needed: the bookie whose copies are being made elsewhere is registered
+    again, or no longer drained; or repair was disabled."""
 
 
 class Bookies(NamedTuple):
-    """The bookies that are registered, and those that are being drained, by the store."""
+    """The bookies that are registered, and the bookies that are being drained, by the store."""
 
     registered: frozenset[str]
     draining: frozenset[str]
@@ -63,11 +63,11 @@ async def bookies(store: MetadataStore) -> Bookies:
     registered: list[str] = []
     for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
         registered += await names_in(store, folder)
-    return Bookies(frozenset(registered), frozenset(await autorecovery.draining(store)))
+    return Bookies(frozenset(registered), frozenset(await autorecovery.draining_bookies(store)))
 
 
 async def settings(store: MetadataStore) -> AutorecoverySettings:
-    """The cluster's settings; if they are damaged this is logged, and defaults count. Raises
+    """The cluster's settings; for damaged settings, logs that and returns the defaults. Raises
     StoreError."""
     try:
         return await autorecovery.read_settings(store)
@@ -77,31 +77,31 @@ async def settings(store: MetadataStore) -> AutorecoverySettings:
 
 
 class Outcome(NamedTuple):
-    """The result for one ledger on the list: without a `why` it is off the list. `repaired`: the
-    results at each bookie that stays and was compared."""
+    """The result for one ledger on the list. Without a `why` it was removed from the list.
+    `repaired`: the results at staying bookies that were compared."""
 
     ledger_id: int
     copied: int = 0
     why: str = ""
-    repaired: tuple[limbo.Repaired, ...] = ()
+    repaired: tuple[limbo.ComparisonResult, ...] = ()
 
 
 @dataclass(slots=True)
 class _Result:
-    """The result of work at a ledger: the reasons that are left, and why; how many entries were
-    copied, and which entries no bookie supplies; the results at bookies that were compared."""
+    """The result of work at a ledger: the reasons that remain, and the obstacle (`why`); how many
+    entries were copied, and which entries no bookie supplies; the results of comparisons."""
 
-    left: tuple[Reason, ...] = ()
+    remaining: tuple[Reason, ...] = ()
     why: str = ""
     copied: int = 0
     damaged: tuple[int, ...] = ()
-    repaired: tuple[limbo.Repaired, ...] = ()
+    repaired: tuple[limbo.ComparisonResult, ...] = ()
 
-    def add(self, result: slots.Moved | limbo.Repaired) -> None:
+    def add(self, result: slots.SlotResult | limbo.ComparisonResult) -> None:
         """Count the result of one copying; the first obstacle is kept."""
         self.copied += result.copied
         self.why = self.why or result.why
-        if isinstance(result, limbo.Repaired):
+        if isinstance(result, limbo.ComparisonResult):
             self.repaired += (result,)
         else:
             self.damaged += result.damaged
@@ -114,8 +114,8 @@ class _Wait(NamedTuple):
     pause_s: float
 
 
-class _Seen(NamedTuple):
-    """The state of an open ledger, and since when it has it (the loop's clock)."""
+class _LedgerState(NamedTuple):
+    """The state of an open ledger, and since when the ledger has this state (the loop's clock)."""
 
     version: int
     last_add_confirmed: int
@@ -124,7 +124,7 @@ class _Seen(NamedTuple):
 
 class Worker:
     """The worker of one process; the same object must work every round. `idle_s`: an open ledger
-    that did not move for so long is recovered; None: for half of the delay. `always`: it works also
+    that did not move for so long is recovered; None: for half of the delay. `always`: it also works
     while repair is disabled."""
 
     def __init__(
@@ -140,21 +140,21 @@ class Worker:
         self._tokens = tokens
         self._idle_s = idle_s
         self._always = always
-        self._watched: dict[int, _Seen] = {}
+        self._watched: dict[int, _LedgerState] = {}
         self._waits: dict[int, _Wait] = {}
-        self._locked: dict[int, None] = {}
-        """Locks that could not be given back: other workers wait for them."""
+        self._held_locks: dict[int, None] = {}
+        """Locks that could not be given back yet: other workers wait for these locks."""
         self._settings = AutorecoverySettings()
         self._owed_bytes = self._paid_s = 0.0
-        """Bytes that were copied ahead of the rate, and when they were counted."""
+        """The bytes copied beyond the rate, and the time of this count."""
         self.copied_bytes = 0
 
     async def round(self) -> list[Outcome]:
         """Work once at each ledger that is listed and due; returns the outcome of each. Raises
         Unavailable."""
-        for ledger_id in list(self._locked):
+        for ledger_id in list(self._held_locks):
             await self._unlock(ledger_id)
-        ledger_ids = await work_list.listed(self._store)
+        ledger_ids = await work_list.listed_ledgers(self._store)
         self._waits = {i: self._waits[i] for i in ledger_ids if i in self._waits}
         self._watched = {i: self._watched[i] for i in ledger_ids if i in self._watched}
         self._ledgers.cluster.rng.shuffle(ledger_ids)
@@ -185,15 +185,15 @@ class Worker:
             finally:
                 await self._unlock(ledger_id)
 
-    def left_open(self, ledger_id: int) -> bool:
-        """Whether the ledger was left alone because it is open, and may be recovered later."""
+    def is_waiting_to_close(self, ledger_id: int) -> bool:
+        """Whether the ledger was not repaired because it is open, and may be recovered later."""
         return ledger_id in self._watched
 
     async def _unlock(self, ledger_id: int) -> None:
         """Give the lock back; if that fails, the next round tries again."""
-        self._locked[ledger_id] = None
+        self._held_locks[ledger_id] = None
         if await work_list.unlock(self._store, ledger_id):
-            self._locked.pop(ledger_id, None)
+            self._held_locks.pop(ledger_id, None)
 
     # -- one ledger ---------------------------------------------------------------------------
 
@@ -210,47 +210,57 @@ class Worker:
             result = _Result(work.reasons, str(why))
         except LedgerError as failure:
             result = _Result(work.reasons, failure.what)
-        if not result.left:
+        if not result.remaining:
             self._waits.pop(ledger_id, None)
-            await work_list.done(self._store, work)
+            await work_list.remove(self._store, work)
             return Outcome(ledger_id, result.copied, repaired=result.repaired)
         self._put_off(ledger_id, moved=bool(result.copied))
-        if (result.left, result.why, result.damaged) != (work.reasons, work.blocked, work.damaged):
-            changed = replace(work, reasons=result.left, blocked=result.why, damaged=result.damaged)
-            await work_list.keep(self._store, changed)
+        if (result.remaining, result.why, result.damaged) != (
+            work.reasons,
+            work.blocked,
+            work.damaged,
+        ):
+            changed = replace(
+                work, reasons=result.remaining, blocked=result.why, damaged=result.damaged
+            )
+            await work_list.update(self._store, changed)
             log.warning("ledger %d stays under-replicated for now: %s", ledger_id, result.why)
         return Outcome(ledger_id, result.copied, result.why, result.repaired)
 
     async def _repair(self, work: ListedLedger) -> _Result:
         """Raises LedgerError, NotNeeded, StoreError."""
         now = await bookies(self._store)
-        reasons = tuple(reason for reason in work.reasons if _holds(reason, now))
-        going = {reason.bookie_id for reason in reasons if reason.why.goes}
-        moves = any(reason.why is Cause.MISPLACED for reason in reasons)
-        if moves and await work_list.is_anything_missing(self._store):
-            moves = False  # the auditor will list the misplaced copy again
+        reasons = tuple(reason for reason in work.reasons if _still_holds(reason, now))
+        leaving = {reason.bookie_id for reason in reasons if reason.why.goes}
+        may_place_better = any(reason.why is Cause.MISPLACED for reason in reasons)
+        if may_place_better and await work_list.is_anything_missing(self._store):
+            may_place_better = False  # the auditor will list the misplaced copy again
         current = await self._ledgers.record(work.ledger_id, fresh=True)
-        if not moves:
-            await self._withdraw(current, going)
+        if not may_place_better:
+            await self._withdraw(current, leaving)
         result = _Result()
-        current = await self._close_abandoned(current, reasons, going, now, result)
-        await self._give_away(current, going, now, result)
-        if moves:
+        current = await self._close_abandoned(current, reasons, leaving, now, result)
+        await self._give_away(current, leaving, now, result)
+        if may_place_better:
             await self._place_better(work.ledger_id, now, result)
         current = await self._ledgers.record(work.ledger_id, fresh=True)
-        if moves and not result.why:
-            await self._withdraw(current, going)
-        result.left = tuple(
-            [reason for reason in reasons if await self._stays(reason, current, moves, result)]
+        if may_place_better and not result.why:
+            await self._withdraw(current, leaving)
+        result.remaining = tuple(
+            [
+                reason
+                for reason in reasons
+                if await self._is_still_listed(reason, current, may_place_better, result)
+            ]
         )
-        result.why = result.why or ("in work" if result.left else "")
+        result.why = result.why or ("in work" if result.remaining else "")
         return result
 
     async def _close_abandoned(
         self,
         current: VersionedRecord,
         reasons: Collection[Reason],
-        going: Collection[str],
+        leaving: Collection[str],
         now: Bookies,
         result: _Result,
     ) -> VersionedRecord:
@@ -258,8 +268,8 @@ class Worker:
         is_in_recovery = _is_in_recovery(current)
         if current.record.closed or not (_concerns_end(current, reasons) or is_in_recovery):
             return current
-        if not is_in_recovery and self._lacks_spares(current, going, now):
-            self._watched.pop(current.record.ledger_id, None)  # its writer could do nothing
+        if not is_in_recovery and self._lacks_spares(current, leaving, now):
+            self._watched.pop(current.record.ledger_id, None)  # its writer has no spare either
             result.why = slots.NO_SPARE
         elif await self._may_close(current):
             return await self._ledgers.recover(current.record.ledger_id, tokens=self._tokens)
@@ -268,13 +278,13 @@ class Worker:
         return current
 
     async def _give_away(
-        self, current: VersionedRecord, going: Collection[str], now: Bookies, result: _Result
+        self, current: VersionedRecord, leaving: Collection[str], now: Bookies, result: _Result
     ) -> None:
-        """Give the settled slots of the bookies that go to other bookies."""
-        for slot in slots.slots_of(current.record, going):
+        """Give the slots of leaving bookies, in complete fragments, to other bookies."""
+        for slot in slots.slots_of(current.record, leaving):
             moved = await slots.give_away(
                 *(self._ledgers, current.record.ledger_id, slot, self._tokens),
-                avoid=[*going, *now.draining],
+                avoid=[*leaving, *now.draining],
                 pace=self._pace_of(slot.old),
             )
             result.add(moved)
@@ -299,70 +309,70 @@ class Worker:
                 return
             log.info("repair: a better place: %s", moved)
 
-    async def _stays(
-        self, reason: Reason, current: VersionedRecord, moves: bool, result: _Result
+    async def _is_still_listed(
+        self, reason: Reason, current: VersionedRecord, may_place_better: bool, result: _Result
     ) -> bool:
-        """Whether the ledger stays listed for this reason; brings back what a bookie lacks."""
+        """Whether the ledger stays listed for this reason; brings back the entries that a staying
+        bookie lacks."""
         if reason.why is Cause.MISPLACED:
-            return moves and bool(result.why)
+            return may_place_better and bool(result.why)
         if reason.why is Cause.JOINING or not current.record.names(reason.bookie_id):
             return False  # other bookies have its copies
         if reason.why.goes or not current.record.closed:
             return True
-        done = await self._bring_back(current, reason)
-        result.add(done)
-        return not done.cleared
+        result_there = await self._bring_back(current, reason)
+        result.add(result_there)
+        return not result_there.cleared
 
-    async def _bring_back(self, closed: VersionedRecord, reason: Reason) -> limbo.Repaired:
+    async def _bring_back(self, closed: VersionedRecord, reason: Reason) -> limbo.ComparisonResult:
         """Copy to a bookie that stays the entries that it lacks."""
-        (done,) = await limbo.repair_known(
+        (result_there,) = await limbo.compare_and_repair(
             *(self._ledgers, closed, [reason.bookie_id], self._tokens),
             everything=reason.why != Cause.LIMBO,
             pace=self._pace_of(""),
         )
-        if done.cleared:
-            log.info("repair: %s", done)
-        return done
+        if result_there.cleared:
+            log.info("repair: %s", result_there)
+        return result_there
 
-    async def _withdraw(self, versioned: VersionedRecord, going: Collection[str]) -> None:
-        """End each joining in the place of a member that stays."""
+    async def _withdraw(self, versioned: VersionedRecord, leaving: Collection[str]) -> None:
+        """End each joining for the slot of a member that stays."""
         record = versioned.record
         for joining in record.joining:
-            if record.fragment_of(joining.first_entry).ensemble[joining.slot] not in going:
+            if record.fragment_of(joining.first_entry).ensemble[joining.slot] not in leaving:
                 await slots.withdraw(self._ledgers, record.ledger_id, joining)
 
     def _lacks_spares(
-        self, versioned: VersionedRecord, going: Collection[str], now: Bookies
+        self, versioned: VersionedRecord, leaving: Collection[str], now: Bookies
     ) -> bool:
-        """Whether a living writer, too, could not replace the members of its ensemble that go."""
+        """Whether a living writer could not replace the leaving members of its ensemble either."""
         cluster, ensemble = self._ledgers.cluster, versioned.record.last_fragment.ensemble
-        here = {bookie.id for bookie in cluster.directory.writable()} - now.draining
+        writable_ids = {bookie.id for bookie in cluster.directory.writable()} - now.draining
         quorum = Quorum.of(versioned.record)
         return not all(
-            slots.can_be_taken(cluster, quorum, ensemble, slot, here)
+            slots.can_be_taken(cluster, quorum, ensemble, slot, writable_ids)
             for slot, bookie in enumerate(ensemble)
-            if bookie in going
+            if bookie in leaving
         )
 
     async def _may_close(self, versioned: VersionedRecord) -> bool:
         return _is_in_recovery(versioned) or await self._is_idle(versioned)
 
     async def _is_idle(self, versioned: VersionedRecord) -> bool:
-        """Look at an open ledger; whether it has not moved for `_due_s`."""
+        """Look at an open ledger; returns whether it has not moved for `_due_s`."""
         reader = AsyncLedgerReader(self._ledgers.cluster, versioned, self._tokens)
         try:
             confirmed = await reader.refresh_last_add_confirmed()
         except LedgerError:  # no bookie responds: then only its record shows whether it moves
             confirmed = reader.last_add_confirmed
-        seen = _Seen(reader.version, confirmed, self._now())
+        state = _LedgerState(reader.version, confirmed, self._now())
         before = self._watched.get(versioned.record.ledger_id)
-        if before is None or before[:2] != seen[:2]:
-            before = self._watched[versioned.record.ledger_id] = seen
-        return seen.since_s - before.since_s >= self._due_s()
+        if before is None or before[:2] != state[:2]:
+            before = self._watched[versioned.record.ledger_id] = state
+        return state.since_s - before.since_s >= self._due_s()
 
     def _due_s(self) -> float:
-        """Seconds after which an open ledger that does not move has no writer that reaches the
-        cluster."""
+        """An open ledger that does not move for so long has no writer that reaches the cluster."""
         if self._idle_s is not None:
             return self._idle_s
         return max(IDLE_MIN_S, self._settings.lost_bookie_delay_s * IDLE_SHARE)
@@ -370,7 +380,8 @@ class Worker:
     # -- pace ---------------------------------------------------------------------------------
 
     def _pace_of(self, old: str) -> Pace:
-        """The pace for copies that replace those of `old`, a lost or drained bookie ("": none)."""
+        """The pace for copies that replace the copies of `old`, a lost or drained bookie; "" for
+        other copies."""
 
         async def pace(copied: int) -> None:
             self.copied_bytes += copied
@@ -402,15 +413,15 @@ class Worker:
 
     def _put_off(self, ledger_id: int, *, moved: bool) -> None:
         before = self._waits.get(ledger_id)
-        longest = min(BACK_OFF_MAX_S, self._settings.lost_bookie_delay_s * IDLE_SHARE)
-        pause_s = BACK_OFF_S if before is None or moved else min(2 * before.pause_s, longest)
+        longest_s = min(BACK_OFF_MAX_S, self._settings.lost_bookie_delay_s * IDLE_SHARE)
+        pause_s = BACK_OFF_S if before is None or moved else min(2 * before.pause_s, longest_s)
         self._waits[ledger_id] = _Wait(self._now() + pause_s, pause_s)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
 
-def _holds(reason: Reason, now: Bookies) -> bool:
+def _still_holds(reason: Reason, now: Bookies) -> bool:
     """Whether the reason still holds, as far as the state of the bookies decides that."""
     if reason.why == Cause.LOST:
         return reason.bookie_id not in now.registered
@@ -422,9 +433,9 @@ def _is_in_recovery(versioned: VersionedRecord) -> bool:
 
 
 def _concerns_end(versioned: VersionedRecord, reasons: Collection[Reason]) -> bool:
-    """Whether an open ledger must be closed before its reasons can go: a bookie that goes is in its
-    last fragment, or a bookie that stays lacks entries, and they are brought back only once the end
-    of the ledger is known."""
+    """Whether an open ledger must be closed before its reasons can be dropped: a leaving bookie is
+    in its last fragment; or a staying bookie lacks entries, which are brought back only once the
+    end of the ledger is known."""
     members = versioned.record.last_fragment.ensemble
     return any(
         reason.bookie_id in members if reason.why.goes else reason.why.lacks for reason in reasons

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from spark_ledger.config import resolve_service_url, whole
 from spark_ledger.errors import BadConfig, Unavailable, cause_of
-from spark_ledger.repair.audit import Audit, Referred, audit_some
+from spark_ledger.repair.audit import Audit, References, audit_batch
 from spark_ledger.repair.service import tokens_of
 from spark_ledger.spark.session import check_session
 from spark_ledger.spark.worker import worker_python
@@ -34,7 +34,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.upkeep import compactor
-from spark_ledger.topic.upkeep.compactor import Compacted, Compaction, Merged, MergeTask
+from spark_ledger.topic.upkeep.compactor import Compaction, CompactionResult, MergeResult, MergeTask
 from spark_ledger.topic.upkeep.ledger_inventory import referred_by
 from spark_ledger.topic.upkeep.merge_plan import MERGED_BYTES, MergeLimits
 
@@ -77,7 +77,7 @@ def compact(
     service_url: str | None = None,
     *,
     merged_bytes: int = MERGED_BYTES,
-) -> Compacted:
+) -> CompactionResult:
     """Merge the small segments that the topic has now into segments of about `merged_bytes` bytes,
     by Spark tasks.
 
@@ -101,16 +101,16 @@ def compact(
             with heartbeats(cluster, intent):
                 merged = run_tasks(spark, partial(merge_group, url, info, intent), tasks)
             cluster.run(compaction.commit(merged))
-        return compaction.done
+        return compaction.total
     finally:
         cluster.run(compaction.aclose())
 
 
 def run_tasks(
     spark: SparkSession,
-    do: Callable[[Group], list[Merged]],
+    do: Callable[[Group], list[MergeResult]],
     tasks: Sequence[MergeTask],
-) -> list[Merged]:
+) -> list[MergeResult]:
     """The results of `do` for the tasks, in their order, by a Spark task for each group."""
     return [merged for group in run_each(spark, do, group_tasks(tasks)) for merged in group]
 
@@ -130,7 +130,9 @@ def group_tasks(tasks: Sequence[MergeTask]) -> list[Group]:
     return [tuple(group) for group in groups]
 
 
-def merge_group(service_url: str, topic: TopicInfo, intent: Intent, group: Group) -> list[Merged]:
+def merge_group(
+    service_url: str, topic: TopicInfo, intent: Intent, group: Group
+) -> list[MergeResult]:
     """In a Spark task: carry out a group's merges. Raises as compactor.merge."""
     cluster = blocking.topics(service_url)
     with heartbeats(cluster, intent):
@@ -174,7 +176,7 @@ def session() -> SparkSession:
 
 
 def audit_group(
-    service_url: str, deep: bool, referred: Referred, ledger_ids: Sequence[int]
+    service_url: str, deep: bool, referred: References, ledger_ids: Sequence[int]
 ) -> Audit:
     """In a Spark task: check these ledgers. Raises errors.Unavailable."""
     cluster = blocking.topics(service_url)
@@ -182,12 +184,12 @@ def audit_group(
     async def audit_ledgers() -> Audit:
         ledgers = cluster.client.ledgers
         tokens = await tokens_of(ledgers)
-        return await audit_some(ledgers, tokens, ledger_ids, deep=deep, referred=referred)
+        return await audit_batch(ledgers, tokens, ledger_ids, deep=deep, referred=referred)
 
     return cluster.run(audit_ledgers())
 
 
-async def _ledgers_and_references(topics: TopicClient) -> tuple[list[int], Referred]:
+async def _ledgers_and_references(topics: TopicClient) -> tuple[list[int], References]:
     return [ledger_id async for ledger_id in topics.ledgers.list()], await referred_by(topics)
 
 

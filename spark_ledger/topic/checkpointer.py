@@ -1,14 +1,14 @@
 """Making checkpoints: a topic's state becomes the root with which later folds begin.
 
-Always true: a checkpoint is published by compare-and-set, and only if it goes further than the
-present one (hazard 6), in a multi that checks the intent under which it was made and the record of
-each ledger that it newly names; every copy of these ledgers was made and read back (hazard 8). Only
-then are commits deleted, and only those below the *previous* checkpoint, oldest first, by number
-and never by listing, so the newest commit is never deleted. Each step is one multi with the
-checkpoint's record, set at the version that was read: a record that another process changed
-meanwhile stops the step, and `trimmed` is exactly the end of the deleted commits (hazards 1, 6, 7).
-A lost response is resolved by reading the record again. A checkpoint that fails changes nothing:
-the log stays as it is.
+Always true: a checkpoint is published by compare-and-set, and only if it covers more commits than
+the present checkpoint (hazard 6). The multi also checks the intent under which the checkpoint was
+made, and the record of each ledger that it newly names; every copy of these ledgers was made and
+read back (hazard 8). Only after that, commits are deleted: only the commits below the *previous*
+checkpoint, oldest first, by number and never by listing, so the newest commit is never deleted.
+Each step is one multi with the checkpoint's record, set at the version that was read: if another
+process changed the record meanwhile, the step fails. So `trimmed` is exactly the end of the deleted
+commits (hazards 1, 6, 7). After a lost response the record is read again. A checkpoint that fails
+changes nothing.
 """
 
 import asyncio
@@ -52,21 +52,23 @@ from spark_ledger.topic.log.topics import read_policies
 
 CHECKPOINT_EVERY = 64
 LOG_NODES_MAX = 2000
-UNFOLDED_MAX = 100  # the log may have so many more commits than this process has folded
-DROPPED_LOOKED_AT = 64  # each checkpoint looks at so many of the ledgers dropped longest ago
-PARTITIONS_AT_ONCE = 16  # made small between two turns of the event loop
+UNFOLDED_MAX = 100  # so many commits of the log may be unknown to this process
+DROPPED_CHECKED_MAX = 64  # a checkpoint looks whether so many ledgers, dropped longest ago, exist
+PARTITIONS_AT_ONCE = 16  # compacted in one turn of the event loop
 PAUSE_S = 0.1
-"""Between a commit and the checkpoint that is due after it: clients that wait for the commit (such
-as a producer whose partition was handed over for it) use the processor and the bookies first."""
+"""Between a commit and the checkpoint after it. In this time, clients that wait for the commit
+(such as a producer whose partition was handed over) use the processor and the bookies."""
 PURPOSE = "checkpoint"
-TRIED_MAX = 10_000
-"""A process remembers its last try for so many topics."""
+LAST_TRIES_MAX = 10_000
+"""A process remembers its last try of a checkpoint for so many topics."""
 
 _log = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """Makes the checkpoints of one process, on one event loop; at most one of a topic at a time."""
+    """Makes the checkpoints of one process, on one event loop; of a topic one at a time.
+
+    A checkpoint is due `commits_apart` commits after the one before."""
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class Checkpointer:
         chunks: ChunkStore,
         log_of: Callable[[str], TopicLog],
         *,
-        every: int = CHECKPOINT_EVERY,
+        commits_apart: int = CHECKPOINT_EVERY,
         log_nodes_max: int = LOG_NODES_MAX,
     ) -> None:
         self._store = ledgers.metadata
@@ -84,41 +86,41 @@ class Checkpointer:
         self._blobs = blobs
         self._chunks = chunks
         self._log_of = log_of
-        self._every = every
+        self._commits_apart = commits_apart
         self._log_nodes_max = log_nodes_max
-        self._tried = LruCache[str, int](TRIED_MAX)
-        self._making = BackgroundTasks()
+        self._last_tries = LruCache[str, int](LAST_TRIES_MAX)
+        self._background = BackgroundTasks()
 
     def after_commit(self, topic_id: str, number: int, intent_id: str | None) -> None:
         """If a checkpoint is due after commit `number`, make it in the background, PAUSE_S from
-        now. The commit was made under the intent (None: it has ended). A failure is logged; the
-        next try comes after as many commits again."""
+        now. The commit was made under the intent (None: the intent has ended). A failure is
+        logged; the next try comes `commits_apart` commits later."""
         log = self._log_of(topic_id)
-        since = number + 1 - max(log.root_next, self._tried.get(topic_id) or 0)
-        if since < self._every or topic_id in self._making:
+        commits_since = number + 1 - max(log.root_next, self._last_tries.get(topic_id) or 0)
+        if commits_since < self._commits_apart or topic_id in self._background:
             return
-        self._tried.put(topic_id, number + 1)
-        self._making.start(self._make_quietly(topic_id, intent_id), name=topic_id)
+        self._last_tries.put(topic_id, number + 1)
+        self._background.start(self._make_quietly(topic_id, intent_id), name=topic_id)
 
     async def before_commit(self, topic_id: str, intent_id: str) -> None:
-        """Make a checkpoint first if the log is full of commits (hazard 15). Raises as `make`: then
-        the caller must not commit."""
+        """If the log is full of commits, make a checkpoint (hazard 15). Raises as `make`; after an
+        error the caller must not commit."""
         log = self._log_of(topic_id)
         try:
-            folded = log.last_state or await log.fold()
+            state = log.last_state or await log.fold()
         except (errors.LedgerError, StoreError):
             return  # the commit meets the same error, and raises it
-        if folded.next - log.trimmed >= self._log_nodes_max - UNFOLDED_MAX and not folded.deleted:
+        if state.next - log.trimmed >= self._log_nodes_max - UNFOLDED_MAX and not state.deleted:
             await self.make(topic_id, intent_id)
 
     async def make(
-        self, topic_id: str, intent_id: str | None = None, *, least: int = 1
+        self, topic_id: str, intent_id: str | None = None, *, commits_min: int = 1
     ) -> CheckpointRecord | None:
         """Checkpoint the topic as it is now and trim its log. Returns the record in force
-        afterwards: the new one, that of a faster process, or the old one if fewer than `least`
-        commits came since; None without any checkpoint.
+        afterwards: the new record, the record of a faster process, or the old record if it has
+        fewer than `commits_min` commits after it; None without any checkpoint.
 
-        The checkpoint is made under the intent if it is open, else under a new one. Raises
+        The checkpoint is made under the intent if it is open, else under a new intent. Raises
         errors.Unavailable, errors.NotEnoughBookies, errors.LedgerFenced (the intent ended
         meanwhile), and as a fold.
         """
@@ -126,9 +128,9 @@ class Checkpointer:
             log = self._log_of(topic_id)
             state, newest = await log.fold_from_checkpoint()
             before = None if newest is None else newest.record
-            since = state.next - (0 if before is None else before.next)
-            if state.deleted or since < least:
-                return before if state.deleted else await self._trimmed(topic_id)
+            commits_since = state.next - (0 if before is None else before.next)
+            if state.deleted or commits_since < commits_min:
+                return before if state.deleted else await self._trim(topic_id)
             policies = (await read_policies(self._store, topic_id)).policies
             intent = await self._open_intent(topic_id, intent_id)
             try:
@@ -136,26 +138,26 @@ class Checkpointer:
             finally:
                 if intent.id != intent_id:
                     await self._intents.finish(intent.id)
-            return await self._trimmed(topic_id)
+            return await self._trim(topic_id)
 
     async def close(self) -> None:
-        """Give up the checkpoints that are being made."""
-        await self._making.close()
+        """Cancel the checkpoints that are being made."""
+        await self._background.close()
 
     async def idle(self) -> None:
         """Wait until no checkpoint is being made in the background."""
-        await self._making.idle()
+        await self._background.idle()
 
     # -- one checkpoint -----------------------------------------------------------------------
 
     async def _make_quietly(self, topic_id: str, intent_id: str | None) -> None:
         await asyncio.sleep(PAUSE_S)
         try:
-            await self.make(topic_id, intent_id, least=self._every)
+            await self.make(topic_id, intent_id, commits_min=self._commits_apart)
         except (errors.LedgerError, StoreError) as error:
             _log.warning("no checkpoint of topic %s was made: %s", topic_id, error)
 
-    async def _trimmed(self, topic_id: str) -> CheckpointRecord | None:
+    async def _trim(self, topic_id: str) -> CheckpointRecord | None:
         record = await trim_log(self._store, topic_id)
         if record is not None:
             self._log_of(topic_id).note_trimmed(record.trimmed)
@@ -177,20 +179,20 @@ class Checkpointer:
     ) -> None:
         topic_id = state.topic_id
         async with self._blobs.writer(intent, topic_id, policies) as writer:
-            small = await self._made_small(state, newest, writer)
-            root = Root(small, tuple(_named(newest)))
-            stored = await self._stored(root, writer)
+            compacted = await self._compact(state, newest, writer)
+            root = Root(compacted, tuple(_named(newest)))
+            stored_root = await self._store_root(root, writer)
             before = None if newest is None else newest.record
-            record = checkpoint.next_record(before, state.next, stored, intent.id)
+            record = checkpoint.next_record(before, state.next, stored_root, intent.id)
             version = None if newest is None else newest.version
             if await self._set(topic_id, record, version, intent, writer):
-                self._log_of(topic_id).offer(small)
+                self._log_of(topic_id).offer(compacted)
 
-    async def _made_small(
+    async def _compact(
         self, state: TopicState, newest: NewestCheckpoint | None, writer: BlobWriter
     ) -> TopicState:
-        """The state for the new root; new chunks and rows that were inline are in the held
-        ledgers."""
+        """The state for the new root: tails become chunks, and inline rows become entries, in the
+        held ledgers."""
         if newest is not None:
             state = await with_losses(state, newest.root.state, self._chunks)
         read_again = await self._chunks.load(checkpoint.sparse_chunks(state))
@@ -212,7 +214,7 @@ class Checkpointer:
             parts,
             trimmed=0 if newest is None else newest.record.next,
             unnamed_ledgers=_unnamed(newest),
-            deleted_ledgers=await self._gone(state),
+            deleted_ledgers=await self._deleted_ledgers(state),
         )
 
     async def _chunk(self, part: ByPartition, writer: BlobWriter) -> TableChunk:
@@ -222,20 +224,20 @@ class Checkpointer:
         self._chunks.keep(chunk, table)
         return chunk
 
-    async def _stored(self, root: Root, writer: BlobWriter) -> StoredRoot:
+    async def _store_root(self, root: Root, writer: BlobWriter) -> StoredRoot:
         encoded = checkpoint.encode_root(root)
         if len(encoded) <= ROOT_INLINE_BYTES_MAX:
             return encoded
         return await writer.write(encoded, every_copy=True)
 
-    async def _gone(self, state: TopicState) -> list[int]:
-        """Those of the ledgers dropped longest ago that were deleted since."""
+    async def _deleted_ledgers(self, state: TopicState) -> list[int]:
+        """The deleted ledgers among the DROPPED_CHECKED_MAX ledgers dropped longest ago."""
         oldest = sorted(state.dropped, key=lambda ledger: (state.dropped[ledger], ledger))
-        deleted_ledgers = []
-        for ledger in oldest[:DROPPED_LOOKED_AT]:
+        deleted = []
+        for ledger in oldest[:DROPPED_CHECKED_MAX]:
             if await read(self._store, paths.ledger(ledger)) is None:
-                deleted_ledgers.append(ledger)
-        return deleted_ledgers
+                deleted.append(ledger)
+        return deleted
 
     async def _set(
         self,
@@ -245,7 +247,7 @@ class Checkpointer:
         intent: Intent,
         writer: BlobWriter,
     ) -> bool:
-        """Whether the record is in force; False if another process set one meanwhile."""
+        """Whether the record is in force; False if another process set another record meanwhile."""
         path, value = paths.topic_checkpoint(topic_id), checkpoint.encode_record(record)
         write = Create(path, value) if version is None else Set(path, value, version)
         for _ in range(TRIES_MAX):
@@ -260,8 +262,8 @@ class Checkpointer:
             except (MultiFailed, OutcomeUnknown) as error:
                 await self._store.sync(path)
                 node = await read(self._store, path)
-                now = None if node is None else node.version
-                if now != version:
+                version_now = None if node is None else node.version
+                if version_now != version:
                     return node is not None and node.value == value
                 if isinstance(error, MultiFailed) and error.index == 0:
                     raise (await self._intents.get(intent.id)).ended_error() from error
@@ -278,12 +280,12 @@ def _named(newest: NewestCheckpoint | None) -> list[int]:
 
 
 def _unnamed(newest: NewestCheckpoint | None) -> list[int]:
-    """The ledgers that the checkpoint before the newest named and the newest does not: no
-    checkpoint from the next one on names them."""
+    """The ledgers that the checkpoint before the newest named and that the newest does not name: no
+    later checkpoint names them."""
     if newest is None:
         return []
-    still = _named(newest)
-    return [ledger for ledger in newest.root.earlier_ledgers if ledger not in still]
+    named = _named(newest)
+    return [ledger for ledger in newest.root.earlier_ledgers if ledger not in named]
 
 
 DELETED_AT_ONCE = 256
@@ -291,10 +293,11 @@ _LOG_VERSION = 0  # commits are written once
 
 
 async def trim_log(store: MetadataStore, topic_id: str) -> CheckpointRecord | None:
-    """Delete the commits that may go; the checkpoint's record afterwards (None: no checkpoint).
+    """Delete the commits below the previous checkpoint; return the checkpoint's record afterwards
+    (None: no checkpoint).
 
-    Another process that trims or publishes at the same time makes this one stop, and nothing is
-    lost. Raises store.StoreUnavailable.
+    If another process trims or publishes at the same time, this call stops without harm. Raises
+    store.StoreUnavailable.
     """
     path = paths.topic_checkpoint(topic_id)
     record: CheckpointRecord | None = None
@@ -306,7 +309,7 @@ async def trim_log(store: MetadataStore, topic_id: str) -> CheckpointRecord | No
         record, version = checkpoint.decode_record(node.value), node.version
         try:
             while record.trimmed < record.previous:
-                record = await _trim_some(store, topic_id, record, version)
+                record = await _trim_batch(store, topic_id, record, version)
                 version += 1
             return record
         except OutcomeUnknown:
@@ -316,33 +319,33 @@ async def trim_log(store: MetadataStore, topic_id: str) -> CheckpointRecord | No
     return record
 
 
-async def _trim_some(
+async def _trim_batch(
     store: MetadataStore, topic_id: str, record: CheckpointRecord, version: int
 ) -> CheckpointRecord:
     end = min(record.previous, record.trimmed + DELETED_AT_ONCE)
     trimmed = replace(record, trimmed=end)
     mark = Set(paths.topic_checkpoint(topic_id), checkpoint.encode_record(trimmed), version)
-    doomed = [paths.topic_log(topic_id, number) for number in range(record.trimmed, end)]
-    operations: list[Operation] = [mark, *(Delete(path, _LOG_VERSION) for path in doomed)]
+    commit_paths = [paths.topic_log(topic_id, number) for number in range(record.trimmed, end)]
+    operations: list[Operation] = [mark, *(Delete(path, _LOG_VERSION) for path in commit_paths)]
     try:
         await store.multi(operations)
     except MultiFailed as failed:
         if failed.index == 0 or not isinstance(failed.cause, NoNode):
             raise
         present = [
-            path for path in doomed if await read(store, path) is not None
+            path for path in commit_paths if await read(store, path) is not None
         ]  # removed by hand
         await store.multi([mark, *(Delete(path, _LOG_VERSION) for path in present)])
     return trimmed
 
 
-# -- which ledgers lost rows since a checkpoint, if only its chunks name them ----------------------
+# -- ledgers that lost rows since a checkpoint, if only its chunks name these ledgers --------------
 #
-# A commit that takes rows away names the ledgers that hold them, as it sees them. But a checkpoint
-# moves rows that were in commits to ledgers of its own, and an action planned on commits alone does
-# not know of these ledgers. If the checkpoint has them in its tail, the fold notes it (state.py);
-# if they are in a chunk, the chunk must be read: that is done here. Always true: a ledger that the
-# newest checkpoint refers to, and to which nothing refers after a later commit, is among those
+# A commit that takes rows away names the ledgers with these rows, as far as it knows them. But a
+# checkpoint moves inline rows of commits to ledgers of its own, and an action planned on commits
+# alone does not know these ledgers. If they are in the checkpoint's tail, the fold notes them
+# (state.py). If they are in a chunk, the chunk must be read: this part does it. Always true: if the
+# newest checkpoint refers to a ledger, and after a later commit nothing refers to it, the ledger is
 # found here or dropped by the state: so the delete delay holds for it (hazard 34).
 
 CHUNKS_AT_ONCE = 16
@@ -350,7 +353,7 @@ CHUNKS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Rows [lo, hi) of a partition that were in a chunk and are in it no longer."""
+    """Rows [lo, hi) of a partition that a chunk had and that a later state does not have in it."""
 
     partition: int
     lo: int
@@ -358,19 +361,19 @@ class Loss:
 
 
 def losses(before: TopicState, after: TopicState) -> dict[TableChunk, list[Loss]]:
-    """By chunk of `before`, the rows that the later state `after` does not have there."""
+    """By chunk of `before`, the rows that the later state `after` does not have in this chunk."""
     by_chunk: dict[TableChunk, list[Loss]] = {}
-    for was, now in zip(before.partitions, after.partitions, strict=False):
-        if was.intervals is not now.intervals:
-            for chunk, loss in _of_partition(was, now):
+    for earlier, later in zip(before.partitions, after.partitions, strict=False):
+        if earlier.intervals is not later.intervals:
+            for chunk, loss in _losses_of_partition(earlier, later):
                 by_chunk.setdefault(chunk, []).append(loss)
     return by_chunk
 
 
 async def with_losses(state: TopicState, before: TopicState, chunks: ChunkStore) -> TopicState:
-    """The state, in which the ledgers that lost rows of `before`'s chunks are dropped. The delete
-    delay begins with the last commit: the commit that took the rows is not known. Raises as
-    ChunkStore.load."""
+    """The state, with the ledgers that lost rows of `before`'s chunks added to `dropped`. Their
+    delete delay begins with the last commit, because the commit that took the rows is not known.
+    Raises as ChunkStore.load."""
     lost = losses(before, state)
     ledgers: dict[int, None] = {}
     lossy_chunks = list(lost)
@@ -378,28 +381,30 @@ async def with_losses(state: TopicState, before: TopicState, chunks: ChunkStore)
         read = await chunks.load(lossy_chunks[at : at + CHUNKS_AT_ONCE])
         for chunk, table in read.items():
             for loss in lost[chunk]:
-                lost_segments = table.between(loss.partition, loss.lo, loss.hi)
-                ledgers |= dict.fromkeys(lost_segments.ledger_ids())
+                deleted = table.between(loss.partition, loss.lo, loss.hi)
+                ledgers |= dict.fromkeys(deleted.ledger_ids())
     if not ledgers:
         return state
     dropped: Mapping[int, int] = {**state.dropped, **dict.fromkeys(ledgers, state.commit_ms)}
     return replace(state, dropped=dropped)
 
 
-def _of_partition(was: PartitionState, now: PartitionState) -> Iterator[tuple[TableChunk, Loss]]:
-    for interval in was.intervals:
+def _losses_of_partition(
+    earlier: PartitionState, later: PartitionState
+) -> Iterator[tuple[TableChunk, Loss]]:
+    for interval in earlier.intervals:
         if isinstance(interval.source, TableChunk):
             same_chunk = (
                 at
-                for at in now.intervals.between(interval.lo, interval.hi)
+                for at in later.intervals.between(interval.lo, interval.hi)
                 if at.source == interval.source
             )
-            for lo, hi in _without(interval, same_chunk):
-                yield interval.source, Loss(was.number, lo, hi)
+            for lo, hi in _uncovered(interval, same_chunk):
+                yield interval.source, Loss(earlier.number, lo, hi)
 
 
-def _without(interval: Interval, others: Iterable[Interval]) -> Iterator[tuple[int, int]]:
-    """The offsets of the interval that are in none of `others`, which come in order."""
+def _uncovered(interval: Interval, others: Iterable[Interval]) -> Iterator[tuple[int, int]]:
+    """The offsets of the interval that no interval of `others` has; `others` are in order."""
     at = interval.lo
     for other in others:
         if at < other.lo:

@@ -1,6 +1,6 @@
 """The topic layer of one process and cluster, wired: drivers, tasks, the CLI and plain Python use
-it. Nothing is decided here; each part is in its own file. Parts that only some processes need (most
-processes of a cluster are reading tasks) are loaded and made at their first use."""
+it. Nothing is decided here; each part is in its own file. Most processes of a cluster only read as
+tasks: parts that other processes need are loaded and made at their first use."""
 
 import asyncio
 import random
@@ -144,9 +144,9 @@ class TopicClient:
         )
 
     def log(self, topic_id: str) -> TopicLog:
-        """The topic's log; the same object for the same topic, so folds are incremental. The logs
-        of followed topics are kept, and the LOGS_KEPT_MAX others used last: the rest is folded from
-        the start."""
+        """The topic's log; the same object for the same topic, so folds are incremental. Kept are
+        the logs of followed topics, and the LOGS_KEPT_MAX other logs used last: any other log is
+        folded from the start."""
         log = self._logs.pop(topic_id, None) or TopicLog(self.store, topic_id, self.ledgers)
         self._logs[topic_id] = log
         if len(self._logs) > LOGS_KEPT_MAX + len(self._followers):
@@ -168,8 +168,9 @@ class TopicClient:
     async def follow(
         self, topic_id: str, name: str | None = None, reread_s: float | None = None
     ) -> TopicFollower:
-        """The topic's follower, started; one for each topic, made with the arguments of the first
-        call. A failed start is tried again. With `name` its errors name the topic."""
+        """The topic's follower, started. Each topic has one follower, made with the arguments of
+        the first call; after a failed start the next call tries again. With `name` its errors name
+        the topic."""
         return await self._followers.result(
             topic_id, lambda: self._start_follower(topic_id, name, reread_s)
         )
@@ -232,7 +233,8 @@ class TopicClient:
         kinds: Mapping[str, RowKind] = NO_KINDS,
         timeout_s: float = 60.0,
     ) -> CommitOutcome:
-        """Commit the results of tasks, by topic id: all topics or none, in order of task index.
+        """Commit the results of tasks, by topic id, to all topics or to none, in order of task
+        index.
 
         In the topics whose ids `overwrite` has, the rows replace all rows that were there when the
         intent to overwrite was made (Intents.open_...(overwrites=)) and this app's own rows since.
@@ -259,10 +261,10 @@ class TopicClient:
             kinds=kinds,
             check_quotas=self._check_quotas,
             creators={
-                id_: of
+                ledger_id: token
                 for task_results in results.values()
                 for r in task_results
-                for id_, of in r.creators.items()
+                for ledger_id, token in r.creators.items()
             },
         )
         return await self._commit(request, timeout_s, ends_live=True)
@@ -279,10 +281,10 @@ class TopicClient:
         kinds: Mapping[str, RowKind] = NO_KINDS,
         timeout_s: float = 60.0,
     ) -> CommitOutcome:
-        """Commit any actions to one topic: maintenance, under an intent of its own
-        (Intents.open_system_intent), under which only this process commits. The committer fills in
-        the ledgers that each action drops. `checks` are nodes whose versions the multi checks too:
-        if one changed, raises errors.TxnConflict. Raises as Committer.commit."""
+        """Commit any actions to one topic, for maintenance. Only this process commits under the
+        intent (Intents.open_system_intent). The committer adds to each action the ledgers that it
+        drops. The multi also contains `checks`: a node with another version raises
+        errors.TxnConflict. Raises as Committer.commit."""
         key = txn or TxnKey(intent.app_id, intent.target, NEXT_VERSION, intent.run_id)
         drafts = {topic_id: tuple(actions)}
         request = CommitRequest(key, intent.id, drafts, finish_intent, tuple(checks), kinds=kinds)
@@ -293,16 +295,16 @@ class TopicClient:
     ) -> CommitOutcome:
         before = partial(self.checkpoints.before_commit, intent_id=request.intent_id)
         await call_each(before, request.drafts)
-        waits_s = max(timeout_s, self.ledgers.config.outage_timeout_s)
+        wait_s = max(timeout_s, self.ledgers.config.outage_timeout_s)
         if ends_live:
-            outcome = await self.live_committer.commit(request, waits_s)
+            outcome = await self.live_committer.commit(request, wait_s)
         else:
-            outcome = await self.committer.commit(request, waits_s)
+            outcome = await self.committer.commit(request, wait_s)
         if request.finish_intent and outcome.kind is not CommitKind.COMMITTED:
             await self.intents.finish(request.intent_id)
         intent_id = None if request.finish_intent else request.intent_id
-        for topic_id, made in outcome.topics.items():
-            self.checkpoints.after_commit(topic_id, made.number, intent_id)
+        for topic_id, commit in outcome.topics.items():
+            self.checkpoints.after_commit(topic_id, commit.number, intent_id)
         return outcome
 
     async def lags(
@@ -349,9 +351,11 @@ class TopicClient:
         """The chunks for `plan_read(state, ranges, read=...)`. Raises as ChunkStore.load."""
         return await self.chunks.load(chunks_to_read(state, ranges))
 
-    async def readable(self, state: TopicState, ranges: Ranges) -> tuple[TopicState, Tables]:
-        """The state with its `tables`; folded again if a chunk is gone because a newer checkpoint
-        replaced it. Raises as TopicLog.fold and ChunkStore.load."""
+    async def state_with_tables(
+        self, state: TopicState, ranges: Ranges
+    ) -> tuple[TopicState, Tables]:
+        """The state with its `tables`. If a newer checkpoint replaced a chunk, which then is gone,
+        folds again. Raises as TopicLog.fold and ChunkStore.load."""
         try:
             return state, await self.tables(state, ranges)
         except NoSuchLedger:
@@ -384,7 +388,8 @@ class TopicClient:
         return follower
 
     def _stopped_following(self, topic_id: str, follower: TopicFollower) -> None:
-        """Drop a follower that failed, or whose topic was deleted: the next call makes another."""
+        """Drop a follower that failed, or whose topic was deleted: the next `follow` makes a new
+        one."""
         if self._followers.kept(topic_id) is follower:
             self._followers.pop(topic_id)
             self.forget_log(topic_id)

@@ -1,13 +1,13 @@
-"""Commits of parts: an epoch is written piece by piece, each piece at least once, and exactly once
-if it is repeated unchanged.
+"""Commits of parts: an epoch is written in parts, each part at least once, and exactly once if it
+is repeated unchanged.
 
-A part is one of the pieces into which a caller cuts each of its epochs: a partition of Spark if
-only `foreach` may be used. An epoch that is done again may be cut another way, so a part's number
-alone proves nothing: to take the part for done could lose rows that are in it now. Always true: a
-part is left out only if the same content was the last commit of this part and epoch.
+A caller cuts each of its epochs into parts: with Spark's `foreach`, a part is a partition of Spark.
+A repeated epoch may be cut another way, so a part's number alone proves nothing: if that number
+counted as committed, the rows that are in the part now could be lost. Always true: a part is left
+out only if the last commit of this part and epoch had the same content.
 
-The transaction record (`app id#part-number`, target) has as version the epoch and a count of the
-commits made in it, as run the digest of the content.
+The transaction record (`app id#part-number`, target) has as version the epoch and the number of
+commits in it, and as run the digest of the content.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ COMMITS_OF_EPOCH = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Piece `number` of an epoch; only the same rows in the same order have the same `digest`."""
+    """Part `number` of an epoch; only the same rows in the same order have the same `digest`."""
 
     number: int
     epoch: int
@@ -37,7 +37,7 @@ class Part:
 
 
 def next_version(record: TxnRecord, part: Part) -> int | None:
-    """The version of the part's commit; None: the part is committed already."""
+    """The version of the part's commit; None if the part is committed already."""
     if record.version // COMMITS_OF_EPOCH == part.epoch and record.run_id == part.digest:
         return None
     return max(record.version + 1, part.epoch * COMMITS_OF_EPOCH)
@@ -54,7 +54,7 @@ async def commit_part(
 ) -> CommitOutcome:
     """Commit the results of the part, by topic id, under the intent of the run that wrote them
     (of kind PARTS). The next part that this process writes goes to other ledgers: no two commits
-    name one, so what the topic drops may be deleted while the run goes on. `kinds` as of
+    name the same ledger, so dropped ledgers may be deleted while the run goes on. `kinds` as of
     TopicClient.commit_topics.
     Raises as TopicClient.commit_topics; errors.LedgerFenced when a newer run has taken over."""
     try:
@@ -88,6 +88,6 @@ async def _commit(
                 results, txn, intent.id, user_metadata=user_metadata, kinds=kinds
             )
         except errors.LedgerFenced as fenced:
-            if "recorded_by" not in fenced.facts:  # else another attempt was faster: look again
+            if "recorded_by" not in fenced.facts:  # another attempt was faster: try again
                 raise
         await tries.retry_or_raise(f"others committed part {part.number} of {intent.app_id} too")

@@ -1,20 +1,20 @@
 """Reading a task to its end although the topic changes meanwhile.
 
 Always true: the rows of each partition come in order of offsets, each once. If a ledger is gone,
-the reader folds the topic again and goes on in each partition where it was. Rows that were moved
-are read at their new place; rows that were trimmed are errors.RowsTrimmed with the count; rows that
-the topic still has in the missing ledger are errors.RowsLost. A reader that accepts losses
-(`lossy`) gets exactly the other rows.
+the reader folds the topic again, plans the remaining rows anew (*replans*), and goes on in each
+partition at the next offset. It reads moved rows at their new place. Trimmed rows raise
+errors.RowsTrimmed with the count; rows that the topic still has in the missing ledger raise
+errors.RowsLost. A reader that accepts losses (`lossy`) gets exactly the other rows.
 
-Chunked messages are put together here: the row of a last chunk has the bytes of all chunks.
+The chunks of a message are joined here: the row of a last chunk has the bytes of all chunks.
 
-    an entry that has a last chunk -> the offsets that it names -> the chunks at these offsets, kept
-    by this read, or read for this -> the row
+    an entry with a last chunk -> the offsets of earlier chunks that the last chunk names -> these
+    chunks, cached by this read or read now -> the row
 
 A message is one row, at its last chunk's offset, wherever a read begins: the reader finds the
-earlier chunks in the ledger that has their offsets now. A message with a chunk that is gone
-(retention took its first ones, or a hole has one) has no row: it went with that chunk. A read keeps
-at most KEPT_BYTES of chunks; chunks that it did not keep it reads again.
+earlier chunks in the ledger that has their offsets now. A message that lost a chunk (by retention,
+or in a hole) has no row. A read caches at most CHUNK_CACHE_BYTES of chunks, and reads other chunks
+again.
 """
 
 import asyncio
@@ -37,32 +37,32 @@ from spark_ledger.topic.log.state import PartitionState, Tables, TopicState
 from spark_ledger.topic.read.bad_entries import BadEntries
 from spark_ledger.topic.read.pieces import LiveRows
 from spark_ledger.topic.read.plan import (
-    NAMED_MAX,
-    NOTHING,
+    EMPTY_LEDGER_END,
+    LISTED_MAX,
     ReadTask,
     lost_of,
     plan_read,
     rows_lost,
     segments_in,
-    without,
+    without_rows,
 )
 from spark_ledger.topic.read.row_blocks import Block
-from spark_ledger.topic.read.slice_reader import Fetched, FetchedEntry, fetch_task
+from spark_ledger.topic.read.slice_reader import FetchedEntry, FetchedRuns, fetch_task
 
 FOLDS_MAX = 20
 PAUSE_S = 0.05
 
-KEPT_BYTES = 64 << 20
-EACH_BYTES = 256
-"""The memory that a kept chunk takes beside its payload."""
+CHUNK_CACHE_BYTES = 64 << 20
+CHUNK_OVERHEAD_BYTES = 256
+"""The memory that a cached chunk takes beside its payload."""
 _log = logging.getLogger(__name__)
 
 
-def fetch_kept(
+def fetch_with_replans(
     client: TopicClient, task: ReadTask, *, keys: Hashes | None = None, lossy: bool = False
-) -> Fetched:
-    """The entries of the task, in order, some at a time, not decoded yet; with `keys` (hashes)
-    without entries that certainly have none of these keys.
+) -> FetchedRuns:
+    """The entries of the task, in order, in runs, not decoded yet; replans the task if the topic
+    changes. With `keys` (hashes), entries that certainly lack all these keys are left out.
 
     Raises errors.RowsTrimmed, errors.RowsLost (neither if `lossy`), errors.TopicDeleted,
     errors.NoSuchLedger if a ledger is gone after each of FOLDS_MAX folds,
@@ -70,75 +70,75 @@ def fetch_kept(
     """
     tries = itertools.count()
 
-    async def again(left: ReadTask, error: errors.NoSuchLedger | errors.RowsLost) -> ReadTask:
+    async def replan(remaining: ReadTask, error: errors.NoSuchLedger | errors.RowsLost) -> ReadTask:
         if isinstance(error, errors.RowsLost):
             if not lossy:
                 raise error
-            return _without_lost(left, error)
-        tried = next(tries)
-        if tried >= FOLDS_MAX:
+            return _without_lost(remaining, error)
+        try_number = next(tries)
+        if try_number >= FOLDS_MAX:
             raise error
-        folded = await _folded_again(client, left, error, lossy)
-        await asyncio.sleep(PAUSE_S * tried)
-        return folded
+        replanned = await _replan(client, remaining, error, lossy)
+        await asyncio.sleep(PAUSE_S * try_number)
+        return replanned
 
-    return fetch_task(client.ledgers, task, keys, again)
+    return fetch_task(client.ledgers, task, keys, replan)
 
 
 def _without_lost(task: ReadTask, error: errors.RowsLost) -> ReadTask:
     """The task without the rows that the error names. Raises the error if it names no rows."""
     ended, start, end = (error.facts.get(name) for name in ("ended", "start", "end"))
     if isinstance(ended, tuple):
-        return without(task, lost_of(task, dict([ended])))
+        return without_rows(task, lost_of(task, dict([ended])))
     if isinstance(start, int) and isinstance(end, int):
         return _live_until(task, start, error)
     raise error
 
 
-async def _folded_again(
-    client: TopicClient, task: ReadTask, gone: errors.NoSuchLedger, lossy: bool
+async def _replan(
+    client: TopicClient, task: ReadTask, error: errors.NoSuchLedger, lossy: bool
 ) -> ReadTask:
     """The rest of the task, planned on the newest state."""
-    left = [OffsetRange(span.partition, span.lo, span.hi) for span in task.spans]
+    remaining = [OffsetRange(span.partition, span.lo, span.hi) for span in task.spans]
     if task.live is not None:
-        left.append(OffsetRange(task.live.live.partition, task.live.start, task.live.end))
-    state, read = await _newest(client, task, left)
+        remaining.append(OffsetRange(task.live.live.partition, task.live.start, task.live.end))
+    state, read = await _newest_state(client, task, remaining)
     starts = state.start_offsets()
-    trimmed = [OffsetRange(p, lo, min(hi, starts[p])) for p, lo, hi in left if lo < starts[p]]
+    trimmed = [OffsetRange(p, lo, min(hi, starts[p])) for p, lo, hi in remaining if lo < starts[p]]
     if trimmed and not lossy:
         raise _rows_trimmed(task, trimmed)
     live = None
     if task.live is not None:
-        live = _still_live(state.partitions[task.live.live.partition], task.live)
-        nowhere = _end_in_topic(state, task.live, live)
-        if nowhere < task.live.end and not lossy:
-            raise _confirmed_lost(task, task.live, nowhere)
-    spans, table = segments_in(state, _committed(state, left), read)
-    return _without_ledger(replace(task, spans=spans, table=table, live=live), gone, lossy)
+        live = _live_part(state.partitions[task.live.live.partition], task.live)
+        end_in_topic = _end_in_topic(state, task.live, live)
+        if end_in_topic < task.live.end and not lossy:
+            raise _confirmed_lost(task, task.live, end_in_topic)
+    spans, table = segments_in(state, _committed_part(state, remaining), read)
+    return _without_ledger(replace(task, spans=spans, table=table, live=live), error, lossy)
 
 
-async def _newest(
-    client: TopicClient, task: ReadTask, left: list[OffsetRange]
+async def _newest_state(
+    client: TopicClient, task: ReadTask, remaining: list[OffsetRange]
 ) -> tuple[TopicState, Tables]:
-    """The topic's newest state with the chunks that it needs; folded again if a chunk is gone
-    before it was read."""
+    """The topic's newest state, with the chunks needed for the remaining rows. If a chunk is
+    deleted before it is read, folds again."""
     for tries in range(FOLDS_MAX):
-        if (state := await _folded(client, task.topic_id)) is None:
+        if (state := await _fold(client, task.topic_id)) is None:
             raise errors.TopicDeleted(
                 f"topic {task.topic!r} (id {task.topic_id}) was deleted", topic=task.topic
             )
-        asked: dict[int, tuple[int, int]] = {}
-        for p, lo, hi in _committed(state, left):
-            first, last = asked.get(p, (lo, hi))
-            asked[p] = (min(first, lo), max(last, hi))
+        ranges: dict[int, tuple[int, int]] = {}
+        for p, lo, hi in _committed_part(state, remaining):
+            first, last = ranges.get(p, (lo, hi))
+            ranges[p] = (min(first, lo), max(last, hi))
         try:
-            return await client.readable(state, asked)
+            return await client.state_with_tables(state, ranges)
         except (errors.NoSuchLedger, errors.NoSuchEntry):
             await asyncio.sleep(PAUSE_S * tries)
     raise errors.DataUnavailable(f"topic {task.topic!r} changes faster than its chunks can be read")
 
 
-async def _folded(client: TopicClient, topic_id: str) -> TopicState | None:
+async def _fold(client: TopicClient, topic_id: str) -> TopicState | None:
     """The state; None if the topic was deleted."""
     try:
         state = await client.log(topic_id).fold(fresh=True)
@@ -147,31 +147,33 @@ async def _folded(client: TopicClient, topic_id: str) -> TopicState | None:
     return None if state.deleted else state
 
 
-def _committed(state: TopicState, left: list[OffsetRange]) -> list[OffsetRange]:
+def _committed_part(state: TopicState, remaining: list[OffsetRange]) -> list[OffsetRange]:
     """The part of these offsets that commits hold and that is not trimmed."""
-    kept = []
-    for p, lo, hi in left:
-        held = state.partitions[p]
-        lo, hi = max(lo, held.start_offset), min(hi, held.end_offset)
+    committed = []
+    for p, lo, hi in remaining:
+        state_now = state.partitions[p]
+        lo, hi = max(lo, state_now.start_offset), min(hi, state_now.end_offset)
         if lo < hi:
-            kept.append(OffsetRange(p, lo, hi))
-    return kept
+            committed.append(OffsetRange(p, lo, hi))
+    return committed
 
 
-def _still_live(held: PartitionState, live: LiveRows) -> LiveRows | None:
+def _live_part(state_now: PartitionState, live: LiveRows) -> LiveRows | None:
     """The rows of the live segment that no commit has yet."""
-    start = max(live.start, held.end_offset)
-    now, before = held.live, live.live
-    if start >= live.end or now is None or now.ledger_id != before.ledger_id:
+    start = max(live.start, state_now.end_offset)
+    live_now, before = state_now.live, live.live
+    if start >= live.end or live_now is None or live_now.ledger_id != before.ledger_id:
         return None
-    return replace(live, start=start) if now.origin == before.origin else None
+    return replace(live, start=start) if live_now.origin == before.origin else None
 
 
 def _end_in_topic(state: TopicState, live_rows: LiveRows, live: LiveRows | None) -> int:
-    """The end of those of the rows that are in a commit or still live."""
-    held = state.partitions[live_rows.live.partition]
+    """The end of the part of `live_rows` that is in a commit or still live (`live`)."""
+    state_now = state.partitions[live_rows.live.partition]
     end = (
-        max(live_rows.start, held.start_offset, held.end_offset) if live is None else live_rows.end
+        max(live_rows.start, state_now.start_offset, state_now.end_offset)
+        if live is None
+        else live_rows.end
     )
     return min(end, live_rows.end)
 
@@ -187,10 +189,10 @@ def _confirmed_lost(task: ReadTask, live: LiveRows, start: int) -> errors.RowsLo
 
 def _rows_trimmed(task: ReadTask, trimmed: list[OffsetRange]) -> errors.RowsTrimmed:
     rows = sum(hi - lo for _, lo, hi in trimmed)
-    named = [f"offsets {lo} to {hi - 1} of partition {p}" for p, lo, hi in trimmed[:NAMED_MAX]]
-    more = ", ..." if len(trimmed) > NAMED_MAX else ""
+    listed = [f"offsets {lo} to {hi - 1} of partition {p}" for p, lo, hi in trimmed[:LISTED_MAX]]
+    more = ", ..." if len(trimmed) > LISTED_MAX else ""
     return errors.RowsTrimmed(
-        f"{rows} rows to be read were removed: {', '.join(named)}{more} of topic {task.topic!r}",
+        f"{rows} rows to be read were removed: {', '.join(listed)}{more} of topic {task.topic!r}",
         rows=rows,
     )
 
@@ -205,162 +207,166 @@ def _live_until(task: ReadTask, start: int, lost: errors.RowsLost) -> ReadTask:
     )
 
 
-def _without_ledger(task: ReadTask, gone: errors.NoSuchLedger, lossy: bool) -> ReadTask:
+def _without_ledger(task: ReadTask, error: errors.NoSuchLedger, lossy: bool) -> ReadTask:
     """The task if it no longer reads the missing ledger; without the ledger's rows if `lossy`."""
-    ledger_id = gone.facts.get("ledger_id")
+    ledger_id = error.facts.get("ledger_id")
     if not isinstance(ledger_id, int):
         return task
-    lost = lost_of(task, {ledger_id: NOTHING})
+    lost = lost_of(task, {ledger_id: EMPTY_LEDGER_END})
     if lost and not lossy:
         raise rows_lost(lost)
-    return without(task, lost)
+    return without_rows(task, lost)
 
 
 def with_chunks(
     client: TopicClient,
     task: ReadTask,
-    runs: Fetched,
+    runs: FetchedRuns,
     columns: Collection[str] | None = None,
     *,
     lossy: bool = False,
-) -> Fetched:
-    """The task's entries with their chunked messages put together, as far as `columns` need it; an
-    entry with such a message comes by itself. FetchedEntry.blocks handles messages that cannot be
-    put together, and entries that cannot be decoded. Raises as task_reader.fetch_kept."""
+) -> FetchedRuns:
+    """The task's entries with the chunks of messages joined, as far as `columns` need it; an entry
+    with a last chunk is a run by itself. FetchedEntry.blocks handles messages that cannot be
+    joined, and entries that cannot be decoded. Raises as task_reader.fetch_with_replans."""
     if not task.chunked:
         return runs
     value = columns is None or VALUE in columns
-    return _put_together(runs, _Chunks(client, task, value=value, lossy=lossy))
+    return _join_chunks(runs, _ChunkJoiner(client, task, value=value, lossy=lossy))
 
 
-async def _put_together(runs: Fetched, chunks: "_Chunks") -> Fetched:
+async def _join_chunks(runs: FetchedRuns, joiner: "_ChunkJoiner") -> FetchedRuns:
     async with aclosing(runs):
         async for run in runs:
             plain: list[FetchedEntry] = []
             for fetched in run:
-                in_entry = _chunks_in(fetched)
-                if not in_entry:
+                chunks = _chunks_in(fetched)
+                if not chunks:
                     plain.append(fetched)
                     continue
                 if plain:
                     yield plain
                 plain = []
-                yield [await chunks.join_chunks(fetched, in_entry)]
+                yield [await joiner.join(fetched, chunks)]
             if plain:
                 yield plain
 
 
 async def read_blocks(client: TopicClient, task: ReadTask) -> AsyncGenerator[Block, None]:
-    """The rows of a task, those of each partition in order. Raises as task_reader.fetch_kept, and
-    errors.BadEntry."""
+    """The rows of a task; the rows of each partition are in order. Raises as
+    task_reader.fetch_with_replans, and errors.BadEntry."""
     bad = BadEntries(task.topic)
-    async with aclosing(with_chunks(client, task, fetch_kept(client, task))) as runs:
+    async with aclosing(with_chunks(client, task, fetch_with_replans(client, task))) as runs:
         async for run in runs:
             for fetched in run:
                 for block in fetched.blocks(bad=bad):
                     yield block
 
 
-class _Chunks:
-    """Puts together the chunked messages of one read."""
+class _ChunkJoiner:
+    """Joins the chunks of the messages of one read."""
 
     def __init__(self, client: TopicClient, task: ReadTask, *, value: bool, lossy: bool) -> None:
         self._client = client
         self._task = task
-        self._value = value
+        self._needs_value = value
         self._lossy = lossy
-        self._kept = LruCache[tuple[int, int], Buffer](KEPT_BYTES, lambda b: EACH_BYTES + len(b))
+        self._earlier_chunks = LruCache[tuple[int, int], Buffer](
+            CHUNK_CACHE_BYTES, lambda b: CHUNK_OVERHEAD_BYTES + len(b)
+        )
 
-    async def join_chunks(self, fetched: FetchedEntry, chunks: "list[_Chunk]") -> FetchedEntry:
+    async def join(self, fetched: FetchedEntry, chunks: "list[_Chunk]") -> FetchedEntry:
         from spark_ledger.topic.entry import pulsar_batch  # only if an entry has chunks
         from spark_ledger.topic.entry.pulsar_parts import Chunks
 
-        whole: dict[int, list[Buffer]] = {}
+        earlier_chunks: dict[int, list[Buffer]] = {}
         faults: dict[int, errors.UnsupportedFormat] = {}
         partition = int(fetched.pieces["partition"][0])
         for offset, row, data in chunks:
             try:
                 if pulsar_batch.is_earlier_chunk(data):
-                    self._keep(partition, offset, pulsar_batch.payload_of_chunk(data))
+                    self._keep_chunk(partition, offset, pulsar_batch.payload_of_chunk(data))
                     continue
-                needed = pulsar_batch.earlier_offsets(data)
-                if any(earlier >= offset for earlier in needed):
-                    raise errors.BadEntry(f"a chunk at offset {offset} that names {max(needed)}")
-                earlier = await self._earlier(fetched, partition, offset, needed)
-            except errors.BadEntry as why:  # an earlier chunk's fault is met again at the last one
-                faults[row] = why
+                needed_offsets = pulsar_batch.earlier_offsets(data)
+                if any(earlier >= offset for earlier in needed_offsets):
+                    raise errors.BadEntry(
+                        f"a chunk at offset {offset} that names {max(needed_offsets)}"
+                    )
+                earlier = await self._earlier_payloads(fetched, partition, offset, needed_offsets)
+            except errors.BadEntry as error:  # a bad earlier chunk fails again at the last chunk
+                faults[row] = error
                 continue
             if earlier is None:
                 _log.warning(
                     "a message of %d chunks is left out: its last chunk is at offset %d of"
                     " partition %d of topic %s, and chunks before it are gone",
-                    *(len(needed) + 1, offset, partition, self._task.topic),
+                    *(len(needed_offsets) + 1, offset, partition, self._task.topic),
                 )
             else:
-                whole[row] = earlier
-        return replace(fetched, chunks=Chunks(whole, faults))
+                earlier_chunks[row] = earlier
+        return replace(fetched, chunks=Chunks(earlier_chunks, faults))
 
-    def _keep(self, partition: int, offset: int, payload: Buffer) -> None:
-        self._kept.put((partition, offset), payload if self._value else b"")
+    def _keep_chunk(self, partition: int, offset: int, payload: Buffer) -> None:
+        self._earlier_chunks.put((partition, offset), payload if self._needs_value else b"")
 
-    async def _earlier(
-        self, fetched: FetchedEntry, partition: int, last: int, needed: Collection[int]
+    async def _earlier_payloads(
+        self, fetched: FetchedEntry, partition: int, last: int, needed_offsets: Collection[int]
     ) -> list[Buffer] | None:
-        """The payloads of the chunks at these offsets; None if one is gone from the topic."""
+        """The payloads of the chunks at these offsets; None if the topic lost one of the chunks."""
         payloads: dict[int, Buffer] = {}
-        for offset in needed:
-            payload = self._kept.pop((partition, offset))
+        for offset in needed_offsets:
+            payload = self._earlier_chunks.pop((partition, offset))
             if payload is not None:
                 payloads[offset] = payload
-        missing = [offset for offset in needed if offset not in payloads]
-        if missing:
-            await self._read(fetched, partition, missing, payloads)
-        if len(payloads) < len(needed):
+        missing_offsets = [offset for offset in needed_offsets if offset not in payloads]
+        if missing_offsets:
+            await self._read_missing(fetched, partition, missing_offsets, payloads)
+        if len(payloads) < len(needed_offsets):
             return None
-        return [payloads[offset] for offset in needed]
+        return [payloads[offset] for offset in needed_offsets]
 
-    async def _read(
+    async def _read_missing(
         self,
         fetched: FetchedEntry,
         partition: int,
-        missing: list[int],
+        missing_offsets: list[int],
         payloads: dict[int, Buffer],
     ) -> None:
         """Read the missing chunks that the topic still has; add their payloads."""
         state = await self._client.log(self._task.topic_id).fold(fresh=True)
-        if missing[0] < state.partitions[partition].start_offset:
+        if missing_offsets[0] < state.partitions[partition].start_offset:
             return
         try:
-            for lo, hi in _runs_of(missing):
-                for task in await self._planned(state, fetched, partition, lo, hi):
-                    await self._read_all(task, payloads)
+            for lo, hi in _consecutive_ranges(missing_offsets):
+                for task in await self._plan_reads(state, fetched, partition, lo, hi):
+                    await self._read_task(task, payloads)
         except errors.RowsTrimmed:
             return
 
-    async def _read_all(self, task: ReadTask, payloads: dict[int, Buffer]) -> None:
+    async def _read_task(self, task: ReadTask, payloads: dict[int, Buffer]) -> None:
         from spark_ledger.topic.entry import pulsar_batch
 
-        async with aclosing(fetch_kept(self._client, task, lossy=self._lossy)) as runs:
+        async with aclosing(fetch_with_replans(self._client, task, lossy=self._lossy)) as runs:
             async for run in runs:
                 for fetched in run:
                     for offset, _, data in _chunks_in(fetched):
                         if pulsar_batch.is_earlier_chunk(data):
                             payload = pulsar_batch.payload_of_chunk(data)
-                            payloads[offset] = payload if self._value else b""
+                            payloads[offset] = payload if self._needs_value else b""
 
-    async def _planned(
+    async def _plan_reads(
         self, state: TopicState, fetched: FetchedEntry, partition: int, lo: int, hi: int
     ) -> list[ReadTask]:
-        """Reads of the offsets [lo, hi): from commits, and from the entry's own live ledger, which
-        has all offsets before the entry that no commit has."""
-        name, held = self._task.topic, state.partitions[partition]
+        """Reads of the offsets [lo, hi). Committed offsets are read from commits; the other offsets
+        before the entry are in the entry's own live ledger."""
+        name, state_now = self._task.topic, state.partitions[partition]
         tasks: list[ReadTask] = []
-        if lo < held.end_offset:
-            ranges = {partition: (lo, min(hi, held.end_offset))}
-            state, tables = await self._client.readable(state, ranges)
+        if lo < state_now.end_offset:
+            ranges = {partition: (lo, min(hi, state_now.end_offset))}
+            state, tables = await self._client.state_with_tables(state, ranges)
             tasks += plan_read(state, ranges, topic=name, read=tables)
-        live, place = held.live, fetched.entry.header
-        if hi > held.end_offset:
+        live, place = state_now.live, fetched.entry.header
+        if hi > state_now.end_offset:
             if live is None or live.ledger_id != place.ledger_id:
                 raise errors.DataUnavailable(
                     f"offsets up to {hi} of partition {partition} of topic {name} are in no commit"
@@ -373,7 +379,7 @@ class _Chunks:
 
 
 class _Chunk(NamedTuple):
-    """A chunk in an entry, of which it is row `row`."""
+    """A chunk in an entry. `row` is its number among the entry's rows."""
 
     offset: int
     row: int
@@ -406,7 +412,7 @@ def _chunks_of_pieces(fetched: FetchedEntry, header: Header) -> Iterator[_Chunk]
         at += messages
 
 
-def _runs_of(offsets: list[int]) -> Iterator[tuple[int, int]]:
+def _consecutive_ranges(offsets: list[int]) -> Iterator[tuple[int, int]]:
     """The ranges of consecutive offsets."""
     start = end = offsets[0]
     for offset in offsets:

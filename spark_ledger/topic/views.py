@@ -2,10 +2,10 @@
 commits, bookies. SCHEMAS has the columns of each table; docs/spark.md explains them.
 
 Always true: a view is planned as parts that fit into memory. Each part is read by itself, maybe in
-another process, so a view is no snapshot: it leaves out objects that are gone by then. A listing
-changes nothing, and keeps nothing of the topics that it read. Times are by the store's clock. No
-row has offsets that were trimmed or taken out: a segment that counts only in part is listed with
-the offsets and rows of this part, and with all its bytes and entries.
+another process, so a view is no snapshot: it leaves out objects that are deleted between plan and
+read. A listing changes nothing, and keeps no state of the topics that it read. Times are by the
+store's clock. No row has offsets that were trimmed or taken out by a hole: a segment that was
+trimmed in part is listed with its remaining offsets and rows, and with all its bytes and entries.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ T = TypeVar("T")
 TOPICS_PER_PART = 200
 LEDGERS_PER_PART = 5_000
 CHUNKS_PER_PART = 8  # of 1 MiB at most: some 50,000 segments each
-AT_ONCE = 16
+CALLS_AT_ONCE = 16
 TRIES_MAX = 5
 
 _TIME = pa.timestamp("us", "UTC")
@@ -104,7 +104,7 @@ Row = tuple[Any, ...]
 @dataclass(frozen=True, slots=True)
 class ViewPart:
     """A part of a view. Picklable. `topics` are the topics that it lists. For segments, `ranges`
-    are the offsets whose segments it has; for ledgers, `ledgers` are the ids to look at, and
+    are the offsets whose segments it lists; for ledgers, `ledgers` are the ids to list, and
     `only_topics` leaves out ledgers of other topics than `topics`."""
 
     view: str
@@ -122,23 +122,23 @@ async def plan(
     Raises errors.TopicNotFound for a named topic that does not exist, errors.Unavailable.
     """
     with reachable(f"listing {view}"):
-        return await _planned(client, view, names)
+        return await _plan(client, view, names)
 
 
-async def _planned(client: TopicClient, view: str, names: Iterable[str] | None) -> list[ViewPart]:
+async def _plan(client: TopicClient, view: str, names: Iterable[str] | None) -> list[ViewPart]:
     if view == "bookies":
         return [ViewPart(view)]
     topics = client.topics
     named = None if names is None else tuple([await topics.open(name) for name in names])
     if view == "ledgers":
         ids = [ledger_id async for ledger_id in client.ledgers.list()]
-        runs = _runs(ids, LEDGERS_PER_PART)
+        runs = _batches(ids, LEDGERS_PER_PART)
         return [ViewPart(view, named or (), (), tuple(few), named is not None) for few in runs]
     infos = tuple(await topics.list()) if named is None else named
     if view == "segments":
-        planned = await call_each(lambda info: _segment_parts(client, info), infos, AT_ONCE)
+        planned = await call_each(lambda info: _segment_parts(client, info), infos, CALLS_AT_ONCE)
         return [part for parts in planned for part in parts]
-    return [ViewPart(view, tuple(few)) for few in _runs(infos, TOPICS_PER_PART)]
+    return [ViewPart(view, tuple(few)) for few in _batches(infos, TOPICS_PER_PART)]
 
 
 async def read(client: TopicClient, part: ViewPart) -> list[pa.RecordBatch]:
@@ -152,9 +152,9 @@ async def read(client: TopicClient, part: ViewPart) -> list[pa.RecordBatch]:
         if part.view == "bookies":
             bookies = await directory.registered(client.store)
             return [_table("bookies", map(_bookie_row, bookies))]
-        of_topic = _OF_TOPIC[part.view]
+        of_topic = _TOPIC_VIEWS[part.view]
         of_topics = await call_each(
-            lambda info: _there(of_topic(client, info)), part.topics, AT_ONCE
+            lambda info: _unless_deleted(of_topic(client, info)), part.topics, CALLS_AT_ONCE
         )
         return [_table(part.view, rows) for rows in of_topics if rows]
 
@@ -250,7 +250,7 @@ def _commit_row(info: TopicInfo, number: int, created_ms: int, commit: Commit) -
     )
 
 
-_OF_TOPIC: Mapping[str, Callable[[TopicClient, TopicInfo], Awaitable[list[Row]]]] = {
+_TOPIC_VIEWS: Mapping[str, Callable[[TopicClient, TopicInfo], Awaitable[list[Row]]]] = {
     "topics": _topic,
     "partitions": _partitions,
     "subscriptions": _subscriptions,
@@ -263,30 +263,31 @@ _OF_TOPIC: Mapping[str, Callable[[TopicClient, TopicInfo], Awaitable[list[Row]]]
 
 
 async def _segment_parts(client: TopicClient, info: TopicInfo) -> list[ViewPart]:
-    """A part for the offsets whose segments are in no chunk, and parts of several chunks each."""
-    state = await _there(_state(client, info))
+    """One part for the offsets whose segments are in no chunk, and parts of several chunks each."""
+    state = await _unless_deleted(_state(client, info))
     if state is None:
         return []
     by_chunk = _ranges_by_chunk(state)
-    runs = [[None], *_runs([chunk for chunk in by_chunk if chunk is not None], CHUNKS_PER_PART)]
+    runs = [[None], *_batches([chunk for chunk in by_chunk if chunk is not None], CHUNKS_PER_PART)]
     ranges = [tuple(r for chunk in run for r in by_chunk.get(chunk, ())) for run in runs]
     return [ViewPart("segments", (info,), offsets) for offsets in ranges if offsets]
 
 
 async def _segments(client: TopicClient, part: ViewPart) -> pa.RecordBatch:
     (info,) = part.topics
-    tries = Tries(most=TRIES_MAX)
-    while (state := await _there(_state(client, info))) is not None:
+    tries = Tries(tries_max=TRIES_MAX)
+    while (state := await _unless_deleted(_state(client, info))) is not None:
         try:
             tables = await client.chunks.load(_chunks_needed(state, part.ranges))
             return _of_ranges(state, info.name.short, part.ranges, tables)
-        except errors.NoSuchLedger as gone:  # a newer checkpoint took the place of a chunk
+        except errors.NoSuchLedger as gone:  # a newer checkpoint replaced a chunk
             await tries.retry_or_raise(gone)
-    return _joined([], info.name.short)
+    return _joined_batch([], info.name.short)
 
 
 def _ranges_by_chunk(state: TopicState) -> dict[TableChunk | None, list[OffsetRange]]:
-    """For each chunk the offsets whose segments it has; None for offsets outside of chunks."""
+    """By chunk the offsets whose segments it has; by None the offsets whose segments are in no
+    chunk."""
     by_chunk: dict[TableChunk | None, list[OffsetRange]] = {}
     for held in state.partitions:
         for interval in held.intervals.between(held.start_offset, held.end_offset):
@@ -298,7 +299,7 @@ def _ranges_by_chunk(state: TopicState) -> dict[TableChunk | None, list[OffsetRa
 
 
 def _chunks_needed(state: TopicState, ranges: Iterable[OffsetRange]) -> list[TableChunk]:
-    """The chunks that `_of_ranges` needs in `read`."""
+    """The chunks that `_of_ranges` needs in `tables`."""
     partitions = state.partitions
     needed = (
         partitions[p].chunks_between(max(lo, partitions[p].start_offset), hi)
@@ -308,15 +309,15 @@ def _chunks_needed(state: TopicState, ranges: Iterable[OffsetRange]) -> list[Tab
 
 
 def _of_ranges(
-    state: TopicState, topic: str, ranges: Iterable[OffsetRange], read: Tables
+    state: TopicState, topic: str, ranges: Iterable[OffsetRange], tables: Tables
 ) -> pa.RecordBatch:
     """The segments with a row in the ranges, in their order."""
     parts = []
     for partition, lo, hi in ranges:
         held = state.partitions[partition]
-        for stretch in held.stretches(max(lo, held.start_offset), hi, read):
+        for stretch in held.stretches(max(lo, held.start_offset), hi, tables):
             parts.append(_part(stretch.table, partition, stretch.lo, stretch.hi))
-    return _joined(parts, topic)
+    return _joined_batch(parts, topic)
 
 
 def _part(table: SegmentTable, partition: int, lo: int, hi: int) -> pa.RecordBatch:
@@ -340,7 +341,7 @@ def _part(table: SegmentTable, partition: int, lo: int, hi: int) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(arrays, names=SCHEMAS["segments"].names[1:])
 
 
-def _joined(parts: Iterable[pa.RecordBatch], topic: str) -> pa.RecordBatch:
+def _joined_batch(parts: Iterable[pa.RecordBatch], topic: str) -> pa.RecordBatch:
     schema = SCHEMAS["segments"]
     batches = [part for part in parts if part.num_rows]
     if not batches:
@@ -366,15 +367,17 @@ async def _ledgers(client: TopicClient, part: ViewPart) -> list[Row]:
             return None
 
     records = [
-        record for record in await call_each(record_of, part.ledgers, AT_ONCE) if record is not None
+        record
+        for record in await call_each(record_of, part.ledgers, CALLS_AT_ONCE)
+        if record is not None
     ]
     if part.only_topics:
         topic_ids = {info.id for info in part.topics}
         records = [record for record in records if record.topic in topic_ids]
     ids = [topic_id for topic_id in dict.fromkeys(record.topic for record in records) if topic_id]
-    topic_names = await call_each(client.topics.name_of, ids, AT_ONCE)
-    there = zip(ids, topic_names, strict=True)
-    names = {id_: id_ if name is None else name.short for id_, name in there}
+    topic_names = await call_each(client.topics.name_of, ids, CALLS_AT_ONCE)
+    pairs = zip(ids, topic_names, strict=True)
+    names = {id_: id_ if name is None else name.short for id_, name in pairs}
     return [_ledger_row(record, names, alive) for record in records]
 
 
@@ -395,26 +398,26 @@ def _bookie_row(bookie: dict[str, Any]) -> Row:
     return (*(status[name] for name in names), status["version"], status["why"] or None)
 
 
-# -- for all -----------------------------------------------------------------------------------
+# -- for all views -----------------------------------------------------------------------------
 
 
 async def _state(client: TopicClient, info: TopicInfo) -> TopicState:
-    """The state, folded for this listing only: the process keeps states for its own work only."""
+    """The state, folded for this listing only: the process does not keep it."""
     state = await TopicLog(client.store, info.id, client.ledgers).fold(fresh=True)
     if state.deleted:
         raise errors.TopicDeleted(f"topic {info.name} was deleted", topic=info.name.full)
     return state
 
 
-async def _there(asked: Awaitable[T]) -> T | None:
+async def _unless_deleted(listing: Awaitable[T]) -> T | None:
     """The result; None for a topic that was deleted meanwhile."""
     try:
-        return await asked
+        return await listing
     except (errors.TopicNotFound, errors.TopicDeleted, NoNode):
         return None
 
 
-def _runs(items: Sequence[T], size: int) -> list[Sequence[T]]:
+def _batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
     return [items[at : at + size] for at in range(0, len(items), size)]
 
 

@@ -2,16 +2,16 @@
 
 Always true: a result names exactly the entries that were acknowledged, in order, to this task
 (hazard 18); no row of a call is sent before all its rows are checked to fit; rows of a partition
-keep the order in which they were written. When a ledger fails, its recorded entries stay, and the
-others go to the next ledger, once and in the same order (hazard 21). A task whose entries take at
-most `inline_bytes_max` in all sends none: they are in its result, and no ledger is made for them.
-Rows are encoded in the task's thread; only sending runs on the background loop, so both run at
-once.
+keep the order in which they were written. When a ledger fails, its acknowledged entries stay in the
+result, and the other entries go to the next ledger, once and in the same order (hazard 21). A task
+whose entries take at most `inline_bytes_max` in all sends no entry: its result has the entries
+inline, without a ledger. Rows are encoded in the task's thread, and sent on the background loop, so
+both run at once.
 
-The writer's `room` and `unacked_bytes_max` bound the bytes that were sent and not acknowledged;
-`held_bytes_max` bounds these and the bytes that wait for their last copies, in this ledger and in
-earlier ones. FILTER_BYTES_MAX bounds filters of keys: beyond it they are written, and new segments
-begin. A filter that cannot be written is left out: it only saves reading.
+The writer's `room` and `unacked_bytes_max` bound the bytes that were sent and not acknowledged.
+`held_bytes_max` bounds these bytes and the bytes that wait for their last copies, in this ledger
+and in earlier ledgers. FILTER_BYTES_MAX bounds filters of keys: beyond it the filters are written,
+and new segments begin. A filter that cannot be written is left out: filters only save reading.
 """
 
 import asyncio
@@ -46,11 +46,11 @@ HANDED_OVER_BYTES_MAX = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """How a task writes. `inflight_bytes_max` bounds its rows in memory: a fifth for gathered rows
-    (and most of a fifth more while they are sorted), an eighth for encoded entries, three eighths
-    for entries sent and not yet on every bookie; at most a quarter is not acknowledged at all. Each
-    of these may exceed its share by one row or entry. `schema_version` is that of the topic's own
-    columns; `policies` replace the topic's."""
+    """How a task writes. `inflight_bytes_max` bounds the rows in memory: a fifth for gathered rows
+    (nearly a second fifth while they are sorted), an eighth for encoded entries, three eighths for
+    entries sent and not yet on every bookie; of these, at most a quarter is not acknowledged. Each
+    share may be exceeded by one row or entry. `schema_version` is the version of the topic's own
+    columns; `policies` replace the topic's policies."""
 
     compression: str = "none"
     routing: Routing = Routing.HASH
@@ -89,9 +89,9 @@ DEFAULT_SETTINGS = TaskSettings()
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """A task's message to the driver. Picklable; a task without rows has no segments. `creators`:
-    for each of the segments' ledgers the creator token of its record, by which the commit
-    distinguishes it from another ledger of the same id (commit/guards.py)."""
+    """A task's message to the driver. Picklable; a task without rows has no segments. `creators`
+    has the creator token of each ledger of the segments, from the ledger's record: the commit
+    distinguishes the ledger by it from another ledger of the same id (commit/guards.py)."""
 
     topic_id: str
     intent_id: str
@@ -103,22 +103,22 @@ class TaskResult:
 
 class TaskWriter:
     """One task's writer to one topic, for one thread that is not the loop's. Made by
-    blocking.BlockingTopics.task_writer. A later call may raise an error of an earlier sending.
-    `nothing` is the result of a task without rows."""
+    blocking.BlockingTopics.task_writer. A call may raise the error of an entry sent earlier.
+    `empty_result` is the result of a task without rows."""
 
     def __init__(
         self,
-        nothing: TaskResult,
+        empty_result: TaskResult,
         encoder: BatchEncoder,
         sender: "EntrySender",
         settings: TaskSettings = DEFAULT_SETTINGS,
     ) -> None:
-        self._nothing = nothing
+        self._empty_result = empty_result
         self._encoder = encoder
         self._sender = sender
         self._settings = settings
-        self._handed: deque[tuple[Future[None], int]] = deque()
-        self._handed_bytes = 0
+        self._pending_sends: deque[tuple[Future[None], int]] = deque()
+        self._pending_bytes = 0
 
     def write(
         self,
@@ -129,12 +129,12 @@ class TaskWriter:
         headers: pa.Array | None = None,
         partitions: pa.Array | None = None,
     ) -> None:
-        """Take rows: columns of equal length, None for a column of nulls. `keys` and `values` are
+        """Write rows: columns of equal length, None for a column of nulls. `keys` and `values` are
         (large_)binary or (large_)string or their views, or `values` is a record batch of the
         topic's own columns; `event_times` are timestamps, `headers` lists of structs of key and
         value, or maps; `partitions` are integers, needed by Routing.COLUMN only. Returns when the
-        rows are gathered or handed to the ledger writer; waits while the in-flight bytes are used
-        up. The writer may keep the arrays and send them as they are: do not change their memory
+        rows are gathered or the ledger writer has them; waits while the in-flight bytes are used
+        up. The writer may keep the arrays and send them without a copy: do not change their memory
         afterwards.
 
         Raises errors.MessageTooBig, errors.ColumnTypeMismatch and errors.PartitionInvalid (before
@@ -148,39 +148,43 @@ class TaskWriter:
 
     @property
     def held_bytes(self) -> int:
-        """About the bytes of rows in memory: gathered, handed over, not yet on every bookie."""
-        return self._encoder.waiting_bytes + self._handed_bytes + self._sender.held_bytes
+        """An estimate of the bytes of rows in memory: gathered, being sent, not yet on every
+        bookie."""
+        return self._encoder.waiting_bytes + self._pending_bytes + self._sender.held_bytes
 
     def drain(self) -> None:
-        """Send the gathered rows and wait for every ack; more may be written."""
+        """Send the gathered rows and wait for every ack. Further rows may be written afterwards."""
         self._hand_over_all()
         background_loop().run(self._sender.drain())
 
-    def settle(self) -> None:
-        """`drain`, then wait until every copy is made or its bookie's time is over: then no bytes
-        are held."""
+    def drain_copies(self) -> None:
+        """`drain`, then wait until every copy is made or its bookie's time is over. Afterwards the
+        writer holds no bytes."""
         self.drain()
-        background_loop().run(self._sender.settled())
+        background_loop().run(self._sender.wait_for_copies())
 
-    def finishing(self) -> Callable[[], TaskResult]:
+    def start_finish(self) -> Callable[[], TaskResult]:
         """Send the gathered rows; the returned function waits for every ack, then up to 0.5 s for
-        all copies, so several writers may end at once. A task with few bytes sends nothing: its
+        all copies. So several writers may end at once. A task with few bytes sends no entry: its
         result has the entries inline."""
         small = self._encoder.flush_small(self._settings.inline_bytes_max)
         if small is not None:
-            return lambda: replace(self._nothing, segments=inline_segments(small))
+            return lambda: replace(self._empty_result, segments=inline_segments(small))
         self._hand_over_all()
         finished = background_loop().submit(self._sender.finish())
 
         def finish() -> TaskResult:
             segments = finished.result()
-            return replace(self._nothing, segments=segments, creators=dict(self._sender.creators))
+            return replace(
+                self._empty_result, segments=segments, creators=dict(self._sender.creators)
+            )
 
         return finish
 
     def abort(self) -> None:
-        """Give the ledger back. No result names the written entries; the janitor deletes them."""
-        for future, _ in self._handed:
+        """Give the ledger back. No result names the written entries; the janitor deletes their
+        ledger."""
+        for future, _ in self._pending_sends:
             future.cancel()
         background_loop().run(self._sender.abort())
 
@@ -192,15 +196,17 @@ class TaskWriter:
 
     def _hand_over(self, entry: EncodedEntry) -> None:
         sending = background_loop().submit(self._sender.send(entry))
-        self._handed.append((sending, entry.payload_bytes))
-        self._handed_bytes += entry.payload_bytes
+        self._pending_sends.append((sending, entry.payload_bytes))
+        self._pending_bytes += entry.payload_bytes
         self._wait_until(self._settings.handed_over_bytes_max)
 
     def _wait_until(self, bytes_left: int) -> None:
-        """Take the results of sends; wait until at most so many bytes are unfinished."""
-        while self._handed and (self._handed_bytes > bytes_left or self._handed[0][0].done()):
-            future, size = self._handed.popleft()
-            self._handed_bytes -= size
+        """Collect the results of sends; wait until at most `bytes_left` bytes are being sent."""
+        while self._pending_sends and (
+            self._pending_bytes > bytes_left or self._pending_sends[0][0].done()
+        ):
+            future, size = self._pending_sends.popleft()
+            self._pending_bytes -= size
             future.result()
 
 
@@ -230,23 +236,25 @@ def _inline_segment(entry: EncodedEntry) -> Segment:
 
 # -- sending entries to ledgers --------------------------------------------------------------------
 
-REPLICATED_WAIT_S = 0.5
-FAILED_LEDGERS_MAX = 5  # of one task; then its last error is the task's
+COPIES_WAIT_S = 0.5
+FAILED_LEDGERS_MAX = 5  # after so many failed ledgers the task raises the last error
 UNACKED_BYTES_MAX = 16 << 20
 HELD_BYTES_MAX = 24 << 20
 FILTER_BYTES_MAX = 4 << 20
-_HOPELESS = (errors.MessageTooBig, errors.Unauthorized)
+_PERMANENT_ERRORS = (errors.MessageTooBig, errors.Unauthorized)
 
 
 @dataclass(slots=True)
-class _Sent:
+class _SentEntry:
     entry: EncodedEntry
-    acked: "asyncio.Future[int]"
+    ack: "asyncio.Future[int]"
+    """Its result is the entry id."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """The place of a segment: a part of a ledger between two writings of filters."""
+class _SegmentPlace:
+    """Where a segment is. `part` counts the parts of the task's ledgers: writing filters ends a
+    part."""
 
     ledger_id: int
     part: int
@@ -254,7 +262,7 @@ class _Place:
 
 
 @dataclass(slots=True)
-class _Recorded:
+class _AckedEntries:
     """The acknowledged entries of one segment."""
 
     ids: list[int] = field(default_factory=list)
@@ -277,7 +285,7 @@ class _Recorded:
         if share.key_filter is not None:
             self.filters.append((entry_id, share.key_filter))
 
-    def segment(self, place: _Place) -> Segment:
+    def segment(self, place: _SegmentPlace) -> Segment:
         event_min_ms, event_max_ms = event_bounds(self.event_ms)
         return Segment(
             partition=place.partition,
@@ -297,8 +305,8 @@ class _Recorded:
 
 
 def event_bounds(event_ms: Iterable[int]) -> tuple[int, int]:
-    """The bounds of a segment's event times: no row has one outside. NO_MS if no row has an event
-    time; a bound that is NO_MS by chance is moved outwards."""
+    """The least and the greatest event time of a segment; NO_MS if no row has an event time. A
+    bound that is NO_MS by chance is moved outwards."""
     times = list(event_ms)
     if not times:
         return NO_MS, NO_MS
@@ -307,7 +315,7 @@ def event_bounds(event_ms: Iterable[int]) -> tuple[int, int]:
 
 
 class EntrySender:
-    """Sends one task's entries to its ledgers. Calls may overlap: they are carried out in order."""
+    """Sends one task's entries to its ledgers. Overlapping calls are carried out in order."""
 
     def __init__(
         self,
@@ -326,18 +334,18 @@ class EntrySender:
         self._policies = policies
         self._lock = asyncio.Lock()
         self._ledger: TaskLedger | None = None
-        self._sent: deque[_Sent] = deque()
-        self._again: deque[EncodedEntry] = deque()
+        self._unacked: deque[_SentEntry] = deque()
+        self._waiting: deque[EncodedEntry] = deque()
         self._unacked_bytes_max = unacked_bytes_max
         self._unacked_bytes = 0
         self._held_bytes_max = held_bytes_max
-        self._left: list[AsyncLedgerWriter] = []  # may still wait for last copies
+        self._earlier_writers: list[AsyncLedgerWriter] = []  # some may wait for last copies
         self._part = 0
         self._filter_bytes = 0
         self._next_row: dict[int, int] = {}  # by partition, in the current part of the ledger
-        self._recorded: dict[_Place, _Recorded] = {}
+        self._segment_entries: dict[_SegmentPlace, _AckedEntries] = {}
         self.creators: dict[int, str] = {}
-        """The creator tokens of the ledgers whose acknowledged entries are recorded."""
+        """By ledger id the creator tokens of the ledgers with acknowledged entries."""
         self._failures = 0
 
     @property
@@ -352,56 +360,59 @@ class EntrySender:
         or the error of the last of FAILED_LEDGERS_MAX ledgers.
         """
         async with self._lock:
-            self._again.append(entry)
+            self._waiting.append(entry)
             await self._intents.heartbeat(self._intent)
             await self._send_waiting()
 
     async def drain(self) -> None:
-        """Wait for every ack; more may be sent. Raises as `send`."""
+        """Wait for every ack. Further entries may be sent afterwards. Raises as `send`."""
         async with self._lock:
-            await self._all_acked()
+            await self._wait_for_acks()
 
-    async def settled(self) -> None:
+    async def wait_for_copies(self) -> None:
         """Wait, after `drain`, until every copy is made or its bookie's time is over."""
         for writer in self._writers():
             await writer.held_below(0)
 
     async def finish(self) -> tuple[Segment, ...]:
-        """Wait for every ack, then up to REPLICATED_WAIT_S for all copies; the ledger goes back
-        to the cache. Raises as `send`."""
+        """Wait for every ack, then up to COPIES_WAIT_S for all copies; give the ledger back to the
+        cache. Raises as `send`."""
         async with self._lock:
-            await self._all_acked()
+            await self._wait_for_acks()
             await self._leave_ledger()
-        return tuple(made.segment(place) for place, made in self._recorded.items())
+        return tuple(
+            segment_entries.segment(place)
+            for place, segment_entries in self._segment_entries.items()
+        )
 
     async def abort(self) -> None:
-        """Forget the sent entries, without waiting for them; the ledger is closed in the
-        background."""
+        """Drop all entries without waiting for acks; the ledger is closed in the background."""
         async with self._lock:
-            self._again.clear()
-            for sent in self._sent:
-                sent.acked.add_done_callback(_taken)
-            self._sent.clear()
+            self._waiting.clear()
+            for sent in self._unacked:
+                sent.ack.add_done_callback(_ignore_outcome)
+            self._unacked.clear()
             self._unacked_bytes = 0
             if self._ledger is not None:
                 self._cache.discard(self._ledger)
                 self._ledger = None
 
-    async def _all_acked(self) -> None:
+    async def _wait_for_acks(self) -> None:
         await self._send_waiting()
-        while self._sent:
-            await self._all_decided()
-            if self._sent:
+        while self._unacked:
+            await self._wait_for_outcomes()
+            if self._unacked:
                 await self._leave_failed_ledger()
                 await self._send_waiting()
 
     async def _send_waiting(self) -> None:
-        while self._again:
-            ledger = await self._ledger_with_room(self._again[0].payload_bytes)
-            self._append(ledger, self._again.popleft())
+        while self._waiting:
+            ledger = await self._ledger_with_room(self._waiting[0].payload_bytes)
+            self._append(ledger, self._waiting.popleft())
 
     async def _ledger_with_room(self, size: int) -> TaskLedger:
-        """The writer of the current ledger once it takes so many bytes more, or of the next one."""
+        """A ledger with room for `size` bytes: the current ledger, or the next ledger if the
+        current one failed or is full."""
         while True:
             if self._ledger is None:
                 self._ledger = await self._cache.acquire(
@@ -409,151 +420,161 @@ class EntrySender:
                 )
                 self._next_row = {}
             ledger = self._ledger
-            self._record_acked()
-            if self._failed():
+            self._record_acknowledged()
+            if self._has_failed():
                 await self._leave_failed_ledger()
             elif not ledger.is_usable(asyncio.get_running_loop().time()):
-                await self._all_decided()
-                if not self._sent:
+                await self._wait_for_outcomes()
+                if not self._unacked:
                     await self._leave_ledger()
             elif self._filter_bytes > FILTER_BYTES_MAX:
-                await self._all_decided()
-                if not self._sent:
+                await self._wait_for_outcomes()
+                if not self._unacked:
                     await self._write_filters(ledger)
-            elif self._sent and self._unacked_bytes + size > self._unacked_bytes_max:
-                await asyncio.gather(self._sent[0].acked, return_exceptions=True)
+            elif self._unacked and self._unacked_bytes + size > self._unacked_bytes_max:
+                await asyncio.gather(self._unacked[0].ack, return_exceptions=True)
             elif self.held_bytes + size > self._held_bytes_max and self.held_bytes:
-                await self._less_held()
+                await self._wait_for_fewer_held_bytes()
             else:
                 await ledger.writer.room()
-                if not self._failed():
+                if not self._has_failed():
                     return ledger
 
-    async def _less_held(self) -> None:
+    async def _wait_for_fewer_held_bytes(self) -> None:
         """Wait until a writer holds fewer bytes than now."""
-        self._left = [writer for writer in self._left if writer.held_bytes]
+        self._earlier_writers = [writer for writer in self._earlier_writers if writer.held_bytes]
         first = next(writer for writer in self._writers() if writer.held_bytes)
         await first.held_below(first.held_bytes - 1)
 
     def _writers(self) -> list[AsyncLedgerWriter]:
-        """The writers that may hold bytes, oldest first."""
+        """The ledger writers that may hold bytes, oldest first."""
         ledger = self._ledger
-        return self._left if ledger is None else [*self._left, ledger.writer]
+        return self._earlier_writers if ledger is None else [*self._earlier_writers, ledger.writer]
 
     def _append(self, ledger: TaskLedger, entry: EncodedEntry) -> None:
         first_rows = [self._next_row.get(share.partition, 0) for share in entry.shares]
         for share, first_row in zip(entry.shares, first_rows, strict=True):
             self._next_row[share.partition] = first_row + share.rows
-        acked = ledger.writer.append(entry.payload(first_rows), entry.rows)
+        ack = ledger.writer.append(entry.payload(first_rows), entry.rows)
         ledger.bytes += entry.payload_bytes
         self._unacked_bytes += entry.payload_bytes
-        self._sent.append(_Sent(entry, acked))
+        self._unacked.append(_SentEntry(entry, ack))
 
-    def _failed(self) -> bool:
+    def _has_failed(self) -> bool:
         assert self._ledger is not None
-        first = self._sent[0].acked if self._sent else None
+        first = self._unacked[0].ack if self._unacked else None
         broken = first is not None and first.done() and first.exception() is not None
         return broken or self._ledger.writer.failure is not None
 
-    def _record_acked(self) -> None:
-        """Move the acknowledged entries, in order, from sent to recorded."""
-        while self._sent and self._sent[0].acked.done():
-            if self._sent[0].acked.exception() is not None:
+    def _record_acknowledged(self) -> None:
+        """Move the acknowledged entries, in order, from `_unacked` to `_segment_entries`."""
+        while self._unacked and self._unacked[0].ack.done():
+            if self._unacked[0].ack.exception() is not None:
                 return
-            sent = self._sent.popleft()
-            self._record(sent.entry, sent.acked.result())
+            sent = self._unacked.popleft()
+            self._record(sent.entry, sent.ack.result())
 
     def _record(self, entry: EncodedEntry, entry_id: int) -> None:
         assert self._ledger is not None
         writer = self._ledger.writer
         self._unacked_bytes -= entry.payload_bytes
         for share in entry.shares:
-            place = _Place(writer.ledger_id, self._part, share.partition)
-            made = self._recorded.setdefault(place, _Recorded())
+            place = _SegmentPlace(writer.ledger_id, self._part, share.partition)
+            segment_entries = self._segment_entries.setdefault(place, _AckedEntries())
             self.creators[writer.ledger_id] = writer.record.creator
-            made.add(entry_id, share, entry)
-            made.shared = made.shared or len(entry.shares) > 1
-            made.metadata_version = max(made.metadata_version, writer.version)
+            segment_entries.add(entry_id, share, entry)
+            segment_entries.shared = segment_entries.shared or len(entry.shares) > 1
+            segment_entries.metadata_version = max(segment_entries.metadata_version, writer.version)
             self._filter_bytes += len(share.key_filter or b"")
 
-    async def _all_decided(self) -> None:
-        """Wait until each sent entry was acknowledged or refused; record the acknowledged ones."""
-        await asyncio.gather(*(sent.acked for sent in self._sent), return_exceptions=True)
-        self._record_acked()
+    async def _wait_for_outcomes(self) -> None:
+        """Wait until each sent entry was acknowledged or refused; record the acknowledged
+        entries."""
+        await asyncio.gather(*(sent.ack for sent in self._unacked), return_exceptions=True)
+        self._record_acknowledged()
 
     async def _leave_failed_ledger(self) -> None:
-        """Keep the acknowledged entries, send the rest again. Raises if another try is no use."""
+        """Keep the acknowledged entries, and send the other entries to the next ledger. Raises the
+        ledger's error if it is permanent, or after too many ledgers."""
         assert self._ledger is not None
-        await self._all_decided()
-        cause = self._cause(self._sent)
-        self._again.extendleft(sent.entry for sent in reversed(self._sent))
-        self._sent.clear()
+        await self._wait_for_outcomes()
+        cause = self._first_error(self._unacked)
+        self._waiting.extendleft(sent.entry for sent in reversed(self._unacked))
+        self._unacked.clear()
         self._unacked_bytes = 0
         self._begin_part()
-        self._left.append(self._ledger.writer)
+        self._earlier_writers.append(self._ledger.writer)
         self._cache.discard(self._ledger)
         self._ledger = None
         self._failures += 1
         if cause is not None and (
-            isinstance(cause, _HOPELESS) or self._failures >= FAILED_LEDGERS_MAX
+            isinstance(cause, _PERMANENT_ERRORS) or self._failures >= FAILED_LEDGERS_MAX
         ):
             raise cause
 
-    def _cause(self, unacked: Iterable[_Sent]) -> BaseException | None:
+    def _first_error(self, unacked: Iterable[_SentEntry]) -> BaseException | None:
         assert self._ledger is not None
         for sent in unacked:
-            error = sent.acked.exception()
+            error = sent.ack.exception()
             if error is not None:
                 return error
         return self._ledger.writer.failure
 
     async def _leave_ledger(self) -> None:
-        """Give the ledger back once its copies are complete, or their time is over: then repair
-        makes the missing copies (hazard 20)."""
+        """Give the ledger back once its copies are complete, or their time is over: repair makes
+        the copies that are missing then (hazard 20)."""
         if self._ledger is None:
             return
         writer = self._ledger.writer
         await self._write_filters(self._ledger)
         ledger_id = writer.ledger_id
-        mine = [made.ids for at, made in self._recorded.items() if at.ledger_id == ledger_id]
-        if mine:
-            first = min(ids[0] for ids in mine)
-            await writer.wait_for_copies(REPLICATED_WAIT_S, first)
-        self._left.append(writer)
+        first_ids = [
+            segment_entries.ids[0]
+            for place, segment_entries in self._segment_entries.items()
+            if place.ledger_id == ledger_id
+        ]
+        if first_ids:
+            first = min(first_ids)
+            await writer.wait_for_copies(COPIES_WAIT_S, first)
+        self._earlier_writers.append(writer)
         self._cache.release(self._ledger)
         self._ledger = None
 
     async def _write_filters(self, ledger: TaskLedger) -> None:
-        """Write the filters of the part's longer segments as one entry, and begin a new part. All
-        sent entries are recorded."""
+        """Write the filters of the part's longer segments as one entry, and begin a new part. Call
+        this when no entry is unacknowledged."""
         due = {
-            place: made
-            for place, made in self._recorded.items()
-            if made.filters and len(made.ids) >= ENTRIES_MIN
+            place: segment_entries
+            for place, segment_entries in self._segment_entries.items()
+            if segment_entries.filters and len(segment_entries.ids) >= ENTRIES_MIN
         }
         if due:
             payload = encode_filters(
-                (place.partition, *one) for place, made in due.items() for one in made.filters
+                (place.partition, *entry_filter)
+                for place, segment_entries in due.items()
+                for entry_filter in segment_entries.filters
             )
             ledger.bytes += len(payload)
-            acked = ledger.writer.append([payload], 0)
-            await asyncio.gather(acked, return_exceptions=True)
-            if acked.exception() is None:
-                for made in due.values():
-                    made.filter_entry = acked.result()
-                    made.metadata_version = max(made.metadata_version, ledger.writer.version)
+            ack = ledger.writer.append([payload], 0)
+            await asyncio.gather(ack, return_exceptions=True)
+            if ack.exception() is None:
+                for segment_entries in due.values():
+                    segment_entries.filter_entry = ack.result()
+                    segment_entries.metadata_version = max(
+                        segment_entries.metadata_version, ledger.writer.version
+                    )
         self._begin_part()
 
     def _begin_part(self) -> None:
-        """Later entries are of new segments; filters that were not written are forgotten."""
-        for made in self._recorded.values():
-            made.filters.clear()
+        """Begin new segments with the next entry; drop filters that were not written."""
+        for segment_entries in self._segment_entries.values():
+            segment_entries.filters.clear()
         self._filter_bytes = 0
         self._part += 1
         self._next_row = {}
 
 
-def _taken(acked: "asyncio.Future[int]") -> None:
-    """The outcome of the task is not used."""
-    if not acked.cancelled():
-        acked.exception()
+def _ignore_outcome(ack: "asyncio.Future[int]") -> None:
+    """Without this, asyncio warns of an unread exception."""
+    if not ack.cancelled():
+        ack.exception()

@@ -158,7 +158,7 @@ def commit(topics: blocking.BlockingTopics, values: list[str]) -> None:
     keys = pa.array([value.encode() for value in values], pa.binary())
     task.write(keys, keys)
     txn = TxnKey(intent.app_id, intent.target, 0, intent.run_id)
-    topics.run(topics.client.commit_topics({info.id: [task.finishing()()]}, txn, intent.id))
+    topics.run(topics.client.commit_topics({info.id: [task.start_finish()()]}, txn, intent.id))
 
 
 def read_whole(topics: blocking.BlockingTopics) -> list[tuple[tuple[int, int], str]]:

@@ -7,7 +7,7 @@ from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.processes import LocalBookie
 from spark_ledger.process import background_loop, ledger_store
-from spark_ledger.repair.limbo import listed
+from spark_ledger.repair.limbo import list_limbo
 
 SETTINGS: dict[str, object] = {"flush_interval_s": 0.2, "limbo_check_s": 600, "refresh_s": 600}
 
@@ -51,5 +51,5 @@ def is_flushed(bookie: LocalBookie, payload: bytes) -> bool:
 
 
 def in_limbo(cluster: LocalCluster) -> dict[int, str]:
-    found = background_loop().run(listed(ledger_store(cluster.service_url).metadata))
+    found = background_loop().run(list_limbo(ledger_store(cluster.service_url).metadata))
     return {one.ledger_id: one.bookie_id for one in found}

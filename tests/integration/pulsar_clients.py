@@ -66,7 +66,7 @@ def write(topics, name, values, keys=None, event_times_us=None):
         event_times=event_times,
     )
     txn = TxnKey(intent.app_id, intent.target, 0, intent.run_id)
-    topics.run(topics.client.commit_topics({info.id: [task.finishing()()]}, txn, intent.id))
+    topics.run(topics.client.commit_topics({info.id: [task.start_finish()()]}, txn, intent.id))
 
 
 def ask(admin_url, method, path, body=None, **headers):

@@ -30,7 +30,7 @@ class Query:
             column = pa.array([b"x"])
             task.write(column, column)
             txn = TxnKey(self.name, "t", self.batches, "run")
-            results = {self.info.id: [task.finishing()()]}
+            results = {self.info.id: [task.start_finish()()]}
             made = self.topics.client.commit_topics(results, txn, self.intent.id)
             self.topics.run(made)
             self.batches += 1

@@ -47,7 +47,7 @@ class Batches:
         for info in self.infos:
             task = self.topics.task_writer(info, self.intent, task_index=0)
             task.write(pa.array([b"%d" % i for i in range(20)]), pa.array(rows))
-            results[info.id] = [task.finishing()()]
+            results[info.id] = [task.start_finish()()]
         txn = TxnKey(self.intent.app_id, self.intent.target, self.version, self.intent.run_id)
         self.topics.run(self.topics.client.commit_topics(results, txn, self.intent.id))
         self.version += 1

@@ -14,7 +14,7 @@ from spark_ledger.local import LocalCluster
 from spark_ledger.local.maintenance import maintain
 from spark_ledger.local.processes import LocalBookie
 from spark_ledger.process import background_loop, ledger_store
-from spark_ledger.repair.limbo import listed
+from spark_ledger.repair.limbo import list_limbo
 from tests.kit.cli import succeeds
 from tests.kit.processes import eventually
 
@@ -105,7 +105,7 @@ def by_itself(cluster: LocalCluster, bookie: LocalBookie, ledger_id: int) -> set
 
 def in_limbo(cluster: LocalCluster) -> list[int]:
     """The ledgers that bookies list."""
-    found = background_loop().run(listed(ledger_store(cluster.service_url).metadata))
+    found = background_loop().run(list_limbo(ledger_store(cluster.service_url).metadata))
     return [one.ledger_id for one in found]
 
 

@@ -64,7 +64,7 @@ def test_a_cluster_that_is_up_deletes_what_a_finished_writer_left(cluster):
     settings = TaskSettings(inline_bytes_max=0)
     task = topics.task_writer(info, intent, task_index=0, settings=settings)
     task.write(None, pa.array([b"left behind"], pa.binary()))
-    ledger_id = task.finishing()().segments[0].ledger_id
+    ledger_id = task.start_finish()().segments[0].ledger_id
 
     working = background_loop().submit(maintain(cluster.service_url, pass_s=0.05))
     try:
@@ -83,7 +83,7 @@ def test_a_cluster_that_is_up_merges_small_segments_without_being_asked(cluster,
         task = topics.task_writer(info, intent, task_index=0)
         task.write(None, pa.array([b"row %d" % version], pa.binary()))
         txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
-        topics.run(topics.client.commit_topics({info.id: [task.finishing()()]}, txn, intent.id))
+        topics.run(topics.client.commit_topics({info.id: [task.start_finish()()]}, txn, intent.id))
 
     async def merged() -> bool:
         state = await topics.client.log(info.id).fold(fresh=True)

@@ -105,11 +105,11 @@ def test_a_task_waits_before_its_end_so_that_its_commit_need_not(zookeeper, topi
     def rows():
         yield ROWS.slice(0, 10)
         away(zookeeper)
-        assert eventually(lambda: cluster.away)
+        assert eventually(lambda: cluster.is_disconnected)
 
     intent = query_intent(job, "query", "run")
     written = write_rows(job, Task(intent, 0, 0, {}), rows(), version=1)
-    assert not cluster.away
+    assert not cluster.is_disconnected
     commit_rows(job, intent, 1, [written], ends_intent=False)
     assert read(options) == ROWS.num_rows + 10
 

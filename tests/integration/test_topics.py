@@ -65,7 +65,7 @@ def test_the_janitor_takes_what_an_ended_run_left(topics):
     settings = TaskSettings(inline_bytes_max=0)
     task = topics.task_writer(info, intent, task_index=0, settings=settings)
     task.write(None, pa.array([b"left behind"], pa.binary()))
-    ledger_id = task.finishing()().segments[0].ledger_id
+    ledger_id = task.start_finish()().segments[0].ledger_id
 
     report = topics.run(
         Janitor(client.store, client.ledgers, client.rng).clean(condemn=[intent.id])
@@ -105,7 +105,7 @@ def test_columns_of_a_task_in_a_ledger_or_in_the_commit_come_back_by_partition(
         headers=headers,
         partitions=pa.array([4, 1, 4]),
     )
-    result = task.finishing()()
+    result = task.start_finish()()
     txn = TxnKey(intent.app_id, intent.target, 0, intent.run_id)
     topics.run(topics.client.commit_topics({info.id: [result]}, txn, intent.id))
 

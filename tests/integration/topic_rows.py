@@ -38,7 +38,7 @@ def write_and_commit(topics, info, version, rows, compression="none"):
         part = pa.array(rows[start : start + 1000], pa.binary())
         task.write(part, part)
     txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
-    return topics.run(client.commit_topics({info.id: [task.finishing()()]}, txn, intent.id))
+    return topics.run(client.commit_topics({info.id: [task.start_finish()()]}, txn, intent.id))
 
 
 def read_all(topics, info, **options):

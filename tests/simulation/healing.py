@@ -20,7 +20,7 @@ from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import AutorecoverySettings
 from spark_ledger.metadata.ledger_record import JoiningBookie
 from spark_ledger.metadata.store import NodeExists, NoNode, SessionState, StoreError
-from spark_ledger.metadata.store_calls import elected
+from spark_ledger.metadata.store_calls import take_role
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.auditor import Auditor, AuditReport
 from spark_ledger.repair.service import Autorecovery
@@ -168,7 +168,7 @@ class Healing:
     async def _pass(self, client: Client, mind: "_Mind", always: bool) -> None:
         ghost = self._world.ghost
         try:
-            if always or await elected(client.session, paths.AUDITOR):
+            if always or await take_role(client.session, paths.AUDITOR):
                 report, seen, whole_since = await mind.look()
                 if not self._jumps:  # by what was so when it began: a pass may take long
                     self._judge_lost(report, seen, whole_since)
@@ -337,7 +337,7 @@ class Healing:
             others = one.name.startswith((NAME, REPAIRER)) and one is not client
             if one.process.alive and others:
                 one.kill()
-        for bookie_id in await client.run(autorecovery.draining(client.session)):
+        for bookie_id in await client.run(autorecovery.draining_bookies(client.session)):
             await client.run(self._undrain(client, bookie_id))
         world.drained.clear()
         for node in world.nodes:

@@ -14,7 +14,7 @@ from spark_ledger.errors import LedgerError, NoSuchLedger
 from spark_ledger.metadata.autorecovery import AutorecoverySettings, repair_tokens
 from spark_ledger.metadata.ledger_record import LedgerRecord, derive, entries_kept, keeps
 from spark_ledger.repair.auditor import Auditor
-from spark_ledger.repair.limbo import listed
+from spark_ledger.repair.limbo import list_limbo
 from spark_ledger.repair.worker import Worker
 from tests.kit.limbo_repair import repair
 from tests.simulation import invariants
@@ -80,7 +80,7 @@ class LimboWork:
 
     async def _repair_all(self, client: Client) -> None:
         try:
-            for one in await listed(client.ledgers.metadata):
+            for one in await list_limbo(client.ledgers.metadata):
                 await self._repair(client, one.ledger_id, one.bookie_id)
         except LedgerError as error:
             self._work.met(client, "repair", error)

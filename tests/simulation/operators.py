@@ -16,7 +16,7 @@ from spark_ledger.bookies.bookie_client import CallFailed, ask_info
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.metadata.store_calls import elected, store_now_ms
+from spark_ledger.metadata.store_calls import store_now_ms, take_role
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.decommission import forget
 from spark_ledger.repair.limbo import repair_everywhere
@@ -164,7 +164,7 @@ class TopicOperator:
         for name in (LIVE, *self.work.names):
             info = await topics.topics.find(name)
             if info is not None:
-                for one in await live_repair.unopened(topics, info):
+                for one in await live_repair.find_unopened(topics, info):
                     self.world.trace.note(client.name, f"cannot be opened: {one}")
 
     # -- subscriptions -----------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class TopicOperator:
 
     async def _upkeep(self, client: Client, topics: TopicClient) -> None:
         """A pass over everything, as the process that maintains a cluster makes it."""
-        if not await elected(client.session, paths.MAINTAINER):
+        if not await take_role(client.session, paths.MAINTAINER):
             return
         upkeep = Upkeep(topics)
         try:

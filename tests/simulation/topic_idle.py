@@ -58,7 +58,7 @@ async def _poll(work: TopicWork, client: Client, followed: Followed) -> None:
     world = work.world
     states = [follower.state() for _, follower in followed]
     for (log, follower), state in zip(followed, states, strict=True):
-        bound_s = _age_s_max(work, client, heard=follower.behind)
+        bound_s = _age_s_max(work, client, heard=follower.is_behind)
         ends = state.end_offsets()
         before = work.ghost.ends_told.setdefault((client.name, log.topic_id), {})
         invariants.an_end_never_goes_back(world.ghost, log.topic_id, before, ends)

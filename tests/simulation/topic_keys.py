@@ -72,7 +72,7 @@ class TopicKeys:
         state = await topics.log(log.topic_id).fold()
         starts = state.start_offsets()
         ranges = {p: (starts[p], end) for p, end in state.end_offsets().items()}
-        newer, read = await topics.readable(state, ranges)
+        newer, read = await topics.state_with_tables(state, ranges)
         if newer is not state:
             return  # the plan would be of another state
         keys = client.rng.sample([*KEYS, ABSENT], client.rng.choice((1, 1, 2)))

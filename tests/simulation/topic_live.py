@@ -162,7 +162,7 @@ class TopicLive:
         self, topics: TopicClient, ends: LiveEnds, log: LogGhost, live: LiveSegment
     ) -> list[bytes]:
         """What is confirmed of the live segment, judged row by row."""
-        known, ghost = ends.known(live), self.world.ghost
+        known, ghost = ends.end_of(live), self.world.ghost
         if not known.rows:
             return []
         end = live.base + known.rows
@@ -211,7 +211,7 @@ class TopicLive:
         state = await topics.log(log.topic_id).fold(fresh=True)
         values, live = list(found[log.topic_id][0]), state.partitions[0].live
         if live is not None:
-            await ends.look([live])
+            await ends.refresh([live])
             values += await self.read_live(topics, ends, log, live)
         self._judge_order(log, values)
         times: dict[bytes, int] = {}

@@ -454,7 +454,7 @@ class TopicWork:
         """The rows of the state; with the time, it is as fresh as what was asked for then."""
         starts = state.start_offsets()
         ranges = {p: (starts[p], end) for p, end in state.end_offsets().items()}
-        newer, read = await topics.readable(state, ranges)
+        newer, read = await topics.state_with_tables(state, ranges)
         if newer is not state:  # what was trimmed since is not there to be read
             self.judge.compared(state.topic_id, newer)
             starts = newer.start_offsets()
@@ -558,7 +558,7 @@ class TopicWork:
         topics = TopicClient(client.ledgers, client.rng, clock_ms, self.ask)
         topics.checkpoints = Checkpointer(
             *(client.ledgers, topics.intents, topics.blobs, topics.chunks, topics.log),
-            every=self.limits.every,
+            commits_apart=self.limits.every,
         )
         self.used.append((client, topics))
         return topics

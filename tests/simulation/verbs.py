@@ -80,14 +80,14 @@ EXCEPTIONS: Mapping[str, str] = {
     "ledger.AsyncLedgerWriter.held_below": "as that",
     "repair.audit.audit": "counts for an operator and changes nothing; the auditor calls"
     " `check_ledger` (test_audit.py)",
-    "repair.audit.audit_some": "as that",
+    "repair.audit.audit_batch": "as that",
     "repair.copies.unpaced": "of the command: the worker has a pace (test_limbo.py)",
     "repair.decommission.begin": "of an operator: healing.py makes the node that says that a bookie"
     " drains (test_decommission.py)",
     "repair.decommission.cancel": "as that",
     "repair.decommission.decommission": "as that",
     "repair.service.repair_once": "of the command `ledger limbo --repair` (test_limbo.py)",
-    "repair.Worker.left_open": "as that",
+    "repair.Worker.is_waiting_to_close": "as that",
     "repair.status.change": "of an operator, for settings that healing.py sets (test_status.py)",
     "repair.status.enable": "as that",
     "repair.status.status": "tells an operator (test_status.py)",
@@ -95,7 +95,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "topic.ledger_inventory.referred_by": "of `ledger audit` and its Spark job (test_audit.py)",
     "topic.Checkpointer.idle": "tests wait by it",
     "topic.EntrySender.drain": "of the blocking writer of a task of Spark (test_task_writing.py)",
-    "topic.EntrySender.settled": "as that",
+    "topic.EntrySender.wait_for_copies": "as that",
     "topic.TopicLog.forget": "the store went back in time (test_commit_tokens.py)",
     "topic.Topics.set_namespace": "of an operator (test_topics.py)",
     "topic.Topics.namespaces": "as that",
@@ -122,8 +122,8 @@ RARE: Mapping[str, str] = {
     "topic.Subscriptions.used_by_consumers": "a query opens a subscription that a broker serves",
     "topic.SubscriptionNodes.without_shares": "a query takes over what consumers had",
     "topic.Turns.take": "a commit loses five races",
-    "topic.live.first_since": "a consumer seeks to a time within a live segment",
-    "topic.live.since_in": "as that",
+    "topic.live.find_stored_since": "a consumer seeks to a time within a live segment",
+    "topic.live.first_stored_since": "as that",
 }
 """By verb: when seeds call it, too seldom for few of them."""
 

@@ -38,7 +38,7 @@ class Cluster:
         column = pa.array([b"%d" % number for number in numbers], pa.binary())
         writer.write(column, column)
         txn = TxnKey(intent.app_id, intent.target, 0, intent.run_id)
-        results = {info.id: [writer.finishing()()]}
+        results = {info.id: [writer.start_finish()()]}
         self.run(self.client.commit_topics(results, txn, intent.id, finish_intent=True))
 
 

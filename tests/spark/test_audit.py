@@ -49,7 +49,7 @@ def some(monkeypatch, own):
 
 def test_counts_of_all_tasks_add_up_to_those_of_the_audit_without_spark(spark, some):
     found = jobs.audit(spark, some)
-    assert found.whole and found.ledgers >= 5 and found.entries >= 10
+    assert found.is_whole and found.ledgers >= 5 and found.entries >= 10
     assert found.counts() == without_spark(some).counts()
     assert jobs.audit(spark, some, deep=True).counts() == found.counts()
 

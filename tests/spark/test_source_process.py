@@ -499,16 +499,16 @@ def test_rows_trimmed_while_their_chunks_are_read_are_no_less_told(
     run = source(subscribe=topic)
     start = run.initialOffset()
     end = poll(run, start)
-    client, ready = driver, driver.readable
+    client, ready = driver, driver.state_with_tables
 
     async def trimmed_meanwhile(state, ranges):
-        monkeypatch.setattr(client, "readable", ready)
+        monkeypatch.setattr(client, "state_with_tables", ready)
         intent = await client.intents.open_system_intent("by hand", state.topic_id)
         await client.commit_actions(state.topic_id, [Trim(((0, 14),))], intent)
         newer = await client.log(state.topic_id).fold(fresh=True)
         return newer, await client.tables(newer, {0: (14, 20)})
 
-    monkeypatch.setattr(client, "readable", trimmed_meanwhile)
+    monkeypatch.setattr(client, "state_with_tables", trimmed_meanwhile)
     with pytest.raises(RowsTrimmed, match="14 rows to be read were removed"):
         run.partitions(start, end)
 

@@ -29,7 +29,7 @@ from spark_ledger.topic.entry.message_batch import (
     column_of,
     decode_header,
 )
-from spark_ledger.topic.read.pieces import WANTED, Wanted
+from spark_ledger.topic.read.pieces import PIECE_DTYPE, EntryPieces
 from spark_ledger.topic.read.slice_reader import FetchedEntry
 
 ROWS_MAX = 1000
@@ -79,7 +79,7 @@ def _batches_of_rows(
     end = min(rows, start + -(-(skip + take - start) // ROWS_MAX) * ROWS_MAX)
     base = offset - skip
     piece_of_batches = (partition, first_row, start, end - start, base + start)
-    pieces: Wanted = np.array([piece_of_batches], dtype=WANTED)
+    pieces: EntryPieces = np.array([piece_of_batches], dtype=PIECE_DTYPE)
     block = FetchedEntry(fetched.entry, pieces).block()
     columns, times = block.record_batch, block.each_ms()
     ends = ends_of_steps(cells_of(columns))

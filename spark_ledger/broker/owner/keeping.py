@@ -85,7 +85,7 @@ async def follow(
     seen, history_number, pause_s = -1, follower.log.history_number, AGAIN_S
     while True:
         try:
-            state = await follower.beyond(seen)
+            state = await follower.wait_for_commit(seen)
             seen, pause_s = state.next, AGAIN_S
             if state.deleted:
                 on_end(errors.TopicDeleted(f"topic {name} was deleted"))

@@ -27,7 +27,7 @@ from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import PartitionState, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.bad_entries import BadEntries, BadRows, OnBadEntry
-from spark_ledger.topic.read.live import since_in
+from spark_ledger.topic.read.live import first_stored_since
 from spark_ledger.topic.read.pieces import LiveRows
 from spark_ledger.topic.read.plan import ReadTask, plan_read
 from spark_ledger.topic.read.slice_reader import FetchedEntry
@@ -37,7 +37,7 @@ from spark_ledger.topic.subscription.seek_target import (
     offset_since,
     rows_around,
 )
-from spark_ledger.topic.task_reader import fetch_kept
+from spark_ledger.topic.task_reader import fetch_with_replans
 
 READ_BYTES = 2 << 20
 READ_BYTES_MAX = 8 << 20
@@ -173,7 +173,7 @@ class Partition:
         rows cannot be read, the batches before these rows are returned first, by themselves.
         `lossy`: leave out rows that are lost; if commits have no other rows, an empty batch marks
         their end, as it marks the end of each entry that no version wrote. Raises as
-        task_reader.fetch_kept."""
+        task_reader.fetch_with_replans."""
         await self._forget_other_history()
         offset = max(offset, self.start)
         batches = self._recent.since(offset, bytes_max)
@@ -199,7 +199,7 @@ class Partition:
     async def _fetch(self, batches: list[Stored], offset: int, bytes_max: int, lossy: bool) -> None:
         size = 0
         for task in await self._plan(offset):
-            async with aclosing(fetch_kept(self._client, task, lossy=lossy)) as runs:
+            async with aclosing(fetch_with_replans(self._client, task, lossy=lossy)) as runs:
                 async for run in runs:
                     for fetched in run:
                         for step in self._batches(fetched, lossy):
@@ -239,7 +239,7 @@ class Partition:
             lo = int(fetched.pieces["offset"][0])
             rows = BadRows(self.number, lo, lo + int(fetched.pieces["take"].sum()), *place)
             policy = OnBadEntry.SKIP if lossy else OnBadEntry.FAIL
-            BadEntries(self._topic.name.full, policy).meet(rows, why)
+            BadEntries(self._topic.name.full, policy).count_or_raise(rows, why)
             yield [Stored(rows.hi, 0, b"", False)]
 
     async def last(self) -> Stored | None:
@@ -313,7 +313,7 @@ class Partition:
         first, rows = offset_since(held, ms, read), rows_around(held, ms, read)
         if live is not None and first == held.end_offset < confirmed:  # no commit is so late
             rows = LiveRows(live, first, confirmed, last_entry)
-        return first if rows is None else await since_in(self._client.ledgers, rows, ms)
+        return first if rows is None else await first_stored_since(self._client.ledgers, rows, ms)
 
     async def _wait_until_readable(self, offset: int) -> None:
         """Wait until the offset is in a commit or in the open ledger: for a moment it may be in a
@@ -340,7 +340,7 @@ class Partition:
         end = min(held.end_offset, offset + PLANNED_ROWS_MAX)
         if offset < end:
             ranges = {self.number: (max(offset, held.start_offset), end)}
-            state, tables = await self._client.readable(state, ranges)
+            state, tables = await self._client.state_with_tables(state, ranges)
             return plan_read(state, ranges, topic=self._topic.name.full, read=tables)
         live, end = self.open_end.live, min(self.open_end.end, offset + PLANNED_ROWS_MAX)
         if live is None or not self._is_live(offset):

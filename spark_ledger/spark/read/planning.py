@@ -38,7 +38,7 @@ from spark_ledger.topic.log.segments import NO_TOKEN
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read import plan
-from spark_ledger.topic.read.live import LiveEnd, LiveEnds, since_in
+from spark_ledger.topic.read.live import LiveEnd, LiveEnds, first_stored_since
 from spark_ledger.topic.read.pieces import LiveRows
 from spark_ledger.topic.read.plan import (
     Cutting,
@@ -49,7 +49,7 @@ from spark_ledger.topic.read.plan import (
     lost_of,
     plan_read,
     rows_lost,
-    without,
+    without_rows,
 )
 from spark_ledger.topic.subscription.lag import PartitionLag, topic_lag
 from spark_ledger.topic.subscription.seek_target import rows_around
@@ -81,7 +81,7 @@ class Planner:
         if partition.live is None:
             return partition.end_offset
         return max(
-            partition.end_offset, partition.live.base + self._live.known(partition.live).rows
+            partition.end_offset, partition.live.base + self._live.end_of(partition.live).rows
         )
 
     async def positions(
@@ -122,7 +122,7 @@ class Planner:
             if topic in states:
                 state, ends = states[topic], dict(enumerate(topic_ends[topic].ends))
                 live_ends = {
-                    partition.number: self._live.known(partition.live)
+                    partition.number: self._live.end_of(partition.live)
                     for partition in state.partitions
                     if partition.live is not None
                 }
@@ -144,7 +144,7 @@ class Planner:
         logs = [self._client.log(topic_id) for topic_id in ids.values()]
         folded = await asyncio.gather(*(log.fold(fresh=True) for log in logs))
         states = dict(zip(ids, folded, strict=True))
-        await self._live.look(p.live for s in folded for p in s.partitions if p.live is not None)
+        await self._live.refresh(p.live for s in folded for p in s.partitions if p.live is not None)
         self._ledger_ends.drop_closed()
         tasks = await self._tasks(states, start, end)
         return without_lost_rows(
@@ -230,7 +230,9 @@ class Planner:
         plan needs."""
         for _ in range(FOLDS_MAX):
             try:
-                newer, read = await self._client.readable(state, _ranges(state, starts, ends))
+                newer, read = await self._client.state_with_tables(
+                    state, _ranges(state, starts, ends)
+                )
             except (NoSuchEntry, NoSuchLedger):  # the topic was trimmed meanwhile
                 newer = await self._client.log(state.topic_id).fold(fresh=True)
             else:
@@ -263,7 +265,7 @@ class Planner:
             yield ReadTask(topic, state.topic_id, (), NO_SEGMENTS, part, has_rowless)
 
     def _live_end(self, partition: PartitionState) -> LiveEnd:
-        return LiveEnd() if partition.live is None else self._live.known(partition.live)
+        return LiveEnd() if partition.live is None else self._live.end_of(partition.live)
 
     def _live_bytes(self, partition: PartitionState, lo: int, hi: int) -> int:
         """An estimate of the bytes of the span's rows in the live segment."""
@@ -289,7 +291,7 @@ class Planner:
             if since[p] == partition.end_offset:
                 rows = self._live_rows(partition)
             if rows is not None:
-                since[p] = await since_in(self._client.ledgers, rows, millis)
+                since[p] = await first_stored_since(self._client.ledgers, rows, millis)
         return since
 
     def _live_rows(self, partition: PartitionState) -> LiveRows | None:
@@ -417,5 +419,5 @@ def without_lost_rows(
     lost = {i: ranges for i, task in enumerate(tasks) if (ranges := lost_of(task, ends))}
     if fail_on_data_loss and lost:
         raise rows_lost([rows for ranges in lost.values() for rows in ranges])
-    remaining = (without(task, lost[i]) if i in lost else task for i, task in enumerate(tasks))
+    remaining = (without_rows(task, lost[i]) if i in lost else task for i, task in enumerate(tasks))
     return [task for task in remaining if task.rows]

@@ -24,7 +24,7 @@ from spark_ledger.spark.spark_version import arrow_schema
 from spark_ledger.spark.worker import Moment, exclude_from_gc
 from spark_ledger.topic import blocking
 from spark_ledger.topic.read.bad_entries import OnBadEntry
-from spark_ledger.topic.read.plan import Cutting, ReadTask, together
+from spark_ledger.topic.read.plan import Cutting, ReadTask, pack_tasks
 from spark_ledger.topic.read.row_blocks import Block
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def partitions_of(
     batch_plan: str = "",
 ) -> list[InputPartition]:
     cutting = Cutting(options.min_partitions or 1, options.task_bytes, options.task_rows)
-    groups = together(tasks, cutting)
+    groups = pack_tasks(tasks, cutting)
     return [
         InputPartition(TaskReads(group, values, zoneless_times, batch_plan)) for group in groups
     ]
@@ -72,8 +72,8 @@ def read_rows(
     options: ReadOptions, reads: TaskReads | None, declared: StructType
 ) -> Iterator[pa.RecordBatch]:
     """The task's rows as Spark's columns. `reads` None: the task that Spark makes of an empty plan,
-    without rows. Raises as task_reader.fetch_kept, BadEntry, SchemaIncompatible, OptionInvalid for
-    times without a zone."""
+    without rows. Raises as task_reader.fetch_with_replans, BadEntry, SchemaIncompatible,
+    OptionInvalid for times without a zone."""
     if reads is None:
         return iter(())
     if reads.zoneless_times:

@@ -115,11 +115,14 @@ class TopicsRead:
         """Wait, CATCH_UP_S at most, until reported changes are in memory. False if there are no
         such changes."""
         assert self._followers is not None, "follow() comes first"
-        behind = [follower for follower in self._followers.values() if follower.behind]
-        if not behind:
+        late_followers = [follower for follower in self._followers.values() if follower.is_behind]
+        if not late_followers:
             return False
         loop = background_loop()
-        wait([loop.submit(follower.caught_up(CATCH_UP_S)) for follower in behind], 2 * CATCH_UP_S)
+        wait(
+            [loop.submit(follower.catch_up(CATCH_UP_S)) for follower in late_followers],
+            2 * CATCH_UP_S,
+        )
         return True
 
     def fresh_ends(self) -> Ends:
@@ -222,7 +225,11 @@ class TopicsRead:
             scan = self._matching(fresh=False) if has_pattern else self._namesakes(fresh=False)
             self._scan = background_loop().submit(scan)
         age_s = now_s - self._last_scan_started_s
-        if self._scan and age_s >= RESCANS_MISSED_MAX * RESCAN_S and not self.cluster.away:
+        if (
+            self._scan
+            and age_s >= RESCANS_MISSED_MAX * RESCAN_S
+            and not self.cluster.is_disconnected
+        ):
             wait([self._scan], RESCAN_WAIT_S)
             self._take_scan()
 
@@ -271,7 +278,7 @@ class TopicsRead:
         else:
             _check_same(self._left_out_topics, await self._namesakes(fresh=True))
         states = await self._fold_topics()
-        await self._live.look(_live_segments(states))
+        await self._live.refresh(_live_segments(states))
         return self._remember(states, self._live.changes)
 
     async def _fold_topics(self) -> dict[str, TopicState]:

@@ -78,7 +78,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         cluster = None
         try:
             cluster = blocking.topics(options.service_url, options.outage_timeout_s, fail_fast=True)
-            if cluster.away:
+            if cluster.is_disconnected:
                 return
             cluster.run(check_topics(cluster.client, self.job, fresh=True))
             _passed_checks.put(self._key, True)

@@ -129,7 +129,7 @@ def write_rows(
         if work is TaskWork.COMPARE:
             for _ in batches:
                 pass
-            cluster.until_back()
+            cluster.wait_for_store()
             return TaskMessage(intent, (), _query_batch(fingerprint, on_replay))
 
     def find(names: Sequence[str]) -> Mapping[str, WrittenTopic]:
@@ -144,7 +144,7 @@ def write_rows(
                 if batch.num_rows:
                     writers.write(job.plan.rows(batch))
             results = writers.finish()
-            cluster.until_back()  # in an outage wait here, where Spark can stop the query
+            cluster.wait_for_store()  # in an outage wait here, where Spark can stop the query
             return TaskMessage(
                 intent, results, _query_batch(fingerprint, on_replay), writers.versions
             )

@@ -88,7 +88,7 @@ class TopicWriters:
 
     def finish(self) -> tuple[TaskResult, ...]:
         """The results for each topic, once all rows are acknowledged."""
-        waits = [topic.writer.finishing() for topic in self._open.values()]
+        waits = [topic.writer.start_finish() for topic in self._open.values()]
         return tuple(wait() for wait in waits)
 
     @property
@@ -233,7 +233,7 @@ class TopicWriters:
         if self._held_bytes() <= total * 3 // 4:
             return
         self._call_largest_first(lambda writer: writer.drain(), total // 2)
-        self._call_largest_first(lambda writer: writer.settle(), total * 3 // 4)
+        self._call_largest_first(lambda writer: writer.drain_copies(), total * 3 // 4)
 
     def _call_largest_first(self, wait: Callable[[TaskWriter], None], bound: int) -> None:
         """Call `wait` for the writers, the one with most bytes first, until all together hold at

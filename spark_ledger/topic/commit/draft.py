@@ -503,7 +503,7 @@ def schema_after(
         return None
     after = head
     for number in sorted(kind.versions):
-        after = schema_rules.joined(topic, after, number, given_out, evolves=kind.evolves)
+        after = schema_rules.committed_head(topic, after, number, given_out, evolves=kind.evolves)
     if head.takes_bytes:
         check_takes_columns(state, actions, topic)
         after = replace(after, in_force=True)

@@ -270,7 +270,7 @@ class LivePartitionCommitter:
         fresh, hold_s = False, HOLD_S
         hand_overs: dict[LiveSegmentId, HandOver] = {}
         async with AsyncExitStack() as holds:
-            tries = Tries(most=TRIES_MAX)
+            tries = Tries(tries_max=TRIES_MAX)
             while True:
                 segments = await self._segments_to_end(request, fresh=fresh)
                 new_segments = [segment for segment in segments if segment.id not in hand_overs]

@@ -170,7 +170,7 @@ class Intents:
         path = f"{paths.QUERIES}/{escape(query_id)}@{escape(target)}"
         record = IntentRecord(kind, query_id, run_id, target, w0=records.NO_VERSION)
         with reachable(f"opening the intent of query {query_id}"):
-            tries = Tries(self._rng, free=1)
+            tries = Tries(self._rng, tries_without_pause=1)
             while True:
                 pointer = await self._read_pointer(path)
                 current = await self._current_intent(pointer, record)

@@ -16,7 +16,7 @@ from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.cluster import multi_unless_held, not_held
+from spark_ledger.metadata.cluster import multi_unless_held, not_held_checks
 from spark_ledger.metadata.store import (
     Check,
     Create,
@@ -294,7 +294,7 @@ class Topics:
         path = paths.namespace(*parse_namespace(namespace))
         NamespacePolicies().with_changes(changes)  # before it is made
         with reachable(f"changing namespace '{namespace}'"):
-            await not_held(self.store)
+            await not_held_checks(self.store)
             await ensure(self.store, path)
             tries = Tries(self._rng)
             while True:

@@ -2,11 +2,11 @@
 
 Always true: at most one watch, on head, is outstanding; a follower folds a change as soon as its
 watch fires, but reads head at most every 50 ms; without a change it reads head again every 10 s; it
-does not give out a state that was not confirmed for 30 s. A broker, which has thousands of topics
-and decides nothing by their states, makes the 10 s and the 30 s six times as long. The watch also
-fires when the session is in doubt. If the store or a ledger of the topic cannot be read now, the
-follower tries again. Once the topic is deleted nothing changes any more: the following ends, and
-the follower gives out that state for ever.
+gives out a state for at most 30 s after it was last compared with the store. A broker has thousands
+of topics and decides nothing by their states: it makes the 10 s and the 30 s six times as long. The
+watch also fires when the connection to the store is interrupted. If the store or a ledger of the
+topic cannot be read now, the follower tries again. The state of a deleted topic never changes: the
+follower stops reading, and gives out that state for ever.
 """
 
 import asyncio
@@ -24,8 +24,10 @@ READ_GAP_S = 0.05
 """Between the beginnings of two reads of head."""
 RETRY_S = 1.0
 UNCONFIRMED_REREADS = 3
-_RETRIED = (StoreUnavailable, OutcomeUnknown, errors.Unavailable, errors.DataUnavailable)
-"""Errors of the store, or of bookies (bodies and checkpoints are there), that may pass."""
+"""A state is given out for so many times `reread_s` after it was compared with the store."""
+_PASSING_ERRORS = (StoreUnavailable, OutcomeUnknown, errors.Unavailable, errors.DataUnavailable)
+"""Errors of the store, or of the bookies that hold bodies and checkpoints; a later read may
+succeed."""
 
 
 class TopicFollower:
@@ -35,44 +37,43 @@ class TopicFollower:
         self, log: TopicLog, name: str | None = None, reread_s: float | None = None
     ) -> None:
         """Errors name the topic by `name` beside its id. `reread_s`: the time after which head is
-        read again without a change (None: REREAD_S); a state counts for UNCONFIRMED_REREADS times
-        as long."""
+        read again without a change (None: REREAD_S)."""
         self.log = log
         self._reread_s = REREAD_S if reread_s is None else reread_s
-        self._named = f"topic {log.topic_id}"
+        self._label = f"topic {log.topic_id}"
         if name is not None:
-            self._named = f"topic {name!r} (id {log.topic_id})"
+            self._label = f"topic {name!r} (id {log.topic_id})"
         self._changed = asyncio.Event()
         self._folded = asyncio.Event()
-        self._armed = False
-        self._changes_heard = 0  # how often a watch fired
-        self._changes_folded = 0  # those of them that `_latest` has
+        self._is_watching = False
+        self._changes_seen = 0  # how often a watch fired
+        self._changes_folded = 0  # the changes that `_latest` contains
         self._latest: tuple[TopicState, float] | None = None
-        self._latest_history = log.history_number  # that of `_latest`
+        self._latest_history = log.history_number  # the history of `_latest`
         self._failure: Exception | None = None
         self._task: asyncio.Task[None] | None = None
         self.listeners: dict[Callable[[TopicState], None], None] = {}
         """Called with each state, once `state` has it."""
-        self.on_end: Callable[[], None] = _nothing
-        """Called when the following ends by itself."""
+        self.on_end: Callable[[], None] = _do_nothing
+        """Called when the follower stops by itself: by an error, or as the topic is deleted."""
         self._loop = asyncio.get_running_loop()
         self._next_read_at = self._loop.time()
 
     async def start(self) -> TopicState:
-        """Fold freshly (sync first) and go on following in the background.
+        """Fold the newest state (sync first), then follow the topic in the background.
 
         Raises errors.TopicNotFound, errors.UnsupportedFormat, errors.Unavailable.
         """
         try:
             state = await self._read(fresh=True)
         except (StoreUnavailable, OutcomeUnknown) as error:
-            raise errors.Unavailable(f"{self._named} cannot be read: {error}") from error
+            raise errors.Unavailable(f"{self._label} cannot be read: {error}") from error
         self._task = self._loop.create_task(self._follow())
         return state
 
     def state(self) -> TopicState:
-        """The newest state, from memory. Raises errors.Unavailable if it was not confirmed for too
-        long, and the error that ended the following, if one did."""
+        """The newest state, from memory. Raises errors.Unavailable if the last comparison with the
+        store was too long ago, and the error that stopped the follower, if there was one."""
         if self._failure is not None:
             raise self._failure
         assert self._latest is not None, "start() comes first"
@@ -80,31 +81,31 @@ class TopicFollower:
         unconfirmed_s_max = UNCONFIRMED_REREADS * self._reread_s
         if not state.deleted and self._loop.time() - confirmed_s > unconfirmed_s_max:
             raise errors.Unavailable(
-                f"{self._named} could not be read for {unconfirmed_s_max:.0f} s"
+                f"{self._label} could not be read for {unconfirmed_s_max:.0f} s"
             )
         return state
 
     @property
     def failure(self) -> Exception | None:
-        """The error that ended the following: `state` raises it for ever."""
+        """The error that stopped the follower: `state` raises it for ever."""
         return self._failure
 
     @property
-    def behind(self) -> bool:
+    def is_behind(self) -> bool:
         """Whether a watch reported a change that is not in `state` yet."""
-        return self._changes_folded < self._changes_heard
+        return self._changes_folded < self._changes_seen
 
-    async def caught_up(self, within_s: float) -> None:
+    async def catch_up(self, within_s: float) -> None:
         """Return once `state` has the changes reported before this call, or after `within_s`."""
-        changes_heard = self._changes_heard
+        changes_seen = self._changes_seen
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while self._changes_folded < changes_heard:
+                while self._changes_folded < changes_seen:
                     await self._folded.wait()
 
     async def confirmed_history(self, within_s: float) -> int:
-        """The number of the history (TopicLog.history_number) that `state` belongs to, once it was
-        compared with the store after the newest connection. Raises errors.Unavailable after
+        """The number of the history (TopicLog.history_number) of `state`. Waits until `state` was
+        compared with the store through the newest connection. Raises errors.Unavailable after
         `within_s`, and as `state`."""
         try:
             async with asyncio.timeout(within_s):
@@ -114,13 +115,14 @@ class TopicFollower:
                     await self._folded.wait()
         except TimeoutError:
             raise errors.Unavailable(
-                f"{self._named} was not compared with the metadata store in {within_s:.0f} s"
+                f"{self._label} was not compared with the metadata store in {within_s:.0f} s"
             ) from None
         return self._latest_history
 
-    async def beyond(self, number: int) -> TopicState:
-        """Wait, without a limit, until the state has commit `number`, or another history, as the
-        metadata store went back in time; return it. Raises as `state`."""
+    async def wait_for_commit(self, number: int) -> TopicState:
+        """Wait, without a limit, until the state contains commit `number`; return the state.
+        Returns early if the log has another history, because the metadata store went back in time.
+        Raises as `state`."""
         history_number = self.log.history_number
         while (state := self.state()).next <= number and not state.deleted:
             if history_number != self.log.history_number:
@@ -140,7 +142,7 @@ class TopicFollower:
                 await asyncio.sleep(self._next_read_at - self._loop.time())
                 try:
                     await self._read(fresh=False)
-                except _RETRIED:
+                except _PASSING_ERRORS:
                     self._changed.set()
                     await asyncio.sleep(RETRY_S)
         except Exception as error:  # `state` raises it, of whatever class
@@ -155,32 +157,32 @@ class TopicFollower:
         await woken(self._changed, self._reread_s)
 
     async def _read(self, *, fresh: bool) -> TopicState:
-        """Fold, with a new watch unless one is outstanding."""
+        """Fold, with a new watch unless a watch is outstanding."""
         self._changed.clear()
-        began_s, changes_heard = self._loop.time(), self._changes_heard
+        began_s, changes_seen = self._loop.time(), self._changes_seen
         self._next_read_at = began_s + READ_GAP_S
-        watch = None if self._armed else self._heard
-        self._armed = True
+        watch = None if self._is_watching else self._on_watch_fired
+        self._is_watching = True
         try:
-            state = await self.log.fold(fresh=fresh, watch=watch, commit_expected=self.behind)
+            state = await self.log.fold(fresh=fresh, watch=watch, commit_expected=self.is_behind)
         except BaseException:
-            self._armed = self._armed and watch is None
+            self._is_watching = self._is_watching and watch is None
             raise
-        self._latest, self._changes_folded = (state, began_s), changes_heard
+        self._latest, self._changes_folded = (state, began_s), changes_seen
         self._latest_history = self.log.history_number
         self._folded.set()
-        self._folded = asyncio.Event()  # of the next fold
+        self._folded = asyncio.Event()  # set by the next fold
         for listener in list(self.listeners):
             listener(state)
-        if self._loop.time() - began_s > self._reread_s:  # it is old already: read again
+        if self._loop.time() - began_s > self._reread_s:  # the read took too long: read again
             self._changed.set()
         return state
 
-    def _heard(self) -> None:
-        self._armed = False
-        self._changes_heard += 1
+    def _on_watch_fired(self) -> None:
+        self._is_watching = False
+        self._changes_seen += 1
         self._changed.set()
 
 
-def _nothing() -> None:
-    """Nothing is called."""
+def _do_nothing() -> None:
+    """The default `on_end`."""

@@ -1,12 +1,12 @@
-"""How far live segments go: the confirmed rows of a partition's open end; and where rows are in a
-ledger, open or sealed, if only the headers of its entries count them.
+"""How far live segments go: the confirmed rows of a partition's live segment. And where rows are in
+a ledger, open or sealed, if only the headers of its entries count the rows.
 
-Always true: a count has the rows of entries up to a last add confirmed, as that entry's header has
-them; the count of a segment never goes back (hazard 33); a CLOSED ledger ends for ever where its
-record has its end, whether or not the log has sealed the segment. If a later segment continues in
-the same ledger, after rows of others, then a segment ends before the first entry whose own offset
-is not the one that it would have here: so an old log never gives an entry a wrong offset. The
-counts of followed segments come by the bookies' long poll, and are then read from memory.
+Always true: the count of a segment's rows comes from the header of a confirmed entry, and never
+goes back (hazard 33). A CLOSED ledger ends for ever at the end in its record, whether or not the
+log has sealed the segment. A later segment may continue in the same ledger, after rows of others.
+The earlier segment then ends before the first entry whose header has another offset than the count
+gives it: so an old log never gives an entry a wrong offset. The counts of followed segments arrive
+by the bookies' long poll, and callers read them from memory.
 """
 
 import asyncio
@@ -30,26 +30,26 @@ from spark_ledger.topic.entry.message_batch import NO_ROWLESS, Rowless, decode_h
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
-from spark_ledger.topic.read.pieces import WANTED, LiveRows, Wanted
+from spark_ledger.topic.read.pieces import PIECE_DTYPE, EntryPieces, LiveRows
 from spark_ledger.topic.read.plan import ReadTask
 
 _log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-TAKEN_S = 1.0
-"""How long a look waits for entries that bookies took: a writer that lives announces them within
-`explicit_lac_s`, a tenth of it."""
+TAKEN_WAIT_S = 1.0
+"""How long `refresh` waits until entries that bookies took are confirmed: a living writer announces
+them within `explicit_lac_s`, a tenth of this time."""
 POLL_S = 30.0
 ENDS_AT_ONCE = 64
 STARTS_KEPT = 1024
-_RETRIED = (errors.Unavailable, errors.DataUnavailable)
+_PASSING_ERRORS = (errors.Unavailable, errors.DataUnavailable)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveEnd:
     """The confirmed part of a live segment: entries up to `last_entry`, their rows and bytes, the
-    times at which the first and the last of them were stored. `closed`: there will be no more.
-    `rowless` are offsets of the segment without a row."""
+    times at which the first and the last of these entries were stored. A `closed` segment gets no
+    further entry. `rowless` are offsets of the segment without a row."""
 
     last_entry: int = NO_ENTRY
     rows: int = 0
@@ -66,30 +66,30 @@ _Opening = tuple[int, int]
 
 
 class LiveEnds:
-    """The live ends that one process knows. Any thread may call `known` and `changes`; the rest
-    belongs to the loop."""
+    """The live ends that one process knows. Any thread may call `end_of` and `changes`; all other
+    methods belong to the loop."""
 
     def __init__(self, ledgers: LedgerStore) -> None:
         self._ledgers = ledgers
-        self._known: dict[_Opening, LiveEnd] = {}
-        self._following: dict[_Opening, asyncio.Task[None]] = {}
+        self._ends: dict[_Opening, LiveEnd] = {}
+        self._follow_tasks: dict[_Opening, asyncio.Task[None]] = {}
         self._changes = 0
 
     @property
     def changes(self) -> int:
-        """A number that changes whenever `known` gives more than before."""
+        """A number that changes whenever an end moves."""
         return self._changes
 
-    def known(self, live: LiveSegment) -> LiveEnd:
-        """The end of the segment as the bookies last gave it."""
-        return self._known.get(_opening(live), EMPTY)
+    def end_of(self, live: LiveSegment) -> LiveEnd:
+        """The end of the segment, as a bookie last gave it; EMPTY before that."""
+        return self._ends.get(_opening(live), EMPTY)
 
-    async def look(self, lives: Iterable[LiveSegment]) -> None:
-        """Ask the bookies how far the segments go: up to all that was acknowledged before this
-        call, except by a writer that died. Raises DataUnavailable, Unauthorized, RowsLost,
-        Unavailable; the end of a segment whose ledger is gone stays as it is."""
+    async def refresh(self, lives: Iterable[LiveSegment]) -> None:
+        """Ask the bookies how far the segments go. Afterwards the ends contain every entry that was
+        acknowledged before this call, unless its writer died. The end of a segment whose ledger is
+        gone stays as it is. Raises DataUnavailable, Unauthorized, RowsLost, Unavailable."""
         loop, turns = asyncio.get_running_loop(), asyncio.Semaphore(ENDS_AT_ONCE)
-        lagging: list[tuple[LiveSegment, AsyncLedgerReader]] = []
+        lagging_readers: list[tuple[LiveSegment, AsyncLedgerReader]] = []
 
         async def ask(live: LiveSegment) -> None:
             async with turns:
@@ -97,82 +97,82 @@ class LiveEnds:
                 if reader is None:
                     return
                 if await reader.refresh_last_add_confirmed() < reader.last_taken:
-                    lagging.append((live, reader))
+                    lagging_readers.append((live, reader))
                 else:
-                    await self._heard(live, reader)
+                    await self._update(live, reader)
 
         async def wait(live: LiveSegment, reader: AsyncLedgerReader) -> None:
             async with turns:
                 left_s = max(0.0, until_s - loop.time())
-                with suppress(errors.DataUnavailable):  # then the end heard before stays
+                with suppress(errors.DataUnavailable):  # then the earlier end stays
                     await reader.wait_beyond(reader.last_taken - 1, left_s)
-                await self._heard(live, reader)
+                await self._update(live, reader)
 
         await asyncio.gather(*map(ask, lives))
-        until_s = loop.time() + TAKEN_S
-        await asyncio.gather(*(wait(*one) for one in lagging))
+        until_s = loop.time() + TAKEN_WAIT_S
+        await asyncio.gather(*(wait(live, reader) for live, reader in lagging_readers))
 
     def follow(self, lives: Iterable[LiveSegment]) -> None:
-        """Keep the ends of these segments current from now on, and of no others."""
+        """Keep the ends of exactly these segments current from now on."""
         lives_of = {_opening(live): live for live in lives}
-        for opening in [opening for opening in self._following if opening not in lives_of]:
-            self._following.pop(opening).cancel()
-            self._known.pop(opening, None)
+        for opening in [opening for opening in self._follow_tasks if opening not in lives_of]:
+            self._follow_tasks.pop(opening).cancel()
+            self._ends.pop(opening, None)
         for opening, live in lives_of.items():
-            if opening not in self._following:
+            if opening not in self._follow_tasks:
                 task = asyncio.get_running_loop().create_task(self._follow(live))
-                self._following[opening] = task
+                self._follow_tasks[opening] = task
 
     async def close(self) -> None:
-        await cancel(*self._following.values())
-        self._following.clear()
+        await cancel(*self._follow_tasks.values())
+        self._follow_tasks.clear()
 
     async def _follow(self, live: LiveSegment) -> None:
         """Follow the segment until it is closed. If its rows are lost, or its ledger is gone or
-        refused, look again now and then: a reader of these rows gets the error."""
-        while not self.known(live).closed:
+        refused, try again every POLL_S: a reader of these rows gets the error."""
+        while not self.end_of(live).closed:
             try:
-                await self._hear(live)
-            except _RETRIED:
+                await self._follow_until_closed(live)
+            except _PASSING_ERRORS:
                 await asyncio.sleep(RETRY_S)
             except errors.LedgerError as error:
-                _log.warning("ledger %d is not heard: %s", live.ledger_id, error)
+                _log.warning("ledger %d is not followed: %s", live.ledger_id, error)
                 await asyncio.sleep(POLL_S)
             except Exception:
-                _log.exception("ledger %d is not heard: a defect", live.ledger_id)
+                _log.exception("ledger %d is not followed: a defect", live.ledger_id)
                 await asyncio.sleep(POLL_S)
 
-    async def _hear(self, live: LiveSegment) -> None:
+    async def _follow_until_closed(self, live: LiveSegment) -> None:
         reader = await self._open(live)
-        while reader is not None and not self.known(live).closed:
-            await self._heard(live, reader)
-            if not self.known(live).closed:
-                heard = max(self.known(live).last_entry, live.first_entry - 1)
-                await reader.wait_beyond(heard, POLL_S)
+        while reader is not None and not self.end_of(live).closed:
+            await self._update(live, reader)
+            if not self.end_of(live).closed:
+                last_entry = max(self.end_of(live).last_entry, live.first_entry - 1)
+                await reader.wait_beyond(last_entry, POLL_S)
         if reader is None:
             await asyncio.sleep(POLL_S)
 
     async def _open(self, live: LiveSegment) -> AsyncLedgerReader | None:
-        """None if the ledger is gone: then it was sealed, and its rows are elsewhere by now."""
+        """None if the ledger is gone: it was sealed, and its rows were merged or removed."""
         version = live.metadata_version
         try:
             return await self._ledgers.open(live.ledger_id, recover=False, min_version=version)
         except errors.NoSuchLedger:
             return None
 
-    async def _heard(self, live: LiveSegment, reader: AsyncLedgerReader) -> None:
-        before = self.known(live)
+    async def _update(self, live: LiveSegment, reader: AsyncLedgerReader) -> None:
+        before = self.end_of(live)
         closed, last = reader.is_closed, reader.last_add_confirmed
-        now = before
+        end = before
         if last > max(before.last_entry, live.first_entry - 1):
-            entry, over = await _last_of(reader, live, before, last)
-            closed |= over
+            entry, is_continued = await _last_entry_of(reader, live, before, last)
+            closed |= is_continued
             if entry is not None:
-                now = await _up_to(reader, live, before, entry)
-        now = replace(now, closed=closed or before.closed)
-        current = self.known(live)
-        if now != current and now.last_entry >= current.last_entry:
-            self._known[_opening(live)] = now
+                end = await _end_at(reader, live, before, entry)
+        end = replace(end, closed=closed or before.closed)
+        current = self.end_of(live)
+        if end != current and end.last_entry >= current.last_entry:
+            self._ends[_opening(live)] = end
             self._changes += 1
 
 
@@ -180,31 +180,31 @@ def _opening(live: LiveSegment) -> _Opening:
     return live.ledger_id, live.opened
 
 
-async def _last_of(
+async def _last_entry_of(
     reader: AsyncLedgerReader, live: LiveSegment, before: LiveEnd, last: int
 ) -> tuple[Entry | None, bool]:
-    """The last entry of the segment after those of `before`, None without such an entry; and
-    whether a later segment follows. It is the confirmed entry `last`, or the last one before
-    foreign entries; if a later segment follows, it is found by halving."""
+    """The segment's last entry after the end `before` and up to the confirmed entry `last`, foreign
+    entries left out (None without such an entry); and whether a later segment follows in the
+    ledger. If a later segment follows, the entry is found by halving."""
     first = max(before.last_entry + 1, live.first_entry)
-    entry = await _owned(reader, live, first, last)
-    if entry is None or is_of(live, entry):
+    entry = await _last_owned_entry(reader, live, first, last)
+    if entry is None or _is_in_segment(live, entry):
         return entry, False
     last_own, last = None, entry.header.entry_id
     while first < last:
         middle = (first + last) // 2
-        entry = await _owned(reader, live, first, middle)
-        if entry is None or is_of(live, entry):
+        entry = await _last_owned_entry(reader, live, first, middle)
+        if entry is None or _is_in_segment(live, entry):
             last_own, first = entry or last_own, middle + 1
         else:
             last = entry.header.entry_id
     return last_own, True
 
 
-async def _owned(
+async def _last_owned_entry(
     reader: AsyncLedgerReader, live: LiveSegment, first: int, last: int
 ) -> Entry | None:
-    """The last entry of [first, last] that an owner wrote (seal.py); None without such one."""
+    """The last entry of [first, last] that an owner wrote (seal.py); None without such an entry."""
     async with aclosing(reader.read_back(last, first, known_confirmed=last)) as entries:
         async for _, entry in entries:
             if isinstance(entry, errors.LedgerError):
@@ -215,15 +215,15 @@ async def _owned(
     return None
 
 
-def is_of(live: LiveSegment, entry: Entry) -> bool:
-    """Whether an owner's entry, at or after the first one of the segment in its ledger, gets its
-    own offset if it is counted as an entry of the segment."""
+def _is_in_segment(live: LiveSegment, entry: Entry) -> bool:
+    """Whether an owner's entry belongs to the segment: the offset in its header is the offset that
+    the segment's count gives it."""
     header = decode_header(entry.payload)
     offset = live.origin + entry.header.cumulative_rows - header.rows
     return not header.at_offset or int(header.index["first_row"][0]) == offset
 
 
-async def _up_to(
+async def _end_at(
     reader: AsyncLedgerReader, live: LiveSegment, before: LiveEnd, entry: Entry
 ) -> LiveEnd:
     """The live end with `entry` as its last entry."""
@@ -242,14 +242,14 @@ async def _up_to(
 async def ends_of(
     ledgers: LedgerStore, state: TopicState, partitions: Iterable[int] | None = None
 ) -> dict[int, LiveEnd]:
-    """The end of the live segment of each of these partitions (None: of all), as the bookies have
-    it now. Raises as `LiveEnds.look`."""
-    among = range(len(state.partitions)) if partitions is None else partitions
-    held = [state.partitions[number] for number in among]
-    lives = {part.number: part.live for part in held if part.live is not None}
-    seen = LiveEnds(ledgers)
-    await seen.look(lives.values())
-    return {number: seen.known(live) for number, live in lives.items()}
+    """By partition the end of its live segment, as the bookies have it now; `partitions` None: all
+    partitions. Raises as `LiveEnds.refresh`."""
+    numbers = range(len(state.partitions)) if partitions is None else partitions
+    chosen = [state.partitions[number] for number in numbers]
+    lives = {partition.number: partition.live for partition in chosen if partition.live is not None}
+    live_ends = LiveEnds(ledgers)
+    await live_ends.refresh(lives.values())
+    return {number: live_ends.end_of(live) for number, live in lives.items()}
 
 
 def live_task(
@@ -257,8 +257,7 @@ def live_task(
 ) -> ReadTask | None:
     """A read of the confirmed rows of the partition's live segment from offset `lo` on; None if
     there are no such rows."""
-    held = state.partitions[partition]
-    live = held.live
+    live = state.partitions[partition].live
     if live is None or live.base + confirmed.rows <= max(lo, live.base):
         return None
     end = live.base + confirmed.rows
@@ -267,14 +266,14 @@ def live_task(
 
 
 EntryStarts = LruCache[tuple[int, int], int]
-"""By ledger and row, the entry that begins there, as earlier reads found: a read that continues
-where another one ended need not search. The STARTS_KEPT used last are kept."""
+"""By ledger and row, the entry that begins at that row, as earlier reads found: a read that
+continues where another read ended need not search. The STARTS_KEPT used last are kept."""
 
 _starts: WeakKeyDictionary[LedgerStore, EntryStarts] = WeakKeyDictionary()
 
 
 def starts_of(ledgers: LedgerStore) -> EntryStarts:
-    """The starts that this process keeps for these ledgers."""
+    """The entry starts that this process keeps for these ledgers."""
     return _starts.setdefault(ledgers, EntryStarts(STARTS_KEPT))
 
 
@@ -297,7 +296,7 @@ async def first_piece(
         middle = (first + last) // 2 if halves else min(first + share, last)
         entry = await reader.read_entry(middle, known_confirmed=live_rows.last_entry)
         after = entry.header.cumulative_rows - live.rows_before
-        begins = await _begins(reader, live_rows, entry)
+        begins = await _rows_before(reader, live_rows, entry)
         if after <= row:
             first, before = middle + 1, after
         elif begins <= row:
@@ -308,8 +307,8 @@ async def first_piece(
     return first, before
 
 
-async def _begins(reader: AsyncLedgerReader, live_rows: LiveRows, entry: Entry) -> int:
-    """The rows of the segment before the entry; if it is foreign, by the entry in front of it."""
+async def _rows_before(reader: AsyncLedgerReader, live_rows: LiveRows, entry: Entry) -> int:
+    """The rows of the segment before the entry. The entry before a foreign entry counts them."""
     live, entry_id = live_rows.live, entry.header.entry_id
     try:
         rows = entry.header.cumulative_rows - owned_header(live, entry).rows
@@ -321,21 +320,22 @@ async def _begins(reader: AsyncLedgerReader, live_rows: LiveRows, entry: Entry) 
     return rows - live.rows_before
 
 
-async def since_in(ledgers: LedgerStore, live_rows: LiveRows, ms: int) -> int:
-    """As `first_since`. Raises errors.NoSuchLedger if the ledger is gone."""
+async def first_stored_since(ledgers: LedgerStore, live_rows: LiveRows, ms: int) -> int:
+    """As `find_stored_since`, with a reader of the ledger. Raises errors.NoSuchLedger if the ledger
+    is gone."""
     version = live_rows.live.metadata_version
     reader = await ledgers.open(live_rows.live.ledger_id, recover=False, min_version=version)
-    return await first_since(reader, within(reader.record, live_rows), ms)
+    return await find_stored_since(reader, clip_to_ledger(reader.record, live_rows), ms)
 
 
-async def first_since(reader: AsyncLedgerReader, live_rows: LiveRows, ms: int) -> int:
-    """The offset of the first of the rows that was stored at `ms` or later by its owner's clock;
-    the end of the rows if all are older. Found by halving, as the stored times never fall within a
+async def find_stored_since(reader: AsyncLedgerReader, live_rows: LiveRows, ms: int) -> int:
+    """The offset of the first row that was stored at `ms` or later by its owner's clock; the end of
+    the rows if all rows are older. Found by halving: the stored times never fall within a
     ledger."""
     first, end, offset = live_rows.live.first_entry, live_rows.last_entry + 1, live_rows.end
     while first < end:
         middle = (first + end) // 2
-        entry = await _owned(reader, live_rows.live, first, middle)
+        entry = await _last_owned_entry(reader, live_rows.live, first, middle)
         if entry is None:
             first = middle + 1
             continue
@@ -348,8 +348,8 @@ async def first_since(reader: AsyncLedgerReader, live_rows: LiveRows, ms: int) -
     return min(max(offset, live_rows.start), live_rows.end)
 
 
-def lost_of_live(record: LedgerRecord, live_rows: LiveRows) -> errors.RowsLost | None:
-    """The error for rows beyond the end of a CLOSED ledger; None if the ledger has them all."""
+def live_rows_lost(record: LedgerRecord, live_rows: LiveRows) -> errors.RowsLost | None:
+    """The error for rows beyond the end of a CLOSED ledger; None if the ledger has all the rows."""
     last = record.last_entry
     if last is None or last >= live_rows.last_entry:
         return None
@@ -367,28 +367,28 @@ def lost_of_live(record: LedgerRecord, live_rows: LiveRows) -> errors.RowsLost |
     )
 
 
-def within(record: LedgerRecord, live_rows: LiveRows) -> LiveRows:
-    """The same rows, with the last entry and row count of the ledger's record if the ledger ended
-    before `last_entry`: the entries beyond its end have none of these rows."""
+def clip_to_ledger(record: LedgerRecord, live_rows: LiveRows) -> LiveRows:
+    """The same rows. If the ledger ended before `last_entry`, they have the last entry and the row
+    count of the ledger's record: the missing entries held no row of `live_rows`."""
     last = record.last_entry
     if last is None or last >= live_rows.last_entry:
         return live_rows
     return replace(live_rows, last_entry=last, rows=(record.rows or 0) - live_rows.live.rows_before)
 
 
-def reach_of(live_rows: LiveRows, at: int, before: int) -> int:
-    """An estimate of the last entry that has some of the rows, if `before` rows are before entry
-    `at` and the others are spread evenly over the entries."""
+def estimate_last_entry(live_rows: LiveRows, at: int, before: int) -> int:
+    """An estimate of the last entry that has some of the rows: `before` rows precede entry `at`,
+    and the other rows are taken as spread evenly over the entries."""
     left, rows = live_rows.end - live_rows.live.base - before, live_rows.rows - before
     if left >= rows:
         return live_rows.last_entry
     return min(at + left * (live_rows.last_entry + 1 - at) // rows, live_rows.last_entry)
 
 
-def piece_of(live_rows: LiveRows, header: EntryHeader, before: int) -> Wanted:
+def piece_of(live_rows: LiveRows, header: EntryHeader, before: int) -> EntryPieces:
     """The piece of the rows that an entry has; `before` rows of the segment come before it."""
     base = live_rows.live.base
     lo = max(live_rows.start - base, before)
     hi = min(live_rows.end - base, header.cumulative_rows - live_rows.live.rows_before)
     piece = (live_rows.live.partition, before, lo - before, hi - lo, base + lo)
-    return np.array([piece] if hi > lo else [], dtype=WANTED)
+    return np.array([piece] if hi > lo else [], dtype=PIECE_DTYPE)

@@ -1,18 +1,19 @@
 """Planning a read: ranges of offsets become tasks. Pure.
 
-Always true: the tasks of a plan hold every row of the ranges once, holes left out; the rows of a
-partition are in order within a task, and from task to task of the plan. A task carries segments in
-columns; what its reader fetches is made of them in the task itself (pieces.py), so a plan over
-a million segments stays small.
+Always true: the tasks of a plan hold every row of the ranges once, without the holes; the rows of a
+partition are in order within a task, and from task to task of the plan. A task carries a table of
+segments, and its reader computes the slices from the table (pieces.py): so a plan over a million
+segments stays small.
 
-A large partition has tasks of its own, cut by bytes. Small partitions are packed together, and so
-are small tasks of several topics (`together`: such a task reads one topic after the other). If
-partitions share entries, and such tasks would read many bytes several times (READ_AGAIN), the plan
-is cut between entries instead: a task has whole entries, and so rows of many partitions.
+A large partition has tasks of its own, cut by bytes. Small partitions are packed into one task, and
+so are small tasks of several topics (`pack_tasks`; such a task reads one topic after the other). If
+partitions share entries, tasks of partitions may read shared bytes several times: above
+READ_AGAIN_MAX the plan is cut between entries, and a task has whole entries, with rows of many
+partitions.
 
 Committed rows that no ledger holds any more are reported with exact offsets: rows reported lost are
 beyond the end of their ledger and within the spans of a task; a task without its lost rows reads
-exactly the others, at the offsets that they have (hazard 26).
+exactly the other rows, at their offsets (hazard 26).
 """
 
 import heapq
@@ -35,28 +36,28 @@ from spark_ledger.topic.read.pieces import (
     Pieces,
     Span,
     Spans,
-    cut_out,
     fetch_order,
-    on_their_own,
     pieces_of,
+    remove_offsets,
     rows_of,
     spans_by,
+    with_narrow_table,
 )
 
 TASK_BYTES = 64 * 1024 * 1024
-PACKED_BYTES = 8 << 20  # one task reads several partitions that have less,
+PACKED_BYTES = 8 << 20  # one task reads several partitions that are smaller,
 PACKED_TASKS = 16  # unless that would leave fewer tasks than this
 LIVE_ROW_BYTES = 1 << 10  # assumed for a row of a live segment: a task does not know its bytes
-READ_AGAIN = 1.1  # tasks may read so many times the bytes because partitions share entries
+READ_AGAIN_MAX = 1.1  # bytes read / bytes stored, if partitions share entries
 Ranges = Mapping[int, tuple[int, int]]
 """By partition the offsets [start, end) to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """What one Spark task reads: the rows of the spans. The table has their segments, and maybe
-    others. Picklable. `live` are rows of a partition's open end; they come after the spans. Unless
-    it is `chunked`, no entry has a chunk of a message that still has a row."""
+    """What one Spark task reads: the rows of the spans. The table has the segments of the spans,
+    and maybe further segments. Picklable. `live` are rows of a partition's live segment; they come
+    after the spans. Only a `chunked` task may have entries with chunks of messages."""
 
     topic: str
     topic_id: str
@@ -74,25 +75,25 @@ class ReadTask:
     def bytes(self) -> int:
         """An estimate of the bytes to read."""
         live = 0 if self.live is None else (self.live.end - self.live.start) * LIVE_ROW_BYTES
-        return live + int(sum(_clipped(span, self.table).weights.sum() for span in self.spans))
+        return live + int(sum(_clip(span, self.table).weights.sum() for span in self.spans))
 
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How ranges become tasks: at least `tasks_min`, in proportion to bytes, each of at most about
-    `task_bytes` and at most `task_rows`."""
+    """How ranges become tasks: at least `tasks_min` tasks, in proportion to bytes, each with at
+    most about `task_bytes` bytes and at most `task_rows` rows."""
 
     tasks_min: int = 1
     task_bytes: int = TASK_BYTES
     task_rows: int | None = None
 
 
-EVENLY = Cutting()
+DEFAULT_CUTTING = Cutting()
 
 
 def chunks_to_read(state: TopicState, ranges: Ranges) -> list[TableChunk]:
     """The chunks that `plan_read` needs for these ranges."""
-    _check(state, ranges)
+    _check_ranges(state, ranges)
     by_partition = (state.partitions[p].chunks_between(*ends) for p, ends in ranges.items())
     return list(dict.fromkeys(chunk for chunks in by_partition for chunk in chunks))
 
@@ -102,7 +103,7 @@ def plan_read(
     ranges: Ranges,
     *,
     topic: str = "",
-    cutting: Cutting = EVENLY,
+    cutting: Cutting = DEFAULT_CUTTING,
     read: Tables = UNREAD,
 ) -> list[ReadTask]:
     """Tasks for the rows [start, end) of each partition in `ranges`.
@@ -111,38 +112,41 @@ def plan_read(
     no task. `read` has the chunks of `chunks_to_read`.
     Raises errors.NoSuchEntry (LEDGER_OFFSETS.OUT_OF_RANGE) for a range beyond the state.
     """
-    _check(state, ranges)
+    _check_ranges(state, ranges)
     spans, table = segments_in(state, ((p, *ends) for p, ends in sorted(ranges.items())), read)
     chunked = any(state.partitions[p].rowless for p in ranges)
     return [
-        ReadTask(topic, state.topic_id, *on_their_own(task_spans, table), chunked=chunked)
-        for task_spans in _cut(spans, table, cutting)
+        ReadTask(topic, state.topic_id, *with_narrow_table(task_spans, table), chunked=chunked)
+        for task_spans in _cut_spans(spans, table, cutting)
     ]
 
 
-def together(tasks: Sequence[ReadTask], cutting: Cutting = EVENLY) -> list[tuple[ReadTask, ...]]:
-    """The tasks of several topics, with small neighbours packed into one task of Spark, as
-    partitions of a topic are: in the same order, and within the same limits."""
-    least = max(PACKED_TASKS, cutting.tasks_min)
-    if len(tasks) <= least:
+def pack_tasks(
+    tasks: Sequence[ReadTask], cutting: Cutting = DEFAULT_CUTTING
+) -> list[tuple[ReadTask, ...]]:
+    """The tasks of several topics, in order, with small neighbours packed into one task of Spark.
+    The limits are those for the partitions of one topic."""
+    groups_min = max(PACKED_TASKS, cutting.tasks_min)
+    if len(tasks) <= groups_min:
         return [(task,) for task in tasks]
     sizes = [max(1, task.bytes) for task in tasks]
-    goal = min(cutting.task_bytes, sum(sizes) / max(least, sum(sizes) // PACKED_BYTES))
+    goal = min(cutting.task_bytes, sum(sizes) / max(groups_min, sum(sizes) // PACKED_BYTES))
     task_rows = cutting.task_rows
     groups: list[tuple[ReadTask, ...]] = []
-    held: list[ReadTask] = []
+    group: list[ReadTask] = []
     size, rows = 0, 0
-    for at, (task, more) in enumerate(zip(tasks, sizes, strict=True)):
-        count = task.rows
-        few = len(groups) + 1 + len(tasks) - at <= least  # each of the rest is needed for a group
-        many = task_rows is not None and rows + count > task_rows
-        if held and (few or many or size + more > goal):
-            groups.append(tuple(held))
-            held, size, rows = [], 0, 0
-        held.append(task)
-        size, rows = size + more, rows + count
-    if held:
-        groups.append(tuple(held))
+    for at, (task, added_bytes) in enumerate(zip(tasks, sizes, strict=True)):
+        added_rows = task.rows
+        # each remaining task has to be a group by itself, or there are fewer than groups_min
+        must_end = len(groups) + 1 + len(tasks) - at <= groups_min
+        too_many_rows = task_rows is not None and rows + added_rows > task_rows
+        if group and (must_end or too_many_rows or size + added_bytes > goal):
+            groups.append(tuple(group))
+            group, size, rows = [], 0, 0
+        group.append(task)
+        size, rows = size + added_bytes, rows + added_rows
+    if group:
+        groups.append(tuple(group))
     return groups
 
 
@@ -150,7 +154,7 @@ def segments_in(
     state: TopicState, ranges: Iterable[tuple[int, int, int]], read: Tables = UNREAD
 ) -> tuple[Spans, SegmentTable]:
     """The spans in which these offsets [start, end) of partitions have rows, and the segments that
-    hold them. The ranges come in order."""
+    hold these rows. `ranges` are (partition, start, end), in order."""
     spans: list[Span] = []
     tables: list[SegmentTable] = []
     first = 0
@@ -165,10 +169,10 @@ def segments_in(
 # -- cutting -------------------------------------------------------------------------------------
 
 
-def _cut(spans: Spans, table: SegmentTable, cutting: Cutting) -> list[Spans]:
+def _cut_spans(spans: Spans, table: SegmentTable, cutting: Cutting) -> list[Spans]:
     """The spans of each task, in order."""
     parts = [
-        _Part(tuple(group), table)
+        _PartitionShare(tuple(group), table)
         for _, group in itertools.groupby(spans, key=lambda span: span.partition)
     ]
     total = sum(part.weight for part in parts)
@@ -176,39 +180,39 @@ def _cut(spans: Spans, table: SegmentTable, cutting: Cutting) -> list[Spans]:
         return []
     count = min(len(parts), max(PACKED_TASKS, total // PACKED_BYTES))
     goal = total / max(cutting.tasks_min, count, -(-total // cutting.task_bytes))
-    alone = [task for part in parts for task in part.cut(cutting, total)]
-    tasks = list(_packed(alone, goal, cutting.task_rows))
+    partition_tasks = [task for part in parts for task in part.cut(cutting, total)]
+    tasks = list(_pack(partition_tasks, goal, cutting.task_rows))
     if len(parts) > 1 and bool(table.shared.any()):
         pieces = pieces_of(table, spans)
-        if _bytes_read(pieces, tasks) > READ_AGAIN * total:
-            tasks = _by_entries(pieces, goal)
+        if _bytes_read(pieces, tasks) > READ_AGAIN_MAX * total:
+            tasks = _cut_between_entries(pieces, goal)
             if cutting.task_rows is not None:
                 rows_max = cutting.task_rows
-                tasks = [part for task in tasks for part in _by_rows(task, rows_max)]
-    return _as_many(tasks, cutting.tasks_min)
+                tasks = [part for task in tasks for part in _cut_by_rows(task, rows_max)]
+    return _cut_to_count(tasks, cutting.tasks_min)
 
 
-def _packed(
+def _pack(
     tasks: Iterable[tuple[Spans, float]], goal: float, rows_max: int | None
 ) -> Iterator[Spans]:
-    """Neighbouring tasks put together as long as they have at most `goal` bytes."""
-    held: list[Span] = []
+    """Join neighbouring tasks as long as they have at most `goal` bytes and `rows_max` rows."""
+    packed: list[Span] = []
     size, rows = 0.0, 0
-    for spans, more in tasks:
+    for spans, added in tasks:
         count = rows_of(spans)
-        if held and (size + more > goal or (rows_max is not None and rows + count > rows_max)):
-            yield tuple(held)
-            held, size, rows = [], 0.0, 0
-        held += spans
-        size += more
+        if packed and (size + added > goal or (rows_max is not None and rows + count > rows_max)):
+            yield tuple(packed)
+            packed, size, rows = [], 0.0, 0
+        packed += spans
+        size += added
         rows += count
-    if held:
-        yield tuple(held)
+    if packed:
+        yield tuple(packed)
 
 
 def _bytes_read(pieces: Pieces, tasks: Sequence[Spans]) -> float:
-    """An estimate of the bytes that the tasks read: a task that needs a row of an entry reads all
-    of the entry that the plan needs."""
+    """An estimate of the bytes that the tasks read. A task that needs a row of an entry reads the
+    bytes of all pieces that the plan has of this entry."""
     entries = pieces.entries()
     sizes = np.bincount(entries, weights=pieces.weight)
     firsts = np.array([(spans[0].partition, spans[0].lo) for spans in tasks], dtype=np.int64)
@@ -225,32 +229,33 @@ def _bytes_read(pieces: Pieces, tasks: Sequence[Spans]) -> float:
     return float(sizes[readers % len(sizes)].sum())
 
 
-def _by_entries(pieces: Pieces, goal: float) -> list[Spans]:
-    """Tasks of whole entries in the order of their fetch, each of about `goal` bytes."""
+def _cut_between_entries(pieces: Pieces, goal: float) -> list[Spans]:
+    """Tasks of whole entries in fetch order, each of about `goal` bytes."""
     places = fetch_order(pieces)
     sizes = np.bincount(places, weights=pieces.weight)
     task_of = ((np.cumsum(sizes) - sizes / 2) / goal).astype(np.int64)
     return list(spans_by(pieces, task_of[places]))
 
 
-def _by_rows(spans: Spans, rows_max: int) -> Iterator[Spans]:
-    """The spans in parts of `rows_max` rows; the last part has the rest."""
-    held: list[Span] = []
-    left = rows_max
+def _cut_by_rows(spans: Spans, rows_max: int) -> Iterator[Spans]:
+    """The spans in parts of `rows_max` rows; the last part may have fewer."""
+    part: list[Span] = []
+    rows_left = rows_max
     for span in spans:
         lo = span.lo
-        while span.hi - lo > left:
-            yield (*held, span._replace(lo=lo, hi=lo + left)) if left else tuple(held)
-            held, lo, left = [], lo + left, rows_max
-        held.append(span._replace(lo=lo))
-        left -= span.hi - lo
-    if held:
-        yield tuple(held)
+        while span.hi - lo > rows_left:
+            end = lo + rows_left
+            yield (*part, span._replace(lo=lo, hi=end)) if rows_left else tuple(part)
+            part, lo, rows_left = [], end, rows_max
+        part.append(span._replace(lo=lo))
+        rows_left -= span.hi - lo
+    if part:
+        yield tuple(part)
 
 
-def _as_many(tasks: list[Spans], tasks_min: int) -> list[Spans]:
-    """The tasks, those with most rows cut in the middle until there are `tasks_min`, or one for
-    each row: bytes alone do not show where to cut empty rows, or many rows beside a large one."""
+def _cut_to_count(tasks: list[Spans], tasks_min: int) -> list[Spans]:
+    """The tasks, those with most rows cut in the middle until there are `tasks_min`, or a task for
+    each row: bytes alone do not show where to cut empty rows, or many rows beside a large row."""
     if len(tasks) >= tasks_min:
         return tasks
     heap: list[tuple[int, tuple[int, ...], Spans]]
@@ -264,21 +269,21 @@ def _as_many(tasks: list[Spans], tasks_min: int) -> list[Spans]:
 
 
 def _halves(spans: Spans, rows: int) -> tuple[Spans, Spans]:
-    """The first `rows` rows, and the others."""
-    first = next(_by_rows(spans, rows))
+    """The first `rows` rows, and the other rows."""
+    first = next(_cut_by_rows(spans, rows))
     cut = spans[len(first) - 1]._replace(lo=first[-1].hi)
     rest = (cut,) if cut.lo < cut.hi else ()
     return first, (*rest, *spans[len(first) :])
 
 
-class _Part:
+class _PartitionShare:
     """One partition's share of a plan."""
 
     def __init__(self, spans: Spans, table: SegmentTable) -> None:
         self._spans = spans
         self._firsts = np.cumsum([0, *(span.end - span.first for span in spans)])
         self._table = table
-        clipped = [_clipped(span, table) for span in spans]
+        clipped = [_clip(span, table) for span in spans]
         self._los = np.concatenate([part.los for part in clipped])
         self._rows = np.concatenate([part.rows for part in clipped])
         self._weights = np.zeros(len(self._rows) + 1)
@@ -303,7 +308,7 @@ class _Part:
             if cutting.task_rows is None:
                 parts: Iterable[Spans] = (spans,) if spans else ()
             else:
-                parts = _by_rows(spans, cutting.task_rows)
+                parts = _cut_by_rows(spans, cutting.task_rows)
             for part in parts:
                 yield part, self._weight_at(part[-1].hi) - self._weight_at(part[0].lo)
 
@@ -316,7 +321,8 @@ class _Part:
         return float(self._weights[at] + inside * (self._weights[at + 1] - self._weights[at]))
 
     def _cut_at(self, weight: float, slack: int) -> int:
-        """The offset that has this weight before it, or an entry boundary near to it."""
+        """The offset whose preceding rows have this weight, or an entry boundary near that
+        offset."""
         at = int(np.searchsorted(self._weights, weight, side="right")) - 1
         at = min(at, len(self._rows) - 1)
         inside = (weight - self._weights[at]) / (self._weights[at + 1] - self._weights[at])
@@ -324,26 +330,26 @@ class _Part:
         return self._near_entry(at, cut, slack)
 
     def _near_entry(self, at: int, cut: int, slack: int) -> int:
-        """The entry boundary of segment `at` that is nearest to `cut`, at most `slack` rows away;
+        """The entry boundary of segment `at` nearest to `cut`, if it is at most `slack` rows away;
         else `cut`."""
         index = int(np.searchsorted(self._firsts, at, side="right")) - 1
         span = self._spans[index]
         first, counts = self._table.entry_rows_of(span.first + at - int(self._firsts[index]))
         bounds = np.concatenate([[first], first + np.cumsum(counts)])
         nearest = int(bounds[np.abs(bounds - cut).argmin()])
-        within = span.lo < nearest < span.hi and abs(nearest - cut) <= slack
-        return nearest if within else cut
+        is_near = span.lo < nearest < span.hi and abs(nearest - cut) <= slack
+        return nearest if is_near else cut
 
 
-class _Clipped(NamedTuple):
-    """First offset, rows and weight of each segment of a span, within the span."""
+class _ClippedSegments(NamedTuple):
+    """Of each segment of a span the first offset, the rows and the weight, only within the span."""
 
     los: Longs
     rows: Longs
     weights: Floats
 
 
-def _clipped(span: Span, table: SegmentTable) -> _Clipped:
+def _clip(span: Span, table: SegmentTable) -> _ClippedSegments:
     segments = slice(span.first, span.end)
     bases, held, sizes = table.bases[segments], table.rows[segments], table.sizes[segments]
     los, rows = bases, held
@@ -351,10 +357,10 @@ def _clipped(span: Span, table: SegmentTable) -> _Clipped:
         los = np.maximum(bases, span.lo)
         rows = np.minimum(bases + held, span.hi) - los
         sizes = sizes * rows // held
-    return _Clipped(los, rows, np.maximum(sizes, rows * EMPTY_ROW_BYTES))
+    return _ClippedSegments(los, rows, np.maximum(sizes, rows * EMPTY_ROW_BYTES))
 
 
-def _check(state: TopicState, ranges: Ranges) -> None:
+def _check_ranges(state: TopicState, ranges: Ranges) -> None:
     topic_id, count = state.topic_id, len(state.partitions)
     for partition, (start, end) in ranges.items():
         if not 0 <= partition < count:
@@ -373,20 +379,20 @@ def _check(state: TopicState, ranges: Ranges) -> None:
 
 
 ENDLESS = 2**62
-NAMED_MAX = 8
+LISTED_MAX = 8
 
 
 class LedgerEnd(NamedTuple):
-    """The end of a CLOSED ledger: its last entry, below 0 if the ledger is empty or gone, and its
-    rows."""
+    """The end of a CLOSED ledger: its last entry (below 0 if the ledger is empty or gone) and its
+    number of rows."""
 
     last_entry: int
     rows: int
 
 
-NOTHING = LedgerEnd(-1, 0)
+EMPTY_LEDGER_END = LedgerEnd(-1, 0)
 LedgerEnds = Mapping[int, LedgerEnd | None]
-"""By ledger id; None while it is open. A ledger that is left out counts as open."""
+"""By ledger id; None for an open ledger. A ledger without an item counts as open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,24 +418,26 @@ def lost_of(task: ReadTask, ends: LedgerEnds) -> list[Lost]:
     ledgers, indices = distinct_with_indices(table.ledgers)
     ledger_ends = [ends.get(ledger) or LedgerEnd(ENDLESS, ENDLESS) for ledger in ledgers.tolist()]
     reach, rows = np.array(ledger_ends, dtype=np.int64).reshape(-1, 2)[indices].T
-    short = table.last_entries > reach
-    if not bool(short.any()):
+    is_short = table.last_entries > reach
+    if not bool(is_short.any()):
         return []
-    listed = _lost(task, pieces_of(table, task.spans, among=short & ~table.counted), reach)
-    counted = [
+    lost_pieces = _lost_rows(
+        task, pieces_of(table, task.spans, segment_mask=is_short & ~table.counted), reach
+    )
+    lost_counted = [
         Lost(task.topic, span.partition, start, min(span.hi, end), int(table.ledgers[i]))
         for span in task.spans
-        for i in span.first + np.flatnonzero((short & table.counted)[span.first : span.end])
+        for i in span.first + np.flatnonzero((is_short & table.counted)[span.first : span.end])
         for stored_rows in [max(0, int(rows[i] - table.rows_before[i]))]
         for start, end in [(max(span.lo, int(table.bases[i]) + stored_rows), int(table.ends[i]))]
         if start < min(span.hi, end)
     ]
-    return sorted([*listed, *counted], key=lambda lost: (lost.partition, lost.start))
+    return sorted([*lost_pieces, *lost_counted], key=lambda lost: (lost.partition, lost.start))
 
 
-def _lost(task: ReadTask, pieces: Pieces, reach: Longs) -> list[Lost]:
+def _lost_rows(task: ReadTask, pieces: Pieces, reach: Longs) -> list[Lost]:
     """The rows of the pieces whose entries are beyond the `reach` of their segments."""
-    pieces = pieces.taken(pieces.entry > reach[pieces.segment])
+    pieces = pieces.select(pieces.entry > reach[pieces.segment])
     lost: list[Lost] = []
     columns = (pieces.partition, pieces.offset, pieces.offset + pieces.take, pieces.ledger)
     for partition, start, end, ledger in zip(*(column.tolist() for column in columns), strict=True):
@@ -441,16 +449,16 @@ def _lost(task: ReadTask, pieces: Pieces, reach: Longs) -> list[Lost]:
     return lost
 
 
-def without(task: ReadTask, gone: Iterable[Lost]) -> ReadTask:
+def without_rows(task: ReadTask, lost_rows: Iterable[Lost]) -> ReadTask:
     """The task without these rows."""
     by_partition: dict[int, list[tuple[int, int]]] = {}
-    for lost in gone:
+    for lost in lost_rows:
         by_partition.setdefault(lost.partition, []).append((lost.start, lost.end))
-    return replace(task, spans=cut_out(task.spans, by_partition))
+    return replace(task, spans=remove_offsets(task.spans, by_partition))
 
 
-def since(task: ReadTask, offsets: Mapping[int, int]) -> ReadTask:
-    """The task without the rows before these offsets of partitions."""
+def from_offsets(task: ReadTask, offsets: Mapping[int, int]) -> ReadTask:
+    """The rest of the task: its rows from these offsets of partitions on."""
     spans = (span._replace(lo=max(span.lo, offsets.get(span.partition, 0))) for span in task.spans)
     live = task.live
     if live is not None:
@@ -460,8 +468,8 @@ def since(task: ReadTask, offsets: Mapping[int, int]) -> ReadTask:
 
 
 def rows_lost(lost: Sequence[Lost], ended: tuple[int, LedgerEnd] | None = None) -> RowsLost:
-    """The error for these rows, with their count; `ended`: the ledger that ends before them, and
-    its end."""
-    named = "; ".join(map(str, lost[:NAMED_MAX])) + ("; ..." if len(lost) > NAMED_MAX else "")
+    """The error for these rows, with their count. `ended` is the ledger that ends before the rows,
+    and its end."""
+    listed = "; ".join(map(str, lost[:LISTED_MAX])) + ("; ..." if len(lost) > LISTED_MAX else "")
     rows = sum(run.end - run.start for run in lost)
-    return RowsLost(f"{rows} committed rows are gone: {named}", rows=rows, ended=ended)
+    return RowsLost(f"{rows} committed rows are gone: {listed}", rows=rows, ended=ended)

@@ -1,9 +1,9 @@
 """Rows out of entries, of one partition or of several together.
 
-Always true: a block's rows are runs, each of consecutive rows that an entry has of a partition, in
-the order in which they were fetched; the facts of a run are in columns, so that work on a block
-costs per run and not per row. Blocks of a few rows are put together up to JOINED_BYTES: a block of
-a few rows costs as much as one of many.
+Always true: a block consists of runs, in the order in which they were fetched; a run is consecutive
+rows that an entry has of a partition. `runs` has one line a run, so that work on a block costs per
+run and not per row. Small blocks are joined up to JOINED_BYTES: a block of a few rows costs as much
+as a block of many rows.
 """
 
 from dataclasses import dataclass, replace
@@ -21,20 +21,20 @@ RUN = np.dtype(
     ]
 )
 Runs = npt.NDArray[np.void]
-"""Of each run its partition, the offset of its first row, and the number of its rows; their ledger
-(INLINE: the commit) and entry, in which the first row is the partition's row `entry_row`; the time
-at which they were written, or a time that is not before any of theirs."""
+"""Of each run its partition, the offset of its first row, the number of its rows, and their ledger
+(INLINE: the commit) and entry. `entry_row` is the number of the first row among the partition's
+rows in the entry. `written_ms` is the time at which the rows were written, or a later time."""
 JOINED_BYTES = 1 << 20
-SMALL_BYTES = 128 << 10  # larger blocks are worth more than their copy
+SMALL_BYTES = 128 << 10  # a larger block is not joined: the copy would cost more than it saves
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Rows of one or several partitions. `times_ms` is the time at which each row was written
-    (None: the time of its run): the row's timestamp, as Kafka's CreateTime; for a message of a
-    Pulsar producer its publish time, while `written_ms` is the broker's clock. `record_batch` has
-    those of the requested columns that exist (message_batch.py: `column_of` gives nulls for the
-    others); in a `typed` block it has the topic's own columns, of this version of its schema."""
+    """Rows of one or several partitions. `times_ms` is the timestamp of each row, as Kafka's
+    CreateTime (None: the time of its run). A Pulsar message has its publish time in `times_ms`, and
+    the time by the broker's clock in `written_ms`. `record_batch` has the requested columns that
+    exist (message_batch.py: `column_of` gives nulls for the others). A `typed` block has the
+    topic's own columns, of version `schema_version` of its schema."""
 
     runs: Runs
     record_batch: pa.RecordBatch
@@ -47,13 +47,14 @@ class Block:
         return int(self.record_batch.num_rows)
 
     def each(self, name: str) -> Longs:
-        """For each row the value of this name in its run."""
+        """For each row the value of this field of its run."""
         if len(self.runs) == 1:
             return np.full(self.num_rows, self.runs[name][0])
         return np.repeat(self.runs[name], self.runs["rows"])
 
     def each_counted(self, name: str) -> Longs:
-        """As `each`, counted up from row to row of a run."""
+        """For each row the value of this field of its run, plus the number of the row in the
+        run."""
         count = self.num_rows
         if len(self.runs) == 1:
             first = int(self.runs[name][0])
@@ -66,49 +67,55 @@ class Block:
         return self.each("written_ms") if self.times_ms is None else self.times_ms
 
     def place_of(self, row: int) -> tuple[int, int]:
-        """The partition and the offset of a row."""
+        """The partition and the offset of the block's row `row`."""
         ends = np.cumsum(self.runs["rows"])
         run = self.runs[int(np.searchsorted(ends, row, side="right"))]
         return int(run["partition"]), int(self.each_counted("offset")[row])
 
 
 class BlockJoiner:
-    """Puts small blocks together: the same rows in the same order, in fewer blocks."""
+    """Joins small blocks: the same rows in the same order, in fewer blocks."""
 
     def __init__(self) -> None:
-        self._held: list[Block] = []
+        self._small_blocks: list[Block] = []
         self._bytes = 0
 
     def add(self, block: Block) -> list[Block]:
         """Add the block; return the blocks that are complete now."""
-        if not len(block.runs):  # an entry without a row: its chunks are not the last of a message
+        if not len(
+            block.runs
+        ):  # an entry without a row: none of its chunks is the last of a message
             return []
-        whole: list[Block] = []
-        more = block.record_batch.nbytes if block.num_rows else 0
-        large = more > SMALL_BYTES
-        if large or self._bytes + more > JOINED_BYTES or not _alike(self._held, block):
-            whole = self.end()
+        complete: list[Block] = []
+        size = block.record_batch.nbytes if block.num_rows else 0
+        large = size > SMALL_BYTES
+        if (
+            large
+            or self._bytes + size > JOINED_BYTES
+            or not _is_joinable(self._small_blocks, block)
+        ):
+            complete = self.end()
         if large:
-            return [*whole, block]
-        self._held.append(block)
-        self._bytes += more
-        return whole
+            return [*complete, block]
+        self._small_blocks.append(block)
+        self._bytes += size
+        return complete
 
     def end(self) -> list[Block]:
-        """The blocks held back until now, as one."""
-        held, self._held, self._bytes = self._held, [], 0
-        return [_joined(held)] if held else []
+        """The small blocks not returned yet, as one block."""
+        blocks, self._small_blocks, self._bytes = self._small_blocks, [], 0
+        return [_join(blocks)] if blocks else []
 
 
-def _alike(held: list[Block], block: Block) -> bool:
-    if not held:
+def _is_joinable(blocks: list[Block], block: Block) -> bool:
+    if not blocks:
         return True
-    first = held[0]
+    first = blocks[0]
     same = (first.typed, first.schema_version) == (block.typed, block.schema_version)
     return same and bool(first.record_batch.schema.equals(block.record_batch.schema))
 
 
-def _joined(blocks: list[Block]) -> Block:
+def _join(blocks: list[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
     times = None
@@ -117,12 +124,12 @@ def _joined(blocks: list[Block]) -> Block:
     return replace(
         blocks[0],
         runs=np.concatenate([block.runs for block in blocks]),
-        record_batch=_together([block.record_batch for block in blocks]),
+        record_batch=_concat_batches([block.record_batch for block in blocks]),
         times_ms=times,
     )
 
 
-def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if not len(batches[0].schema):  # without columns Arrow would lose the number of rows
         rows = sum(batch.num_rows for batch in batches)
         empty = pa.StructArray.from_buffers(pa.struct([]), rows, [None])

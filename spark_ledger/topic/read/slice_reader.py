@@ -1,12 +1,12 @@
-"""Reading a task's entries: fetched ahead, checked, cut to the rows asked for.
+"""Reading a task's entries: they are fetched ahead, checked, and cut to the task's rows.
 
 Always true: the rows of each partition come in order of offsets, each once; an entry whose header
-does not agree with the plan (partitions, first rows, rows) is an error, never rows. A slice is read
-up to its planned end, or the read raises: a negative is never an end. An entry is fetched and
-decoded once for all partitions that the task reads from it. Small slices are fetched together, from
-several ledgers at once, WINDOW_BYTES of them at a time; a longer slice is a stream, within the
-limits of the ledger's reader. If a ledger is gone, or rows are lost, the caller gives the task to
-go on with (`Again`), from the next offset of each partition.
+does not agree with the plan (partitions, first rows, rows) is an error, and gives no rows. A slice
+is read up to its planned end, or the read raises: a negative is never an end. An entry is fetched
+and decoded once for all partitions that the task reads from it. Small slices are fetched together,
+from several ledgers at once, WINDOW_BYTES at a time; a longer slice is a stream, within the limits
+of the ledger's reader. If a ledger is gone, or rows are lost, the caller replaces the rest of the
+task (`Replan`), from the next offset of each partition.
 """
 
 import asyncio
@@ -40,30 +40,30 @@ from spark_ledger.topic.log.segments import INLINE, NO_ENTRY
 from spark_ledger.topic.read.bad_entries import BadEntries, BadRows, OnBadEntry
 from spark_ledger.topic.read.live import (
     EntryStarts,
+    clip_to_ledger,
+    estimate_last_entry,
     first_piece,
-    lost_of_live,
+    live_rows_lost,
     piece_of,
-    reach_of,
     starts_of,
-    within,
 )
 from spark_ledger.topic.read.pieces import (
     CountedSlice,
+    EntryPieces,
     LiveRows,
+    PlannedEntry,
     ReadSlice,
     Slice,
-    Wanted,
-    WantedEntry,
     slices_of,
 )
-from spark_ledger.topic.read.plan import LedgerEnd, ReadTask, lost_of, rows_lost, since
+from spark_ledger.topic.read.plan import LedgerEnd, ReadTask, from_offsets, lost_of, rows_lost
 from spark_ledger.topic.read.row_blocks import RUN, Block
 
 if TYPE_CHECKING:
     from spark_ledger.topic.entry.pulsar_parts import BadBatch, Chunks, PulsarPart
 
 _log = logging.getLogger(__name__)
-_NO_FILTERS = (
+_FILTER_ERRORS = (
     errors.DataUnavailable,
     errors.DigestMismatch,
     errors.NoSuchEntry,
@@ -77,11 +77,11 @@ WINDOW_ENTRIES_MIN = 4  # before it is known how large entries are
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FetchedEntry:
-    """An entry's checked bytes and the pieces of it to read; `blocks` decodes it, in any thread.
-    `chunks` has the chunked messages in it that were put together (task_reader.py)."""
+    """An entry's checked bytes and its pieces to read; `blocks` decodes the entry, in any thread.
+    `chunks` has the joined chunks of messages that end in the entry (task_reader.py)."""
 
     entry: Entry
-    pieces: Wanted
+    pieces: EntryPieces
     chunks: "Chunks | None" = None
 
     @property
@@ -93,12 +93,12 @@ class FetchedEntry:
     def blocks(
         self, columns: Collection[str] | None = None, bad: BadEntries | None = None
     ) -> Iterator[Block]:
-        """The rows in order: in one block, or, if they are in batches, in several blocks that bound
-        their memory (pulsar_parts.py). `columns` are the columns to decode, by their names in the
+        """The rows in order: in one block, or, if the entry has batches, in several blocks of
+        bounded size (pulsar_parts.py). `columns` are the columns to decode, by their names in the
         entry (None: all). Bytes that cannot be decoded, or do not agree with the plan, go to `bad`,
-        which may raise errors.BadEntry; raises errors.UnsupportedFormat for bytes of a later
+        which may raise errors.BadEntry. Raises errors.UnsupportedFormat for bytes of a later
         version."""
-        met = _Met(self, bad or BadEntries(), columns)
+        bad_bytes = _BadBytesHandler(self, bad or BadEntries(), columns)
         try:
             header = decode_header(self.entry.payload)
             rows = self._rows(header)
@@ -106,8 +106,8 @@ class FetchedEntry:
                 block = self._of_columns(header, rows, columns)
             else:
                 batches = _batches_in(self.entry.payload, header)
-        except errors.UnsupportedFormat as why:
-            yield from met.entry(why)
+        except errors.UnsupportedFormat as error:
+            yield from bad_bytes.entry(error)
             return
         if not header.batches:
             yield block
@@ -119,20 +119,20 @@ class FetchedEntry:
         row_range = (int(self.pieces["skip"].min()), int(ends.max()))
         for part in parts_of(batches, row_range, columns, self.chunks or NO_CHUNKS):
             if isinstance(part, BadBatch):
-                yield from met.batch(part, header.written_ms)
+                yield from bad_bytes.batch(part, header.written_ms)
             else:
                 yield self._of_part(header, part)
 
     def block(self, columns: Collection[str] | None = None) -> Block:
-        """As `blocks`, for an entry of one block."""
+        """The only block of an entry that has no batches."""
         (block,) = self.blocks(columns)
         return block
 
     def _of_columns(
         self, header: Header, rows: "slice | npt.NDArray[np.int64]", columns: Collection[str] | None
     ) -> Block:
-        every, times = decode_body_and_times(self.entry.payload, header, columns)
-        batch = _cut(every, rows)
+        all_entries, times = decode_body_and_times(self.entry.payload, header, columns)
+        batch = _cut(all_entries, rows)
         runs = np.empty(len(self.pieces), dtype=RUN)
         for name, column in (("partition", "partition"), ("offset", "offset"), ("rows", "take")):
             runs[name] = self.pieces[column]
@@ -144,19 +144,24 @@ class FetchedEntry:
         return Block(runs, batch, header.typed, header.schema_version, cut)
 
     def _of_part(self, header: Header, part: "PulsarPart") -> Block:
-        """The rows of a part of its batches: only the last chunk of a message has one."""
+        """The rows of a part of the entry's batches. Of a chunked message, the last chunk has the
+        row."""
         place, runs, row_lists = self.entry.header, list[tuple[int, ...]](), list[Longs]()
         for partition, _, skip, take, offset in self.pieces.tolist():
             first, end = np.searchsorted(part.rows_at, [skip, skip + take]).tolist()
-            for consecutive in np.split(np.arange(first, end), _breaks(part.rows_at[first:end])):
+            for consecutive in np.split(
+                np.arange(first, end), _run_starts(part.rows_at[first:end])
+            ):
                 if len(consecutive):
                     at = int(part.rows_at[consecutive[0]])
-                    where = (place.ledger_id, place.entry_id, at, header.written_ms)
-                    runs.append((partition, offset + at - skip, len(consecutive), *where))
+                    place_and_time = (place.ledger_id, place.entry_id, at, header.written_ms)
+                    runs.append((partition, offset + at - skip, len(consecutive), *place_and_time))
                     row_lists.append(consecutive)
         rows = np.concatenate([np.zeros(0, np.int64), *row_lists])
-        alike = len(rows) == part.columns.num_rows and not _breaks(rows).size  # a row may be large
-        cut = part.columns if alike else _cut(part.columns, rows)
+        is_whole_part = (
+            len(rows) == part.columns.num_rows and not _run_starts(rows).size
+        )  # a row may be large
+        cut = part.columns if is_whole_part else _cut(part.columns, rows)
         return Block(np.array(runs, dtype=RUN), cut, times_ms=part.times_ms[rows])
 
     def check(self, header: Header) -> None:
@@ -164,7 +169,8 @@ class FetchedEntry:
         self._rows(header)
 
     def _rows(self, header: Header) -> "slice | npt.NDArray[np.int64]":
-        """The rows of the pieces in the entry, in the order of the pieces."""
+        """The numbers of the pieces' rows in the entry, in the order of the pieces. Raises as
+        `check`."""
         index, pieces = header.index, self.pieces
         at = np.searchsorted(index["partition"], pieces["partition"].astype(np.uint32))
         at = np.minimum(at, len(index) - 1)
@@ -198,8 +204,9 @@ class FetchedEntry:
         )
 
 
-class _Met:
-    """Hands an entry's bytes that cannot be decoded to `bad`, and gives the rows in their place."""
+class _BadBytesHandler:
+    """Reports an entry's bytes that cannot be decoded to `bad`, and gives the rows that replace
+    them."""
 
     def __init__(
         self, fetched: FetchedEntry, bad: BadEntries, columns: Collection[str] | None
@@ -208,41 +215,41 @@ class _Met:
         self._bad = bad
         self._columns = columns
 
-    def entry(self, why: errors.UnsupportedFormat) -> Iterator[Block]:
-        """The whole entry."""
+    def entry(self, error: errors.UnsupportedFormat) -> Iterator[Block]:
+        """For the whole entry."""
         payload = memoryview(self._fetched.entry.payload)
         for piece in self._fetched.pieces.tolist():
             skip, take = piece[2:4]
-            yield from self._rows(piece, (0, skip + take), payload, why, 0)
+            yield from self._rows(piece, (0, skip + take), payload, error, 0)
 
     def batch(self, batch: "BadBatch", written_ms: int) -> Iterator[Block]:
         rows = (batch.row, batch.row + batch.rows)
-        why = batch.why
-        if not isinstance(why, errors.BadEntry):  # encrypted: a consumer with the key reads it
-            why = errors.BadEntry(why.what, why.remedy)
+        error = batch.why
+        if not isinstance(error, errors.BadEntry):  # encrypted: a consumer with the key reads it
+            error = errors.BadEntry(error.what, error.remedy)
         for piece in self._fetched.pieces.tolist():
-            yield from self._rows(piece, rows, batch.data, why, written_ms)
+            yield from self._rows(piece, rows, batch.data, error, written_ms)
 
     def _rows(
         self,
         piece: tuple[int, ...],
         rows: tuple[int, int],
         data: memoryview,
-        why: errors.UnsupportedFormat,
+        error: errors.UnsupportedFormat,
         written_ms: int,
     ) -> Iterator[Block]:
-        """For those `rows` of the entry that are in the piece."""
+        """For the `rows` [start, end) of the entry, as far as the piece has them."""
         partition, _, skip, take, offset = piece
         lo, hi = max(rows[0], skip), min(rows[1], skip + take)
         if lo >= hi:
             return
         place, base = self._fetched.entry.header, offset - skip
-        self._bad.meet(
-            BadRows(partition, base + lo, base + hi, place.ledger_id, place.entry_id), why
+        self._bad.count_or_raise(
+            BadRows(partition, base + lo, base + hi, place.ledger_id, place.entry_id), error
         )
         if self._bad.policy is OnBadEntry.RAW and lo == rows[0]:
-            where = (place.ledger_id, place.entry_id, lo, written_ms)
-            runs = np.array([(partition, base + lo, 1, *where)], dtype=RUN)
+            place_and_time = (place.ledger_id, place.entry_id, lo, written_ms)
+            runs = np.array([(partition, base + lo, 1, *place_and_time)], dtype=RUN)
             yield Block(runs, _raw(data, self._columns))
 
 
@@ -262,8 +269,8 @@ def _batches_in(payload: Buffer, header: Header) -> list[tuple[int, memoryview]]
     return list(split_frames(memoryview(payload)[header.body_at :], header.rows))
 
 
-def _breaks(places: Longs) -> Longs:
-    """The indices of places that do not follow the place before them."""
+def _run_starts(places: Longs) -> Longs:
+    """The indices of places that do not continue the place before."""
     return np.flatnonzero(np.diff(places) != 1) + 1
 
 
@@ -275,22 +282,23 @@ def _cut(batch: pa.RecordBatch, rows: "slice | npt.NDArray[np.int64]") -> pa.Rec
     return batch.take(of_numpy(rows))
 
 
-Fetched = AsyncGenerator[list[FetchedEntry], None]
-"""In order, some at a time."""
+FetchedRuns = AsyncGenerator[list[FetchedEntry], None]
+"""Entries in order, in runs of several entries."""
 
 
-Again = Callable[[ReadTask, errors.NoSuchLedger | errors.RowsLost], Awaitable[ReadTask]]
-"""Given the rest of a task, and why it cannot be read as planned: the task to go on with."""
+Replan = Callable[[ReadTask, errors.NoSuchLedger | errors.RowsLost], Awaitable[ReadTask]]
+"""Takes the rest of a task, and the error because of which it cannot be read as planned; returns
+the task to read instead."""
 
 
 async def fetch_task(
-    ledgers: LedgerStore, task: ReadTask, keys: Hashes | None, again: Again
-) -> Fetched:
-    """The entries of a task, in order, some at a time, not decoded yet; with `keys` (their hashes)
-    without entries that certainly have none of these keys. Raises errors.DataUnavailable,
-    errors.DigestMismatch, errors.UnsupportedFormat, and as `again`, which decides about a ledger
-    that is gone and about lost rows."""
-    at: dict[int, int] = {}  # by partition where to go on
+    ledgers: LedgerStore, task: ReadTask, keys: Hashes | None, replan: Replan
+) -> FetchedRuns:
+    """The entries of a task, in order, in runs, not decoded yet. With `keys` (hashes of keys),
+    entries that certainly lack all these keys are left out. `replan` decides about a ledger that is
+    gone and about lost rows. Raises errors.DataUnavailable, errors.DigestMismatch,
+    errors.UnsupportedFormat, and as `replan`."""
+    next_offsets: dict[int, int] = {}  # by partition
     while True:
         fetching = _Fetching(ledgers, task, keys)
         try:
@@ -298,84 +306,84 @@ async def fetch_task(
                 source = await fetching.begin(step)
                 async with aclosing(source.runs) as runs:
                     async for run in runs:
-                        fetched = source.cut(run)
+                        fetched = source.pair(run)
                         yield fetched
-                        at.update(end for entry in fetched for end in _ends(entry.pieces))
-                assert next(source.left, None) is None, "a slice is read to its end"
+                        next_offsets.update(end for entry in fetched for end in _ends(entry.pieces))
+                assert next(source.remaining, None) is None, "a slice is read to its end"
             return
         except (errors.NoSuchLedger, errors.RowsLost) as error:
-            task = await again(since(task, at), error)
+            task = await replan(from_offsets(task, next_offsets), error)
 
 
-def _ends(pieces: Wanted) -> Iterator[tuple[int, int]]:
+def _ends(pieces: EntryPieces) -> Iterator[tuple[int, int]]:
     """By partition, the offset after each piece."""
     ends = pieces["offset"] + pieces["take"]
     return zip(pieces["partition"].tolist(), ends.tolist(), strict=True)
 
 
 Step = list[Slice] | LiveRows
-"""The unit of fetching: slices together, a single one as a stream, or rows that no commit has
-yet."""
+"""The unit of fetching: several slices together, a single slice as a stream, or rows that no commit
+has yet."""
 
 
 class _Source(NamedTuple):
-    """The runs of a step as they come, the function that pairs a run's entries with their pieces,
-    and the planned entries that did not come yet."""
+    """The runs of a step as they arrive, the function that pairs a run's entries with their pieces,
+    and the planned entries that did not arrive yet."""
 
     runs: AsyncGenerator[list[Any], None]
-    cut: Callable[[list[Any]], list[FetchedEntry]]
-    left: Iterator[WantedEntry]
+    pair: Callable[[list[Any]], list[FetchedEntry]]
+    remaining: Iterator[PlannedEntry]
 
 
 class _Fetching:
-    """The rows of one task."""
+    """The fetching of one task."""
 
     def __init__(self, ledgers: LedgerStore, task: ReadTask, keys: Hashes | None) -> None:
         self._ledgers = ledgers
         self._task = task
         self._keys = keys
-        self._filters = _Filters()
+        self._filters = _KeyFilterCache()
         self._fetched = 0
         self._fetched_bytes = 0
         self._planned_bytes = 0
 
     def steps(self) -> Iterator[Step]:
-        """The steps in order; the caller takes the next one once it has fetched the one before."""
+        """The steps in order; the caller fetches each step before it takes the next."""
         yield from self._windows()
         if self._task.live is not None:
             yield self._task.live
 
     async def begin(self, step: Step) -> _Source:
-        """Raises as fetch_task, and so do its runs."""
+        """Start to fetch the step. This call and the runs raise as fetch_task."""
         if isinstance(step, LiveRows):
-            return self._counted(await self._open_live(step), step)
+            return self._counted_source(await self._open_live(step), step)
         if self._keys is not None:
-            step = [await self._filtered(planned, self._keys) for planned in step]
+            step = [await self._filter(planned, self._keys) for planned in step]
         step = [planned for planned in step if planned.count]
         self._planned_bytes += sum(planned.bytes for planned in step if planned.ledger_id != INLINE)
         if len(step) == 1 and step[0].ledger_id != INLINE:
-            return await self._stream(step[0])
-        return _Source(_single(await self._together(step)), list, iter(()))
+            return await self._slice_source(step[0])
+        return _Source(_single(await self._fetch_window(step)), list, iter(()))
 
-    async def _stream(self, planned: Slice) -> _Source:
+    async def _slice_source(self, planned: Slice) -> _Source:
         if isinstance(planned, CountedSlice):
             version, last = planned.rows.live.metadata_version, planned.rows.last_entry
-            return self._counted(await self._open(planned, version, last), planned.rows)
+            return self._counted_source(await self._open(planned, version, last), planned.rows)
         reader = await self._open(planned, planned.metadata_version, planned.known_confirmed)
         runs = reader.read_entries(
             [entry.entry_id for entry in planned.entries],
             entry_bytes=planned.bytes // len(planned.entries),
             known_confirmed=planned.known_confirmed,
         )
-        left = iter(planned.entries)
-        return _Source(runs, partial(self._paired, left), left)
+        remaining = iter(planned.entries)
+        return _Source(runs, partial(self._pair, remaining), remaining)
 
-    def _counted(self, reader: AsyncLedgerReader, rows: LiveRows) -> _Source:
-        runs = _fetch_live(reader, within(reader.record, rows), starts_of(self._ledgers))
-        return _Source(runs, self._count, iter(()))
+    def _counted_source(self, reader: AsyncLedgerReader, rows: LiveRows) -> _Source:
+        runs = _fetch_live(reader, clip_to_ledger(reader.record, rows), starts_of(self._ledgers))
+        return _Source(runs, self._count_fetched, iter(()))
 
     def _windows(self) -> Iterator[list[Slice]]:
-        """The slices in order, grouped as they may be fetched together."""
+        """The slices in order, in groups that may be fetched together."""
         window: list[Slice] = []
         by_filter = self._keys is not None
         for planned in slices_of(self._task.table, self._task.spans, by_filter=by_filter):
@@ -387,8 +395,8 @@ class _Fetching:
             yield window
 
     def _fit(self, window: list[Slice]) -> bool:
-        """Whether the slices may all be in memory at a time. Other partitions may have most of an
-        entry, so the sizes are estimated from the entries fetched so far."""
+        """Whether all slices may be in memory at a time. The rows of other partitions may be most
+        of an entry, so the sizes are estimated from the entries fetched so far."""
         fetched = [planned for planned in window if planned.ledger_id != INLINE]
         size = sum(planned.bytes for planned in fetched)
         if self._planned_bytes:
@@ -397,7 +405,7 @@ class _Fetching:
         count_max = min(max(WINDOW_ENTRIES_MIN, self._fetched), WINDOW_ENTRIES_MAX)
         return size <= WINDOW_BYTES and count <= count_max
 
-    async def _together(self, window: list[Slice]) -> list[FetchedEntry]:
+    async def _fetch_window(self, window: list[Slice]) -> list[FetchedEntry]:
         """The entries of the slices, fetched from all their ledgers at once."""
         by_ledger: dict[int, list[ReadSlice]] = {}
         counted = [planned for planned in window if isinstance(planned, CountedSlice)]
@@ -405,8 +413,10 @@ class _Fetching:
             if isinstance(planned, ReadSlice) and planned.ledger_id != INLINE:
                 by_ledger.setdefault(planned.ledger_id, []).append(planned)
         loop = asyncio.get_running_loop()
-        reads = [loop.create_task(self._all(_merged(slices))) for slices in by_ledger.values()]
-        others = [loop.create_task(self._all(planned)) for planned in counted]
+        reads = [
+            loop.create_task(self._fetch_slice(_merge(slices))) for slices in by_ledger.values()
+        ]
+        others = [loop.create_task(self._fetch_slice(planned)) for planned in counted]
         try:
             fetched_by_ledger = dict(zip(by_ledger, await asyncio.gather(*reads), strict=True))
             of_counted = iter(await asyncio.gather(*others))
@@ -432,29 +442,29 @@ class _Fetching:
                 fetched.append(FetchedEntry(entry, pieces))
         return fetched
 
-    async def _all(self, planned: Slice) -> list[FetchedEntry]:
-        source = await self._stream(planned)
+    async def _fetch_slice(self, planned: Slice) -> list[FetchedEntry]:
+        source = await self._slice_source(planned)
         async with aclosing(source.runs) as runs:
-            fetched = [entry async for run in runs for entry in source.cut(run)]
-        assert next(source.left, None) is None, "a slice is read to its end"
+            fetched = [entry async for run in runs for entry in source.pair(run)]
+        assert next(source.remaining, None) is None, "a slice is read to its end"
         return fetched
 
-    def _paired(self, left: Iterator[WantedEntry], run: list[Entry]) -> list[FetchedEntry]:
-        """The entries of a slice's run, each with its pieces."""
+    def _pair(self, remaining: Iterator[PlannedEntry], run: list[Entry]) -> list[FetchedEntry]:
+        """Pair each entry of a slice's run with its pieces."""
         fetched = []
         for entry in run:
-            entry_id, pieces = next(left)
+            entry_id, pieces = next(remaining)
             assert entry_id == entry.header.entry_id, "entries come in the order of the plan"
             fetched.append(FetchedEntry(entry, pieces))
-        return self._count(fetched)
+        return self._count_fetched(fetched)
 
-    def _count(self, fetched: list[FetchedEntry]) -> list[FetchedEntry]:
+    def _count_fetched(self, fetched: list[FetchedEntry]) -> list[FetchedEntry]:
         self._fetched_bytes += sum(len(entry.entry.payload) for entry in fetched)
         self._fetched += len(fetched)
         return fetched
 
-    async def _filtered(self, planned: Slice, keys: Hashes) -> Slice:
-        """The slice without the pieces that have none of the keys, as far as filters show."""
+    async def _filter(self, planned: Slice, keys: Hashes) -> Slice:
+        """The slice without the pieces that lack all the keys, as far as filters show."""
         if isinstance(planned, CountedSlice) or planned.filter_entry == NO_ENTRY:
             return planned
         reader = await self._open(planned, planned.metadata_version, planned.known_confirmed)
@@ -478,22 +488,22 @@ class _Fetching:
         """As `_open`, for rows that no commit has yet."""
         ledger_id, version = live_rows.live.ledger_id, live_rows.live.metadata_version
         reader = await self._ledgers.open(ledger_id, recover=False, min_version=version)
-        lost = lost_of_live(reader.record, live_rows)
+        lost = live_rows_lost(reader.record, live_rows)
         if lost is not None:
             raise lost
         return reader
 
 
-async def _single(run: list[FetchedEntry]) -> Fetched:
+async def _single(run: list[FetchedEntry]) -> FetchedRuns:
     yield run
 
 
-def _merged(slices: list[ReadSlice]) -> ReadSlice:
-    """One slice with the entries of several of one ledger, each once."""
+def _merge(slices: list[ReadSlice]) -> ReadSlice:
+    """One slice with the entries of several slices of a ledger, each entry once."""
     if len(slices) == 1:
         return slices[0]
-    every = {entry.entry_id: entry for planned in slices for entry in planned.entries}
-    entries = tuple(every[entry_id] for entry_id in sorted(every))
+    all_entries = {entry.entry_id: entry for planned in slices for entry in planned.entries}
+    entries = tuple(all_entries[entry_id] for entry_id in sorted(all_entries))
     return replace(slices[0], entries=entries, bytes=sum(planned.bytes for planned in slices))
 
 
@@ -505,19 +515,19 @@ def _with_keys(planned: ReadSlice, filters: KeyFilters, keys: Hashes) -> ReadSli
             for partition in entry.pieces["partition"].tolist()
         ]
         if any(may):
-            kept.append(WantedEntry(entry.entry_id, entry.pieces[np.array(may)]))
+            kept.append(PlannedEntry(entry.entry_id, entry.pieces[np.array(may)]))
     size = planned.bytes * len(kept) // len(planned.entries)
     return replace(planned, entries=tuple(kept), bytes=size)
 
 
 async def _fetch_live(
     reader: AsyncLedgerReader, live_rows: LiveRows, starts: EntryStarts
-) -> Fetched:
-    """The entries that have the rows, in order, by the counts in their headers."""
+) -> FetchedRuns:
+    """The entries that have the rows, in order, found by the counts in their headers."""
     end, rows_before = live_rows.end - live_rows.live.base, live_rows.live.rows_before
     at, before = await first_piece(reader, live_rows, starts)
     while before < end and at <= live_rows.last_entry:
-        ids = range(at, reach_of(live_rows, at, before) + 1)
+        ids = range(at, estimate_last_entry(live_rows, at, before) + 1)
         async with aclosing(reader.read_entries(ids, known_confirmed=live_rows.last_entry)) as runs:
             async for run in runs:
                 fetched = []
@@ -539,8 +549,8 @@ async def _fetch_live(
         )
 
 
-class _Filters:
-    """The key filters of entries; those read last are kept."""
+class _KeyFilterCache:
+    """Reads key filters, and keeps the filters read last."""
 
     def __init__(self) -> None:
         self._place = (INLINE, NO_ENTRY)
@@ -554,7 +564,7 @@ class _Filters:
                 read = reader.read(entry_id, entry_id, known_confirmed=entry_id)
                 async with aclosing(read) as entries:
                     self._read = KeyFilters((await anext(entries))[1].payload)
-            except _NO_FILTERS as error:
+            except _FILTER_ERRORS as error:
                 _log.warning("key filters in entry %d:%d are not used: %s", *place, error)
                 self._read = None
             self._place = place
@@ -562,7 +572,7 @@ class _Filters:
 
 
 def _inline_entry(payload: bytes, entry_id: int) -> Entry:
-    """An entry that the commit itself holds, as if it were of a ledger."""
+    """An inline entry of a commit, in the form of a ledger's entry."""
     crc = payload_crc([payload])
     header = EntryHeader(INLINE, entry_id, NO_ENTRY, 0, 0, len(payload), crc)
     return Entry(header, memoryview(payload))

@@ -1,4 +1,4 @@
-"""A topic's schema in the metadata store: all its versions, as JSON that any language reads.
+"""A topic's schema in the metadata store: all its versions, as JSON.
 
     /topic-ids/<id>/schema            {"current":2, "compatibility":"backward"}, and
                                        "clients":"string" if Pulsar's clients send text,
@@ -11,10 +11,10 @@
                                          {"name":"m", "type":{"map":[<key>, <value>]}, ...}]}
 
 Always true: versions count from 1 without gaps; a version never changes once written; names are
-unique without regard to case, at every level; types are those of `TYPES`, decimals and nested ones
-of these, each with one spelling (`canonical`), so that equal schemas have equal fingerprints. The
-fingerprint is SHA-256 over the fields as compact JSON with sorted keys, columns sorted by name in
-lower case: schemas that differ only in the order or case of names are the same schema.
+unique without regard to case, at every level; types are those of `TYPES`, decimals, and nested
+types of these, each with one spelling (`canonical`), so that equal schemas have equal fingerprints.
+The fingerprint is SHA-256 over the fields as compact JSON with sorted keys, columns sorted by name
+in lower case: schemas that differ only in the order or case of names are the same schema.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ RESERVED_NAMES = frozenset(
         *("__schemaversion", "__producername", "__sequenceid"),
     )
 )
-"""In lower case, the names of a typed row's columns beside its own (spark/rows/columns.py)."""
+"""In lower case, the names of the columns that a typed read adds (spark/rows/columns.py)."""
 
 TYPES: Mapping[str, pa.DataType] = {
     "bool": pa.bool_(),
@@ -60,14 +60,14 @@ TYPES: Mapping[str, pa.DataType] = {
     "timestamp[us]": pa.timestamp("us"),
     "duration[us]": pa.duration("us"),
 }
-"""Arrow's own names of the types a column may have, beside decimal128(p, s) and nested ones."""
+"""Arrow's own names of the types of columns, except decimal128(p, s) and nested types."""
 
 _NAMES = {kind: name for name, kind in TYPES.items()}
 _DECIMAL = re.compile(r"decimal128\((\d+), (\d+)\)")
 
 
 class Compatibility(Enum):
-    """What a new version must allow, against every version before it; the names are Pulsar's."""
+    """How a new version must fit every earlier version; the names are Pulsar's."""
 
     NONE = "none"
     BACKWARD = "backward"  # a reader with the new version can read rows of the older versions
@@ -83,10 +83,9 @@ class ClientSchema(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SchemaHead:
-    """/topic-ids/<id>/schema. `current` is the newest version, 0 before the first; `proposed` are
-    the numbers that writes took but did not commit: such a version has no rows, and is neither
-    compared nor read. A schema that is `in_force` keeps bytes out of the topic, until it is
-    withdrawn."""
+    """/topic-ids/<id>/schema. `current` is the newest version, 0 before the first. `proposed` are
+    the numbers of versions that writes proposed and no commit has used: such a version has no rows,
+    and is neither compared nor read. While a schema is `in_force`, the topic takes no bytes."""
 
     current: int = 0
     compatibility: Compatibility = Compatibility.BACKWARD
@@ -101,11 +100,11 @@ class SchemaHead:
         return max(self.current, *self.proposed, 0)
 
     def has(self, number: int) -> bool:
-        """Whether the number is a version of the schema, and not only proposed."""
+        """Whether the number is a version of the schema, not only a proposed version."""
         return 0 < number <= self.current and number not in self.proposed
 
     def with_version(self, number: int) -> "SchemaHead":
-        """The head once this proposed version is one of the schema."""
+        """The head after this proposed version has become a version of the schema."""
         proposed = self.proposed - {number}
         return replace(self, current=max(self.current, number), proposed=proposed)
 
@@ -125,10 +124,10 @@ class SchemaVersion:
 
 
 def canonical(schema: pa.Schema) -> pa.Schema:
-    """The schema in the one spelling of its types, without metadata; the order and nullability of
+    """The schema with each type in its one spelling, without metadata; the order and nullability of
     columns stay. Raises errors.SchemaTypeMismatch for a type that no column of a topic may have,
     errors.SchemaReservedColumn, errors.SchemaUnknownColumn for a repeated name,
-    errors.SchemaMissingColumn if there is no column."""
+    errors.SchemaMissingColumn for a schema without a column."""
     if not len(schema):
         raise errors.SchemaMissingColumn(
             "there is no column to write beside metadata", "Select a column, or use binary values."
@@ -155,14 +154,14 @@ def version_of(number: int, schema: pa.Schema) -> SchemaVersion:
             f"the topic has had {VERSION_MAX} versions of its schema, which is the most",
             "Write to another topic.",
         )
-    made = SchemaVersion(number, schema, fingerprint(schema))
-    size = len(encode_version(made))
+    version = SchemaVersion(number, schema, fingerprint(schema))
+    size = len(encode_version(version))
     if size > SCHEMA_BYTES_MAX:
         raise errors.SchemaIncompatible(
             f"a schema of {len(schema)} columns takes {size} bytes, at most {SCHEMA_BYTES_MAX} fit",
             "Select fewer columns, or gather some of them into one.",
         )
-    return made
+    return version
 
 
 def encode_head(head: SchemaHead) -> bytes:
@@ -197,7 +196,7 @@ def encode_version(version: SchemaVersion) -> bytes:
 
 
 def decode_version(value: bytes) -> SchemaVersion:
-    """Raises errors.UnsupportedFormat, also if the fingerprint is not that of the fields."""
+    """Raises errors.UnsupportedFormat, also if the fingerprint does not fit the fields."""
 
     def build(plain: dict[str, Any]) -> SchemaVersion:
         schema = pa.schema([_field_from_json(field) for field in plain["fields"]])
@@ -315,7 +314,8 @@ def _type_from_json(plain: Any) -> pa.DataType:
 
 
 def _sorted(plain: Any) -> Any:
-    """The fields of every level by name in lower case, as the fingerprint sees them."""
+    """The JSON for the fingerprint: the fields of every level with lower-case names, sorted by
+    name."""
     if isinstance(plain, list) and all(isinstance(f, dict) and "name" in f for f in plain):
         lower = [{**_sorted(f), "name": f["name"].lower()} for f in plain]
         return sorted(lower, key=lambda field: field["name"])

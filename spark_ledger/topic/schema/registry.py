@@ -1,12 +1,12 @@
-"""The schema of each topic: read, registered, kept.
+"""Reads, registers and caches the schema of each topic.
 
 Always true: a version gets its number by one multi that also changes the head, so numbers have no
-gaps, and of two writers one decides again after the other registered; a lost response also makes a
-writer decide again, as the same schema registered twice is one version. A write only proposes its
-version: the multi of its commit (topic/commit) makes it one of the schema, so a write that fails
-keeps no other out. Versions never change, so records that were read are kept (CACHE_BYTES_MAX), and
-a write with a kept schema costs no call. The multi that puts a schema into force also gives the
-topic's head a new node version, so a commit that saw no schema loses to it.
+gaps, and of two writers the slower one decides again. A writer also decides again after a lost
+response, which is harmless: the same schema registered twice is one version. A write only proposes
+its version; the multi of its commit (topic/commit) makes it a version of the schema, so a write
+that fails does not hinder other versions. Versions never change, so their records are cached
+(CACHE_BYTES_MAX), and a write with a cached schema costs no call. The multi that puts a schema into
+force also gives the topic's head a new node version, so a commit that read no schema fails.
 """
 
 import random
@@ -44,14 +44,14 @@ from spark_ledger.topic.schema.records import (
 )
 from spark_ledger.topic.schema.rules import SchemaMode
 
-CACHE_BYTES_MAX = 16 << 20  # of versions' records, of all topics of a process
+CACHE_BYTES_MAX = 16 << 20  # of the records of versions, for all topics of a process
 READS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSchema:
-    """The registered versions, oldest first, and the versions that are only `proposed`.
-    `node_version` is the version of the head's node, None before there is a node."""
+    """The registered `versions`, oldest first, and the versions that are only `proposed`.
+    `node_version` is the version of the head's node, None without a node."""
 
     head: SchemaHead
     versions: tuple[SchemaVersion, ...]
@@ -60,7 +60,7 @@ class TopicSchema:
 
     @property
     def union(self) -> pa.Schema | None:
-        """The columns that a reader of all versions sees; None before the first version. Raises
+        """The columns that a reader of all versions gets; None before the first version. Raises
         errors.SchemaIncompatible (only with compatibility none)."""
         schemas = [version.schema for version in self.versions]
         return schema_rules.union(schemas) if schemas else None
@@ -73,17 +73,17 @@ class SchemaRegistry:
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:
         self._store = store
         self._rng = rng
-        self._kept = LruCache[str, _Kept](CACHE_BYTES_MAX, lambda kept: kept.size)
+        self._cache = LruCache[str, _CachedVersions](CACHE_BYTES_MAX, lambda cached: cached.size)
 
     async def of(self, topic: TopicInfo, *, fresh: bool = True) -> TopicSchema:
-        """The schema of the topic; with `fresh` with all that was registered before this call."""
+        """The schema of the topic. With `fresh` it has all versions registered before this call."""
         with reachable(f"reading the schema of topic '{topic.name}'"):
             if fresh:
                 await self._store.sync(paths.topic_schema(topic.id))
             return await self._read(topic.id)
 
     async def for_read(self, topics: Iterable[TopicInfo]) -> pa.Schema:
-        """The columns of all versions of all the topics, by name: what a typed read offers.
+        """The columns of a typed read: the union of all versions of all the topics, by name.
 
         Raises errors.SchemaNotRegistered, errors.SchemaIncompatible.
         """
@@ -108,61 +108,63 @@ class SchemaRegistry:
 
         Column order and case do not matter, nor which columns may be null: the task that writes
         rows checks them against the version's NOT NULL. The first write proposes a version, unless
-        one `must_exist`; the first commit under the version makes it one of the topic's schema, and
-        puts the schema into force (topic/commit).
+        a version `must_exist`; the first commit under the version makes it a version of the topic's
+        schema, and puts the schema into force (topic/commit).
 
         Raises errors.SchemaIncompatible, errors.SchemaNotRegistered, errors.SchemaTypeMismatch,
         errors.SchemaReservedColumn, errors.TopicDeleted.
         """
-        written = schema_records.canonical(schema)
-        version = schema_rules.matching(written, self._kept_of(topic.id).registered)
+        canonical = schema_records.canonical(schema)
+        version = schema_rules.matching(canonical, self._cached(topic.id).registered)
         if version is not None:
             return version
 
-        def decide(now: TopicSchema) -> SchemaVersion:
-            if must_exist and not now.versions:
+        def decide(current: TopicSchema) -> SchemaVersion:
+            if must_exist and not current.versions:
                 raise not_registered(topic)
             name = topic.name.short
-            return schema_rules.decide(name, written, now.head, now.versions, mode, now.proposed)
+            return schema_rules.decide(
+                name, canonical, current.head, current.versions, mode, current.proposed
+            )
 
-        return await self._registered(topic, decide)
+        return await self._register(topic, decide)
 
     async def register(self, topic: TopicInfo, schema: pa.Schema) -> SchemaVersion:
         """Make `schema`, with its NOT NULLs, a version of the topic's schema, or return the version
         that is exactly this schema. The schema is in force on return. Raises as for_write."""
         canonical = schema_records.canonical(schema)
 
-        def decide(now: TopicSchema) -> SchemaVersion:
+        def decide(current: TopicSchema) -> SchemaVersion:
             name = topic.name.short
             return schema_rules.decide_registration(
-                name, canonical, now.head, now.versions, now.proposed
+                name, canonical, current.head, current.versions, current.proposed
             )
 
-        return await self._registered(topic, decide, in_force=True)
+        return await self._register(topic, decide, in_force=True)
 
     async def withdraw(self, topic: TopicInfo) -> SchemaHead:
         """Put the schema out of force: the topic takes bytes again. The rows in the topic keep
         their versions. Raises errors.SchemaNotRegistered, errors.TopicDeleted."""
         head = SchemaHead()
 
-        def change(now: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
+        def change(current: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
             nonlocal head
-            if not now.head.current:
+            if not current.head.current:
                 raise not_registered(topic)
-            head = replace(now.head, in_force=False)
-            return None if head == now.head else (head, [])
+            head = replace(current.head, in_force=False)
+            return None if head == current.head else (head, [])
 
         with reachable(f"withdrawing the schema of topic '{topic.name}'"):
             await self._change(topic, change)
         return head
 
     async def set_compatibility(self, topic: TopicInfo, compatibility: Compatibility) -> None:
-        """Set what later versions are checked for; the present versions are not checked again."""
+        """Set the compatibility that is checked for later versions only."""
 
-        def change(now: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
-            if now.node_version is not None and now.head.compatibility is compatibility:
+        def change(current: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
+            if current.node_version is not None and current.head.compatibility is compatibility:
                 return None
-            return replace(now.head, compatibility=compatibility), []
+            return replace(current.head, compatibility=compatibility), []
 
         with reachable(f"setting the schema of topic '{topic.name}'"):
             await self._change(topic, change)
@@ -171,45 +173,45 @@ class SchemaRegistry:
         """Make the schema that Pulsar's clients declare for values version 0 of the topic's schema;
         rows stay bytes. Raises errors.TopicDeleted."""
 
-        def change(now: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
-            head = replace(now.head, clients=schema)
-            return None if head == now.head else (head, [])
+        def change(current: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
+            head = replace(current.head, clients=schema)
+            return None if head == current.head else (head, [])
 
         with reachable(f"registering a schema of topic '{topic.name}'"):
             await self._change(topic, change)
 
-    async def _registered(
+    async def _register(
         self,
         topic: TopicInfo,
         decide: Callable[[TopicSchema], SchemaVersion],
         *,
         in_force: bool = False,
     ) -> SchemaVersion:
-        """The decided version, recorded. `in_force`: it is a version of the schema at once, and the
-        schema is in force; else it is proposed."""
+        """Record the version that `decide` returns. `in_force`: it is a version of the schema at
+        once, and the schema is in force; else the version is only proposed."""
         chosen: SchemaVersion | None = None
 
-        def change(now: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
+        def change(current: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
             nonlocal chosen
-            chosen = decide(now)
-            number, head = chosen.number, now.head
+            chosen = decide(current)
+            number, head = chosen.number, current.head
             if in_force:
                 head = replace(head.with_version(number), in_force=True)
             elif not head.has(number):
                 head = replace(head, proposed=head.proposed | {number})
-            if number <= now.head.last:
-                return None if head == now.head else (head, [])
+            if number <= current.head.last:
+                return None if head == current.head else (head, [])
             record = schema_records.encode_version(chosen)
             return head, [Create(paths.topic_schema(topic.id, number), record)]
 
         with reachable(f"registering a schema of topic '{topic.name}'"):
             await self._change(topic, change)
         assert chosen is not None, "a change begins with a decision"
-        kept = self._kept_of(topic.id)
-        if chosen.number == len(kept.versions) + 1:
-            size = kept.size + len(schema_records.encode_version(chosen))
-            head = kept.head.with_version(chosen.number) if in_force else kept.head
-            self._kept.put(topic.id, _Kept((*kept.versions, chosen), size, head))
+        cached = self._cached(topic.id)
+        if chosen.number == len(cached.versions) + 1:
+            size = cached.size + len(schema_records.encode_version(chosen))
+            head = cached.head.with_version(chosen.number) if in_force else cached.head
+            self._cache.put(topic.id, _CachedVersions((*cached.versions, chosen), size, head))
         return chosen
 
     async def _change(
@@ -217,25 +219,25 @@ class SchemaRegistry:
         topic: TopicInfo,
         change: Callable[[TopicSchema], tuple[SchemaHead, list[Operation]] | None],
     ) -> None:
-        """Repeat `change` until it returns None (nothing to do), or its multi was applied."""
+        """Repeat `change` until it returns None (no change is needed), or its multi was applied."""
         path = paths.topic_schema(topic.id)
-        is_taken = False  # a version that the head does not name has the number of the new one
+        number_is_taken = False  # by a version that the head does not name
         tries = Tries(self._rng)
         while True:
             await self._store.sync(path)
-            now = await self._read(topic.id, unnamed=is_taken)
-            changed = change(now)
-            if changed is None and is_taken:
-                changed = now.head, []
-            if changed is None:
+            current = await self._read(topic.id, with_unnamed=number_is_taken)
+            changes = change(current)
+            if changes is None and number_is_taken:
+                changes = current.head, []
+            if changes is None:
                 return
             topics_head = await self._head(topic)
-            value = schema_records.encode_head(changed[0])
+            value = schema_records.encode_head(changes[0])
             node: Operation = Create(path, value)
-            if now.node_version is not None:
-                node = Set(path, value, now.node_version)
-            others = changed[1]
-            if now.head.takes_bytes and not changed[0].takes_bytes:
+            if current.node_version is not None:
+                node = Set(path, value, current.node_version)
+            others = changes[1]
+            if current.head.takes_bytes and not changes[0].takes_bytes:
                 path_of_head = paths.topic_head(topic.id)
                 others = [*others, Set(path_of_head, topics_head.value, topics_head.version)]
             try:
@@ -246,7 +248,7 @@ class SchemaRegistry:
             except MultiFailed as failed:
                 if not isinstance(failed.cause, BadVersion | NodeExists | NoNode):
                     raise
-                is_taken = failed.index > 0 and isinstance(failed.cause, NodeExists)
+                number_is_taken = failed.index > 0 and isinstance(failed.cause, NodeExists)
             await tries.retry_or_raise(
                 f"others changed the schema of topic '{topic.name}' again and again"
             )
@@ -258,17 +260,17 @@ class SchemaRegistry:
             raise errors.TopicDeleted(f"topic '{topic.name}' (id {topic.id}) was deleted")
         return node
 
-    async def _read(self, topic_id: str, *, unnamed: bool = False) -> TopicSchema:
-        """`unnamed`: versions that the head does not name count as proposed. A process of an
-        earlier version drops the proposed ones from a head that it writes."""
+    async def _read(self, topic_id: str, *, with_unnamed: bool = False) -> TopicSchema:
+        """`with_unnamed`: versions that the head does not name count as proposed. (A process of an
+        earlier version drops proposed versions from a head that it writes.)"""
         node = await read(self._store, paths.topic_schema(topic_id))
         if node is None:
             return TopicSchema(SchemaHead(), (), None)
         head = schema_records.decode_head(node.value)
-        while unnamed and await read(self._store, paths.topic_schema(topic_id, head.last + 1)):
+        while with_unnamed and await read(self._store, paths.topic_schema(topic_id, head.last + 1)):
             head = replace(head, proposed=head.proposed | {head.last + 1})
-        kept = self._kept_of(topic_id)
-        numbers = range(len(kept.versions) + 1, head.last + 1)
+        cached = self._cached(topic_id)
+        numbers = range(len(cached.versions) + 1, head.last + 1)
 
         async def record_of(number: int) -> bytes:
             record = await look_up(self._store, paths.topic_schema(topic_id, number))
@@ -279,19 +281,19 @@ class SchemaRegistry:
             return record.value
 
         values = await call_each(record_of, numbers, READS_AT_ONCE)
-        versions = (*kept.versions, *map(schema_records.decode_version, values))
-        kept = _Kept(versions, kept.size + sum(map(len, values)), head)
-        self._kept.put(topic_id, kept)
+        versions = (*cached.versions, *map(schema_records.decode_version, values))
+        cached = _CachedVersions(versions, cached.size + sum(map(len, values)), head)
+        self._cache.put(topic_id, cached)
         proposed = tuple(v for v in versions if v.number in head.proposed)
-        return TopicSchema(head, kept.registered, node.version, proposed)
+        return TopicSchema(head, cached.registered, node.version, proposed)
 
-    def _kept_of(self, topic_id: str) -> "_Kept":
-        return self._kept.get(topic_id) or _NOTHING
+    def _cached(self, topic_id: str) -> "_CachedVersions":
+        return self._cache.get(topic_id) or _NO_VERSIONS
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """The records read of a topic: versions 1, 2 ..., `size` bytes in all, and the head."""
+class _CachedVersions:
+    """The cached records of a topic: versions 1, 2 ..., `size` bytes in all, and the head."""
 
     versions: tuple[SchemaVersion, ...] = ()
     size: int = 0
@@ -302,7 +304,7 @@ class _Kept:
         return tuple(version for version in self.versions if self.head.has(version.number))
 
 
-_NOTHING = _Kept()
+_NO_VERSIONS = _CachedVersions()
 
 
 def not_registered(topic: TopicInfo) -> errors.SchemaNotRegistered:

@@ -1,15 +1,17 @@
-"""Which schemas fit: what a write may use, when a version may be added, what a reader sees.
+"""Which schemas fit: which version a write may use, when a version may be added, and which columns
+a reader gets.
 
-A reader's schema can read rows of another schema if each of its columns, by name without regard to
-case, either is in the other schema with the same or a narrower type, and may be null if the other
-column may, or is missing there and may be null. Columns that the reader does not have are ignored.
-Types widen int8 -> int16 -> int32 -> int64 and float -> double, inside of nested types too.
+A reader's schema can read rows of a written schema if this holds for each of its columns, by name
+without regard to case: either the written schema has the column, with the same or a narrower type,
+and the reader's column may be null if the written column may; or the written schema lacks the
+column, and the reader's column may be null. Columns that the reader lacks are ignored. Types widen
+int8 -> int16 -> int32 -> int64 and float -> double, inside of nested types too.
 
-Always true: a new version is checked against *every* version before it, as entries of all versions
-stay in the topic; so the union of all versions exists, unless compatibility is `none`. A write uses
-a version that has its columns, neither more nor fewer; rows are checked against NOT NULL columns of
-the version. A version that is only proposed has no rows, and keeps no other out: `joined` decides
-in the commit of its first rows.
+Always true: a new version is checked against *every* earlier version, because entries of all
+versions stay in the topic; so the union of all versions exists, unless compatibility is `none`. A
+write uses a version that has exactly its columns; rows are checked against NOT NULL columns of the
+version. A version that is only proposed has no rows, and does not hinder other versions:
+`committed_head` decides in the commit of its first rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +44,7 @@ class SchemaMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """The first column that keeps two schemas apart."""
+    """The first column because of which two schemas do not fit."""
 
     column: str
     why: str
@@ -61,34 +63,34 @@ def decide(
 ) -> SchemaVersion:
     """The version under which rows of the canonical schema `written` are written. A version above
     `head.last` must be proposed first. Raises errors.SchemaIncompatible."""
-    assert all(head.has(version.number) for version in versions), "proposed ones are apart"
+    assert all(head.has(version.number) for version in versions), "proposed versions are apart"
     version = matching(written, versions)
     if version is not None:
         return version
 
-    def new(schema: pa.Schema) -> SchemaVersion:
-        return _exactly(schema, proposed) or version_of(head.last + 1, schema)
+    def propose(schema: pa.Schema) -> SchemaVersion:
+        return _find_equal(schema, proposed) or version_of(head.last + 1, schema)
 
-    spelled = respelled(written, [version.schema for version in versions])
-    registered = nullable(spelled)  # NOT NULL of this write must not refuse later rows
+    spelled_schema = respell(written, [version.schema for version in versions])
+    registered = nullable(spelled_schema)  # NOT NULL of this write must not refuse later rows
     if not versions:
-        return new(registered)
-    forbidden = first_misfit(registered, versions, head.compatibility)
-    if mode is SchemaMode.EVOLVE and forbidden is None:
-        return new(registered)
+        return propose(registered)
+    incompatibility = first_misfit(registered, versions, head.compatibility)
+    if mode is SchemaMode.EVOLVE and incompatibility is None:
+        return propose(registered)
     current = versions[-1]
-    apart = difference(written, current.schema)
+    misfit = difference(written, current.schema)
     if mode is SchemaMode.EVOLVE:
         raise errors.SchemaIncompatible(
             f"topic {topic!r} takes only changes that are compatible"
-            f" '{head.compatibility.value}': {forbidden}",
+            f" '{head.compatibility.value}': {incompatibility}",
             "Cast the columns to the topic's, or write to another topic.",
         )
     remedy = "Cast or select the columns so that they are the topic's"
-    if forbidden is None:
+    if incompatibility is None:
         remedy += f", or register them as version {head.last + 1} by schemaMode=evolve"
     raise errors.SchemaIncompatible(
-        f"{apart}, compared with version {current.number} of the schema of topic {topic!r}",
+        f"{misfit}, compared with version {current.number} of the schema of topic {topic!r}",
         f"{remedy}.",
     )
 
@@ -100,11 +102,11 @@ def decide_registration(
     versions: Sequence[SchemaVersion],
     proposed: Sequence[SchemaVersion] = (),
 ) -> SchemaVersion:
-    """As `decide` for a schema that a user registers: NOT NULL is part of it."""
-    version = _exactly(registered, versions)
+    """As `decide`, for a schema that a user registers: its NOT NULLs are part of the version."""
+    version = _find_equal(registered, versions)
     if version is not None:
         return version
-    registered = respelled(registered, [version.schema for version in versions])
+    registered = respell(registered, [version.schema for version in versions])
     misfit = first_misfit(registered, versions, head.compatibility)
     if misfit is not None:
         raise errors.SchemaIncompatible(
@@ -112,19 +114,19 @@ def decide_registration(
             f" '{head.compatibility.value}': {misfit}",
             "Correct the column, or set the topic's compatibility to none.",
         )
-    return _exactly(registered, proposed) or version_of(head.last + 1, registered)
+    return _find_equal(registered, proposed) or version_of(head.last + 1, registered)
 
 
-def joined(
+def committed_head(
     topic: str,
     head: SchemaHead,
     number: int,
-    given_out: Mapping[int, SchemaVersion],
+    numbered_versions: Mapping[int, SchemaVersion],
     *,
     evolves: bool,
 ) -> SchemaHead:
-    """The head once rows under version `number` of `given_out` are committed. Raises
-    errors.SchemaIncompatible if versions that others committed since do not allow it,
+    """The head after rows under version `number` of `numbered_versions` are committed. Raises
+    errors.SchemaIncompatible if the version does not fit versions that others committed meanwhile,
     errors.SchemaNotRegistered."""
     if head.has(number):
         return head
@@ -134,8 +136,8 @@ def joined(
             " is not there any more",
             "Run it again.",
         )
-    schema = given_out[number].schema
-    versions = [given_out[n] for n in range(1, head.current + 1) if head.has(n)]
+    schema = numbered_versions[number].schema
+    versions = [numbered_versions[n] for n in range(1, head.current + 1) if head.has(n)]
     misfit: Misfit | str | None = first_misfit(schema, versions, head.compatibility)
     if versions and not evolves:
         misfit = difference(schema, versions[-1].schema) or "a column that may be null is NOT NULL"
@@ -149,20 +151,26 @@ def joined(
 
 
 def matching(written: pa.Schema, versions: Sequence[SchemaVersion]) -> SchemaVersion | None:
-    """The newest version equal to `written`, else the newest that differs only in NOT NULL."""
-    version = _exactly(written, versions)
+    """The newest version equal to `written`, else the newest version that differs only in NOT
+    NULL."""
+    version = _find_equal(written, versions)
     if version is not None:
         return version
-    loose = fingerprint(nullable(written))
-    like = (
-        version for version in reversed(versions) if fingerprint(nullable(version.schema)) == loose
+    nullable_fingerprint = fingerprint(nullable(written))
+    equal_but_not_null = (
+        version
+        for version in reversed(versions)
+        if fingerprint(nullable(version.schema)) == nullable_fingerprint
     )
-    return next(like, None)
+    return next(equal_but_not_null, None)
 
 
-def _exactly(schema: pa.Schema, versions: Sequence[SchemaVersion]) -> SchemaVersion | None:
-    mark = fingerprint(schema)
-    return next((version for version in reversed(versions) if version.fingerprint == mark), None)
+def _find_equal(schema: pa.Schema, versions: Sequence[SchemaVersion]) -> SchemaVersion | None:
+    wanted_fingerprint = fingerprint(schema)
+    return next(
+        (version for version in reversed(versions) if version.fingerprint == wanted_fingerprint),
+        None,
+    )
 
 
 def first_misfit(
@@ -192,7 +200,7 @@ def difference(written: pa.Schema, registered: pa.Schema) -> Misfit | None:
         other = columns.pop(field.name.lower(), None)
         if other is None:
             return Misfit(field.name, "is missing")
-        if not _same(other.type, field.type):
+        if not _is_same_type(other.type, field.type):
             return Misfit(field.name, f"is of type {other.type}, not {field.type}")
     for field in columns.values():
         return Misfit(field.name, "is new")
@@ -200,13 +208,13 @@ def difference(written: pa.Schema, registered: pa.Schema) -> Misfit | None:
 
 
 def union(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The columns that a reader of all of `schemas` (oldest first) sees: every column of any
-    schema, with its widest type, null if a row lacks it; the newest schema's order comes first.
+    """The columns that a reader of all `schemas` (oldest first) gets: every column of any schema,
+    with its widest type, null if a row lacks it; the columns of the newest schema come first.
 
-    Raises errors.SchemaIncompatible if the types of a column have no widest one.
+    Raises errors.SchemaIncompatible if the types of a column have no widest type.
     """
     assert schemas, "a union is of one schema at least"
-    return pa.schema(_united([list(schema) for schema in schemas], ""))
+    return pa.schema(_unite([list(schema) for schema in schemas], ""))
 
 
 def nullable(schema: pa.Schema) -> pa.Schema:
@@ -214,14 +222,14 @@ def nullable(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, _nullable_type(field.type)) for field in schema])
 
 
-def respelled(schema: pa.Schema, earlier: Sequence[pa.Schema]) -> pa.Schema:
-    """The schema with each column spelled as in the first of `earlier` that has it, so that all
-    entries of a topic spell a column alike."""
-    return pa.schema(_respelled(list(schema), [list(fields) for fields in earlier]))
+def respell(schema: pa.Schema, earlier: Sequence[pa.Schema]) -> pa.Schema:
+    """The schema with each column's name spelled as in the first schema of `earlier` that has the
+    column, so that all entries of a topic spell it alike."""
+    return pa.schema(_respell(list(schema), [list(fields) for fields in earlier]))
 
 
 def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Whether every value of the simple type `narrow` is one of `wide`."""
+    """Whether `wide` has every value of the simple type `narrow`."""
     for widths in _WIDTHS:
         if narrow in widths and wide in widths:
             return widths.index(narrow) <= widths.index(wide)
@@ -251,39 +259,39 @@ def _fields_misfit(
 
 
 def _type_misfit(reader: pa.DataType, written: pa.DataType, path: str) -> Misfit | None:
-    if _nested_alike(reader, written):
+    if _is_same_kind(reader, written):
         return _fields_misfit(_inner(reader), _inner(written), f"{path}.")
     if widens(written, reader):
         return None
     return Misfit(path, f"of type {written} is not read as {reader}")
 
 
-def _same(kind: pa.DataType, other: pa.DataType) -> bool:
+def _is_same_type(kind: pa.DataType, other: pa.DataType) -> bool:
     columns = (pa.schema([pa.field("", column)]) for column in (kind, other))
     return len({fingerprint(nullable(schema)) for schema in columns}) == 1
 
 
-def _united(versions: Sequence[Sequence[pa.Field]], within: str) -> list[pa.Field]:
+def _unite(versions: Sequence[Sequence[pa.Field]], within: str) -> list[pa.Field]:
     """The union of several lists of fields, oldest first."""
     by_name: dict[str, list[pa.Field]] = {}
     for fields in reversed(versions):
         for field in fields:
             by_name.setdefault(field.name.lower(), []).append(field)
-    united = []
+    fields_of_union = []
     for fields in by_name.values():
         path = within + fields[0].name
         kind = fields[0].type
         for field in fields[1:]:
             kind = _wider(kind, field.type, path)
-        everywhere = len(fields) == len(versions)
-        null = not everywhere or any(field.nullable for field in fields)
-        united.append(pa.field(fields[0].name, kind, nullable=null))
-    return united
+        is_in_all = len(fields) == len(versions)
+        may_be_null = not is_in_all or any(field.nullable for field in fields)
+        fields_of_union.append(pa.field(fields[0].name, kind, nullable=may_be_null))
+    return fields_of_union
 
 
 def _wider(newer: pa.DataType, older: pa.DataType, path: str) -> pa.DataType:
-    if _nested_alike(newer, older):
-        return _nested(newer, _united([_inner(older), _inner(newer)], f"{path}."))
+    if _is_same_kind(newer, older):
+        return _nested(newer, _unite([_inner(older), _inner(newer)], f"{path}."))
     for narrow, wide in ((older, newer), (newer, older)):
         if widens(narrow, wide):
             return wide
@@ -293,25 +301,25 @@ def _wider(newer: pa.DataType, older: pa.DataType, path: str) -> pa.DataType:
     )
 
 
-def _respelled(fields: Sequence[pa.Field], earlier: Sequence[Sequence[pa.Field]]) -> list[pa.Field]:
+def _respell(fields: Sequence[pa.Field], earlier: Sequence[Sequence[pa.Field]]) -> list[pa.Field]:
     by_name: dict[str, list[pa.Field]] = {}
     for other in earlier:
         for field in other:
             by_name.setdefault(field.name.lower(), []).append(field)
-    spelled = []
+    spelled_fields = []
     for field in fields:
         others = by_name.get(field.name.lower(), [])
         name = others[0].name if others else field.name
-        kind = _respelled_type(field.type, [other.type for other in others])
-        spelled.append(pa.field(name, kind, nullable=field.nullable))
-    return spelled
+        kind = _respell_type(field.type, [other.type for other in others])
+        spelled_fields.append(pa.field(name, kind, nullable=field.nullable))
+    return spelled_fields
 
 
-def _respelled_type(kind: pa.DataType, earlier: Sequence[pa.DataType]) -> pa.DataType:
+def _respell_type(kind: pa.DataType, earlier: Sequence[pa.DataType]) -> pa.DataType:
     if not pa.types.is_nested(kind):
         return kind
-    alike = [_inner(other) for other in earlier if _nested_alike(kind, other)]
-    return _nested(kind, _respelled(_inner(kind), alike))
+    same_kind = [_inner(other) for other in earlier if _is_same_kind(kind, other)]
+    return _nested(kind, _respell(_inner(kind), same_kind))
 
 
 def _nullable_type(kind: pa.DataType) -> pa.DataType:
@@ -323,7 +331,7 @@ def _nullable_type(kind: pa.DataType) -> pa.DataType:
     return _nested(kind, fields)
 
 
-def _nested_alike(kind: pa.DataType, other: pa.DataType) -> bool:
+def _is_same_kind(kind: pa.DataType, other: pa.DataType) -> bool:
     return bool(pa.types.is_nested(kind) and kind.id == other.id)
 
 

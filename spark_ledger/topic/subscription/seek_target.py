@@ -18,7 +18,7 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.topic.log.segment_table import Interval, SegmentTable, TableChunk
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
-from spark_ledger.topic.read.live import EMPTY, LiveEnd, since_in
+from spark_ledger.topic.read.live import EMPTY, LiveEnd, first_stored_since
 from spark_ledger.topic.read.pieces import LiveRows, Span, live_rows
 
 
@@ -102,7 +102,7 @@ async def exactly(
             if positions[held.number] == held.end_offset:  # no committed row is so late
                 rows = _live_rows(held, live_ends)
             if rows is not None:
-                positions[held.number] = await since_in(ledgers, rows, target.ms)
+                positions[held.number] = await first_stored_since(ledgers, rows, target.ms)
     return positions
 
 

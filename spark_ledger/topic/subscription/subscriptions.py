@@ -261,7 +261,7 @@ class Subscriptions:
             while True:
                 subscription = await nodes.read(name)
                 if subscription is None:
-                    if tries.made:
+                    if tries.failed:
                         return
                     raise await nodes.not_found(name)
                 await self._check_free(topic_id, subscription, force)

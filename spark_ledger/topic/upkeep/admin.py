@@ -1,10 +1,9 @@
-"""Steering topics: the operations of an administrator, the CLI and maintenance on a topic, each as
-a commit.
+"""The operations of an administrator, the CLI and maintenance on a topic, each as a commit.
 
 Always true: each change of a topic's rows or partitions is one commit under its own intent, which
-ends with it; rows that a subscription still needs are taken away only by force, and that is decided
-with the check of the subscriptions node in the same multi (hazard 37). Rows that were taken away
-cannot be read from then on; the bookies keep them for the delete delay.
+ends with the commit. Rows that a subscription still needs are taken away only by force; the multi
+of the commit checks the subscriptions node (hazard 37). Rows that were taken away cannot be read
+afterwards; the bookies keep them for the delete delay.
 """
 
 import asyncio
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_ledger import errors
-from spark_ledger.metadata.cluster import not_held
+from spark_ledger.metadata.cluster import not_held_checks
 from spark_ledger.metadata.store import Check
 from spark_ledger.metadata.store_calls import LONG_AGO_MS, Tries, reachable
 from spark_ledger.topic.client import TopicClient
@@ -35,8 +34,8 @@ END = Terminate()
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """Offsets [start, end) of a partition; the number of rows and segments there, and about the
-    number of bytes; `live` if its owner still appends to its last segment."""
+    """Offsets [start, end) of a partition; their number of rows and segments, and an estimate of
+    their bytes. `live`: the partition has a live segment."""
 
     partition: int
     start_offset: int
@@ -49,8 +48,8 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """The facts about a topic. `ledgers` hold its rows; `reclaimable` are ledgers that wait for the
-    delete delay, or for their writer. Times are by the store's clock."""
+    """`ledgers` hold the topic's rows; `reclaimable` are dropped ledgers that wait for the delete
+    delay, or for their writer. Times are by the store's clock."""
 
     info: TopicInfo
     commits: int
@@ -70,8 +69,8 @@ class TopicFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Trimmed:
-    """The new start offsets of the partitions that were trimmed; how many rows went."""
+class TrimResult:
+    """The new start offsets of the trimmed partitions; how many rows were taken away."""
 
     starts: Mapping[int, int]
     rows: int
@@ -79,8 +78,9 @@ class Trimmed:
 
 class TopicAdmin:
     """Methods take a topic's name in the forms that a user may type, and raise
-    errors.TopicNotFound, errors.TopicNameInvalid, errors.Unavailable; those that change a topic
-    also errors.CommitContended and errors.CommitOutcomeUnknown (repeating them is harmless)."""
+    errors.TopicNotFound, errors.TopicNameInvalid, errors.Unavailable. Methods that change a topic
+    also raise errors.CommitContended and errors.CommitOutcomeUnknown (repeating them is
+    harmless)."""
 
     def __init__(self, client: TopicClient) -> None:
         self._client = client
@@ -88,8 +88,8 @@ class TopicAdmin:
     async def create(
         self, name: str, partitions: int = 1, policies: Mapping[str, Any] | None = None
     ) -> TopicInfo:
-        """Raises errors.TopicExists, errors.BadConfig, errors.NotEnoughBookies if an ensemble size
-        is given and fewer bookies are registered."""
+        """Raises errors.TopicExists, errors.BadConfig; errors.NotEnoughBookies if `policies` has an
+        ensemble size and fewer bookies are registered."""
         effective = with_changes(await self._client.topics.inherited(name), policies or {})
         if policies and ENSEMBLE_SIZE in policies:
             try:
@@ -102,17 +102,17 @@ class TopicAdmin:
     async def describe(self, name: str) -> TopicFacts:
         """The topic as it is now; reads the chunks of its checkpoint."""
         info = await self._client.topics.open(name)
-        state, read = await self._read(info)
-        kept = set(state.ledgers(read))
-        dropped = sorted(state.dropped.keys() - kept)  # until a checkpoint, also deleted ledgers
+        state, tables = await self._read(info)
+        ledgers = set(state.ledgers(tables))
+        dropped = sorted(state.dropped.keys() - ledgers)  # until a checkpoint, also deleted ledgers
         records = await self._client.ledgers.cluster.records.read_many(dropped)
         return TopicFacts(
             info=info,
             commits=state.next,
             committed_ms=state.commit_ms,
             terminated=state.terminated,
-            partitions=tuple(_facts(held, read) for held in state.partitions),
-            ledgers=tuple(sorted(kept)),
+            partitions=tuple(_facts(held, tables) for held in state.partitions),
+            ledgers=tuple(sorted(ledgers)),
             reclaimable=tuple(
                 ledger
                 for ledger, record in zip(dropped, records, strict=True)
@@ -135,14 +135,14 @@ class TopicAdmin:
         Topics.change_policies."""
         if changes.get(ENSEMBLE_SIZE, INHERIT) != INHERIT:
             before = (await self._client.topics.open(name)).policies
-            given = {policy: value for policy, value in changes.items() if value != INHERIT}
-            after = with_changes(before, given)
+            own_values = {policy: value for policy, value in changes.items() if value != INHERIT}
+            after = with_changes(before, own_values)
             if after.ensemble_size != before.ensemble_size:
                 await self._check_bookies(name, after.ensemble_size)
         return await self._client.topics.change_policies(name, changes)
 
     async def _check_bookies(self, name: str, ensemble_size: int) -> None:
-        """Called only for a given size: no user chose the default."""
+        """Called only if a user chose the size."""
         what = f"a ledger of topic '{parse_topic(name).short}'"
         await self._client.ledgers.check_registered(ensemble_size, what)
 
@@ -179,12 +179,12 @@ class TopicAdmin:
     async def _commit_with_seals(
         self, info: TopicInfo, purpose: str, plan: Callable[[TopicState], Sequence[Action]]
     ) -> None:
-        """Makes one commit that seals every live segment and does the actions that `plan` returns
-        for that state; no commit if there is nothing to do. Checks first that the cluster is not
-        held, since an owner that stops while it is held could not go on."""
+        """Makes one commit that seals every live segment and has the actions that `plan` returns
+        for that state; no commit without an action. First checks that the cluster is not held: an
+        owner that stops for the commit could not open a new segment in a held cluster."""
         with reachable("asking whether the metadata store is held"):
-            await not_held(self._client.store)
-        tries = Tries(most=TRIES_MAX)
+            await not_held_checks(self._client.store)
+        tries = Tries(tries_max=TRIES_MAX)
         while True:
             state = await self._state(info)
             lives = [EndingSegment(info.id, held.live) for held in state.partitions if held.live]
@@ -199,10 +199,9 @@ class TopicAdmin:
                 except errors.TxnConflict as conflict:  # an owner went on meanwhile
                     await tries.retry_or_raise(conflict)
 
-    async def trim(self, name: str, target: SeekTarget, *, force: bool = False) -> Trimmed:
-        """Takes away the rows below the target: offsets by partition, or a commit time, or the end,
-        which takes all rows, also those of live segments, and ends these. Partitions without rows
-        below the target stay as they are.
+    async def trim(self, name: str, target: SeekTarget, *, force: bool = False) -> TrimResult:
+        """Takes away the rows below the target: offsets by partition, or a commit time, or the end.
+        The end takes all rows, also the rows of live segments, and ends these segments.
 
         Raises as seal.seal_live_segment, errors.SubscriptionBusy (a subscription still needs some
         of the rows, and `force` is false), errors.OffsetsOutOfRange, errors.OffsetsNotAssigned.
@@ -210,25 +209,27 @@ class TopicAdmin:
         info = await self._client.topics.open(name)
         if target is seek_target.End.LATEST:
             await self._commit_with_seals(info, "seal", lambda state: ())
-        tries = Tries(most=TRIES_MAX)
+        tries = Tries(tries_max=TRIES_MAX)
         while True:
             state = await self._state(info)
-            read = await self._client.chunks.load(seek_target.chunks_needed(state, target))
+            tables = await self._client.chunks.load(seek_target.chunks_needed(state, target))
             starts = state.start_offsets()
-            targets = await seek_target.exactly(self._client.ledgers, state, target, read)
+            targets = await seek_target.exactly(self._client.ledgers, state, target, tables)
             points = {p: to for p, to in targets.items() if to > starts[p]}
             if not points:
-                return Trimmed({}, 0)
-            checks = [] if force else [await self._free(info, state, points)]
+                return TrimResult({}, 0)
+            checks = [] if force else [await self._check_holds(info, state, points)]
             try:
                 await self._commit(info, "trim", [Trim(tuple(sorted(points.items())))], checks)
-                return Trimmed(points, _rows_below(state, points))
+                return TrimResult(points, _rows_below(state, points))
             except errors.TxnConflict as conflict:
                 await tries.retry_or_raise(conflict)
 
-    async def _free(self, info: TopicInfo, state: TopicState, points: Mapping[int, int]) -> Check:
-        """The check by which the multi makes sure that no subscription needs a row below the
-        points. Raises errors.SubscriptionBusy."""
+    async def _check_holds(
+        self, info: TopicInfo, state: TopicState, points: Mapping[int, int]
+    ) -> Check:
+        """The multi's check that no subscription needs a row below the points. Raises
+        errors.SubscriptionBusy."""
         holds = await self._client.subscriptions.holds(info.id, len(state.partitions))
         starts = state.start_offsets()
         held = holds.first({p: (starts[p], to) for p, to in points.items()})
@@ -268,51 +269,51 @@ class TopicAdmin:
             return await self._client.log(info.id).fold(fresh=True)
 
     async def _read(self, info: TopicInfo) -> tuple[TopicState, Tables]:
-        tries = Tries(most=TRIES_MAX)
+        tries = Tries(tries_max=TRIES_MAX)
         while True:
             state = await self._state(info)
             try:
                 return state, await self._client.chunks.load(state.chunks())
-            except errors.NoSuchLedger as gone:  # a newer checkpoint replaced a chunk
-                await tries.retry_or_raise(gone)
+            except errors.NoSuchLedger as error:  # a newer checkpoint replaced a chunk
+                await tries.retry_or_raise(error)
 
 
 async def retain(
     client: TopicClient, info: TopicInfo, intent: Intent | None, now_ms: int
-) -> Trimmed:
+) -> TrimResult:
     """Trims the rows that the topic's retention does not keep, in one commit under the intent,
-    which stays open; without an intent it only returns what it would trim. `now_ms` is by the
-    store's clock.
+    which stays open. Without an intent, trims no rows, and returns the result that a trim would
+    have. `now_ms` is by the store's clock.
 
-    Raises errors.TxnConflict if meanwhile a subscription came or went back, or the policies were
-    changed (the next pass decides again), and as TopicClient.commit_actions.
+    Raises errors.TxnConflict if meanwhile a subscription was made or moved back, or the policies
+    were changed (the next pass decides again), and as TopicClient.commit_actions.
     """
     with reachable(f"reading topic '{info.name}'"):
-        now = await read_policies(client.store, info.id)
-        policies = now.policies
+        current = await read_policies(client.store, info.id)
+        policies = current.policies
         if not policies.trims:
-            return Trimmed({}, 0)
+            return TrimResult({}, 0)
         state = await client.log(info.id).fold(fresh=True)
     if state.deleted or now_ms == LONG_AGO_MS:
-        return Trimmed({}, 0)
+        return TrimResult({}, 0)
     holds = await client.subscriptions.holds(info.id, len(state.partitions), now_ms)
-    needed = retention.chunks_needed(state, policies, now_ms, holds.offsets)
-    read = await client.chunks.load(needed)
-    points = retention.trim_points(state, policies, now_ms, holds.offsets, read)
+    chunks = retention.chunks_needed(state, policies, now_ms, holds.offsets)
+    tables = await client.chunks.load(chunks)
+    points = retention.trim_points(state, policies, now_ms, holds.offsets, tables)
     if points and intent is not None:
-        checks = [holds.check, *now.checks]
+        checks = [holds.check, *current.checks]
         await client.commit_actions(
             info.id, [Trim(tuple(sorted(points.items())))], intent, checks=checks
         )
-    return Trimmed(points, _rows_below(state, points))
+    return TrimResult(points, _rows_below(state, points))
 
 
 def _rows_below(state: TopicState, points: Mapping[int, int]) -> int:
-    cut = ((state.partitions[p], offset) for p, offset in points.items())
-    return sum(held.rows_between(held.start_offset, offset) for held, offset in cut)
+    trims = ((state.partitions[p], offset) for p, offset in points.items())
+    return sum(held.rows_between(held.start_offset, offset) for held, offset in trims)
 
 
-def _facts(held: PartitionState, read: Tables) -> PartitionFacts:
+def _facts(held: PartitionState, tables: Tables) -> PartitionFacts:
     start, end = held.start_offset, held.end_offset
     return PartitionFacts(
         partition=held.number,
@@ -320,6 +321,6 @@ def _facts(held: PartitionState, read: Tables) -> PartitionFacts:
         end_offset=end,
         rows=held.rows_between(start, end),
         bytes=held.bytes_between(start, end),
-        segments=sum(len(part.table) for part in held.stretches(start, end, read)),
+        segments=sum(len(part.table) for part in held.stretches(start, end, tables)),
         live=held.live is not None,
     )

@@ -1,13 +1,13 @@
-"""Merging small segments: a merge reads their rows, writes them to another ledger, and puts the new
-segment in their place.
+"""Merging small segments: a merge reads their rows, writes the rows to another ledger, and replaces
+the small segments by the new segment.
 
 Always true: a row keeps its offset, its columns, its timestamp and its commit time, also if rows of
 many commits become one entry; batches of producers are copied unchanged (merge_encoding.py). Merges
 of different partitions that would be small entries are written together, and share entries as a
-task's rows do. A merge is a commit of `replace` actions, refused if anything but appends, and trims
-of rows before it, came to its partition since it was planned; then it is planned again. Ledgers
-that were written in vain are under an intent that ends with the merging, and the janitor deletes
-them. Merging may end at any moment; when it begins again, it goes on with the remaining segments.
+task's rows do. A merge is a commit of `replace` actions. If the partition got other actions since
+the plan than appends, and trims below the merge, the commit is refused, and the merge is planned
+again. Ledgers of refused merges are under an intent that ends with the merging, and the janitor
+deletes them. Merging may end at any moment; the next merging goes on with the remaining segments.
 The janitor may delete a ledger under an open intent once the topic has dropped it (garbage.py). For
 that reason no two commits name the same ledger: each round writes its rows to ledgers of its own,
 which never hold bodies of commits or checkpoints (log/blobs.py). The commit nevertheless checks
@@ -40,7 +40,7 @@ from spark_ledger.topic.log.state import Tables, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.plan import Cutting, ReadTask, plan_read
 from spark_ledger.topic.read.slice_reader import FetchedEntry
-from spark_ledger.topic.task_reader import fetch_kept
+from spark_ledger.topic.task_reader import fetch_with_replans
 from spark_ledger.topic.upkeep.merge_encoding import (
     MergeEncoder,
     RunQueue,
@@ -61,8 +61,8 @@ _log = logging.getLogger(__name__)
 
 ROUND_BYTES_MAX = 256 << 20  # of rows merged by one commit
 ROUND_MERGES_MAX = 500
-ROUND_TIMES_MAX = 50_000  # runs of commit times in the commit of the merges
-GROUP_BYTES = 32 << 20  # of merges that are written together, and held in memory meanwhile
+ROUND_TIMES_MAX = 50_000  # runs of equal commit times in one commit
+GROUP_BYTES = 32 << 20  # of merges that one task writes together, from memory
 CONFLICTS_MAX = 10
 CHUNKS_MOVED_MAX = 5
 ONE_TASK = Cutting(task_bytes=1 << 62)
@@ -70,7 +70,8 @@ ONE_TASK = Cutting(task_bytes=1 << 62)
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """Merges of different partitions, by partition, and the reads for them. Picklable."""
+    """Merges of different partitions, sorted by partition, and the reads of their rows.
+    Picklable."""
 
     merges: tuple[Merge, ...]
     reads: tuple[ReadTask, ...]
@@ -81,11 +82,11 @@ class MergeTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
-    """A merge that was written: its rows are in `segments`, which are not committed yet.
-    `commit_times` are those of its rows. A merge is `skipped` if one of its entries is damaged, has
-    a format that no version writes, or is larger than entries may be now: its old segments stay as
-    they are. Picklable."""
+class MergeResult:
+    """The result of writing a merge: its rows are in `segments`, which are not committed yet.
+    `commit_times` are the commit times of its rows. A merge is `skipped` if one of its entries is
+    damaged, has a format that no version writes, or is larger than an entry may be now: its old
+    segments stay. Picklable."""
 
     merge: Merge
     segments: tuple[Segment, ...] = ()
@@ -94,20 +95,20 @@ class Merged:
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
-    """The result of merging a topic: how many `segments` became how many `merged` ones, by how many
-    commits, and about how many bytes were copied."""
+class CompactionResult:
+    """The result of merging a topic: `segments` small segments became `merged` segments, by
+    `commits` commits; about `bytes` bytes were copied."""
 
     segments: int = 0
     merged: int = 0
     bytes: int = 0
     commits: int = 0
 
-    def plus(self, done: Sequence[Merged]) -> "Compacted":
-        return Compacted(
-            self.segments + sum(result.merge.segments for result in done),
-            self.merged + sum(len(result.segments) for result in done),
-            self.bytes + sum(result.merge.bytes for result in done),
+    def plus(self, results: Sequence[MergeResult]) -> "CompactionResult":
+        return CompactionResult(
+            self.segments + sum(result.merge.segments for result in results),
+            self.merged + sum(len(result.segments) for result in results),
+            self.bytes + sum(result.merge.bytes for result in results),
             self.commits + 1,
         )
 
@@ -118,7 +119,7 @@ async def compact(
     *,
     limits: MergeLimits = ALL_MERGEABLE,
     bytes_per_s: float | None = None,
-) -> Compacted:
+) -> CompactionResult:
     """Merges the small segments that the topic has now; copies `bytes_per_s` at most on average.
 
     Raises errors.BadConfig, errors.TopicNotFound, errors.TxnConflict (others rearrange the topic
@@ -130,14 +131,14 @@ async def compact(
     async with aclosing(Compaction(client, info, limits)) as compaction:
         while tasks := await compaction.plan():
             await compaction.carry_out(tasks, pace)
-        return compaction.done
+        return compaction.total
 
 
 class Compaction:
     """Merges a topic round by round: `plan`, carry the tasks out under `intent`, `commit`, until no
-    task is planned. Close it. `since` are the offsets, by partition, where it begins. Without
-    `open_intent` each round has an intent of its own: processes that carry out tasks keep ledgers
-    open under an intent, and no ledger may get rows of two rounds."""
+    task is planned. Close it. `start_offsets` are the offsets, by partition, where merging begins.
+    Without `open_intent` each round has an intent of its own: processes that carry out tasks keep
+    ledgers open under an intent, and no ledger may get rows of two rounds."""
 
     def __init__(
         self,
@@ -146,17 +147,17 @@ class Compaction:
         limits: MergeLimits = ALL_MERGEABLE,
         round_bytes: int = ROUND_BYTES_MAX,
         *,
-        since: Mapping[int, int] | None = None,
+        start_offsets: Mapping[int, int] | None = None,
         open_intent: Callable[[], Awaitable[Intent]] | None = None,
     ) -> None:
-        self.done = Compacted()
+        self.total = CompactionResult()
         self._client = client
         self._topic = topic
         self._limits = limits
         self._round_bytes = round_bytes
         self._open_intent = open_intent
         self._intent: Intent | None = None
-        self._since: Mapping[int, int] = since or {}
+        self._next_offsets: Mapping[int, int] = start_offsets or {}
         self._reached: Mapping[int, int] = {}
         """The offsets up to which the last plan goes. It was made on the commits below `_snapshot`,
         and has `_merge_count` merges."""
@@ -170,16 +171,16 @@ class Compaction:
         return self._intent
 
     async def plan(self) -> tuple[MergeTask, ...]:
-        """The next tasks, with about `round_bytes` of merges; empty: there is nothing left to
-        merge. Raises as TopicLog.fold."""
-        tries = Tries(most=CHUNKS_MOVED_MAX)
+        """The next tasks, with about `round_bytes` of merges; empty if no merge is left. Raises as
+        TopicLog.fold."""
+        tries = Tries(tries_max=CHUNKS_MOVED_MAX)
         while True:
             state = await self._state()
             try:
-                tasks = await self._planned(state)
+                tasks = await self._plan(state)
                 break
-            except errors.NoSuchLedger as gone:  # a newer checkpoint replaced a chunk
-                await tries.retry_or_raise(gone)
+            except errors.NoSuchLedger as error:  # a newer checkpoint replaced a chunk
+                await tries.retry_or_raise(error)
         self._snapshot = state.next
         if tasks and self._intent is None:
             if self._open_intent is not None:
@@ -190,21 +191,21 @@ class Compaction:
         return tasks
 
     async def carry_out(self, tasks: Sequence[MergeTask], pace: "MergePace") -> None:
-        """Carries the last planned tasks out, one after the other, and commits them. Raises as
-        `merge` and `commit`."""
-        merged: list[Merged] = []
+        """Carries out the tasks of the last plan, one after the other, and commits their merges.
+        Raises as `merge` and `commit`."""
+        merged: list[MergeResult] = []
         for task in tasks:
             merged += await merge(self._client, self._topic, self.intent, task)
             await pace.keep(self._client, self.intent, task.bytes)
         self._client.cache.retire(self.intent.id)
         await self.commit(merged)
 
-    async def commit(self, merged: Sequence[Merged]) -> None:
-        """`merged` is the result of one attempt of each planned task. One commit puts the new
-        segments in the place of those that were read, for all merges for which that is still
-        possible. Merges whose partition has changed are planned again, and so are merges that are
-        missing in `merged`. Raises as TopicClient.commit_actions, errors.TxnConflict (others
-        rearrange the topic again and again)."""
+    async def commit(self, merged: Sequence[MergeResult]) -> None:
+        """Replaces, in one commit, the segments that were read by the new segments. `merged` has
+        the results of one attempt of each planned task. Merges whose partition has changed are left
+        out and planned again, and so are merges without a result. Raises as
+        TopicClient.commit_actions, errors.TxnConflict (others rearrange the topic again and
+        again)."""
         written = [result for result in merged if not result.skipped]
         self._merge_count -= len(merged) - len(written)
         merged = written
@@ -212,15 +213,15 @@ class Compaction:
             if not merged:
                 break
             try:
-                replaced = [self._replace(result) for result in merged]
+                replacements = [self._replace(result) for result in merged]
                 record_paths = dict.fromkeys(
                     path for result in merged for path in _record_paths(result)
                 )
                 checks = [Check(path, ANY_VERSION) for path in record_paths]
                 await self._client.commit_actions(
-                    self._topic.id, replaced, self.intent, checks=checks
+                    self._topic.id, replacements, self.intent, checks=checks
                 )
-                self.done = self.done.plus(merged)
+                self.total = self.total.plus(merged)
                 break
             except errors.TxnConflict as conflict:
                 missing_path = conflict.facts.get("path")
@@ -228,13 +229,14 @@ class Compaction:
                 merged = [
                     result
                     for result in merged
-                    if missing_path not in _record_paths(result) and self._holds(state, result)
+                    if missing_path not in _record_paths(result)
+                    and self._still_holds(state, result)
                 ]
         else:
             merged = ()
         await self.aclose()
         if len(merged) == self._merge_count:
-            self._since = self._reached
+            self._next_offsets = self._reached
             return
         self._conflicts += 1
         if self._conflicts >= CONFLICTS_MAX:
@@ -250,11 +252,11 @@ class Compaction:
         with reachable(f"reading topic '{self._topic.name}'"):
             return await self._client.log(self._topic.id).fold(fresh=True)
 
-    async def _planned(self, state: TopicState) -> tuple[MergeTask, ...]:
+    async def _plan(self, state: TopicState) -> tuple[MergeTask, ...]:
         """Raises errors.NoSuchLedger if a chunk is gone."""
         merges: list[Merge] = []
         tables: dict[TableChunk, SegmentTable] = {}
-        self._reached = reached = dict(self._since)
+        self._reached = reached = dict(self._next_offsets)
         is_full = False
         for partition in () if state.deleted else state.partitions:
             start = reached.get(partition.number, 0)
@@ -262,16 +264,16 @@ class Compaction:
                 if is_full:
                     break
                 loaded = await self._client.chunks.load(partition.chunks_between(lo, hi))
-                for merge_ in plan_merges(partition, lo, hi, self._limits, loaded):
+                for planned in plan_merges(partition, lo, hi, self._limits, loaded):
                     is_full = is_full or _is_full(merges, self._round_bytes)
                     if not is_full:
-                        merges.append(merge_)
+                        merges.append(planned)
                         tables |= loaded
-                        reached[partition.number] = merge_.end
+                        reached[partition.number] = planned.end
         self._merge_count = len(merges)
-        return tuple(_task(state, group, tables) for group in together(merges))
+        return tuple(_task(state, group, tables) for group in group_merges(merges))
 
-    def _replace(self, result: Merged) -> Replace:
+    def _replace(self, result: MergeResult) -> Replace:
         planned, segments = result.merge, result.segments
         times, tokens = RunQueue(result.commit_times), RunQueue(planned.commit_tokens)
         return Replace(
@@ -284,7 +286,7 @@ class Compaction:
             tokens=tuple(tuple(tokens.take(segment.rows)) for segment in segments),
         )
 
-    def _holds(self, state: TopicState, result: Merged) -> bool:
+    def _still_holds(self, state: TopicState, result: MergeResult) -> bool:
         try:
             commit_draft.check_guards(state, self.intent.app_id, (self._replace(result),))
         except errors.TxnConflict:
@@ -292,19 +294,20 @@ class Compaction:
         return True
 
 
-def _record_paths(result: Merged) -> list[str]:
-    """The paths of the records of the ledgers to which its rows were written."""
+def _record_paths(result: MergeResult) -> list[str]:
+    """The paths of the records of the ledgers with the merge's rows."""
     return [paths.ledger(segment.ledger_id) for segment in result.segments]
 
 
-def together(merges: Sequence[Merge]) -> list[list[Merge]]:
-    """The merges in groups. Merges that are small, or that read entries which other partitions
-    share, are put together: a group has merges of different partitions, of GROUP_BYTES at most."""
-    groups = [[planned] for planned in merges if not _joins(planned)]
+def group_merges(merges: Sequence[Merge]) -> list[list[Merge]]:
+    """The merges in groups, each for one task. Merges that are small, or that read shared entries,
+    are grouped: a group has merges of different partitions, of GROUP_BYTES at most. Any other merge
+    is a group by itself."""
+    groups = [[planned] for planned in merges if not _shares_entries(planned)]
     by_rank: dict[int, list[Merge]] = {}  # at 0 the first small merge of each partition, and so on
     ranks: Counter[int] = Counter()  # the next rank by partition
     for planned in merges:
-        if _joins(planned):
+        if _shares_entries(planned):
             by_rank.setdefault(ranks[planned.partition], []).append(planned)
             ranks[planned.partition] += 1
     for same_rank in by_rank.values():
@@ -318,7 +321,7 @@ def together(merges: Sequence[Merge]) -> list[list[Merge]]:
     return groups
 
 
-def _joins(planned: Merge) -> bool:
+def _shares_entries(planned: Merge) -> bool:
     return planned.shared or planned.bytes < SHARE_BYTES
 
 
@@ -331,21 +334,21 @@ def _task(state: TopicState, merges: Sequence[Merge], tables: Tables) -> MergeTa
 
 async def merge(
     client: TopicClient, topic: TopicInfo, intent: Intent, task: MergeTask
-) -> list[Merged]:
-    """Reads the rows, from their present segments, and writes them under the intent. Returns no
-    merge if some rows are gone, and merges that are `skipped` if an entry is bad or too large.
+) -> list[MergeResult]:
+    """Reads the rows from their present segments, and writes them under the intent. Returns an
+    empty list if some rows were trimmed, and `skipped` merges if an entry is bad or too large.
     Raises as reading and writing."""
     sender = client.sender(topic, intent)
     entries = MergeEncoder(task.merges, client.ledgers.config.entry_bytes_max)
-    stored: dict[int, list[StoredRows]] = {}
+    stored_rows: dict[int, list[StoredRows]] = {}
     try:
         for read in task.reads:
             table = read.table  # its `counted` segments were born live
             born_live = frozenset(table.ledgers[table.counted].tolist())
-            async for run in fetch_kept(client, read):
+            async for run in fetch_with_replans(client, read):
                 for fetched in run:
                     if fetched.entry.header.ledger_id in born_live:
-                        _note_stored(fetched, stored)
+                        _note_stored_times(fetched, stored_rows)
                     for part in parts_of(fetched):
                         await _send(sender, entries.add(part))
         await _send(sender, entries.flush())
@@ -353,10 +356,10 @@ async def merge(
     except errors.RowsTrimmed:
         await sender.abort()
         return []
-    except (errors.BadEntry, errors.MessageTooBig) as why:
+    except (errors.BadEntry, errors.MessageTooBig) as error:
         await sender.abort()
-        _log.warning("segments of topic %s stay as they are: %s", topic.name, why)
-        return [Merged(planned, skipped=True) for planned in task.merges]
+        _log.warning("segments of topic %s stay as they are: %s", topic.name, error)
+        return [MergeResult(planned, skipped=True) for planned in task.merges]
     except BaseException:
         await sender.abort()
         raise
@@ -364,10 +367,10 @@ async def merge(
     for segment in segments:
         by_partition.setdefault(segment.partition, []).append(segment)
     merged = [
-        Merged(
+        MergeResult(
             planned,
             tuple(by_partition.get(planned.partition, ())),
-            with_stored_times(planned, stored.get(planned.partition, ())),
+            with_stored_times(planned, stored_rows.get(planned.partition, ())),
         )
         for planned in task.merges
     ]
@@ -377,14 +380,14 @@ async def merge(
     return merged
 
 
-def _note_stored(fetched: FetchedEntry, stored: dict[int, list[StoredRows]]) -> None:
+def _note_stored_times(fetched: FetchedEntry, stored_rows: dict[int, list[StoredRows]]) -> None:
     written_ms = decode_header(fetched.entry.payload).written_ms
     for partition, _, _, rows, offset in fetched.pieces.tolist():
-        stored.setdefault(partition, []).append(StoredRows(offset, rows, written_ms))
+        stored_rows.setdefault(partition, []).append(StoredRows(offset, rows, written_ms))
 
 
 class MergePace:
-    """Holds a merge to `bytes_per_s` on average; None: no limit."""
+    """Slows merges to `bytes_per_s` on average; None: no limit."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
         if bytes_per_s is not None and not bytes_per_s > 0:
@@ -397,7 +400,8 @@ class MergePace:
         self._bytes = 0
 
     async def keep(self, client: TopicClient, intent: Intent, copied: int) -> None:
-        """Waits until the pace is kept; meanwhile raises the intent's heartbeat."""
+        """Counts `copied` bytes, and waits until the pace allows them; meanwhile raises the
+        intent's heartbeat."""
         self._bytes += copied
         while self._bytes_per_s is not None:
             due_s = self._began_s + self._bytes / self._bytes_per_s
@@ -416,5 +420,5 @@ async def _send(sender: EntrySender, entries: Iterable[EncodedEntry]) -> None:
 def _is_full(merges: Sequence[Merge], round_bytes: int) -> bool:
     size = sum(planned.bytes for planned in merges)
     times = sum(len(planned.commit_times) for planned in merges)
-    many = len(merges) >= ROUND_MERGES_MAX or times >= ROUND_TIMES_MAX
-    return many or size >= round_bytes
+    has_many = len(merges) >= ROUND_MERGES_MAX or times >= ROUND_TIMES_MAX
+    return has_many or size >= round_bytes

@@ -1,22 +1,23 @@
 """Decides which ledgers that were made for topics are closed, kept and deleted, and when; and which
 intents count as abandoned. Pure: the janitor reads, this file decides, the janitor acts.
 
-Always true of a ledger that is DELETED: it is CLOSED; its topic is deleted, or was folded after
-this ledger was seen CLOSED and does not refer to it (hazard 4); a ledger to which a topic once
-referred stayed for the topic's delete delay after that (hazard 34). Under an open intent it depends
-on how often that intent's commits name a ledger (hazard 5):
-- a query's tasks write to one ledger for batch after batch, so it goes only if a version was
-  committed since it was CLOSED: tasks of the versions that follow began after that commit, and
-  cannot have written to it. The numbers of the metadata store's transactions show which of the two
-  was first, so this also holds for an observer that began later. Only a streaming query allows
-  this conclusion, as its versions come one after another from one run;
-- no further commit names a ledger of a broker, of maintenance, of a batch job or of a task that
-  commits its part once it is CLOSED and the topic has dropped it, so it goes although the intent
-  may stay open for months: a seal covers all entries of a live ledger; each round of merges, and
-  each part, writes its rows to its own ledgers (compactor.py, parts.py); and the bodies of a
-  commit, or a checkpoint, are in ledgers with no other entries (log/blobs.py). A ledger of theirs
-  to which the topic never referred may be about to be named: it stays while the intent is open;
-- about other kinds of intents nothing is certain, and all their ledgers are kept.
+Always true of a ledger that is deleted: it is CLOSED; its topic is deleted, or was folded after
+this ledger was seen CLOSED and does not refer to it (hazard 4); a ledger that the topic dropped
+stayed for the topic's delete delay after that (hazard 34). Under an open intent, the decision
+depends on how often that intent's commits name a ledger (hazard 5):
+- A query's tasks write to one ledger for batch after batch. The ledger goes only if a version was
+  committed after the ledger was CLOSED: tasks of later versions began after that commit, and cannot
+  have written to it. The numbers of the metadata store's transactions show the order of commit and
+  close, also to an observer that began later. Only a streaming query allows this conclusion,
+  because its versions come one after another from one run.
+- A ledger of a broker, of maintenance, of a batch job or of a task that commits its part is named
+  by no further commit once it is CLOSED and the topic has dropped it. So the ledger goes although
+  the intent may stay open for months: a seal covers all entries of a live ledger; each round of
+  merges, and each part, writes its rows to its own ledgers (compactor.py, parts.py); and the bodies
+  of a commit, or a checkpoint, are in ledgers without other entries (log/blobs.py). If the topic
+  never referred to such a ledger, a commit may be about to name it: it stays while the intent is
+  open.
+- About other kinds of intents nothing is certain, and all their ledgers are kept.
 
 Always true of an intent that is abandoned: one observer saw its heartbeat stand still in one
 unbroken session; a difference of two hosts' clocks never counts. Many intents that fall silent
@@ -32,21 +33,20 @@ from spark_ledger.topic.log.intents import BATCH, NAMED_ONCE_KINDS, PARTS, QUERY
 from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX, TopicPolicies
 
 COUNTING_KINDS = (QUERY,)
-"""Kinds of intents whose versions one run commits in order, one at a time."""
+"""Kinds of intents whose versions are committed by one run, in order, one at a time."""
 POLICY_KINDS = (QUERY, PARTS, BATCH)
 """Kinds of intents whose ledgers are all rolled by the topic's policies."""
-DELETED_PART_MAX = 0.1  # of a pass' ledgers, if the only reason is that no topic refers to them
-DELETED_UNGUARDED = 20  # so many may go in any case
+DELETED_PART_MAX = 0.1  # the part of all ledgers that a pass deletes as never referred to
+DELETED_UNGUARDED = 20  # a pass deletes so many in any case
 UNPUBLISHED_MS = 3600 * 1000
-"""Checkpoints are written apart from the versions: a checkpoint may take this time from its first
-entry in a ledger until the record that names it is published. One that takes longer has to begin
-again."""
+"""A checkpoint may take this time from its first entry in a ledger until the record that names the
+ledger is published. A slower checkpoint has to begin again."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntentSeen:
-    """An intent: `committed_in` is the number of the store's transaction that made the last commit
-    of its app id and target."""
+    """An intent. `committed_in` is the number of the store's transaction with the last commit of
+    its app id and target."""
 
     id: str
     kind: str
@@ -55,15 +55,15 @@ class IntentSeen:
 
     @property
     def counts(self) -> bool:
-        """Whether its versions show that no batch under way uses a ledger."""
+        """Whether a commit of this intent shows that no batch under way uses a ledger."""
         return self.open and self.kind in COUNTING_KINDS
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerSeen:
-    """A ledger with a record. `made_ms` is by the store's clock; `stuck`: it has been in recovery
-    for a while; `closed_in`: the number of the store's transaction by which it was CLOSED, or of a
-    later one; `closed_ms`: when the observer first saw it CLOSED, by the store's clock."""
+    """A ledger with a record. Times are by the store's clock. `stuck`: it was in recovery at two
+    looks; `closed_in`: the number of the store's transaction that CLOSED it, or of a later one;
+    `closed_ms`: when the observer first saw it CLOSED."""
 
     id: int
     intent: str
@@ -77,10 +77,10 @@ class LedgerSeen:
 
 @dataclass(frozen=True, slots=True)
 class TopicSeen:
-    """A folded topic: the ledgers to which it refers, and those that it dropped, with the time;
-    `checkpoint` is the version that its checkpoint's node had before (None: there was no node).
-    `deleted_ms`: when it was deleted. `problem`: why it cannot be judged; then all its ledgers are
-    kept."""
+    """A folded topic: the ledgers to which it refers, and the ledgers that it dropped, with the
+    time. `checkpoint` is the version that its checkpoint's node had before the fold (None: no
+    node). `deleted_ms`: when the topic was deleted. `problem`: why its references cannot be read;
+    all its ledgers are kept then."""
 
     id: str
     policies: TopicPolicies = field(default_factory=TopicPolicies)
@@ -93,8 +93,8 @@ class TopicSeen:
 
 class Fate(Enum):
     KEPT = "kept"  # a topic refers to it
-    WAITS = "waits"  # it will go, or may: `why` has the reason
-    NEVER_REFERRED = "never referred to"  # deleted: nothing shows that a topic ever had it
+    WAITS = "waits"  # it stays now: `why` has the reason
+    NEVER_REFERRED = "never referred to"  # deleted, although nothing shows that a topic dropped it
     RECLAIMED = "reclaimed"  # deleted: its topic dropped it, or is deleted itself
 
 
@@ -111,10 +111,11 @@ def to_close(
     topics: Mapping[str, TopicSeen],
     now_ms: int,
 ) -> list[int]:
-    """The open ledgers that no writer will close: all of ended intents and deleted topics, and
-    others that are too old to be rolled (hazard 19), whether or not a topic refers to them."""
-    opened = (ledger for ledger in ledgers if not ledger.closed)
-    return [ledger.id for ledger in opened if _abandoned(ledger, intents, topics, now_ms)]
+    """The open ledgers that no writer will close: all open ledgers of ended intents and of deleted
+    topics, and older ledgers than a writer keeps open (hazard 19), whether or not a topic refers to
+    them."""
+    open_ledgers = (ledger for ledger in ledgers if not ledger.closed)
+    return [ledger.id for ledger in open_ledgers if _is_abandoned(ledger, intents, topics, now_ms)]
 
 
 def fate_of(
@@ -130,7 +131,7 @@ def fate_of(
     return GarbageVerdict(ledger.id, Fate.RECLAIMED if was_referred else Fate.NEVER_REFERRED)
 
 
-def _abandoned(
+def _is_abandoned(
     ledger: LedgerSeen,
     intents: Mapping[str, IntentSeen],
     topics: Mapping[str, TopicSeen],
@@ -143,15 +144,15 @@ def _abandoned(
 
 
 def open_ms_max(policies: TopicPolicies, kind: str = "query") -> int:
-    """How long a ledger may be open: its writer's roll age, and half of that as a grace, so that no
-    ledger is open for more than twice the roll age. The intents of brokers and of merging are both
-    of kind SYSTEM, and merging rolls by the policies: the longer of both ages counts."""
+    """How long a ledger may be open: one and a half times its writer's roll age, so that no ledger
+    is open for more than twice the roll age. The intents of brokers and of merging are both of kind
+    SYSTEM, and merging rolls by the policies: the longer of both ages counts."""
     roll_s = policies.ledger_age_s_max
     return 1500 * (roll_s if kind in POLICY_KINDS else max(roll_s, OWN_ROLL_S_MAX))
 
 
 def _waits_for(ledger: LedgerSeen, intent: IntentSeen, topic: TopicSeen, now_ms: int) -> str:
-    """Why an unreferred ledger cannot go now; empty if it can."""
+    """Why a ledger to which no topic refers must stay now; empty if it may go."""
     if topic.problem:
         return topic.problem
     if not ledger.closed:
@@ -159,12 +160,12 @@ def _waits_for(ledger: LedgerSeen, intent: IntentSeen, topic: TopicSeen, now_ms:
     if topic.deleted_ms is not None:
         left_ms = topic.deleted_ms + topic.policies.delete_delay_ms - now_ms
         return _delay(left_ms, "its topic was deleted")
-    dropped = ledger.id in topic.dropped
-    if intent.open and not intent.counts and not (dropped and intent.kind in NAMED_ONCE_KINDS):
+    is_dropped = ledger.id in topic.dropped
+    if intent.open and not intent.counts and not (is_dropped and intent.kind in NAMED_ONCE_KINDS):
         return "its writer is at work"
     if intent.counts and not is_before(ledger.closed_in, intent.committed_in):
         return "its writer has not committed a version since it was closed"
-    if dropped:
+    if is_dropped:
         left_ms = topic.dropped[ledger.id] + topic.policies.delete_delay_ms - now_ms
         return _delay(left_ms, "the last reference to it went")
     if intent.open and (ledger.closed_ms is None or now_ms < ledger.closed_ms + UNPUBLISHED_MS):
@@ -182,8 +183,8 @@ def _delay(left_ms: int, what: str) -> str:
 
 
 def too_many(never_referred: int, ledgers: int) -> str:
-    """Why so many ledgers must not go at once if the only reason is that no topic refers to them:
-    an empty or a wrong metadata store looks the same (hazard 50). Empty if they may go."""
+    """Why a pass must not delete so many ledgers that no topic ever referred to: an empty or a
+    wrong metadata store looks the same (hazard 50). Empty if the ledgers may go."""
     if never_referred <= max(DELETED_UNGUARDED, ledgers * DELETED_PART_MAX):
         return ""
     return (
@@ -202,9 +203,8 @@ until the first task begins the writer has no heartbeat and no ledger."""
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """The judgement on silent intents: `condemn` are the ones to condemn now; `since_s` is the time
-    since when so many have been silent together (None: they are not so many), `alarm` is the
-    message about that."""
+    """The judgement on silent intents: `condemn` are the intents to condemn now. If too many fell
+    silent together, `since_s` is the time of the first such pass, and `alarm` the message."""
 
     condemn: tuple[str, ...]
     since_s: float | None = None
@@ -212,7 +212,7 @@ class Silence:
 
 
 def lease_s(kind: str, heartbeats: int, lease_s: float) -> float:
-    """How long an intent of this kind may go without a new heartbeat after this number of them."""
+    """How long an intent of this kind may be without a new heartbeat after so many heartbeats."""
     return UNUSED_LEASES * lease_s if kind == "batch" and heartbeats == 0 else lease_s
 
 
@@ -220,7 +220,7 @@ def judge(
     opened: int, silent: Sequence[str], since_s: float | None, now_s: float, lease_s: float
 ) -> Silence:
     """`silent` are the intents without a heartbeat for a lease, `opened` is the number of open
-    intents, `since_s` is that of the last judgement."""
+    intents, `since_s` is that of the judgement before."""
     if len(silent) < TOGETHER_MIN or len(silent) <= opened * TOGETHER_PART_MAX:
         return Silence(tuple(silent))
     since_s = now_s if since_s is None else since_s
@@ -231,5 +231,5 @@ def judge(
             f" the metadata store; they count as gone, a few at a time, from {left_s:.0f} s on"
         )
         return Silence((), since_s, alarm)
-    few = max(1, int(opened * TOGETHER_PART_MAX))
-    return Silence(tuple(silent[:few]), since_s)
+    condemned_max = max(1, int(opened * TOGETHER_PART_MAX))
+    return Silence(tuple(silent[:condemned_max]), since_s)

@@ -5,12 +5,12 @@ while one of its ledgers has a record: the janitor needs the intent to find its 
 removes an intent and the transaction record of its random app id, so a process that later looks for
 the outcome of a commit under it reads neither, and reports that the outcome is unknown (hazard 12).
 The records of named app ids stay, and so do the intents of queries: a zombie that makes its intent
-again must meet the ended one (hazard 11). A block of ledger ids, of any intent, goes once it is
+again must find the ended intent (hazard 11). A block of ledger ids, of any intent, goes once it is
 older than KEPT_MS and no ledger with one of its ids has a record: no process uses ids that it took
 that long ago (intents.IDS_KEPT_S).
 
-A pass looks at INTENTS_PER_PASS intents, the next pass goes on after them; a round begins once in
-ROUND_S.
+A pass looks at INTENTS_PER_PASS intents, and the next pass at the intents after them. A round over
+all intents begins at most once in ROUND_S.
 """
 
 import asyncio
@@ -39,59 +39,61 @@ KEPT_MS = 7 * 86_400_000
 ROUND_S = 3600.0
 INTENTS_PER_PASS = 500
 INTENTS_AT_ONCE = 8
-_OWN = (BATCH, SYSTEM)  # kinds with random ids: an id is never made again
+_RANDOM_ID_KINDS = (BATCH, SYSTEM)  # kinds with random ids: an id is never made again
 
 
 @dataclass(frozen=True, slots=True)
-class Expired:
-    """What a pass removed."""
+class ExpiryResult:
+    """The numbers of intents and of blocks that a pass removed."""
 
     intents: int = 0
     blocks: int = 0
 
 
-NOTHING_EXPIRED = Expired()
+NOTHING_EXPIRED = ExpiryResult()
 
 
 @dataclass(slots=True)
 class IntentExpiry:
-    """The work of one observer. Two may work at once: each removal is guarded, and done once."""
+    """The work of one process. Two processes may work at once: each removal is guarded."""
 
     store: MetadataStore
-    _left: deque[str] = field(default_factory=deque)
+    _remaining: deque[str] = field(default_factory=deque)
     _began_s: float | None = None
 
-    async def once(self, now_ms: int) -> Expired:
+    async def once(self, now_ms: int) -> ExpiryResult:
         """A pass, at `now_ms` by the store's clock. Raises StoreUnavailable."""
         await self._begin_round()
-        names = [self._left.popleft() for _ in range(min(INTENTS_PER_PASS, len(self._left)))]
-        removed = await call_each(lambda name: self._look(name, now_ms), names, INTENTS_AT_ONCE)
-        intents = sum(expired.intents for expired in removed)
-        return Expired(intents, sum(expired.blocks for expired in removed))
+        names = [
+            self._remaining.popleft() for _ in range(min(INTENTS_PER_PASS, len(self._remaining)))
+        ]
+        removed = await call_each(lambda name: self._expire(name, now_ms), names, INTENTS_AT_ONCE)
+        intents = sum(result.intents for result in removed)
+        return ExpiryResult(intents, sum(result.blocks for result in removed))
 
     async def _begin_round(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        waits = self._began_s is not None and now_s - self._began_s < ROUND_S
-        if self._left or waits or await read(self.store, paths.INTENTS) is None:
+        is_too_soon = self._began_s is not None and now_s - self._began_s < ROUND_S
+        if self._remaining or is_too_soon or await read(self.store, paths.INTENTS) is None:
             return
         self._began_s = now_s
-        self._left.extend(sorted(await self.store.children(paths.INTENTS)))
+        self._remaining.extend(sorted(await self.store.children(paths.INTENTS)))
 
-    async def _look(self, intent_id: str, now_ms: int) -> Expired:
+    async def _expire(self, intent_id: str, now_ms: int) -> ExpiryResult:
         node = await read(self.store, paths.intent(intent_id))
         if node is None:
-            return Expired()
+            return ExpiryResult()
         record = records.decode_intent(node.value)
         names, removed = await names_in(self.store, paths.intent_blocks(intent_id)), 0
         for name in names:
             removed += await self._remove_block(f"{paths.intent_blocks(intent_id)}/{name}", now_ms)
-        over = record.state is not IntentState.OPEN and node.modified_ms + KEPT_MS <= now_ms
-        if not over or removed < len(names) or record.kind not in _OWN:
-            return Expired(0, removed)
-        return Expired(int(await self._remove(intent_id, record, node)), removed)
+        is_over = record.state is not IntentState.OPEN and node.modified_ms + KEPT_MS <= now_ms
+        if not is_over or removed < len(names) or record.kind not in _RANDOM_ID_KINDS:
+            return ExpiryResult(0, removed)
+        return ExpiryResult(int(await self._remove(intent_id, record, node)), removed)
 
     async def _remove_block(self, path: str, now_ms: int) -> int:
-        """1 if the block is gone, else 0."""
+        """Returns 1 if the block does not exist afterwards, else 0."""
         node = await read(self.store, path)
         if node is None:
             return 1
@@ -101,7 +103,7 @@ class IntentExpiry:
         for ledger_id in range(block.first, block.first + block.count):
             if await read(self.store, paths.ledger(ledger_id)) is not None:
                 return 0
-        return int(await self._done([Delete(path, node.version)]))
+        return int(await self._apply([Delete(path, node.version)]))
 
     async def _remove(self, intent_id: str, record: IntentRecord, node: Versioned) -> bool:
         operations: list[Operation] = [
@@ -110,24 +112,24 @@ class IntentExpiry:
             Delete(paths.intent(intent_id), node.version),
         ]
         txn = paths.txn(escape(record.app_id), escape(record.target))
-        recorded = await read(self.store, txn) if record.random else None
-        if recorded is not None:
-            operations.append(Delete(txn, recorded.version))
-        if not await self._done(operations):
+        txn_node = await read(self.store, txn) if record.random else None
+        if txn_node is not None:
+            operations.append(Delete(txn, txn_node.version))
+        if not await self._apply(operations):
             return False
         if record.random:
-            await self._forget(txn.rpartition("/")[0])
+            await self._remove_folder(txn.rpartition("/")[0])
         return True
 
-    async def _done(self, operations: list[Operation]) -> bool:
-        """Whether the store applied them; if that is not certain, a later round tries again."""
+    async def _apply(self, operations: list[Operation]) -> bool:
+        """Whether the store certainly applied the operations; if not, a later round tries again."""
         try:
             await self.store.multi(operations)
         except (MultiFailed, OutcomeUnknown):
             return False
         return True
 
-    async def _forget(self, folder: str) -> None:
+    async def _remove_folder(self, folder: str) -> None:
         """Deletes the folder of an app id, unless it has another record."""
         try:
             await self.store.delete(folder)

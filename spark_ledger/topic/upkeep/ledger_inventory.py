@@ -1,16 +1,16 @@
-"""Lists the ledgers that were made for topics, and the ledgers to which topics refer: those of
-their rows, of their log, and of their subscriptions.
+"""Lists the ledgers that were made for topics, and the ledgers to which topics refer: the ledgers
+of their rows, of their log, and of their subscriptions.
 
 Always true: the inventory lists the ids in the blocks recorded under an intent, never all ledgers,
 and a ledger counts only if its record names that intent: ledgers of LedgerClient are not in it. Any
-listing that fails ends the call (hazard 46). A closed ledger is read once; of ended intents only
-ids without a ledger are read again, and seldom: a late writer may still make one.
+listing that fails ends the call (hazard 46). A closed ledger is read once. The ids of an ended
+intent without a ledger are read again, but seldom: a late writer may still make such a ledger.
 
-A topic's references include everything that was acknowledged before the call. They are read from
-its newest checkpoint on, as its rows may be in other ledgers than those of the commits; the ledgers
-that a needed root names (the root, the one before, their chunks) count too. Anything that cannot be
-read is a problem of its topic, which keeps all of its ledgers; only a metadata store that does not
-respond ends the call for all topics.
+A topic's references include all commits that were acknowledged before the call. They are read from
+its newest checkpoint on, because a checkpoint moves rows to other ledgers; the ledgers of the
+newest root, of the root before, and of their chunks count too. If a part of a topic cannot be read,
+the topic has a problem, and keeps all of its ledgers. Only a metadata store that does not respond
+ends the call for all topics.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ from spark_ledger.topic.log.topics import read_policies
 from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.upkeep.garbage import LedgerSeen, TopicSeen
 
-LATE_LOOK_S = 3600.0
-CLOSED_KNOWN_MAX = 1_000_000
+REREAD_ENDED_S = 3600.0
+CLOSED_KEPT_MAX = 1_000_000
 TRIES_MAX = 3
 TOPICS_AT_ONCE = 4
 LOGS_KEPT_MAX = 1000
@@ -46,44 +46,46 @@ READS_AT_ONCE = 64
 
 
 @dataclass(slots=True)
-class _Ended:
-    """An intent that takes no more blocks: its ids, those without a ledger, and when these were
+class _EndedIntent:
+    """The ledger ids of an ended intent, the ids without a ledger (`absent`), and when these were
     last read."""
 
     ids: tuple[int, ...]
     absent: tuple[int, ...] = ()
-    looked_s: float | None = None
+    read_s: float | None = None
 
 
 @dataclass(slots=True)
 class LedgerInventory:
-    """The inventory of one observer; it remembers records that cannot change. `closed` are the
-    closed ledgers that it remembers, `recovering` those that were in recovery at the last look,
-    `met` those of open intents."""
+    """The inventory of one janitor. `closed` are remembered ledgers, whose records do not change.
+    `recovering` are the ledgers in recovery, and `of_open_intents` the ledgers of open intents, at
+    the last look."""
 
     store: MetadataStore
     closed: dict[int, LedgerSeen] = field(default_factory=dict)
     recovering: dict[int, None] = field(default_factory=dict)
-    met: dict[int, None] = field(default_factory=dict)
-    _ended: dict[str, _Ended] = field(default_factory=dict)
+    of_open_intents: dict[int, None] = field(default_factory=dict)
+    _ended: dict[str, _EndedIntent] = field(default_factory=dict)
     _blocks: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
-    async def look(self, intents: Sequence[Intent], *, every: bool = False) -> list[LedgerSeen]:
-        """The ledgers of these intents, by intent and id; `stuck` are those that were also in
-        recovery at the last look. `every`: read all ids of ended intents now. Raises StoreError,
-        and errors.UnsupportedFormat for a record that cannot be read."""
-        if every:
+    async def look(
+        self, intents: Sequence[Intent], *, reread_ended: bool = False
+    ) -> list[LedgerSeen]:
+        """The ledgers of these intents, by intent and id. A ledger is `stuck` if it was in recovery
+        at this look and at the last. `reread_ended`: read all ids of ended intents now. Raises
+        StoreError, and errors.UnsupportedFormat for a record that cannot be read."""
+        if reread_ended:
             for ended in self._ended.values():
-                ended.looked_s = None
+                ended.read_s = None
         ids = {intent.id for intent in intents}
         self._ended = {id_: ended for id_, ended in self._ended.items() if id_ in ids}
-        opened = {intent.id for intent in intents if intent.is_open}
-        self._blocks = {id_: blocks for id_, blocks in self._blocks.items() if id_ in opened}
-        by_intent = await call_each(self._of_intent, intents, 8)
+        open_ids = {intent.id for intent in intents if intent.is_open}
+        self._blocks = {id_: blocks for id_, blocks in self._blocks.items() if id_ in open_ids}
+        by_intent = await call_each(self._ledgers_of_intent, intents, 8)
         ledgers = [ledger for of_intent in by_intent for ledger in of_intent]
-        self.met = {ledger.id: None for ledger in ledgers if ledger.intent in opened}
-        there = {ledger.id for ledger in ledgers}
-        self.closed = {id_: ledger for id_, ledger in self.closed.items() if id_ in there}
+        self.of_open_intents = {ledger.id: None for ledger in ledgers if ledger.intent in open_ids}
+        existing_ids = {ledger.id for ledger in ledgers}
+        self.closed = {id_: ledger for id_, ledger in self.closed.items() if id_ in existing_ids}
         before = self.recovering
         self.recovering = {ledger.id: None for ledger in ledgers if ledger.stuck}
         return [replace(ledger, stuck=ledger.stuck and ledger.id in before) for ledger in ledgers]
@@ -92,11 +94,11 @@ class LedgerInventory:
         """Remembers these closed ledgers."""
         for ledger in ledgers:
             assert ledger.closed, "the record of an open ledger changes"
-            if ledger.id in self.closed or len(self.closed) < CLOSED_KNOWN_MAX:
+            if ledger.id in self.closed or len(self.closed) < CLOSED_KEPT_MAX:
                 self.closed[ledger.id] = ledger
 
     def forget(self, ledgers: Iterable[int]) -> None:
-        """Forgets these ledgers: they are gone."""
+        """Forgets these deleted ledgers."""
         for ledger_id in ledgers:
             self.closed.pop(ledger_id, None)
 
@@ -121,34 +123,34 @@ class LedgerInventory:
             closed_in=closed_in,
         )
 
-    async def _of_intent(self, intent: Intent) -> list[LedgerSeen]:
+    async def _ledgers_of_intent(self, intent: Intent) -> list[LedgerSeen]:
         if intent.is_open:
-            return await self._of_open(intent)
+            return await self._ledgers_of_open(intent)
         ended = self._ended.get(intent.id)
         if ended is None:
-            ended = self._ended[intent.id] = _Ended(await self._ids(intent.id))
+            ended = self._ended[intent.id] = _EndedIntent(await self._block_ids(intent.id))
         now_s = asyncio.get_running_loop().time()
-        late = ended.looked_s is None or now_s - ended.looked_s >= LATE_LOOK_S
-        absent = () if late else ended.absent
+        is_due = ended.read_s is None or now_s - ended.read_s >= REREAD_ENDED_S
+        absent = () if is_due else ended.absent
         ledgers = await self._read_all([i for i in ended.ids if i not in absent], intent.id)
-        there = {ledger.id for ledger in ledgers}
-        ended.absent = tuple(i for i in ended.ids if i not in there)
-        ended.looked_s = now_s if late else ended.looked_s
+        existing_ids = {ledger.id for ledger in ledgers}
+        ended.absent = tuple(i for i in ended.ids if i not in existing_ids)
+        ended.read_s = now_s if is_due else ended.read_s
         return ledgers
 
-    async def _of_open(self, intent: Intent) -> list[LedgerSeen]:
-        """A block does not change, and a ledger that existed and is gone does not come back."""
+    async def _ledgers_of_open(self, intent: Intent) -> list[LedgerSeen]:
+        """Reads no known block again, as blocks do not change, and no id of a deleted ledger."""
         path, before = paths.intent_blocks(intent.id), self._blocks.get(intent.id, {})
 
         names = await self.store.children(path)
         new = [name for name in names if name not in before]
-        listed = await call_each(lambda name: self._block(f"{path}/{name}"), new)
-        came = dict(zip(new, listed, strict=True))
-        blocks = {name: before[name] if name in before else came[name] for name in names}
+        block_ids = await call_each(lambda name: self._block(f"{path}/{name}"), new)
+        new_blocks = dict(zip(new, block_ids, strict=True))
+        blocks = {name: before[name] if name in before else new_blocks[name] for name in names}
         ledgers = await self._read_all([i for ids in blocks.values() for i in ids], intent.id)
-        there = {ledger.id: None for ledger in ledgers}
+        existing_ids = {ledger.id: None for ledger in ledgers}
         self._blocks[intent.id] = {
-            name: [i for i in ids if i in there or i not in self.met]
+            name: [i for i in ids if i in existing_ids or i not in self.of_open_intents]
             for name, ids in blocks.items()
         }
         return ledgers
@@ -161,7 +163,7 @@ class LedgerInventory:
         block = records.decode_block(node.value)
         return list(range(block.first, block.first + block.count))
 
-    async def _ids(self, intent_id: str) -> tuple[int, ...]:
+    async def _block_ids(self, intent_id: str) -> tuple[int, ...]:
         path = paths.intent_blocks(intent_id)
         try:
             names = await self.store.children(path)
@@ -174,16 +176,16 @@ class LedgerInventory:
 
     async def _read_all(self, ids: Iterable[int], intent_id: str) -> list[LedgerSeen]:
         by_id = {ledger_id: self.closed.get(ledger_id) for ledger_id in ids}
-        asked = [ledger_id for ledger_id, closed in by_id.items() if closed is None]
-        answers = await call_each(lambda ledger_id: self.read(ledger_id, intent_id), asked)
-        by_id.update(zip(asked, answers, strict=True))
+        unread = [ledger_id for ledger_id, closed in by_id.items() if closed is None]
+        ledgers = await call_each(lambda ledger_id: self.read(ledger_id, intent_id), unread)
+        by_id.update(zip(unread, ledgers, strict=True))
         return [seen for seen in by_id.values() if seen is not None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Folded:
-    """The ledgers of a topic's rows and log by a state and a checkpoint, and the ledgers that it
-    dropped, with the time."""
+class _FoldedReferences:
+    """The ledgers of a topic's rows and log, by a state and a checkpoint; and the ledgers that the
+    topic dropped, with the time."""
 
     next: int
     checkpoint: int | None
@@ -199,19 +201,18 @@ class References:
         self._ledgers = ledgers
         self._chunks = ChunkStore(ledgers)
         self._logs: dict[str, TopicLog] = {}
-        self._folded: dict[str, _Folded] = {}
+        self._folded: dict[str, _FoldedReferences] = {}
 
     async def deleted(self) -> dict[str, int]:
-        """The topics that were deleted and are not wholly gone, with the time of their deletion
-        (the store's clock)."""
+        """The deleted topics whose deletion is still recorded, with its time (the store's
+        clock)."""
         names = await names_in(self.store, paths.TOPICS_DELETED)
         nodes = await call_each(lambda name: read(self.store, paths.topic_deleted(name)), names)
         by_name = zip(names, nodes, strict=True)
         return {name: node.created_ms for name, node in by_name if node is not None}
 
-    async def bare(self) -> frozenset[str]:
-        """The topics that were deleted and have no tree any more: no process makes a ledger for
-        them."""
+    async def without_tree(self) -> frozenset[str]:
+        """The deleted topics whose tree was removed: no process makes a ledger for these topics."""
         names = await names_in(self.store, paths.TOPICS_DELETED)
         trees = await call_each(lambda name: read(self.store, paths.topic(name)), names)
         return frozenset(name for name, tree in zip(names, trees, strict=True) if tree is None)
@@ -224,7 +225,7 @@ class References:
             return None
 
     async def of(self, topic_ids: Sequence[str], deleted: dict[str, int]) -> dict[str, TopicSeen]:
-        """Each of the topics as it is now. `deleted` is an earlier result of `deleted`."""
+        """The topics as they are now. `deleted` is an earlier result of the method `deleted`."""
 
         async def seen(topic_id: str) -> TopicSeen:
             return await self._of(topic_id, deleted.get(topic_id))
@@ -244,17 +245,19 @@ class References:
             return TopicSeen(topic_id, policies, problem=f"its topic cannot be read: {error}")
 
     async def _folded_topic(self, topic_id: str, policies: TopicPolicies) -> TopicSeen:
-        tries = Tries(most=TRIES_MAX)
+        tries = Tries(tries_max=TRIES_MAX)
         while True:
             state, newest = await self._log(topic_id).fold_from_checkpoint()
             if newest is not None and newest.root.state.next != newest.record.next:
                 what = f"the newest checkpoint of topic {topic_id} cannot be read"
-                raise errors.DataUnavailable(what)  # only that root names some of the ledgers
+                raise errors.DataUnavailable(
+                    what
+                )  # only this root names some of the topic's ledgers
             try:
                 rows = await self._of_rows(topic_id, state, newest)
             except errors.NoSuchLedger:  # of a chunk: a newer checkpoint replaced it
-                gone = f"chunks of topic {topic_id} are not there"
-                await tries.retry_or_raise(errors.DataUnavailable(gone))
+                missing = f"chunks of topic {topic_id} are not there"
+                await tries.retry_or_raise(errors.DataUnavailable(missing))
                 continue
             cursors = await self._of_subscriptions(topic_id)
             acks = await self._of_acks(topic_id)
@@ -263,7 +266,7 @@ class References:
 
     async def _of_rows(
         self, topic_id: str, state: TopicState, newest: NewestCheckpoint | None
-    ) -> _Folded:
+    ) -> _FoldedReferences:
         version = None if newest is None else newest.version
         before = self._folded.get(topic_id)
         if before is not None and (before.next, before.checkpoint) == (state.next, version):
@@ -274,9 +277,9 @@ class References:
             ledgers.update(newest.record.root_ledgers(), newest.root.earlier_ledgers)
             ledgers.update(checkpoint.chunk_ledgers(newest.root.state))
             state = await with_losses(state, newest.root.state, self._chunks)
-        made = _Folded(state.next, version, frozenset(ledgers), dict(state.dropped))
-        self._folded[topic_id] = made
-        return made
+        folded = _FoldedReferences(state.next, version, frozenset(ledgers), dict(state.dropped))
+        self._folded[topic_id] = folded
+        return folded
 
     async def _of_subscriptions(self, topic_id: str) -> frozenset[int]:
         """The cursor ledgers."""
@@ -285,8 +288,8 @@ class References:
         nodes = await call_each(
             lambda name: read(self.store, f"{path}/{name}"), names, READS_AT_ONCE
         )
-        there = [subscription_records.decode_subscription(node.value) for node in nodes if node]
-        ids = (subscription.ledger_id for subscription in there)
+        decoded = [subscription_records.decode_subscription(node.value) for node in nodes if node]
+        ids = (subscription.ledger_id for subscription in decoded)
         return frozenset(ledger_id for ledger_id in ids if ledger_id is not None)
 
     async def _of_acks(self, topic_id: str) -> frozenset[int]:
@@ -310,8 +313,8 @@ class References:
 
 
 async def referred_by(topics: TopicClient) -> dict[str, Container[int] | None]:
-    """By topic id, the ledgers that the topic refers to now; None: it may refer to any. Raises
-    LedgerError."""
+    """By topic id the ledgers to which the topic refers now; None: it may refer to any ledger.
+    Raises LedgerError."""
     references = References(topics.store, topics.ledgers)
     with reachable("looking up what topics refer to"):
         ids = [info.id for info in await topics.topics.list()]

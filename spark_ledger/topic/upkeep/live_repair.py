@@ -1,11 +1,11 @@
-"""Partitions that no owner can open, since the end of their live ledger cannot be sealed as it is:
-the fault, and the repair that a person can request.
+"""Partitions that no owner can open, because the end of their live ledger cannot be sealed: the
+fault, and the repair that a person can request.
 
     the CLOSED ledger's last entries -> a fault with the bytes, the copies, the offsets -> a person
-    agrees -> a seal, and a hole where rows are given up
+    agrees -> a seal, and a hole for rows that are given up
 
-Always true: `unopened` changes nothing, and reads only closed ledgers: where an open ledger ends is
-for its owner to decide. Rows that are given up keep their offsets: no other row gets them.
+Always true: `find_unopened` changes no_offsets, and reads only closed ledgers: where an open ledger
+ends is for its owner to decide. Rows that are given up keep their offsets: no other row gets them.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from enum import Enum
 from spark_ledger import errors
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.reader import AsyncLedgerReader
-from spark_ledger.metadata.cluster import not_held
+from spark_ledger.metadata.cluster import not_held_checks
 from spark_ledger.metadata.ledger_record import LedgerRecord, RecordState
 from spark_ledger.metadata.store_calls import reachable
 from spark_ledger.topic.client import TopicClient
@@ -31,7 +31,7 @@ class Fault(Enum):
     UNDECIDED = "where its ledger ends cannot be decided now"
 
 
-_WOULD = {
+_REPAIR_EFFECTS = {
     Fault.FOREIGN: "the partition ends in front of them, as its next owner would have it, too",
     Fault.DAMAGED: "the rows at these offsets are given up: they become a hole",
     Fault.LATER: "nothing: start a broker of that version, which opens the partition",
@@ -40,9 +40,10 @@ _WOULD = {
 
 
 @dataclass(frozen=True, slots=True)
-class SeenEntry:
-    """`begins` are the first bytes of its payload (None: no copy can be read), `payload_bytes` is
-    the payload's size; `copies` are the bookies that keep the entry."""
+class FaultyEntry:
+    """An entry at the end of a live ledger, and why it cannot be sealed. `begins` are the first
+    bytes of its payload (None: no copy can be read), `payload_bytes` is the payload's size;
+    `copies` are the bookies that keep the entry."""
 
     entry_id: int
     why: str
@@ -52,39 +53,39 @@ class SeenEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Unopened:
+class UnopenedPartition:
     """A partition that cannot be opened. The rows at `offsets` [first, end) would be given up; the
     range may be empty."""
 
     live: LiveSegment
     fault: Fault
-    entries: tuple[SeenEntry, ...]
+    entries: tuple[FaultyEntry, ...]
     offsets: tuple[int, int]
 
     @property
-    def mendable(self) -> bool:
+    def is_repairable(self) -> bool:
         return self.fault in (Fault.FOREIGN, Fault.DAMAGED)
 
     @property
-    def would(self) -> str:
-        return _WOULD[self.fault]
+    def repair_effect(self) -> str:
+        return _REPAIR_EFFECTS[self.fault]
 
 
-async def unopened(client: TopicClient, info: TopicInfo) -> list[Unopened]:
+async def find_unopened(client: TopicClient, info: TopicInfo) -> list[UnopenedPartition]:
     """The partitions of a topic that cannot be opened. Raises errors.MetadataHeld (no partition is
     opened then), errors.Unavailable, errors.DataUnavailable, errors.NoSuchLedger."""
     with reachable(f"asking for partitions of {info.name.short} that cannot be opened"):
-        await not_held(client.store)
+        await not_held_checks(client.store)
     state = await client.log(info.id).fold(fresh=True)
     lives = (held.live for held in state.partitions if held.live is not None)
-    results = [await _looked_at(client, live) for live in lives]
+    results = [await _find_fault(client, live) for live in lives]
     return [result for result in results if result is not None]
 
 
-async def repair(client: TopicClient, info: TopicInfo, partition: Unopened) -> None:
-    """Seals the partition as described in `would`, in one commit; its next owner opens it. Raises
-    errors.TxnConflict if an owner opened it meanwhile, and as seal.seal_live_segment."""
-    if not partition.mendable:
+async def repair(client: TopicClient, info: TopicInfo, partition: UnopenedPartition) -> None:
+    """Seals the partition as `repair_effect` describes, in one commit; its next owner opens it.
+    Raises errors.TxnConflict if an owner opened it meanwhile, and as seal.seal_live_segment."""
+    if not partition.is_repairable:
         raise ValueError(f"{partition.fault} is not mended by a commit")
     live, (lo, hi) = partition.live, partition.offsets
     actions: list[Action] = [await seal_live_segment(client.ledgers, live, accept_damaged=True)]
@@ -98,45 +99,47 @@ async def repair(client: TopicClient, info: TopicInfo, partition: Unopened) -> N
         raise
 
 
-async def _looked_at(client: TopicClient, live: LiveSegment) -> Unopened | None:
+async def _find_fault(client: TopicClient, live: LiveSegment) -> UnopenedPartition | None:
     version = live.metadata_version
     reader = await client.ledgers.open(live.ledger_id, recover=False, min_version=version)
     await reader.refresh_record()
     record = reader.record
-    nothing = (live.base, live.base)
+    no_offsets = (live.base, live.base)
     if record.state is RecordState.IN_RECOVERY:
-        return Unopened(live, Fault.UNDECIDED, (), nothing)
+        return UnopenedPartition(live, Fault.UNDECIDED, (), no_offsets)
     last = reader.last_add_confirmed
     if not record.closed or last < live.first_entry:
         return None
     try:
         tail = await read_tail(reader, live, last, accept_damaged=True)
-    except errors.UnsupportedFormat as why:
-        entry = SeenEntry(last, why.what, _copies(record, last))
-        return Unopened(live, Fault.LATER, (entry,), nothing)
-    return _judged(live, reader, tail)
+    except errors.UnsupportedFormat as error:
+        entry = FaultyEntry(last, error.what, _copies(record, last))
+        return UnopenedPartition(live, Fault.LATER, (entry,), no_offsets)
+    return _fault_of_tail(live, reader, tail)
 
 
-def _judged(live: LiveSegment, reader: AsyncLedgerReader, tail: LedgerTail) -> Unopened | None:
+def _fault_of_tail(
+    live: LiveSegment, reader: AsyncLedgerReader, tail: LedgerTail
+) -> UnopenedPartition | None:
     record = reader.record
-    seen = [
-        SeenEntry(
+    faulty = [
+        FaultyEntry(
             *(foreign.entry_id, foreign.why.what, _copies(record, foreign.entry_id)),
             *(foreign.payload_bytes, foreign.first_bytes),
         )
         for foreign in tail.foreign
     ]
     if tail.damaged:
-        seen += [
-            SeenEntry(id_, "damaged on every copy", _copies(record, id_)) for id_ in tail.damaged
+        faulty += [
+            FaultyEntry(id_, "damaged on every copy", _copies(record, id_)) for id_ in tail.damaged
         ]
         before = live.rows_before if tail.entry is None else tail.entry.header.cumulative_rows
         offsets = (live.origin + before, live.origin + (record.rows or 0))
-        ordered = sorted(seen, key=lambda entry: entry.entry_id)
-        return Unopened(live, Fault.DAMAGED, tuple(ordered), offsets)
+        ordered = sorted(faulty, key=lambda entry: entry.entry_id)
+        return UnopenedPartition(live, Fault.DAMAGED, tuple(ordered), offsets)
     if not tail.foreign:
         return None
-    return Unopened(live, Fault.FOREIGN, tuple(reversed(seen)), (live.base, live.base))
+    return UnopenedPartition(live, Fault.FOREIGN, tuple(reversed(faulty)), (live.base, live.base))
 
 
 def _copies(record: LedgerRecord, entry_id: int) -> tuple[str, ...]:

@@ -2,11 +2,11 @@
 row; batches of producers unchanged, without decoding them.
 
 Always true: the rows of a partition stay in their order. A batch keeps its bytes and its messages,
-and is in an entry with other batches of its partition, in their order; the last chunk of a message
-is in an entry by itself, as before. If only a part of a batch is to be merged (a trim cut it), its
-rows become columns. Rows of a segment born live keep the times at which they were stored, at most
-STORED_TIMES_MAX times a merge: each stretch of rows gets its last time, so that a read from a time
-on misses no row.
+and shares an entry with neighbouring batches of its partition, in order; the last chunk of a
+message is in an entry by itself, as before. If a trim cut a batch, its remaining rows become
+columns. Rows of a segment born live keep the times at which they were stored, but at most
+STORED_TIMES_MAX times a merge: each stretch of rows gets the time of its last row, so that a read
+from a time on misses no row.
 """
 
 from collections import deque
@@ -38,7 +38,7 @@ from spark_ledger.topic.entry.pulsar_batch import (
 from spark_ledger.topic.entry.routing import Router, Routing
 from spark_ledger.topic.log.segment_table import Longs
 from spark_ledger.topic.log.segments import CommitTimes
-from spark_ledger.topic.read.pieces import WANTED, Wanted
+from spark_ledger.topic.read.pieces import PIECE_DTYPE, EntryPieces
 from spark_ledger.topic.read.row_blocks import Block
 from spark_ledger.topic.read.slice_reader import FetchedEntry
 from spark_ledger.topic.upkeep.merge_plan import Merge
@@ -47,17 +47,17 @@ COMPRESSION = "zstd"
 ENTRY_BYTES = 1 << 20
 STORED_TIMES_MAX = 256
 EVENT_MS = (-(2**62), 2**62)
-"""Batches are not decoded: their entries allow all event times."""
+"""Event times of an entry of batches: batches are not decoded, so the bounds allow all times."""
 GATHER_BYTES_MAX = 4 << 20
-TIMES_MAX = 4096  # times at most of a partition's rows that wait for an entry
-TIME_PART = 256  # an entry has one time at most for so many of its bytes,
-TIME_PART_SHARED = 128  # a shared entry for so many
-_BESIDE = frozenset(TYPED_NAMES.values())
+TIMES_MAX = 4096  # rows of a partition that wait for an entry have at most so many times
+TIME_PART = 256  # an entry has at most one time for so many of its bytes,
+TIME_PART_SHARED = 128  # a shared entry at most one time for so many bytes
+_EXTRA_COLUMNS = frozenset(TYPED_NAMES.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
-    """Batches of a partition that follow one another, with the messages of each."""
+class BatchCopy:
+    """Consecutive batches of a partition to copy, each with its number of messages."""
 
     partition: int
     batches: tuple[tuple[int, bytes], ...]
@@ -65,7 +65,7 @@ class Copied:
 
 
 class StoredRows(NamedTuple):
-    """Rows from an offset on, and the time at which they were stored."""
+    """`rows` rows from an offset on, and the time at which they were stored."""
 
     offset: int
     rows: int
@@ -76,43 +76,45 @@ class StoredRows(NamedTuple):
         return self.offset + self.rows
 
 
-def parts_of(fetched: FetchedEntry) -> Iterator[Block | Copied]:
-    """The requested rows of an entry, in order: batches that are whole, and other rows."""
+def parts_of(fetched: FetchedEntry) -> Iterator[Block | BatchCopy]:
+    """The planned rows of an entry, in order: whole batches to copy, and blocks of other rows."""
     header = decode_header(fetched.entry.payload)
     if not header.batches:
         yield fetched.block()
         return
     for i in range(len(fetched.pieces)):
-        yield from _of_batches(fetched, header, fetched.pieces[i : i + 1])
+        yield from _copy_batches(fetched, header, fetched.pieces[i : i + 1])
 
 
-def _of_batches(fetched: FetchedEntry, header: Header, piece: Wanted) -> Iterator[Block | Copied]:
+def _copy_batches(
+    fetched: FetchedEntry, header: Header, piece: EntryPieces
+) -> Iterator[Block | BatchCopy]:
     partition, _, skip, take, _ = piece[0].tolist()
     body = memoryview(fetched.entry.payload)[header.body_at :]
-    held: list[tuple[int, bytes]] = []
+    gathered: list[tuple[int, bytes]] = []
     at = 0
     for messages, data in split_frames(body, header.rows):
         lo, hi = max(at, skip), min(at + messages, skip + take)
         if hi - lo == messages:
-            held.append((messages, bytes(data)))
+            gathered.append((messages, bytes(data)))
         elif lo < hi:
-            if held:
-                yield Copied(partition, tuple(held), header.written_ms)
-            held = []
-            yield FetchedEntry(fetched.entry, _narrowed(piece, lo, hi)).block()
+            if gathered:
+                yield BatchCopy(partition, tuple(gathered), header.written_ms)
+            gathered = []
+            yield FetchedEntry(fetched.entry, _narrow_piece(piece, lo, hi)).block()
         at += messages
-    if held:
-        yield Copied(partition, tuple(held), header.written_ms)
+    if gathered:
+        yield BatchCopy(partition, tuple(gathered), header.written_ms)
 
 
-def _narrowed(piece: Wanted, lo: int, hi: int) -> Wanted:
+def _narrow_piece(piece: EntryPieces, lo: int, hi: int) -> EntryPieces:
     """The piece with only rows [lo, hi) of the entry."""
     partition, first_row, skip, _, offset = piece[0].tolist()
-    return np.array([(partition, first_row, lo, hi - lo, offset + lo - skip)], dtype=WANTED)
+    return np.array([(partition, first_row, lo, hi - lo, offset + lo - skip)], dtype=PIECE_DTYPE)
 
 
 @dataclass(slots=True)
-class _Gathered:
+class _GatheredBatches:
     batches: list[tuple[int, bytes]]
     bytes: int
     written_ms: int
@@ -120,27 +122,27 @@ class _Gathered:
 
 
 class BatchCopies:
-    """Puts batches into entries of ENTRY_BYTES, or of one larger batch."""
+    """Puts copied batches into entries of ENTRY_BYTES; a larger batch is an entry by itself."""
 
     def __init__(self, entry_bytes_max: int) -> None:
         # an entry's header and the lengths of its batches are in the other half
         self._entry_bytes = min(ENTRY_BYTES, entry_bytes_max // 2)
-        self._gathered: dict[int, _Gathered] = {}
+        self._gathered: dict[int, _GatheredBatches] = {}
 
-    def add(self, part: Copied) -> Iterator[EncodedEntry]:
+    def add(self, part: BatchCopy) -> Iterator[EncodedEntry]:
         for messages, data in part.batches:
-            held = self._gathered.get(part.partition)
-            last = is_last_chunk(data)
-            if held is not None and (last or held.bytes + len(data) > self._entry_bytes):
+            gathered = self._gathered.get(part.partition)
+            is_last = is_last_chunk(data)
+            if gathered is not None and (is_last or gathered.bytes + len(data) > self._entry_bytes):
                 yield self._entry(part.partition)
-                held = None
-            if held is None:
-                held = self._gathered.setdefault(part.partition, _Gathered([], 0, 0))
-            held.batches.append((messages, data))
-            held.bytes += len(data)
-            held.written_ms = max(held.written_ms, part.written_ms)
-            held.chunks += last or is_earlier_chunk(data)
-            if last:
+                gathered = None
+            if gathered is None:
+                gathered = self._gathered.setdefault(part.partition, _GatheredBatches([], 0, 0))
+            gathered.batches.append((messages, data))
+            gathered.bytes += len(data)
+            gathered.written_ms = max(gathered.written_ms, part.written_ms)
+            gathered.chunks += is_last or is_earlier_chunk(data)
+            if is_last:
                 yield self._entry(part.partition)
 
     def flush(self) -> Iterator[EncodedEntry]:
@@ -148,22 +150,24 @@ class BatchCopies:
             yield self._entry(partition)
 
     def _entry(self, partition: int) -> EncodedEntry:
-        held = self._gathered.pop(partition)
-        rows = sum(messages for messages, _ in held.batches)
-        body = tuple(memoryview(part) for part in frame_batches(held.batches))
+        gathered = self._gathered.pop(partition)
+        rows = sum(messages for messages, _ in gathered.batches)
+        body = tuple(memoryview(part) for part in frame_batches(gathered.batches))
         size = sum(map(len, body))
         share = EncodedShare(partition, rows, size, EVENT_MS)
-        return EncodedEntry((share,), held.written_ms, body, batches=True, chunks=held.chunks)
+        return EncodedEntry(
+            (share,), gathered.written_ms, body, batches=True, chunks=gathered.chunks
+        )
 
 
 def with_stored_times(merge: Merge, stored: Iterable[StoredRows]) -> CommitTimes:
-    """The commit times of the merge's rows from its plan, replaced by the times in `stored` for
-    rows that were stored earlier. Times never fall."""
+    """The commit times of the merge's rows: the times of the plan, but the times in `stored` where
+    these are earlier. Times never fall."""
     times = np.repeat(
         np.array([ms for _, ms in merge.commit_times], dtype=np.int64),
         [rows for rows, _ in merge.commit_times],
     )
-    for offset, rows, ms in _few(list(stored)):
+    for offset, rows, ms in _join_runs(list(stored)):
         lo, hi = max(offset - merge.start, 0), offset + rows - merge.start
         times[lo:hi] = np.minimum(times[lo:hi], ms)
     times = np.maximum.accumulate(times)
@@ -172,29 +176,29 @@ def with_stored_times(merge: Merge, stored: Iterable[StoredRows]) -> CommitTimes
     return tuple(zip(counts.tolist(), times[firsts].tolist(), strict=True))
 
 
-def _few(stored: list[StoredRows]) -> Iterator[StoredRows]:
-    """Joins neighbours, each group with the last of its times. There are STORED_TIMES_MAX groups at
-    most, or a few more if other rows are between them."""
+def _join_runs(stored: list[StoredRows]) -> Iterator[StoredRows]:
+    """Joins neighbouring runs into at most STORED_TIMES_MAX runs (or a few more, if there are other
+    rows between them). A joined run has the last time of its rows."""
     size = -(-len(stored) // STORED_TIMES_MAX)
-    held: list[StoredRows] = []
+    gathered: list[StoredRows] = []
     for run in stored:
-        apart = bool(held) and held[-1].end != run.offset
-        if apart or len(held) >= size:
-            yield _joined(held)
-            held = []
-        held.append(run)
-    if held:
-        yield _joined(held)
+        is_apart = bool(gathered) and gathered[-1].end != run.offset
+        if is_apart or len(gathered) >= size:
+            yield _join(gathered)
+            gathered = []
+        gathered.append(run)
+    if gathered:
+        yield _join(gathered)
 
 
-def _joined(held: list[StoredRows]) -> StoredRows:
-    start = held[0].offset
-    return StoredRows(start, held[-1].end - start, max(run.stored_ms for run in held))
+def _join(gathered: list[StoredRows]) -> StoredRows:
+    start = gathered[0].offset
+    return StoredRows(start, gathered[-1].end - start, max(run.stored_ms for run in gathered))
 
 
 class MergeEncoder:
-    """Puts rows and batches into entries; a part that does not fit into an entry with the parts
-    before it begins a new one."""
+    """Puts rows and batches into entries; a part that does not fit into the entry of the parts
+    before begins a new entry."""
 
     def __init__(self, merges: Sequence[Merge], entry_bytes_max: int) -> None:
         self._merges = merges
@@ -202,105 +206,113 @@ class MergeEncoder:
         self._encoding: _Encoding | None = None
         self._copies = BatchCopies(entry_bytes_max)
 
-    def add(self, part: Block | Copied) -> Iterator[EncodedEntry]:
-        if isinstance(part, Copied):
-            yield from self._encoded()
+    def add(self, part: Block | BatchCopy) -> Iterator[EncodedEntry]:
+        if isinstance(part, BatchCopy):
+            yield from self._finish_encoding()
             yield from self._copies.add(part)
             return
         yield from self._copies.flush()
-        if self._encoding is None or not self._encoding.takes(part):
-            yield from self._encoded()
+        if self._encoding is None or not self._encoding.accepts(part):
+            yield from self._finish_encoding()
             self._encoding = _Encoding(part, self._merges, self._entry_bytes_max)
         yield from self._encoding.add(part)
 
     def flush(self) -> Iterator[EncodedEntry]:
-        yield from self._encoded()
+        yield from self._finish_encoding()
         yield from self._copies.flush()
 
-    def _encoded(self) -> Iterator[EncodedEntry]:
+    def _finish_encoding(self) -> Iterator[EncodedEntry]:
         encoding, self._encoding = self._encoding, None
         if encoding is not None:
             yield from encoding.flush()
 
 
 class _Encoding:
-    """Puts rows of one kind into entries, by the encoder of tasks: it keeps the order of a
-    partition's rows, so entries get the rows' times in that order."""
+    """Puts rows of one schema into entries, by the encoder of tasks. The encoder keeps the order of
+    a partition's rows, so each entry takes the next times of its partitions."""
 
     def __init__(self, first: Block, merges: Sequence[Merge], entry_bytes_max: int) -> None:
         self._first = first
-        self._several = len(merges) > 1
+        self._has_several_partitions = len(merges) > 1
         self._times: dict[int, RunQueue] = {}
         self._waiting = 0  # times of rows that are in no entry yet
         self._times_max = min(TIMES_MAX, entry_bytes_max // TIME_PART)
         self._waiting_max = entry_bytes_max // TIME_PART_SHARED
-        last = merges[-1].partition
-        gathered = GATHER_BYTES_MAX
-        if self._several:
-            gathered += sum(merge.bytes for merge in merges)
+        last_partition = merges[-1].partition
+        gather_bytes = GATHER_BYTES_MAX
+        if self._has_several_partitions:
+            gather_bytes += sum(merge.bytes for merge in merges)
         self._encoder = BatchEncoder(
-            Router(Routing.COLUMN if self._several else Routing.SPARK, last + 1, last),
+            Router(
+                Routing.COLUMN if self._has_several_partitions else Routing.SPARK,
+                last_partition + 1,
+                last_partition,
+            ),
             lambda: int(first.runs["written_ms"][0]),
             compression=COMPRESSION,
             entry_bytes_max=entry_bytes_max,
-            gather_bytes_max=gathered,
+            gather_bytes_max=gather_bytes,
             key_filters=True,
             schema_version=first.schema_version,
         )
 
-    def takes(self, rows: Block) -> bool:
+    def accepts(self, rows: Block) -> bool:
         """Whether the rows may be in an entry with the first rows."""
         first = self._first
         same = (first.typed, first.schema_version) == (rows.typed, rows.schema_version)
-        most = max(map(len, self._times.values()), default=0)
-        if most >= self._times_max or self._waiting >= self._waiting_max:
+        runs_max = max(map(len, self._times.values()), default=0)
+        if runs_max >= self._times_max or self._waiting >= self._waiting_max:
             return False
         return same and (not first.typed or first.record_batch.schema == rows.record_batch.schema)
 
     def add(self, rows: Block) -> Iterator[EncodedEntry]:
         batch = rows.record_batch
-        beside = {name: _beside(batch, name, rows.typed) for name in (KEY, EVENT_TIME, HEADERS)}
+        extra_columns = {
+            name: _extra_column(batch, name, rows.typed) for name in (KEY, EVENT_TIME, HEADERS)
+        }
         if rows.typed:
-            values = batch.select([name for name in batch.schema.names if name not in _BESIDE])
+            values = batch.select(
+                [name for name in batch.schema.names if name not in _EXTRA_COLUMNS]
+            )
         else:
             values = column_of(batch, VALUE)
-        partitions = of_numpy(rows.each("partition")) if self._several else None
+        partitions = of_numpy(rows.each("partition")) if self._has_several_partitions else None
         self._note_times(rows)
         return map(
-            self._timed,
+            self._with_times,
             self._encoder.add(
-                beside[KEY],
+                extra_columns[KEY],
                 values,
-                event_times=beside[EVENT_TIME],
-                headers=beside[HEADERS],
+                event_times=extra_columns[EVENT_TIME],
+                headers=extra_columns[HEADERS],
                 partitions=partitions,
             ),
         )
 
     def flush(self) -> Iterator[EncodedEntry]:
-        return map(self._timed, self._encoder.flush())
+        return map(self._with_times, self._encoder.flush())
 
     def _note_times(self, rows: Block) -> None:
         times, start = rows.each_ms(), 0
         for partition, count in rows.runs[["partition", "rows"]].tolist():
-            of_partition = self._times.setdefault(partition, RunQueue())
-            before = len(of_partition)
-            of_partition.add(times[start : start + count])
-            self._waiting += len(of_partition) - before
+            partition_times = self._times.setdefault(partition, RunQueue())
+            before = len(partition_times)
+            partition_times.add(times[start : start + count])
+            self._waiting += len(partition_times) - before
             start += count
 
-    def _timed(self, entry: EncodedEntry) -> EncodedEntry:
+    def _with_times(self, entry: EncodedEntry) -> EncodedEntry:
         times = []
         for share in entry.shares:
-            of_share = self._times[share.partition]
-            before = len(of_share)
-            times += of_share.take(share.rows)
-            self._waiting += len(of_share) - before
+            share_times = self._times[share.partition]
+            before = len(share_times)
+            times += share_times.take(share.rows)
+            self._waiting += len(share_times) - before
         return replace(entry, written_ms=max(ms for _, ms in times), times=times)
 
 
 class RunQueue:
-    """Runs of rows, each with one time or token, to be taken from the front."""
+    """A queue of runs of rows, each with one time or token."""
 
     def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
         self._runs = deque(runs)
@@ -309,7 +321,7 @@ class RunQueue:
         return len(self._runs)
 
     def add(self, times: Longs) -> None:
-        """Adds rows at the end; `times` has the time at which each of them was written."""
+        """Adds rows at the end; `times` has the time at which each row was written."""
         firsts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
         counts = np.diff(firsts, append=len(times))
         for count, ms in zip(counts.tolist(), times[firsts].tolist(), strict=True):
@@ -329,6 +341,6 @@ class RunQueue:
         return runs
 
 
-def _beside(batch: pa.RecordBatch, name: str, typed: bool) -> pa.Array | None:
+def _extra_column(batch: pa.RecordBatch, name: str, typed: bool) -> pa.Array | None:
     at = batch.schema.get_field_index(TYPED_NAMES[name] if typed else name)
     return None if at < 0 else batch.column(at)

@@ -384,7 +384,7 @@ def spares_nobody(spares: Any) -> Any:
     return lambda self, broker_id, now_s: False
 
 
-def looks_once(look: Any) -> Any:
+def looks_once(refresh: Any) -> Any:
     """What bookies say they took, and readers have not heard is confirmed, is not waited for."""
 
     async def looked(self: Any, lives: Any) -> None:
@@ -392,7 +392,7 @@ def looks_once(look: Any) -> Any:
             reader = await self._open(one)
             if reader is not None:
                 await reader.refresh_last_add_confirmed()
-                await self._heard(one, reader)
+                await self._update(one, reader)
 
     return looked
 
@@ -520,7 +520,7 @@ EVERY = (
         *(opens_under_any_intent, CLEANED),
     ),
     Mutant(
-        *("read that does not wait for what was taken", "broker", LiveEnds, "look"),
+        *("read that does not wait for what was taken", "broker", LiveEnds, "refresh"),
         *(looks_once, {**SERVES, "faults": ()}),
     ),
     Mutant(

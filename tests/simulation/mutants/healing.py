@@ -54,7 +54,7 @@ def nobody_is_named(run: Any) -> Any:
 
     async def made(self: Any) -> Any:
         known = await self._records.read(self._ledger_id, fresh=True)
-        joining = self._joining(known.record)
+        joining = self._choose_joining(known.record)
         return await self._fill(known, joining) if joining else await run(self)
 
     return made
@@ -109,7 +109,7 @@ def reasons_hold_for_ever(_: Any) -> Any:
     return lambda reason, now: True
 
 
-def taken_off_at_any_version(done: Any) -> Any:
+def taken_off_at_any_version(remove: Any) -> Any:
     """A ledger is taken off the list whatever reason came meanwhile."""
 
     async def taken(store: Any, work: Any) -> None:
@@ -119,7 +119,7 @@ def taken_off_at_any_version(done: Any) -> Any:
     return taken
 
 
-def never_taken_off(done: Any) -> Any:
+def never_taken_off(remove: Any) -> Any:
     """What is whole stays on the list."""
 
     async def stays(store: Any, work: Any) -> None:
@@ -269,14 +269,14 @@ MUTANTS = (
     ),
     M("joining bookie left unfenced", "protocol 1.9", Copies, "__init__", fences_nobody, HEALS),
     M(
-        *("back and not looked at", "protocol 1.10", worker, "_holds"),
+        *("back and not looked at", "protocol 1.10", worker, "_still_holds"),
         *(reasons_hold_for_ever, HEALS),
     ),
     M(
-        *("taken off the list at any version", "protocol 1.10", work_list, "done"),
+        *("taken off the list at any version", "protocol 1.10", work_list, "remove"),
         *(taken_off_at_any_version, DISTURBED),
     ),
-    M("never taken off the list", "protocol 1.10", work_list, "done", never_taken_off, HEALS),
+    M("never taken off the list", "protocol 1.10", work_list, "remove", never_taken_off, HEALS),
     M(
         *("absence counted across sessions", "BK#4872", Absence, "look"),
         *(sessions_are_one, DISTURBED),

@@ -67,7 +67,7 @@ MUTANTS = (
         "limbo cleared without its copies",
         "BP-46",
         repair_limbo._Repair,
-        "_bring_back",
+        "_compare",
         copies_nothing,
         BEREFT,
     ),

@@ -478,7 +478,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     ),
     (
         T(
-            *("log trimmed before it is recorded", "hazard 6", checkpointer, "_trim_some"),
+            *("log trimmed before it is recorded", "hazard 6", checkpointer, "_trim_batch"),
             *(trims_without_a_mark, CHURN),
         ),
         CHECKPOINTS,
@@ -493,7 +493,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     ),
     (
         T(
-            *("dropped taken for gone", "hazard 34", Checkpointer, "_gone"),
+            *("dropped taken for gone", "hazard 34", Checkpointer, "_deleted_ledgers"),
             *(takes_dropped_for_gone, CHURN),
         ),
         CHECKPOINTS,

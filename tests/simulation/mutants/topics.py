@@ -305,7 +305,7 @@ MUTANTS = (
         *(same_number_of_rows, REWINDS),
     ),
     Mutant(
-        *("log trimmed to the newest checkpoint", "hazard 6, 8", checkpointer, "_trim_some"),
+        *("log trimmed to the newest checkpoint", "hazard 6, 8", checkpointer, "_trim_batch"),
         *(trims_to_the_newest, CHURN),
     ),
     Mutant("no delete delay", "hazard 34", garbage, "_delay", deletes_at_once, CHURN),

@@ -305,7 +305,7 @@ async def works(stage: Stage, client: Client) -> None:
     for _ in range(ROUNDS):
         await worker.round()
         await asyncio.sleep(1)
-        if not await work_list.listed(client.session):
+        if not await work_list.listed_ledgers(client.session):
             break
     await worker.round()  # as the next pass of a process: a lock that is not given back yet is
 

@@ -87,14 +87,14 @@ def test_what_a_reader_has_met_of_a_message_it_does_not_read_again(monkeypatch):
         Sending(owner).send(*chunked(WHOLE, 3))
         await all_sent(owner)
         await closed(owner)
-        monkeypatch.setattr(stage.client, "readable", None)
+        monkeypatch.setattr(stage.client, "state_with_tables", None)
         assert await rows_between(stage.client, stage, 0, 3) == [(2, WHOLE)]
 
     play(act)
 
 
 def test_a_reader_that_keeps_little_reads_the_first_chunks_again(monkeypatch):
-    monkeypatch.setattr("spark_ledger.topic.task_reader.KEPT_BYTES", 8)
+    monkeypatch.setattr("spark_ledger.topic.task_reader.CHUNK_CACHE_BYTES", 8)
 
     async def act(stage):
         owner = await owner_of(stage)

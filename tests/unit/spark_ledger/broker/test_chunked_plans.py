@@ -3,7 +3,7 @@
 from spark_ledger.spark.options.options import batch_read_options
 from spark_ledger.spark.read.planning import Planner
 from spark_ledger.topic.read.live import LiveEnds
-from spark_ledger.topic.task_reader import fetch_kept, with_chunks
+from spark_ledger.topic.task_reader import fetch_with_replans, with_chunks
 from tests.kit.pulsar_batches import chunked
 from tests.kit.rows import read_rows
 from tests.unit.spark_ledger.broker.owners import owner_of
@@ -14,7 +14,7 @@ from tests.unit.spark_ledger.topic.stage import play
 async def planned_by_spark(client, stage, lo, hi):
     """The tasks of a read of Spark's."""
     state, live = await client.log(stage.topic.id).fold(fresh=True), LiveEnds(client.ledgers)
-    await live.look(held.live for held in state.partitions if held.live is not None)
+    await live.refresh(held.live for held in state.partitions if held.live is not None)
     planner = Planner(client, live, batch_read_options({"topic": "t"}))
     return await planner.plan({"t": state}, {"t": {0: lo}}, {"t": {0: hi}})
 
@@ -35,7 +35,7 @@ def test_sparks_tasks_look_for_chunks_only_in_partitions_that_have_some():
         await all_sent(owner)
         tasks = await planned_by_spark(stage.client, stage, 0, 1)
         assert [task.chunked for task in tasks] == [False]
-        fetched = fetch_kept(stage.client, tasks[0])
+        fetched = fetch_with_replans(stage.client, tasks[0])
         assert with_chunks(stage.client, tasks[0], fetched) is fetched
         assert await values_of(stage.client, tasks) == [b"before"]
 

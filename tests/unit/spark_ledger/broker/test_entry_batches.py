@@ -25,7 +25,7 @@ from spark_ledger.topic.entry.message_batch import (
     encode_header,
 )
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
-from spark_ledger.topic.read.pieces import WANTED
+from spark_ledger.topic.read.pieces import PIECE_DTYPE
 from spark_ledger.topic.read.slice_reader import FetchedEntry
 
 COUNT = 3500
@@ -35,7 +35,7 @@ def fetched(body, rows, lo=0, **said):
     head = encode_header([Share(0, rows, 0)], 1, **said)
     header = SimpleNamespace(ledger_id=1, entry_id=0)
     entry = SimpleNamespace(payload=b"".join([head, *body]), header=header)
-    return FetchedEntry(entry, np.array([(0, 0, lo, rows - lo, 100 + lo)], dtype=WANTED))
+    return FetchedEntry(entry, np.array([(0, 0, lo, rows - lo, 100 + lo)], dtype=PIECE_DTYPE))
 
 
 def plain():
@@ -123,12 +123,12 @@ from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 from spark_ledger.broker.owner.entry_batches import batches_in
-from spark_ledger.topic.read.pieces import WANTED
+from spark_ledger.topic.read.pieces import PIECE_DTYPE
 from spark_ledger.topic.read.slice_reader import FetchedEntry
 
 header = SimpleNamespace(ledger_id=1, entry_id=0)
 entry = SimpleNamespace(payload=Path(sys.argv[1]).read_bytes(), header=header)
-pieces = np.array([(0, 0, 0, int(sys.argv[2]), 100)], dtype=WANTED)
+pieces = np.array([(0, 0, 0, int(sys.argv[2]), 100)], dtype=PIECE_DTYPE)
 print(sum(len(step) for step in batches_in(FetchedEntry(entry, pieces))))
 assert "pandas" not in sys.modules
 """

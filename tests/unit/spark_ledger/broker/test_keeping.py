@@ -53,13 +53,14 @@ def test_a_watch_that_fires_while_a_look_fails_is_set_again():
 
 
 class Followed:
-    """A topic's follower: each call of `beyond` takes the next outcome, and the last for ever."""
+    """A topic's follower: each call of `wait_for_commit` takes the next outcome, and the last for
+    ever."""
 
     def __init__(self, *outcomes):
         self.outcomes, self.failure, self.calls = list(outcomes), None, 0
         self.log = SimpleNamespace(history_number=0)
 
-    async def beyond(self, number):
+    async def wait_for_commit(self, number):
         self.calls += 1
         outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
         await asyncio.sleep(0.01)

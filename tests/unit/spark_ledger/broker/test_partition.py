@@ -95,7 +95,7 @@ def test_what_a_consumer_had_no_permits_for_is_not_read_again(monkeypatch):
         reading = await Reading().made(stage, kept=True)
         partition = reading.partition
         first, second, *_ = await partition.read(4)  # rows of Spark, in batches of 1,000
-        monkeypatch.setattr(stage.client, "readable", None)
+        monkeypatch.setattr(stage.client, "state_with_tables", None)
         assert (await partition.read(first.end))[0] == second
         await reading.close()
 

@@ -16,12 +16,12 @@ from spark_ledger.topic.log.actions import OpenLive, SealLive
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS, SegmentTable
 from spark_ledger.topic.log.segments import LiveSegment, PlacedSegment, Segment
 from spark_ledger.topic.log.state import apply, empty
-from spark_ledger.topic.read.live import LiveEnds, since_in
+from spark_ledger.topic.read.live import LiveEnds, first_stored_since
 from spark_ledger.topic.read.pieces import LiveRows, Span, live_rows, pieces_of
 from spark_ledger.topic.read.plan import Cutting, LedgerEnd, ReadTask, lost_of, plan_read
 from spark_ledger.topic.subscription.lag import topic_lag
 from spark_ledger.topic.subscription.seek_target import End
-from spark_ledger.topic.task_reader import fetch_kept
+from spark_ledger.topic.task_reader import fetch_with_replans
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 from tests.kit.rows import parts_of
 from tests.unit.spark_ledger.broker.hand_overs import (
@@ -66,7 +66,7 @@ async def folded(stage):
 
 async def read(client, task, **options):
     found = []
-    async for run in fetch_kept(client, task, **options):
+    async for run in fetch_with_replans(client, task, **options):
         for rows in (r for fetched in run for b in fetched.blocks() for r in parts_of(b)):
             found += enumerate(rows.record_batch.column("value").to_pylist(), rows.offset)
     return found
@@ -81,8 +81,8 @@ async def heard(stage, live, seconds=10):
     """What a process that knows only this live segment hears of it."""
     ends = LiveEnds((await stage.another()).ledgers)
     await asyncio.sleep(seconds)
-    await ends.look([live])
-    return ends.known(live)
+    await ends.refresh([live])
+    return ends.end_of(live)
 
 
 # -- a reader whose log is old ---------------------------------------------------------------------
@@ -112,16 +112,16 @@ def test_who_follows_a_segment_stops_where_the_batch_of_spark_came():
         ends = LiveEnds(stage.client.ledgers)
         ends.follow([old])
         await asyncio.sleep(10)
-        assert ends.known(old).rows == 6
+        assert ends.end_of(old).rows == 6
         await owner.all_stored(owner.send([b"6", b"7"]))
         await by_spark(stage)
         await owner.all_stored(owner.send([b"9", b"10"], [b"11", b"12"]))
         await asyncio.sleep(20)
-        assert (ends.known(old).rows, ends.known(old).closed) == (8, True)
+        assert (ends.end_of(old).rows, ends.end_of(old).closed) == (8, True)
         new = await live_segment(owner)
         ends.follow([new])
         await asyncio.sleep(10)
-        assert (ends.known(new).rows, ends.known(new).closed) == (4, False)
+        assert (ends.end_of(new).rows, ends.end_of(new).closed) == (4, False)
         await ends.close()
         await owner.writer.close()
 
@@ -232,8 +232,8 @@ def test_a_time_is_looked_for_among_the_entries_of_the_segment_alone():
         wanted = live_rows(stretch.table, 0, Span(0, 7, 15, 0, 1))
         assert (wanted.live.first_entry, wanted.live.rows_before) == (3, 6)
         reader = stage.client.ledgers
-        assert await since_in(reader, wanted, 0) == 7
-        assert await since_in(reader, wanted, 2**60) == 15
+        assert await first_stored_since(reader, wanted, 0) == 7
+        assert await first_stored_since(reader, wanted, 2**60) == 15
         await owner.writer.close()
 
     play(act)

@@ -156,7 +156,7 @@ async def test_one_that_is_to_go_is_not_named_and_one_that_is_read_only_is_not_a
     cluster, ledgers = await cluster_of(3, spare_grace_s=1)
     await ledgers.metadata.create(f"{paths.BOOKIES_DRAINING}/b", b"", parents=True)
     await leaves(cluster, "b")
-    assert await autorecovery.draining(ledgers.metadata) == ["b"]
+    assert await autorecovery.draining_bookies(ledgers.metadata) == ["b"]
     with pytest.raises(errors.NotEnoughBookies):
         await ledgers.create(3, 3, 2)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from spark_ledger.metadata import chain, paths
-from spark_ledger.metadata.chain import Chain, extended, is_kept, missing, newest_of_each_kind
+from spark_ledger.metadata.chain import Chain, is_kept, missing_link, newest_of_each_kind, with_link
 from tests.simulation.loop import run
 from tests.simulation.store import SimStore
 
@@ -13,7 +13,7 @@ def grown(links: int, began: Chain | None = None, mark: str = "t") -> Chain:
     grown = began
     for _ in range(links):
         number = 0 if grown is None else grown.newest + 1
-        grown = extended(grown, f"{mark}{number}")
+        grown = with_link(grown, f"{mark}{number}")
     assert grown is not None
     return grown
 
@@ -69,20 +69,20 @@ def test_a_disk_keeps_the_newest_link_of_each_kind():
 @pytest.mark.parametrize("away", [0, 1, 240, 241, 600, 2880, 2882, 43_300, 575_000, 1_200_000])
 def test_a_disk_knows_its_store_again_however_long_it_was_away(away: int):
     seen = newest_of_each_kind(extended_by_numbers(600))
-    assert missing(seen, extended_by_numbers(600 + away)) is None
+    assert missing_link(seen, extended_by_numbers(600 + away)) is None
 
 
 def test_an_older_store_misses_the_newest_link():
     seen = newest_of_each_kind(grown(20))
-    assert missing(seen, grown(11)) == 19
-    assert missing(seen, None) == 19
+    assert missing_link(seen, grown(11)) == 19
+    assert missing_link(seen, None) == 19
 
 
 def test_a_store_that_was_used_on_since_is_another_as_long_as_links_so_old_are_kept():
     copy = grown(300)
     seen = newest_of_each_kind(grown(22, copy))
     for links in (1, 21, 22, 23, 40, 200, 240):
-        assert missing(seen, grown(links, copy, "other")) is not None, links
+        assert missing_link(seen, grown(links, copy, "other")) is not None, links
 
 
 def test_a_store_that_was_used_on_for_days_is_another_by_an_older_link_of_the_disk():
@@ -92,12 +92,12 @@ def test_a_store_that_was_used_on_for_days_is_another_by_an_older_link_of_the_di
     newest = 4300
     links = {n: copy.links.get(n, f"other{n}") for n in range(newest + 1) if is_kept(n, newest)}
     assert not is_kept(max(seen), newest)
-    assert missing(seen, Chain(links)) == 512
+    assert missing_link(seen, Chain(links)) == 512
 
 
 def test_a_copy_made_after_the_newest_link_that_was_seen_is_the_same_store():
     copy = grown(300)
-    assert missing(newest_of_each_kind(copy), grown(40, copy, "other")) is None
+    assert missing_link(newest_of_each_kind(copy), grown(40, copy, "other")) is None
 
 
 def test_one_process_appends_a_link_when_no_other_did_for_a_while():

@@ -17,24 +17,24 @@ def said(caplog):
 
 def outage(timeout_s: float = 300.0) -> Outage:
     made = Outage(lambda: "the store", 15.0, timeout_s)
-    made.regained()
+    made.on_contact()
     return made
 
 
 @simulated
 async def test_a_call_waits_as_long_as_is_left_of_the_outage_and_for_one_answer_at_least():
     one, now = outage(), asyncio.get_running_loop().time()
-    assert one.until(now) == now + 300
-    one.lost()
+    assert one.deadline_s(now) == now + 300
+    one.on_contact_lost()
     await asyncio.sleep(200)
-    one.lost()
+    one.on_contact_lost()
     later = now + 200
-    assert one.until(later) == now + 300
+    assert one.deadline_s(later) == now + 300
     await asyncio.sleep(95)
-    assert one.until(now + 295) == now + 310
-    one.regained()
-    assert one.until(now + 295) == now + 595
-    assert outage(0.0).until(now) == now + 15
+    assert one.deadline_s(now + 295) == now + 310
+    one.on_contact()
+    assert one.deadline_s(now + 295) == now + 595
+    assert outage(0.0).deadline_s(now) == now + 15
 
 
 def test_an_outage_is_told_after_seconds_now_and_then_and_at_its_end(said):
@@ -44,11 +44,11 @@ def test_an_outage_is_told_after_seconds_now_and_then_and_at_its_end(said):
         with one.call("/quick"):
             await asyncio.sleep(4)
         with one.call("/a"):
-            one.lost()
+            one.on_contact_lost()
             await asyncio.sleep(66)
-            one.regained()
-            one.responded()
-        one.responded()
+            one.on_contact()
+            one.on_response()
+        one.on_response()
         one.close()
 
     test()
@@ -69,11 +69,11 @@ def test_nothing_is_told_while_no_call_waits_nor_by_who_waits_for_one_answer_onl
         idle, impatient = outage(), outage(0.0)
         with idle.call("/a"):
             await asyncio.sleep(1)
-        idle.lost()
+        idle.on_contact_lost()
         with impatient.call("/a"):
             await asyncio.sleep(100)
-        impatient.responded()
-        idle.responded()
+        impatient.on_response()
+        idle.on_response()
 
     test()
     assert not said.records

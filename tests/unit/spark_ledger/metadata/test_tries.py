@@ -32,18 +32,18 @@ def lose(tries, times, why="others were first"):
 def test_a_change_that_loses_all_but_the_last_try_may_be_made_then():
     tries = Tries()
     lose(tries, TRIES_MAX - 1)
-    assert tries.made == TRIES_MAX - 1
+    assert tries.failed == TRIES_MAX - 1
 
 
 def test_after_the_last_try_the_text_is_raised_as_contended():
     with pytest.raises(errors.CommitContended, match="others were first"):
-        lose(Tries(most=3), 3)
+        lose(Tries(tries_max=3), 3)
 
 
 def test_after_the_last_try_an_error_that_the_caller_has_is_raised_as_it_is():
     conflict = errors.TxnConflict("an owner went on")
     with pytest.raises(errors.TxnConflict) as raised:
-        lose(Tries(most=2), 2, conflict)
+        lose(Tries(tries_max=2), 2, conflict)
     assert raised.value is conflict
 
 
@@ -57,7 +57,7 @@ def test_tries_with_a_generator_pause_as_pause_s_computes_and_those_without_do_n
 
 
 def test_the_first_tries_that_are_free_cost_no_pause(pauses):
-    lose(Tries(random.Random(7), free=2), 4)
+    lose(Tries(random.Random(7), tries_without_pause=2), 4)
     rng = random.Random(7)
     assert pauses == [pause_s(rng, tries) for tries in (2, 3)]
 

@@ -32,10 +32,10 @@ def test_what_bookies_publish_is_listed_by_ledger_and_goes_when_there_is_none():
         _, session = await store_of()
         await unrecorded.publish(session, "a", [7, 3])
         await unrecorded.publish(session, "b", [7])
-        assert (await unrecorded.listed(session)).bookies == {3: ["a"], 7: ["a", "b"]}
+        assert (await unrecorded.read_unrecorded(session)).bookies == {3: ["a"], 7: ["a", "b"]}
         await unrecorded.publish(session, "a", [9])
         await unrecorded.publish(session, "b", [])
-        assert (await unrecorded.listed(session)).bookies == {9: ["a"]}
+        assert (await unrecorded.read_unrecorded(session)).bookies == {9: ["a"]}
 
     run(main())
 
@@ -46,7 +46,7 @@ def test_the_list_says_when_each_bookie_counted_last_though_it_found_the_same():
         times = []
         for _ in range(2):
             await unrecorded.publish(session, "a", [7])
-            times.append((await unrecorded.listed(session)).counted_ms["a"])
+            times.append((await unrecorded.read_unrecorded(session)).counted_ms["a"])
             await asyncio.sleep(3600)
         assert times[1] - times[0] >= 3_600_000
 
@@ -59,7 +59,9 @@ def test_a_list_of_many_ledgers_is_cut_and_fits_into_a_node():
         ids = [3 * 10**12 + i for i in range(100_000)]
         await unrecorded.publish(session, "a", ids)
         assert len(store.peek(paths.unrecorded("a")).value) < 1_000_000
-        assert [*(await unrecorded.listed(session)).bookies] == ids[: unrecorded.LISTED_MAX]
+        assert [*(await unrecorded.read_unrecorded(session)).bookies] == ids[
+            : unrecorded.LISTED_MAX
+        ]
 
     run(main())
 
@@ -116,10 +118,10 @@ def test_under_a_hold_what_bookies_reported_is_listed_too_until_the_store_is_acc
         for bookie, ids in (("a", [7, 8]), ("b", [8])):
             missing = [(ledger_id, 0, 10) for ledger_id in ids]
             await hold.publish(session, hold.Report(bookie, missing, (), (), len(ids)))
-        listed = await unrecorded.listed(session)
+        listed = await unrecorded.read_unrecorded(session)
         assert (listed.bookies, listed.held) == ({7: ["a"], 8: ["a", "b"]}, "older")
         await hold.accept(store.session("person"))
-        listed = await unrecorded.listed(session)
+        listed = await unrecorded.read_unrecorded(session)
         assert (listed.bookies, listed.held) == ({7: ["a"]}, "")
 
     run(main())

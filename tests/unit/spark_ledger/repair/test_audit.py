@@ -30,7 +30,7 @@ async def test_whole_ledgers_are_counted_and_nothing_is_wrong(deep):
         "blocked": 0,
         "unreferenced": 0,
     }
-    assert found.whole
+    assert found.is_whole
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -45,7 +45,7 @@ async def test_a_missing_copy_is_told_by_its_bookie_and_one_that_nobody_has_as_d
     (wrong,) = found.wrong
     assert wrong.lacking == {"a": 1, "b": 3, "c": 1}
     assert (wrong.nowhere, wrong.first_nowhere, found.damaged) == (1, 3, 1)
-    assert not found.whole
+    assert not found.is_whole
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -70,7 +70,7 @@ async def test_what_no_bookie_answers_for_is_missing_and_not_damaged(deep):
         await gone(cluster, name)
     found = await audit(ledgers, TOKENS, deep=deep)
     assert (found.under_replicated, found.damaged) == (1, 0)
-    assert not found.whole
+    assert not found.is_whole
 
 
 @simulated
@@ -79,7 +79,7 @@ async def test_a_copy_that_cannot_be_read_is_found_by_the_deep_audit_alone():
     ledger_id = (await ledger_of(ledgers, 3)).ledger_id
     rotten = cluster.bookies["c"].entries[ledger_id, 1]
     cluster.bookies["c"].entries[ledger_id, 1] = rotten[:-1] + b"?"
-    assert (await audit(ledgers, TOKENS)).whole
+    assert (await audit(ledgers, TOKENS)).is_whole
     assert (await audit(ledgers, TOKENS, deep=True)).wrong[0].lacking == {"c": 1}
 
 
@@ -87,7 +87,7 @@ async def test_a_copy_that_cannot_be_read_is_found_by_the_deep_audit_alone():
 async def test_the_slots_of_a_striped_ledger_are_asked_for_their_own_entries_only():
     cluster, ledgers = await cluster_of(4)
     writer = await ledger_of(ledgers, 12, (4, 2, 2))
-    assert (await audit(ledgers, TOKENS)).whole
+    assert (await audit(ledgers, TOKENS)).is_whole
     name = writer.record.last_fragment.ensemble[2]
     lose(cluster, name, (writer.ledger_id, 5))
     assert (await audit(ledgers, TOKENS)).wrong[0].lacking == {name: 1}
@@ -101,7 +101,7 @@ async def test_what_a_bookie_that_is_gone_should_keep_is_missing_and_what_hinder
     await work_list.add(ledgers.metadata, ledger_id, [Reason(Cause.LOST, "a", 0)])
     work = await work_list.find(ledgers.metadata, ledger_id)
     assert work is not None
-    await work_list.keep(ledgers.metadata, dataclasses.replace(work, blocked="no spare"))
+    await work_list.update(ledgers.metadata, dataclasses.replace(work, blocked="no spare"))
     found = await audit(ledgers, TOKENS)
     assert (found.under_replicated, found.blocked) == (1, 1)
     assert found.wrong[0].lacking == {"a": 4}

@@ -17,11 +17,11 @@ async def test_what_was_written_while_a_bookie_was_away_is_brought_to_it_once_it
     await gone(cluster, "b")
     made_without = await ledger_of(ledgers, 5)
     await look_for(auditor, worker, 200, 10.0)
-    assert await work_list.listed(ledgers.metadata) == []
+    assert await work_list.listed_ledgers(ledgers.metadata) == []
     cluster.bookies["b"].refusing = False
     await cluster.register("b")
     await look_for(auditor, worker, 200, 10.0)
     for one in (before, made_without):
         copies = await copies_of(cluster, ledgers, one.ledger_id)
         assert [*copies.values()] == [["a", "b", "c"]] * len(copies)
-    assert await work_list.listed(ledgers.metadata) == []
+    assert await work_list.listed_ledgers(ledgers.metadata) == []

@@ -52,7 +52,7 @@ async def test_a_bookie_is_emptied_and_every_ledger_keeps_its_copies():
     await ended(healing)
     await gone(cluster, "a")
     await forget(ledgers, "a")
-    assert await autorecovery.draining(ledgers.metadata) == []
+    assert await autorecovery.draining_bookies(ledgers.metadata) == []
 
 
 @simulated
@@ -79,7 +79,7 @@ async def test_one_that_was_never_seen_and_one_that_is_down_are_refused_with_wha
         await begin(ledgers, "z")
     with pytest.raises(BadConfig, match="bookie b is not registered: it is down"):
         await begin(ledgers, "b")
-    assert await autorecovery.draining(ledgers.metadata) == []
+    assert await autorecovery.draining_bookies(ledgers.metadata) == []
 
 
 @simulated
@@ -89,13 +89,13 @@ async def test_too_few_others_are_refused_and_force_stops_at_the_ack_quorum():
     ledger_id = (await ledger_of(ledgers, 5)).ledger_id
     with pytest.raises(NotEnoughBookies, match=r"copies of 1 ledger: .*would keep 2.*--force"):
         await begin(ledgers, "a")
-    assert await autorecovery.draining(ledgers.metadata) == []
+    assert await autorecovery.draining_bookies(ledgers.metadata) == []
     (left,) = await until_done(ledgers, "a", force=True)
     assert (left.ledgers, left.stuck, left.done) == (1, 1, True)
     assert (await ledgers.record(ledger_id, fresh=True)).record.names("a")
     with pytest.raises(NotEnoughBookies, match=r"would keep 1.*cannot be forced below Qa"):
         await begin(ledgers, "b", force=True)
-    assert await autorecovery.draining(ledgers.metadata) == ["a"]
+    assert await autorecovery.draining_bookies(ledgers.metadata) == ["a"]
 
 
 @simulated
@@ -107,7 +107,7 @@ async def test_of_two_that_are_begun_at_once_and_cannot_both_be_not_both_go_on()
     results = await asyncio.gather(begin(ledgers, "a"), begin(ledgers, "b"), return_exceptions=True)
     refused = [one for one in results if isinstance(one, NotEnoughBookies)]
     assert refused
-    assert len(await autorecovery.draining(ledgers.metadata)) == 2 - len(refused)
+    assert len(await autorecovery.draining_bookies(ledgers.metadata)) == 2 - len(refused)
 
 
 @simulated
@@ -120,7 +120,7 @@ async def test_one_whose_place_no_rack_allows_is_refused_and_force_leaves_its_le
         await ledger_of(ledgers, 3)
     with pytest.raises(NotEnoughBookies, match="without bookie b 3 writable bookies would remain"):
         await begin(ledgers, "b")
-    assert await autorecovery.draining(ledgers.metadata) == []
+    assert await autorecovery.draining_bookies(ledgers.metadata) == []
     assert (await until_done(ledgers, "b", force=True))[-1].stuck == 6
     healing = await heals(ledgers)
     await cancel(ledgers, "b")
@@ -137,7 +137,7 @@ async def test_the_only_spare_of_a_ledger_is_not_promised_twice():
     await begin(ledgers, first)
     with pytest.raises(NotEnoughBookies, match="end another decommission"):
         await begin(ledgers, second)
-    assert await autorecovery.draining(ledgers.metadata) == [first]
+    assert await autorecovery.draining_bookies(ledgers.metadata) == [first]
 
 
 @simulated
@@ -209,7 +209,7 @@ async def test_forgetting_one_that_a_ledger_names_says_to_wait_for_its_copies():
     await gone(cluster, name)
     with pytest.raises(BadConfig, match="wait until its copies were made elsewhere"):
         await forget(ledgers, name)
-    assert await autorecovery.draining(ledgers.metadata) == [name]
+    assert await autorecovery.draining_bookies(ledgers.metadata) == [name]
 
 
 @simulated
@@ -221,7 +221,7 @@ async def test_two_members_of_one_ledger_are_not_drained_where_one_other_can_tak
     await begin(ledgers, first)
     with pytest.raises(NotEnoughBookies, match="no other can take the copies of 1 ledger:"):
         await begin(ledgers, second)
-    assert await autorecovery.draining(ledgers.metadata) == [first]
+    assert await autorecovery.draining_bookies(ledgers.metadata) == [first]
 
 
 @simulated
@@ -288,7 +288,7 @@ async def test_one_that_no_ledger_names_is_not_drained_while_another_draining_ne
     await begin(ledgers, ensemble[0])
     with pytest.raises(NotEnoughBookies, match=f"{ensemble[0]} of it: down, or drained too"):
         await begin(ledgers, spare)
-    assert await autorecovery.draining(ledgers.metadata) == [ensemble[0]]
+    assert await autorecovery.draining_bookies(ledgers.metadata) == [ensemble[0]]
     healing = await heals(ledgers)
     assert (await until_done(ledgers, ensemble[0]))[-1].ledgers == 0
     await ended(healing)
@@ -305,7 +305,7 @@ async def test_of_a_member_and_its_only_spare_begun_at_once_not_both_go_on():
     results = await asyncio.gather(*both, return_exceptions=True)
     refused = [one for one in results if isinstance(one, NotEnoughBookies)]
     assert refused
-    assert len(await autorecovery.draining(ledgers.metadata)) == 2 - len(refused)
+    assert len(await autorecovery.draining_bookies(ledgers.metadata)) == 2 - len(refused)
 
 
 @simulated
@@ -327,7 +327,7 @@ async def test_a_spare_that_is_read_only_by_now_is_not_drained_if_a_member_is(mo
     monkeypatch.setattr(ledgers.metadata, "create", others_first)
     with pytest.raises(NotEnoughBookies, match=f"{ensemble[0]} of it: down, or drained too"):
         await begin(ledgers, spare)
-    assert await autorecovery.draining(ledgers.metadata) == [ensemble[0]]
+    assert await autorecovery.draining_bookies(ledgers.metadata) == [ensemble[0]]
 
 
 @simulated
@@ -340,7 +340,7 @@ async def test_the_only_spare_of_a_bookie_that_is_down_is_not_drained():
     await gone(cluster, ensemble[0])
     with pytest.raises(NotEnoughBookies, match=f"{ensemble[0]} of it: down, or drained too"):
         await begin(ledgers, spare)
-    assert await autorecovery.draining(ledgers.metadata) == []
+    assert await autorecovery.draining_bookies(ledgers.metadata) == []
 
 
 @simulated
@@ -350,7 +350,7 @@ async def test_one_that_is_down_and_has_no_spare_anyhow_hinders_no_other():
     await ledger_on_fragments(cluster, ledgers, "abc")
     await gone(cluster, "b")
     await begin(ledgers, "a")
-    assert await autorecovery.draining(ledgers.metadata) == ["a"]
+    assert await autorecovery.draining_bookies(ledgers.metadata) == ["a"]
 
 
 @simulated
@@ -398,7 +398,7 @@ async def test_an_odd_name_cancels_nothing(name):
     await known(cluster, *"abcd")
     await begin(ledgers, "a")
     assert not await cancel(ledgers, name)
-    assert await autorecovery.draining(ledgers.metadata) == ["a"]
+    assert await autorecovery.draining_bookies(ledgers.metadata) == ["a"]
     with pytest.raises(BadConfig, match="was ever registered"):
         await begin(ledgers, name)
 

@@ -44,7 +44,7 @@ async def test_copies_of_a_lost_bookie_are_made_elsewhere_after_the_delay_and_no
     record = (await ledgers.record(ledger_id, fresh=True)).record
     assert not record.names(ensemble[0]) and not record.joining
     assert all(len(names) == 3 for names in (await copies_of(cluster, ledgers, ledger_id)).values())
-    assert await work_list.listed(ledgers.metadata) == []
+    assert await work_list.listed_ledgers(ledgers.metadata) == []
 
 
 @simulated
@@ -163,7 +163,7 @@ async def test_a_bookie_that_is_back_keeps_its_slot_and_who_joined_for_it_leaves
     report, _ = await look_for(auditor, worker, 2 * DELAY_S)
     record = (await ledgers.record(ledger_id, fresh=True)).record
     assert record.last_fragment.ensemble == ensemble and not record.joining
-    assert await work_list.listed(ledgers.metadata) == []
+    assert await work_list.listed_ledgers(ledgers.metadata) == []
     assert report.lost == frozenset()
 
 
@@ -262,7 +262,7 @@ async def test_copies_that_a_close_left_missing_are_found_and_made():
     await look_for(auditor, worker, 130)
     copies = await copies_of(cluster, ledgers, writer.ledger_id)
     assert all(len(names) == 3 for names in copies.values())
-    assert await work_list.listed(ledgers.metadata) == []
+    assert await work_list.listed_ledgers(ledgers.metadata) == []
 
 
 @simulated
@@ -289,7 +289,7 @@ async def test_limbo_at_a_bookie_that_the_record_names_no_more_keeps_no_ledger_o
     await gone(cluster, ensemble[0])
     await look_for(auditor, worker, 3 * DELAY_S)
     assert not (await ledgers.record(ledger_id, fresh=True)).record.names(ensemble[0])
-    assert await work_list.listed(ledgers.metadata) == []
+    assert await work_list.listed_ledgers(ledgers.metadata) == []
 
 
 @simulated
@@ -413,7 +413,7 @@ async def test_a_reason_that_comes_again_is_not_taken_off_by_who_saw_that_it_was
     assert not await work_list.add(store, 7, [lost])
     assert await work_list.find(store, 7) == seen, "said once more, it is no write"
     assert not await work_list.add(store, 7, [lost._replace(since_ms=2)])
-    await work_list.done(store, seen)
+    await work_list.remove(store, seen)
     assert (await work_list.find(store, 7)).reasons == (lost,)
 
 
@@ -527,7 +527,7 @@ async def test_a_bookie_that_takes_no_copy_joins_no_more_where_another_can():
     for ledger_id in ledger_ids:
         record = (await ledgers.record(ledger_id, fresh=True)).record
         assert not record.names(old) and not record.joining
-    assert await work_list.listed(ledgers.metadata) == []
+    assert await work_list.listed_ledgers(ledgers.metadata) == []
 
 
 @simulated
@@ -544,7 +544,7 @@ async def test_an_empty_ledger_whose_bookies_are_all_gone_for_good_is_given_othe
     record = (await ledgers.record(ledger_id, fresh=True)).record
     assert {*record.last_fragment.ensemble} == {*"def"}
     assert all(cluster.bookies[name].fenced.get(ledger_id) for name in "def")
-    assert await work_list.listed(ledgers.metadata) == []
+    assert await work_list.listed_ledgers(ledgers.metadata) == []
 
 
 @simulated

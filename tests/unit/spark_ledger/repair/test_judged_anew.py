@@ -46,7 +46,7 @@ async def test_a_ledger_one_of_whose_bookies_did_not_tell_is_checked_again_at_th
     cluster.bookies["b"].override = busy
     auditor, worker = await healing(ledgers)
     await look_for(auditor, worker, 10)
-    assert asked and await work_list.listed(ledgers.metadata) == []
+    assert asked and await work_list.listed_ledgers(ledgers.metadata) == []
     cluster.bookies["b"].override = None
     await look_for(auditor, worker, 130)
     assert (ledger_id, 2) in cluster.bookies["b"].entries

@@ -17,7 +17,7 @@ from spark_ledger.metadata.ledger_record import (
 )
 from spark_ledger.repair import work_list
 from spark_ledger.repair.auditor import Auditor
-from spark_ledger.repair.limbo import LimboLedger, listed, repair_everywhere
+from spark_ledger.repair.limbo import LimboLedger, list_limbo, repair_everywhere
 from spark_ledger.repair.service import repair_once, tokens_of
 from spark_ledger.repair.worker import Worker
 from tests.kit.limbo_repair import repair
@@ -125,11 +125,11 @@ async def test_a_bookie_that_does_not_answer_is_told_of_and_hinders_no_other():
 @simulated
 async def test_the_bookies_lists_are_told_with_their_reasons():
     cluster, ledgers = await cluster_of(3)
-    assert await listed(ledgers.metadata) == []
+    assert await list_limbo(ledgers.metadata) == []
     await in_limbo(cluster, "b", 12, "torn")
     await in_limbo(cluster, "b", 5, "lost")
     await in_limbo(cluster, "a", 12, "lost")
-    found = await listed(ledgers.metadata)
+    found = await list_limbo(ledgers.metadata)
     assert [one[:3] for one in found] == [("a", 12, "lost"), ("b", 5, "lost"), ("b", 12, "torn")]
     assert isinstance(found[0], LimboLedger)
 
@@ -161,7 +161,7 @@ async def test_a_worker_leaves_a_writer_that_moves_and_recovers_one_that_does_no
     record = (await ledgers.record(writer.ledger_id, fresh=True)).record
     assert record.state is RecordState.CLOSED
     assert record.last_entry == 12
-    assert await work_list.listed(ledgers.metadata) == []
+    assert await work_list.listed_ledgers(ledgers.metadata) == []
     with pytest.raises(errors.LedgerError):
         await writer.append([b"too late"])
 
@@ -221,7 +221,7 @@ async def test_a_listed_ledger_that_is_gone_or_cannot_be_recovered_hinders_no_ot
     (result,) = done.repaired
     assert (result.ledger_id, result.cleared) == (fine, True)
     assert list(done.left) == [stuck]
-    assert await work_list.listed(ledgers.metadata) == [stuck]
+    assert await work_list.listed_ledgers(ledgers.metadata) == [stuck]
 
 
 @simulated

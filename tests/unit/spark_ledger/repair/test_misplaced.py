@@ -57,7 +57,7 @@ async def test_one_of_two_copies_on_a_host_goes_to_a_bookie_on_another():
         assert {"c", "d"} < {*ensemble}
         copies = await copies_of(cluster, ledgers, ledger_id)
         assert all(len(names) == 3 for names in copies.values())
-    assert await work_list.listed(ledgers.metadata) == []
+    assert await work_list.listed_ledgers(ledgers.metadata) == []
 
 
 @simulated
@@ -117,11 +117,11 @@ async def test_lost_copies_come_first_and_misplaced_ones_wait_for_them():
     await work_list.add(store, 4711, [lacking])
     auditor, worker = await healing(ledgers)
     await auditor.look()
-    assert await work_list.listed(store) == [4711], "the auditor lists no move"
+    assert await work_list.listed_ledgers(store) == [4711], "the auditor lists no move"
     await work_list.add(store, ledger_id, [reason])
     outcome = await worker.work_at(ledger_id)
     assert (outcome.copied, outcome.why) == (0, ""), "and one that is listed is taken off"
-    assert await work_list.listed(store) == [4711]
+    assert await work_list.listed_ledgers(store) == [4711]
     assert await ensemble_of(ledgers, ledger_id) == before
 
 
@@ -143,11 +143,11 @@ async def test_a_ledger_that_is_misplaced_no_more_is_taken_off_the_list_and_nobo
     _, outcomes = await look_for(auditor, worker, 2)
     assert "does not take a copy" in outcomes[0].why
     assert (await ledgers.record(ledger_id, fresh=True)).record.joining[0].bookie_id == "d"
-    assert (await audit(ledgers, TOKENS)).whole
+    assert (await audit(ledgers, TOKENS)).is_whole
     await gone(cluster, "d")
     await look_for(auditor, worker, 15)
     assert await ensemble_of(ledgers, ledger_id) == before
-    assert await work_list.listed(ledgers.metadata) == []
+    assert await work_list.listed_ledgers(ledgers.metadata) == []
 
 
 @simulated
@@ -171,7 +171,7 @@ async def test_of_an_open_ledger_all_but_the_end_is_moved_and_it_stays_open():
     assert record.state is RecordState.OPEN
     assert {*last} == {"a", "b", "d"}
     assert len({*first} & {"a", "b"}) == 1
-    assert await work_list.listed(ledgers.metadata) == []
+    assert await work_list.listed_ledgers(ledgers.metadata) == []
 
 
 @simulated
@@ -249,7 +249,7 @@ async def test_of_a_rack_that_is_gone_hard_racks_say_what_they_wait_for_until_it
     cluster.bookies["c"].refusing = False
     await cluster.register("c", "r3")
     await look_for(auditor, worker, 2 * DELAY_S)
-    assert await work_list.listed(ledgers.metadata) == []
+    assert await work_list.listed_ledgers(ledgers.metadata) == []
     assert [await ledgers.record(one, fresh=True) for one in ledger_ids] == before
 
 

@@ -56,7 +56,7 @@ async def test_too_many_are_an_alarm_until_they_are_accepted_and_that_holds_whil
     await looks(healing, DELAY_S + 2)
     found = await status.status(ledgers.metadata)
     assert "--force" in found.alarm and set(found.lost) == {"a", "b"}
-    assert await work_list.listed(ledgers.metadata) == []
+    assert await work_list.listed_ledgers(ledgers.metadata) == []
     naming = [(await ledgers.record(one)).record async for one in ledgers.list()]
     assert found.unlisted == sum(one.names("a") or one.names("b") for one in naming) > 0
     assert (await status.enable(ledgers.metadata, force=True)).accepted == ("a", "b")

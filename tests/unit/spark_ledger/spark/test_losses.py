@@ -10,7 +10,7 @@ from spark_ledger.spark.read import planning
 from spark_ledger.topic.log.segment_table import SegmentTable
 from spark_ledger.topic.log.segments import PlacedSegment, Segment
 from spark_ledger.topic.read.pieces import Span, slices_of
-from spark_ledger.topic.read.plan import NOTHING, LedgerEnd, ReadTask
+from spark_ledger.topic.read.plan import EMPTY_LEDGER_END, LedgerEnd, ReadTask
 
 
 def task(ledger_id: int, entries: range, start: int) -> ReadTask:
@@ -41,7 +41,7 @@ def test_a_loss_that_is_accepted_leaves_out_exactly_these_rows():
 
 def test_a_task_whose_ledger_is_gone_has_nothing_left():
     tasks = [task(7, range(2), 0), task(8, range(2), 20)]
-    assert planning.without_lost_rows(tasks, {7: NOTHING, 8: None}, False) == tasks[1:]
+    assert planning.without_lost_rows(tasks, {7: EMPTY_LEDGER_END, 8: None}, False) == tasks[1:]
 
 
 def test_a_ledger_that_a_lagging_replica_does_not_show_yet_is_not_lost():

@@ -19,7 +19,7 @@ class Cluster:
     """Refuses what it is asked with `error`, if there is one; counts."""
 
     client = None
-    away = False
+    is_disconnected = False
 
     def __init__(self, error=None):
         self.error = error
@@ -104,10 +104,10 @@ def test_who_cannot_connect_leaves_it_to_tasks_which_wait_unless_the_query_only_
 
 def test_in_an_outage_a_writer_asks_nothing_and_does_so_for_the_next_batch(connected):
     cluster = connected()
-    cluster.away = True
+    cluster.is_disconnected = True
     assert pickle.loads(pickle.dumps(writer())).refusal is None
     assert cluster.asked == 0
-    cluster.away = False
+    cluster.is_disconnected = False
     pickle.dumps(writer())
     assert cluster.asked == 1
 

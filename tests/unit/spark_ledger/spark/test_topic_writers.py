@@ -50,11 +50,11 @@ class Noted:
         self.drained += 1
         self.held_bytes = 0
 
-    def settle(self):
+    def drain_copies(self):
         self.settled += 1
         self.held_bytes = 0
 
-    def finishing(self):
+    def start_finish(self):
         return lambda: tuple(self.values)
 
     def abort(self):

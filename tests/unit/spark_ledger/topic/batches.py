@@ -11,7 +11,7 @@ from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.message_batch import Share, decode_header, encode_header
 from spark_ledger.topic.entry.pulsar_batch import frame_batches
 from spark_ledger.topic.read.plan import plan_read
-from spark_ledger.topic.task_reader import fetch_kept
+from spark_ledger.topic.task_reader import fetch_with_replans
 from tests.kit.pulsar_batches import batch_of, message
 from tests.kit.rows import parts_of
 from tests.unit.spark_ledger.topic.live_segments import Owner
@@ -42,7 +42,7 @@ async def batches_of(client, state):
     held = state.partitions[0]
     found = []
     for task in plan_read(state, {0: (held.start_offset, held.end_offset)}):
-        async for run in fetch_kept(client, task):
+        async for run in fetch_with_replans(client, task):
             for fetched in run:
                 if decode_header(fetched.entry.payload).batches:
                     found += [
@@ -68,7 +68,7 @@ async def produced(stage, *sizes):
 
 async def rows_of(client, task, **options):
     found = []
-    async for run in fetch_kept(client, task, **options):
+    async for run in fetch_with_replans(client, task, **options):
         for rows in (r for fetched in run for b in fetched.blocks() for r in parts_of(b)):
             values = rows.record_batch.column("value").to_pylist()
             found += enumerate(values, rows.offset)

@@ -9,7 +9,7 @@ from bookie_server.api.entry import Entry, EntryHeader, payload_crc
 from spark_ledger.topic.entry.message_batch import Share, encode_body, encode_header
 from spark_ledger.topic.entry.pulsar_batch import frame_batches
 from spark_ledger.topic.read.bad_entries import BadEntries, OnBadEntry
-from spark_ledger.topic.read.pieces import WANTED
+from spark_ledger.topic.read.pieces import PIECE_DTYPE
 from spark_ledger.topic.read.slice_reader import FetchedEntry
 from tests.kit.pulsar_batches import batch_of, lone, message
 
@@ -20,7 +20,7 @@ ZSTD = pa.Codec("zstd")
 def fetched(payload: bytes, *pieces: tuple[int, int, int, int, int], **more) -> FetchedEntry:
     """`pieces`: partition, first row, rows passed over and taken, offset of the first of these."""
     header = EntryHeader(7, 3, 2, 0, 0, len(payload), payload_crc([payload]))
-    wanted = np.array([*map(tuple, pieces)], dtype=WANTED)
+    wanted = np.array([*map(tuple, pieces)], dtype=PIECE_DTYPE)
     return FetchedEntry(Entry(header, memoryview(payload)), wanted, **more)
 
 

@@ -254,7 +254,7 @@ def test_a_log_with_as_many_commits_as_it_may_have_is_checkpointed_before_the_ne
         vars(stage.client)["checkpoints"] = checkpointer.Checkpointer(
             *(stage.client.ledgers, stage.client.intents, stage.client.blobs),
             *(stage.client.chunks, stage.client.log),
-            every=10**9,
+            commits_apart=10**9,
             log_nodes_max=150,
         )
         longest = 0
@@ -325,7 +325,7 @@ def test_a_plan_on_a_state_whose_chunks_are_gone_is_made_on_the_newest_checkpoin
         assert chunk != old
         await stage.client.ledgers.delete(old.pointer.ledger_id)
 
-        state, read = await reader.readable(before, {0: (13, 15)})
+        state, read = await reader.state_with_tables(before, {0: (13, 15)})
 
         assert list(read) == [chunk] and state.start_offsets() == {0: 12}
 

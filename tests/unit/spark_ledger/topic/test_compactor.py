@@ -15,10 +15,10 @@ from spark_ledger.topic.upkeep import compactor, merge_encoding
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 from spark_ledger.topic.upkeep.compactor import (
     GROUP_BYTES,
-    Compacted,
     Compaction,
+    CompactionResult,
     compact,
-    together,
+    group_merges,
 )
 from spark_ledger.topic.upkeep.janitor import LEASE_S
 from spark_ledger.topic.upkeep.merge_plan import Merge, MergeLimits
@@ -50,7 +50,7 @@ def test_many_small_segments_become_one_and_every_row_stays_as_it_was():
         (merged,) = await segments(stage)
         assert (merged.base, end_of(merged), merged.commit_ms) == (0, 8, max(times))
         assert (merged.segment.min_ms, merged.segment.max_ms) == (NOW_MS, NOW_MS + 3)
-        assert await compact(stage.client, "t") == Compacted()
+        assert await compact(stage.client, "t") == CompactionResult()
 
     play(act)
 
@@ -243,7 +243,7 @@ def test_small_merges_of_several_partitions_share_entries_with_the_times_of_each
         merged = [(await segments(stage, p))[0].segment for p in range(3)]
         assert len({(one.ledger_id, one.entries) for one in merged}) == 1, "one entry has all"
         assert all(one.shared for one in merged)
-        assert await compact(stage.client, "t") == Compacted()
+        assert await compact(stage.client, "t") == CompactionResult()
 
     play(act, partitions=3)
 
@@ -256,7 +256,7 @@ def test_merges_are_done_together_that_are_small_or_read_shared_entries():
     shared = [sized(p, 9, 1 << 20, shared=True) for p in range(100)]
     large = sized(7, 5, SHARE_BYTES)
 
-    alone, *groups = together([*small, large, *shared])
+    alone, *groups = group_merges([*small, large, *shared])
 
     assert alone == [large]
     assert sorted((one.partition, one.start) for some in groups for one in some) == sorted(
@@ -286,7 +286,7 @@ def test_small_merges_of_partitions_some_of_whose_rows_went_meanwhile_are_planne
         made = await compactor.merge(stage.client, stage.topic, compaction.intent, task)
         await compaction.commit(made)
 
-        assert compaction.done.segments == 6
+        assert compaction.total.segments == 6
         assert [await seen(stage, p) for p in range(3)] == before
 
     play(act, partitions=3)
@@ -303,7 +303,7 @@ def test_rows_that_come_and_go_meanwhile_make_it_plan_again_and_none_is_lost():
         await stage.client.commit_actions(stage.topic.id, [Trim(((0, 3),))], other)
 
         await compaction.commit(merged)
-        assert compaction.done == Compacted()
+        assert compaction.total == CompactionResult()
         before = await seen(stage)
         done = await compact(stage.client, "t")
 
@@ -328,7 +328,7 @@ def test_of_several_merges_only_those_that_still_hold_are_committed(monkeypatch)
 
         await compaction.commit(merged)
 
-        assert (compaction.done.segments, compaction.done.commits) == (2, 1)
+        assert (compaction.total.segments, compaction.total.commits) == (2, 1)
         assert await seen(stage) == before
         assert [(p.base, end_of(p)) for p in await segments(stage)] == [(0, 2), (2, 4), (4, 8)]
 
@@ -350,7 +350,7 @@ def test_rows_that_are_gone_when_they_are_to_be_merged_are_left_out():
         await compaction.commit([])
 
         assert made == []
-        assert (await compaction.plan(), compaction.done) == ((), Compacted())
+        assert (await compaction.plan(), compaction.total) == ((), CompactionResult())
 
     play(act)
 
@@ -476,7 +476,7 @@ def test_no_two_rounds_of_merges_write_to_one_ledger(monkeypatch, shared):
             await compaction.carry_out(tasks, compactor.MergePace(None))
         await compaction.aclose()
 
-        assert compaction.done.commits == 3
+        assert compaction.total.commits == 3
         assert len({one.segment.ledger_id for one in await segments(stage)}) == 3
         left = [one for one in await stage.intents() if one.app_id.startswith("compact-")]
         assert [one.is_open for one in left] == ([] if shared else [False] * 3)

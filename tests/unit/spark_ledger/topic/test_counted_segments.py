@@ -16,7 +16,7 @@ from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.segment_table import SegmentTable
 from spark_ledger.topic.log.segments import LiveSegment, PlacedSegment, Segment
 from spark_ledger.topic.log.state import apply, empty
-from spark_ledger.topic.read.live import EntryStarts, first_piece, first_since, starts_of
+from spark_ledger.topic.read.live import EntryStarts, find_stored_since, first_piece, starts_of
 from spark_ledger.topic.read.pieces import CountedSlice, LiveRows, Span, pieces_of, slices_of
 from spark_ledger.topic.read.plan import Cutting, LedgerEnd, lost_of, plan_read
 from spark_ledger.topic.subscription.lag import topic_lag
@@ -237,7 +237,7 @@ def test_a_time_in_the_middle_of_an_open_segment_is_the_row_stored_then():
         reader = await stage.client.ledgers.open(live.ledger_id, recover=False)
         wanted = LiveRows(live, 0, 14, 6, 14)
         for at, offset in ((-5, 0), (0, 0), (1, 2), (3000, 6), (5999, 12), (6001, 14)):
-            assert await first_since(reader, wanted, first_ms + at) == offset
+            assert await find_stored_since(reader, wanted, first_ms + at) == offset
 
     play(act)
 

@@ -22,7 +22,7 @@ def test_a_follower_has_what_an_accepted_older_store_has_and_hears_of_each_commi
             await committed(stage, before, "r1", version, [b"lost"] * 100)
         await asyncio.sleep(130)
         assert follower.state().partitions[0].end_offset == 201
-        heard = asyncio.create_task(follower.beyond(follower.state().next))
+        heard = asyncio.create_task(follower.wait_for_commit(follower.state().next))
 
         await accepted_older(stage, copy, pause_s)
         after = await stage.another()

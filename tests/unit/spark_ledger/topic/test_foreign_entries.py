@@ -11,7 +11,7 @@ from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.topic.commit.seal import seal_live_segment
 from spark_ledger.topic.read.live import LiveEnds, live_task
 from spark_ledger.topic.upkeep import compactor
-from spark_ledger.topic.upkeep.live_repair import Fault, repair, unopened
+from spark_ledger.topic.upkeep.live_repair import Fault, find_unopened, repair
 from tests.kit.rows import read_rows
 from tests.unit.spark_ledger.broker.owners import another_of, owner_of
 from tests.unit.spark_ledger.topic.batches import FOREIGN, JUNK, header
@@ -85,22 +85,22 @@ def test_of_a_live_segment_what_is_foreign_at_its_end_is_not_read_and_what_follo
         owner, ends = await with_live(stage, 0, 3), LiveEnds(stage.client.ledgers)
         await owner.writer.append([JUNK], rows=1)
         live = await live_of(stage)
-        await ends.look([live])
-        assert (ends.known(live).rows, ends.known(live).closed) == (3, False)
+        await ends.refresh([live])
+        assert (ends.end_of(live).rows, ends.end_of(live).closed) == (3, False)
 
         owner.rows += 1
         await owner.append(2)
-        await ends.look([live])
-        assert ends.known(live).rows == 6
+        await ends.refresh([live])
+        assert ends.end_of(live).rows == 6
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
         for lo, expected in ((4, [(4, b"4"), (5, b"5")]), (5, [(5, b"5")])):
-            task = live_task("t", state, 0, lo, ends.known(live))
+            task = live_task("t", state, 0, lo, ends.end_of(live))
             found = []
             async for rows in read_rows(stage.client, task):
                 found += enumerate(rows.record_batch.column("value").to_pylist(), rows.offset)
             assert found == expected
         with pytest.raises(errors.BadEntry, match=r"topic 't', partition 0, offset 3 \(ledger"):
-            task = live_task("t", state, 0, 0, ends.known(live))
+            task = live_task("t", state, 0, 0, ends.end_of(live))
             [rows async for rows in read_rows(stage.client, task)]
 
     play(act)
@@ -114,8 +114,8 @@ def test_an_entry_of_a_later_version_is_not_left_out():
         with pytest.raises(errors.UnsupportedFormat, match="is of a later version") as raised:
             await seal_live_segment(stage.client.ledgers, live)
         assert not isinstance(raised.value, errors.BadEntry)
-        (one,) = await unopened(stage.client, stage.topic)
-        assert (one.fault, one.mendable) == (Fault.LATER, False)
+        (one,) = await find_unopened(stage.client, stage.topic)
+        assert (one.fault, one.is_repairable) == (Fault.LATER, False)
 
     play(act)
 
@@ -160,7 +160,7 @@ def test_rows_that_are_damaged_on_every_copy_are_given_up_by_a_person_and_keep_t
         with pytest.raises(errors.DigestMismatch):  # an owner tries, which closes the ledger
             await seal_live_segment(stage.client.ledgers, await live_of(stage))
 
-        (one,) = await unopened(stage.client, stage.topic)
+        (one,) = await find_unopened(stage.client, stage.topic)
         assert (one.fault, one.offsets) == (Fault.DAMAGED, (3, 6))
         assert [entry.entry_id for entry in one.entries] == [1, 2]
         assert all(len(entry.copies) == 2 for entry in one.entries)
@@ -173,7 +173,7 @@ def test_rows_that_are_damaged_on_every_copy_are_given_up_by_a_person_and_keep_t
         held = state.partitions[0]
         assert (held.live, held.end_offset, held.rows_between(0, 6)) == (None, 6, 3)
         assert await stage.rows() == [(0, b"0"), (1, b"1"), (2, b"2")]
-        assert await unopened(stage.client, stage.topic) == []
+        assert await find_unopened(stage.client, stage.topic) == []
 
     play(act)
 
@@ -208,8 +208,8 @@ def test_a_long_tail_of_foreign_entries_is_read_in_windows_and_not_entry_by_entr
         await asyncio.gather(*(owner.writer.append([JUNK], rows=1) for _ in range(500)))
         live = await live_of(stage)
         reads.clear()
-        await ends.look([live])
-        assert ends.known(live).rows == 5
+        await ends.refresh([live])
+        assert ends.end_of(live).rows == 5
         assert len(reads) <= 10
 
         reads.clear()
@@ -226,7 +226,7 @@ def test_a_ledger_of_which_all_rows_are_given_up_is_dropped(damage):
         damage.update((0, 1))
         with pytest.raises(errors.DigestMismatch):
             await seal_live_segment(stage.client.ledgers, await live_of(stage))
-        (one,) = await unopened(stage.client, stage.topic)
+        (one,) = await find_unopened(stage.client, stage.topic)
         assert one.offsets == (0, 5)
         await repair(stage.client, stage.topic, one)
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
@@ -240,18 +240,18 @@ def test_a_person_sees_the_bytes_and_the_copies_and_what_would_be_done():
     async def act(stage):
         owner = await with_live(stage, 0, 3)
         await owner.writer.append([JUNK], rows=1)
-        assert await unopened(stage.client, stage.topic) == [], "its owner is at work"
+        assert await find_unopened(stage.client, stage.topic) == [], "its owner is at work"
         await stage.client.ledgers.recover(owner.writer.ledger_id)
 
-        (one,) = await unopened(stage.client, stage.topic)
+        (one,) = await find_unopened(stage.client, stage.topic)
         (entry,) = one.entries
-        assert (one.fault, one.mendable, one.live.partition) == (Fault.FOREIGN, True, 0)
+        assert (one.fault, one.is_repairable, one.live.partition) == (Fault.FOREIGN, True, 0)
         assert (entry.entry_id, entry.payload_bytes, entry.begins) == (1, len(JUNK), JUNK[:32])
         assert len(set(entry.copies)) == 2
 
         await repair(stage.client, stage.topic, one)
         assert await stage.rows() == [(0, b"0"), (1, b"1"), (2, b"2")]
-        assert await unopened(stage.client, stage.topic) == []
+        assert await find_unopened(stage.client, stage.topic) == []
 
     play(act)
 
@@ -299,7 +299,7 @@ def test_a_merge_in_another_process_that_meets_a_foreign_entry_is_not_planned_ag
         await compaction.commit(pickle.loads(pickle.dumps(results)))
 
         assert await compaction.plan() == ()
-        assert (compaction.done.segments, len(results)) == (0, len(task.merges))
+        assert (compaction.total.segments, len(results)) == (0, len(task.merges))
         await compaction.aclose()
         await executor.cache.close()
         monkeypatch.undo()

@@ -14,7 +14,7 @@ from spark_ledger.topic.log.actions import Trim
 from spark_ledger.topic.log.intents import IDS_PER_BLOCK
 from spark_ledger.topic.log.names import escape
 from spark_ledger.topic.upkeep import intent_expiry
-from spark_ledger.topic.upkeep.intent_expiry import Expired, IntentExpiry
+from spark_ledger.topic.upkeep.intent_expiry import ExpiryResult, IntentExpiry
 from spark_ledger.topic.upkeep.upkeep import Upkeep
 from tests.unit.spark_ledger.topic.stage import QUERY, TARGET, play
 
@@ -61,7 +61,7 @@ def test_a_random_app_id_goes_with_its_intent_when_both_are_old():
         await asyncio.sleep(KEPT_S)
         late = await removed(stage)
 
-        assert (early, late) == (Expired(), Expired(1, 0))
+        assert (early, late) == (ExpiryResult(), ExpiryResult(1, 0))
         assert not stage.world.store.peek_children(paths.INTENTS)
         assert not there(stage, txn_of(intent).rpartition("/")[0])
         assert await stage.rows() == [(0, b"a")]
@@ -74,7 +74,7 @@ def test_the_record_of_a_named_app_id_stays_for_ever():
         intent, _ = await batch(stage, b"a", random=False)
         await asyncio.sleep(KEPT_S)
 
-        assert await removed(stage) == Expired(1, 0)
+        assert await removed(stage) == ExpiryResult(1, 0)
 
         assert there(stage, txn_of(intent))
         again = await stage.client.intents.open_batch_intent("app", "r2", "t")
@@ -88,12 +88,12 @@ def test_the_time_begins_when_the_intent_ends():
     async def act(stage):
         intent = await stage.client.intents.open_batch_intent("app", "r", "t", random=True)
         await asyncio.sleep(2 * KEPT_S)
-        assert await removed(stage) == Expired()
+        assert await removed(stage) == ExpiryResult()
         await stage.client.intents.condemn(intent.id, "test")
         await asyncio.sleep(KEPT_S - 5)
-        assert await removed(stage) == Expired()
+        assert await removed(stage) == ExpiryResult()
         await asyncio.sleep(10)
-        assert await removed(stage) == Expired(1, 0)
+        assert await removed(stage) == ExpiryResult(1, 0)
 
     play(act)
 
@@ -103,7 +103,7 @@ def test_an_intent_stays_as_long_as_one_of_its_ledgers_is_there():
         intent, _ = await batch(stage, b"a", inline=False)
         await stage.client.topics.change_policies("t", {"delete_delay_ms": 1})
         await asyncio.sleep(KEPT_S)
-        assert await removed(stage) == Expired()
+        assert await removed(stage) == ExpiryResult()
         assert (await stage.janitor.clean()).kept
 
         trimming = await stage.client.intents.open_system_intent("trim", "t")
@@ -111,7 +111,7 @@ def test_an_intent_stays_as_long_as_one_of_its_ledgers_is_there():
         await asyncio.sleep(1)
         assert len((await stage.janitor.clean()).deleted) == 1
 
-        assert await removed(stage) == Expired(1, 1)
+        assert await removed(stage) == ExpiryResult(1, 1)
         assert not there(stage, paths.intent(intent.id))
 
     play(act)
@@ -126,7 +126,7 @@ def test_of_a_query_the_intent_stays_when_it_has_ended_and_its_empty_blocks_go()
         await stage.janitor.clean()
         await asyncio.sleep(KEPT_S)
 
-        assert await removed(stage) == Expired(0, 1)
+        assert await removed(stage) == ExpiryResult(0, 1)
 
         assert there(stage, paths.intent(old.id))
         with pytest.raises(errors.LedgerFenced):
@@ -146,7 +146,7 @@ def test_what_is_left_of_an_old_block_is_not_used_so_an_open_intents_old_block_g
 
         assert await stage.client.intents.ledger_id(intent) >= first + IDS_PER_BLOCK
         await asyncio.sleep(2)
-        assert await removed(stage) == Expired(0, 1)
+        assert await removed(stage) == ExpiryResult(0, 1)
 
     play(act)
 
@@ -179,7 +179,7 @@ async def looked_up_late(stage, random):
         store.multi = multi
         await multi(operations)
         await asyncio.sleep(KEPT_S)
-        assert await removed(stage) == Expired(1, 0)
+        assert await removed(stage) == ExpiryResult(1, 0)
         raise OutcomeUnknown
 
     store.multi = lost
@@ -191,7 +191,7 @@ def test_a_committer_that_never_sent_anything_does_not_know_either():
     async def act(stage):
         intent, written = await batch(stage, b"a")
         await asyncio.sleep(KEPT_S)
-        assert await removed(stage) == Expired(1, 0)
+        assert await removed(stage) == ExpiryResult(1, 0)
 
         with pytest.raises(errors.CommitOutcomeUnknown, match="they ended long ago"):
             await stage.commit(intent, 0, written)
@@ -233,9 +233,9 @@ def test_a_removal_that_fails_is_done_by_a_later_round():
             raise MultiFailed(0, OutcomeUnknown())
 
         client.store.multi = fails
-        assert await removed(stage, expiry) == Expired()
+        assert await removed(stage, expiry) == ExpiryResult()
         await asyncio.sleep(ROUND_S)
-        assert await removed(stage, expiry) == Expired(1, 0)
+        assert await removed(stage, expiry) == ExpiryResult(1, 0)
 
     play(act)
 
@@ -251,7 +251,7 @@ def test_maintenance_removes_what_ended_long_ago_and_a_janitor_that_knew_of_it_g
         third = await upkeep.once()
 
         assert [one.expired.intents for one in (first, dry, second, third)] == [0, 0, 1, 0]
-        assert (second.eventful, third.eventful) == (True, False)
+        assert (second.is_eventful, third.is_eventful) == (True, False)
         assert "1 writer(s) of long ago forgotten" in second.summary()
 
     play(act)

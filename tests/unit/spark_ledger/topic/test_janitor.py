@@ -225,7 +225,7 @@ def test_intents_that_fall_silent_together_are_left_alone_at_first_and_then_go_a
         await asyncio.sleep(400)
 
         alarmed = await janitor.clean()
-        assert (alarmed.condemned, alarmed.eventful) == ((), True)
+        assert (alarmed.condemned, alarmed.is_eventful) == ((), True)
         assert "10 of 10 writers fell silent together" in alarmed.alarm
         await asyncio.sleep(PAUSE_LEASES * 300)
         assert [len((await janitor.clean()).condemned) for _ in range(2)] == [2, 1]

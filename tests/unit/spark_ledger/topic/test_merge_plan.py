@@ -16,7 +16,7 @@ from spark_ledger.topic.log.state import PartitionState
 from spark_ledger.topic.upkeep.merge_plan import (
     QUIET_MS,
     MergeLimits,
-    Upkept,
+    UpkeepLimits,
     merged_up_to,
     plan_merges,
     ranges_to_search,
@@ -132,8 +132,8 @@ def test_merges_are_apart_whole_small_and_leave_none_that_could_be_joined(rows, 
 HOUR = MergeLimits(bytes_max=80_000, slot_ms=600_000)  # small is below 10,000 bytes: 99 rows
 
 
-def upkept(now_ms, limits=HOUR):
-    return replace(limits, upkept=Upkept(now_ms, counted_bytes_min=100))
+def upkeep_limits(now_ms, limits=HOUR):
+    return replace(limits, upkeep_limits=UpkeepLimits(now_ms, counted_bytes_min=100))
 
 
 def carried_out(topic, at_ms, merges):
@@ -151,31 +151,34 @@ def carried_out(topic, at_ms, merges):
 def test_what_came_just_now_is_left_alone_and_few_segments_wait_until_their_slot_is_closed():
     topic = topic_of(*[1] * 7, at_ms=1_000)
 
-    assert planned(topic, limits=upkept(1_000 + QUIET_MS)) == []
-    assert planned(topic, limits=upkept(600_000 + QUIET_MS - 1)) == []
-    assert planned(topic, limits=upkept(600_000 + QUIET_MS)) == [(0, 7)]
+    assert planned(topic, limits=upkeep_limits(1_000 + QUIET_MS)) == []
+    assert planned(topic, limits=upkeep_limits(600_000 + QUIET_MS - 1)) == []
+    assert planned(topic, limits=upkeep_limits(600_000 + QUIET_MS)) == [(0, 7)]
     more = after(topic, 2_000, Append((segment(9, 1),)))
-    assert planned(more, limits=upkept(2_000 + QUIET_MS)) == []
-    assert planned(more, limits=upkept(2_001 + QUIET_MS)) == [(0, 8)]
+    assert planned(more, limits=upkeep_limits(2_000 + QUIET_MS)) == []
+    assert planned(more, limits=upkeep_limits(2_001 + QUIET_MS)) == [(0, 8)]
 
 
 def test_a_segment_that_is_large_beside_the_others_is_not_copied_for_their_sake():
     open_ms, closed_ms = 1 + QUIET_MS, 600_000 + QUIET_MS
 
-    assert planned(topic_of(50, *[1] * 9), limits=upkept(open_ms)) == [(50, 59)]
-    assert planned(topic_of(*[1] * 9, 50, 2, 2), limits=upkept(closed_ms)) == [(0, 9), (59, 63)]
-    assert planned(topic_of(8, 3, 3, 2), limits=upkept(closed_ms)) == [(0, 16)]
+    assert planned(topic_of(50, *[1] * 9), limits=upkeep_limits(open_ms)) == [(50, 59)]
+    assert planned(topic_of(*[1] * 9, 50, 2, 2), limits=upkeep_limits(closed_ms)) == [
+        (0, 9),
+        (59, 63),
+    ]
+    assert planned(topic_of(8, 3, 3, 2), limits=upkeep_limits(closed_ms)) == [(0, 16)]
 
 
 def test_when_other_merges_become_worth_it_is_known_ahead():
     topic = topic_of(*[1] * 8, at_ms=700_000)
     now_ms, looks = 700_000, []
-    while (found := upkept(now_ms).changes_ms(700_000)) is not None:
+    while (found := upkeep_limits(now_ms).next_look_ms(700_000)) is not None:
         looks.append(found)
         now_ms = found
     assert looks == [700_001 + QUIET_MS, 1_200_001 + QUIET_MS]
-    assert planned(topic, limits=upkept(looks[0])) == [(0, 8)]
-    assert MergeLimits().changes_ms(700_000) is None
+    assert planned(topic, limits=upkeep_limits(looks[0])) == [(0, 8)]
+    assert MergeLimits().next_look_ms(700_000) is None
 
 
 @pytest.mark.parametrize("commits_s", [4, 45])
@@ -188,7 +191,7 @@ def test_each_row_is_copied_a_few_times_however_long_a_topic_grows(commits_s, ro
             topic = after(topic, at_s * 1_000, Append((segment(at_s, rows),)))
             copies = np.append(copies, np.zeros(rows, np.int64))
         if at_s % 60 == 59:
-            limits = upkept(at_s * 1_000)
+            limits = upkeep_limits(at_s * 1_000)
             merges = plan_merges(topic.partitions[0], floor, 10**9, limits)
             for one in merges:
                 copies[one.start : one.end] += 1
@@ -209,7 +212,7 @@ def test_of_a_checkpoints_chunk_whose_segments_are_not_small_nothing_is_looked_f
         some = [Interval(0, 100, chunk, bytes_, 0, 0), Interval(100, 130, None, 0, 0, 0)]
         return PartitionState(0, 0, 130, Intervals(some))
 
-    assert ranges_to_search(held(10 * 10_000), 0, upkept(0)) == [(100, 130)]
-    assert ranges_to_search(held(10 * 9_999), 0, upkept(0)) == [(0, 130)]
+    assert ranges_to_search(held(10 * 10_000), 0, upkeep_limits(0)) == [(100, 130)]
+    assert ranges_to_search(held(10 * 9_999), 0, upkeep_limits(0)) == [(0, 130)]
     assert ranges_to_search(held(10 * 10_000), 0) == [(0, 130)]
-    assert ranges_to_search(held(10 * 9_999), 120, upkept(0)) == [(120, 130)]
+    assert ranges_to_search(held(10 * 9_999), 120, upkeep_limits(0)) == [(120, 130)]

@@ -80,7 +80,7 @@ def test_rows_of_a_merge_are_not_in_a_ledger_that_its_intent_has_named_before(
         await second.commit(written)
 
         assert deleted, "what the first round's body or the checkpoint was in"
-        assert second.done.commits == 1
+        assert second.total.commits == 1
         assert await values(stage) == twice(*range(16))
 
     play(act)
@@ -162,12 +162,12 @@ def test_a_merge_whose_ledger_is_gone_is_not_committed_and_is_planned_again():
         await stage.client.cache.close()
         assert await (await stage.another()).ledgers.delete(gone)
         await compaction.commit(written)
-        assert compaction.done.commits == 0
+        assert compaction.total.commits == 0
 
         while tasks := await compaction.plan():
             await compaction.carry_out(tasks, MergePace(None))
 
-        assert compaction.done.commits == 1
+        assert compaction.total.commits == 1
         assert stage.world.store.peek(paths.ledger(gone)) is None
         assert await values(stage) == twice(*range(6))
         await compaction.aclose()

@@ -182,11 +182,11 @@ def test_of_writers_that_ended_and_ledgers_that_went_an_observer_remembers_nothi
             await stage.client.cache.close()
         inventory = LedgerInventory(stage.client.store)
         inventory.learn(one for one in await inventory.look([intent]) if one.closed)
-        assert len(inventory.met) == len(inventory.closed) == 5
+        assert len(inventory.of_open_intents) == len(inventory.closed) == 5
         ended = await stage.client.intents.finish(intent.id)
 
         found = await inventory.look([ended])
-        assert (len(found), inventory.met) == (5, {})
+        assert (len(found), inventory.of_open_intents) == (5, {})
         await inventory.look([])  # the intent was removed, and its ledgers before it
 
         assert inventory.closed == {}

@@ -13,8 +13,8 @@ from spark_ledger.topic.read.plan import (
     Cutting,
     LedgerEnd,
     lost_of,
+    pack_tasks,
     plan_read,
-    together,
 )
 from tests.kit.segments_seen import partitions_of, rows_of_slice
 from tests.unit.spark_ledger.topic.stage import segment
@@ -59,16 +59,16 @@ def one_task_each(*rows):
 
 def test_small_tasks_of_many_topics_are_read_by_few_and_in_order():
     tasks = one_task_each(*[1] * 300)
-    groups = together(tasks)
+    groups = pack_tasks(tasks)
     assert PACKED_TASKS <= len(groups) <= PACKED_TASKS + 1
     assert [task for group in groups for task in group] == tasks
-    assert len(together(tasks, Cutting(100))) == 100
-    bounded = together(tasks, Cutting(task_rows=5))
+    assert len(pack_tasks(tasks, Cutting(100))) == 100
+    bounded = pack_tasks(tasks, Cutting(task_rows=5))
     assert {sum(task.rows for task in group) for group in bounded} == {5}
 
 
 def test_a_large_topic_among_small_ones_is_read_by_itself():
-    groups = together(one_task_each(*[1] * 50, 1_000_000, *[1] * 50))
+    groups = pack_tasks(one_task_each(*[1] * 50, 1_000_000, *[1] * 50))
     mixed = [group for group in groups if len(group) > 1 and any(one.rows > 1 for one in group)]
     assert not mixed
     assert len(groups) < 50
@@ -77,7 +77,7 @@ def test_a_large_topic_among_small_ones_is_read_by_itself():
 def test_tasks_of_unequal_size_are_never_fewer_than_asked_for():
     sizes = [1, 1, 1, 1, 500] * 20
     for least in (17, 60, 99, 100):
-        assert len(together(one_task_each(*sizes), Cutting(least))) >= least
+        assert len(pack_tasks(one_task_each(*sizes), Cutting(least))) >= least
 
 
 def test_tasks_that_are_cut_by_rows_have_no_empty_span():
@@ -89,7 +89,7 @@ def test_tasks_that_are_cut_by_rows_have_no_empty_span():
 
 
 def test_few_topics_have_a_task_each():
-    assert [len(group) for group in together(one_task_each(*[1] * PACKED_TASKS))] == [1] * 16
+    assert [len(group) for group in pack_tasks(one_task_each(*[1] * PACKED_TASKS))] == [1] * 16
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -9,7 +9,7 @@ from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.topic.log.actions import Append, Replace, Trim
 from spark_ledger.topic.read import slice_reader
 from spark_ledger.topic.read.plan import ReadTask, plan_read, segments_in
-from spark_ledger.topic.task_reader import fetch_kept
+from spark_ledger.topic.task_reader import fetch_with_replans
 from tests.kit.rows import parts_of
 from tests.kit.segments_seen import end_of
 from tests.unit.spark_ledger.topic.stage import play
@@ -36,7 +36,7 @@ async def read(client, task, after_first=None, **options):
     """By partition (offset, value) in the order they come; `after_first` entries came, that is
     done."""
     found = {p: [] for p in range(PARTITIONS)}
-    async for run in fetch_kept(client, task, **options):
+    async for run in fetch_with_replans(client, task, **options):
         for rows in (rows for fetched in run for rows in parts_of(fetched.block())):
             values = rows.record_batch.column("value").to_pylist()
             found[rows.partition] += enumerate(values, rows.offset)

@@ -11,11 +11,11 @@ from spark_ledger.metadata import paths
 from spark_ledger.topic.entry.key_filter import hashes_of
 from spark_ledger.topic.log.actions import Replace, Trim
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
-from spark_ledger.topic.read.live import TAKEN_S, LiveEnds
+from spark_ledger.topic.read.live import TAKEN_WAIT_S, LiveEnds
 from spark_ledger.topic.read.pieces import LiveRows
 from spark_ledger.topic.read.plan import Cutting, ReadTask, plan_read
 from spark_ledger.topic.subscription.seek_target import CommittedSince, End
-from spark_ledger.topic.task_reader import fetch_kept
+from spark_ledger.topic.task_reader import fetch_with_replans
 from spark_ledger.topic.write import TaskSettings
 from tests.kit.loop_task import LoopTask
 from tests.kit.segments_seen import rows_of
@@ -25,7 +25,7 @@ from tests.unit.spark_ledger.topic.stage import play
 
 async def read(client, task, **options):
     found = []
-    async for run in fetch_kept(client, task, **options):
+    async for run in fetch_with_replans(client, task, **options):
         for rows in map(rows_of, run):
             found += enumerate(rows.record_batch.column("value").to_pylist(), rows.offset)
     return found
@@ -142,7 +142,7 @@ def test_rows_trimmed_while_a_task_looks_for_its_chunks_are_told_with_their_numb
         replaced = Replace(0, 5, 10, merged.segments, state.next - 1, (ledgers[0],))
         await stage.client.commit_actions(stage.topic.id, [replaced], intent)
         await deleted(stage, ledgers[0])
-        ready, calls = stage.client.readable, []
+        ready, calls = stage.client.state_with_tables, []
 
         async def trimmed_meanwhile(state, ranges):
             calls.append(ranges)
@@ -151,7 +151,7 @@ def test_rows_trimmed_while_a_task_looks_for_its_chunks_are_told_with_their_numb
                 state = await stage.client.log(stage.topic.id).fold(fresh=True)
             return await ready(state, ranges)
 
-        stage.client.readable = trimmed_meanwhile
+        stage.client.state_with_tables = trimmed_meanwhile
         with pytest.raises(errors.RowsTrimmed, match="8 rows to be read were removed"):
             await read(stage.client, task)
         assert calls == [{0: (5, 20)}, {0: (8, 20)}]
@@ -173,7 +173,7 @@ def test_entries_that_cannot_hold_a_key_are_not_fetched():
         (task,) = plan_read(state, {0: (0, 240)}, topic="t")
 
         async def fetched(keys):
-            runs = fetch_kept(stage.client, task, keys=keys)
+            runs = fetch_with_replans(stage.client, task, keys=keys)
             return [piece async for run in runs for piece in run]
 
         every, some = await fetched(None), await fetched(hashes_of([b"key-3"]))
@@ -199,8 +199,8 @@ def test_a_look_has_every_row_that_was_acknowledged_before_it():
         ends = LiveEnds(stage.client.ledgers)
         for rows in range(1, 5):  # much closer to each other than announcements
             await owner.append(1)
-            await ends.look([live])
-            assert ends.known(live).rows == rows
+            await ends.refresh([live])
+            assert ends.end_of(live).rows == rows
 
     play(act)
 
@@ -214,9 +214,9 @@ def test_a_look_waits_a_moment_at_most_for_what_a_dead_writer_left():
         owner.writer.abandon()
         loop, ends = stage.world.loop, LiveEnds(stage.client.ledgers)
         began = loop.now
-        await ends.look([live])
-        assert ends.known(live).rows == 1
-        assert TAKEN_S <= loop.now - began < 2 * TAKEN_S
+        await ends.refresh([live])
+        assert ends.end_of(live).rows == 1
+        assert TAKEN_WAIT_S <= loop.now - began < 2 * TAKEN_WAIT_S
 
     play(act)
 
@@ -273,12 +273,12 @@ def test_rows_of_a_live_segment_are_heard_of_as_they_are_confirmed_and_never_go_
         for size in (5, 7, 1):
             await owner.append(size)
             await asyncio.sleep(10)
-            seen.append(ends.known(live).rows)
+            seen.append(ends.end_of(live).rows)
         assert seen == [5, 12, 13]
         await owner.writer.close()
         await asyncio.sleep(60)
-        assert ends.known(live).closed
-        assert ends.known(live).rows == 13
+        assert ends.end_of(live).closed
+        assert ends.end_of(live).rows == 13
         await ends.close()
 
     play(act)
@@ -291,8 +291,8 @@ def test_any_rows_of_a_live_segment_are_read_with_their_offsets(start, end):
         await owner.append(5, 7, 1)
         ends = LiveEnds(stage.client.ledgers)
         await asyncio.sleep(10)
-        await ends.look([live])
-        known = ends.known(live)
+        await ends.refresh([live])
+        known = ends.end_of(live)
         assert known.rows == 13
         rows = LiveRows(live, start, end, known.last_entry)
         task = ReadTask("t", stage.topic.id, (), NO_SEGMENTS, rows)
@@ -308,8 +308,8 @@ def test_a_task_that_reads_a_live_segment_reads_on_where_its_rows_were_put_after
         await owner.append(5, 7)
         ends = LiveEnds(stage.client.ledgers)
         await asyncio.sleep(10)
-        await ends.look([live])
-        rows = LiveRows(live, 12, 22, ends.known(live).last_entry)
+        await ends.refresh([live])
+        rows = LiveRows(live, 12, 22, ends.end_of(live).last_entry)
         task = ReadTask("t", stage.topic.id, (), NO_SEGMENTS, rows)
         await owner.seal(5, 7)
         intent = await stage.client.intents.open_system_intent("compact", stage.topic.id)
@@ -376,7 +376,7 @@ def test_a_live_segment_that_could_not_be_heard_for_any_reason_is_heard_later():
         ends = LiveEnds(Refusing())
         ends.follow([live])
         await asyncio.sleep(70)
-        assert ends.known(live).rows == 5
+        assert ends.end_of(live).rows == 5
         await ends.close()
 
     play(act)

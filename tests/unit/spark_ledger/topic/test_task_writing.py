@@ -221,7 +221,7 @@ def test_a_task_that_ends_waits_for_the_copies_of_its_own_entries_but_not_for_lo
         await out.send(entry(0))
         await out.finish()
 
-        assert one.waited == [(write.REPLICATED_WAIT_S, 10)]
+        assert one.waited == [(write.COPIES_WAIT_S, 10)]
 
     run(main())
 

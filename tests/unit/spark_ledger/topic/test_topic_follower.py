@@ -9,7 +9,7 @@ from tests.unit.spark_ledger.topic.stage import play
 
 async def heard(follower):
     for _ in range(10_000):
-        if follower.behind:
+        if follower.is_behind:
             return
         await asyncio.sleep(0.001)
     raise AssertionError("nothing was heard")
@@ -51,7 +51,7 @@ def test_a_change_that_was_heard_of_is_behind_until_it_is_folded():
             await stage.commit(intent, version, await stage.written(intent, [b"a"]))
             for _ in range(100):
                 await asyncio.sleep(0.001)
-                states.append((follower.behind, follower.state().end_offsets()[0]))
+                states.append((follower.is_behind, follower.state().end_offsets()[0]))
         assert (True, 0) in states and (True, 3) not in states
         assert states[-1] == (False, 3)
         await reader.close()
@@ -173,12 +173,12 @@ def test_what_was_heard_of_can_be_waited_for_and_not_for_ever():
         for version in range(3):
             await stage.commit(intent, version, await stage.written(intent, [b"a"]))
             await heard(follower)
-            await follower.caught_up(1)
+            await follower.catch_up(1)
             assert follower.state().end_offsets() == {0: version + 1}
         reader.store.suspend(60)
         await heard(follower)
-        await follower.caught_up(1)
-        assert follower.behind
+        await follower.catch_up(1)
+        assert follower.is_behind
         await reader.close()
 
     play(act)

@@ -7,7 +7,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION
-from spark_ledger.metadata.store_calls import elected
+from spark_ledger.metadata.store_calls import take_role
 from spark_ledger.topic.log.intents import IDS_PER_BLOCK
 from spark_ledger.topic.upkeep.janitor import Janitor
 from spark_ledger.topic.upkeep.upkeep import LONG_LOG, Upkeep
@@ -104,7 +104,7 @@ def test_small_segments_are_merged_and_it_is_said_but_not_in_a_dry_run_nor_if_it
 
         assert [one.merged for one in nothing] == [{}, {}]
         assert report.merged["t"].segments == 8
-        assert report.eventful and "8 segment(s) merged into 1" in report.summary()
+        assert report.is_eventful and "8 segment(s) merged into 1" in report.summary()
 
     play(act)
 
@@ -150,11 +150,11 @@ def test_one_session_at_a_time_has_the_role_and_another_gets_it_when_that_is_ove
         mine, other = stage.client.store, (await stage.another()).store
 
         role = paths.MAINTAINER
-        told = [await elected(each, role) for each in (mine, other, mine)]
+        told = [await take_role(each, role) for each in (mine, other, mine)]
         assert told == [True, False, True]
         await mine.close()
         for _ in range(100):
-            if await elected(other, role):
+            if await take_role(other, role):
                 return
             await asyncio.sleep(1)
         raise AssertionError("the role is nobody's")

@@ -169,9 +169,9 @@ def test_consumers_of_a_subscription_go_on_under_a_hold():
 
 def test_no_partition_is_reported_as_one_that_can_be_opened():
     async def act(stage):
-        assert await live_repair.unopened(stage.client, stage.topic) == []
+        assert await live_repair.find_unopened(stage.client, stage.topic) == []
         await held(stage)
         with pytest.raises(errors.MetadataHeld, match="metadata accept"):
-            await live_repair.unopened(stage.client, stage.topic)
+            await live_repair.find_unopened(stage.client, stage.topic)
 
     play(act)
