@@ -108,7 +108,7 @@ def test_a_store_put_back_while_all_runs_is_held_and_goes_on_after_accept(cluste
 
 
 async def positions_of(topics: Any, info: Any) -> dict[int, int]:
-    (subscription,) = await topics.client.subscriptions.list(info.id)
+    (subscription,) = await topics.client.subscriptions.list(info.id, exact=True)
     return dict(subscription.positions)
 
 
