@@ -25,7 +25,7 @@ def test_a_cell_that_makes_a_topic_can_be_run_again(admin, topic):
     with pytest.raises(errors.TopicExists, match="retention_ms 1000, not 2000"):
         admin.create_topic(topic, retention_ms=2000)
     with pytest.raises(errors.BadConfig, match="Did you mean 'retention_ms'"):
-        admin.create_topic(topic, retention=1)
+        admin.create_topic(topic, retentionms=1)
 
 
 def test_a_topic_grows_once_and_never_shrinks(admin, topic):

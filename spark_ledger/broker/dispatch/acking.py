@@ -119,9 +119,18 @@ class Acking:
         if part.HasField("txnid_most_bits"):
             raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
         consumer, cost = consuming.consumer, 0
+        unclear: Refusal | None = None
         for message_id in part.message_id:
             cost += len(message_id.ack_set) // _WORDS_PER_STEP
-            for _ in consumer.dispatcher.acknowledge(consumer, message_id, part.ack_type):
+            steps = consumer.dispatcher.acknowledge(consumer, message_id, part.ack_type)
+            while True:
+                try:
+                    next(steps)
+                except StopIteration:
+                    break
+                except Refusal as refusal:  # the other ids count all the same
+                    unclear = refusal
+                    break
                 cost += 1
                 if cost < ACK_STEPS_MAX:
                     continue
@@ -132,3 +141,5 @@ class Acking:
                     what = f"consumer {consumer.id} was sent away"  # by a seek, for example
                     raise Refusal(ServerError.CONSUMER_NOT_FOUND, what)
         consumer.dispatcher.save_position()
+        if unclear is not None:
+            raise unclear

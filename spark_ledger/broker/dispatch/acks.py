@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from pyroaring import BitMap64
 
-from spark_ledger.broker.wire.commands import MessageId, signed
+from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, signed
 from spark_ledger.topic.acks.sets import (
     AckBudget,
     AckChanges,
@@ -213,16 +213,21 @@ class SentBatches:
         return acknowledged_ranges(message_id, offset, count)
 
     def cumulative_end(self, message_id: MessageId, offset: int) -> int:
-        """One past the last offset that a cumulative ack names. An id whose entry is no batch that
-        was sent names the last message before a batch that the consumer acknowledges in part."""
-        start = signed(message_id.entryId)
-        messages = self.message_count(start)
-        if message_id.ack_set:
-            parts = acked_in(message_id.ack_set, start, messages or 0)
-            return parts[0][1] if parts and parts[0][0] == start else start
-        if message_id.batch_index >= 0:
-            return offset + 1 if messages is None else min(offset + 1, start + messages)
-        return start + (messages or 1)
+        """As the function of this name, for what was sent."""
+        return cumulative_end(message_id, offset, self.message_count(signed(message_id.entryId)))
+
+
+def cumulative_end(message_id: MessageId, offset: int, messages: int | None) -> int:
+    """One past the last offset that a cumulative ack names. An id whose entry is no batch that was
+    sent names the last message before a batch that the consumer acknowledges in part. `messages` as
+    of `acknowledged_ranges`."""
+    start = signed(message_id.entryId)
+    if message_id.ack_set:
+        parts = acked_in(message_id.ack_set, start, messages or 0)
+        return parts[0][1] if parts and parts[0][0] == start else start
+    if message_id.batch_index >= 0:
+        return offset + 1 if messages is None else min(offset + 1, start + messages)
+    return start + (messages or 1)
 
 
 def acknowledged_ranges(
@@ -238,6 +243,21 @@ def acknowledged_ranges(
         inside = messages is None or message_id.batch_index < messages
         return [(offset, offset + 1)] if inside else []
     return [(start, start + (messages or 1))]
+
+
+def is_unclear(message_id: MessageId, messages: int | None) -> bool:
+    """Whether an id may name more messages than are acknowledged by it: it names a whole batch, or
+    a set of its messages, and the size of the batch is not known."""
+    return messages is None and (bool(message_id.ack_set) or message_id.batch_index < 0)
+
+
+def not_sent(entry: int) -> Refusal:
+    """The refusal of a receipt: what the id names was acknowledged in part, or not at all."""
+    return Refusal(
+        ServerError.METADATA,
+        f"the batch at entry {entry} was not sent since the consumer came: it is sent again, then"
+        " acknowledge it",
+    )
 
 
 def ack_set(missing: list[tuple[int, int]], start: int, messages: int) -> list[int]:

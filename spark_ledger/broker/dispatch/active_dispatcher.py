@@ -13,7 +13,13 @@ from collections.abc import Iterable, Iterator
 
 from pyroaring import BitMap64
 
-from spark_ledger.broker.dispatch.acks import ack_set
+from spark_ledger.broker.dispatch.acks import (
+    ack_set,
+    acknowledged_ranges,
+    cumulative_end,
+    is_unclear,
+    not_sent,
+)
 from spark_ledger.broker.dispatch.dispatcher import CROWDED_S, Consumer, Dispatcher, is_in_chunks
 from spark_ledger.broker.dispatch.key_slots import slots_of
 from spark_ledger.broker.dispatch.policies import Policy, may_get
@@ -22,7 +28,7 @@ from spark_ledger.broker.dispatch.slot_owners import within
 from spark_ledger.broker.names import offset_of
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
-from spark_ledger.broker.wire.commands import AckType, MessageId, command
+from spark_ledger.broker.wire.commands import AckType, MessageId, command, signed
 from spark_ledger.broker.wire.frames import encode, with_batch
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
@@ -99,16 +105,21 @@ class ActiveDispatcher(Dispatcher):
         self, consumer: Consumer, message_id: MessageId, ack_type: AckType
     ) -> Iterator[bool]:
         partition, acks = self.partition, self.acks
-        offset = offset_of(message_id, partition.ledger)
+        offset, entry = offset_of(message_id, partition.ledger), signed(message_id.entryId)
+        messages = consumer.sent.message_count(entry)
+        if messages is None:  # it was sent before the consumer came, for example
+            messages = partition.messages_at(entry)
         if ack_type == AckType.CUMULATIVE:
-            end = consumer.sent.cumulative_end(message_id, offset)
+            end = cumulative_end(message_id, offset, messages)
             yield end <= partition.end and acks.add_up_to(end)
             return
-        ranges = consumer.sent.acknowledged_ranges(message_id, offset)
+        ranges = acknowledged_ranges(message_id, offset, messages)
         for lo, hi in ranges:
             yield hi <= partition.end and acks.add(lo, hi)
         if not ranges:
             yield False
+        if is_unclear(message_id, messages):
+            raise not_sent(entry)
 
     # -- sending -----------------------------------------------------------------------------
 

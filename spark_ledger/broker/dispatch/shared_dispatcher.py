@@ -63,7 +63,7 @@ class SharedDispatcher(Dispatcher):
     ) -> None:
         super().__init__(partition, policy, mark, cursor, rows)
         self.held = held
-        self.sharing = Sharing(self.acks, limits, choice, self._wake.set)
+        self.sharing = Sharing(self.acks, limits, choice, self._wake.set, partition.messages_at)
         self._sending: asyncio.Task[None] | None = None
         self._failure: Exception | None = None  # why a message in chunks could not be read
         self._cuts = 0

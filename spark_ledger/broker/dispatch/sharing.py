@@ -17,7 +17,13 @@ import numpy as np
 from pyroaring import BitMap64
 
 from bookie_server.api.entry import Buffer
-from spark_ledger.broker.dispatch.acks import Acks, SentBatches, acknowledged_ranges
+from spark_ledger.broker.dispatch.acks import (
+    Acks,
+    SentBatches,
+    acknowledged_ranges,
+    is_unclear,
+    not_sent,
+)
 from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.broker.wire.commands import MessageId, signed
@@ -296,8 +302,14 @@ class Sharing:
     could not be sent before."""
 
     def __init__(
-        self, acks: Acks, limits: UnackedLimits, choice: ReceiverChoice, wake: Callable[[], None]
+        self,
+        acks: Acks,
+        limits: UnackedLimits,
+        choice: ReceiverChoice,
+        wake: Callable[[], None],
+        messages_at: Callable[[int], int | None] = lambda _: None,
     ) -> None:
+        self._messages_at = messages_at
         self.acks = acks
         self.members: list[Member] = []
         self.waiting = BitMap64()
@@ -384,7 +396,7 @@ class Sharing:
                 self.waiting.remove_range(lo, hi)
         member.pending[part.offset] = part
         member.permits -= permits
-        member.part_messages += _NEW_SIZE_SHARE * (permits - member.part_messages)
+        member.part_messages += _NEW_SIZE_SHARE * (max(1, permits) - member.part_messages)
         member.unacked += part.unacked
         self.unacked += part.unacked
         self.pending_parts += 1
@@ -448,12 +460,15 @@ class Sharing:
     ) -> Iterator[bool]:
         """Acknowledge one by one, as Dispatcher.acknowledge, what an id names whose message has
         that `offset`; nothing beyond `end`. A part that is pending at another consumer than the
-        asker is acknowledged too."""
+        asker is acknowledged too. Raises Refusal if the batch is not known that the id names."""
         entry = signed(message_id.entryId)
         owner = self._owner(asker, entry)
         part = None if owner is None else owner.pending[entry]
         messages = self._sent.message_count(entry) if part is None else part.messages
+        if messages is None:
+            messages = self._messages_at(entry)
         ranges = acknowledged_ranges(message_id, offset, messages)
+        is_unknown = part is None and (entry in self._masked or is_unclear(message_id, messages))
         if part is None and entry in self._masked:
             ranges = []
         elif part is not None and part.is_masked:
@@ -468,6 +483,8 @@ class Sharing:
                 self._update(owner, entry)
             elif self._counts and not self.acks.missing(entry, entry + (messages or 1)):
                 self._counts.pop(entry, None)
+        if is_unknown:
+            raise not_sent(entry)
 
     def give_back(self, member: Member, offset: int) -> None:
         """A part could not be sent whole, or not at all: it waits, and its count is not raised."""

@@ -242,6 +242,12 @@ class Partition:
             BadEntries(self._topic.name.full, policy).count_or_raise(rows, why)
             yield [Stored(rows.hi, 0, b"", False)]
 
+    def messages_at(self, offset: int) -> int | None:
+        """How many messages the batch that begins at the offset has; None if it is not in
+        memory."""
+        batches = self._recent.since(offset, 1)
+        return batches[0].messages if batches else None
+
     async def last(self) -> Stored | None:
         """The last batch with a confirmed row, None in an empty partition. Raises as `_read_at`."""
         await self._forget_other_history()

@@ -40,6 +40,9 @@ class Batches:
         for listener in self.listeners:
             listener.set()
 
+    def messages_at(self, offset):
+        """It has no batch in memory."""
+
     async def read(self, offset, bytes_max=None, *, lossy=False):
         return [one for one in self.stored if one.end > max(offset, self.start)][:2]
 

@@ -92,8 +92,8 @@ def test_an_ack_of_ids_that_acknowledge_nothing_is_carried_out_in_bounded_steps(
         async with connected() as (connection, _):
             dispatcher = Subscription("s", SubscriptionType.EXCLUSIVE, None).dispatcher(Tail(), 0)
             consumer = Consumer(connection, 1, "a", 0, dispatcher, lambda _: None)
-            looked, turns, plain = [], [0], consumer.sent.acknowledged_ranges
-            consumer.sent.acknowledged_ranges = lambda *of: looked.append(turns[0]) or plain(*of)
+            looked, turns, plain = [], [0], consumer.sent.message_count
+            consumer.sent.message_count = lambda *of: looked.append(turns[0]) or plain(*of)
             connection.client.consumers[1] = Consuming(consumer, None, "s")
             connection.client.connected = True
             ack = command("ack", consumer_id=1, ack_type=AckType.INDIVIDUAL)

@@ -4,7 +4,7 @@ them one by one."""
 import pytest
 
 from spark_ledger.broker.dispatch.subscriptions import Subscription
-from spark_ledger.broker.wire.commands import AckType, MessageId, SubscriptionType
+from spark_ledger.broker.wire.commands import AckType, MessageId, Refusal, SubscriptionType
 from spark_ledger.broker.wire.frames import PulsarFrameReader
 from spark_ledger.topic.entry import pulsar_batch
 from tests.unit.spark_ledger.broker.consumers import (
@@ -108,7 +108,8 @@ def test_a_row_that_was_given_back_is_not_named_by_a_late_ack_of_its_batch():
         made += [rows, other]
         await settle()
         id_ = MessageId(ledgerId=LEDGER, entryId=0)
-        list(rows.dispatcher.acknowledge(rows, id_, AckType.INDIVIDUAL))
+        with pytest.raises(Refusal):
+            list(rows.dispatcher.acknowledge(rows, id_, AckType.INDIVIDUAL))
         assert rows.dispatcher.acks.mark == 0
 
     play(act)

@@ -19,7 +19,7 @@ from spark_ledger.broker.dispatch.sharing import (
     common,
     rows_in,
 )
-from spark_ledger.broker.wire.commands import MessageId
+from spark_ledger.broker.wire.commands import MessageId, Refusal
 
 ROWS = 60
 NO_LIMITS = UnackedLimits(0, 0)
@@ -337,7 +337,8 @@ def test_an_id_without_a_set_acknowledges_only_the_rows_of_a_masked_batch_that_w
     assert sharing.acks.missing(0, 6) == [(2, 4)]
     sharing.give(a, part, 4)
     sharing.redeliver(a, [0])
-    acknowledge(sharing, a, 0)  # which rows it had is forgotten: none is acknowledged
+    with pytest.raises(Refusal):  # which rows it had is forgotten: no row is acknowledged
+        acknowledge(sharing, a, 0)
     assert sharing.acks.missing(0, 6) == [(2, 4)]
 
 
@@ -419,3 +420,26 @@ def test_pending_parts_are_what_was_put_there(parts):
     for entry in list(plain)[::2]:
         del pending[entry]
     assert len(pending) == len(plain) // 2
+
+
+def test_many_messages_in_chunks_leave_a_consumer_a_turn():
+    a = member(permits=100_000)
+    sharing = sharing_of(a)
+    for offset in range(8_000):  # each chunk takes its permit by itself
+        assert send(sharing, offset, permits=0) is a
+        acknowledge(sharing, a, offset)
+
+
+def test_the_receipt_of_a_batch_that_was_not_sent_is_refused_unless_its_size_is_known():
+    a = member(permits=9)
+    sharing = sharing_of(a)
+    with pytest.raises(Refusal):
+        acknowledge(sharing, a, 0)
+    assert sharing.acks.mark == 1
+    with pytest.raises(Refusal):
+        acknowledge(sharing, a, 3, ack_set=ack_set([(3, 4)], 3, 5))
+    acknowledge(sharing, a, 8, batch_index=1)
+    known = Sharing(Acks(0), NO_LIMITS, RoundRobin(), lambda: None, {0: 5}.get)
+    known.join(a)
+    acknowledge(known, a, 0)
+    assert known.acks.mark == 5
