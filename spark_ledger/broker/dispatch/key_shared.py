@@ -200,21 +200,28 @@ class KeyChoice:
                 self._held[slot] = (holder, count - 1)
                 continue
             del self._held[slot]
-            if slot in self._waiting_of:
+            if slot in self._waiting_of and holder is not self._owners.owner_of(slot):
                 self._make_ready(slot)
 
     # -- what waits ----------------------------------------------------------------------------
 
     def waits(self, part: BatchPart) -> None:
         if len(part.slots) == 1:
-            rows = self._waiting_of.setdefault(part.slots[0], BitMap64())
-            for lo, hi in part.ranges:
-                rows.add_range(lo, hi)
-            self._make_ready(part.slots[0])
+            for rows in self._sets_of(part.slots[0]):
+                for lo, hi in part.ranges:
+                    rows.add_range(lo, hi)
             return
         for slot, of_slot in _rows_by_slot(part):
-            self._waiting_of.setdefault(slot, BitMap64()).update(of_slot.tolist())
-            self._make_ready(slot)
+            for rows in self._sets_of(slot):
+                rows.update(of_slot.tolist())
+
+    def _sets_of(self, slot: int) -> list[BitMap64]:
+        """The sets that get a row of the slot that begins to wait."""
+        sets = [self._waiting_of.setdefault(slot, BitMap64())]
+        receiver = self._receiver_now(slot)
+        if receiver is not None:
+            sets.append(self._ready.setdefault(receiver, BitMap64()))
+        return sets
 
     def dropped(self, lo: int, hi: int) -> None:
         """Rows that wait no more are left out when they are met, by the model's `waiting`."""
@@ -243,12 +250,18 @@ class KeyChoice:
             del self._waiting_of[slot]
         return row
 
-    def _make_ready(self, slot: int) -> None:
-        """Put the waiting rows of the slot to those that its owner may get now."""
+    def _receiver_now(self, slot: int) -> Member | None:
+        """The owner of the slot; None if another consumer holds the slot."""
         owner = self._owners.owner_of(slot)
         held = self._held.get(slot)
-        if owner is not None and (held is None or held[0] is owner):
-            self._ready.setdefault(owner, BitMap64()).update(self._waiting_of[slot])
+        return owner if held is None or held[0] is owner else None
+
+    def _make_ready(self, slot: int) -> None:
+        """Put the waiting rows of the slot to those that its owner may get now. It takes as long as
+        many rows wait: only if the owner could not get them before."""
+        receiver = self._receiver_now(slot)
+        if receiver is not None:
+            self._ready.setdefault(receiver, BitMap64()).update(self._waiting_of[slot])
 
     def _sort_waiting(self) -> None:
         """The owners of slots have changed."""

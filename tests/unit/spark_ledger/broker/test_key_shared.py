@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from pyroaring import BitMap64
 
+from spark_ledger.broker.dispatch import key_shared
 from spark_ledger.broker.dispatch.acks import Acks
 from spark_ledger.broker.dispatch.key_shared import KeyChoice
 from spark_ledger.broker.dispatch.key_slots import (
@@ -22,7 +24,7 @@ from spark_ledger.broker.dispatch.key_slots import (
     slot_of,
     slots_of,
 )
-from spark_ledger.broker.dispatch.sharing import Member, Sharing, UnackedLimits
+from spark_ledger.broker.dispatch.sharing import BatchPart, Member, Sharing, UnackedLimits
 from spark_ledger.broker.dispatch.slot_owners import EvenSlots, StickyRanges, check_ranges
 from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError
@@ -264,6 +266,32 @@ def test_the_dispatcher_is_woken_when_a_key_that_waits_may_go_to_its_new_consume
     list(sharing.acknowledge(first, MessageId(ledgerId=1, entryId=0), 0, 2))
     assert wakes and sharing.next_replay() == 1
     assert sharing.receiver_of(later) is second
+
+
+def test_a_part_that_waits_again_costs_its_own_rows_however_many_of_its_key_wait(monkeypatch):
+    added = []
+
+    class Rows(BitMap64):
+        def update(self, *others):
+            added.extend(len(other) for other in others)
+            super().update(*others)
+
+    monkeypatch.setattr(key_shared, "BitMap64", Rows)
+    choice = KeyChoice(EvenSlots(), in_order=True, keyed=lambda batch: keyed_by([7]))
+    sharing = Sharing(Acks(0), UnackedLimits(0, 0), choice, lambda: None)
+    first, second = (Member(name, 0, lambda: True) for name in "ab")
+    sharing.join(first)
+    sharing.flow(first, 1000)
+    for offset in range(100):
+        sharing.give(first, BatchPart(offset, 1, [(offset, offset + 1)], 1, slots=(7,)), 1)
+    sharing.redeliver(first, None)
+    assert sharing.next_replay() == 0 and sum(added) == 0
+    for offset in range(100):
+        sharing.give(first, BatchPart(offset, 1, [(offset, offset + 1)], 1, slots=(7,)), 1)
+    sharing.join(second)
+    sharing.flow(second, 1000)
+    sharing.leave(first)
+    assert sharing.next_replay() == 0 and sum(added) <= 200
 
 
 class KeySharedSubscription(RuleBasedStateMachine):
