@@ -137,7 +137,7 @@ class SharedDispatcher(Dispatcher):
         self._wake.clear()
         if not self.consumers:
             return False
-        self.held.look()
+        self.held.look(max(self.acks.mark, self.partition.start))
         self.sharing.choice.begin_read()
         has_sent = await self._replay(lossy) or await self._send_due(lossy)
         if not has_sent and self._may_read_on():

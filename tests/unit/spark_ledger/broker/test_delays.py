@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ledger.broker.dispatch.delays import MESSAGE_BYTES, DelayIndex
+from spark_ledger.broker.dispatch import delays
+from spark_ledger.broker.dispatch.delays import MESSAGE_BYTES, DelayIndex, HeldMessages
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
 from spark_ledger.broker.dispatch.subscriptions import SharingRules, Subscription
@@ -51,12 +52,16 @@ def test_what_is_forgotten_is_what_is_due_and_what_is_below(delayed, due_ms, aft
     index = index_of(delayed)
     index.forget_due(due_ms)
     index.forget_below(offset)
-    kept = {o: ms for o, ms in delayed.items() if ms > due_ms and o >= offset}
+    over_ms = (due_ms + 1) // 1000 * 1000  # the seconds before are over
+    kept = {o: ms for o, ms in delayed.items() if ms >= over_ms and o >= offset}
     assert dict(zip(*(column.tolist() for column in index.columns()), strict=True)) == kept
-    assert index.due_between(due_ms, 10_000) == sorted(kept)
-    assert index.next_due_ms(max(after_ms, due_ms)) == min(
-        (ms for ms in kept.values() if ms > max(after_ms, due_ms)), default=None
-    )
+    later = {o: ms for o, ms in kept.items() if ms > due_ms}
+    assert index.due_between(due_ms, 10_000) == sorted(later)
+    after_ms = max(after_ms, due_ms)
+    next_ms = min((ms for ms in kept.values() if ms > after_ms), default=None)
+    found_ms = index.next_due_ms(after_ms)
+    assert (found_ms is None) == (next_ms is None)
+    assert next_ms is None or after_ms < found_ms <= next_ms
     assert index.bytes == MESSAGE_BYTES * len(kept)
 
 
@@ -224,3 +229,151 @@ def test_a_due_message_without_a_receiver_waits_for_permits():
         assert offsets(reads) == [0, 1]
 
     play(act)
+
+
+# -- an index that several subscriptions share, and that is full -----------------------------------
+
+
+def delayed_batch(offset, due_ms):
+    metadata = MessageMetadata(producer_name="p", deliver_at_time=due_ms)
+    return Stored(offset, 1, pulsar_batch.build_batch(metadata, b"x"), False)
+
+
+def held_of(clock, count, index=None):
+    index = DelayIndex() if index is None else index
+    subscriptions = [HeldMessages(index, clock) for _ in range(count)]
+    for held in subscriptions:
+        held.begin()
+    return subscriptions
+
+
+def test_a_subscription_that_a_full_index_keeps_from_reading_wakes_and_keeps_nothing_in_it(
+    monkeypatch,
+):
+    monkeypatch.setattr(delays, "INDEX_BYTES_MAX", 3 * MESSAGE_BYTES)
+    clock = Clock()
+    reads, waits = held_of(clock, 2)
+    for offset in range(3):
+        assert reads.holds(delayed_batch(offset, 2000 + offset))
+    waits.look(0)
+    assert waits.is_full and waits.wait_s() == delays.FULL_WAIT_S
+    clock.ms = 5000
+    reads.look(0)
+    assert list(reads.due) == [0, 1, 2] and not waits.is_full
+
+
+def test_messages_below_the_marks_of_all_subscriptions_make_room_in_a_full_index(monkeypatch):
+    monkeypatch.setattr(delays, "INDEX_BYTES_MAX", 3 * MESSAGE_BYTES)
+    first, second = held_of(Clock(), 2)
+    for offset in range(3):
+        first.holds(delayed_batch(offset, 9000 + offset))
+    assert second.pass_over(0) == 3
+    first.look(2)
+    assert first.is_full  # the other one may still get them
+    second.look(1)
+    assert not first.is_full and list(first.rows) == [2] and list(second.rows) == [1, 2]
+
+
+def test_a_subscription_that_went_back_keeps_what_it_holds_below_its_earlier_mark():
+    clock = Clock()
+    back, other = held_of(clock, 2)
+    back.look(8)
+    back.begin()
+    assert back.holds(delayed_batch(3, 500))
+    other.look(9)
+    clock.ms = 500
+    back.look(0)
+    assert list(back.due) == [3]
+
+
+def test_a_message_that_became_due_between_look_and_wait_is_waited_for_no_longer():
+    clock = Clock()
+    (held,) = held_of(clock, 1)
+    for offset, due_ms in enumerate([200, 5000]):
+        held.holds(delayed_batch(offset, due_ms))
+    held.look(0)
+    clock.ms = 250
+    assert held.wait_s() == 0
+    held.look(0)
+    assert list(held.due) == [0] and held.wait_s() == 4.75
+
+
+def test_a_step_looks_at_no_held_message_before_one_may_be_due(monkeypatch):
+    clock = Clock()
+    (held,) = held_of(clock, 1)
+    for offset in range(3):
+        held.holds(delayed_batch(offset, 7000))
+    looks = []
+    for name in ("due_between", "next_due_ms"):
+        look = getattr(DelayIndex, name)
+        monkeypatch.setattr(
+            *(DelayIndex, name),
+            lambda *of, name=name, look=look: (looks.append(name), look(*of))[1],
+        )
+    for clock.ms in range(6000, 7000, 100):
+        held.look(0)
+        assert held.wait_s() == (7000 - clock.ms) / 1000
+    assert not looks
+    clock.ms = 7000
+    held.look(0)
+    assert list(held.due) == [0, 1, 2] and looks
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("store"), st.integers(1, 4000)),
+            st.tuples(st.just("time"), st.integers(0, 1500)),
+            st.tuples(st.just("read"), st.integers(0, 1)),
+            st.tuples(st.just("look"), st.integers(0, 1)),
+            st.tuples(st.just("rewind"), st.integers(0, 1)),
+        ),
+        max_size=40,
+    )
+)
+def test_each_subscription_gets_every_message_once_it_is_due_and_never_before(steps):
+    clock, dues_ms, index = Clock(), [], DelayIndex()
+    subscriptions = held_of(clock, 2, index)
+    positions, got = [0, 0], [set(), set()]
+
+    def read(which):
+        held = subscriptions[which]
+        at = held.pass_over(positions[which])
+        for offset in range(at, len(dues_ms)):
+            if not held.holds(delayed_batch(offset, dues_ms[offset])):
+                assert dues_ms[offset] <= clock.ms
+                got[which].add(offset)
+        positions[which] = len(dues_ms)
+
+    def look(which):
+        mark = min({*range(len(dues_ms) + 1)} - got[which])
+        subscriptions[which].look(mark)
+        for offset in list(subscriptions[which].due):
+            assert dues_ms[offset] <= clock.ms
+            got[which].add(offset)
+            subscriptions[which].due.discard(offset)
+        wait_s = subscriptions[which].wait_s()
+        left_ms = [dues_ms[row] - clock.ms for row in range(positions[which])]
+        left_ms = [ms for row, ms in enumerate(left_ms) if row not in got[which]]
+        assert not left_ms or wait_s <= min(left_ms) / 1000
+
+    for step, value in steps:
+        if step == "store":
+            dues_ms.append(clock.ms + value)
+        elif step == "time":
+            clock.ms += value
+        elif step == "read":
+            read(value)
+        elif step == "look":
+            look(value)
+        else:
+            positions[value] = 0
+            got[value].clear()
+            subscriptions[value].begin()
+    for which in range(2):
+        read(which)
+    clock.ms += 10_000
+    for which in range(2):
+        look(which)
+        assert got[which] == set(range(len(dues_ms)))
+    assert len(index) == 0
