@@ -117,6 +117,8 @@ class AckNodes:
         self._ledgers = ledgers
         self._store = ledgers.metadata
         self.topic_id = topic_id
+        self.last_put: AckNode | None = None
+        """What `put` wrote last, or may have written."""
         self._folder = paths.acks(topic_id)
         self._moves = paths.ack_moves(topic_id)
 
@@ -161,6 +163,7 @@ class AckNodes:
         """Writes the node as its owner, or makes it (version NEW); returns its new version. None:
         the node or `moves` has changed, one of `checks` did not hold, or the outcome is unknown
         until the node is read again."""
+        self.last_put = AckNode(pointer, version + 1)
         path, value = self.path(partition), encode_pointer(pointer)
         write: list[Operation] = [Set(path, value, version)]
         if version == NEW:

@@ -7,11 +7,15 @@ Always true:
 - a receipt is given after a write that began after its acknowledgement, and only if the
   subscription is still served then: `verify` has seen its record since the node was read last;
 - the owner writes its epoch into the node, then fences the ledger that the node names, then reads
-  it; so an earlier owner adds nothing that this one does not read;
+  it; so an earlier owner adds nothing that this one does not read. A partition without a node gets
+  one with the first write, which fails if another owner has made it; and a node that this object
+  neither read at its take-over nor wrote is not written over: the acknowledgements are taken over
+  anew;
 - a new ledger has a whole snapshot before the node names it, and the old one is deleted after that;
 - after any failure the node is read again, and then the record of every subscription served here;
 - the states of subscriptions that no consumer uses stay, as long as they have gaps: a state without
-  gaps is in the broker's share.
+  gaps is in the broker's share; what such a subscription acknowledged before its release is written
+  however late.
 What to do when is decided in steps.py.
 """
 
@@ -158,10 +162,11 @@ class PartitionAcks:
         self._node = AckNode(AckPointer(epoch), NEW)
         self._moves = 0
         self._states: dict[AckKey, AckState] = {}  # of subscriptions that no consumer uses
-        self._unwritten: set[AckKey] = set()  # of these, those of which the ledger lacks something
+        # Of these, those of which the ledger lacks something; True: no other place has it either.
+        self._unwritten: dict[AckKey, bool] = {}
         self._users: dict[AckKey, _User] = {}
-        self._receipts: list[tuple[Served, Receipt]] = []  # that wait for the next write
-        self._under_way: list[tuple[Served, Receipt]] | None = None  # for the present write
+        self._receipts: list[tuple[Served | None, Receipt]] = []  # that wait for the next write
+        self._under_way: list[tuple[Served | None, Receipt]] | None = None  # for the present write
         self._ledger: OpenAckLedger | None = None
         self._left: dict[int, None] = {}  # ledgers that the node is not to name any more
         self._doubt = False  # something failed: the node is to be read again
@@ -185,13 +190,11 @@ class PartitionAcks:
         if node is None:
             return  # the first write makes it
         self._check_epoch(node)
-        if node.pointer.epoch < self.epoch:
-            pointer = replace(node.pointer, epoch=self.epoch)
-            version = await self._put(pointer, node.version)
-            if version is None:
-                raise errors.Unavailable(f"the acknowledgements of {self._title} changed meanwhile")
-            node = AckNode(pointer, version)
-        self._node = node
+        pointer = replace(node.pointer, epoch=self.epoch)
+        version = await self._put(pointer, node.version)
+        if version is None:
+            raise errors.Unavailable(f"the acknowledgements of {self._title} changed meanwhile")
+        node = self._node = AckNode(pointer, version)
         states = await self._nodes.states_of(node.pointer, fence=True)
         if states is None:
             _log.error(
@@ -219,8 +222,10 @@ class PartitionAcks:
         `is_state`, that of `state`, without any change."""
         is_known = is_state and key in self._states and key not in self._unwritten
         self._states.pop(key, None)
-        self._unwritten.discard(key)
+        is_dirty = self._unwritten.pop(key, False)
         self._users[key] = _User(served, acks, is_known and self._ledger is not None)
+        if is_dirty:
+            self.changed(key)
 
     def release(self, key: AckKey, *, is_written: bool, is_gone: bool = False) -> None:
         """No consumer uses the subscription here. `is_written`: its position is in the broker's
@@ -233,7 +238,9 @@ class PartitionAcks:
             rows = user.acks.rows.copy()
             self._states[key] = AckState(user.acks.durable, rows, self.epoch)
             if is_dirty or not user.is_known:
-                self._unwritten.add(key)
+                self._unwritten[key] = user.is_dirty
+            if user.is_dirty:
+                self._start()
 
     def changed(self, key: AckKey) -> None:
         """The subscription has acknowledged something."""
@@ -270,18 +277,21 @@ class PartitionAcks:
     async def durable(self, key: AckKey) -> None:
         """Waits until what the subscription has acknowledged so far is durable. Raises the reason
         why it never will be."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await _given(lambda receipt: self.when_durable(key, receipt))
 
-        def receipt(error: errors.LedgerError | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
+    def _when_released_durable(self, receipt: Receipt) -> None:
+        """As `when_durable`, for the subscriptions that no consumer uses any more."""
+        if self._has_released_dirty:
+            self._receipts.append((None, receipt))
+            self._start()
+        elif self._under_way is not None:
+            self._under_way.append((None, receipt))
+        else:
+            receipt(self.failure)
 
-        self.when_durable(key, receipt)
-        await future
+    @property
+    def _has_released_dirty(self) -> bool:
+        return any(self._unwritten.values())
 
     def drop(self, error: errors.LedgerError) -> None:
         """The partition is another broker's, or this broker closes it: nothing more is written."""
@@ -300,7 +310,9 @@ class PartitionAcks:
         """Writes what is dirty, closes the ledger, and ends."""
         with suppress(TimeoutError, errors.LedgerError, StoreError):
             async with asyncio.timeout(timeout_s):
-                await asyncio.gather(*map(self.durable, list(self._users)))
+                await asyncio.gather(
+                    *map(self.durable, list(self._users)), _given(self._when_released_durable)
+                )
                 if self._task is not None:
                     await cancel(self._task)
                 if self.failure is None:
@@ -327,6 +339,8 @@ class PartitionAcks:
             try:
                 if self._doubt:
                     await self._look()
+                    if self.failure is not None:
+                        return
                 now = self._situation()
                 step = next_ack_step(now)
                 if step is not AckStep.NOTHING:
@@ -357,7 +371,9 @@ class PartitionAcks:
 
     def _situation(self) -> AckSituation:
         now_s, ledger = asyncio.get_running_loop().time(), self._ledger
+        has_released_dirty = self._has_released_dirty
         is_dirty = any(user.is_dirty for user in self._users.values()) or bool(self._receipts)
+        is_dirty |= has_released_dirty
         fragments_max = self._context.ledgers.config.fragments_max
         size = None if ledger is None else ledger.size
         is_judged_by_size = is_dirty is (ledger is None)
@@ -369,6 +385,7 @@ class PartitionAcks:
             open=size is not None,
             full=size is not None and size.is_full(now_s, fragments_max),
             long=size is not None and size.is_long,
+            whole=has_released_dirty,
         )
 
     def _is_small(self) -> bool:
@@ -390,6 +407,8 @@ class PartitionAcks:
                 raise errors.LedgerFenced(f"the node of {self._title} is gone")
             if node is not None:
                 self._check_epoch(node)
+                if node not in (self._node, self._nodes.last_put):
+                    raise errors.LedgerFenced(f"another owner wrote the node of {self._title}")
         except errors.LedgerFenced as error:
             self._fail(error)
             return
@@ -423,6 +442,7 @@ class PartitionAcks:
             if self._under_way is not None:  # the write failed
                 self._receipts = [*self._under_way, *self._receipts]
                 self._under_way = None
+                self._unwritten |= dict.fromkeys(self._states, True)
                 for user in self._users.values():
                     user.is_known, user.is_dirty = False, True
 
@@ -433,7 +453,7 @@ class PartitionAcks:
             if user.served.failure is None and user.position is not None:
                 user.served.was_durable(self.partition, self.epoch, user.position)
         for served, receipt in receipts:
-            receipt(served.failure)
+            receipt(None if served is None else served.failure)
 
     def _encoded(self, kind: WriteKind, snapshot: int = NO_SNAPSHOT) -> list[bytes]:
         """The entries of a write that begins now: it has all that was acknowledged so far."""
@@ -550,8 +570,24 @@ class PartitionAcks:
         for key in list(self._states):
             if not await self._context.is_current(key):
                 self._states.pop(key, None)
-                self._unwritten.discard(key)
+                self._unwritten.pop(key, None)
 
 
 def _released(key: AckKey) -> errors.LedgerFenced:
     return errors.LedgerFenced(f"subscription '{key.name}' was released", subscription=key.name)
+
+
+async def _given(ask: Callable[[Receipt], None]) -> None:
+    """Waits for the receipt that `ask` asks for. Raises its error."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def receipt(error: errors.LedgerError | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    ask(receipt)
+    await future

@@ -39,7 +39,7 @@ class AckStep(Enum):
 class AckSituation:
     """Times by the loop's clock, of the last write, of the last write of the node, and of the last
     failure of a ledger. `dirty`: there is a change that is not durable; `urgent`: a receipt waits
-    for it; `small`: the states fit into the node."""
+    for it; `small`: the states fit into the node; `whole`: changes alone are not enough for it."""
 
     now_s: float
     written_s: float
@@ -51,6 +51,7 @@ class AckSituation:
     open: bool = False
     full: bool = False
     long: bool = False
+    whole: bool = False
 
     @property
     def is_refused(self) -> bool:
@@ -96,7 +97,7 @@ def next_ack_step(now: AckSituation) -> AckStep:
     """The step to take now; the caller asks again at `next_ack_look_s`."""
     if now.dirty and now.now_s >= now.write_at_s:
         if now.open and not now.full:
-            return AckStep.SNAPSHOT if now.long else AckStep.APPEND
+            return AckStep.SNAPSHOT if now.long or now.whole else AckStep.APPEND
         is_seldom = not now.urgent and now.now_s >= now.node_s + INLINE_EVERY_S
         may_inline = now.small and not now.open and (now.is_refused or is_seldom)
         return AckStep.INLINE if may_inline else AckStep.NEW_LEDGER

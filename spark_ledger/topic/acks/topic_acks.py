@@ -2,7 +2,7 @@
 consumer comes.
 
 Always true: a partition has one PartitionAcks here, that of the broker's present epoch; one of an
-earlier epoch writes nothing more.
+earlier epoch writes nothing more, nor does one that was left while it was taken over.
 """
 
 import asyncio
@@ -28,12 +28,16 @@ class TopicAcks:
             acks = await self._open.result(
                 partition, lambda: PartitionAcks.opened(self._context, partition, epoch)
             )
+            if self._open.kept(partition) is not acks:  # left while it was taken over
+                acks.drop(errors.LedgerFenced(f"partition {partition} was given up"))
+                if acks.epoch >= epoch:
+                    acks.check()
+                continue
             if acks.epoch == epoch and acks.failure is None:
                 return acks
             if acks.epoch > epoch:
                 raise errors.LedgerFenced(f"partition {partition} has an owner of a later epoch")
-            if self._open.kept(partition) is acks:
-                self.leave(partition)
+            self.leave(partition)
 
     def leave(self, partition: int) -> None:
         """This broker has the partition no more."""

@@ -50,11 +50,11 @@ class Owner:
         self.intent = None
 
     async def take_over(self):
-        context = AckContext(
+        self.context = AckContext(
             *(self.client.ledgers, self.stage.topic, self.make_ledger, self.is_current),
             *(ClusterGuard(self.client.store), InlinePace(), self.client.rng),
         )
-        self.acks = await PartitionAcks.opened(context, 0, self.epoch)
+        self.acks = await PartitionAcks.opened(self.context, 0, self.epoch)
         return self
 
     async def make_ledger(self):

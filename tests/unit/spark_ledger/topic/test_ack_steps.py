@@ -25,7 +25,7 @@ TIMES = st.floats(0, 2000) | st.just(LONG_AGO_S)
 SITUATIONS = st.builds(
     AckSituation,
     *(st.just(1000.0), TIMES, TIMES, TIMES),
-    **dict.fromkeys(("dirty", "urgent", "small", "open", "full", "long"), st.booleans()),
+    **dict.fromkeys(("dirty", "urgent", "small", "open", "full", "long", "whole"), st.booleans()),
 )
 
 
@@ -36,6 +36,7 @@ SITUATIONS = st.builds(
         (DIRTY, AckStep.NEW_LEDGER),
         (replace(DIRTY, open=True), AckStep.APPEND),
         (replace(DIRTY, open=True, long=True), AckStep.SNAPSHOT),
+        (replace(DIRTY, open=True, whole=True), AckStep.SNAPSHOT),
         (replace(DIRTY, open=True, full=True), AckStep.NEW_LEDGER),
         (replace(DIRTY, open=True, written_s=999.5), AckStep.NOTHING),
         (replace(DIRTY, open=True, written_s=999.5, urgent=True), AckStep.APPEND),

@@ -7,7 +7,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MultiFailed
-from spark_ledger.topic.acks import steps
+from spark_ledger.topic.acks import partition_acks, steps
 from spark_ledger.topic.acks.entries import AckKey
 from spark_ledger.topic.acks.nodes import AckNodes
 from tests.unit.spark_ledger.topic.ack_owners import (
@@ -55,6 +55,77 @@ def test_an_earlier_owner_gives_no_receipt_once_a_later_one_has_read():
         assert second.acks.state(KEY).rows.to_array().tolist() == [3]
         with pytest.raises(errors.LedgerFenced):
             await owner(stage, 1)
+
+    play_here(act)
+
+
+def test_a_receipt_of_an_earlier_owner_that_made_the_node_later_is_kept():
+    """Both took the partition over before it had a node."""
+
+    async def act(stage):
+        first = await owner(stage, 1)
+        _, first_acks = first.serve()
+        second = await owner(stage, 2)
+        subscription, second_acks = second.serve()
+        await first.acknowledge(first_acks, 5)
+        with pytest.raises(errors.LedgerFenced):
+            await second.acknowledge(second_acks, 9)
+        assert isinstance(subscription.failure, errors.LedgerFenced)
+        anew = await owner(stage, 2)
+        _, acks = anew.serve()
+        assert list(acks.rows) == [5]
+        await anew.acknowledge(acks, 9)
+        with pytest.raises(errors.LedgerFenced):
+            await first.acknowledge(first_acks, 6)
+        third = await owner(stage, 3)
+        assert list(third.acks.state(KEY).rows) == [5, 9]
+
+    play_here(act)
+
+
+@pytest.mark.parametrize("has_node", [True, False])
+def test_of_two_takers_of_one_epoch_each_receipt_is_kept(has_node):
+    async def act(stage):
+        if has_node:
+            made = await owner(stage, 1)
+            _, acks = made.serve()
+            await made.acknowledge(acks, 1)
+        first, second = await owner(stage, 2), await owner(stage, 2)
+        takers = [first, second]
+        receipts = {1} if has_node else set()
+        served = [taker.serve()[1] for taker in takers]
+        for offset in range(3, 23, 2):
+            for taker, acks in zip(takers, served, strict=True):
+                try:
+                    await taker.acknowledge(acks, offset + takers.index(taker) * 100)
+                except errors.LedgerFenced:
+                    continue
+                receipts.add(offset + takers.index(taker) * 100)
+        assert len(receipts) >= 10
+        third = await owner(stage, 3)
+        assert receipts <= set(third.acks.state(KEY).rows)
+
+    play_here(act)
+
+
+def test_an_owner_whose_write_of_the_node_had_no_answer_goes_on(monkeypatch):
+    async def act(stage):
+        made = await owner(stage, 1)
+        subscription, acks = made.serve()
+        plain, lost = AckNodes.put, []
+
+        async def put(*arguments):
+            version = await plain(*arguments)
+            if not lost:
+                lost.append(version)
+                return None
+            return version
+
+        monkeypatch.setattr(AckNodes, "put", put)
+        await made.acknowledge(acks, 3)
+        assert lost == [0]
+        assert subscription.failure is None
+        assert await durable(stage) == (0, [3])
 
     play_here(act)
 
@@ -250,6 +321,64 @@ def test_an_owner_without_a_ledger_sees_a_move_before_it_gives_a_receipt():
         await move(stage)
         with pytest.raises(errors.LedgerFenced):
             await made.acknowledge(acks, 4)
+
+    play_here(act)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_what_a_subscription_acknowledged_before_its_release_is_written_later(
+    is_closed, monkeypatch
+):
+    """No ledger could be made until after the release, and it was too much for the node."""
+    monkeypatch.setattr(partition_acks, "INLINE_BYTES_MAX", 0)
+
+    async def act(stage):
+        made = await owner(stage, 1)
+        _, acks = made.serve()
+        await made.acknowledge(acks, 5)
+        await asyncio.sleep(2 * steps.IDLE_S)
+        made.refuses = True
+        for offset in range(10, 400, 3):
+            acks.add(offset, offset + 1)
+        made.acks.changed(KEY)
+        await asyncio.sleep(10)
+        made.acks.release(KEY, is_written=True)
+        made.refuses = False
+        if is_closed:
+            await made.acks.close(3 * steps.REFUSED_S)
+        else:
+            await asyncio.sleep(5 * steps.REFUSED_S)
+        assert len((await durable(stage))[1]) == 131
+
+    play_here(act)
+
+
+def test_a_subscription_served_again_before_its_acknowledgements_were_written_has_them_written():
+    async def act(stage):
+        made = await owner(stage, 1)
+        _, acks = made.serve()
+        acks.add(4, 5)
+        made.acks.changed(KEY)
+        made.acks.release(KEY, is_written=False)
+        _, acks = made.serve()
+        assert list(acks.rows) == [4]
+        await made.acks.durable(KEY)
+        assert await durable(stage) == (0, [4])
+
+    play_here(act)
+
+
+def test_a_subscription_released_without_an_acknowledgement_costs_no_write():
+    async def act(stage):
+        first = await owner(stage, 1)
+        _, acks = first.serve()
+        await first.acknowledge(acks, 4)
+        second = await owner(stage, 2)
+        second.serve()
+        second.acks.release(KEY, is_written=True)
+        await asyncio.sleep(400)
+        assert second.ledgers == []
+        assert await durable(stage) == (0, [4])
 
     play_here(act)
 
