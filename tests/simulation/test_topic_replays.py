@@ -74,7 +74,7 @@ def test_a_plan_that_is_committed_twice_is_found(monkeypatch, rows):
         stage = await begun()
         planned_next(stage, rows=rows)
         await batch_done(stage)
-        monkeypatch.setattr(draft, "recorded_outcome", lambda *_: None)  # whatever the record says
+        monkeypatch.setattr(draft, "recorded_outcome", lambda *_: None)  # whatever the record has
         with pytest.raises(Exception, match=r"T2.* contributes rows 2 times"):
             await batch_done(stage)
 

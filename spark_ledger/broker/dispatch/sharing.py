@@ -547,7 +547,7 @@ class Sharing:
             self.wait(part._replace(ranges=ranges, unacked=sum(hi - lo for lo, hi in ranges)))
 
     def _settle(self, member: Member) -> None:
-        """Fewer messages are unacknowledged: who was blocked may go on."""
+        """Fewer messages are unacknowledged: a blocked consumer may go on."""
         most, most_of_all = self._limits
         if member.is_blocked and member.unacked <= most // 2:
             member.is_blocked = False

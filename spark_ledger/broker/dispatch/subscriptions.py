@@ -390,7 +390,7 @@ class TopicSubscriptions:
                 async with asyncio.timeout(RELEASE_S):
                     await subscription.cursor.acks_durable(number)
             except errors.LedgerFenced:
-                await self._commits.check_owner(number)  # raises Deposed, which says more
+                await self._commits.check_owner(number)  # raises Deposed, with the reason
                 raise
             except TimeoutError:
                 raise errors.Unavailable(
@@ -431,7 +431,7 @@ class TopicSubscriptions:
 
     async def make(self, name: str) -> None:
         """Make the durable subscription at the first offsets, unless there is one of that name,
-        whoever uses it. Raises Refusal, errors of the topic layer."""
+        which may be in use. Raises Refusal, errors of the topic layer."""
         async with self._lock(name):
             subscription = self._by_name.get(name)
             if subscription is not None and subscription.durable:

@@ -156,7 +156,8 @@ async def _partitioned_metadata(client: Caller, part: Any) -> None:
 
 
 def check_listener(name: str) -> None:
-    """Raises Refusal if a client asks for a listener's address by its name: there are none."""
+    """Raises Refusal if a client asks for a listener's address by its name: brokers have no named
+    listeners."""
     if name:
         raise Refusal(ServerError.SERVICE_NOT_READY, f"the brokers have no listener '{name}'")
 

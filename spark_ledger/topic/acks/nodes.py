@@ -327,11 +327,11 @@ def _add(fold: AckFold, payload: bytes | memoryview, where: str) -> None:
         fold.damaged()
 
 
-async def discard(ledgers: LedgerStore, ledger_id: int) -> None:
-    """Closes and deletes a ledger that no node names any more. If that fails, the janitor deletes
-    it after its intent has ended."""
+async def discard_ledger(ledgers: LedgerStore, ledger_id: int) -> None:
+    """Closes and deletes a ledger of positions or acknowledgements that no node names any more. If
+    that fails, the janitor deletes it after its intent has ended."""
     try:
         await ledgers.recover(ledger_id)
         await ledgers.delete(ledger_id)
     except (errors.LedgerError, StoreError) as error:
-        _log.info("ack ledger %d stays for the janitor: %s", ledger_id, error)
+        _log.info("ledger %d of positions stays for the janitor: %s", ledger_id, error)

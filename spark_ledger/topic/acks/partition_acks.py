@@ -23,7 +23,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -53,7 +52,7 @@ from spark_ledger.topic.acks.nodes import (
     AckNodes,
     AckPointer,
     OpenAckLedger,
-    discard,
+    discard_ledger,
 )
 from spark_ledger.topic.acks.sets import AckChanges
 from spark_ledger.topic.acks.steps import (
@@ -308,7 +307,7 @@ class PartitionAcks:
 
     async def close(self, timeout_s: float) -> None:
         """Writes what is dirty, closes the ledger, and ends."""
-        with suppress(TimeoutError, errors.LedgerError, StoreError):
+        try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(
                     *map(self.durable, list(self._users)), _given(self._when_released_durable)
@@ -317,6 +316,8 @@ class PartitionAcks:
                     await cancel(self._task)
                 if self.failure is None:
                     await self._leave()
+        except (TimeoutError, errors.LedgerError, StoreError) as error:
+            _log.warning("acknowledgements of %s may not all be written: %r", self._title, error)
         self.drop(errors.LedgerFenced(f"the acknowledgements of {self._title} ended here"))
         await self._beside.idle()
 
@@ -538,7 +539,7 @@ class PartitionAcks:
         if before is not None:
             self._left[before] = None
         for ledger_id in [left for left in self._left if left != pointer.ledger_id]:
-            self._beside.start(discard(self._context.ledgers, ledger_id))
+            self._beside.start(discard_ledger(self._context.ledgers, ledger_id))
         self._left.clear()
 
     async def _put(self, pointer: AckPointer, version: int, *checks: Check) -> int | None:

@@ -33,6 +33,7 @@ from spark_ledger.async_tasks import BackgroundTasks, cancel
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check, Operation, Set, StoreError
+from spark_ledger.topic.acks.nodes import discard_ledger
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import CURSOR, HEARTBEAT_S, Intent, Intents
 from spark_ledger.topic.log.records import IntentState
@@ -452,7 +453,7 @@ class Cursor:
             left for left in self._left if left != self._subscription.record.ledger_id
         ]:
             del self._left[ledger_id]
-            self._discarding.start(cursor_ledger.discard(self._context.ledgers, ledger_id))
+            self._discarding.start(discard_ledger(self._context.ledgers, ledger_id))
 
     # -- the state -------------------------------------------------------------------------
 

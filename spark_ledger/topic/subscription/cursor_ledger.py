@@ -33,7 +33,6 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
-from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.log.intents import Intent, Intents
 from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX
 from spark_ledger.topic.log.topics import TopicInfo
@@ -181,13 +180,3 @@ async def last_entry(ledgers: LedgerStore, ledger_id: int, *, fence: bool) -> Cu
             return decode(payloads[0])
         _log.error("entry %d of cursor ledger %d is damaged", entry_id, ledger_id)
     return None
-
-
-async def discard(ledgers: LedgerStore, ledger_id: int) -> None:
-    """Closes and deletes a ledger that no record names any more. If that fails, the janitor deletes
-    it after its intent has ended."""
-    try:
-        await ledgers.recover(ledger_id)
-        await ledgers.delete(ledger_id)
-    except (errors.LedgerError, StoreError) as error:
-        _log.info("cursor ledger %d stays for the janitor: %s", ledger_id, error)

@@ -35,7 +35,7 @@ from spark_ledger.metadata.store_calls import (
     store_now_ms,
 )
 from spark_ledger.process import LruCache
-from spark_ledger.topic.acks.nodes import AckNodes
+from spark_ledger.topic.acks.nodes import AckNodes, discard_ledger
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.holds import GRACE_MS, Holds
 from spark_ledger.topic.log.intents import SUPERSEDED, Intent, Intents, Sighting
@@ -45,8 +45,8 @@ from spark_ledger.topic.log.state import UNREAD, Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.live import ends_of
-from spark_ledger.topic.subscription import cursor_ledger, seek_target
 from spark_ledger.topic.subscription import records as subscription_records
+from spark_ledger.topic.subscription import seek_target
 from spark_ledger.topic.subscription.cursor import Cursor, CursorContext, open_intent
 from spark_ledger.topic.subscription.lag import PartitionLag, topic_lag
 from spark_ledger.topic.subscription.nodes import (
@@ -514,7 +514,7 @@ class Subscriptions:
     async def _discard(self, record: SubscriptionRecord) -> None:
         """Fence and delete a ledger that the record does not name any more."""
         if record.ledger_id is not None:
-            await cursor_ledger.discard(self.ledgers, record.ledger_id)
+            await discard_ledger(self.ledgers, record.ledger_id)
 
     # -- positions -------------------------------------------------------------------------------
 

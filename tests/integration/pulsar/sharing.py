@@ -47,7 +47,7 @@ def ordered(values: Sequence[str]) -> list[str]:
     return sorted(values, key=int)
 
 
-# -- who gets what ---------------------------------------------------------------------------------
+# -- which consumer gets what ----------------------------------------------------------------------
 
 
 def shared_consumers_have_each_message_once(case: Case) -> None:

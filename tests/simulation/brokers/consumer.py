@@ -340,7 +340,7 @@ class ConsumerModel:
 
     def _leaves_broker(self, link: Link, name: str, part: Any) -> None:
         """The broker sends it; of a failover subscription to the active consumer alone (B14),
-        whatever the clients were told of that by now."""
+        whatever the clients know of that by now."""
         if name != "message" or self._goes_on(part):
             return
         dispatcher = dispatcher_of(self, link)

@@ -187,26 +187,26 @@ def a_row_is_pending_at_one_consumer(
 
 
 @invariant("B20")
-def a_count_is_of_requests(ghost: Ghost, who: str, offset: int, count: int, asked: int) -> None:
+def a_count_is_of_requests(ghost: Ghost, reader: str, offset: int, count: int, asked: int) -> None:
     """A message's redelivery count is raised by requests for it alone."""
-    what = f"{who} gets offset {offset} for the {count}. time again"
+    what = f"{reader} gets offset {offset} for the {count}. time again"
     require(count <= asked, "B20", f"{what}, and it was asked for {asked} times")
 
 
 @invariant("B22")
 def what_has_a_receipt_is_not_sent_again(
-    ghost: Ghost, who: str, partition: int, again: list[int]
+    ghost: Ghost, reader: str, partition: int, again: list[int]
 ) -> None:
     """A consumer that comes after the receipt of an acknowledgement does not get the message, but
     for a seek or a deletion since."""
-    what = f"{who} gets offsets {again[:5]} of partition {partition} again"
+    what = f"{reader} gets offsets {again[:5]} of partition {partition} again"
     require(not again, "B22", f"{what}, whose acknowledgements have receipts")
 
 
 @invariant("B21")
-def no_more_is_sent_than_asked_for(ghost: Ghost, who: str, offset: int, permits: int) -> None:
+def no_more_is_sent_than_asked_for(ghost: Ghost, reader: str, offset: int, permits: int) -> None:
     """A consumer is sent a batch only while it has a permit left."""
-    require(permits > 0, "B21", f"{who} gets offset {offset} with {permits} permits left")
+    require(permits > 0, "B21", f"{reader} gets offset {offset} with {permits} permits left")
 
 
 @invariant("B22")

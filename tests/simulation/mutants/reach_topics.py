@@ -8,6 +8,7 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION, Check, OutcomeUnknown, Set
 from spark_ledger.topic import checkpointer
+from spark_ledger.topic.acks.nodes import discard_ledger
 from spark_ledger.topic.checkpointer import Checkpointer
 from spark_ledger.topic.commit import commit, draft
 from spark_ledger.topic.commit.commit import CommitPayloads
@@ -337,7 +338,7 @@ def discards_before_it_unnames(leave: Any) -> Any:
         ledger = self._ledger
         leave(self)
         if ledger is not None:
-            doing = cursor_ledger.discard(self._context.ledgers, ledger.id)
+            doing = discard_ledger(self._context.ledgers, ledger.id)
             task = self._loop.create_task(doing)
             self._aside[task] = None
             task.add_done_callback(lambda done: self._aside.pop(done, None))

@@ -1,5 +1,5 @@
-"""Bugs of subscriptions that several consumers share: who has what, what comes again, and what is
-counted."""
+"""Bugs of subscriptions that several consumers share: which consumer has which rows, what
+comes again, and what is counted."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ SHARES = {**SERVES, "also": ("sharing",)}
 
 
 def forgets_what_was_pending(give_back: Any) -> Any:
-    """What a consumer had that goes, or asks for it again, is sent to nobody."""
+    """What a consumer had is sent to no consumer once it goes, or asks for it again."""
 
     def forgotten(self: Any, member: Any, part: Any) -> None:
         self._take(member, part)
@@ -87,7 +87,7 @@ def acknowledges_the_whole_batch(acknowledge: Any) -> Any:
 
 MUTANTS = (
     Mutant(
-        *("what a consumer had is sent to nobody", "sharing", Sharing, "_give_back"),
+        *("what a consumer had is sent to no consumer", "sharing", Sharing, "_give_back"),
         *(forgets_what_was_pending, SHARES),
     ),
     Mutant(

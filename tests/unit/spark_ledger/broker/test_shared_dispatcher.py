@@ -296,7 +296,7 @@ def test_a_consumer_at_its_limit_gets_more_once_half_is_acknowledged():
         assert len(offsets(a)) == 4
         assert len(offsets(b)) == 2  # the subscription's limit
         for offset in (0, 1):
-            acknowledge(b, offset)  # a's: whoever acknowledges
+            acknowledge(b, offset)  # pending at a: any consumer may acknowledge
         await settle()
         assert len(offsets(b)) == 2
         for offset in (2, 3):

@@ -1,4 +1,4 @@
-"""Who gets which rows of a shared subscription, compared with plain sets and dictionaries."""
+"""Which consumer gets which rows of a shared subscription, beside plain sets and dictionaries."""
 
 from collections import Counter, deque
 from types import SimpleNamespace
