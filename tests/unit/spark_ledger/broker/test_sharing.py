@@ -167,14 +167,18 @@ class SharedSubscription(RuleBasedStateMachine):
         size = self.sizes[start]
         how = data.draw(st.sampled_from(["whole", "index", "set"]))
         rows = set(range(start, start + size)) if how == "whole" else {row}
-        if how == "whole":
-            acknowledge(self.sharing, asker, start)
-        elif how == "index":
-            acknowledge(self.sharing, asker, start, batch_index=row - start)
-        else:
+        fields = {}
+        if how == "index":
+            fields["batch_index"] = row - start
+        elif how == "set":
             left = [(n, n + 1) for n in range(start, start + size) if n != row]
             words = ack_set(left, start, size) if left else [0]
-            acknowledge(self.sharing, asker, start, ack_set=[word % 2**64 for word in words])
+            fields["ack_set"] = [word % 2**64 for word in words]
+        if how != "index" and not self.was_sent(start):
+            with pytest.raises(Refusal):
+                acknowledge(self.sharing, asker, start, **fields)
+        else:
+            acknowledge(self.sharing, asker, start, **fields)
         acked = {n for n in range(start, start + size) if not self.missing(n)} - self.acked
         assert acked <= rows
         if self.was_sent(start):
