@@ -10,10 +10,11 @@ POLICIES_S.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from spark_ledger import errors
+from spark_ledger.broker.dispatch.acks import Acks
 from spark_ledger.broker.owned_partition import OwnedPartition
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.broker.settings import DEFAULTS
@@ -46,7 +47,7 @@ class MovedSubscriptions(Protocol):
     def marks(self) -> Mapping[str, Positions]:
         """As TopicSubscriptions.marks."""
 
-    async def move_up(self, name: str, partition: int, offset: int) -> None:
+    async def move_up(self, name: str, number: int, to: Callable[[Acks], int]) -> None:
         """As TopicSubscriptions.move_up."""
 
 
@@ -120,7 +121,7 @@ class Backlogs:
             if info.kind is SubscriptionKind.CONSUMER:
                 for number, end in ends.items():
                     if info.positions.get(number, 0) < end:
-                        await self._topic.subscriptions.move_up(info.name, number, end)
+                        await self._topic.subscriptions.move_up(info.name, number, _to(end))
 
     async def _judge(self) -> None:
         refusals: dict[int, Refusal] = {}
@@ -166,7 +167,9 @@ class Backlogs:
                 *(backlog.subscription, self._name, backlog.lag.position, offset),
                 *(backlog.partition, backlog.what),
             )
-            await self._topic.subscriptions.move_up(backlog.subscription, backlog.partition, offset)
+            await self._topic.subscriptions.move_up(
+                backlog.subscription, backlog.partition, _to(offset)
+            )
 
 
 def kept_from(held: PartitionState, backlog: LargeBacklog, policies: TopicPolicies) -> int:
@@ -189,3 +192,7 @@ def kept_from(held: PartitionState, backlog: LargeBacklog, policies: TopicPolici
         return lo
     live_rows = lag.end - max(lag.position, committed)
     return lag.end - int(live_rows * kept / live_bytes)
+
+
+def _to(offset: int) -> Callable[[Acks], int]:
+    return lambda _: offset

@@ -78,6 +78,45 @@ def test_a_backlog_is_skipped_under_a_connected_consumer(cluster, name):
         assert ask(url, "GET", f"{topic}/subscriptions") == (200, ["s"])
 
 
+@pytest.mark.parametrize("is_used", [True, False])
+def test_skipping_and_expiring_keep_what_was_acknowledged_one_by_one(
+    cluster, client, name, is_used
+):
+    path = f"persistent/public/default/{name}/subscription/s"
+
+    def shared():
+        return client.subscribe(
+            name, "s", pulsar.ConsumerType.Shared, initial_position=pulsar.InitialPosition.Earliest
+        )
+
+    consumer = shared()
+    producer = client.create_producer(name, batching_enabled=False)
+    for number in range(12):
+        producer.send(b"%d" % number)
+    for message in [consumer.receive(TIMEOUT_MS) for _ in range(12)]:
+        if int(message.data()) % 2:
+            consumer.acknowledge(message)
+
+    def backlog():
+        _, stats = ask(cluster.admin_url, "GET", f"persistent/public/default/{name}/stats")
+        return stats["subscriptions"]["s"]["msgBacklog"]
+
+    assert eventually(lambda: backlog() == 6)
+    if not is_used:
+        consumer.close()
+    assert ask(cluster.admin_url, "POST", f"{path}/skip/2") == (204, None)  # 0 and 2
+    assert ask(cluster.admin_url, "POST", f"{path}/skip/0") == (204, None)
+    assert ask(cluster.admin_url, "POST", f"{path}/expireMessages/3600") == (204, None)
+    if is_used:
+        consumer.close()
+    again = shared()
+    assert [int(again.receive(TIMEOUT_MS).data()) for _ in range(4)] == [4, 6, 8, 10]
+    assert ask(cluster.admin_url, "POST", f"{path}/expireMessages/0") == (204, None)
+    again.close()
+    producer.send(b"new")
+    assert shared().receive(TIMEOUT_MS).data() == b"new"
+
+
 def test_consumers_that_share_show_what_each_of_them_has(cluster, client, name):
     topic = f"persistent/public/default/{name}"
     shared = [

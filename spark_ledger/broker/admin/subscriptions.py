@@ -1,10 +1,13 @@
 """Verbs on subscriptions of a topic.
 
 Always true: a subscription is of the whole topic, so a verb that names one partition is refused.
-Moving or deleting one that consumers use sends them away, and they come back by themselves; one
-that a query of Spark uses is left as it is.
+Moving or deleting one that consumers use sends them away, and they come back by themselves, except
+where the broker that owns the whole topic moves it forward; one that a query of Spark uses is left
+as it is.
 """
 
+from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -12,7 +15,10 @@ from spark_ledger import errors
 from spark_ledger.broker import names
 from spark_ledger.broker.admin.access import HttpRefusal
 from spark_ledger.broker.admin.call import Call
-from spark_ledger.broker.wire.commands import signed
+from spark_ledger.broker.dispatch.acks import Acks, after_unacknowledged
+from spark_ledger.broker.names import PartitionName
+from spark_ledger.broker.owned_topic import OwnedTopic
+from spark_ledger.broker.wire.commands import Refusal, signed
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription.records import SubscriptionKind
 from spark_ledger.topic.subscription.seek_target import CommittedSince, End, SeekTarget
@@ -49,13 +55,44 @@ async def skip_all(call: Call) -> None:
 
 async def skip(call: Call) -> None:
     info, name = await _subscription_of(call)
-    await SubscriptionMoves(call.client, info.id).skip(name, _number_of(call, "count"))
+    count, moves = _number_of(call, "count"), SubscriptionMoves(call.client, info.id)
+    topic = await _owned_whole(call, info)
+    if topic is None or info.partitions > 1:
+        await moves.skip(name, count)
+        return
+    await moves.check_no_query(name)
+    end = topic.readable_partition(0).end
+    to = partial(after_unacknowledged, count=count, end=end)
+    await topic.subscriptions.move_up(name, 0, to, durable=True)
 
 
 async def expire(call: Call) -> None:
     info, name = await _subscription_of(call)
     before_ms = call.broker.clock.now_ms() - _number_of(call, "seconds") * 1000
-    await SubscriptionMoves(call.client, info.id).expire(name, before_ms)
+    moves, topic = SubscriptionMoves(call.client, info.id), await _owned_whole(call, info)
+    if topic is None:
+        await moves.expire(name, before_ms)
+        return
+    await moves.check_no_query(name)
+    for number in range(info.partitions):
+        end = await topic.readable_partition(number).since(before_ms)
+        await topic.subscriptions.move_up(name, number, partial(_at_least, end), durable=True)
+
+
+def _at_least(end: int, acks: Acks) -> int:
+    return max(end, acks.mark)
+
+
+async def _owned_whole(call: Call, info: TopicInfo) -> OwnedTopic | None:
+    """The topic, if this broker owns all its partitions: then a subscription moves forward with
+    what it has acknowledged beyond, and its consumers stay. None: it moves as by a seek."""
+    if info.partitions == 1:
+        number = 0 if info.policies.partitioned else None
+        with suppress(Refusal):  # another broker owns it
+            return (await call.broker.partition(PartitionName(info.name, number), create=False))[0]
+    topics = (topic for topic in call.broker.open_topics() if topic.info.id == info.id)
+    topic = next(topics, None)
+    return topic if topic is not None and len(topic.partitions) == info.partitions else None
 
 
 async def reset_to_message(call: Call) -> None:

@@ -245,6 +245,18 @@ def acknowledged_ranges(
     return [(start, start + (messages or 1))]
 
 
+def after_unacknowledged(acks: Acks, count: int, end: int) -> int:
+    """The offset below which there are `count` messages that are not acknowledged; `end` if there
+    are fewer below that."""
+    offset = acks.mark
+    for lo, hi in acks.missing(acks.mark, end) if count else ():
+        offset = min(hi, lo + count)
+        count -= offset - lo
+        if not count:
+            return offset
+    return max(offset, end) if count else offset
+
+
 def is_unclear(message_id: MessageId, messages: int | None) -> bool:
     """Whether an id may name more messages than are acknowledged by it: it names a whole batch, or
     a set of its messages, and the size of the batch is not known."""

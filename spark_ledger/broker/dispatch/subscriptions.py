@@ -18,6 +18,7 @@ from pyroaring import BitMap64
 
 from spark_ledger import errors
 from spark_ledger.async_tasks import BackgroundTasks
+from spark_ledger.broker.dispatch.acks import Acks
 from spark_ledger.broker.dispatch.active_dispatcher import ActiveDispatcher
 from spark_ledger.broker.dispatch.delays import DelayIndex, HeldMessages
 from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
@@ -404,10 +405,13 @@ class TopicSubscriptions:
         durable = {name: s for name, s in self._by_name.items() if s.durable}
         return {name: subscription.marks() for name, subscription in durable.items()}
 
-    async def move_up(self, name: str, number: int, offset: int) -> None:
-        """Acknowledge all messages below the offset in that partition, whether or not consumers use
-        the subscription. A subscription that was deleted stays deleted. Raises Refusal, errors of
-        the topic layer."""
+    async def move_up(
+        self, name: str, number: int, to: Callable[[Acks], int], *, durable: bool = False
+    ) -> None:
+        """Acknowledge all messages below the offset `to` in that partition, whether or not
+        consumers use the subscription. What is acknowledged beyond it stays so. With `durable` that
+        is durable on return. A subscription that was deleted stays deleted. Raises Refusal, errors
+        of the topic layer."""
         async with self._lock(name):
             partition = self._topic.readable_partition(number)
             subscription = self._by_name.get(name)
@@ -424,7 +428,10 @@ class TopicSubscriptions:
                 if not subscription.has_dispatcher(number):
                     state = await subscription.cursor.adopt(number, epoch)
                     mark, rows = max(state.position, mark), state.rows
-                subscription.dispatcher(partition, mark, rows).move_up(offset)
+                dispatcher = subscription.dispatcher(partition, mark, rows)
+                dispatcher.move_up(to(dispatcher.acks))
+                if durable:
+                    await subscription.cursor.acks_durable(number)
             finally:
                 if not subscription.used:
                     self._background.start(self._release_unused(name))

@@ -28,7 +28,7 @@ class SubscriptionMoves:
     async def reset(self, name: str, target: SeekTarget) -> Offsets:
         """To the target, forward or back. Raises also errors.OffsetsOutOfRange,
         errors.OffsetsNotAssigned."""
-        await self._check_no_query(name)
+        await self.check_no_query(name)
         return await self._client.subscriptions.seek(self._topic_id, name, target, force=True)
 
     async def clear(self, name: str) -> Offsets:
@@ -66,16 +66,17 @@ class SubscriptionMoves:
         positions = await self._client.subscriptions.positions(self._topic_id, name)
         later = {p: offset for p, offset in to.items() if offset > positions.get(p, 0)}
         if not later:
-            await self._check_no_query(name)
+            await self.check_no_query(name)
             return {}
         return await self.reset(name, later)
 
     async def delete(self, name: str) -> None:
         """Also under connected consumers, which are sent away."""
-        await self._check_no_query(name)
+        await self.check_no_query(name)
         await self._client.subscriptions.delete(self._topic_id, name, force=True)
 
-    async def _check_no_query(self, name: str) -> None:
+    async def check_no_query(self, name: str) -> None:
+        """Whether the subscription may be moved: it exists, and no query uses it."""
         listed = await self._client.subscriptions.list(self._topic_id, unreadable={})
         subscription = next((of for of in listed if of.name == name), None)
         if subscription is None:

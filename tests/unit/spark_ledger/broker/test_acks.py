@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from spark_ledger.broker.dispatch import acks as rules
-from spark_ledger.broker.dispatch.acks import Acks, SentBatches, ack_set, acked_in
+from spark_ledger.broker.dispatch.acks import (
+    Acks,
+    SentBatches,
+    ack_set,
+    acked_in,
+    after_unacknowledged,
+)
 from spark_ledger.topic.acks.sets import AckBudget
 
 OFFSETS = st.integers(0, 60)
@@ -59,6 +65,18 @@ def test_chunks_of_a_message_that_is_not_whole_stay_behind_rows_acknowledged_in_
     for step, start, end in (steps[i] for i in order):
         step(start, end)
     assert (acks.mark, acks.durable) == (9, 7)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 9), RANGES, st.integers(0, 30), st.integers(0, 60))
+def test_skipping_counts_the_messages_that_are_not_acknowledged(mark, some, count, end):
+    acks = Acks(mark)
+    for start, stop in some:
+        acks.add(start, stop)
+    unacked = [n for lo, hi in acks.missing(acks.mark, end) for n in range(lo, hi)]
+    target = after_unacknowledged(acks, count, end)
+    assert [n for n in unacked if n < target] == unacked[:count]
+    assert acks.mark <= target <= max(end, acks.mark)
 
 
 def test_a_cumulative_ack_swallows_what_was_acknowledged_one_by_one():
