@@ -207,15 +207,6 @@ class SentBatches:
         was_sent = at < len(self._starts) and self._starts[at] == start
         return self._message_counts[at] if was_sent else None
 
-    def acknowledged_ranges(self, message_id: MessageId, offset: int) -> list[tuple[int, int]]:
-        """As the function of this name, for what was sent."""
-        count = self.message_count(signed(message_id.entryId))
-        return acknowledged_ranges(message_id, offset, count)
-
-    def cumulative_end(self, message_id: MessageId, offset: int) -> int:
-        """As the function of this name, for what was sent."""
-        return cumulative_end(message_id, offset, self.message_count(signed(message_id.entryId)))
-
 
 def cumulative_end(message_id: MessageId, offset: int, messages: int | None) -> int:
     """One past the last offset that a cumulative ack names. An id whose entry is no batch that was

@@ -1,17 +1,17 @@
 """When the delayed messages of a partition are due. Pure.
 
 Always true: the index is a hint that all subscriptions of the partition share. The messages
-themselves have the time, so an index that was lost is made again by reading; the index knows only
-the offsets in `covered`. A message is due once the lower bound of the store's clock has reached its
-time, so no message is early. Each subscription asks for what became due since it last asked
-(`due_between`), whatever other subscriptions have acknowledged.
+themselves have the time, so an index that was lost is made again by reading. A message is due once
+the lower bound of the store's clock has reached its time, so no message is early. Each subscription
+asks for what became due since it last asked (`due_between`), whatever other subscriptions have
+acknowledged.
 
 A message takes 32 bytes: its place by offset, and its place by time in the bucket of its second.
 """
 
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,8 +37,6 @@ _TAG = b"\x98\x01"
 """Protobuf's tag of `deliver_at_time`: without it in its bytes, metadata has no such time."""
 _BUCKET_MS = 1000
 
-Longs = npt.NDArray[np.int64]
-
 
 @dataclass(slots=True)
 class _Bucket:
@@ -61,10 +59,9 @@ class _Bucket:
 
 
 class DelayIndex:
-    """The delayed messages with an offset in `covered`: [lo, hi), grown by `cover`."""
+    """The delayed messages of a partition that its subscriptions have met."""
 
-    def __init__(self, start: int = 0) -> None:
-        self.covered = (start, start)
+    def __init__(self) -> None:
         self._offsets = array("q")  # rising
         self._dues_ms = array("q")
         self._buckets: dict[int, _Bucket] = {}
@@ -85,17 +82,6 @@ class DelayIndex:
     def is_full(self) -> bool:
         return self.bytes >= INDEX_BYTES_MAX
 
-    def cover(self, lo: int, hi: int) -> None:
-        """All delayed messages of [lo, hi) were added. A range that neither meets nor follows the
-        covered range replaces it."""
-        low, high = self.covered
-        if low <= lo <= high:
-            self.covered = (low, max(high, hi))
-        elif hi >= low and lo < low:
-            self.covered = (lo, max(high, hi))
-        else:
-            self.covered = (lo, hi)
-
     def add(self, offset: int, due_ms: int) -> None:
         """The message at the offset is due at `due_ms`. Adding it again changes nothing."""
         at = len(self._offsets)
@@ -111,12 +97,6 @@ class DelayIndex:
             bucket = self._buckets[second] = _Bucket()
             insort(self._seconds, second)
         bucket.add(offset, due_ms)
-
-    def due_of(self, offset: int) -> int | None:
-        """When the message at the offset is due; None if the index does not have it."""
-        at = bisect_left(self._offsets, offset)
-        has = at < len(self._offsets) and self._offsets[at] == offset
-        return self._dues_ms[at] if has else None
 
     def due_between(self, after_ms: int, until_ms: int) -> list[int]:
         """The offsets, rising, of messages that are due after `after_ms` and not after
@@ -182,7 +162,6 @@ class DelayIndex:
     def forget_below(self, offset: int) -> None:
         """Forget the messages below the offset, which no subscription gets any more."""
         at = bisect_left(self._offsets, offset)
-        self.covered = (max(self.covered[0], offset), max(self.covered[1], offset))
         if not at:
             return
         is_emptied = False
@@ -196,15 +175,6 @@ class DelayIndex:
             self._seconds = [second for second in self._seconds if second in self._buckets]
         del self._offsets[:at]
         del self._dues_ms[:at]
-
-    def columns(self) -> tuple[Longs, Longs]:
-        """The offsets, rising, and the times, in milliseconds, for a snapshot."""
-        return np.array(self._offsets, np.int64), np.array(self._dues_ms, np.int64)
-
-    def load(self, offsets: Iterable[int], dues_ms: Iterable[int]) -> None:
-        """Add the columns of a snapshot."""
-        for offset, due_ms in zip(offsets, dues_ms, strict=True):
-            self.add(offset, due_ms)
 
     def _seconds_between(self, after_ms: int, until_ms: int) -> list[int]:
         first = bisect_left(self._seconds, after_ms // _BUCKET_MS)

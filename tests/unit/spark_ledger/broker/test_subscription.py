@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from spark_ledger.broker.dispatch import active_dispatcher
+from spark_ledger.broker.dispatch.acks import acknowledged_ranges, cumulative_end
 from spark_ledger.broker.dispatch.subscriptions import Subscription, Wish
 from spark_ledger.broker.owner.tail import (
     BATCH_OVERHEAD_BYTES,
@@ -31,6 +32,14 @@ def no_delay(monkeypatch):
     """A newly active consumer gets messages at once, and learns that it is active."""
     monkeypatch.setattr(active_dispatcher, "FAILOVER_DELAY_S", 0.0)
     monkeypatch.setattr(active_dispatcher, "ANNOUNCE_S", 0.0)
+
+
+def ranges_of(consumer, id_, offset):
+    return acknowledged_ranges(id_, offset, consumer.sent.message_count(id_.entryId))
+
+
+def end_of(consumer, id_, offset):
+    return cumulative_end(id_, offset, consumer.sent.message_count(id_.entryId))
 
 
 def test_a_consumer_gets_no_more_than_its_permits_and_one_batch():
@@ -65,8 +74,8 @@ def test_the_chunks_of_a_message_come_with_one_id_and_each_takes_a_permit():
         await settle()
         assert [at for at, _ in one.link.messages] == [0, 0, 0, 1]
         chunk = MessageId(ledgerId=LEDGER, entryId=0, partition=0)
-        assert [one.sent.acknowledged_ranges(chunk, 0) for _ in range(3)] == [[(0, 1)]] * 3
-        assert one.sent.cumulative_end(chunk, 0) == 1
+        assert [ranges_of(one, chunk, 0) for _ in range(3)] == [[(0, 1)]] * 3
+        assert end_of(one, chunk, 0) == 1
 
     play(act)
 
@@ -120,10 +129,10 @@ def test_after_a_rewind_come_those_batches_and_messages_that_are_not_acknowledge
         one.dispatcher.flow(one, 100)
         await settle()
         acks = one.dispatcher.acks
-        for start, end in one.sent.acknowledged_ranges(MessageId(ledgerId=LEDGER, entryId=3), 3):
+        for start, end in ranges_of(one, MessageId(ledgerId=LEDGER, entryId=3), 3):
             acks.add(start, end)
         middle = MessageId(ledgerId=LEDGER, entryId=0, batch_index=1)
-        for start, end in one.sent.acknowledged_ranges(middle, 1):
+        for start, end in ranges_of(one, middle, 1):
             acks.add(start, end)
         one.link.messages.clear()
         one.dispatcher.rewind()
@@ -167,7 +176,7 @@ def test_a_cumulative_ack_ends_where_its_id_says(found, end):
         one.dispatcher.flow(one, 100)
         await settle()
         offset = found.entryId + max(0, found.batch_index)
-        assert one.sent.cumulative_end(found, offset) == end
+        assert end_of(one, found, offset) == end
 
     play(act)
 
@@ -192,7 +201,7 @@ def test_an_ack_is_judged_by_what_was_sent_never_by_its_own_counts(found, ranges
         await settle()
         for _ in range(2):  # what is sent again is known before it comes
             offset = found.entryId + max(0, found.batch_index)
-            assert one.sent.acknowledged_ranges(found, offset) == ranges
+            assert ranges_of(one, found, offset) == ranges
             one.dispatcher.rewind()
 
     play(act)
