@@ -18,12 +18,14 @@ from tests.integration.damage import files, flip_in_the_entry_log, in_limbo
 from tests.kit.processes import eventually
 
 KIB, MIB = 1 << 10, 1 << 20
-FLUSHED: dict[str, object] = {"flush_interval_s": 0.2}
+FLUSHED: dict[str, object] = {
+    "flush_interval_s": 0.2,
+    "read_cache_bytes": 0,  # a bookie gives no location of an entry in its read cache, but its bytes
+}
 RECLAIMING: dict[str, object] = {
     **FLUSHED,
     "large_entry_bytes": 0,  # ledgers share logs
     "entry_log_bytes_max": 2 * MIB,
-    "read_cache_bytes": 0,  # nor does a location lack because somebody asked for the bytes
     "tombstone_sweep_s": 0.7,
     "gc_interval_s": 0.3,
     "minor_compaction_share": 0.8,
