@@ -27,7 +27,8 @@ from spark_ledger.errors import BadConfig, LedgerError
 if TYPE_CHECKING:
     from spark_ledger.topic.client import TopicClient
     from spark_ledger.topic.subscription.lag import PartitionLag
-    from spark_ledger.topic.subscription.subscriptions import SubscriptionInfo, Subscriptions
+    from spark_ledger.topic.subscription.listing import SubscriptionInfo
+    from spark_ledger.topic.subscription.subscriptions import Subscriptions
     from spark_ledger.topic.upkeep.subscription_moves import SubscriptionMoves
 
 T = TypeVar("T")

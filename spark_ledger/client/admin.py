@@ -30,8 +30,8 @@ from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema.records import Compatibility, SchemaVersion
 from spark_ledger.topic.schema.registry import TopicSchema
 from spark_ledger.topic.subscription.lag import PartitionLag
+from spark_ledger.topic.subscription.listing import SubscriptionInfo
 from spark_ledger.topic.subscription.seek_target import CommittedSince, End, SeekTarget
-from spark_ledger.topic.subscription.subscriptions import SubscriptionInfo
 from spark_ledger.topic.upkeep import compactor
 from spark_ledger.topic.upkeep.admin import TopicAdmin, TopicFacts, TrimResult
 from spark_ledger.topic.upkeep.compactor import CompactionResult

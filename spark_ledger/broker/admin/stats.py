@@ -34,7 +34,7 @@ from spark_ledger.topic.log.state import PartitionState, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.live import EMPTY, LiveEnd, ends_of
 from spark_ledger.topic.subscription.lag import PartitionLag, partition_lag
-from spark_ledger.topic.subscription.subscriptions import SubscriptionInfo
+from spark_ledger.topic.subscription.listing import SubscriptionInfo
 
 HERE = "here"
 """The flag with which a broker is asked for the partitions that it has itself, and no others."""

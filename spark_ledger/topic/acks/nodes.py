@@ -10,7 +10,10 @@ it read, together with a check of `moves` as it read it before it read the recor
 subscriptions that it serves. A process that moves, deletes or takes a subscription fences the ack
 ledgers, and then raises `moves` and changes the record in one multi that checks that no node was
 written or made meanwhile. So an owner adds nothing for the subscription afterwards: its ledger is
-fenced, and before it names another it reads the record again. A ledger that was made before a
+fenced, and before it names another it reads the record again. If what consumers acknowledged beyond
+the new position is to stay acknowledged, that multi also notes a succession in the node: the state
+that the node's ledger has of the subscription is its state under its new key. The owner takes the
+succession over before it writes the node again. A ledger that was made before a
 person accepted an older metadata store has no states: its offsets may be other rows now.
 """
 
@@ -19,7 +22,7 @@ import base64
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from spark_ledger import errors
@@ -50,10 +53,13 @@ from spark_ledger.topic.acks.entries import (
     WriteKind,
     decode,
 )
+from spark_ledger.topic.acks.sets import run_end
 from spark_ledger.topic.acks.steps import AckLedgerSize
 from spark_ledger.topic.log.records import FIRST_VERSION, load
 
 LEDGERS_AT_ONCE = 64
+SUCCESSIONS_MAX = 200
+"""How many successions a node has, some 250 bytes each: until an owner writes the node anew."""
 NEW = -1  # the version of a node that does not exist yet
 
 States = Mapping[AckKey, AckState]
@@ -61,14 +67,32 @@ States = Mapping[AckKey, AckState]
 _log = logging.getLogger(__name__)
 
 
+class Succession(NamedTuple):
+    """What a subscription had acknowledged when its key was `before` counts for its key `after`,
+    from `position` on; all rows below that are acknowledged."""
+
+    before: AckKey
+    after: AckKey
+    position: int
+
+    def state(self, before: AckState) -> AckState:
+        """The state under the new key, with rows of its own."""
+        rows = before.rows.copy()
+        position = run_end(rows, max(self.position, before.position))
+        rows.remove_range(0, position)
+        return AckState(position, rows, before.owner_epoch)
+
+
 @dataclass(frozen=True, slots=True)
 class AckPointer:
     """The record of a partition's node: `epoch` is that of the partition's owner; the states are in
-    the ledger, or in `inline` (the entries of one snapshot)."""
+    the ledger, or in `inline` (the entries of one snapshot), and the `successions` change them in
+    their order."""
 
     epoch: int
     ledger_id: int | None = None
     inline: tuple[bytes, ...] = ()
+    successions: tuple[Succession, ...] = ()
 
 
 class AckNode(NamedTuple):
@@ -81,6 +105,8 @@ def encode_pointer(pointer: AckPointer) -> bytes:
     plain |= {"epoch": pointer.epoch, "ledger": pointer.ledger_id}
     if pointer.inline:
         plain["inline"] = [base64.b64encode(entry).decode() for entry in pointer.inline]
+    if pointer.successions:
+        plain["successions"] = pointer.successions
     return json.dumps(plain, separators=(",", ":")).encode()
 
 
@@ -88,9 +114,22 @@ def decode_pointer(value: bytes) -> AckPointer:
     def build(plain: dict[str, Any]) -> AckPointer:
         ledger = plain["ledger"]
         inline = tuple(base64.b64decode(entry, validate=True) for entry in plain.get("inline", ()))
-        return AckPointer(int(plain["epoch"]), None if ledger is None else int(ledger), inline)
+        successions = tuple(
+            Succession(_key(before), _key(after), int(position))
+            for before, after, position in plain.get("successions", ())
+        )
+        ledger_id = None if ledger is None else int(ledger)
+        return AckPointer(int(plain["epoch"]), ledger_id, inline, successions)
 
     return load(value, "partition's acknowledgements", build)
+
+
+def _key(plain: Sequence[Any]) -> AckKey:
+    name, token, epoch = plain
+    return AckKey(str(name), str(token), int(epoch))
+
+
+NO_SUCCESSIONS: Mapping[int, Succession] = {}
 
 
 class AckNodesSeen(NamedTuple):
@@ -101,12 +140,51 @@ class AckNodesSeen(NamedTuple):
     node: AckNode | None
 
 
-class AckMove(NamedTuple):
-    """What a process knows that has fenced a topic's ack ledgers: their states, by partition, and
-    the operations of the multi with which it moves a subscription."""
+class FencedAcks(NamedTuple):
+    """A partition's node, and the states of its ledger, to which its owner adds nothing more."""
 
-    states: Mapping[int, States]
-    operations: list[Operation]
+    node: AckNode
+    states: States
+
+
+@dataclass(frozen=True, slots=True)
+class AckMove:
+    """What a process knows that has fenced a topic's ack ledgers, by partition."""
+
+    seen: AckNodesSeen
+    nodes: "AckNodes"
+    fenced: Mapping[int, FencedAcks]
+
+    @property
+    def states(self) -> dict[int, States]:
+        return {partition: fenced.states for partition, fenced in self.fenced.items()}
+
+    def operations(self, successions: Mapping[int, Succession] = NO_SUCCESSIONS) -> list[Operation]:
+        """Those of the multi with which the process moves a subscription. `successions`: by
+        partition what is to stay acknowledged. Raises errors.Unavailable if a node has too many
+        of them."""
+        return [
+            *self.nodes.checks(self.seen),
+            *(
+                self._checked(number, fenced.node, successions.get(number))
+                for number, fenced in self.fenced.items()
+            ),
+        ]
+
+    def _checked(self, partition: int, node: AckNode, succession: Succession | None) -> Operation:
+        path = self.nodes.path(partition)
+        if succession is None:
+            return Check(path, node.version)
+        successions = (*node.pointer.successions, succession)
+        if len(successions) > SUCCESSIONS_MAX:
+            raise errors.Unavailable(
+                f"subscriptions of partition {partition} were moved {SUCCESSIONS_MAX} times, and no"
+                " broker has written their acknowledgements since",
+                "Connect a consumer to the partition, then try again.",
+            )
+        return Set(
+            path, encode_pointer(replace(node.pointer, successions=successions)), node.version
+        )
 
 
 class AckNodes:
@@ -207,18 +285,25 @@ class AckNodes:
         if pointer.ledger_id is None:
             for entry in pointer.inline:
                 _add(fold, entry, "inline")
-            return fold.states
-        if pointer.ledger_id // IDS_PER_EPOCH != await self._cluster_epoch():
+        elif pointer.ledger_id // IDS_PER_EPOCH != await self._cluster_epoch():
             _log.warning("ack ledger %d is of an earlier metadata store", pointer.ledger_id)
-            return {}
-        try:
-            return (await _folded(self._ledgers, pointer.ledger_id, fence=fence)).states
-        except errors.NoSuchLedger:
-            return None
+        else:
+            try:
+                fold = await _folded(self._ledgers, pointer.ledger_id, fence=fence)
+            except errors.NoSuchLedger:
+                return None
+        for succession in pointer.successions:
+            if (before := fold.states.pop(succession.before, None)) is not None:
+                fold.states[succession.after] = succession.state(before)
+        return fold.states
 
     async def _cluster_epoch(self) -> int:
         node = await read(self._store, paths.CLUSTER)
         return 0 if node is None else cluster.decode(node.value).epoch
+
+    def checks(self, seen: AckNodesSeen) -> list[Operation]:
+        """The operations with which a subscription is moved, if no owner made a node since."""
+        return [Set(self._moves, b"{}", seen.moves), Check(self._folder, seen.folder)]
 
     async def move(self, except_partitions: Collection[int] = ()) -> AckMove:
         """For a process that moves, deletes or takes a subscription: fences the ack ledgers of the
@@ -228,22 +313,15 @@ class AckNodes:
         seen = await self.seen()
         numbers = [number for number in await self.partitions() if number not in except_partitions]
 
-        async def fenced(number: int) -> tuple[int, tuple[AckNode, States]] | None:
+        async def fenced(number: int) -> FencedAcks | None:
             node = await self.get(number, fresh=False)
             if node is None:
                 return None
-            states = await self.states_of(node.pointer, fence=True)
-            return number, (node, states or {})
+            return FencedAcks(node, await self.states_of(node.pointer, fence=True) or {})
 
-        nodes = dict(
-            pair for pair in await call_each(fenced, numbers, LEDGERS_AT_ONCE) if pair is not None
-        )
-        operations: list[Operation] = [
-            Set(self._moves, b"{}", seen.moves),
-            Check(self._folder, seen.folder),
-            *(Check(self.path(number), node.version) for number, (node, _) in nodes.items()),
-        ]
-        return AckMove({number: states for number, (_, states) in nodes.items()}, operations)
+        found = await call_each(fenced, numbers, LEDGERS_AT_ONCE)
+        pairs = zip(numbers, found, strict=True)
+        return AckMove(seen, self, {number: acks for number, acks in pairs if acks is not None})
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ Always true:
   it; so an earlier owner adds nothing that this one does not read. A partition without a node gets
   one with the first write, which fails if another owner has made it; and a node that this object
   neither read at its take-over nor wrote is not written over: the acknowledgements are taken over
-  anew;
+  anew, unless the node has nothing new but successions (nodes.py);
 - a new ledger has a whole snapshot before the node names it, and the old one is deleted after that;
 - after any failure the node is read again, and then the record of every subscription served here;
 - the states of subscriptions that no consumer uses stay, as long as they have gaps: a state without
@@ -21,8 +21,7 @@ What to do when is decided in steps.py.
 
 import asyncio
 import logging
-import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -30,12 +29,10 @@ from pyroaring import BitMap64
 
 from spark_ledger import errors
 from spark_ledger.async_tasks import BackgroundTasks, cancel, woken
-from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.store import Check, StoreError
 from spark_ledger.metadata.store_calls import call_each, pause_s, reachable
+from spark_ledger.topic.acks.context import LONG_AGO_S, AckContext
 from spark_ledger.topic.acks.entries import (
     NO_SNAPSHOT,
     AckKey,
@@ -62,13 +59,9 @@ from spark_ledger.topic.acks.steps import (
     next_ack_look_s,
     next_ack_step,
 )
-from spark_ledger.topic.log.intents import Intent
-from spark_ledger.topic.log.topics import TopicInfo
 
-INLINE_WRITES_PER_S = 50
 VERIFIED_AT_ONCE = 16
 FORGET_EVERY_S = 600.0
-LONG_AGO_S = float("-inf")
 Receipt = Callable[[errors.LedgerError | None], None]
 """Called with None once the acknowledgement is durable, else with the reason."""
 
@@ -97,42 +90,6 @@ class Served(Protocol):
 
     def was_durable(self, partition: int, epoch: int, position: int) -> None:
         """The position in the partition is durable in the owner's epoch."""
-
-
-class MadeForAcks(Protocol):
-    """A new ledger, and the open intent under which it was made."""
-
-    @property
-    def writer(self) -> AsyncLedgerWriter: ...
-
-    @property
-    def intent(self) -> Intent: ...
-
-
-class InlinePace:
-    """When the next partition of a broker may write its states into its node."""
-
-    def __init__(self) -> None:
-        self._next_s = LONG_AGO_S
-
-    async def turn(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self._next_s = max(now_s, self._next_s + 1 / INLINE_WRITES_PER_S)
-        await asyncio.sleep(self._next_s - now_s)
-
-
-@dataclass(frozen=True, slots=True)
-class AckContext:
-    """The parts with which the acknowledgements of a topic are written. `is_current`: whether a
-    subscription has that key by the metadata store, as of the call."""
-
-    ledgers: LedgerStore
-    topic: TopicInfo
-    make_ledger: Callable[[], Awaitable[MadeForAcks]]
-    is_current: Callable[[AckKey], Awaitable[bool]]
-    guard: ClusterGuard
-    pace: InlinePace
-    rng: random.Random
 
 
 @dataclass(slots=True)
@@ -215,6 +172,20 @@ class PartitionAcks:
         """What a subscription that is not served here acknowledged, in a copy."""
         state = self._states.get(key)
         return None if state is None else replace(state, rows=state.rows.copy())
+
+    async def check_node(self) -> None:
+        """Raises errors.Unavailable if another process wrote the node: then it is read again, for
+        later calls. Raises StoreError."""
+        node = await self._nodes.get(self.partition)
+        is_new = node is not None and node.version > self._node.version
+        if is_new and node != self._nodes.last_put:
+            self._doubt = True
+            self._start()
+            raise errors.Unavailable(f"subscriptions of {self._title} were moved: try again")
+
+    def has_state(self, key: AckKey) -> bool:
+        """Whether `state` returns a state."""
+        return key in self._states
 
     def serve(self, key: AckKey, served: Served, acks: AckedSet, *, is_state: bool) -> None:
         """Consumers use the subscription from now on; `acks` has what it acknowledged:
@@ -409,7 +380,7 @@ class PartitionAcks:
             if node is not None:
                 self._check_epoch(node)
                 if node not in (self._node, self._nodes.last_put):
-                    raise errors.LedgerFenced(f"another owner wrote the node of {self._title}")
+                    self._take_successions(node)
         except errors.LedgerFenced as error:
             self._fail(error)
             return
@@ -419,6 +390,20 @@ class PartitionAcks:
         users = list(self._users.values())
         await call_each(lambda user: user.served.verify(), users, VERIFIED_AT_ONCE)
         self._doubt = False
+
+    def _take_successions(self, node: AckNode) -> None:
+        """Another process moved subscriptions: what they acknowledged counts for their new keys.
+        Raises errors.LedgerFenced if another owner wrote the node."""
+        mine, states = self._node.pointer, dict(self._states)
+        if replace(node.pointer, successions=mine.successions) != mine:
+            raise errors.LedgerFenced(f"another owner wrote the node of {self._title}")
+        for key, user in self._users.items():
+            states[key] = AckState(user.acks.durable, user.acks.rows, self.epoch)
+        for succession in node.pointer.successions[len(mine.successions) :]:
+            if (before := states.get(succession.before)) is not None:
+                after = states[succession.after] = succession.state(before)
+                self._states[succession.after] = after
+                self._unwritten[succession.after] = False
 
     def _check_epoch(self, node: AckNode) -> None:
         if node.pointer.epoch > self.epoch:

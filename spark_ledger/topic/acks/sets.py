@@ -76,6 +76,19 @@ def run_end(offsets: BitMap64, at: int) -> int:
     return low
 
 
+def after_missing(offsets: BitMap64, at: int, count: int, end: int) -> int:
+    """The offset such that `count` offsets from `at` on, below it, are not in the set; `end` if
+    there are fewer below that, but `at` at least."""
+    low, high = at, max(at, end)
+    while low < high:
+        middle = (low + high) // 2
+        if middle - at - offsets.range_cardinality(at, middle) < count:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 def next_in(offsets: BitMap64, at: int, otherwise: int) -> int:
     """The first offset from `at` on that is in the set; `otherwise` if no offset follows."""
     if not offsets or offsets.max() < at:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from spark_ledger import errors
 from spark_ledger.async_tasks import SharedTasks
-from spark_ledger.topic.acks.partition_acks import AckContext, PartitionAcks
+from spark_ledger.topic.acks.context import AckContext
+from spark_ledger.topic.acks.partition_acks import PartitionAcks
 
 
 class TopicAcks:

@@ -57,8 +57,11 @@ class AckedPartitions:
         self._used: dict[int, _Used] = {}
 
     async def partition_acks(self, partition: int, epoch: int) -> PartitionAcks:
-        """Raises as TopicAcks.of."""
-        return await self.topic_acks.of(partition, epoch)
+        """Raises as TopicAcks.of, errors.Unavailable, StoreError."""
+        partition_acks = await self.topic_acks.of(partition, epoch)
+        if self.key.epoch and not partition_acks.has_state(self.key):  # others moved it, maybe now
+            await partition_acks.check_node()
+        return partition_acks
 
     def adopt(self, partition_acks: PartitionAcks, floor: Floor) -> AckState:
         """What counts: the state of the ack ledger, or the floor if an owner of a later epoch wrote

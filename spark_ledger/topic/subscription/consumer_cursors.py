@@ -47,8 +47,8 @@ from spark_ledger.metadata.store import (
     StoreError,
 )
 from spark_ledger.metadata.store_calls import Tries, pause_s, reachable
+from spark_ledger.topic.acks.context import AckContext, InlinePace, MadeForAcks
 from spark_ledger.topic.acks.entries import AckKey
-from spark_ledger.topic.acks.partition_acks import AckContext, InlinePace, MadeForAcks
 from spark_ledger.topic.acks.sets import AckBudget
 from spark_ledger.topic.acks.topic_acks import TopicAcks
 from spark_ledger.topic.log.topics import TopicInfo

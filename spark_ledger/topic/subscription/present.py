@@ -8,16 +8,20 @@ given, if that process's multi succeeds.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from pyroaring import BitMap64
+
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import Operation
 from spark_ledger.metadata.store_calls import TRIES_MAX
-from spark_ledger.topic.acks.nodes import AckNodes, States
+from spark_ledger.topic.acks.entries import AckKey, AckState
+from spark_ledger.topic.acks.nodes import AckMove, AckNodes, States, Succession
 from spark_ledger.topic.subscription import cursor_ledger
 from spark_ledger.topic.subscription.nodes import (
     SubscriptionNodes,
     SubscriptionView,
     counted_acks,
+    key_of,
 )
 from spark_ledger.topic.subscription.records import Positions, SubscriptionKind, later
 
@@ -32,11 +36,37 @@ class PresentPositions:
 
 @dataclass(frozen=True, slots=True)
 class MovedPositions:
-    """The positions of a subscription that is moved, and what the multi that moves it has to
-    check."""
+    """The positions of a subscription that is moved. `move`: its consumers' acknowledgements; None
+    for a query's subscription."""
 
+    subscription: SubscriptionView
     positions: dict[int, int]
-    operations: list[Operation] = field(default_factory=list)
+    move: AckMove | None = None
+
+    @property
+    def operations(self) -> list[Operation]:
+        """What the multi that moves it has to check."""
+        return [] if self.move is None else self.move.operations()
+
+    @property
+    def states(self) -> dict[int, AckState]:
+        """By partition what is acknowledged."""
+        counted = {} if self.move is None else counted_acks(self.subscription, self.move.states)
+        return {
+            number: counted.get(number) or AckState(position, BitMap64(), 0)
+            for number, position in self.positions.items()
+        }
+
+    def keeping(self, after: AckKey, positions: Positions) -> list[Operation]:
+        """As `operations`; what is acknowledged beyond the new positions stays acknowledged, under
+        the new key. Raises errors.Unavailable."""
+        before = key_of(self.subscription)
+        successions = {
+            number: Succession(before, after, positions[number])
+            for number, state in self.states.items()
+            if state.rows and state.rows.max() >= positions[number]
+        }
+        return [] if self.move is None else self.move.operations(successions)
 
 
 async def present_positions(
@@ -83,8 +113,8 @@ async def moved_from_owners(
     caller for the partitions that it owns. Raises errors.LedgerError, StoreError."""
     if subscription.record.kind is not SubscriptionKind.CONSUMER:
         present: Positions = (await present_positions(ledgers, nodes, subscription)).positions
-        return MovedPositions(dict(present))
+        return MovedPositions(subscription, dict(present))
     move = await AckNodes(ledgers, nodes.topic_id).move(owned)
     counted = counted_acks(subscription, move.states)
     positions = {partition: state.position for partition, state in counted.items()}
-    return MovedPositions({**subscription.floor, **positions}, move.operations)
+    return MovedPositions(subscription, {**subscription.floor, **positions}, move)

@@ -12,8 +12,8 @@ import asyncio
 import builtins
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 
 from spark_ledger import errors
@@ -35,7 +35,9 @@ from spark_ledger.metadata.store_calls import (
     store_now_ms,
 )
 from spark_ledger.process import LruCache
-from spark_ledger.topic.acks.nodes import AckNodes, discard_ledger
+from spark_ledger.topic.acks.entries import AckKey, AckState
+from spark_ledger.topic.acks.nodes import discard_ledger
+from spark_ledger.topic.acks.sets import run_end
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.holds import GRACE_MS, Holds
 from spark_ledger.topic.log.intents import SUPERSEDED, Intent, Intents, Sighting
@@ -49,13 +51,14 @@ from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.subscription import seek_target
 from spark_ledger.topic.subscription.cursor import Cursor, CursorContext, open_intent
 from spark_ledger.topic.subscription.lag import PartitionLag, topic_lag
+from spark_ledger.topic.subscription.listing import READS_AT_ONCE, SubscriptionInfo, listed
 from spark_ledger.topic.subscription.nodes import (
     SubscriptionNodes,
     SubscriptionView,
     brokers_serving,
 )
 from spark_ledger.topic.subscription.present import (
-    PresentPositions,
+    MovedPositions,
     moved_from_owners,
     present_positions,
 )
@@ -71,29 +74,10 @@ from spark_ledger.topic.subscription.seek_target import End, SeekTarget
 
 LEASE_S = 300.0
 SIGHTINGS_MAX = 10_000
-READS_AT_ONCE = 64
 
 _log = logging.getLogger(__name__)
 
 ReadChunks = Callable[[Sequence[TableChunk]], Awaitable[Tables]]
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionInfo:
-    """A subscription in a listing. `positions` are its positions, exact once it is released; while
-    it is used they may be some seconds behind. `acked_beyond`: how many rows beyond each
-    position consumers acknowledged."""
-
-    name: str
-    kind: SubscriptionKind
-    live: bool
-    query_id: str
-    run_id: str
-    epoch: int
-    created_ms: int
-    ledger_id: int | None
-    positions: Positions
-    acked_beyond: Mapping[int, int] = field(default_factory=dict)
 
 
 class Subscriptions:
@@ -286,19 +270,50 @@ class Subscriptions:
         Raises errors.SubscriptionNotFound, errors.SubscriptionBusy, errors.OffsetsOutOfRange,
         errors.OffsetsNotAssigned, errors.TopicDeleted.
         """
+
+        async def placed(moved: MovedPositions) -> dict[int, int]:
+            return {**moved.positions, **await self._resolve(topic_id, target)}
+
+        return await self._put(topic_id, name, placed, force=force)
+
+    async def move_up(
+        self, topic_id: str, name: str, to: Callable[[int, AckState], int]
+    ) -> dict[int, int]:
+        """Moves it forward in each partition to the offset that `to` returns for the partition's
+        number and acknowledgements; a lower offset changes nothing. What its consumers
+        acknowledged beyond stays acknowledged; they are sent away, as by a forced seek. Returns
+        its positions. Raises as `seek`."""
+
+        async def placed(moved: MovedPositions) -> dict[int, int]:
+            return {
+                number: run_end(state.rows, max(state.position, to(number, state)))
+                for number, state in moved.states.items()
+            }
+
+        return await self._put(topic_id, name, placed, force=True, keeps_acks=True)
+
+    async def _put(
+        self,
+        topic_id: str,
+        name: str,
+        placed: Callable[[MovedPositions], Awaitable[dict[int, int]]],
+        *,
+        force: bool,
+        keeps_acks: bool = False,
+    ) -> dict[int, int]:
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"seeking subscription '{name}'"):
             tries = Tries(self._rng)
             while True:
                 subscription = await nodes.get(name)
                 await self._check_free(topic_id, subscription, force)
-                resolved = await self._resolve(topic_id, target)
                 moved = await moved_from_owners(self.ledgers, nodes, subscription)
-                positions = _fitting({**moved.positions, **resolved})
-                marks = await nodes.marks(name)
-                operations = [*nodes.step_back(name, marks, positions), *moved.operations]
-                operations += await self._ending_owner(subscription.record)
+                positions = _fitting(await placed(moved))
                 record = subscription_records.sought(subscription.record, self._token(), positions)
+                marks, after = await nodes.marks(name), AckKey(name, record.owner, record.epoch)
+                operations = nodes.step_back(name, marks, positions)
+                operations += moved.keeping(after, positions) if keeps_acks else moved.operations
+                operations += await self._ending_owner(subscription.record)
                 sought = await nodes.write(subscription, record, *operations, unless_held=True)
                 if sought is not None:
                     await self._discard(subscription.record)
@@ -315,30 +330,7 @@ class Subscriptions:
         """Every subscription of the topic, by name. With `exact` it also reads positions from
         cursor ledgers. If a subscription cannot be read, its error goes into `unreadable`, by its
         name, and the others are returned; without `unreadable` the error is raised."""
-        nodes = SubscriptionNodes(self.store, topic_id)
-
-        async def with_positions(name: str) -> tuple[SubscriptionView, PresentPositions] | None:
-            try:
-                subscription = await nodes.read(name, fresh=False)
-                if subscription is None:
-                    return None
-                if not exact:
-                    return subscription, PresentPositions(subscription.floor)
-                return subscription, await present_positions(
-                    self.ledgers, nodes, subscription, states
-                )
-            except errors.LedgerError as error:
-                if unreadable is None:
-                    raise
-                unreadable[name] = error
-                return None
-
-        with reachable("listing subscriptions"):
-            await self.store.sync(nodes.folder)
-            states = await AckNodes(self.ledgers, topic_id).all_states() if exact else {}
-            listed = await call_each(with_positions, await nodes.names(), READS_AT_ONCE)
-            brokers = await brokers_serving(self.store, topic_id)
-            return [_info(*pair, brokers) for pair in listed if pair is not None]
+        return await listed(self.ledgers, topic_id, exact=exact, unreadable=unreadable)
 
     async def used_by_consumers(self, topic_id: str, name: str) -> bool:
         """Whether its consumers are connected at a broker that has a partition of the topic."""
@@ -577,20 +569,3 @@ def _fitting(positions: dict[int, int]) -> dict[int, int]:
             "Let the query that uses the subscription move it.",
         )
     return positions
-
-
-def _info(
-    subscription: SubscriptionView, present: PresentPositions, brokers: Container[str]
-) -> SubscriptionInfo:
-    record = subscription.record
-    return SubscriptionInfo(
-        subscription.name,
-        record.kind,
-        record.live or subscription.used_by(brokers),
-        record.query_id,
-        record.run_id,
-        record.epoch,
-        subscription.created_ms,
-        record.ledger_id,
-        *(present.positions, present.acked_beyond),
-    )

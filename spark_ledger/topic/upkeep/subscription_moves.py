@@ -1,12 +1,15 @@
 """Moving a subscription, as an operator and Pulsar's admin API do: past messages, to their end or
 beginning, to a time.
 
-Always true: consumers that are connected are sent away, and come back at the new position. A
-subscription that a query of Spark uses is neither moved nor deleted: the query would go on without
-it. Only `reset` moves a position back.
+Always true: consumers that are connected are sent away, and come back at the new position. What
+they acknowledged beyond it stays acknowledged by `skip` and `expire`, and is forgotten by `reset`
+and `clear`. A subscription that a query of Spark uses is neither moved nor deleted: the query would
+go on without it. Only `reset` moves a position back.
 """
 
 from spark_ledger import errors
+from spark_ledger.topic.acks.entries import AckState
+from spark_ledger.topic.acks.sets import after_missing
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.read.live import ends_of
 from spark_ledger.topic.subscription import seek_target
@@ -36,8 +39,8 @@ class SubscriptionMoves:
         return await self.reset(name, End.LATEST)
 
     async def skip(self, name: str, count: int, partition: int | None = None) -> Offsets:
-        """Past `count` offsets of the partition, or to its end. Raises errors.BadConfig without a
-        partition if the topic has several."""
+        """Past `count` offsets of the partition that are not acknowledged, or to its end. Raises
+        errors.BadConfig without a partition if the topic has several."""
         now_ms = 0
         lags = await self._client.subscriptions.lag(self._topic_id, name, now_ms)
         if partition is None and len(lags) == 1:
@@ -52,9 +55,15 @@ class SubscriptionMoves:
             raise errors.BadConfig(
                 f"{count} messages cannot be skipped", "Give a number from 0 on."
             )
-        lag = lags[partition]
-        to = max(lag.position, min(lag.position + count, lag.end))
-        return await self.reset(name, {partition: to})
+        end = lags[partition].end
+
+        def to(number: int, acked: AckState) -> int:
+            if number != partition:
+                return 0
+            return after_missing(acked.rows, acked.position, count, end)
+
+        await self.check_no_query(name)
+        return await self._client.subscriptions.move_up(self._topic_id, name, to)
 
     async def expire(self, name: str, before_ms: int) -> Offsets:
         """Past the messages that were stored before that time, by the store's clock."""
@@ -64,11 +73,12 @@ class SubscriptionMoves:
         live_ends = await ends_of(self._client.ledgers, state)
         to = await seek_target.exactly(self._client.ledgers, state, target, read, live_ends)
         positions = await self._client.subscriptions.positions(self._topic_id, name)
-        later = {p: offset for p, offset in to.items() if offset > positions.get(p, 0)}
-        if not later:
-            await self.check_no_query(name)
+        await self.check_no_query(name)
+        if all(offset <= positions.get(number, 0) for number, offset in to.items()):
             return {}
-        return await self.reset(name, later)
+        return await self._client.subscriptions.move_up(
+            self._topic_id, name, lambda number, _: to.get(number, 0)
+        )
 
     async def delete(self, name: str) -> None:
         """Also under connected consumers, which are sent away."""

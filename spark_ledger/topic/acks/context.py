@@ -1,0 +1,53 @@
+"""The parts with which a broker writes the acknowledgements of a topic's partitions."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.writer import AsyncLedgerWriter
+from spark_ledger.metadata.cluster import ClusterGuard
+from spark_ledger.topic.acks.entries import AckKey
+from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.topics import TopicInfo
+
+INLINE_WRITES_PER_S = 50
+LONG_AGO_S = float("-inf")
+
+
+class MadeForAcks(Protocol):
+    """A new ledger, and the open intent under which it was made."""
+
+    @property
+    def writer(self) -> AsyncLedgerWriter: ...
+
+    @property
+    def intent(self) -> Intent: ...
+
+
+class InlinePace:
+    """When the next partition of a broker may write its states into its node."""
+
+    def __init__(self) -> None:
+        self._next_s = LONG_AGO_S
+
+    async def turn(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._next_s = max(now_s, self._next_s + 1 / INLINE_WRITES_PER_S)
+        await asyncio.sleep(self._next_s - now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class AckContext:
+    """The parts with which the acknowledgements of a topic are written. `is_current`: whether a
+    subscription has that key by the metadata store, as of the call."""
+
+    ledgers: LedgerStore
+    topic: TopicInfo
+    make_ledger: Callable[[], Awaitable[MadeForAcks]]
+    is_current: Callable[[AckKey], Awaitable[bool]]
+    guard: ClusterGuard
+    pace: InlinePace
+    rng: random.Random
