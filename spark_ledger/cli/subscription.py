@@ -3,7 +3,7 @@ consumers: `skip|clear|expire|reset`; `peek` shows what comes next."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
@@ -45,27 +45,38 @@ ToOffset = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Also one that a query is using.")]
 
 
+class _Listed(NamedTuple):
+    subscriptions: "list[SubscriptionInfo]"
+    stats: dict[str, Any]
+    now_ms: int
+
+
 @app.command("list")
 def list_subscriptions(
     topic: Topic, json: JsonOption = False, service_url: UrlOption = None
 ) -> None:
     """Every subscription of a topic, and its position. A broker adds what only the owners of the
     partitions have in memory: the type of its consumers, how many there are, messages that are
-    sent and not acknowledged, sent again, or delayed; without a broker these are not shown."""
+    sent and not acknowledged, sent again, or delayed. Without a broker these are not shown, but the
+    age of the position that the metadata store has: a newer one may be in a ledger."""
     unreadable: dict[str, LedgerError] = {}
 
-    async def listed(client: "TopicClient") -> "tuple[list[SubscriptionInfo], dict[str, Any]]":
+    async def listed(client: "TopicClient") -> "_Listed":
+        from spark_ledger.metadata.store_calls import store_now_ms
+
         info = await client.topics.open(topic)
         every = await client.subscriptions.list(info.id, exact=True, unreadable=unreadable)
         answered = await stats_of(client, info)
-        return every, {} if answered is None else answered["subscriptions"]
+        stats = {} if answered is None else answered["subscriptions"]
+        is_old = any(subscription.name not in stats for subscription in every)
+        return _Listed(every, stats, await store_now_ms(client.store) if is_old else 0)
 
-    subscriptions, stats = with_topics(service_url, listed)
+    subscriptions, stats, now_ms = with_topics(service_url, listed)
     if json:
-        print_json([_plain(info, stats.get(info.name)) for info in subscriptions])
+        print_json([_plain(info, stats.get(info.name), now_ms) for info in subscriptions])
         tell_unreadable("subscription", unreadable)
         return
-    columns = ("SUBSCRIPTION", "KIND", "IN USE", "QUERY", "OFFSETS", *IN_MEMORY)
+    columns = ("SUBSCRIPTION", "KIND", "IN USE", "QUERY", "OFFSETS", "AGE", *IN_MEMORY)
     rows = [
         (
             info.name,
@@ -73,6 +84,7 @@ def list_subscriptions(
             "yes" if info.live else "no",
             info.query_id,
             _offsets(info.positions),
+            "-" if info.name in stats else f"{_age_ms(info, now_ms) // 1000}s",
             *_in_memory(stats.get(info.name)),
         )
         for info in subscriptions
@@ -285,7 +297,13 @@ def _in_memory(stats: "dict[str, Any] | None") -> tuple[object, ...]:
     return (stats["type"], len(stats["consumers"]), *counts_of(stats)[1:])
 
 
-def _plain(info: "SubscriptionInfo", stats: "dict[str, Any] | None") -> dict[str, object]:
+def _age_ms(info: "SubscriptionInfo", now_ms: int) -> int:
+    return max(0, now_ms - info.floor_ms)
+
+
+def _plain(
+    info: "SubscriptionInfo", stats: "dict[str, Any] | None", now_ms: int
+) -> dict[str, object]:
     names = [name.lower() for name in IN_MEMORY]
     in_memory = dict(zip(names, _in_memory(stats), strict=True)) if stats is not None else {}
     return {
@@ -300,6 +318,7 @@ def _plain(info: "SubscriptionInfo", stats: "dict[str, Any] | None") -> dict[str
         "created_ms": info.created_ms,
         "ledger": info.ledger_id,
         "offsets": by_partition(info.positions),
+        "floor_age_ms": None if stats is not None else _age_ms(info, now_ms),
     }
 
 

@@ -97,13 +97,17 @@ def test_skipping_and_expiring_keep_what_was_acknowledged_one_by_one(
         if int(message.data()) % 2:
             consumer.acknowledge(message)
 
-    def backlog():
+    def shown():
         _, stats = ask(cluster.admin_url, "GET", f"persistent/public/default/{name}/stats")
-        return stats["subscriptions"]["s"]["msgBacklog"]
+        return stats["subscriptions"]["s"]
+
+    def backlog():
+        return shown()["msgBacklog"]
 
     assert eventually(lambda: backlog() == 6)
     if not is_used:
         consumer.close()
+        assert eventually(lambda: not shown()["consumers"]) and backlog() == 6
     assert ask(cluster.admin_url, "POST", f"{path}/skip/2") == (204, None)  # 0 and 2
     assert ask(cluster.admin_url, "POST", f"{path}/skip/0") == (204, None)
     assert ask(cluster.admin_url, "POST", f"{path}/expireMessages/3600") == (204, None)

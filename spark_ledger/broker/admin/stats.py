@@ -221,11 +221,12 @@ def _of_used(sizes: "_Sizes", subscription: Subscription, number: int) -> Stats:
 
 
 def _of_records(sizes: "_Sizes", subscription: SubscriptionInfo) -> Stats:
-    lag = sizes.lag(subscription.positions.get(sizes.held.number, sizes.held.start_offset))
+    number = sizes.held.number
+    lag = sizes.lag(subscription.positions.get(number, sizes.held.start_offset))
     facts = SubscriptionFacts(
         type="None",
         is_durable=True,
-        backlog=lag.rows,
+        backlog=max(0, lag.rows - subscription.acked_beyond.get(number, 0)),
         backlog_bytes=lag.bytes,
         position=lag.position,
     )

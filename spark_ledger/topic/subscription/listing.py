@@ -22,7 +22,8 @@ READS_AT_ONCE = 64
 class SubscriptionInfo:
     """A subscription in a listing. `positions` are its positions, exact once it is released; while
     it is used they may be some seconds behind. `acked_beyond`: how many rows beyond each
-    position consumers acknowledged."""
+    position consumers acknowledged. `floor_ms`: when the metadata store got the positions that it
+    has, by its clock; those of a cursor ledger or an ack ledger are newer."""
 
     name: str
     kind: SubscriptionKind
@@ -34,6 +35,7 @@ class SubscriptionInfo:
     ledger_id: int | None
     positions: Positions
     acked_beyond: Mapping[int, int] = field(default_factory=dict)
+    floor_ms: int = 0
 
 
 async def listed(
@@ -81,5 +83,5 @@ def _info(
         record.epoch,
         subscription.created_ms,
         record.ledger_id,
-        *(present.positions, present.acked_beyond),
+        *(present.positions, present.acked_beyond, subscription.written_ms),
     )

@@ -31,6 +31,7 @@ from spark_ledger.metadata.store import (
     OutcomeUnknown,
     Set,
     StoreUnavailable,
+    Versioned,
     Watcher,
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, names_in, read
@@ -57,14 +58,15 @@ NEAREST_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionView:
-    """A subscription as it was read. `created_ms` is by the store's clock; `shares` are by broker,
-    each with its node's version."""
+    """A subscription as it was read. `created_ms`, and `written_ms` of the node that was written
+    last, are by the store's clock; `shares` are by broker, each with its node's version."""
 
     name: str
     record: SubscriptionRecord
     version: int
     created_ms: int
     shares: Mapping[str, tuple[SubscriptionShare, int]] = field(default_factory=dict)
+    written_ms: int = 0
 
     @property
     def floor(self) -> dict[int, int]:
@@ -122,20 +124,23 @@ class SubscriptionNodes:
             return None
         record = subscription_records.decode_subscription(node.value)
         consumers = record.kind is SubscriptionKind.CONSUMER
-        shares = await self._shares(name) if consumers else {}
-        return SubscriptionView(name, record, node.version, node.created_ms, shares)
+        nodes = await self._shares(name) if consumers else {}
+        shares = {
+            broker: (subscription_records.decode_share(share.value), share.version)
+            for broker, share in nodes.items()
+        }
+        written_ms = max(read_node.modified_ms for read_node in (node, *nodes.values()))
+        return SubscriptionView(name, record, node.version, node.created_ms, shares, written_ms)
 
-    async def _shares(self, name: str) -> dict[str, tuple[SubscriptionShare, int]]:
-        """The multi that removes a share puts it into another one: so if one goes while they are
-        read, they are all read again."""
+    async def _shares(self, name: str) -> dict[str, Versioned]:
+        """The nodes of the shares by broker. The multi that removes a share puts its positions into
+        another one: so if one goes while they are read, they are all read again."""
         for _ in range(TRIES_MAX):
             brokers = await names_in(self.store, self.share(name))
             nodes = await self.store.get_many([self.share(name, broker) for broker in brokers])
             there = [node for node in nodes if node is not None]
             if len(there) == len(brokers):
-                shares = (subscription_records.decode_share(node.value) for node in there)
-                versions = (node.version for node in there)
-                return dict(zip(brokers, zip(shares, versions, strict=True), strict=True))
+                return dict(zip(brokers, there, strict=True))
         raise StoreUnavailable(f"{self.share(name)} changed each time that it was read")
 
     async def ensure_shares(self, name: str) -> None:

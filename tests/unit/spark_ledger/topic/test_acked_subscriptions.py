@@ -205,6 +205,11 @@ def test_lists_and_lag_read_the_ack_ledger_and_count_gaps():
         await announced()
         (listed,) = await stage.client.subscriptions.list(stage.topic.id, exact=True)
         assert (listed.positions[0], listed.acked_beyond) == (2, {0: 4})
+        floor_ms = listed.floor_ms
+        assert floor_ms >= listed.created_ms
+        await asyncio.sleep(400)
+        (listed,) = await stage.client.subscriptions.list(stage.topic.id, exact=True)
+        assert listed.floor_ms > floor_ms, "the share was written"
         lag = await stage.client.subscriptions.lag(stage.topic.id, NAME, 1)
         assert (lag[0].position, lag[0].rows) == (2, 14)
         await acknowledge(cursor, acks, 2)
