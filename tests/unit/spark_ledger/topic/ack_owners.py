@@ -7,9 +7,9 @@ from spark_ledger import errors
 from spark_ledger.broker.dispatch.acks import Acks
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.cluster import ClusterGuard
+from spark_ledger.topic.acks.context import AckContext, InlinePace
 from spark_ledger.topic.acks.entries import AckKey
 from spark_ledger.topic.acks.nodes import AckNodes
-from spark_ledger.topic.acks.context import AckContext, InlinePace
 from spark_ledger.topic.acks.partition_acks import PartitionAcks
 from spark_ledger.topic.log.intents import Intent
 from tests.unit.spark_ledger.topic.stage import play
