@@ -20,7 +20,7 @@ from tests.kit.processes import eventually
 KIB, MIB = 1 << 10, 1 << 20
 FLUSHED: dict[str, object] = {
     "flush_interval_s": 0.2,
-    "read_cache_bytes": 0,  # a bookie gives no location of an entry in its read cache, but its bytes
+    "read_cache_bytes": 0,  # of an entry in it a bookie gives the bytes, no location
 }
 RECLAIMING: dict[str, object] = {
     **FLUSHED,
