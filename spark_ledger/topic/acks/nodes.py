@@ -319,8 +319,8 @@ class AckNodes:
                 return None
             return FencedAcks(node, await self.states_of(node.pointer, fence=True) or {})
 
-        found = await call_each(fenced, numbers, LEDGERS_AT_ONCE)
-        pairs = zip(numbers, found, strict=True)
+        partition_acks = await call_each(fenced, numbers, LEDGERS_AT_ONCE)
+        pairs = zip(numbers, partition_acks, strict=True)
         return AckMove(seen, self, {number: acks for number, acks in pairs if acks is not None})
 
 
