@@ -1,25 +1,24 @@
 """Runs one bookie: `python -m bookie_server [--config FILE] [--set KEY=VALUE ...]`.
 
-Always true: it binds its ports before it writes anything, and registers last; then it writes one
-line of JSON on standard output ({"bookie_id": ..., "address": ..., "frames": ...}: where it serves
-gRPC and frames) and nothing else there.
-SIGTERM and SIGINT undo that in the opposite order: deregister, drain, flush, seal. A status other
-than 0 comes with one line on standard error, with the error and the remedy; a failed start is never
-0 (BK#4815). The process ends at once, whatever its threads do: all that counts is synced. Exit
-status:
+Always true: the process binds its ports before it writes anything, and registers last. Then it
+writes one line of JSON on standard output ({"bookie_id": ..., "address": ..., "frames": ...}: where
+it serves gRPC and frames), and nothing else there.
+After SIGTERM or SIGINT it deregisters, drains, flushes and seals. If the exit status is not 0, one
+line on standard error has the error and the remedy; a failed start never has status 0 (BK#4815).
+The process does not wait for its threads at its end: all acknowledged data is synced. Exit status:
 
     0  stopped          2  a setting is wrong            3  the metadata store is unreachable
     4  cannot listen    5  the parent is gone            6  a disk failed
-    7  the disks are another cluster's, another bookie's, in each other's place, or a copy of those
-       of a bookie that runs
+    7  the disks belong to another cluster or another bookie, or journal and ledger directories are
+       swapped, or the disks are a copy of the disks of a bookie that runs
     8  the disks are in use, or damaged, or hold files that no bookie wrote
-    9  a second signal to stop came: it ended at once, and replays its journal at the next start
-    1  a defect of ours; the log has where
+    9  a second signal to stop came: the process ended at once; the next start replays the journal
+    1  a defect of ours; the log has the traceback
 
-Beside itself it hosts the process that heals the cluster and keeps up its topics, for which adds
-never wait. Always true of that process: one runs at a time, and none after `hosted` is left; it
-ends with the bookie, whatever kills that, as it holds the reading end of a pipe; when it ends by
-itself it is started again, later each time.
+The bookie also hosts the process of autorecovery, which repairs ledgers and does the upkeep of
+topics; adds never wait for it. Always true of that process: at most one runs at a time, and only
+inside of `hosting_autorecovery`; it ends with the bookie, however the bookie ends, as it holds the
+reading end of a pipe; when it ends by itself it is started again, each time after a longer pause.
 """
 
 import argparse
@@ -75,13 +74,14 @@ from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
 from spark_ledger.metadata.zookeeper import connect
 from spark_ledger.net import raise_descriptor_limit
 
-GARBAGE_OBJECTS = 50_000  # a bookie makes few cycles; the search for them took 1/10 of its time
+GARBAGE_OBJECTS = 50_000  # a bookie makes few cycles; by default the search took 1/10 of its time
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 HEAP_KEPT_BYTES = 64 << 20  # free bytes kept at the end of the heap; more goes to the kernel
 STOPPED, DEFECT, BAD_CONFIG, NO_METADATA, CANNOT_LISTEN, ORPHANED = 0, 1, 2, 3, 4, 5
-DISK_FAILED, WRONG_DISKS, BAD_DISKS, HASTENED = 6, 7, 8, 9
-FILES_OF_A_DIRECTORY = 512  # of its index and of entry logs; others open a few more
-PAUSE_S, PAUSE_MAX_S, LASTED_S = 1.0, 60.0, 60.0  # between processes of autorecovery
+DISK_FAILED, WRONG_DISKS, BAD_DISKS, SECOND_SIGNAL = 6, 7, 8, 9
+FILES_OF_A_DIRECTORY = 512  # descriptors for its index and its entry logs
+PAUSE_S, PAUSE_MAX_S = 1.0, 60.0  # between two processes of autorecovery
+STEADY_S = 60.0  # a process of autorecovery that ran so long begins with the first pause again
 AUTORECOVERY_STOP_S = 5.0
 log = logging.getLogger("bookie_server")
 
@@ -99,11 +99,11 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
 
 
 def main() -> None:
-    arguments = parsed()
+    arguments = parse_arguments()
     try:
         config = load(BookieConfig, arguments.config, parse_overrides(arguments.set))
     except BadSettings as error:
-        leave(BAD_CONFIG, str(BadConfig(str(error))))
+        end_process(BAD_CONFIG, str(BadConfig(str(error))))
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(message)s")
     if arguments.parent_pipe:
         threading.Thread(target=_watch_parent, name="parent-watch", daemon=True).start()
@@ -113,15 +113,16 @@ def main() -> None:
     try:
         asyncio.run(_rebuild(config, arguments.force) if arguments.rebuild_index else _run(config))
     except tuple(kind for kind, _ in _STATUS) as error:
-        leave(next(status for kind, status in _STATUS if isinstance(error, kind)), str(error))
+        end_process(next(status for kind, status in _STATUS if isinstance(error, kind)), str(error))
     except Exception as error:
         log.exception("a defect")
-        leave(DEFECT, f"a defect, please report it: {error!r}")
-    leave(STOPPED, "stopped")
+        end_process(DEFECT, f"a defect, please report it: {error!r}")
+    end_process(STOPPED, "stopped")
 
 
-def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The process' arguments, or the given ones. Wrong ones end the process with BAD_CONFIG."""
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the given arguments, or the process' own. Wrong arguments end the process with
+    BAD_CONFIG."""
     parser = argparse.ArgumentParser("bookie_server", description="One storage node.")
     parser.add_argument("--config", type=Path, help="settings, as in conf/bookie.toml")
     parser.add_argument(
@@ -133,19 +134,20 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rebuild-index",
         action="store_true",
-        help="make indexes that cannot be opened anew from the entry logs, and end. If no other"
-        " index of the bookie has its ledgers' states, they are lost: all ledgers are in limbo, and"
-        " the bookie read-only, until they were compared with their copies on other bookies",
+        help="rebuild from the entry logs each index that cannot be opened, and end. If no other"
+        " index of the bookie has the states of its ledgers, the states are lost: then all ledgers"
+        " are in limbo, and the bookie read-only, until the ledgers were compared with their copies"
+        " on other bookies",
     )
     parser.add_argument(
         "--force",
         action="store_true",
         help="with --rebuild-index: also when every index can be opened",
     )
-    given = parser.parse_args(arguments)
-    if given.force and not given.rebuild_index:
+    parsed = parser.parse_args(arguments)
+    if parsed.force and not parsed.rebuild_index:
         parser.error("--force is for --rebuild-index, which is not given")
-    return given
+    return parsed
 
 
 async def _rebuild(config: BookieConfig, force: bool) -> None:
@@ -186,14 +188,14 @@ async def _run(config: BookieConfig) -> None:
         credential = await autorecovery.repair_credential(store, secrets.token_hex(32))
         await disks.make_space(config)
         twin = await TwinWatch.open(store, identity.bookie_id, disks.disks)
-        was_another = await twin.begin()
+        has_foreign_token = await twin.begin()
         bookie = await Bookie.start(
             *(identity.bookie_id, await disks.open(), store, config),
             cluster_id=identity.cluster_id,
             repair_credential=credential.encode(),
             ask=partial(stored_at, store),
         )
-        if was_another:
+        if has_foreign_token:
             log.error("another process served as this bookie since its last start: all is in limbo")
             await bookie.put_all_in_limbo()
         lineage.attach(bookie.storage, bookie.ledgers)
@@ -202,8 +204,8 @@ async def _run(config: BookieConfig) -> None:
         frames.serve(bookie)
         registration = _registration(config, bookie, store, address, frames_at, lineage)
         closing.push_async_callback(cancel, asyncio.create_task(lineage.run(), name="lineage"))
-        bookie.also(twin.run(partial(bookie.put_all_in_limbo, until_restart=True)))
-        async with hosted(config.service_url, enabled=config.autorecovery):
+        bookie.run_in_background(twin.run(partial(bookie.put_all_in_limbo, until_restart=True)))
+        async with hosting_autorecovery(config.service_url, enabled=config.autorecovery):
             await _serve(bookie, (service, frames), registration, stop, config.drain_timeout_s)
 
 
@@ -216,7 +218,7 @@ def _registration(
     lineage: Lineage,
 ) -> Registration:
     async def read_state() -> RegistrationState:
-        await learn_whether_drained(bookie, store, lambda: registration.publish_soon())
+        await read_is_drained(bookie, store, lambda: registration.publish_soon())
         directories = bookie.disks.states
         return RegistrationState(
             *total_space(directories), bookie.readonly_reason, degraded_reason(directories)
@@ -230,16 +232,16 @@ def _registration(
     return registration
 
 
-async def learn_whether_drained(
+async def read_is_drained(
     bookie: Bookie, store: MetadataStore, changed: Callable[[], None]
 ) -> None:
-    """Set `drained`: while an operator drains the bookie it is read-only. `changed` is called when
-    to call this again. Raises StoreError."""
+    """Set `bookie.is_drained`. The store calls `changed` when the caller should read again. Raises
+    StoreError."""
     try:
         await store.get(paths.draining(bookie.bookie_id), changed)
-        bookie.drained = True
+        bookie.is_drained = True
     except NoNode:
-        bookie.drained = False
+        bookie.is_drained = False
 
 
 async def _serve(
@@ -251,7 +253,7 @@ async def _serve(
 ) -> None:
     """Register, go on until a signal to stop, stop."""
     bookie.disks.listeners.append(registration.publish_soon)
-    stop.serving = True
+    stop.is_serving = True
     await registration.start(first_seen_ms=time.time_ns() // 1_000_000)
     bookie.phase = ""
     served = {"address": registration.address, "frames": registration.frames}
@@ -270,10 +272,10 @@ async def _serve(
 
 
 async def _until_stopped_or_failed(stop: "_Stop", bookie: Bookie) -> None:
-    """Returns at a signal to stop. Raises DiskFailed when the storage failed and takes no more
-    entries; a defect that ended it is raised unchanged."""
-    bookie.failed.add_done_callback(lambda _: stop.asked.set())
-    await stop.asked.wait()
+    """Returns at a signal to stop. Raises DiskFailed when a disk ended the storage; a defect that
+    ended the storage is raised unchanged."""
+    bookie.failed.add_done_callback(lambda _: stop.requested.set())
+    await stop.requested.wait()
     if bookie.failed.done() and (error := bookie.failed.exception()) is not None:
         if isinstance(error, DiskFailed | JournalFailed):
             raise DiskFailed(f"the storage failed: {error}") from error
@@ -288,68 +290,69 @@ async def _identify(disks: BookieDirectories, store: MetadataStore) -> Identity:
         identity = Identity(str(uuid.uuid4()), ours.cluster_id)
         log.info("formatting the disks of new bookie %s", identity.bookie_id)
     else:
-        existing = await cluster.read(store)
-        if existing is None or existing.cluster_id != identity.cluster_id:
-            theirs = f"cluster {existing.cluster_id}" if existing else "no cluster"
+        stored = await cluster.read(store)
+        if stored is None or stored.cluster_id != identity.cluster_id:
+            in_store = f"cluster {stored.cluster_id}" if stored else "no cluster"
             raise WrongDisks(
                 f"the disks of bookie {identity.bookie_id} belong to cluster "
-                f"{identity.cluster_id}, and at the service URL is {theirs}; correct service_url, "
-                "or give the bookie empty directories"
+                f"{identity.cluster_id}, and at the service URL is {in_store}; correct "
+                "service_url, or give the bookie empty directories"
             )
     await disks.format(identity)
     return identity
 
 
 class _Stop:
-    """The signals to stop. Always true: a first signal before `serving` ends the process at once,
-    as there is nothing to drain; a first signal after it sets `asked`; a second signal ends the
-    process at once, as a crash would."""
+    """The signals to stop. Always true: while `is_serving` is False, a signal ends the process at
+    once, as there is nothing to drain; later the first signal sets `requested`; a second signal
+    ends the process at once, as a crash would."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.serving = False
+        self.requested = asyncio.Event()
+        self.is_serving = False
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
 
     def _signalled(self) -> None:
-        if self.asked.is_set():
+        if self.requested.is_set():
             text = "a second signal to stop: ended at once; the next start replays the journal"
-            leave(HASTENED, text)
-        if not self.serving:
-            leave(STOPPED, "stopped while starting")
-        self.asked.set()
+            end_process(SECOND_SIGNAL, text)
+        if not self.is_serving:
+            end_process(STOPPED, "stopped while starting")
+        self.requested.set()
 
 
 @contextlib.asynccontextmanager
-async def hosted(service_url: str, *, enabled: bool) -> AsyncIterator[None]:
-    """Autorecovery runs inside of this, if it is `enabled`; its log is the bookie's."""
+async def hosting_autorecovery(service_url: str, *, enabled: bool) -> AsyncIterator[None]:
+    """The context in which the process of autorecovery runs, if it is `enabled`; the process writes
+    to the bookie's log."""
     if not enabled:
         yield
         return
     command = [sys.executable, "-m", "spark_ledger.cli.main", "autorecovery", "start"]
     command += ["--parent-pipe", "--service-url", service_url]
-    hosting = asyncio.create_task(host(command))
+    hosting = asyncio.create_task(keep_running(command))
     try:
         yield
     finally:
         await cancel(hosting)
 
 
-async def host(command: list[str], pause_s: float = PAUSE_S) -> None:
+async def keep_running(command: list[str], pause_s: float = PAUSE_S) -> None:
     """Run the command again and again, until cancelled."""
-    now = asyncio.get_running_loop().time
+    clock = asyncio.get_running_loop().time
     wait_s = pause_s
     while True:
-        began_s = now()
-        ended = await _ended(command)
-        if now() - began_s >= LASTED_S:
+        start_s = clock()
+        ending = await _run_once(command)
+        if clock() - start_s >= STEADY_S:
             wait_s = pause_s
-        log.warning("the process of autorecovery %s; it is started again in %g s", ended, wait_s)
+        log.warning("the process of autorecovery %s; it is started again in %g s", ending, wait_s)
         await asyncio.sleep(wait_s)
         wait_s = min(2 * wait_s, PAUSE_MAX_S)
 
 
-async def _ended(command: list[str]) -> str:
+async def _run_once(command: list[str]) -> str:
     """Run the command; returns how it ended."""
     try:
         process = await asyncio.create_subprocess_exec(
@@ -367,7 +370,7 @@ async def _ended(command: list[str]) -> str:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End the process in good order: its session in the metadata store ends with it."""
+    """End the process; with SIGTERM at first, so that it ends its session in the metadata store."""
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):
@@ -385,13 +388,14 @@ def _watch_parent() -> None:
     """End the process when the parent is gone; acknowledged entries are in the journal."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    leave(ORPHANED, "the parent is gone")
+    end_process(ORPHANED, "the parent is gone")
 
 
 def _keep_the_heap_small() -> None:
-    """glibc keeps an arena for each thread and keeps freed megabytes: bound both (Linux only). Some
-    are kept: the next burst of large entries needs the memory that the last one freed, and fetched
-    from the kernel again it costs a page fault for every 4 KiB (docs/performance-trials.md)."""
+    """Bound the number of glibc's arenas (else one for each thread) and the freed bytes that it
+    keeps (Linux only). HEAP_KEPT_BYTES stay: the next burst of large entries needs the memory that
+    the last burst freed, and memory that the kernel gives again costs a page fault for every 4 KiB
+    (docs/performance-trials.md)."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(M_ARENA_MAX, 2)
@@ -399,9 +403,9 @@ def _keep_the_heap_small() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, HEAP_KEPT_BYTES)
 
 
-def leave(status: int, why: str) -> NoReturn:
+def end_process(status: int, why: str) -> NoReturn:
     """End the process."""
-    with contextlib.suppress(OSError):  # the log may be on the disk that failed
+    with contextlib.suppress(OSError):  # standard error may go to the disk that failed
         if status != STOPPED:
             print(f"bookie_server: {' '.join(why.split())}", file=sys.stderr)
         sys.stderr.flush()

@@ -1,11 +1,11 @@
-"""Adds: a frame of entries is checked, decided entry by entry, and journalled in one step.
+"""Adds: the entries of a frame are checked, decided on one by one, and journalled in one step.
 
 Always true:
-- between the decision on an entry and its place in cache and journal there is no await, so adds
-  and fences of a ledger have one order, and the cache has an entry before the journal does;
-- entries are carried as views into the frame; if less than half of a frame is taken, the taken
-  entries are copied, so that they do not keep the frame in memory;
-- an entry id above all stored ones needs no look-up: only other ids can be in conflict;
+- between the decision on an entry and its append to cache and journal there is no await, so adds
+  and fences of a ledger have one order, and an entry is in the cache before it is in the journal;
+- entries are views into the frame; if less than half of a frame is taken, the taken entries are
+  copied, so that they do not keep the frame in memory;
+- an entry id above all stored ids needs no look-up: only other ids can be in conflict;
 - while a fence of the ledger may be lost here no normal add is taken
   (LedgerHandle.fence_uncertain).
 """
@@ -41,19 +41,19 @@ _Stored = dict[tuple[int, int], EntryHeader | Undeliverable]
 
 
 class _Item(NamedTuple):
-    """A well-formed add: its place in the frame, and the entry as one buffer."""
+    """A well-formed add: its `add_index` in the frame, and the entry as one buffer."""
 
-    at: int
+    add_index: int
     add: m.Add
     header: EntryHeader
     entry: Buffer
 
 
-class _Decided(NamedTuple):
-    """By lane: the items that are taken, and the ledgers of items that were stored already."""
+class _Decision(NamedTuple):
+    """By lane: the items to append, and the ledgers of items that were stored already."""
 
-    taken: dict[Lane, list[_Item]]
-    repeated: dict[Lane, dict[int, None]]
+    items: dict[Lane, list[_Item]]
+    repeated_ledgers: dict[Lane, dict[int, None]]
 
 
 class Adder:
@@ -69,7 +69,7 @@ class Adder:
         self._ledgers = ledgers
         self._config = config
         self.undecided_bytes = 0
-        """Bytes of adds that are within the budget and not appended yet."""
+        """Bytes of adds that were admitted to the budget and not appended yet."""
 
     async def add(
         self, request: m.AddRequest, readonly_reason: str = "", *, even_recovery: bool = False
@@ -85,10 +85,10 @@ class Adder:
         try:
             handles = await self._meet(items, results)
             for handle in handles.values():
-                handle.uses += 1
+                handle.use_count += 1
             stored = await self._look_up(items, handles)
-            decided = self._decide(items, handles, stored, results)
-            durable = self._append(decided, admitted_bytes)
+            decision = self._decide(items, handles, stored, results)
+            durable = self._append(decision, admitted_bytes)
         finally:
             self.undecided_bytes -= admitted_bytes
         try:
@@ -106,7 +106,7 @@ class Adder:
         return retry_after_ms(wait_s, self._config.retry_after_ms)
 
     @property
-    def _busy(self) -> m.AddResult:
+    def _busy_result(self) -> m.AddResult:
         return m.AddResult(Status.BUSY, self.retry_after_ms)
 
     def _admit(
@@ -116,27 +116,29 @@ class Adder:
         readonly_reason: str,
         even_recovery: bool,
     ) -> tuple[list[_Item], int]:
-        """The adds that are well-formed and within the budget, and their bytes."""
+        """The adds that are well-formed and within the budget, and their bytes; each other add gets
+        its result."""
         items: list[_Item] = []
         total = 0
-        used = self._storage.pending_bytes + self.undecided_bytes
-        room, space = self._config.journal_pending_bytes_max, self._storage.pending_bytes_max
-        recovery_room = min(room + self._config.recovery_reserve_bytes, space) - used
-        room = min(room, space) - used
+        used_bytes = self._storage.pending_bytes + self.undecided_bytes
+        budget, space = self._config.journal_pending_bytes_max, self._storage.pending_bytes_max
+        recovery_room = min(budget + self._config.recovery_reserve_bytes, space) - used_bytes
+        room = min(budget, space) - used_bytes
         size_max = self._config.entry_bytes_max + HEADER_BYTES
-        if not readonly_reason and (whole := _admit_all(adds, min(room, recovery_room), size_max)):
-            return whole
+        all_room = min(room, recovery_room)
+        if not readonly_reason and (admitted := _admit_all(adds, all_room, size_max)):
+            return admitted
         for index, add in enumerate(adds):
             entry = add.entry[0] if len(add.entry) == 1 else b"".join(add.entry)
             size = len(entry)
-            allowed = recovery_room if add.recovery else room
+            size_allowed = recovery_room if add.recovery else room
             if readonly_reason and (even_recovery or not add.recovery):
                 results[index] = m.AddResult(Status.READ_ONLY, reason=readonly_reason)
             elif size > size_max:
                 reason = f"{size - HEADER_BYTES} bytes > {self._config.entry_bytes_max}"
                 results[index] = m.AddResult(Status.TOO_LARGE, reason=reason)
-            elif total + size > allowed:
-                results[index] = self._busy
+            elif total + size > size_allowed:
+                results[index] = self._busy_result
             else:
                 try:
                     header = check_entry(entry)
@@ -153,27 +155,29 @@ class Adder:
     async def _meet(
         self, items: Sequence[_Item], results: list[m.AddResult]
     ) -> dict[int, LedgerHandle]:
-        """The handles of the ledgers in the frame; other ledgers' items get their result."""
+        """The handles of the ledgers in the frame; an item whose ledger's first contact failed gets
+        its result."""
         ids = list(dict.fromkeys([item.header.ledger_id for item in items]))
         handles = {i: handle for i in ids if (handle := self._ledgers.get(i)) is not None}
         if len(handles) < len(ids):
             await self._meet_missing(items, handles, results)
         uncertain = [handle for handle in handles.values() if handle.fence_uncertain]
         if uncertain:
-            normal = {item.header.ledger_id: None for item in items if not item.add.recovery}
-            asked = [handle for handle in uncertain if handle.ledger_id in normal]
-            await asyncio.gather(*map(self._ledgers.check_fence, asked))
+            normal_ids = {item.header.ledger_id: None for item in items if not item.add.recovery}
+            to_check = [handle for handle in uncertain if handle.ledger_id in normal_ids]
+            await asyncio.gather(*map(self._ledgers.check_fence, to_check))
         await self._compare_if_needed(list(handles.values()), new_session=False)
         return handles
 
     async def _compare_if_needed(
         self, handles: Sequence[LedgerHandle], *, new_session: bool
     ) -> None:
-        """Compare the ledgers with their records, if the metadata store may have gone back in
-        time."""
-        asked = [h for h in handles if self._ledgers.needs_comparison(h, new_session=new_session)]
-        if asked:
-            await asyncio.gather(*map(self._ledgers.compare, asked))
+        """Compare with their records the ledgers that need a comparison
+        (LedgerHandles.needs_comparison)."""
+        needs_comparison = self._ledgers.needs_comparison
+        to_compare = [h for h in handles if needs_comparison(h, new_session=new_session)]
+        if to_compare:
+            await asyncio.gather(*map(self._ledgers.compare, to_compare))
 
     async def _meet_missing(
         self,
@@ -183,10 +187,11 @@ class Adder:
     ) -> None:
         """Add the handles of ledgers that were not met yet in this run."""
         ids = dict.fromkeys([item.header.ledger_id for item in items])
-        missing = [i for i in ids if i not in handles]
-        met = await asyncio.gather(*map(self._ledgers.meet, missing), return_exceptions=True)
+        missing_ids = [i for i in ids if i not in handles]
+        contacts = map(self._ledgers.meet, missing_ids)
+        outcomes = await asyncio.gather(*contacts, return_exceptions=True)
         refusals: dict[int, m.AddResult] = {}
-        for ledger_id, outcome in zip(missing, met, strict=True):
+        for ledger_id, outcome in zip(missing_ids, outcomes, strict=True):
             if isinstance(outcome, FirstContactFailed):
                 refusals[ledger_id] = m.AddResult(outcome.status, reason=outcome.reason)
             elif isinstance(outcome, BaseException):
@@ -195,18 +200,18 @@ class Adder:
                 handles[ledger_id] = outcome
         for item in items:
             if item.header.ledger_id in refusals:
-                results[item.at] = refusals[item.header.ledger_id]
+                results[item.add_index] = refusals[item.header.ledger_id]
 
     async def _look_up(self, items: Sequence[_Item], handles: dict[int, LedgerHandle]) -> _Stored:
-        """Headers of the frame's entries that are in an entry log already."""
-        candidates = _perhaps_stored(items, handles)
+        """Headers of those entries of the frame that are in an entry log already."""
+        candidates = _possibly_stored(items, handles)
         if candidates:
             await self._compare_if_needed(
                 [handles[ledger_id] for ledger_id in candidates], new_session=True
             )
-        while candidates := candidates and _perhaps_stored(items, handles):
+        while candidates := candidates and _possibly_stored(items, handles):
             flushes = self._storage.flushes
-            await self._ledgers.wait_until_left(candidates)
+            await self._ledgers.wait_for_removals(candidates)
             stored: _Stored = {}
             for ledger_id, ids in candidates.items():
                 headers = await self._storage.reader.headers(ledger_id, ids)
@@ -221,9 +226,10 @@ class Adder:
         handles: dict[int, LedgerHandle],
         stored: _Stored,
         results: list[m.AddResult],
-    ) -> _Decided:
-        """Give each item its result and put the taken ones into the cache. No await."""
-        decided = _Decided({}, {})
+    ) -> _Decision:
+        """Decide whether each item is taken. A refused item gets its result; a taken item is put
+        into the cache. No await."""
+        decision = _Decision({}, {})
         for run in _runs(items):
             _, add, header, _ = run[0]
             handle = handles.get(header.ledger_id)
@@ -232,25 +238,26 @@ class Adder:
             status = handle.refusal_of_add(add.token, add.recovery)
             if status is not None:
                 for item in run:
-                    results[item.at] = m.AddResult(status)
-            elif not self._take_all(run, handle, decided):
-                self._take_each(run, handle, stored, results, decided)
-        return decided
+                    results[item.add_index] = m.AddResult(status)
+            elif not self._take_all(run, handle, decision):
+                self._take_each(run, handle, stored, results, decision)
+        return decision
 
-    def _take_all(self, run: list[_Item], handle: LedgerHandle, decided: _Decided) -> bool:
-        """Take a run of new entries, if there is room; False: nothing was done."""
+    def _take_all(self, run: list[_Item], handle: LedgerHandle, decision: _Decision) -> bool:
+        """Take a run whose entries are all new and ascending, if there is room. Returns whether the
+        run was taken; if not, nothing has changed."""
         entries = {item.header.entry_id: item.entry for item in run}
         ids = list(entries)
         if len(ids) < len(run) or ids[0] <= handle.last_entry or ids != sorted(ids):
             return False
         add, ledger_id = run[0].add, handle.ledger_id
-        if handle.origin_unknown:
+        if handle.is_origin_unknown:
             return False
         if not self._storage.put_all(ledger_id, entries, reserve=add.recovery):
             return False
         handle.note_add(max([item.header for item in run], key=_LAC))
         handle.note_add(run[-1].header)
-        decided.taken.setdefault(_lane(add, handle), []).extend(run)
+        decision.items.setdefault(_lane(add, handle), []).extend(run)
         return True
 
     def _take_each(
@@ -259,7 +266,7 @@ class Adder:
         handle: LedgerHandle,
         stored: _Stored,
         results: list[m.AddResult],
-        decided: _Decided,
+        decision: _Decision,
     ) -> None:
         storage, lane = self._storage, _lane(run[0].add, handle)
         for item in run:
@@ -268,23 +275,23 @@ class Adder:
             if header.entry_id <= handle.last_entry:
                 status = self._compare(header, stored, add.recovery)
                 if status is Status.OK:
-                    decided.repeated.setdefault(lane, {})[header.ledger_id] = None
+                    decision.repeated_ledgers.setdefault(lane, {})[header.ledger_id] = None
                     continue
-            if status is None and handle.origin_unknown:  # another bookie can take it
+            if status is None and handle.is_origin_unknown:  # another bookie can take it
                 status = Status.LIMBO
             if status is not None:
                 results[index] = m.AddResult(status)
             elif not storage.has_room(len(entry), reserve=add.recovery):
-                results[index] = self._busy
+                results[index] = self._busy_result
             else:
                 storage.put(header.ledger_id, header.entry_id, entry)
                 handle.note_add(header)
-                decided.taken.setdefault(lane, []).append(item)
+                decision.items.setdefault(lane, []).append(item)
 
     def _compare(self, header: EntryHeader, stored: _Stored, recovery: bool) -> Status | None:
         """OK: the same entry is stored. None: no entry is stored. Otherwise the refusal.
 
-        A stored copy that cannot be read any more is replaced by recovery's or repair's.
+        An add of recovery or repair replaces a stored copy that cannot be read any more.
         """
         cached = self._storage.cache.get(header.ledger_id, header.entry_id)
         earlier: EntryHeader | Undeliverable | None
@@ -298,21 +305,22 @@ class Adder:
             return None if recovery else Status.IO_ERROR
         return Status.OK if earlier.identity == header.identity else Status.CONFLICTING_ENTRY
 
-    def _append(self, decided: _Decided, frame_bytes: int) -> list[asyncio.Future[None]]:
-        """Give the records to the journal; once all futures are done, every OK may be sent."""
-        taken_bytes = sum([len(item.entry) for items in decided.taken.values() for item in items])
-        copy = taken_bytes * 2 < frame_bytes
+    def _append(self, decision: _Decision, frame_bytes: int) -> list[asyncio.Future[None]]:
+        """Append the records to the journal. Returns the futures of the appends; once all are done,
+        every OK may be sent."""
+        taken_bytes = sum([len(item.entry) for items in decision.items.values() for item in items])
+        must_copy = taken_bytes * 2 < frame_bytes
         durable = []
         for lane in Lane:
-            items, after = decided.taken.get(lane, ()), decided.repeated.get(lane, ())
+            items, after = decision.items.get(lane, ()), decision.repeated_ledgers.get(lane, ())
             if items or after:
-                records = self._records(items, copy)
+                records = self._records(items, must_copy)
                 durable.append(self._storage.append(records, lane, list(after)))
         return durable
 
-    def _records(self, items: Sequence[_Item], copy: bool) -> list[Record]:
+    def _records(self, items: Sequence[_Item], must_copy: bool) -> list[Record]:
         fields = [(_ENTRY, *h[:2], entry, h.payload_crc) for _, _, h, entry in items]
-        if copy:
+        if must_copy:
             fields = [
                 (k, i, e, self._storage.cache.compact(i, e), crc) for k, i, e, _, crc in fields
             ]
@@ -320,8 +328,9 @@ class Adder:
 
 
 def _admit_all(adds: Sequence[m.Add], room: int, size_max: int) -> tuple[list[_Item], int] | None:
-    """All adds of a frame, if each is well-formed and there is room: column by column, as a step of
-    Python for each would be the largest cost of small adds."""
+    """All adds of a frame and their bytes; None if an add is malformed or there is no room for all.
+    The work is done column by column: a Python loop over the adds would be the largest cost of
+    small adds."""
     buffers = [add.entry for add in adds]
     if any([len(several) != 1 for several in buffers]):
         return None
@@ -332,29 +341,29 @@ def _admit_all(adds: Sequence[m.Add], room: int, size_max: int) -> tuple[list[_I
     headers = check_entries(entries)
     if headers is None or min(map(min, map(_IDS, headers)), default=0) < 0:
         return None
-    places = zip(range(len(adds)), adds, headers, entries, strict=True)
-    return list(map(tuple.__new__, repeat(_Item), places)), total
+    fields = zip(range(len(adds)), adds, headers, entries, strict=True)
+    return list(map(tuple.__new__, repeat(_Item), fields)), total
 
 
 _LAC = attrgetter("last_add_confirmed")
 _IDS = itemgetter(0, 1)  # ledger and entry of a header
-_KIND = attrgetter("header.ledger_id", "add.token", "add.recovery")  # of an item
+_RUN_KEY = attrgetter("header.ledger_id", "add.token", "add.recovery")  # of an item
 
 
 def _runs(items: Sequence[_Item]) -> list[list[_Item]]:
     """The items in their order, cut where the ledger, the token or the recovery flag changes:
-    rights are decided once for each run."""
-    return [list(run) for _, run in groupby(items, _KIND)]
+    rights are checked once for each run."""
+    return [list(run) for _, run in groupby(items, _RUN_KEY)]
 
 
 def _lane(add: m.Add, handle: LedgerHandle) -> Lane:
     return Lane.RECOVERY if add.recovery else handle.lane
 
 
-def _perhaps_stored(
+def _possibly_stored(
     items: Sequence[_Item], handles: dict[int, LedgerHandle]
 ) -> dict[int, list[int]]:
-    """By ledger, the entries of the frame that are not above all stored ones."""
+    """By ledger, the ids of the frame's entries that are not above all stored ids."""
     candidates: dict[int, list[int]] = {}
     for item in items:
         handle = handles.get(item.header.ledger_id)

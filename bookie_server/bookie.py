@@ -1,9 +1,9 @@
-"""One storage node: what it promises, in which order, and what it responds.
+"""One storage node: the order of its decisions, and its responses.
 
 Always true (docs/protocol.md has the reasons):
-- an add gets OK only after the sync that covers it (page-cache ledgers: the write); an equal add
-  again is OK, another entry under the same id is refused, and of a fenced ledger only recovery's
-  adds are taken;
+- an add gets OK only after the sync that covers it (page-cache ledgers: the write); if the same
+  entry is stored already, the add gets OK, and if another entry has the id, the add is refused; a
+  fenced ledger takes only recovery's adds;
 - a request that fences gets its response, whatever its status, only after the fence is durable;
 - an entry that exists, or may have existed, and cannot be delivered is never "no such entry";
 - every limit is in bytes; beyond it the response is BUSY, at once; recovery has a reserve;
@@ -32,7 +32,7 @@ from bookie_server.journal.writer import JournalFailed
 from bookie_server.lanes import RETRY_AFTER_MS_MAX, Budget, Lane, calling, request_lane
 from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
 from bookie_server.ledgers.limbo import Limbo, absence
-from bookie_server.ledgers.peers import Ask, Peers, nobody_responds
+from bookie_server.ledgers.peers import Ask, Peers, no_response
 from bookie_server.ledgers.registry import (
     FirstContactFailed,
     LedgerHandle,
@@ -66,13 +66,13 @@ class Bookie:
         config: StorageConfig,
         cluster_id: str = "",
         repair_credential: bytes = b"",
-        ask: Ask = nobody_responds,
+        ask: Ask = no_response,
     ) -> None:
         self.bookie_id = bookie_id
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done with an exception when journal or storage failed: the process must exit."""
         self.disks = disks
-        self.drained = False
+        self.is_drained = False
         """An operator drains the bookie, so that its copies move to others: it is read-only."""
         self.phase = ""
         """The state in Info, if not empty: "starting" until the process has registered the
@@ -85,30 +85,30 @@ class Bookie:
         """Requests that have no response yet."""
         self._idle = asyncio.Event()
         self._idle.set()
-        self._stopping = False
+        self._is_stopping = False
         self.received = Budget(config.receive_bytes_max, config.recovery_reserve_bytes)
         """Requests that came and have no response yet."""
         self.responses = Budget(config.read_pending_bytes_max, config.recovery_reserve_bytes)
         """Responses that are being read from disk, or sent."""
         self.long_polls = 0
-        """How many calls wait for a last add confirmed to rise; a call takes no thread."""
+        """How many calls wait for a last add confirmed to rise."""
         self._storage_task = asyncio.ensure_future(storage.run())
         peers = Peers(ask, repair_credential)
         self.reclaim = Reclaim(
             *(storage, self.ledgers, metadata, config, bookie_id, cluster_id, peers)
         )
-        records = ClusterLedgers(metadata, cluster_id)
+        cluster_ledgers = ClusterLedgers(metadata, cluster_id)
         self._limbo = Limbo(
-            *(bookie_id, storage, self.ledgers, metadata, records, config.limbo_check_s),
+            *(bookie_id, storage, self.ledgers, metadata, cluster_ledgers, config.limbo_check_s),
             self._standing_changed,
         )
         disks.listeners.append(self._limbo.wake)
         storage.on_loss = self._standing_changed
-        storage.on_quarantine = self._limbo.damaged
+        storage.on_quarantine = self._limbo.note_damage
         # without its cluster's id a node cannot find out which ledgers it may have had
-        limbo = [self._limbo.run()] if cluster_id else []
+        limbo_runs = [self._limbo.run()] if cluster_id else []
         self._background = BackgroundTasks(self._fail)
-        for work in (self.reclaim.run(), *limbo, disks.run()):
+        for work in (self.reclaim.run(), *limbo_runs, disks.run()):
             self._background.start(work)
         for task in (self._storage_task, storage.journals_end):
             task.add_done_callback(self._on_task_end)
@@ -122,28 +122,29 @@ class Bookie:
         config: StorageConfig,
         cluster_id: str = "",
         repair_credential: bytes = b"",
-        ask: Ask = nobody_responds,
+        ask: Ask = no_response,
     ) -> "Bookie":
-        """Replay the journals' records beyond the checkpoint; ready to serve when it returns.
+        """Replay the journals' records beyond the checkpoint. The bookie is ready to serve when
+        this returns.
 
-        Without a `cluster_id` no ledger ever counts as deleted; without `ask` the bookie keeps
-        copies that only other bookies should have. The `repair_credential` of the cluster permits
-        to read and repair ledgers that have a password. Raises DiskFailed.
+        Without a `cluster_id` no ledger ever counts as deleted. Without `ask` the bookie never
+        drops copies that only other bookies should have. The `repair_credential` of the cluster
+        permits to read and repair ledgers that have a password. Raises DiskFailed.
         """
         watched = [
             WatchedDirectory(
                 directory.id, directory.name, role, directory.disk, directory.file_system
             )
-            for role, several in (
+            for role, directories_of_role in (
                 (Role.JOURNAL, directories.journals),
                 (Role.LEDGER, directories.ledgers),
             )
-            for directory in several
+            for directory in directories_of_role
         ]
         names = directories.failed_names
-        lost = {names.get(i, i): why for i, why in directories.failed.items()}
-        disks = DiskMonitor(watched, config, lost, small=(f"{checkpoint.FOLDER}/",))
-        await disks.look()  # first: replay may need the reserve
+        failures = {names.get(i, i): why for i, why in directories.failed.items()}
+        disks = DiskMonitor(watched, config, failures, small=(f"{checkpoint.FOLDER}/",))
+        await disks.look()  # before the replay, which may need the reserve
         storage = await open_storage(
             directories._replace(
                 journals=[replace(d, disk=disks.disk(d.id)) for d in directories.journals],
@@ -157,28 +158,30 @@ class Bookie:
 
     @property
     def readonly_reason(self) -> str:
-        """Why normal adds are refused by this node as a whole; empty when it is writable."""
+        """Why the node refuses all normal adds; empty when it is writable."""
         if self.failed.done():
             return f"the storage failed: {self.failed.exception()}"
-        limbo = self.storage.directories.damage or ("it is being drained" if self.drained else "")
-        if self.ledgers.every_ledger().limbo == LimboReason.LOST:
-            limbo = "acknowledged data may have been lost here; every ledger is in limbo"
+        reason = self.storage.directories.damage
+        if not reason and self.is_drained:
+            reason = "it is being drained"
+        if self.ledgers.every_ledger_state().limbo == LimboReason.LOST:
+            reason = "acknowledged data may have been lost here; every ledger is in limbo"
         if not self.disks.any_full:
-            return limbo
-        return disk_monitor.readonly_reason(self.disks.states, limbo)
+            return reason
+        return disk_monitor.readonly_reason(self.disks.states, reason)
 
     @property
     def retry_after_ms(self) -> int:
-        """When a caller refused because of pending adds should try again."""
+        """When a caller whose add was refused with BUSY should try again."""
         return self._adder.retry_after_ms
 
     async def handle(self, request: m.Request) -> m.Response:
-        """Carry out any request of api.messages. Never raises for a bad request."""
+        """Carry out a request. Never raises for a bad request."""
         if request.bookie_id != self.bookie_id and (
             request.bookie_id or not isinstance(request, m.InfoRequest)
         ):
             return _refuse_all(request, Status.WRONG_BOOKIE, f"this is {self.bookie_id}")
-        if self._stopping and not isinstance(request, m.InfoRequest):
+        if self._is_stopping and not isinstance(request, m.InfoRequest):
             return _refuse_all(request, Status.SHUTTING_DOWN, "the bookie is stopping")
         if self.failed.done():
             return _refuse_all(request, Status.IO_ERROR, str(self.failed.exception()))
@@ -198,17 +201,18 @@ class Bookie:
                 self._idle.set()
 
     def drain(self) -> None:
-        """Take no new requests; those under way get their response, long polls at once, and no
-        write waits for disk space any more."""
-        self._stopping = True
+        """Take no new requests. Requests under way get their response, and long polls get theirs at
+        once. Writes no longer wait for disk space."""
+        self._is_stopping = True
         self.phase = "draining"
         self.ledgers.wake_all()
         self.storage.hurry()
 
     async def put_all_in_limbo(self, *, until_restart: bool = False) -> None:
-        """Acknowledged entries of any ledger may be missing here: from this step on no entry is
-        denied, until the walk has judged each ledger; with `until_restart`, until the next start.
-        Durable when it returns. Raises JournalFailed."""
+        """Put every ledger in limbo, as acknowledged entries of any ledger may be missing here.
+        From this step on the node gives no negative response, until the walk has judged each
+        ledger; with `until_restart`, until the next start. Durable when it returns. Raises
+        JournalFailed."""
         self._limbo.is_halted = self._limbo.is_halted or until_restart
         await self.ledgers.put_in_limbo_or_fence(
             [LedgerJudgement(EVERY_LEDGER, LimboReason.LOST, fence=False)]
@@ -216,8 +220,8 @@ class Bookie:
         self._limbo.wake()
         self._standing_changed()
 
-    def also(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do this work in the background too; the node has failed when it raises."""
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run the work until the bookie stops; if the work raises, the node has failed."""
         self._background.start(work)
 
     async def stop(self) -> None:
@@ -234,7 +238,7 @@ class Bookie:
 
     def abandon(self) -> None:
         """End at once, as a crash would: nothing is flushed, no response is sent."""
-        self._stopping = True
+        self._is_stopping = True
         self._background.cancel()
         self._storage_task.cancel()
         self.storage.abandon()
@@ -256,10 +260,10 @@ class Bookie:
     async def _dispatch(self, request: m.Request) -> m.Response:
         if isinstance(request, m.AddRequest):
             reason = self.readonly_reason
-            is_exhausted = bool(reason) and disk_monitor.is_exhausted(
+            is_disk_exhausted = bool(reason) and disk_monitor.is_exhausted(
                 self.disks.states, self.storage.cache.unflushed_bytes, self._config
             )
-            return await self._adder.add(request, reason, even_recovery=is_exhausted)
+            return await self._adder.add(request, reason, even_recovery=is_disk_exhausted)
         if isinstance(request, m.ReadRequest):
             return await self._read(request)
         if isinstance(request, m.ReadLacRequest):
@@ -272,8 +276,9 @@ class Bookie:
             return await self._stored(request)
         return await self._info()
 
-    async def _met(self, ledger_id: int) -> LedgerHandle:
-        """Raises FirstContactFailed."""
+    async def _meet(self, ledger_id: int) -> LedgerHandle:
+        """The ledger's handle. Raises FirstContactFailed, also if the stored entries are another
+        ledger's."""
         handle = await self.ledgers.meet(ledger_id)
         await self.ledgers.check_origin(handle)
         return handle
@@ -281,17 +286,17 @@ class Bookie:
     # -- read --
 
     async def _read(self, request: m.ReadRequest) -> m.ReadResponse:
-        if reason := _no_range(request):
+        if reason := _range_fault(request):
             return m.ReadResponse(Status.BAD_REQUEST, reason=reason)
-        if not request.fence and not self.ledgers.known(request.ledger_id):
+        if not request.fence and not self.ledgers.may_have_met(request.ledger_id):
             return m.ReadResponse(Status.NO_SUCH_LEDGER)
-        handle = await self._met(request.ledger_id)
+        handle = await self._meet(request.ledger_id)
         if not handle.allows("recover" if request.fence else "read", request.token):
             return m.ReadResponse(Status.UNAUTHORIZED)
         if request.fence:
-            handle.uses += 1  # repair relies on these copies and the fence: they are no surplus
+            handle.use_count += 1  # reclaim then keeps the copies and the fence: repair needs them
             await self._fence(handle)
-            await self.ledgers.wait_until_left([request.ledger_id])
+            await self.ledgers.wait_for_removals([request.ledger_id])
         bytes_max = min(request.max_bytes, self._config.read_bytes_max)
         caller = calling.get()
         if not self.responses.has_room(bytes_max, recovery=request.fence, caller=caller):
@@ -313,13 +318,13 @@ class Bookie:
             self.responses.give_back(bytes_max, caller)
 
     async def _look(self, ledger_id: int, ids: EntryIds, max_bytes: int, *, locate: bool) -> Range:
-        """Read the stored entries. If the ledger's limbo was cleared meanwhile, read again: the
-        entries were looked up before that. Raises DiskFailed."""
+        """Read the stored entries. If the ledger's limbo was cleared meanwhile, read again, as the
+        entries may have come only after the look-up. Raises DiskFailed."""
         while True:
-            doubt = self.storage.limbo(ledger_id)
+            limbo_before = self.storage.limbo(ledger_id)
             outcome = await self.storage.reader.read(ledger_id, ids, max_bytes, locate=locate)
-            now = self.storage.limbo(ledger_id)
-            if worse_reason(doubt, now) == now:
+            limbo = self.storage.limbo(ledger_id)
+            if worse_reason(limbo_before, limbo) == limbo:
                 return outcome
 
     def _read_response(
@@ -340,23 +345,23 @@ class Bookie:
                 results.append(m.EntryResult(Status.OK, location=entry))
             else:
                 results.append(m.EntryResult(Status.OK, entry))
-        whole = outcome.known_through >= request.spans[-1][1]
+        is_whole = outcome.known_through >= request.spans[-1][1]
         return m.ReadResponse(
             Status.OK,
             results,
             handle.last_add_confirmed,
-            StopReason.END_OF_RANGE if whole else StopReason.BYTE_LIMIT,
+            StopReason.END_OF_RANGE if is_whole else StopReason.BYTE_LIMIT,
         )
 
     async def _stored(self, request: m.StoredRequest) -> m.StoredResponse:
-        """The entries that cache and index have, once they are durable, as the caller counts them
-        as copies. The scrub finds out whether they can be read."""
+        """The entries that cache and index have, once they are durable: the caller counts them as
+        copies. They are not read here; the scrub finds entries that cannot be read."""
         first, last = request.first_entry, request.last_entry
-        if reason := _no_range(request):
+        if reason := _range_fault(request):
             return m.StoredResponse(Status.BAD_REQUEST, reason=reason)
-        if not self.ledgers.known(request.ledger_id):
+        if not self.ledgers.may_have_met(request.ledger_id):
             return m.StoredResponse(Status.OK, last)
-        handle = await self._met(request.ledger_id)
+        handle = await self._meet(request.ledger_id)
         if not handle.allows("read", request.token):
             return m.StoredResponse(Status.UNAUTHORIZED)
         through = min(last, first + STORED_AT_ONCE - 1)
@@ -371,8 +376,9 @@ class Bookie:
 
     async def _fence(self, handle: LedgerHandle) -> None:
         """Returns when the fence is durable. Raises JournalFailed."""
-        lost = handle.fence_durable is not None and _has_failed(handle.fence_durable)
-        if lost or not handle.state.fenced:  # lost: with a journal that failed; others live
+        # the journal of an earlier fence may have failed, while other journals live
+        must_repeat = handle.fence_durable is not None and _has_failed(handle.fence_durable)
+        if must_repeat or not handle.state.fenced:
             state = self.storage.set_state(replace(handle.state, fenced=True))
             handle.end_waiting()
             record = Record(RecordKind.FENCE, state.ledger_id, NO_ENTRY, b"", 0)
@@ -383,12 +389,12 @@ class Bookie:
     async def _read_lac(self, request: m.ReadLacRequest) -> m.ReadLacResponse:
         if request.ledger_id < 0:
             return m.ReadLacResponse(Status.BAD_REQUEST, reason="a ledger id is not negative")
-        handle = await self._met(request.ledger_id)
+        handle = await self._meet(request.ledger_id)
         if not handle.allows("recover" if request.fence else "read", request.token):
             return m.ReadLacResponse(Status.UNAUTHORIZED)
         if request.fence:
             await self._fence(handle)
-        wait_ms = 0 if self._stopping else min(request.wait_ms, WAIT_MS_MAX)
+        wait_ms = 0 if self._is_stopping else min(request.wait_ms, WAIT_MS_MAX)
         if wait_ms > 0 and self.long_polls >= LONG_POLLS_MAX:
             return m.ReadLacResponse(Status.BUSY, retry_after_ms=RETRY_AFTER_MS_MAX)
         self.long_polls += 1
@@ -402,7 +408,7 @@ class Bookie:
     async def _write_lac(self, request: m.WriteLacRequest) -> m.WriteLacResponse:
         if request.ledger_id < 0 or request.last_add_confirmed < NO_ENTRY:
             return m.WriteLacResponse(Status.BAD_REQUEST, reason="negative ids")
-        handle = await self._met(request.ledger_id)
+        handle = await self._meet(request.ledger_id)
         if not handle.allows("add", request.token):
             return m.WriteLacResponse(Status.UNAUTHORIZED)
         if handle.state.deleted:
@@ -428,13 +434,13 @@ class Bookie:
                 m.DirectoryInfo(d.name, d.role.value, *d.space, d.full, d.failure)
                 for d in self.disks.states
             ],
-            len(self.ledgers.in_limbo()) + bool(self.ledgers.every_ledger().limbo),
+            len(self.ledgers.limbo_reasons()) + bool(self.ledgers.every_ledger_state().limbo),
             self.reclaim.describe(),
         )
 
 
-def _no_range(request: m.ReadRequest | m.StoredRequest) -> str:
-    """Why the request's range is malformed; empty: it is not."""
+def _range_fault(request: m.ReadRequest | m.StoredRequest) -> str:
+    """Why the request's range is malformed; empty if it is well-formed."""
     ledger_id, first, last = request.ledger_id, request.first_entry, request.last_entry
     if ledger_id < 0 or not 0 <= first <= last:
         return f"no range of entries: {ledger_id}:{first}..{last}"
@@ -450,7 +456,7 @@ _RESPONSES = dict(m.METHODS.values())
 
 
 def _is_recovery(request: m.Request) -> bool:
-    """Whether the request travels in recovery's lane; of a frame of adds its first add decides."""
+    """Whether the request belongs to recovery's lane; the first add decides for a frame of adds."""
     if isinstance(request, m.AddRequest):
         return bool(request.adds) and request.adds[0].recovery
     return isinstance(request, m.ReadRequest | m.ReadLacRequest) and request.fence

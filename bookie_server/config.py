@@ -1,7 +1,7 @@
 """Every setting of a bookie, with its unit, default and meaning; conf/bookie.toml lists them.
 
 Always true: an entry of the largest size fits every budget, so an idle bookie takes every entry up
-to that size; a directory setting is either a name or not given.
+to that size.
 """
 
 import re
@@ -14,11 +14,11 @@ from bookie_server.api.settings import DEFAULT_SERVICE_URL, Settings
 from spark_ledger import net
 from spark_ledger.units import MIB
 
-_SPARE = 64 * 1024  # headers and padding around the largest entry
-_LITTLE = 4096  # the same without padding
+_PADDED_HEADERS_BYTES = 64 * 1024  # headers and padding around the largest entry
+_HEADERS_BYTES = 4096  # headers around the largest entry, without padding
 MESSAGE_OVERHEAD_BYTES = 64 * 1024  # of a message, beside the payload of an entry
 _RACK = re.compile(r"/?[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
-_NOT_AT_ENDS = "[]'\""
+_QUOTES_AND_BRACKETS = "[]'\""
 
 
 class StorageConfig(Settings):
@@ -28,18 +28,19 @@ class StorageConfig(Settings):
         64 * MIB, gt=0, description="Size of one journal segment, reserved when it is made."
     )
     journal_batch_bytes_max: int = Field(
-        8 * MIB, gt=0, description="Most bytes of one group commit; a larger entry goes alone."
+        8 * MIB,
+        gt=0,
+        description="Most bytes of one group commit; a larger entry is a group commit of its own.",
     )
     journal_pending_bytes_max: int = Field(
         32 * MIB,
         gt=0,
-        description="Adds taken and without a response yet; beyond it the response is BUSY.",
+        description="Bytes of adds that wait for the journal; beyond it the response is BUSY.",
     )
     recovery_reserve_bytes: int = Field(
         20 * MIB,
         ge=0,
-        description="What recovery may use beyond each of the budgets; it must hold the largest"
-        " entry.",
+        description="Bytes that recovery may use beyond each budget; the largest entry must fit.",
     )
     page_cache_sync_s: float = Field(
         1.0, gt=0, description="Longest time that entries of page-cache ledgers stay unsynced."
@@ -47,13 +48,14 @@ class StorageConfig(Settings):
     receive_bytes_max: int = Field(
         128 * MIB,
         gt=0,
-        description="Bytes of requests received and not decided; beyond it the response is BUSY.",
+        description="Bytes of all requests without a response yet, adds included; beyond it the"
+        " response is BUSY.",
     )
 
     write_cache_bytes: int = Field(
         96 * MIB,
         gt=0,
-        description="Entries not yet in an entry log, both halves of the cache together.",
+        description="Bytes of entries not yet in an entry log, both halves of the cache together.",
     )
     flush_interval_s: float = Field(
         5.0,
@@ -61,7 +63,7 @@ class StorageConfig(Settings):
         description="Longest time that an entry waits in the write cache before a flush begins.",
     )
     flush_chunk_bytes: int = Field(
-        4 * MIB, gt=0, description="Bytes that a flush gives to the disk at once."
+        4 * MIB, gt=0, description="Bytes that a flush writes to the disk at once."
     )
     entry_log_bytes_max: int = Field(
         512 * MIB,
@@ -79,25 +81,27 @@ class StorageConfig(Settings):
     read_bytes_max: int = Field(
         4 * MIB,
         gt=0,
-        description="Most bytes in one response, whatever is asked; one entry always fits.",
+        description="Most bytes in one response, whatever the request; one entry always fits.",
     )
     read_pending_bytes_max: int = Field(
         64 * MIB,
         gt=0,
-        description="Responses being read from disk; beyond it the response is BUSY.",
+        description="Bytes of responses that are being read from disk; beyond it the response is"
+        " BUSY.",
     )
     retry_after_ms: int = Field(
-        20, gt=0, description="How long a caller that got BUSY waits before asking again."
+        20, gt=0, description="How long a caller that got BUSY waits before its next try."
     )
     read_cache_bytes: int = Field(
         48 * MIB,
         ge=0,
-        description="Entries read from entry logs and kept, read-ahead included; 0: no read cache.",
+        description="Bytes of the read cache: entries read from entry logs, read-ahead included;"
+        " 0: no read cache.",
     )
     read_ahead_bytes: int = Field(
         4 * MIB,
         ge=0,
-        description="Most bytes read beyond what a sequential reader asked for; 0: no read-ahead.",
+        description="Most bytes read beyond the request of a sequential reader; 0: no read-ahead.",
     )
     place_bytes_min: int = Field(
         32 * 1024,
@@ -109,7 +113,8 @@ class StorageConfig(Settings):
     tombstone_sweep_s: float = Field(
         300.0,
         gt=0,
-        description="Pause between two looks for ledgers that were deleted, which take no adds.",
+        description="Pause between two looks for deleted ledgers; after the look such a ledger"
+        " takes no more adds.",
     )
 
     gc_interval_s: float = Field(
@@ -172,7 +177,7 @@ class StorageConfig(Settings):
     disk_check_s: float = Field(
         10.0,
         gt=0,
-        description="Pause between two looks at free space; each new file is a look too.",
+        description="Pause between two looks at free space; making a file looks at it too.",
     )
     disk_hang_s: float = Field(
         30.0,
@@ -187,16 +192,16 @@ class StorageConfig(Settings):
     )
 
     @model_validator(mode="after")
-    def _limits_agree(self) -> "StorageConfig":
+    def _check_limits(self) -> "StorageConfig":
         """Raises ValueError when the largest entry would not fit a budget."""
-        entry = self.entry_bytes_max + _SPARE
+        entry = self.entry_bytes_max + _PADDED_HEADERS_BYTES
         for name, least in (
             ("journal_bytes_max", entry + self.journal_batch_bytes_max),
             ("journal_pending_bytes_max", entry),
             ("write_cache_bytes", 2 * entry),
             ("read_pending_bytes_max", entry),
             ("receive_bytes_max", entry),
-            ("recovery_reserve_bytes", self.entry_bytes_max + _LITTLE),
+            ("recovery_reserve_bytes", self.entry_bytes_max + _HEADERS_BYTES),
         ):
             if getattr(self, name) < least:
                 raise ValueError(self._too_small(name, least))
@@ -224,7 +229,7 @@ class StorageConfig(Settings):
 
 
 class BookieConfig(StorageConfig):
-    """Settings of a bookie: of the storage engine, and of all around it."""
+    """Settings of a bookie: of the storage engine, the network, the disks and the process."""
 
     SECTIONS: ClassVar = {
         "service_url": "which cluster",
@@ -240,7 +245,7 @@ class BookieConfig(StorageConfig):
         "autorecovery": "self-healing",
         "log_level": "logging",
     }
-    """The headings of its file, each above the setting that is named."""
+    """The headings of conf/bookie.toml, each by the setting that follows it."""
 
     service_url: str = Field(
         DEFAULT_SERVICE_URL,
@@ -261,7 +266,7 @@ class BookieConfig(StorageConfig):
         " free one, which is registered.",
     )
     advertised: str = Field(
-        "", description="host or host:port for gRPC that is registered; empty: as in listen."
+        "", description="Registered address of gRPC: host or host:port; empty: as in listen."
     )
     frames_listen: str = Field(
         "auto",
@@ -270,8 +275,8 @@ class BookieConfig(StorageConfig):
     )
     frames_advertised: str = Field(
         "",
-        description="host or host:port for frames that is registered; empty: the host that is"
-        " registered for gRPC.",
+        description="Registered address of frames: host or host:port; empty: the registered host"
+        " of gRPC.",
     )
     rack: str = Field(
         "",
@@ -292,20 +297,20 @@ class BookieConfig(StorageConfig):
         "data/journal", description="Folder of the journal; the fastest disk to sync."
     )
     journal_directories: list[str] = Field(
-        [], description="Instead of journal_directory: several, best one on each disk."
+        [], description="Instead of journal_directory: several folders, best one on each disk."
     )
     ledger_directory: str = Field(
         "data/ledgers", description="Folder of entry logs and index; may be another disk."
     )
     ledger_directories: list[str] = Field(
-        [], description="Instead of ledger_directory: several, best one on each disk."
+        [], description="Instead of ledger_directory: several folders, best one on each disk."
     )
 
     autorecovery: bool = Field(
         True,
-        description="Whether the bookie hosts a process beside it that makes lost copies of the"
-        " cluster's ledgers again and keeps up its topics; several share the work. false: where"
-        " `spark-ledger autorecovery start` runs on other machines.",
+        description="Whether the bookie hosts a second process, which repairs the cluster's ledgers"
+        " and does the upkeep of topics; the processes of several bookies share the work. false:"
+        " where `spark-ledger autorecovery start` runs on other machines.",
     )
 
     log_level: str = Field(
@@ -314,24 +319,24 @@ class BookieConfig(StorageConfig):
 
     def directories(self, kind: str) -> list[str]:
         """The directories of a kind: "journal" or "ledger"."""
-        several: list[str] = getattr(self, f"{kind}_directories")
-        return several or [getattr(self, f"{kind}_directory")]
+        names: list[str] = getattr(self, f"{kind}_directories")
+        return names or [getattr(self, f"{kind}_directory")]
 
     @field_validator("journal_directories", "ledger_directories", mode="before")
     @classmethod
-    def _one_after_the_other(cls, given: object) -> object:
+    def _list_of_text(cls, value: object) -> object:
         """A text is a list as in TOML, or names with commas between them."""
-        return _names(given) if isinstance(given, str) else given
+        return _parse_names(value) if isinstance(value, str) else value
 
     @field_validator(
         "journal_directory", "journal_directories", "ledger_directory", "ledger_directories"
     )
     @classmethod
-    def _are_named(cls, given: str | list[str]) -> str | list[str]:
-        return _named(given) if isinstance(given, str) else list(map(_named, given))
+    def _check_names(cls, value: str | list[str]) -> str | list[str]:
+        return _checked_name(value) if isinstance(value, str) else list(map(_checked_name, value))
 
     @model_validator(mode="after")
-    def _one_way_to_say_it(self) -> "BookieConfig":
+    def _check_one_setting_per_kind(self) -> "BookieConfig":
         for kind in ("journal", "ledger"):
             single = f"{kind}_directory"
             default = type(self).model_fields[single].default
@@ -341,7 +346,7 @@ class BookieConfig(StorageConfig):
 
     @field_validator("listen", "frames_listen")
     @classmethod
-    def _host_and_port(cls, listen: str, field: ValidationInfo) -> str:
+    def _check_host_and_port(cls, listen: str, field: ValidationInfo) -> str:
         if field.field_name == "frames_listen" and listen == "auto":
             return listen
         try:
@@ -353,7 +358,7 @@ class BookieConfig(StorageConfig):
 
     @field_validator("advertised", "frames_advertised")
     @classmethod
-    def _host_or_host_and_port(cls, advertised: str) -> str:
+    def _check_host(cls, advertised: str) -> str:
         try:
             if advertised:
                 net.parse(advertised)
@@ -364,20 +369,20 @@ class BookieConfig(StorageConfig):
 
     @field_validator("rack")
     @classmethod
-    def _a_path_of_names(cls, rack: str) -> str:
+    def _check_rack(cls, rack: str) -> str:
         if rack and not _RACK.fullmatch(rack):
             raise ValueError("must be names of letters, digits, '_', '-', '.', with '/' between")
         return rack
 
     @field_validator("log_level")
     @classmethod
-    def _known_level(cls, level: str) -> str:
+    def _check_level(cls, level: str) -> str:
         if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
             raise ValueError("must be DEBUG, INFO, WARNING or ERROR")
         return level
 
     @model_validator(mode="after")
-    def _a_message_holds_an_entry(self) -> "BookieConfig":
+    def _check_message_holds_entry(self) -> "BookieConfig":
         largest = self.entry_bytes_max + MESSAGE_OVERHEAD_BYTES
         if self.message_bytes_max < largest:
             raise ValueError(
@@ -387,8 +392,8 @@ class BookieConfig(StorageConfig):
         return self
 
 
-def _names(text: str) -> list[object]:
-    """Raises ValueError for a malformed list, and for one without names."""
+def _parse_names(text: str) -> list[object]:
+    """Raises ValueError for a malformed list, and for an empty list."""
     text = text.strip()
     if not text.startswith("["):
         return [name.strip() for name in text.split(",")]
@@ -404,14 +409,14 @@ def _names(text: str) -> list[object]:
     return names
 
 
-def _named(name: str) -> str:
-    """Raises ValueError for a text that is probably not meant as a directory's name."""
+def _checked_name(name: str) -> str:
+    """The name. Raises ValueError for a text that is probably not meant as a directory's name."""
     if not name.strip():
         raise ValueError("must name a directory")
-    if name[0] in _NOT_AT_ENDS or name[-1] in _NOT_AT_ENDS:
+    if name[0] in _QUOTES_AND_BRACKETS or name[-1] in _QUOTES_AND_BRACKETS:
         raise ValueError(
             f"a directory's name does not begin or end with a quote or bracket, as {name} does;"
-            """ several are given as a,b or ["a", "b"]"""
+            """ several names are given as a,b or ["a", "b"]"""
         )
     return name
 
@@ -435,6 +440,6 @@ def advertised_frames(config: BookieConfig, port: int) -> str:
 
 
 def _with_port(address: str, port: int) -> str:
-    """The address with the port that it names, or else the one that was bound."""
-    host, named = net.parse(address)
-    return net.join(host, named or port)
+    """The address; if it has no port, with `port`."""
+    host, address_port = net.parse(address)
+    return net.join(host, address_port or port)

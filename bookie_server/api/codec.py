@@ -2,8 +2,8 @@
 
 Always true: the generated code reads the bytes written here, and this code reads the bytes of the
 generated code (a test compares). Adds and the responses to reads are encoded by hand, because the
-generated code copies each payload several times: here a message is one join of buffers, and decoded
-buffers are views into the message. A malformed encoding raises BadMessage, and never gives a value.
+generated code copies each payload several times: here the buffers of a message are joined once, and
+decoded buffers are views into the message. A malformed encoding raises BadMessage.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def unzigzag(value: int) -> int:
 
 
 def int_field(number: int, value: int) -> bytes:
-    """A varint field; proto3 leaves zeros out."""
+    """A varint field; empty for 0, which proto3 leaves out."""
     return BYTE[number << 3 | VARINT] + varint(value) if value else b""
 
 
@@ -79,8 +79,8 @@ def fields_of(data: memoryview) -> list[tuple[int, Any]]:
 
 
 def next_field(data: memoryview, at: int) -> tuple[int, Any, int]:
-    """Number and value (int or memoryview) of the field at `at`, and where the next field begins; a
-    fixed-size field, which no message here has, counts as number 0.
+    """Number and value (int or memoryview) of the field at `at`, and where the next field begins. A
+    fixed-size field, which no message here has, gets number 0.
 
     Most keys, lengths and values have one byte, which is read without a call."""
     key = data[at]
@@ -165,13 +165,13 @@ def _decode(method: str, side: int, data: Buffer) -> Any:
 
 # -- Add --------------------------------------------------------------------------------------
 
-_ADDED = m.AddResult(Status.OK)
-_ADDED_BYTES = BYTE[1 << 3 | LENGTH] + BYTE[0]  # an empty result: all its fields are zero
+_OK_RESULT = m.AddResult(Status.OK)
+_OK_RESULT_BYTES = BYTE[1 << 3 | LENGTH] + BYTE[0]  # an empty result: all its fields are zero
 
 
 def encode_add(add: m.Add) -> Sequence[Buffer]:
     """The bytes of the add in an AddRequest, for m.PackedAddRequest: an add for several bookies is
-    encoded once. A small entry becomes one buffer; a large entry is not copied."""
+    encoded once. The bytes of a small add are one buffer; a large entry is not copied."""
     entry = add.entry
     length = sum(map(len, entry))
     prefix = _add_prefix(add.recovery, add.token, length)
@@ -191,14 +191,14 @@ def _encode_add_request(request: m.AddRequest) -> Sequence[Buffer]:
 
 @lru_cache(maxsize=1024)
 def _add_prefix(recovery: bool, token: bytes, length: int) -> bytes:
-    """The bytes before an entry of `length` bytes; many adds in a row have the same."""
+    """The bytes of an add before its entry of `length` bytes; consecutive adds often have equal
+    prefixes."""
     prefix = int_field(1, recovery) + bytes_field(2, token) + bytes_head(3, length)
     return bytes_head(2, len(prefix) + length) + prefix
 
 
 def _decode_add_request(data: memoryview) -> m.AddRequest:
-    """Most adds have the same bytes before their entry as the add before: these bytes are not
-    decoded again."""
+    """Most adds have the same prefix as the add before: such a prefix is compared, not decoded."""
     bookie_id, adds = "", []
     at, end = 0, len(data)
     while at < end:
@@ -213,8 +213,7 @@ def _decode_add_request(data: memoryview) -> m.AddRequest:
 
 
 def _append_similar(data: memoryview, at: int, add: m.Add, adds: list[m.Add]) -> int:
-    """Append the adds from `at` on that have the same bytes before their entry as `add`; returns
-    where another kind of add begins."""
+    """Append the adds from `at` on that have the same prefix as `add`; returns where they end."""
     length, end = len(add.entry[0]), len(data)
     prefix = _add_prefix(add.recovery, add.token, length)
     prefix_bytes, size = len(prefix), len(prefix) + length
@@ -240,21 +239,21 @@ def _decode_add(data: memoryview) -> m.Add:
 
 def _encode_add_response(response: m.AddResponse) -> Sequence[Buffer]:
     count = len(response.results)
-    if response.results.count(_ADDED) == count:
-        return (_ADDED_BYTES * count,)
+    if response.results.count(_OK_RESULT) == count:
+        return (_OK_RESULT_BYTES * count,)
     return (_encode_generated(response),)
 
 
 def _decode_add_response(data: memoryview) -> m.AddResponse:
-    count = len(data) // len(_ADDED_BYTES)
-    if data == _ADDED_BYTES * count:
-        return m.AddResponse([_ADDED] * count)
+    count = len(data) // len(_OK_RESULT_BYTES)
+    if data == _OK_RESULT_BYTES * count:
+        return m.AddResponse([_OK_RESULT] * count)
     return _decode_generated(m.AddResponse, data)  # type: ignore[no-any-return]
 
 
 def glance_at_adds(data: Buffer) -> tuple[int, bool]:
-    """How many adds an AddRequest has, and whether one of them is recovery's, for a refusal. It
-    does not decode entries: encoders write fields in order, so the flag is an add's first field.
+    """How many adds an AddRequest has, and whether any of them is recovery's; for a refusal. No
+    entry is decoded: encoders write fields in order, so the recovery flag is an add's first field.
 
     Raises BadMessage.
     """
@@ -343,8 +342,8 @@ def _decode_generated(kind: Any, data: Buffer) -> Any:
 
 
 def _generated(message: Any, **other: Any) -> Any:
-    """The generated message with the fields of `message`; `other` replaces fields that bookie.proto
-    has in another form."""
+    """The generated message with the fields of `message`, except the fields in `other`, which
+    bookie.proto has in another form."""
     return getattr(pb, type(message).__name__)(**(message._asdict() | other))
 
 
@@ -356,8 +355,9 @@ def _of_generated(kind: Any, generated: Any, **other: Any) -> Any:
 
 
 def _gaps(last: int, spans: Sequence[Span]) -> list[int]:
-    """The spans as pairs: how many entries are between the end before (at first `last`) and a span,
-    and how many entries the span has. Raises ValueError when the spans do not rise."""
+    """A pair for each span: how many entries are between the end of the span before (of the first
+    span: `last`) and the span, and how many entries the span has. Raises ValueError when the spans
+    do not rise."""
     pairs: list[int] = []
     for first, end in spans:
         if not last < first <= end:
@@ -368,6 +368,7 @@ def _gaps(last: int, spans: Sequence[Span]) -> list[int]:
 
 
 def _spans(last: int, pairs: Sequence[int]) -> list[Span]:
+    """The inverse of `_gaps`. Raises ValueError."""
     spans: list[Span] = []
     for gap, count in zip(pairs[::2], pairs[1::2], strict=True):
         first = last + 1 + gap

@@ -1,7 +1,7 @@
 """The entry: a 64-byte header and a payload, the same on the wire and on disk.
 
-Always true: the header has a CRC of its own, so its lengths may be used once this CRC is checked;
-the payload's CRC is in the header; both CRCs are checked before an entry is journalled, after every
+Always true: the header has its own CRC, so its lengths are used only after this CRC is checked; the
+payload's CRC is in the header; both CRCs are checked before an entry is journalled, after every
 read from disk, and again by the reader.
 
     0        4     5       6          8          16         24
@@ -16,9 +16,9 @@ read from disk, and again by the reader.
     64 payload ...
 
 All integers are little-endian; ledger, entry, LAC and the cumulative counts are signed 64-bit (-1
-is "none"), the rest unsigned 32-bit. Cumulative counts include this entry. The identity of an
-entry is (ledger, entry, cumulative bytes, cumulative rows, payload length, payload CRC). LAC and
-flags are no part of the identity, as a write-back of a recovery has another LAC (hazard 41).
+is "none"), the other numbers unsigned 32-bit. Cumulative counts include this entry. The identity
+of an entry is (ledger, entry, cumulative bytes, cumulative rows, payload length, payload CRC). LAC
+and flags are not in the identity, as a write-back of a recovery has another LAC (hazard 41).
 """
 
 import importlib.util
@@ -48,8 +48,8 @@ PACKAGE, EXTENSION = "crc32c", "crc32c._crc32c"
 
 
 def crc32c_without_its_package() -> Checksum | None:
-    """The package's function, loaded without importing the package; None if the package is missing,
-    or has another layout."""
+    """The checksum function of the crc32c package, loaded without importing the package; None if
+    the package is missing, or has another layout."""
     package = importlib.util.find_spec(PACKAGE)
     if package is None or package.submodule_search_locations is None:
         return None
@@ -74,8 +74,8 @@ def find_crc32c() -> Checksum:
 
 
 crc32c = find_crc32c()
-"""crc32c(data, value=0): the checksum of `data` by the processor; `value` is that of data before
-it."""
+"""crc32c(data, value=0): the checksum of `data`, computed by the processor; `value` is the checksum
+of the data before it."""
 
 
 class DamagedEntry(Exception):
@@ -83,7 +83,7 @@ class DamagedEntry(Exception):
 
 
 class EntryHeader(NamedTuple):
-    """The fields of a header. Counts are cumulative over the ledger and include this entry."""
+    """The fields of a header. Cumulative counts are over the ledger and include this entry."""
 
     ledger_id: int
     entry_id: int
@@ -186,7 +186,7 @@ def check_entry(data: Buffer) -> EntryHeader:
 
 
 def fault(data: Buffer, ledger_id: int, entry_id: int) -> str:
-    """Why the bytes are not this entry, complete and undamaged; empty when they are."""
+    """Why the bytes are not this entry, complete and undamaged; empty if they are this entry."""
     try:
         header = check_entry(data)
     except DamagedEntry as error:
@@ -196,8 +196,8 @@ def fault(data: Buffer, ledger_id: int, entry_id: int) -> str:
 
 
 def check_entries(entries: Sequence[Buffer]) -> list[EntryHeader] | None:
-    """`check_entry` of each entry, column by column, which takes half the time of a loop in Python.
-    None if an entry is bad; `check_entry` finds which one."""
+    """`check_entry` of each entry, column by column: this takes half the time of a Python loop.
+    None if any entry is damaged; `check_entry` finds the damaged entry."""
     if not entries:
         return []
     if min(map(len, entries)) < HEADER_BYTES:

@@ -1,11 +1,11 @@
-"""Frames: bookie.proto's messages over plain TCP, many calls on one connection; and the connection
-that carries them on the event loop, in the bookie and in its clients (`FrameConnection`).
+"""Frames: bookie.proto's messages over plain TCP, many calls on one connection; and a connection
+for frames on the event loop, which the bookie and its clients use (`FrameConnection`).
 
-Always true of frames, whose code makes no I/O: a frame is a head and a body, whose length is in the
-head; the body of a message is the same as in gRPC. A body is received into a buffer of its own,
-which is made when the head has arrived and the receiver admits it; a body that is not admitted is
-skipped and never kept. A malformed head ends the connection, since the start of the next head is
-unknown.
+Always true of frames, whose code makes no I/O: a frame is a head and a body; the body's length is
+in the head; the body of a message is the same as in gRPC. A body is received into a buffer of its
+own, which is made when the receiver admits the head; a body that is not admitted is skipped and
+never in memory as a whole. A malformed head ends the connection, since the start of the next head
+is unknown.
 
      0        4     5      6        7       8        12            16
     +--------+-----+------+--------+-------+--------+-------------+-------------- -- -
@@ -15,15 +15,15 @@ unknown.
 All integers are little-endian and unsigned. The bookie sends a HELLO first. Then the caller sends
 CALLs, each with a number that no other call under way on this connection has, and the bookie sends
 one ANSWER to each CALL, in any order. CANCEL ends a call or a stream without a response. The first
-STREAM begins a stream; END from either side ends it. Instead of an ANSWER (or a STREAM) the bookie
-may send BUSY: the request was not carried out, the body is the time to wait in ms (4 bytes); or
-REFUSED, with a text as its body: the request counts as if no process had listened.
+STREAM begins a stream; END from either side ends the stream. Instead of an ANSWER (or a STREAM) the
+bookie may send BUSY: the request was not carried out; the body is the time to wait in ms (4 bytes).
+Or it may send REFUSED, with a text as its body: the request counts as if no process had listened.
 
 Always true of a connection: the kernel gets buffers without a copy (sendmsg), in the order of
 `send`, and writes each body into the buffer in which it stays (recv_into); there is no thread.
 While more than `unsent_bytes_max` are unsent, nothing is read from the peer; a peer that takes no
-byte for STUCK_S is disconnected. `on_lost` is called once, whatever ends the connection; after it,
-`on_frame` is not called.
+byte for STUCK_S is disconnected. `on_lost` is called once, whatever ends the connection; after that
+call `on_frame` is not called.
 """
 
 import asyncio
@@ -86,11 +86,11 @@ _new_bytearray.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
 
 
 class BadFrame(ValueError):
-    """The bytes do not parse as a frame; no byte after them can be parsed."""
+    """The bytes do not parse as a frame. The connection cannot be used any more."""
 
 
 class FrameHead(NamedTuple):
-    """The head of a frame. `method` is 0 if the call's number shows the method."""
+    """The head of a frame. `method` is 0 in frames of a call or stream that has begun already."""
 
     kind: FrameKind
     call: int = 0
@@ -100,7 +100,7 @@ class FrameHead(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """`body` is None if it was not admitted, and so skipped."""
+    """A received frame. `body` is None if the receiver did not admit it."""
 
     head: FrameHead
     body: memoryview | None
@@ -123,7 +123,7 @@ def unpack_head(data: bytes | bytearray | memoryview, at: int, body_bytes_max: i
     if kind not in _KINDS:
         raise BadFrame(f"no kind of frame is {kind}")
     if length > body_bytes_max:
-        raise BadFrame(f"a body of {length} bytes, {body_bytes_max} is the most")
+        raise BadFrame(f"a body has {length} bytes; the limit is {body_bytes_max}")
     if length and _KINDS[kind] not in _WITH_BODY:
         raise BadFrame(f"a {_KINDS[kind].name} of {length} bytes")
     return FrameHead(_KINDS[kind], call, length, method, flags)
@@ -158,12 +158,12 @@ class FrameReader:
         self._missing_bytes = 0  # of the body
 
     def give_up(self) -> None:
-        """The connection is lost: free a body that has not arrived fully at once, not at the next
-        garbage collection."""
+        """Free a body that has not arrived fully: at once, not at the next garbage collection. The
+        caller calls this when the connection is lost."""
         self._head = self._body = None
 
     def buffer(self) -> memoryview:
-        """Where to put the next bytes: room for one byte or more. The caller need not fill it."""
+        """The memory for the next bytes: one byte or more. The caller need not fill all of it."""
         if self._head is None:
             return self._scratch[self._scratch_end :]
         if self._body is None:
@@ -185,8 +185,8 @@ class FrameReader:
         return [frame]
 
     def _parse(self) -> list[Frame]:
-        """The complete frames in the scratch buffer. The buffer may end with the beginning of a
-        frame, which is kept."""
+        """The complete frames in the scratch buffer. If the buffer ends inside a head, these bytes
+        stay at its beginning."""
         frames: list[Frame] = []
         scratch, at, end = self._scratch, 0, self._scratch_end
         while end - at >= HEAD_BYTES and self._head is None:
@@ -203,16 +203,16 @@ class FrameReader:
                     self._body = memoryview(_new_buffer(head.length))
                     self._body[:body_bytes] = scratch[at : at + body_bytes]
             at += body_bytes
-        left = end - at
-        if left and at:
-            scratch[:left] = bytes(scratch[at:end])
-        self._scratch_end = left
+        rest_bytes = end - at
+        if rest_bytes and at:
+            scratch[:rest_bytes] = bytes(scratch[at:end])
+        self._scratch_end = rest_bytes
         return frames
 
 
 def _new_buffer(length: int) -> bytearray:
-    """A bytearray that is not filled with zeros, which would take a tenth of a bookie's time for
-    large adds. It becomes a frame's body only when each of its bytes was received."""
+    """A bytearray that is not filled with zeros: with large adds, filling would take a tenth of a
+    bookie's time. It becomes a frame's body only when each of its bytes was received."""
     buffer: bytearray = _new_bytearray(None, length)
     return buffer
 
@@ -221,7 +221,7 @@ READS_MAX = 16  # of one connection in a row, before other connections are read
 BUFFERS_MAX = 1024  # IOV_MAX of Linux
 STUCK_S = 60.0
 KEEPALIVE_IDLE_S, KEEPALIVE_EACH_S, KEEPALIVE_COUNT = 20, 5, 2
-_SMALL_BYTES = 4096  # buffers up to this size on average are joined, which is cheaper
+_SMALL_BYTES = 4096  # buffers up to this average size are joined: one copy costs less
 
 
 class FrameConnection:
@@ -352,7 +352,7 @@ class FrameConnection:
     def _start_stuck_timer(self) -> None:
         if self._stuck_timer is not None:
             self._stuck_timer.cancel()
-        why = f"the other side took nothing for {STUCK_S:g} s"
+        why = f"the other side took no byte for {STUCK_S:g} s"
         self._stuck_timer = self._loop.call_later(STUCK_S, self.close, why)
 
     # -- receiving ----------------------------------------------------------------------------
@@ -373,7 +373,7 @@ class FrameConnection:
                 self.close(f"{error}")
                 return
             if not count:
-                self.close("the other side closed it")
+                self.close("the other side closed the connection")
                 return
             self.received_at = self._loop.time()
             try:
@@ -389,8 +389,8 @@ class FrameConnection:
 
 
 def _tune(sock: socket.socket) -> None:
-    """Set the options to send without delay, and to notice a peer that has vanished. The kernel's
-    buffers get no fixed size, which may be smaller than the size to which they grow."""
+    """Set the options to send without delay, and to notice a peer that has vanished. The sizes of
+    the kernel's buffers are not set, as they grow beyond a size that could be set."""
     sock.setblocking(False)
     with contextlib.suppress(OSError):  # not TCP, or not Linux
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,9 +1,9 @@
 """The messages of bookie.proto as plain values, so that code that decides needs no protobuf; and
-the entries of a ledger that a read requests.
+the ids of the entries that a read requests.
 
 Buffers in messages are views if possible: an entry is one buffer, or several buffers that are
-joined once, when the message is encoded. Entry ids rise, without repetition; consecutive ids are a
-`range`, and no function takes longer because a range is long.
+joined once, when the message is encoded. Entry ids ascend, without repetition; consecutive ids are
+a `range`, and no function takes longer because a range is long.
 """
 
 from bisect import bisect_left
@@ -85,9 +85,9 @@ class EntryLocation(NamedTuple):
 
 
 class EntryResult(NamedTuple):
-    """Status of one entry of a read and, with OK, its bytes (header and payload) or, if the request
-    allows that, its location. `checked` is never sent: it is the entry that a client has read at
-    this location and checked."""
+    """The status of one entry of a read. With OK also the entry's bytes (header and payload) or, if
+    the request permits locations, its location. `checked` is never sent: it is the entry that a
+    client has read at this location and checked."""
 
     status: Status
     entry: Buffer = b""
@@ -128,7 +128,7 @@ class ReadLacResponse(NamedTuple):
     retry_after_ms: int = 0
     reason: str = ""
     taken: int = 0
-    """The id after the last entry that the bookie took, whether that entry is confirmed or not."""
+    """The id after the last entry that the bookie stored, confirmed or not."""
 
 
 class WriteLacRequest(NamedTuple):
@@ -145,7 +145,7 @@ class WriteLacResponse(NamedTuple):
 
 
 class ClearLimboRequest(NamedTuple):
-    """Without `clear` it only requests the ledger's limbo."""
+    """With `clear`, a request to clear the ledger's limbo; else a request for the limbo."""
 
     bookie_id: str
     ledger_id: int
@@ -171,8 +171,8 @@ class StoredRequest(NamedTuple):
 
 
 class StoredResponse(NamedTuple):
-    """The `spans` of requested entries that are stored; entries after `through` are not
-    covered."""
+    """The `spans` of requested entries that are stored. The bookie looked up no entry after
+    `through`."""
 
     status: Status
     through: int = NO_ENTRY
@@ -186,7 +186,8 @@ class InfoRequest(NamedTuple):
 
 
 class DirectoryInfo(NamedTuple):
-    """One directory of a bookie; `role` is "journal" or "ledger", `failure` why it was dropped."""
+    """One directory of a bookie. `role` is "journal" or "ledger"; `failure` is the reason if the
+    directory was dropped."""
 
     path: str
     role: str
@@ -268,7 +269,7 @@ def spans_of(ids: Sequence[int]) -> list[Span]:
 
 
 def ids_in(spans: Sequence[Span], count_max: int) -> EntryIds:
-    """The ids in spans that rise, the first `count_max` of them."""
+    """The ids in ascending spans, at most the first `count_max` ids."""
     if len(spans) == 1:
         first, last = spans[0]
         return range(first, min(last, first + count_max - 1) + 1)

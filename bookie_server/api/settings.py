@@ -1,8 +1,8 @@
 """How settings are read: a toml file, then overrides, checked against a pydantic class.
 
-Always true: a key that the class lacks is refused, with the most similar key if there is a similar
-one; an error is one line, with the wrong value and without all other values; an override wins over
-the file, the file over the default; no setting has another source.
+Always true: a key that the class lacks is refused, with the most similar key, if any is similar; an
+error is one line, with the wrong value and no other value; an override wins over the file, the file
+over the default; no setting has another source.
 """
 
 import difflib
@@ -43,8 +43,8 @@ _METACLASS: Any = _WithoutPlugins
 
 
 class Settings(BaseModel, metaclass=_METACLASS):  # type: ignore[metaclass]
-    """Base of every class of settings: it refuses unknown keys and numbers that are not finite;
-    values do not change once they are read."""
+    """Base of every class of settings: it refuses unknown keys and numbers that are not finite; its
+    values do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -3,7 +3,7 @@
 Recovery is safe because it never mixes three classes of response (docs/protocol.md): a *positive*
 carries data with a valid digest; a *negative* means "I never acknowledged it"; every other response
 is *unknown*. A bookie that may have had the entry responds *unknown*. Recovery's reads treat one
-kind of unknown, LIMBO_TORN, as a class of its own (`recovery_meaning`).
+kind of *unknown*, LIMBO_TORN, as a class of its own (`recovery_meaning`).
 """
 
 from enum import Enum, IntEnum

@@ -1,15 +1,14 @@
-"""The bookie's identity: a UUID, made when its disks are formatted, and the cluster to which they
-belong.
+"""The bookie's identity: a UUID, made when its disks are formatted, and the id of its cluster.
 
 Always true: every directory of a bookie has the bookie's identity and a UUID of its own. A
-directory gets them only while it is empty, and only if another directory of its kind (journal,
-ledger) has them or all directories are empty. So a wiped directory counts as a new one, never as
-the old one, and a format that was interrupted can be finished. The file `bookie.identity` is one
-line of text:
+directory gets both only while it is empty, and only if another directory of its kind (journal,
+ledger) has them or all directories are empty. So a wiped directory counts as a new directory, never
+as the old one, and a format that was interrupted can be finished. The file `bookie.identity` is one
+line of text (line_file.py has the checksum):
 
-    spark-ledger-bookie 2 <bookie id> <cluster id> <directory id> <CRC32C of all before it, 8 hex>
+    spark-ledger-bookie 2 <bookie id> <cluster id> <directory id> <CRC32C>
 
-(of all before the last space). Version 1 has no directory id: it is computed from the bookie's id.
+A file of version 1 has no directory id, which is then computed from the bookie's id.
 """
 
 from collections.abc import Sequence
@@ -28,13 +27,13 @@ _NEW_FILE = FILE + ".new"
 _MAGIC, _VERSION = "spark-ledger-bookie", "2"
 _IDS_BY_VERSION = {"1": 2, "2": 3}
 _FILE_BYTES_MAX = 1024
-_NOT_OURS = frozenset(
+_NAMES_IN_EMPTY_DIRECTORY = frozenset(
     {
         *(LOCK_FILE, _NEW_FILE, "lost+found"),
         *(name for file in (seen_links.FILE, starts.FILE) for name in (file.name, file.new_name)),
     }
 )
-"""Names of files that may be in an empty directory."""
+"""A directory with only these files counts as empty."""
 
 
 class BadIdentity(Exception):
@@ -42,7 +41,7 @@ class BadIdentity(Exception):
 
 
 class WrongDisks(BadIdentity):
-    """The disks are undamaged, but another bookie's, or not in their places."""
+    """The disks are undamaged, but belong to another bookie, or their directories are swapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Stamp(NamedTuple):
 
 
 class Directory(NamedTuple):
-    """A directory: "journal" or "ledger", its name in messages, its disk."""
+    """A directory: its kind ("journal" or "ledger"), its name in messages, its disk."""
 
     kind: str
     name: str
@@ -69,9 +68,9 @@ class Directory(NamedTuple):
 
 
 def encode(stamp: Stamp) -> bytes:
-    """The bytes of the identity file; see the opening."""
-    owner = stamp.identity
-    words = _MAGIC, _VERSION, owner.bookie_id, owner.cluster_id, stamp.directory_id
+    """The bytes of the identity file; see the head of this file."""
+    identity = stamp.identity
+    words = _MAGIC, _VERSION, identity.bookie_id, identity.cluster_id, stamp.directory_id
     return encode_line(words)
 
 
@@ -82,8 +81,8 @@ def decode(data: bytes) -> Stamp:
     except BadLine:
         raise BadIdentity(
             f"the identity file is damaged; bring {FILE} back from a backup, or empty the"
-            " directory: beside another of its kind it is a new one then, and what it held is"
-            " brought back from peers"
+            " directory: if another directory of its kind exists, the bookie uses it as a new"
+            " directory, and gets its entries back from other bookies"
         ) from None
     if magic != _MAGIC or _IDS_BY_VERSION.get(version) != len(ids):
         raise BadIdentity(f"the identity file is of version {version!r}, not {_VERSION}")
@@ -92,10 +91,11 @@ def decode(data: bytes) -> Stamp:
 
 
 async def read(directories: Sequence[Directory]) -> Identity | None:
-    """The identity on the directories; None: they are to be formatted.
+    """The identity in the directories; None: they are to be formatted.
 
     Raises WrongDisks when the directories have different identities; BadIdentity when a directory
-    lacks the identity, and has files or is the only one of its kind; DiskFailed.
+    has no identity although it has files, or although it is the only directory of its kind;
+    DiskFailed.
     """
     stamps = {directory: await _read_stamp(directory) for directory in directories}
     owners = {d.name: stamp.identity for d, stamp in stamps.items() if stamp is not None}
@@ -107,19 +107,19 @@ async def read(directories: Sequence[Directory]) -> Identity | None:
     ids = [stamp.directory_id for stamp in stamps.values() if stamp and stamp.directory_id]
     if len(set(ids)) < len(ids):
         raise WrongDisks(
-            f"two of {', '.join(owners)} are copies of one directory; leave one of them out"
+            f"two of {', '.join(owners)} are copies of one directory; remove one from the settings"
         )
-    used = [d.name for d in directories if await _is_used(d.disk)]
+    used_names = [d.name for d in directories if await _is_used(d.disk)]
     without_stamp = [d for d in directories if stamps[d] is None]
     kinds = [d.kind for d in directories if stamps[d] is not None]
-    refused = [d.name for d in without_stamp if d.name in used or d.kind not in kinds]
-    if refused and used:
-        raise BadIdentity(_refusal(refused, used))
+    refused = [d.name for d in without_stamp if d.name in used_names or d.kind not in kinds]
+    if refused and used_names:
+        raise BadIdentity(_refusal(refused, used_names))
     return next(iter(owners.values()), None)
 
 
-def _refusal(refused: Sequence[str], used: Sequence[str]) -> str:
-    with_files = [name for name in refused if name in used]
+def _refusal(refused: Sequence[str], used_names: Sequence[str]) -> str:
+    with_files = [name for name in refused if name in used_names]
     if with_files:
         return (
             f"{', '.join(with_files)} has no {FILE} but holds files: it is no bookie's directory,"
@@ -127,13 +127,13 @@ def _refusal(refused: Sequence[str], used: Sequence[str]) -> str:
             " of the bookie to make a new one"
         )
     return (
-        f"{', '.join(refused)} has no {FILE} but {', '.join(used)} holds entries; bring back "
+        f"{', '.join(refused)} has no {FILE} but {', '.join(used_names)} holds entries; bring back "
         "the missing disk, or empty all of them to make a new bookie"
     )
 
 
 async def write(disk: Disk, identity: Identity, directory_id: str) -> None:
-    """Write the identity, durably, unless the directory has one."""
+    """Write the identity, durably, unless the directory has an identity."""
     if FILE not in await disk.list():
         await replace_file(disk, FILE, encode(Stamp(identity, directory_id)), _NEW_FILE)
 
@@ -147,7 +147,7 @@ async def directory_id(disk: Disk, kind: str) -> str:
 
 
 async def _is_used(disk: Disk) -> bool:
-    return any(name != FILE and name not in _NOT_OURS for name in await disk.list())
+    return any(name != FILE and name not in _NAMES_IN_EMPTY_DIRECTORY for name in await disk.list())
 
 
 async def _read_stamp(directory: Directory) -> Stamp | None:

@@ -1,20 +1,20 @@
-"""The disk as the storage engine sees it; os_disk.py is the operating system's.
+"""The interface of a disk for the storage engine; os_disk.py implements it by the operating system.
 
 Always true:
 - bytes are durable only after `sync` of their file returned, and a file's name only after
   `sync_dir` of its folder returned;
-- a failed append or sync is final for that file (DiskFailed): it is never retried, and no add that
+- a failed append or sync is final for that file (DiskFailed): it is never repeated, and no add that
   waited for it is acknowledged;
-- positions and lengths are bytes; a read past the end is short, not an error.
+- positions and lengths are bytes; a read past the end gives fewer bytes, and is no error.
 
 Always true of the deadline after which a call has failed (`IoDeadline`):
-- a call that takes longer than `limit_s` raises DiskHung; the thread that hangs in it is abandoned,
-  and its late result is dropped;
-- once a call that alters something has hung, all later calls on that disk or index fail at once: no
-  call waits behind the thread that hangs, or overtakes the late effects of its call;
+- a call that takes longer than `limit_s` raises DiskHung; the thread that hangs in the call is
+  abandoned, and its late result is dropped;
+- once a call that alters the disk or index has hung, all later calls on it fail at once: no call
+  waits behind the thread that hangs, or overtakes the late effects of its call;
 - a read that hangs fails alone, as it proves nothing about writes;
-- the loop counts the time in parts, so a process that was stopped for a while, or a busy loop, does
-  not count as a hung disk; a call may take up to one part longer than the limit;
+- the loop counts the time in parts: if the process was stopped for a while, or the loop is busy,
+  the disk does not count as hung. So a call may take up to one part longer than the limit;
 - a call whose time grows with the data (all states, all ledger ids) has no limit.
 """
 
@@ -34,7 +34,7 @@ class DiskFailed(Exception):
 
 
 class DiskFull(DiskFailed):
-    """There is no space (ENOSPC, EDQUOT). If a file was to be made, it does not exist."""
+    """There is no space (ENOSPC, EDQUOT). After a failed `create` the file does not exist."""
 
 
 class NoSuchFile(DiskFailed):
@@ -46,7 +46,7 @@ class DiskHung(DiskFailed):
 
 
 class File(Protocol):
-    """An open file; one task at a time may append to it, any number may read it."""
+    """An open file. One task at a time may append to it; any number of tasks may read it."""
 
     path: str
     end: int
@@ -71,11 +71,11 @@ class Disk(Protocol):
     """One folder's disk. Paths are relative to that folder, with "/" between their parts."""
 
     async def create(self, path: str, reserve_bytes: int = 0, *, direct: bool = False) -> File:
-        """Make a new empty file; `reserve_bytes` of blocks are really reserved (fallocate).
+        """Make a new empty file; blocks of `reserve_bytes` are allocated for it (fallocate).
 
-        `direct` promises that every append is a multiple of 4096 bytes; they then go past the
-        page cache where the system can do that. Such a file is read by opening it. Raises
-        DiskFull; DiskFailed, also when the file exists. Call `sync_dir` to make its name durable.
+        `direct` promises that every append is a multiple of 4096 bytes: the appends then bypass
+        the page cache, if the system can do that. A direct file is opened again to read it. Raises
+        DiskFull; DiskFailed, also when the file exists. `sync_dir` makes the name durable.
         """
 
     async def open(self, path: str) -> File:
@@ -88,9 +88,9 @@ class Disk(Protocol):
         """Replace `new` by `old` in one step; durable after `sync_dir`."""
 
     async def remove(self, path: str, *, unread: bool = False) -> None:
-        """Remove a file; durable after `sync_dir`. `unread` promises that it is not open; its space
-        is then freed in parts, so that others can write in between. Raises NoSuchFile,
-        DiskFailed."""
+        """Remove a file; durable after `sync_dir`. `unread` promises that the file is not open; its
+        space is then freed in parts, so that other writes are not delayed for long. Raises
+        NoSuchFile, DiskFailed."""
 
     async def make_folder(self, path: str) -> None:
         """Make the folder and its parents if absent."""
@@ -102,8 +102,8 @@ class Disk(Protocol):
         """How many bytes can be written here. Raises DiskFailed."""
 
     async def total_bytes(self) -> int:
-        """The used bytes of the file system and the bytes that are free to us; without bytes that
-        the file system keeps for other users. Raises DiskFailed."""
+        """The sum of the file system's used bytes and of the bytes that are free to us. Bytes that
+        the file system reserves for other users do not count. Raises DiskFailed."""
 
 
 async def read_file(disk: Disk, path: str, bytes_max: int = 1 << 62) -> bytes:
@@ -116,8 +116,9 @@ async def read_file(disk: Disk, path: str, bytes_max: int = 1 << 62) -> bytes:
 
 
 async def replace_file(disk: Disk, path: str, data: bytes, temporary: str) -> None:
-    """Make or replace the file, by way of `temporary` in the same folder: after a crash there is
-    the old file or the new one. Durable when it returns. Raises DiskFailed."""
+    """Make or replace the file. The new file is first written as `temporary`, in the same folder:
+    after a crash there is the old file or the new file. Durable when this returns. Raises
+    DiskFailed."""
     with contextlib.suppress(NoSuchFile):
         await disk.remove(temporary)
     file = await disk.create(temporary)
@@ -137,22 +138,23 @@ class IoDeadline:
         self._limit_s = limit_s
         self._hung: DiskHung | None = None
         self._ticks = 0
-        self._is_ticking = False  # one timer for all calls; it stops while no call is under way
+        self._is_ticking = False  # a timer runs: one for all calls, while any call is under way
         self._under_way: dict[asyncio.Future[Any], tuple[int, bool]] = {}
 
     @property
     def has_hung(self) -> bool:
-        """Whether a call that alters something has hung."""
+        """Whether a call that alters the disk or index has hung."""
         return self._hung is not None
 
     def check(self) -> None:
-        """Raises DiskHung if a call that alters something has hung. Called before each call."""
+        """Raises DiskHung if a call that alters the disk or index has hung. The caller checks this
+        before each call."""
         if self._hung is not None:
-            raise DiskHung(f"not used any more: {self._hung}")
+            raise DiskHung(f"the disk is not used any more: {self._hung}")
 
     def watch(self, done: asyncio.Future[Any], *, alters: bool) -> None:
-        """Watch a call that begins: unless `done` is done before, it fails with DiskHung after the
-        rest of the present part and PARTS more parts."""
+        """Watch a call that begins. If `done` is not done after the rest of the present part and
+        PARTS more parts, it fails with DiskHung."""
         if self._limit_s == math.inf:
             return
         self._under_way[done] = (self._ticks + PARTS + self._is_ticking, alters)
@@ -160,7 +162,7 @@ class IoDeadline:
             self._tick_later()
 
     def stop_watching(self, done: asyncio.Future[Any]) -> None:
-        """The call returned, or no caller waits for it."""
+        """Stop watching a call: it returned, or no caller waits for it."""
         self._under_way.pop(done, None)
 
     def _tick_later(self) -> None:

@@ -1,13 +1,11 @@
 """A small file of one line of text, with a copy in each directory of a bookie.
 
-Always true: the file is replaced as a whole, so after a crash there is the old file or the new one;
-a damaged file counts as missing, as a directory can be missing as well. The line has words with a
-space between them: the kind of file, its version, the words of its value, and the CRC32C of all
-before it:
+Always true: the file is replaced as a whole, so after a crash there is the old file or the new
+file; a damaged file counts as missing, as a directory can be missing as well. The line has words
+with a space between them: the kind of file, its version, the words of its value, and the CRC32C of
+all bytes before the last space:
 
     spark-ledger-links 1 <word> ... <8 hex digits>
-
-(of all before the last space).
 """
 
 import logging
@@ -36,7 +34,7 @@ def decode_line(data: bytes) -> list[str]:
     """The words before the checksum. Raises BadLine."""
     body, _, crc = data.removesuffix(b"\n").rpartition(b" ")
     if not data.endswith(b"\n") or crc != b"%08x" % crc32c(body):
-        raise BadLine("its checksum is wrong")
+        raise BadLine("the line's checksum is wrong")
     return body.decode().split(" ")
 
 
@@ -64,13 +62,13 @@ class LineFile(Generic[T]):
         try:
             kind, version, *words = decode_line(data)
             if (kind, version) != (self.kind, self.version):
-                raise BadLine(f"it is of version {version!r}, not {self.version}")
+                raise BadLine(f"the file is of version {version!r}, not {self.version}")
             return self.parse(words)
         except ValueError as error:
             raise BadLine(str(error)) from error
 
     async def read(self, disks: Sequence[Disk]) -> list[T]:
-        """The values on the disks, without a disk whose file is missing or cannot be read."""
+        """The values of the disks whose file exists and can be read."""
         values = []
         for disk in disks:
             try:

@@ -2,15 +2,15 @@
 
 Always true:
 - a directory becomes full when a look finds more than `disk_usage_high` of it used, or less than
-  `disk_free_bytes_min` free; it stays full until a look finds less than `disk_usage_low` used, and
-  twice `disk_free_bytes_min` free. The second look counts freed reserves as used, so that making
-  them again does not fill the directory;
+  `disk_free_bytes_min` free. It stays full until a look finds less than `disk_usage_low` used, and
+  twice `disk_free_bytes_min` free; this look counts freed reserves as used, so that the reserves
+  can be made again without filling the directory;
 - a directory that could not reserve a file's bytes is full too, until it has twice those bytes;
-- whether the node is read-only is computed from the states of its directories each time it is
-  needed; of a directory only "full" is remembered (BK#4640, #4225, #3141);
-- every directory, also a journal's, is looked at each `disk_check_s` and at each new file (except
-  the checkpoint's); a directory that cannot be read, or is not the same any more, counts as failed
-  and is never looked at again;
+- whether the node is read-only is computed from the states of its directories each time; only
+  whether a directory is full is remembered (BK#4640, #4225, #3141);
+- the monitor looks at every directory, also a journal's, each `disk_check_s` and at each new file
+  (except the checkpoint's). A directory that cannot be read, or was replaced by another one, counts
+  as failed; the monitor never looks at it again;
 - a full directory has freed its reserve, a directory that is not full has it;
 - if a file cannot be made for lack of space, the directory is set full and frees its reserve, and
   the file is tried once more. Before an append to a file without reserved bytes, the same happens
@@ -31,12 +31,12 @@ from spark_ledger.async_tasks import woken
 from spark_ledger.units import MIB
 
 RESERVE = "reserve"  # the file's name
-FULL_CHECK_S = 1.0  # between two looks while a directory is full, so that new space is found soon
+FULL_CHECK_S = 1.0  # pause between two looks while a directory is full: new space is found soon
 SPARE_BYTES = 8 * MIB  # for index and checkpoint, beside the entries of a flush
 UNCHECKED_BYTES = 16 << 20
-"""If there is space for many such files: the bytes that may be written to a file before the free
-space is read again."""
-_MANY = 8
+"""The bytes that may be written to a file before the free space is read again, if the free space is
+several times as large."""
+_PLENTY = 8  # how many times
 _log = logging.getLogger(__name__)
 
 
@@ -48,8 +48,8 @@ class Role(enum.Enum):
 
 
 class Space(NamedTuple):
-    """The bytes of a directory's file system: those that are free to us, and free and used bytes
-    together."""
+    """The bytes of a directory's file system: the bytes that are free to us, and the sum of free
+    and used bytes."""
 
     free_bytes: int
     total_bytes: int
@@ -65,8 +65,8 @@ class DiskLimits(NamedTuple):
 
 
 class DirectoryState(NamedTuple):
-    """The state of one directory. `failure` is empty while it lives. Directories of the same
-    `file_system` share its space; empty: it shares with no other."""
+    """The state of one directory. `failure` is empty while the directory lives. Directories of the
+    same `file_system` share its space; empty: the directory shares its space with no other."""
 
     name: str
     role: Role
@@ -84,7 +84,7 @@ class DirectoryState(NamedTuple):
 
 
 def is_full(space: Space, was_full: bool, missing_bytes: int, limits: DiskLimits) -> bool:
-    """Whether the directory is full now; between the two thresholds it stays as it was.
+    """Whether the directory is full now; between the two limits the result is `was_full`.
     `missing_bytes`: the bytes of the reserves that are still to be made."""
     free = space.free_bytes - missing_bytes
     used_share = 1 - free / space.total_bytes if space.total_bytes else 1.0
@@ -94,11 +94,11 @@ def is_full(space: Space, was_full: bool, missing_bytes: int, limits: DiskLimits
     return was_full and not has_space
 
 
-def readonly_reason(directories: Sequence[DirectoryState], limbo: str = "") -> str:
-    """Why the node takes no new entries; empty when it does. `limbo`: why acknowledged entries of
-    any ledger may be lost here; empty if none is."""
-    if limbo:
-        return limbo
+def readonly_reason(directories: Sequence[DirectoryState], reason: str = "") -> str:
+    """Why the node takes no new entries; empty if it takes them. `reason`: a reason that does not
+    depend on space; empty if there is no such reason."""
+    if reason:
+        return reason
     live = [directory for directory in directories if directory.live]
     ledgers = [directory for directory in live if directory.role is Role.LEDGER]
     full = [directory for directory in live if directory.role is Role.JOURNAL and directory.full]
@@ -110,7 +110,7 @@ def readonly_reason(directories: Sequence[DirectoryState], limbo: str = "") -> s
 def is_exhausted(
     directories: Sequence[DirectoryState], unflushed_bytes: int, config: StorageConfig
 ) -> bool:
-    """Whether to refuse recovery's adds, too: a ledger directory must have space for the
+    """Whether to refuse recovery's adds, too: no ledger directory has space for the
     `unflushed_bytes` of adds already taken. (The journal reserves its own space.)"""
     needed_bytes = unflushed_bytes + min(config.disk_reserve_bytes, SPARE_BYTES)
     ledgers = [d for d in directories if d.live and d.role is Role.LEDGER]
@@ -135,9 +135,9 @@ def total_space(directories: Sequence[DirectoryState]) -> Space:
 
 
 def unchecked_bytes(free_bytes: int, needed_bytes: int) -> int:
-    """How many bytes may be written before the free space is read again, as a read of the free
-    space costs as much as a small write."""
-    has_plenty = free_bytes >= needed_bytes + _MANY * UNCHECKED_BYTES
+    """How many bytes may be written before the free space is read again. To read the free space
+    costs as much as a small write."""
+    has_plenty = free_bytes >= needed_bytes + _PLENTY * UNCHECKED_BYTES
     return needed_bytes + UNCHECKED_BYTES if has_plenty else needed_bytes
 
 
@@ -157,23 +157,23 @@ class WatchedDirectory(NamedTuple):
 class DiskMonitor:
     """Watches the directories of one node: `look` once at start, then `run` as a task.
 
-    `lost`: why ledger directories are missing, by name. `small`: prefixes of the paths of small
-    files that are often made anew, for which no look is needed. `listeners` are called after a look
-    that changed more than the free bytes.
+    `missing`: by name, why ledger directories are missing. `small`: prefixes of the paths of small
+    files that are often made anew: they need no look. `listeners` are called after a look that
+    changed more than the free bytes.
     """
 
     def __init__(
         self,
         directories: Sequence[WatchedDirectory],
         config: StorageConfig,
-        lost: Mapping[str, str] | None = None,
+        missing: Mapping[str, str] | None = None,
         small: tuple[str, ...] = (),
     ) -> None:
         self._config = config
         self._small = small
-        self._lost = [
+        self._missing = [
             DirectoryState(name, Role.LEDGER, Space(0, 0), failure=why)
-            for name, why in (lost or {}).items()
+            for name, why in (missing or {}).items()
         ]
         self._watches = {directory.id: _Watch(directory, config) for directory in directories}
         self._wake = asyncio.Event()
@@ -190,9 +190,9 @@ class DiskMonitor:
         drop: Callable[[str, DiskFailed], None],
         absent: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
     ) -> None:
-        """Connect the owner of the directories. `failure` gives the reason why a directory was
-        dropped, by id ("": it lives); `drop` drops a directory; `absent` gives, by role and id, a
-        text for each directory that the node had before and that no setting names now."""
+        """Connect the owner of the directories. `failure` gives, by id, the reason why a directory
+        was dropped, or "" while it lives; `drop` drops a directory; `absent` gives, by role and id,
+        a text for each directory that the node had before and that no setting names now."""
         self._failure, self._drop, self._find_absent = failure, drop, absent
         self._look_for_absent()
         for directory_id, watch in self._watches.items():
@@ -200,7 +200,7 @@ class DiskMonitor:
                 drop(directory_id, watch.failed)
 
     def disk(self, directory_id: str) -> Disk:
-        """The directory's disk; after a new file on it this monitor looks soon."""
+        """The directory's disk; after a new file is made on it, this monitor looks soon."""
         disk = self._watches[directory_id].directory.disk
         watched = _WatchedDisk(
             disk, self._on_new_file, lambda needed: self.set_full(directory_id, needed)
@@ -222,8 +222,8 @@ class DiskMonitor:
         self._report()
 
     async def make_room(self, directory_id: str, needed_bytes: int) -> bool:
-        """Whether so many bytes fit. If they do not fit at first, sets the directory full and frees
-        its reserve. Raises DiskFailed."""
+        """Whether `needed_bytes` fit. If they do not fit at first, sets the directory full and
+        frees its reserve. Raises DiskFailed."""
         disk = self._watches[directory_id].directory.disk
         if await disk.free_bytes() >= needed_bytes:
             return True
@@ -232,7 +232,7 @@ class DiskMonitor:
 
     @property
     def states(self) -> list[DirectoryState]:
-        """All directories, in the order of the constructor's; missing directories last."""
+        """All directories, the watched directories first, in the constructor's order."""
         watched = [
             DirectoryState(
                 d.name, d.role, watch.space, watch.full, self._why_failed(i), d.file_system
@@ -240,7 +240,7 @@ class DiskMonitor:
             for i, watch in self._watches.items()
             for d in [watch.directory]
         ]
-        return watched + self._lost + self._absent
+        return watched + self._missing + self._absent
 
     def _why_failed(self, directory_id: str) -> str:
         """Why the directory failed; empty while it lives."""
@@ -248,7 +248,7 @@ class DiskMonitor:
 
     @property
     def any_full(self) -> bool:
-        """Whether a directory, living or failed, is full. (Called for each add: must be fast.)"""
+        """Whether any directory, living or failed, is full. (Called for each add: must be fast.)"""
         return any([watch.full for watch in self._watches.values()])
 
     def has_space(self, directory_id: str) -> bool:
@@ -256,7 +256,7 @@ class DiskMonitor:
         return not self._watches[directory_id].full and not self._why_failed(directory_id)
 
     def free_bytes(self, directory_id: str) -> int:
-        """As of the last look."""
+        """The free bytes at the last look."""
         return self._watches[directory_id].space.free_bytes
 
     async def run(self) -> None:
@@ -292,7 +292,8 @@ class DiskMonitor:
         ]
 
     def _missing_bytes(self) -> int:
-        """The bytes of all reserves to be made again: the directories may share a file system."""
+        """The bytes of all directories' reserves to be made again, as the directories may share a
+        file system."""
         live = [watch for name, watch in self._watches.items() if not self._why_failed(name)]
         return sum(watch.reserve.missing_bytes for watch in live)
 
@@ -317,14 +318,14 @@ class _Watch:
         self.failed: DiskFailed | None = None
         self._config = config
         self.reserve = Reserve(directory.disk, config.disk_reserve_bytes)
-        self._needed_bytes = 0  # that the directory could not reserve
+        self._needed_bytes = 0  # the bytes that the directory could not reserve
         self._has_looked = False
         self._has_identity = False
         self._one_at_a_time = asyncio.Lock()
 
     async def look(self, missing_bytes: Callable[[], int]) -> None:
-        """`missing_bytes` gives the bytes of all directories' reserves that are to be made again.
-        Raises DiskFailed."""
+        """As DiskMonitor.look. `missing_bytes` gives the bytes of all directories' reserves that
+        are to be made again. Raises DiskFailed."""
         async with self._one_at_a_time:
             await self._check_identity()
             if not self._has_looked:
@@ -365,8 +366,8 @@ class _Watch:
         return Space(await disk.free_bytes(), await disk.total_bytes())
 
     async def _check_identity(self) -> None:
-        """Raises DiskFailed if the identity file is gone: the file system was unmounted, or the
-        folder replaced."""
+        """Raises DiskFailed if the identity file was there and is missing now: the file system was
+        unmounted, or the folder replaced."""
         has_identity = identity.FILE in await self.directory.disk.list()
         if self._has_identity and not has_identity:
             path = f"{self.directory.name}/{identity.FILE}"
@@ -385,9 +386,9 @@ class _Watch:
 
 
 class Reserve:
-    """A file of `size_bytes` in one directory with allocated blocks; 0: no file, and no bytes are
-    missing. Its removal frees its bytes at once: for fences, recovery's adds and compaction, when
-    other entries are refused."""
+    """A file in one directory, with `size_bytes` of allocated blocks. Its removal frees these bytes
+    at once for fences, recovery's adds and compaction, when other entries are refused. With
+    `size_bytes` 0 there is no file, and no bytes are missing."""
 
     def __init__(self, disk: Disk, size_bytes: int) -> None:
         self._disk = disk
@@ -413,7 +414,8 @@ class Reserve:
             await self._remove()
 
     async def make(self) -> bool:
-        """Make the reserve unless it exists; False: there is no space. Raises DiskFailed."""
+        """Make the reserve unless it exists. Returns False if there is no space. Raises
+        DiskFailed."""
         if self.is_held:
             return True
         try:
@@ -440,8 +442,8 @@ class Reserve:
 
 
 class _WatchedDisk:
-    """`disk`; calls `on_new_file` with the path of each new file, and awaits `set_full` with the
-    bytes to reserve before the second try to make a file."""
+    """`disk`, which also calls `on_new_file` with the path of each new file. If there is no space
+    to make a file, it awaits `set_full` with the bytes to reserve, and tries a second time."""
 
     def __init__(
         self,
@@ -475,8 +477,8 @@ class _WatchedDisk:
 
 
 class _GrowingFile:
-    """`file`; awaits `make_room` with an append's bytes before the append; the result is how many
-    bytes may be appended before the next call of `make_room`."""
+    """`file`, which awaits `make_room` with the bytes of an append before the append. The result of
+    `make_room` is how many bytes may be appended before its next call."""
 
     def __init__(self, file: File, make_room: Callable[[int], Awaitable[int]]) -> None:
         self._file = file

@@ -1,7 +1,7 @@
 """The disk behind the storage engine: one folder of the operating system, its calls in threads.
 
 Always true: `append(sync=True)` is one hop to a thread, a gathering write (pwritev) and one
-fdatasync; after a failed write or sync the file refuses all later ones. Where fdatasync or
+fdatasync; after a failed write or sync the file refuses all later writes and syncs. If fdatasync or
 posix_fallocate is missing (macOS), F_FULLFSYNC and written zeros replace them. A direct file is
 written with O_DIRECT from an aligned buffer (a copy into the buffer costs a quarter of a copy to
 the page cache); if the file system refuses O_DIRECT, it is an ordinary file. A writer (a flush, a
@@ -9,11 +9,11 @@ direct log, a compaction) or a query for free space does not wait for another wr
 a read. A thread's name has the disk's name and the kind of work ("journal-write_0"). A call that
 does not return in time fails (IoDeadline); if it was a write or sync, its file has failed too.
 
-Always true of the threads (`DiskThreads`, at a third less than run_in_executor costs): at most
-`count` threads are made, when they are needed; calls begin in the order in which they arrive; a
-call whose caller gives up before it begins is not made; the outcome goes to the caller's loop, and
-is dropped if that loop is closed. The threads run until `shut_down`, which waits for them; without
-it they do not delay the exit of the process.
+Always true of the threads (`DiskThreads`, which cost a third less than run_in_executor): at most
+`count` threads are made, when they are needed; calls begin in the order in which they arrive; if
+the caller gives up before its call begins, the call is not made; the outcome goes to the caller's
+loop, and is dropped if that loop is closed. The threads run until `shut_down`, which waits for
+them; if it is not called, they do not delay the exit of the process.
 """
 
 import asyncio
@@ -48,9 +48,9 @@ _ZEROS = bytes(1 << 20)
 _STAGING_BYTES = 2 << 20
 _JOINED_BYTES_MAX = 8 << 10  # buffers that are smaller on average are joined, then staged
 FREED_BYTES, _FREED_PARTS_MAX = 4 << 20, 32
-_FREED_IN_PARTS_S, _FREED_SHARE = 2.0, 0.25  # both limit it: seconds, and a share of the deadline
+_FREED_IN_PARTS_S, _FREED_SHARE = 2.0, 0.25  # time for the parts: seconds, share of the deadline
 _WRITERS = 4
-_READERS = 8  # reads at once, as many as disks serve best: docs/performance-trials.md
+_READERS = 8  # reads at once; disks serve so many best: docs/performance-trials.md
 _DESCRIPTOR_RETRY_S = 0.2  # the pause after a call for which there was no descriptor
 _RECOVERY_READERS = 2  # for recovery only, so that it does not wait behind bulk reads
 T = TypeVar("T")
@@ -68,7 +68,8 @@ class _Call(NamedTuple):
 
 
 class DiskThreads:
-    """`name` begins the threads' names; several pools of one disk may share a `deadline`."""
+    """A pool of threads. `name` begins the threads' names; several pools of one disk may share a
+    `deadline`."""
 
     def __init__(self, count: int, name: str, deadline: IoDeadline | None = None) -> None:
         self._count = count
@@ -87,11 +88,12 @@ class DiskThreads:
         has_deadline: bool = True,
         discard: Callable[[T], None] | None = None,
     ) -> asyncio.Future[T]:
-        """The call's result, or its exception, or DiskHung. If the caller gave up before, the
-        result goes to `discard`. Without `has_deadline` the call may take any time.
+        """The call's result, or its exception, or DiskHung. If the caller gave up before the call
+        returns, the result goes to `discard`. `alters`: the call changes the disk or index. Without
+        `has_deadline` the call may take any time.
 
-        Raises, and does not make the call: DiskHung after a call that `alters` something has hung;
-        RuntimeError after `shut_down`, and when no thread exists and none can be made.
+        Raises DiskHung, without making the call, after a call that `alters` has hung; RuntimeError
+        after `shut_down`, and when no thread exists and no thread can be made.
         """
         if self._is_shut_down:
             raise RuntimeError(f"the threads {self._name} have ended")
@@ -156,8 +158,8 @@ class DiskThreads:
 
 
 class OsDisk(Disk):
-    """`root` on a local file system. `name` ("journal", "ledger") begins its threads' names; a call
-    that takes longer than `limit_s` has hung."""
+    """The folder `root` on a local file system. `name` ("journal", "ledger") begins its threads'
+    names; a call that takes longer than `limit_s` has hung."""
 
     def __init__(self, root: Path, name: str = "disk", limit_s: float = math.inf) -> None:
         self._root = root
@@ -239,7 +241,7 @@ class OsFile(File):
         self.path = path
         self.end = end
         self._fd = fd
-        self._dead = False
+        self._is_dead = False
 
     async def append(self, buffers: Sequence[Buffer], *, sync: bool = False) -> int:
         position = self.end
@@ -254,25 +256,26 @@ class OsFile(File):
         return await self._disk._read(_pread, self._fd, length, position)
 
     async def close(self) -> None:
-        fd, self._fd, self._dead = self._fd, -1, True
+        fd, self._fd, self._is_dead = self._fd, -1, True
         if fd >= 0 and not self._disk._deadline.has_hung:  # a thread may hang with this descriptor
             await self._disk._alter(os.close, fd)
 
     async def _alter(self, call: Callable[..., T], *arguments: Any) -> T:
-        if self._dead:
+        if self._is_dead:
             raise DiskFailed(f"{self.path}: closed, or an earlier write or sync failed")
         try:
             return await self._disk._alter(call, *arguments)
         except BaseException:
-            self._dead = True  # after a cancellation, too: the file may have a part of the bytes
+            self._is_dead = True  # after a cancellation, too: a part of the bytes may be written
             raise
 
 
 async def _run_with_descriptor(
     run: Callable[..., asyncio.Future[T]], call: Callable[..., T], *arguments: Any
 ) -> T:
-    """The call's result. A call that fails for lack of a descriptor has changed nothing, and is no
-    failure of the disk: it is repeated until there is a descriptor. Raises DiskFailed."""
+    """The call's result. A call that fails because the process has no free descriptor has changed
+    nothing, and is no failure of the disk: it is repeated until there is a descriptor. Raises
+    DiskFailed."""
     while True:
         try:
             return await run(call, *arguments)
@@ -296,7 +299,7 @@ def _close_discarded(opened: tuple[int, Any]) -> None:
 
 
 def _create(path: Path, reserve_bytes: int, direct: bool) -> tuple[int, bool]:
-    """The new file, and whether it is written past the page cache."""
+    """The descriptor of the new file, and whether it bypasses the page cache."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         if reserve_bytes:
@@ -331,8 +334,8 @@ def _reserve(fd: int, length: int) -> None:
 
 
 def _open(path: Path) -> tuple[int, int]:
-    """Open to read, without the kernel's read-ahead, which would split the callers' large reads and
-    read bytes that are not needed."""
+    """Open to read; the descriptor and the size. The kernel's read-ahead is off: it would split the
+    callers' large reads and read bytes that are not needed."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):  # a folder can be opened, but not read
@@ -354,9 +357,9 @@ def _remove_in_parts(path: Path, within_s: float) -> None:
     """Remove the name in one step, then free the space in parts, from the end of the file. A file
     system that discards freed blocks does so when it commits its own log, and blocks every write
     until then: 20 to 100 ms for 64 MiB, for every journal on it. So each part is synced by itself
-    (else one commit would free all parts), and then this pauses for as long as the part took. All
-    parts are one call under the deadline, and the disk may be slow: after `within_s` the rest is
-    freed at once. A file that cannot be truncated is freed as a whole."""
+    (else one commit would free all parts), and after each part this pauses as long as the part
+    took. All parts are one call under the deadline, and the disk may be slow: after `within_s` the
+    rest is freed at once. A file that cannot be truncated is freed as a whole."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         os.unlink(path)
@@ -374,8 +377,8 @@ def _remove_in_parts(path: Path, within_s: float) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder and its parents; each new name is made durable, so a synced file cannot lose
-    its folder."""
+    """Make the folder and its parents. Each new name is made durable, so that the folder of a
+    synced file exists after a crash."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)

@@ -2,8 +2,8 @@
 directories: by these links the bookie recognises the store (spark_ledger/metadata/chain.py).
 
 Always true: the file with the highest epoch and link counts, so older links in a directory that was
-missing for a while have no effect. The words of the file (line_file.py), with the cluster's epoch
-at the time when the links were seen:
+missing for a while have no effect. The file (line_file.py) has the links, and the cluster's epoch
+when the bookie saw them:
 
     spark-ledger-links 1 <cluster id> <epoch> <number>:<token> ...
 """
@@ -18,7 +18,8 @@ from bookie_server.disk.line_file import LineFile, parse_numbers, words_of_numbe
 
 @dataclass(frozen=True, slots=True)
 class SeenLinks:
-    """`links` are the tokens by number; empty before the bookie first compared the store."""
+    """The tokens in `links`, by the link's number; empty before the bookie first compared the
+    store with its disks."""
 
     cluster_id: str
     epoch: int = 0

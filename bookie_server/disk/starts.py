@@ -1,8 +1,8 @@
 """The starts of a bookie, on each of its directories: a number and a random token for each start.
 By the tokens the bookie sees whether a start in the metadata store was its own (serve/twin.py).
 
-Always true: a token counts if one directory has it: this bookie drew it, or the bookie of which
-these directories are a copy. The words of the file (line_file.py), of the STARTS_KEPT newest
+Always true: a token counts if any directory has it: then this bookie drew the token, or the bookie
+drew it of which these directories are a copy. The file (line_file.py) has the STARTS_KEPT newest
 starts:
 
     spark-ledger-starts 1 <bookie id> <number>:<token> ...
@@ -19,7 +19,7 @@ STARTS_KEPT = 100
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """`tokens` by number of the start; empty before the first start that writes this file."""
+    """The `tokens`, by the number of the start; empty before the first start that writes them."""
 
     bookie_id: str
     tokens: Mapping[int, str]
@@ -29,8 +29,8 @@ class Starts:
         return max(self.tokens, default=0)
 
     def knows(self, number: int, token: str) -> bool:
-        """Whether this was a start of these directories; a start before the oldest known start
-        counts as one of them."""
+        """Whether this was a start of these directories. Any start before the oldest start in the
+        file counts as a start of these directories."""
         return token in self.tokens.values() or (bool(self.tokens) and number < min(self.tokens))
 
     def with_start(self, number: int, token: str) -> "Starts":

@@ -1,4 +1,4 @@
-"""The checkpoint: for each journal directory a mark, before which no record is needed.
+"""The checkpoint: for each journal directory a mark. A start needs no record before the mark.
 
 Always true:
 - every living ledger directory durably has all records before a journal's mark;
@@ -29,10 +29,10 @@ _CRC = struct.Struct("<I")
 
 
 class JournalMark(NamedTuple):
-    """The mark of one journal directory. `retired`: its records are not needed any more, so the
-    directory may be missing, and a start does not replay it. `missed`: the directory was retired
-    because it was missing at a start, which put every ledger in limbo; a start that finds it again
-    replays it (start/applier.py)."""
+    """The mark of one journal directory. `retired`: no record of the directory is needed any more,
+    so the directory may be missing, and a start does not replay it. `missed`: the directory was
+    retired because it was missing at a start, which put every ledger in limbo; if a later start
+    finds the directory, it replays it (start/applier.py)."""
 
     position: Position
     retired: bool = False
@@ -85,7 +85,7 @@ def _decode_items(body: bytes) -> Marks:
 
 
 def furthest(first: Marks, second: Marks) -> Marks:
-    """The further mark of each journal."""
+    """Of each journal the mark that is further on."""
     names = [*first, *(name for name in second if name not in first)]
     return {n: max(marks[n] for marks in (first, second) if n in marks) for n in names}
 

@@ -9,7 +9,7 @@ Always true:
   a torn write;
 - every header has a CRC, its file id and its position, so bytes from another file or position
   never count as records;
-- an entry's record has the payload CRC of the entry's header: the payload's CRC is computed once.
+- an entry's record has the same CRC of the payload as the entry's header, so it is computed once.
 
 docs/formats.md has the pictures. All integers are little-endian.
 """
@@ -56,14 +56,14 @@ class RecordKind(IntEnum):
 
 
 class Position(NamedTuple):
-    """A position in the journal; compares in the order of writing."""
+    """A position in the journal. A later write has a greater position."""
 
     file_id: int
     offset: int
 
 
 class Record(NamedTuple):
-    """A record of the journal. `body_crc`: the CRC of an entry's payload, or of another body."""
+    """A record of the journal. `body_crc`: of an entry the CRC of its payload, else of the body."""
 
     kind: RecordKind
     ledger_id: int
@@ -103,7 +103,7 @@ class BadJournal(Exception):
 
 
 def body_crc(body: Buffer) -> int:
-    """The CRC of a record's body; an entry's is the payload CRC of its header instead."""
+    """The CRC of a body that is not an entry."""
     return crc32c(body)
 
 
@@ -113,7 +113,7 @@ def padded(length: int) -> int:
 
 
 def records_bytes(records: Sequence[Record]) -> int:
-    """The length of these records, headers counted."""
+    """The length of these records with their headers."""
     return RECORD_HEADER_BYTES * len(records) + sum([len(record.body) for record in records])
 
 
@@ -121,7 +121,7 @@ def records_bytes(records: Sequence[Record]) -> int:
 
 
 def encode_file_header(file_id: int, segment_bytes: int) -> bytes:
-    """The first block of a segment whose file is `segment_bytes` long from the beginning."""
+    """The first block of a segment whose file was made with the length `segment_bytes`."""
     head = _FILE.pack(FILE_MAGIC, FILE_VERSION, 0, file_id, segment_bytes)
     return (head + _CRC.pack(crc32c(head))).ljust(BLOCK_BYTES, b"\0")
 
@@ -134,20 +134,20 @@ def encode_batch(
     kinds, ledger_ids, entry_ids, bodies, crcs = zip(*records, strict=True)
     sizes = list(map(len, bodies))
     starts = [RECORD_HEADER_BYTES + size for size in sizes]
-    *places, at = accumulate(starts, initial=offset + BATCH_HEADER_BYTES)
+    *offsets, end = accumulate(starts, initial=offset + BATCH_HEADER_BYTES)
     heads = list(
         map(
             _RECORD.pack, repeat(RECORD_MAGIC), repeat(VERSION), kinds, repeat(0), ledger_ids,
-            entry_ids, repeat(file_id), places, repeat(batch_no), sizes, crcs, repeat(0),
+            entry_ids, repeat(file_id), offsets, repeat(batch_no), sizes, crcs, repeat(0),
         )
     )  # fmt: skip
-    whole = map(add, heads, map(_CRC.pack, map(crc32c, heads)))
+    headers = map(add, heads, map(_CRC.pack, map(crc32c, heads)))
     head = _BATCH.pack(
         BATCH_MAGIC, VERSION, 0, file_id, offset, batch_no, *synced,
-        at - offset - BATCH_HEADER_BYTES, len(records), 0,
+        end - offset - BATCH_HEADER_BYTES, len(records), 0,
     )  # fmt: skip
-    filler = bytes(offset + padded(at - offset) - at)
-    parts = chain.from_iterable(zip(whole, bodies, strict=True))
+    filler = bytes(offset + padded(end - offset) - end)
+    parts = chain.from_iterable(zip(headers, bodies, strict=True))
     return [head + _CRC.pack(crc32c(head)), *parts, filler]
 
 
@@ -187,7 +187,7 @@ def decode_records(data: Buffer, batch: BatchHeader) -> tuple[list[Record], list
     """The undamaged records of a batch, and its unreadable bytes. `data` starts at the batch's
     header.
 
-    A damaged body costs its record; a damaged record header costs the rest of the batch.
+    With a damaged body one record is lost, with a damaged record header the rest of the batch.
     """
     view = memoryview(data)
     records: list[Record] = []
@@ -213,10 +213,11 @@ def decode_records(data: Buffer, batch: BatchHeader) -> tuple[list[Record], list
 def _take_entries(
     view: memoryview, at: int, end: int, batch: BatchHeader, records: list[Record]
 ) -> int:
-    """Append the undamaged entry records from `at` on to `records`, until a record that is another
-    kind or has an unusual field or CRC; returns its position. The caller decodes that record.
+    """Append the undamaged entry records from `at` on to `records`. Stops at the first record that
+    is no entry, or has an unexpected field or CRC, and returns the position of that record, which
+    the caller decodes.
 
-    Nearly all records are undamaged entries: this loop takes few steps for each. The three CRCs
+    Nearly all records are undamaged entries, so this loop has few steps for each. The three CRCs
     cover record header, entry header and payload.
     """
     unpack, new, entry_kind = _WHOLE.unpack_from, tuple.__new__, RecordKind.ENTRY
@@ -267,7 +268,7 @@ def _decode_record_header(data: memoryview, batch: BatchHeader, at: int) -> tupl
 
 
 def _body_fault(record: Record, length: int) -> str:
-    """Why the body is not the one that was written; empty if it is."""
+    """What is wrong with the body; empty if it is undamaged."""
     if len(record.body) < length:
         return "the segment ends inside a record"
     if record.kind is not RecordKind.ENTRY:

@@ -1,14 +1,14 @@
 """Reading a journal at a start. `Replay` gives its records, and its torn or damaged bytes.
-`SegmentReader` reads a segment in large pieces, each ahead of need, and any file except its bad
-blocks.
+`SegmentReader` reads a segment in large pieces, each ahead of need; it also reads files that have
+bad blocks.
 
-Always true: at most two pieces are in memory. A read gives a view into a piece; a small read gives
-a copy, so that a caller that keeps a small entry does not keep the zeros that fill up its batch's
-block. A piece begins where a batch begins, so few batches span two pieces. The reader gives
-`UNREADABLE` bytes, which no bookie writes, for a block that the disk cannot read: decoding finds
-them damaged, `unreadable_end` shows that they are no torn write, and one bad sector costs its block
-and not the segment. So that a start ends in time, the reader does not try the rest of the segment
-after BAD_BLOCKS_MAX bad blocks, and never repeats a read that hangs.
+Always true: at most two pieces are in memory. A read gives a view into a piece. A small read gives
+a copy: a caller that keeps a small entry then does not keep the zeros that fill the batch's last
+block. A piece begins where a batch begins, so few batches span two pieces. For a block that the
+disk cannot read the reader gives `UNREADABLE` bytes, which no bookie writes: decoding finds them
+damaged, `unreadable_end` shows that they are no torn write, and with one bad sector only its block
+is lost. So that a start ends in time, the reader does not try the rest of the segment after
+BAD_BLOCKS_MAX bad blocks, and never repeats a read that hangs.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ from bookie_server.journal.format import (
 from bookie_server.journal.writer import segment_ids, segment_path
 
 PIECE_BYTES = 8 << 20
-AHEAD_BYTES = PIECE_BYTES // 8  # when so much of a piece is left, the next piece is read
+AHEAD_BYTES = PIECE_BYTES // 8  # when so few bytes of a piece are left, the next piece is read
 UNREADABLE = b"\xff"
 BAD_BLOCKS_MAX = 64
-COPIED_BYTES_MAX = 64 << 10  # in a larger read the zeros are less than a sixteenth
+COPIED_BYTES_MAX = 64 << 10  # in a larger read less than a sixteenth are zeros
 _SCAN_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class _Piece(NamedTuple):
 
 
 class SegmentReader:
-    """Reads one segment; to be closed before its file is."""
+    """Reads one segment; the caller closes the reader before the file."""
 
     def __init__(self, file: File) -> None:
         self.file = file
@@ -68,10 +68,8 @@ class SegmentReader:
         self._next_piece: asyncio.Task[_Piece] | None = None
 
     async def read(self, at: int, length: int, next_at: int | None = None) -> memoryview:
-        """As `read_around`. `next_at`: where the next read will begin; None: unknown.
-
-        Raises DiskHung.
-        """
+        """As `read_around`. `next_at`: where the next read will begin; None: unknown. Raises
+        DiskHung."""
         if not self._piece.holds(at, length):
             await self._load_piece(at, length)
         start, data, is_last = self._piece
@@ -80,8 +78,8 @@ class SegmentReader:
             self._read_ahead(next_at, length, start + len(data) - next_at)
         return memoryview(bytes(view)) if length <= COPIED_BYTES_MAX else view
 
-    def _read_ahead(self, start: int, length: int, left: int) -> None:
-        if left < max(length, AHEAD_BYTES):
+    def _read_ahead(self, start: int, length: int, bytes_left: int) -> None:
+        if bytes_left < max(length, AHEAD_BYTES):
             self._next_piece = asyncio.ensure_future(self._read(start, max(length, PIECE_BYTES)))
 
     async def close(self) -> None:
@@ -90,7 +88,7 @@ class SegmentReader:
             await self._take_next()
 
     async def read_around(self, start: int, length: int) -> bytes:
-        """As File.read, with UNREADABLE for the blocks that cannot be read. A failed read is
+        """As File.read, with UNREADABLE bytes for the blocks that cannot be read. A failed read is
         repeated in two halves until the bad blocks are found. Raises DiskHung."""
         end = min(start + length, self.file.end)
         if len(self._bad_blocks) >= BAD_BLOCKS_MAX:
@@ -139,11 +137,11 @@ class Ending(Enum):
     """How the node's last run ended, as far as its journal shows."""
 
     CLEAN = "clean"
-    """The journal is sealed, with nothing after the seal; or there never was a run."""
+    """The journal ends with a seal; or there never was a run."""
     UNCLEAN = "unclean"
     """Not sealed: entries that a page-cache ledger acknowledged last may be missing."""
     TORN = "torn"
-    """Not sealed, and bytes beyond the synced ones cannot be read: a torn write, or damage of a
+    """Not sealed, and bytes beyond the synced position cannot be read: a torn write, or damage of a
     write that was acknowledged."""
 
 
@@ -152,8 +150,8 @@ class Replay:
 
     Iterate `records()` to the end, then read the results:
     - `damage`: unreadable bytes before a position that was synced: acknowledged data may be lost;
-    - `torn`: unreadable bytes after it, of a write that was not synced: only the page-cache lane
-      may have acknowledged it;
+    - `torn_writes`: unreadable bytes after that position, of a write that was not synced: only the
+      page-cache lane may have acknowledged the write;
     - `ending`: how the last run ended; `end`: where the journal ends.
 
     No crash cuts a segment short or makes a block unreadable: in such a segment all unreadable
@@ -163,7 +161,7 @@ class Replay:
     def __init__(self, disk: Disk, mark: Position | None) -> None:
         self._disk = disk
         self._synced = mark or Position(0, 0)
-        self._synced_offsets: dict[int, int] = {}  # by segment: the highest that batches name
+        self._synced_offsets: dict[int, int] = {}  # by segment: the highest in batch headers
         self._mark = mark
         self._suspects: list[Suspect] = []
         self._losses: list[Suspect] = []
@@ -177,12 +175,12 @@ class Replay:
         return [s for s in self._suspects if self._is_damage(s)] + self._losses
 
     @property
-    def torn(self) -> list[Suspect]:
+    def torn_writes(self) -> list[Suspect]:
         return [s for s in self._suspects if s.why != _END_OF_READABLE and not self._is_damage(s)]
 
     @property
     def ending(self) -> Ending:
-        if self.torn:
+        if self.torn_writes:
             return Ending.TORN
         has_no_run = self._mark is None and not self.file_ids
         return Ending.CLEAN if self._is_sealed or has_no_run else Ending.UNCLEAN
@@ -194,14 +192,14 @@ class Replay:
         return is_below or suspect.position.file_id in self._damaged_segments
 
     def _lacks_synced_bytes(self, end: Position) -> bool:
-        """Whether synced bytes follow the readable ones. (The first batch of the next segment shows
-        how far a full segment was synced.)"""
+        """Whether bytes after the readable bytes of a segment were synced. (The first batch of the
+        next segment shows how far a full segment was synced.)"""
         return end.offset < self._synced_offsets.get(end.file_id, 0)
 
     async def records(self) -> AsyncIterator[list[Record]]:
         """The whole records, batch by batch, in the order of writing. Raises DiskFailed.
 
-        A segment's name is durable before the next one is made, so a gap in them is damage.
+        A segment's name is durable before the next segment is made, so a missing id is damage.
         """
         self.file_ids = await segment_ids(self._disk)
         if self._mark is None and not self.file_ids:
@@ -277,8 +275,8 @@ class Replay:
 
 
 def _loss_of(head: Buffer, file_id: int, end: int) -> str:
-    """What a segment with the first block `head` and the length `end` has lost; empty: nothing. A
-    damaged header is no loss, as each batch header has the file id and position."""
+    """What is lost of a segment with the first block `head` and the length `end`; empty if nothing
+    is lost. A damaged header is no loss, as each batch header has the file id and position."""
     if len(head) < BLOCK_BYTES or not any(head):
         return "the segment has lost its header"
     try:

@@ -1,28 +1,28 @@
-"""The journal: which records wait, group commit, segments.
+"""The journal: the queue of records that wait, the group commit, and the segments.
 
 Always true:
 - the records of a ledger become durable in the order of their appends; a future is done only after
   the sync that covers its records, in a segment whose name is durable;
-- only in the page-cache lane a future is done after the write: the sync follows within
-  page_cache_sync_s, and before an append of another lane is acknowledged or a segment is left;
-  `synced` never runs ahead of the syncs;
-- batches gather by themselves: appends during a write + sync are the next batch; there is no timer
-  (except for the sync that follows a page-cache write);
+- in the page-cache lane a future is done after the write already: the sync follows within
+  page_cache_sync_s, and before an append of another lane is acknowledged or the next segment is
+  begun; `synced` never exceeds the position that was synced;
+- the appends that arrive during a write and sync are the next batch; there is no timer (except for
+  the sync that follows a page-cache write);
 - the first failed write or sync, and a next segment that cannot be made, end the journal: all
-  waiting appends fail with JournalFailed, and later ones are refused; if the next segment only
-  lacks space, the journal tries again until there is some;
+  waiting appends fail with JournalFailed, and later appends are refused; if there is only no space
+  for the next segment, the journal tries again until there is space;
 - a segment gets its name only when its header and its whole length are durable: a segment that is
-  shorter or has no header is damaged. A segment whose making a crash interrupted has another name
-  (MAKING_SUFFIX) and does not count as a segment;
-- after a restart a new segment is begun; an old one is only read (scan.py).
+  shorter or has no header is damaged. Until then the file has another name (MAKING_SUFFIX) and does
+  not count as a segment;
+- after a restart a new segment is begun; old segments are only read (scan.py).
 
 Always true of the order of records:
 - the records of one ledger are written in the order of their appends, whatever their lanes;
 - records of the recovery lane are written before the waiting records of other ledgers in other
-  lanes; the waiting records of their own ledger become urgent with them;
-- every batch takes the oldest bulk group; if it has no room for that group, the next batch takes
-  bulk groups only. So recovery starves no other lane;
-- an append's future is done when the last of its records is written as its lane requires.
+  lanes; waiting records of the same ledger become urgent with them;
+- every batch takes the oldest bulk group; if the batch has no room for that group, the next batch
+  takes bulk groups only. So recovery never blocks the other lanes for long;
+- an append's future is done when its last record is written, and synced if its lane requires that.
 
 The next segment is made (space reserved, header and name synced) ahead of need.
 """
@@ -75,7 +75,7 @@ async def segment_ids(disk: Disk) -> list[int]:
 
 
 class Ack:
-    """The future of an append; `groups` of its groups are still to be written."""
+    """The future of an append. `groups`: how many of its groups are not written yet."""
 
     __slots__ = ("done", "groups")
 
@@ -94,7 +94,7 @@ class Ack:
 
 
 class _Part(NamedTuple):
-    """What becomes a Group: records of one ledger."""
+    """Records of one ledger, of which a Group is made."""
 
     ledger_id: int
     records: Sequence[Record]
@@ -134,9 +134,9 @@ class JournalQueue:
         after: Sequence[int],
         done: asyncio.Future[None],
     ) -> int:
-        """Queue the records; returns their bytes. `done` is set when they, and all earlier records
-        of their ledgers and of the ledgers `after`, are written; with neither records nor `after`,
-        when all earlier records are."""
+        """Queue the records; returns their bytes. `done` is set when the records, and all earlier
+        records of their ledgers and of the ledgers `after`, are written. With neither records nor
+        `after`, `done` is set when all earlier records are written."""
         needs_sync = lane is not Lane.PAGE_CACHE
         assert needs_sync or all(record.kind is RecordKind.ENTRY for record in records)
         is_barrier = not records and not after
@@ -151,7 +151,7 @@ class JournalQueue:
         return total
 
     def take(self) -> list[Group]:
-        """The groups of the next batch, at least one if any waits."""
+        """Remove and return the groups of the next batch, at least one if any waits."""
         urgent_max = self._group_bytes_max // 2 if self._bulk else self._group_bytes_max
         taken = (
             [] if self._is_bulk_passed_over else _take(self._urgent, urgent_max, UNLIMITED_BYTES)
@@ -169,7 +169,7 @@ class JournalQueue:
         return any(group.ledger_id == ledger_id for group in (*self._urgent, *self._bulk))
 
     def put_back(self, groups: Sequence[Group]) -> None:
-        """Take a failed batch back: `fail` fails its appends first."""
+        """Put the groups of a failed batch back to the head of the queue, for `fail`."""
         self._bulk.extendleft(reversed(groups))
 
     def fail(self, error: Exception) -> None:
@@ -223,9 +223,9 @@ class JournalQueue:
 
     def _uncount_urgent(self, group: Group) -> None:
         assert group.ledger_id is not None
-        left = self._urgent_counts.pop(group.ledger_id) - 1
-        if left:
-            self._urgent_counts[group.ledger_id] = left
+        count = self._urgent_counts.pop(group.ledger_id) - 1
+        if count:
+            self._urgent_counts[group.ledger_id] = count
 
 
 class _Segment(NamedTuple):
@@ -237,7 +237,7 @@ class _Segment(NamedTuple):
 
 
 class Journal:
-    """The writing side. Made by `open`; one task of its own writes."""
+    """The writing side of a journal, made by `open`; its own task writes."""
 
     def __init__(
         self, disk: Disk, config: StorageConfig, segment: _Segment, synced: Position
@@ -278,28 +278,29 @@ class Journal:
     @property
     def room_bytes(self) -> int:
         """How many bytes of adds may be pending without a wait for disk space. While the next
-        segment exists there is no limit; else it is the rest of the present segment, less a part
-        that is kept for fences (and padding)."""
+        segment exists there is no limit. Otherwise the limit is the rest of the present segment,
+        less a part that is reserved for fences (and padding)."""
         if self._has_next_segment:
             return UNLIMITED_BYTES
-        kept_bytes = _least_segment_bytes(self._config) // FENCE_SHARE
-        return self._segment.bytes_max - self._segment.file.end - kept_bytes
+        fence_bytes = _least_segment_bytes(self._config) // FENCE_SHARE
+        return self._segment.bytes_max - self._segment.file.end - fence_bytes
 
     @property
     def wait_s(self) -> float:
-        """Seconds until half of the pending bytes should be written: then there is room."""
+        """Seconds until half of the pending bytes should be written, so that there is room."""
         now_s = asyncio.get_running_loop().time()
         return self._write_rate.left_s(now_s, self.pending_bytes // 2)
 
     def append(
         self, records: Sequence[Record], lane: Lane = Lane.BULK, after: Sequence[int] = ()
     ) -> asyncio.Future[None]:
-        """Queue the records. The future is done when they, and all earlier appends of their ledgers
-        and of the ledgers `after`, are durable; in the page-cache lane, which takes entries only,
-        when they are written.
+        """Queue the records. The future is done when the records, and all earlier appends of their
+        ledgers and of the ledgers `after`, are durable. In the page-cache lane, which takes entries
+        only, the future is done when they are written.
 
-        With neither records nor `after` it is a barrier: done when all earlier appends are. Fails
-        with JournalFailed. Callers shield it: the append goes on even if its future is cancelled.
+        With neither records nor `after` the append is a barrier: its future is done when all
+        earlier appends are done. The future fails with JournalFailed. The append goes on even if
+        its future is cancelled, so callers shield the future.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.add_done_callback(retrieve_error)
@@ -317,7 +318,7 @@ class Journal:
 
     async def forget_before(self, mark: Position) -> None:
         """Remove the segments before `mark`, which is in a durable checkpoint. The removal is
-        durable: if a segment is missing at a start, the checkpoint read there is an older one."""
+        durable when this returns."""
         first_needed = min(mark.file_id, self._segment.file_id)
         unneeded = [i for i in await segment_ids(self._disk) if i < first_needed]
         for file_id in unneeded:
@@ -326,20 +327,20 @@ class Journal:
             await self._disk.sync_dir(FOLDER)
 
     async def set_aside(self, file_id: int) -> None:
-        """Keep a damaged segment for an examination; it is never read here again."""
+        """Rename a damaged segment, so that an operator can examine it and no start reads it."""
         path = segment_path(file_id)
         if path.removeprefix(f"{FOLDER}/") in await self._disk.list(FOLDER):
             await self._disk.rename(path, path.removesuffix(SUFFIX) + DAMAGED_SUFFIX)
             await self._disk.sync_dir(FOLDER)
 
     def fail(self, error: DiskFailed) -> None:
-        """The directory is lost: end as after a failed write."""
+        """End the journal as after a failed write: its directory is lost."""
         self._directory_error = error
         self._wake.set()
 
     def hurry(self) -> None:
-        """The node stops: appends no longer wait for disk space. If the segment is full and there
-        is no space for the next one, the journal ends."""
+        """No longer wait for disk space, as the node stops: if the segment is full and there is no
+        space for the next segment, the journal ends."""
         self._is_hurrying = True
 
     async def close(self) -> None:
@@ -379,7 +380,8 @@ class Journal:
             raise
 
     async def _wait_for_append(self) -> bool:
-        """Wait for an append. False: it is time to sync the written bytes, and no append came."""
+        """Wait for an append. Returns False if no append came before the written bytes are to be
+        synced."""
         self._wake.clear()
         if self._sync_at is None:
             return await self._wake.wait()
@@ -413,11 +415,11 @@ class Journal:
             await self._roll()
         file_id, file = self._segment.file_id, self._segment.file
         batch = encode_batch(file_id, file.end, self._batch_no, self._synced, records)
-        self._write_rate.begun(size, asyncio.get_running_loop().time())
+        self._write_rate.begin(size, asyncio.get_running_loop().time())
         await file.append(batch, sync=sync)
         self._batch_no += 1
         ended_s = asyncio.get_running_loop().time()
-        self._write_rate.ended(ended_s)
+        self._write_rate.end(ended_s)
         if sync:
             self._note_all_synced()
         elif self._sync_at is None:
@@ -475,8 +477,8 @@ class Journal:
             await asyncio.sleep(SPACE_PAUSE_S)
 
     def _check_next_segment(self) -> None:
-        """A disk on which no segment can be made is dead, also before the roll. Raises
-        DiskFailed."""
+        """Raises DiskFailed if the next segment cannot be made for another reason than space, or if
+        the directory is lost."""
         if self._directory_error is not None:
             raise self._directory_error
         if self._next_segment.done() and not self._next_segment.cancelled():
@@ -486,7 +488,7 @@ class Journal:
 
 
 async def _make_segment(disk: Disk, file_id: int, config: StorageConfig) -> _Segment:
-    """A segment of the usual size; when there is no space for it, of the least size.
+    """Make a segment of the usual size or, if there is no space for that, of the least size.
 
     Raises DiskFull when there is no space for the least size either, else DiskFailed.
     """
@@ -503,7 +505,7 @@ async def _make_segment(disk: Disk, file_id: int, config: StorageConfig) -> _Seg
         await file.append([encode_file_header(file_id, bytes_max)], sync=True)
         await disk.rename(path + MAKING_SUFFIX, path)
         await disk.sync_dir(FOLDER)
-    except DiskFull as error:  # its blocks were reserved: this is no lack of space
+    except DiskFull as error:  # the segment's blocks were reserved: this is no lack of space
         raise DiskFailed(f"{path}: {error}") from error
     return _Segment(file_id, file, bytes_max)
 
@@ -528,7 +530,8 @@ def retrieve_error(done: asyncio.Future[None]) -> None:
 
 
 def _take(queue: deque[Group], room: int, room_for_first: int) -> list[Group]:
-    """Groups from the head of the queue, as many as have room; the first has `room_for_first`."""
+    """Remove and return as many groups from the head of the queue as have room; for the first group
+    the room is `room_for_first`."""
     taken: list[Group] = []
     while queue and queue[0].bytes <= (room if taken else room_for_first):
         group = queue.popleft()
@@ -538,7 +541,8 @@ def _take(queue: deque[Group], room: int, room_for_first: int) -> list[Group]:
 
 
 def _by_ledger(records: Sequence[Record]) -> dict[int, Sequence[Record]]:
-    """The records by ledger. Most appends are of one ledger: those are not copied."""
+    """The records by ledger. Records that are all of one ledger, as in most appends, are not
+    copied."""
     ledger_ids = dict.fromkeys([record.ledger_id for record in records])
     if len(ledger_ids) == 1:
         return dict.fromkeys(ledger_ids, records)

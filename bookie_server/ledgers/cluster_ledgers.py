@@ -1,11 +1,11 @@
 """Which ledgers are deleted, unrecorded, or only on other bookies, by the metadata store. Reclaim
 and limbo act on it.
 
-Always true: absence deletes nothing. A ledger counts as deleted only if the set of deleted ledgers
-names it (spark_ledger/metadata/deleted_ledgers.py) and it has no record; a ledger that merely has
-no record is *unrecorded*: the store may be an older copy, or have lost a record. A result counts
-only if the store, after a sync, is our cluster's (id and epoch) before the reads and after them; an
-error or a time-out is a StoreError, not a result; reads are paced (READS_PER_S) and delay no
+Always true: a ledger counts as deleted only if it has no record and the set of deleted ledgers
+names it (spark_ledger/metadata/deleted_ledgers.py). A ledger that has no record and is in no such
+set is *unrecorded*: the store may be an older copy, or have lost the record. A result counts only
+if the store, after a sync, is our cluster's (id and epoch) both before and after the reads. An
+error or a time-out is a StoreError, not a result. Reads are paced (READS_PER_S) and delay no
 request.
 """
 
@@ -31,18 +31,18 @@ class ClusterLedgers:
     def __init__(self, metadata: MetadataStore, cluster_id: str) -> None:
         self._metadata = metadata
         self._cluster_id = cluster_id
-        self._served: ClusterRecord | None = None  # of the cluster that this run serves
+        self._served_cluster: ClusterRecord | None = None  # None: the store was not ours yet
 
-    async def is_known(self) -> bool:
-        """Whether the store was our cluster's at some time in this run; if not so far, reads it."""
-        return self._served is not None or await self.store_is_ours()
+    async def was_store_ours(self) -> bool:
+        """Whether the store was our cluster's at some time in this run, or is now."""
+        return self._served_cluster is not None or await self.store_is_ours()
 
-    async def deleted(self, ledger_ids: Sequence[int]) -> list[int]:
+    async def find_deleted(self, ledger_ids: Sequence[int]) -> list[int]:
         """The deleted ledgers among these, by a replica that may lag: one read for each folder of
         records, and one for each ledger that the folder's set names."""
         deleted, count = [], 0
         for folder, ids in deleted_ledgers.by_folder(ledger_ids).items():
-            deleted_ids = await self._read_deleted(folder)
+            deleted_ids = await self._read_deleted_set(folder)
             count += 1
             await _pause(count)
             for ledger_id in ids:
@@ -54,15 +54,15 @@ class ClusterLedgers:
                 await _pause(count)
         return deleted
 
-    async def confirmed_deleted(self, ledger_ids: Sequence[int]) -> list[int]:
+    async def confirm_deleted(self, ledger_ids: Sequence[int]) -> list[int]:
         """The deleted ledgers among these, after a sync; empty if the store is not our
         cluster's."""
         if not ledger_ids or not await self.store_is_ours():
             return []
-        deleted = await self.deleted(ledger_ids)
+        deleted = await self.find_deleted(ledger_ids)
         return deleted if deleted and await self.store_is_ours() else []
 
-    async def unrecorded(self, ledger_ids: Sequence[int]) -> list[int] | None:
+    async def find_unrecorded(self, ledger_ids: Sequence[int]) -> list[int] | None:
         """The ledgers among these that have no record and are not named as deleted, after a sync;
         None if the store is not our cluster's, or has a hold."""
         if not await self.store_is_ours():
@@ -72,12 +72,12 @@ class ClusterLedgers:
             if await read(self._metadata, paths.ledger(ledger_id)) is None:
                 absent.append(ledger_id)
             await _pause(count)
-        deleted_ids = {i: None for i in await self.deleted(absent)}
+        deleted_ids = {i: None for i in await self.find_deleted(absent)}
         if not await self.store_is_ours():
             return None
         return [ledger_id for ledger_id in absent if ledger_id not in deleted_ids]
 
-    async def _read_deleted(self, folder: str) -> frozenset[int]:
+    async def _read_deleted_set(self, folder: str) -> frozenset[int]:
         """The ledgers that the set of the folder names; empty if the set is damaged."""
         try:
             return await deleted_ledgers.read_deleted(self._metadata, folder)
@@ -85,22 +85,22 @@ class ClusterLedgers:
             _log.error("%s: no ledger of it counts as deleted", damage)
             return frozenset()
 
-    async def confirmed_elsewhere(
+    async def confirm_elsewhere(
         self, ledger_ids: Sequence[int], bookie_id: str
     ) -> dict[int, LedgerRecord]:
         """The records of the ledgers among these that are CLOSED and do not name the bookie, after
-        a sync. A look without a sync comes first: usually it finds no ledger, and no sync is
+        a sync. Reads without a sync come first: usually they find no ledger, and no sync is
         needed."""
-        records = await self._records_elsewhere(ledger_ids, bookie_id)
+        records = await self._find_elsewhere(ledger_ids, bookie_id)
         if not records or not await self.store_is_ours():
             return {}
-        records = await self._records_elsewhere([*records], bookie_id)
+        records = await self._find_elsewhere([*records], bookie_id)
         return records if records and await self.store_is_ours() else {}
 
-    async def _records_elsewhere(
+    async def _find_elsewhere(
         self, ledger_ids: Sequence[int], bookie_id: str
     ) -> dict[int, LedgerRecord]:
-        """As `confirmed_elsewhere`, by a replica that may lag."""
+        """As `confirm_elsewhere`, by a replica that may lag."""
         records = {}
         for count, ledger_id in enumerate(ledger_ids, 1):
             record = await self._record(ledger_id)
@@ -119,12 +119,13 @@ class ClusterLedgers:
         if stored.hold is not None:
             _log.warning("the metadata store is held, nothing is deleted: %s", stored.hold.why)
             return False
-        self._served = self._served or stored
-        if stored.epoch < self._served.epoch:
-            _log.error("the metadata store holds %s, it was %s", stored, self._served)
+        self._served_cluster = self._served_cluster or stored
+        if stored.epoch < self._served_cluster.epoch:
+            text = "the metadata store holds %s, and held %s before"
+            _log.error(text, stored, self._served_cluster)
             return False
-        if stored != self._served:  # a person accepted the store: it counts from the next look on
-            self._served = stored
+        if stored != self._served_cluster:  # a person accepted the store: it counts from now on
+            self._served_cluster = stored
             return False
         if await read(self._metadata, paths.LEDGERS) is None:
             _log.error("the metadata store has no folder %s", paths.LEDGERS)

@@ -3,12 +3,12 @@
 Always true: the bookie compares the store with its disks before it registers in it, at each new
 session with it, when the store's cluster record or chain changes, and every LOOK_S. The store went
 back if its chain lacks a link that is on the disks (spark_ledger/metadata/chain.py), or if the
-bookie has met a ledger with an id that the store's counter has not given out. The bookie that finds
-this puts the hold (spark_ledger/metadata/hold.py), and reports below /held which of its ledgers the
-store does not name. If the store has a higher epoch than the disks, a person accepted it: from then
-on its links count. In a store without a cluster, or with another cluster, the bookie changes
-nothing and does not register. The disks keep only links of a store that counts; where no other
-process appends links, the bookie does.
+bookie has met a ledger with an id that the store's counter has not given out. A bookie whose store
+went back puts the hold (spark_ledger/metadata/hold.py), and reports below /held which of its
+ledgers the store does not name. If the store has a higher epoch than the disks, a person accepted
+the store: from then on its links count. In a store without a cluster, or with another cluster, the
+bookie changes nothing and does not register. The disks keep only links of an accepted or unchanged
+store. If no other process appends links, the bookie appends them.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class LineageVerdict(Enum):
     OURS = "it has the links that were seen"
     ACCEPTED = "a person accepted it after the links were seen"
     OLDER = "it went back in time"
-    FOREIGN = "it has no cluster, or another"
+    FOREIGN = "it has no cluster, or another cluster"
 
 
 def judge(
@@ -56,8 +56,8 @@ def judge(
     id_max: int,
 ) -> tuple[LineageVerdict, str]:
     """The verdict, and the reason if it is OLDER. `stored`: the store's cluster record; `next_id`:
-    the next id of its counter, None under a hold; `id_max`: the highest id of a ledger that was met
-    here, else 0."""
+    the next id of its counter, None under a hold; `id_max`: the highest id of a ledger that this
+    bookie met, 0 if it met none."""
     if stored is None or stored.cluster_id != seen.cluster_id:
         return LineageVerdict.FOREIGN, ""
     if stored.epoch < seen.epoch:
@@ -80,7 +80,7 @@ def judge(
 
 
 def highest_id(states: Iterable[LedgerState]) -> int:
-    """The highest id of the ledgers whose record was read, else 0."""
+    """The highest id of the ledgers that were met; 0 if no ledger was met."""
     return max((state.ledger_id for state in states if state.met), default=0)
 
 
@@ -100,7 +100,7 @@ class Lineage:
         self._went_back = False
         self._last_reported: LineageVerdict | Hold | None = None
         self.refusal = ""
-        """Why the bookie does not register, as of the last look; empty if it may."""
+        """Why the bookie does not register, as of the last look; empty if it may register."""
         self.listeners: list[Callable[[], None]] = []
         """Called when `refusal` changes."""
         self.ledgers: LedgerHandles | None = None
@@ -114,8 +114,8 @@ class Lineage:
         return cls(store, bookie_id, disks, await seen_links.read(disks, cluster_id))
 
     def attach(self, storage: LedgerStorage, ledgers: LedgerHandles) -> None:
-        """Use the stored ledgers for the comparison from now on; they are compared with their
-        records when the store went back."""
+        """Use the stored ledgers for the comparison from now on. If the store went back, they are
+        compared with their records."""
         self.storage, self.ledgers = storage, ledgers
         ledgers.epoch = self._seen.epoch
         if self._went_back:
@@ -141,7 +141,8 @@ class Lineage:
         return not self.refusal
 
     async def look(self) -> None:
-        """Compare the store; put a hold if it went back, else keep its links. Raises StoreError."""
+        """Compare the store with the disks. If the store went back, put a hold, else keep its
+        links. Raises StoreError."""
         async with self._look_lock:
             try:
                 await self._look()
@@ -156,7 +157,7 @@ class Lineage:
         states = [] if self.storage is None else self.storage.states()
         verdict, why = judge(self._seen, stored, chain, await self._next_id(), highest_id(states))
         if verdict is LineageVerdict.OLDER:
-            text = f"{why}: this is an older copy of the store, or goes on from one"
+            text = f"{why}: this is an older copy of the store, or goes on from an older copy"
             epoch = max(self._seen.epoch, 0 if stored is None else stored.epoch)
             new_hold = Hold(text, self._bookie_id, epoch)
             stored = await hold.put(self._store, self._seen.cluster_id, new_hold)
@@ -168,7 +169,7 @@ class Lineage:
         if chain is None or verdict is LineageVerdict.OURS:
             await self.extender.once()
         if chain is not None:
-            await self._keep(stored, chain)
+            await self._keep_links(stored, chain)
 
     async def _next_id(self) -> int | None:
         node = await read(self._store, paths.LEDGER_IDS)
@@ -179,7 +180,7 @@ class Lineage:
         except errors.LedgerError:  # a hold, or damage
             return None
 
-    async def _keep(self, stored: ClusterRecord, chain: Chain) -> None:
+    async def _keep_links(self, stored: ClusterRecord, chain: Chain) -> None:
         links = chains.newest_of_each_kind(chain)
         seen = SeenLinks(stored.cluster_id, stored.epoch, links)
         if seen == self._seen:
@@ -197,7 +198,7 @@ class Lineage:
         present_hold = None if stored is None else stored.hold
         self.refusal = ""
         if verdict is LineageVerdict.FOREIGN:
-            self.refusal = "the metadata store has no cluster, or another than the disks"
+            self.refusal = "the metadata store has no cluster, or another cluster than the disks"
         elif present_hold is not None:
             self.refusal = f"the metadata store is held: {present_hold.why}"
         report = present_hold or (
@@ -232,7 +233,7 @@ class Lineage:
     # -- ledgers that a held store does not name ----------------------------------------------
 
     async def _report(self) -> None:
-        """Report to operators the ledgers of this bookie that a held store does not name. Raises
+        """Write for operators which ledgers of this bookie a held store does not name. Raises
         StoreError."""
         stored = await cluster.read(self._store)
         if self.storage is None or stored is None or stored.hold is None:
@@ -241,25 +242,26 @@ class Lineage:
             (state for state in self.storage.states() if state.ledger_id >= 0 and state.met),
             key=lambda state: state.ledger_id,
         )
-        missing: list[int] = []
-        others: list[int] = []
-        buried: list[int] = []
-        for at in range(0, len(states), RECORDS_AT_ONCE):
-            batch = states[at : at + RECORDS_AT_ONCE]
+        missing_ids: list[int] = []
+        ids_of_others: list[int] = []
+        buried_ids: list[int] = []
+        for start in range(0, len(states), RECORDS_AT_ONCE):
+            batch = states[start : start + RECORDS_AT_ONCE]
             nodes = await self._store.get_many([paths.ledger(state.ledger_id) for state in batch])
             for state, node in zip(batch, nodes, strict=True):
                 if node is None and not state.deleted:
-                    missing.append(state.ledger_id)
+                    missing_ids.append(state.ledger_id)
                 elif node is not None and state.deleted:
-                    buried.append(state.ledger_id)
-                elif node is not None and _names_other(node.value, state):
-                    others.append(state.ledger_id)
+                    buried_ids.append(state.ledger_id)
+                elif node is not None and _is_of_other_ledger(node.value, state):
+                    ids_of_others.append(state.ledger_id)
             await asyncio.sleep(REPORT_PAUSE_S)
-        missing_ledgers = [await self._missing_ledger(ledger_id) for ledger_id in missing]
-        total = sum(ledger.bytes for ledger in missing_ledgers)
+        missing_ledgers = [await self._missing_ledger(ledger_id) for ledger_id in missing_ids]
+        total_bytes = sum(ledger.bytes for ledger in missing_ledgers)
         listed = missing_ledgers[: hold.LISTED_MAX]
-        counts = (len(missing), total, highest_id(states), stored.epoch)
-        await hold.publish(self._store, Report(self._bookie_id, listed, others, buried, *counts))
+        counts = (len(missing_ids), total_bytes, highest_id(states), stored.epoch)
+        report = Report(self._bookie_id, listed, ids_of_others, buried_ids, *counts)
+        await hold.publish(self._store, report)
 
     async def _missing_ledger(self, ledger_id: int) -> MissingLedger:
         assert self.storage is not None
@@ -274,7 +276,8 @@ class Lineage:
         return MissingLedger(ledger_id, last, size)
 
 
-def _names_other(value: bytes, state: LedgerState) -> bool:
+def _is_of_other_ledger(value: bytes, state: LedgerState) -> bool:
+    """Whether the record in `value` is of another ledger than the stored entries."""
     try:
         creator = ledger_record.decode(value).creator
     except BadLedgerRecord:

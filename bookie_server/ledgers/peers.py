@@ -1,6 +1,6 @@
-"""Whether the other bookies have their copies of a ledger, by its record. This bookie sends them a
-request before it drops its own copies: the record may be an old one, which names bookies that have
-given up their copies.
+"""Whether the other bookies have the copies that a ledger's record assigns to them. This bookie
+sends them requests before it drops its own copies: an old record may name bookies that gave up
+their copies.
 
 Always true: the result is False if a bookie does not respond, refuses, or lacks a single entry that
 it should have.
@@ -15,10 +15,10 @@ from spark_ledger.metadata.ledger_record import LedgerRecord, entries_kept, keep
 WINDOW = 8192  # entries of one request and comparison
 
 Ask = Callable[[StoredRequest], Awaitable[StoredResponse | None]]
-"""The response of the bookie that the request names; None: it did not respond."""
+"""The response of the bookie that the request names; None: the bookie did not respond."""
 
 
-async def nobody_responds(request: StoredRequest) -> StoredResponse | None:
+async def no_response(request: StoredRequest) -> StoredResponse | None:
     return None
 
 

@@ -5,30 +5,30 @@ loop, so an add is either before a fence or refused by it; its last add confirme
 Only the storage (logs/index.LedgerStates) knows whether the ledger is fenced, deleted or in limbo:
 a handle has no copy of this state.
 
-Always true of all handles: there is one handle per ledger; a ledger is met once (first contact),
-also if several requests for it arrive meanwhile; verifiers are read from the metadata, never from a
-request; first contact is logged (a ledger record in the journal) before any other record of that
-ledger; a ledger that was buried, that is, has a tombstone (reclaim/collect.py), stays buried. A
-CLOSED ledger whose record does not name this node is fenced at first contact: reclaim may have
-removed its state here, and a fence with it.
+Always true of all handles: there is one handle per ledger; several requests that arrive together
+share one first contact; verifiers are read from the metadata, never from a request; first contact
+is logged (a ledger record in the journal) before any other record of that ledger; a buried ledger,
+which has a tombstone (reclaim/collect.py), stays buried. A CLOSED ledger whose record does not name
+this node is fenced at first contact: reclaim may have removed its state here, and a fence with it.
 
 EVERY_LEDGER is the id of a state whose limbo holds for all ledgers. While it is in limbo, the fence
 of any ledger may be lost. But a recovery changes the record before it sends a fence. So in that
 time a ledger is fenced at first contact unless its record is OPEN, and a ledger that was met in an
 earlier run takes no normal add before its record is read (`check_fence`).
 
-If the metadata store went back in time and gave an id to a second ledger, the entries of the two
-ledgers are never mixed. First contact keeps the creator token of the record with the stored entries
-(`LedgerState.creation`). `compare` compares that token with the token of the present record: in
-each new session with the store, before the first add that is not above the highest entry; and after
-the store went back, before any read or add. If the tokens differ, the stored entries belong to the
-other ledger: adds are refused, and reads get *unknown*. If no entry is stored, the token is
-replaced instead. A store that does not respond stops nothing.
+The metadata store may have gone back in time and given an id to a second ledger. The entries of the
+two ledgers are never mixed. First contact keeps the creator token of the record with the stored
+entries (`LedgerState.creation`). `compare` compares that token with the token of the present
+record: in each new session with the store, before the first add that is not above the highest
+entry; and after the store went back, before any read or add. If the tokens differ, the stored
+entries belong to the other ledger: adds are refused, and reads get *unknown*. If the tokens differ
+and no entry is stored, the new token replaces the old one. If the store does not respond, adds and
+reads go on.
 
 Entries that an earlier version of the bookie stored have no token. Once the store went back, no
-record can prove which ledger they belong to, so the bookie never gives them the token of a record.
-It adds entries to such a ledger until the store goes back, or has a later epoch than the ledger's
-id. From then on it adds no entries, and reads go on.
+record can prove which ledger such entries belong to, so the bookie never gives them the token of a
+record. It adds entries to such a ledger until the store goes back, or has a later epoch than the
+ledger's id. From then on the bookie adds no entries, and reads go on.
 """
 
 import asyncio
@@ -66,9 +66,8 @@ _log = logging.getLogger(__name__)
 
 
 class LedgerHandle:
-    """The handle of one ledger, made after first contact, once per run of the node. `state_of`
-    gives the storage's state of a ledger; until the handle is forgotten, there is one for this
-    ledger."""
+    """The handle of one ledger, made after first contact. `state_of` gives the storage's state of a
+    ledger; until the handle is forgotten, this ledger has a state."""
 
     def __init__(
         self,
@@ -88,13 +87,13 @@ class LedgerHandle:
         LedgerHandles.check_fence has read its record."""
         self.holds_other_ledger = False
         """The stored entries and the record of this id belong to different ledgers."""
-        self.origin_unknown = False
+        self.is_origin_unknown = False
         """No token proves which ledger the stored entries belong to (see the head of this file).
-        The bookie adds no entry to them."""
+        The ledger takes no more entries here."""
         self.compared_at = -1
         """LedgerHandles._store_changes when the entries were last compared with the record."""
         self.is_forgotten = False
-        self.uses = 0  # frames of adds and fencing reads so far
+        self.use_count = 0  # frames of adds and fencing reads so far
         self.last_entry = last_entry
         self.last_add_confirmed = max(last_add_confirmed, state.explicit_lac)
         self.fence_durable: asyncio.Future[None] | None = None
@@ -110,8 +109,8 @@ class LedgerHandle:
         return state
 
     def allows(self, use: str, token: bytes) -> bool:
-        """Whether the token may be used for "read", "add" or "recover". The token of the cluster's
-        repair reads and recovers any ledger."""
+        """Whether the token permits the `use`: "read", "add" or "recover". The token of the
+        cluster's repair permits to read and recover any ledger."""
         if (verifiers := self.state.verifiers) is None:
             return True
         if use != "add" and token and hmac.compare_digest(token, self._repair_credential):
@@ -174,7 +173,7 @@ class LedgerHandle:
             self.waiter_count -= 1
 
     def end_waiting(self) -> None:
-        """End all present calls of `wait_beyond`, and every later call at once."""
+        """End all present calls of `wait_beyond`; later calls return at once."""
         self._has_waiting_ended = True
         self._wake()
 
@@ -187,11 +186,11 @@ class LedgerHandle:
 
 _MISSING_SHIFT, _INT64_MAX = 40, 2**63 - 1  # the shift is more than the bits of any revision
 METADATA_WAIT_S = 2.0
-"""Well below a client's time-out: a request may join a first contact that waits already."""
+"""Well below a client's time-out, as a request may join a first contact that has waited already."""
 
 
 class LedgerJudgement(NamedTuple):
-    """Put the ledger in limbo for the reason `limbo`, if it is not NONE, and `fence` it."""
+    """If `limbo` is not NONE, put the ledger in limbo for that reason; with `fence`, fence it."""
 
     ledger_id: int
     limbo: LimboReason
@@ -228,15 +227,15 @@ class LedgerHandles:
         self._index_removals: dict[int, asyncio.Future[None]] = {}  # done when the removal ends
         self._comparisons = SharedTasks[int, None]()
         self._store_changes = 0  # how often a session began or the store went back
-        self._went_back_at = -1  # `_store_changes` when the store last went back; -1: never
+        self._went_back_at = -1  # the `_store_changes` when the store last went back; -1: never
         self.epoch = 0
-        """The epoch of the metadata store. Ledgers with ids below the first id of the epoch are
-        older than a person's acceptance of a store that had gone back. Lineage sets it."""
+        """The epoch of the metadata store, as Lineage sets it. Ledgers with ids below the first id
+        of the epoch were made before a person accepted a store that had gone back."""
         metadata.add_session_listener(self._session_changed)
 
-    def known(self, ledger_id: int) -> bool:
+    def may_have_met(self, ledger_id: int) -> bool:
         """Whether this node may have met the ledger: while EVERY_LEDGER is in limbo, any ledger."""
-        return self._storage.state(ledger_id) is not None or bool(self.every_ledger().limbo)
+        return self._storage.state(ledger_id) is not None or bool(self.every_ledger_state().limbo)
 
     def get(self, ledger_id: int) -> LedgerHandle | None:
         return self._handles.get(ledger_id)
@@ -252,8 +251,8 @@ class LedgerHandles:
 
     def forget(self, ledger_id: int) -> bool:
         """Forget a ledger without stored entries: its present handle takes no more adds, and the
-        next request meets the ledger anew. False, and nothing is forgotten, if first contact or a
-        fence of the ledger is under way."""
+        next request meets the ledger anew. Returns False, and forgets nothing, if first contact or
+        a fence of the ledger is under way."""
         fence = self._fences.get(ledger_id)
         if ledger_id in self._first_contacts or not (fence is None or fence.done()):
             return False
@@ -264,9 +263,9 @@ class LedgerHandles:
         return True
 
     async def check_fence(self, handle: LedgerHandle) -> None:
-        """Read the ledger's record (calls meanwhile share one read) and, if it is not OPEN, fence
-        the ledger again, durably. Then the fence is certain; if the record cannot be read, the
-        fence stays uncertain. Raises JournalFailed."""
+        """Read the ledger's record; calls that come together share one read. If the record is not
+        OPEN, fence the ledger again, durably. Then the fence is certain; if the record cannot be
+        read, the fence stays uncertain. Raises JournalFailed."""
         await self._fence_checks.result(handle.ledger_id, lambda: self._check_fence(handle))
 
     async def _check_fence(self, handle: LedgerHandle) -> None:
@@ -291,14 +290,14 @@ class LedgerHandles:
     def needs_comparison(self, handle: LedgerHandle, *, new_session: bool) -> bool:
         """Whether the entries must be compared with the record: the store went back since the last
         comparison or, with `new_session`, a session began since. Adds that are not above the
-        highest entry need `new_session`: after an id was given to a second ledger, that ledger's
-        first add is one of them."""
-        since = self._store_changes if new_session else self._went_back_at
-        return handle.compared_at < since
+        highest entry need `new_session`: if an id was given to a second ledger, that ledger's first
+        add is such an add."""
+        last_change = self._store_changes if new_session else self._went_back_at
+        return handle.compared_at < last_change
 
     async def check_origin(self, handle: LedgerHandle) -> None:
-        """Called before each read. Raises FirstContactFailed if the stored entries are another
-        ledger's."""
+        """Raises FirstContactFailed if the stored entries are another ledger's. The caller checks
+        this before each read."""
         if self.needs_comparison(handle, new_session=False):
             await self.compare(handle)
         if handle.holds_other_ledger:
@@ -306,8 +305,8 @@ class LedgerHandles:
             raise FirstContactFailed(Status.LIMBO, reason)
 
     async def compare(self, handle: LedgerHandle) -> None:
-        """Read the ledger's record (calls meanwhile share one read), and find out whether the
-        stored entries are that ledger's. Raises JournalFailed."""
+        """Read the ledger's record, and note whether the stored entries are that ledger's. Calls
+        that come together share one read. Raises JournalFailed."""
         await self._comparisons.result(handle.ledger_id, lambda: self._compare(handle))
 
     async def _compare(self, handle: LedgerHandle) -> None:
@@ -317,14 +316,15 @@ class LedgerHandles:
                 return  # a comparison is needed again in the next session
             record = await self._record(handle.ledger_id)
         except FirstContactFailed as failure:
-            # an unread record stops nothing, except in the session in which the store went back
+            # adds and reads go on without the record, except in the session in which the store
+            # went back
             if failure.status is Status.LEDGER_DELETED or store_changes > self._went_back_at:
                 handle.compared_at = store_changes
             return
         if handle.is_forgotten:
             return
         before = handle.state
-        handle.origin_unknown = self._is_origin_unknown(handle)
+        handle.is_origin_unknown = self._is_origin_unknown(handle)
         is_other = bool(before.creation and record.creator and before.creation != record.creator)
         handle.holds_other_ledger = is_other and handle.last_entry != NO_ENTRY
         handle.compared_at = store_changes
@@ -349,16 +349,16 @@ class LedgerHandles:
         went_back = self._went_back_at >= 0 or handle.ledger_id < self.epoch * IDS_PER_EPOCH
         return entries_lack_token and went_back
 
-    def uses(self, ledger_id: int) -> int:
+    def use_count(self, ledger_id: int) -> int:
         """The number of frames of adds and of fencing reads of the ledger so far."""
         handle = self._handles.get(ledger_id)
-        return 0 if handle is None else handle.uses
+        return 0 if handle is None else handle.use_count
 
     @contextlib.contextmanager
-    def leaving_index(self, ledger_id: int) -> Iterator[None]:
-        """The context in which the ledger's entries are removed from an index. Adds and fencing
-        reads wait for its end (`wait_until_left`), as the index may still have entries that are
-        about to be removed."""
+    def removing_from_index(self, ledger_id: int) -> Iterator[None]:
+        """The context in which the caller removes the ledger's entries from an index. Adds and
+        fencing reads wait for its end (`wait_for_removals`), as the index may still have entries
+        that are about to be removed."""
         done = self._index_removals[ledger_id] = asyncio.get_running_loop().create_future()
         try:
             yield
@@ -366,14 +366,14 @@ class LedgerHandles:
             del self._index_removals[ledger_id]
             done.set_result(None)
 
-    async def wait_until_left(self, ledger_ids: Iterable[int]) -> None:
+    async def wait_for_removals(self, ledger_ids: Iterable[int]) -> None:
         """Wait while entries of these ledgers are being removed from an index."""
         for ledger_id in ledger_ids:
             while (done := self._index_removals.get(ledger_id)) is not None:
                 await asyncio.shield(done)
 
-    def alive(self) -> list[int]:
-        """The ids of the ledgers of which this node has a state, without buried ledgers."""
+    def unburied_ids(self) -> list[int]:
+        """The ids of the ledgers of which this node has a state, except buried ledgers."""
         return [
             state.ledger_id
             for state in self._storage.states()
@@ -381,8 +381,8 @@ class LedgerHandles:
         ]
 
     async def bury(self, ledger_ids: Sequence[int]) -> None:
-        """Set the tombstones of these ledgers, which take no normal add from now on; durable when
-        it returns.
+        """Set the tombstones of these ledgers, which take no normal add from now on. The tombstones
+        are durable when this returns.
 
         Raises JournalFailed.
         """
@@ -400,22 +400,22 @@ class LedgerHandles:
 
     # -- limbo, as limbo.py decides --
 
-    def every_ledger(self) -> LedgerState:
+    def every_ledger_state(self) -> LedgerState:
         """The state of EVERY_LEDGER: its limbo holds for all ledgers."""
         return self._storage.state(EVERY_LEDGER) or LedgerState(EVERY_LEDGER)
 
     def limbo(self, ledger_id: int) -> tuple[LimboReason, int]:
-        """The ledger's own limbo (not EVERY_LEDGER's), NONE if it is in none, and the revision of
-        its limbo: the state's revision and, in the bits above, which of the ledger's directories
-        are missing."""
+        """The ledger's own limbo (not EVERY_LEDGER's), NONE if the ledger is not in limbo; and the
+        revision of the limbo: the state's revision and, in the bits above it, which of the ledger's
+        directories are missing."""
         state = self._storage.state(ledger_id)
         if state is None:
             return LimboReason.NONE, 0
         missing = self._storage.directories.missing_bits(state) << _MISSING_SHIFT
         return self._limbo_of(state), state.revision | (missing & _INT64_MAX)
 
-    def in_limbo(self) -> dict[int, LimboReason]:
-        """The ledgers that have a limbo of their own, by id, and the reason of each."""
+    def limbo_reasons(self) -> dict[int, LimboReason]:
+        """By ledger id, the reasons of the ledgers that have a limbo of their own."""
         return {
             state.ledger_id: reason
             for state in self._storage.states()
@@ -428,9 +428,8 @@ class LedgerHandles:
         return state.limbo if is_whole else LimboReason.LOST
 
     async def renew_revision(self, ledger_id: int) -> None:
-        """Give the ledger's limbo a new revision, durably. Then a ClearLimbo with an older revision
-        (for example of an earlier run, which had other directories) does not clear the limbo.
-        Raises JournalFailed."""
+        """Give the ledger's limbo a new revision, durably. From then on a ClearLimbo with an older
+        revision does not clear the limbo. Raises JournalFailed."""
         if (before := self._storage.state(ledger_id)) is None:
             return
         state = self._storage.set_state(before)
@@ -456,8 +455,8 @@ class LedgerHandles:
         if before is not None:
             directories = self._storage.directories
             state = directories.without_missing(replace(before, limbo=LimboReason.NONE))
-            rescued = self._storage.rescue(ledger_id)  # repair may have compared entries in memory
-            changes = [*rescued, *self._set_state(state, before)]
+            writes = self._storage.rescue(ledger_id)  # repair may have compared entries in memory
+            changes = [*writes, *self._set_state(state, before)]
             if ledger_id == EVERY_LEDGER:
                 for handle in self._handles.values():
                     handle.fence_uncertain = False
@@ -466,9 +465,9 @@ class LedgerHandles:
     def _set_state(
         self, state: LedgerState, before: LedgerState | None
     ) -> list[asyncio.Future[None]]:
-        """Set the state; `before` is the present state, read in this same step of the event loop.
+        """Set the state; `before` is the state that the caller read in this step of the event loop.
         Returns futures that are done when the state is durable. Even an unchanged state may not be
-        durable yet, for example if its journal failed and the next flush will write it."""
+        durable yet, for example if its journal failed and the next flush will write the state."""
         if state == before:
             return [asyncio.shield(self._storage.append([], after=[state.ledger_id]))]
         ledger_id, state = state.ledger_id, self._storage.set_state(state)
@@ -482,7 +481,7 @@ class LedgerHandles:
 
     def _note_fence(self, ledger_id: int, durable: asyncio.Future[None]) -> None:
         """Note a fence that is durable when the future is done. A request that meets the ledger
-        before that waits for the future, or sets the fence again if it failed."""
+        earlier waits for the future, or sets the fence again if the future failed."""
 
         def drop(durable: asyncio.Future[None]) -> None:
             has_failed = durable.cancelled() or durable.exception() is not None
@@ -498,7 +497,7 @@ class LedgerHandles:
             handle.end_waiting()
 
     async def _meet(self, ledger_id: int) -> LedgerHandle:
-        # in recovery's lane, as a fence may join this task, whatever request began it
+        # always in recovery's lane: a fence may join the task of a request in another lane
         request_lane.set(Lane.RECOVERY)
         state = self._storage.state(ledger_id)
         is_first, store_changes = state is None or not state.met, self._store_changes
@@ -512,18 +511,18 @@ class LedgerHandles:
         handle = LedgerHandle(ledger_id, self._storage.state, last, lac, credential)
         self._handles[ledger_id] = handle
         handle.fence_durable = self._fences.get(ledger_id)
-        handle.fence_uncertain = bool(self.every_ledger().limbo) and not is_first
+        handle.fence_uncertain = bool(self.every_ledger_state().limbo) and not is_first
         handle.compared_at = store_changes if is_first else -1
-        handle.origin_unknown = self._is_origin_unknown(handle)
+        handle.is_origin_unknown = self._is_origin_unknown(handle)
         return handle
 
-    async def _first_contact(self, ledger_id: int, replayed: LedgerState | None) -> None:
-        """Read the ledger's record and log that the ledger was met. `replayed`: the state, if
-        replay could read one in a damaged journal."""
-        are_fences_uncertain = bool(self.every_ledger().limbo)
+    async def _first_contact(self, ledger_id: int, replayed_state: LedgerState | None) -> None:
+        """Read the ledger's record and log that the ledger was met. `replayed_state`: the state
+        that replay read from a damaged journal, if any."""
+        are_fences_uncertain = bool(self.every_ledger_state().limbo)
         record = await self._record(ledger_id)
         # the state may have been fenced, or put in limbo, while the record was read
-        before = self._storage.state(ledger_id) or replayed or LedgerState(ledger_id)
+        before = self._storage.state(ledger_id) or replayed_state or LedgerState(ledger_id)
         # a bookie that is no member, or is only joining, may have lost a fence
         members = [bookie for fragment in record.fragments for bookie in fragment.ensemble]
         is_no_member = bool(self._bookie_id) and record.closed and self._bookie_id not in members
@@ -551,7 +550,7 @@ class LedgerHandles:
         except NoNode as error:
             raise FirstContactFailed(Status.LEDGER_DELETED, "the ledger has no record") from error
         except TimeoutError as error:
-            reason = f"the metadata store did not answer within {METADATA_WAIT_S} s"
+            reason = f"the metadata store did not respond within {METADATA_WAIT_S} s"
             raise FirstContactFailed(Status.METADATA_UNAVAILABLE, reason) from error
         except (StoreError, ledger_record.BadLedgerRecord) as error:
             raise FirstContactFailed(Status.METADATA_UNAVAILABLE, str(error)) from error

@@ -1,19 +1,19 @@
-"""The direct log of one directory: large entries go there before they are acknowledged. It is their
-journal: the next start replays the records after its mark in the index (start/applier.py).
+"""The direct log of one directory: large entries are written to it before they are acknowledged. It
+is their journal: the next start replays the records after its mark in the index (start/applier.py).
 
 Always true:
 - a put gets its locations only after its records are synced. The log's name and its mark in the
-  directory's index are synced before that: if there is a mark and no log, the log was lost;
+  directory's index are synced before the records: if there is a mark and no log, the log was lost;
 - a write begins only after the write before it is synced, and each record has the position where
   its write began (entry_log.write_start): bytes before that position were synced, so unreadable
   bytes there are damage and no torn write;
-- entries put while a write + sync runs are written together by the next one; there is no timer;
-  entries of one ledger are written in the order of their puts;
+- entries that are put during a write and its sync are written together by the next write; there is
+  no timer; entries of one ledger are written in the order of their puts;
 - a failed write ends the log: each waiting put fails, and its caller writes the entries to a
-  journal. Later entries go to a new log if the write only lacked space;
+  journal. If there was only no space for the write, later entries go to a new log;
 - a write never takes the space that a flush needs;
-- a flush moves the mark past the entries put before the flush began: the index has all of them that
-  it needs. A log is sealed when it has ended and its mark is durably removed.
+- a flush moves the mark past the entries that were put before the flush began: the index has all of
+  these entries that it needs. A log is sealed when it has ended and its mark is durably removed.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ class DirectLog:
 
     def marks(self, puts: int) -> dict[int, int | None]:
         """The marks (for EntryIndex.mark_logs) that hold once the index has the entries of the
-        first `puts`, none of which is waiting any more."""
+        first `puts`. None of these puts may wait."""
         marks: dict[int, int | None] = {}
         later_logs: dict[int, None] = {}
         for number, log_id, end in self._unsettled:
@@ -116,7 +116,7 @@ class DirectLog:
         return marks
 
     def settle(self, puts: int, marks: Mapping[int, int | None]) -> None:
-        """The index durably has these marks, which `marks(puts)` gave."""
+        """Note that the index durably has these marks, the result of `marks(puts)`."""
         self._settled_puts = max(self._settled_puts, puts)
         while self._unsettled and self._unsettled[0].number <= puts:
             self._unsettled.popleft()
@@ -139,7 +139,7 @@ class DirectLog:
         DiskFailed; then the log has no footer."""
         if self._task is not None or (log := self._log) is None:
             return
-        self._log = None  # entries put meanwhile go to a new one
+        self._log = None  # entries that are put meanwhile go to a new log
         try:
             await log.end(self._disk)
         finally:
@@ -152,7 +152,7 @@ class DirectLog:
         return self._write_rate.left_s(now_s, self.pending_bytes // 2)
 
     def fail(self, error: DiskFailed) -> None:
-        """The directory is lost: each waiting put fails."""
+        """Fail each waiting put, and later puts: the directory is lost."""
         self._failure = self._failure or error
         self._fail_all(error)
 
@@ -184,18 +184,18 @@ class DirectLog:
                     await self._give_up(error)
                 self._writing = []
         except Exception as error:  # a defect: waiting puts fail, and the directory is not used
-            await self._give_up(DiskFailed(f"it could not be written: {error!r}"))
+            await self._give_up(DiskFailed(f"the direct log could not be written: {error!r}"))
             raise
         finally:
             self._task = None
 
     def _take(self) -> list[_Put]:
-        taken = [self._waiting.popleft()]
-        room = self._config.journal_batch_bytes_max - taken[0].bytes
+        puts = [self._waiting.popleft()]
+        room = self._config.journal_batch_bytes_max - puts[0].bytes
         while self._waiting and self._waiting[0].bytes <= room:
-            taken.append(self._waiting.popleft())
-            room -= taken[-1].bytes
-        return taken
+            puts.append(self._waiting.popleft())
+            room -= puts[-1].bytes
+        return puts
 
     async def _leaves_room(self, puts: Sequence[_Put]) -> bool:
         """Whether these puts leave the spare bytes to flushes."""
@@ -212,15 +212,15 @@ class DirectLog:
     async def _write(self, puts: Sequence[_Put]) -> None:
         if not await self._leaves_room(puts):
             for put in puts:
-                self._finish_put(put, DiskFull("the space that is left is for flushes"))
+                self._finish_put(put, DiskFull("the remaining space is for flushes"))
             return
         loop = asyncio.get_running_loop()
-        self._write_rate.begun(sum([put.bytes for put in puts]), loop.time())
+        self._write_rate.begin(sum([put.bytes for put in puts]), loop.time())
         try:
             log = self._log or await self._begin()
             locations = await log.append([e for put in puts for e in put.entries], sync=True)
         finally:
-            self._write_rate.ended(loop.time())
+            self._write_rate.end(loop.time())
         for put in puts:
             end = record_end(locations[len(put.entries) - 1])
             self._unsettled.append(_WrittenPut(put.number, log.log_id, end))

@@ -4,8 +4,8 @@ Always true:
 - only the bookie run that made a log appends to it;
 - an index has the location of a record only after the log and its name were synced;
 - each record has its log id and its position;
-- an ended log has a map of the bytes that each ledger has in it, at its end; a log whose writing a
-  crash or failure cut off has no map, and has to be scanned for it;
+- a log that was ended has at its end a map of the bytes that each ledger has in the log. A log that
+  a crash or failure cut off has no map, and has to be scanned;
 - each append is filled up with zeros to a multiple of 4096, so that it can bypass the page cache;
 - an entry whose record differs from its location in the index is undeliverable, never absent;
 - a log may be removed only when it is sealed: it takes no more appends, and the index gets no more
@@ -58,7 +58,8 @@ class BadEntryLog(Exception):
 
 
 class LedgerShare(NamedTuple):
-    """What a ledger has in one log: bytes of records (with headers) and number of entries."""
+    """A ledger's share of one log: the bytes of its records (with headers) and the number of its
+    entries."""
 
     bytes: int
     entries: int
@@ -85,7 +86,7 @@ def encode_record_headers(
     locations: Sequence[tuple[int, int, int, int, int]], blocks: Iterable[int] | None = None
 ) -> list[bytes]:
     """The headers of records at these locations (the fields of Location, in their order). `blocks`:
-    for each record, how many blocks lie between the start of its write and its own block (see
+    for each record, how many blocks are between the start of its write and its own block (see
     `write_start`)."""
     fixed = map(repeat, (RECORD_MAGIC, VERSION))
     distances = repeat(0) if blocks is None else blocks
@@ -103,13 +104,14 @@ def decode_record_header(data: Buffer) -> Location:
 
 def write_start(header: Buffer, position: int) -> int:
     """The position where the write of the record at `position` began: all bytes of the direct log
-    before it were synced by then."""
+    before that position were synced when the write began."""
     (blocks,) = _BLOCKS.unpack_from(header, _BLOCKS_AT)
     return int(position // BLOCK_BYTES - blocks) * BLOCK_BYTES
 
 
 def decode_record(data: Buffer, location: Location) -> memoryview:
-    """The entry in `data`, header, payload, location and identity checked. Raises BadEntryLog."""
+    """The entry in `data`, after all checks: header, payload, location, identity. Raises
+    BadEntryLog."""
     if len(data) != RECORD_HEADER_BYTES + location.entry_bytes:
         raise BadEntryLog(f"the log ends inside the record of {location}")
     if (on_disk := decode_record_header(data)) != location:
@@ -142,7 +144,7 @@ def decode_footer(log_id: int, tail: Buffer, log_bytes: int) -> dict[int, Ledger
     footer = view[max(0, len(view) - FOOTER_BYTES) :]
     tail_bytes = log_bytes - map_start(log_id, footer, log_bytes)
     if tail_bytes > len(view):
-        raise BadEntryLog(f"the ledger map of log {log_id} begins before what was read")
+        raise BadEntryLog(f"the ledger map of log {log_id} begins before the bytes that were read")
     items = view[len(view) - tail_bytes : len(view) - FOOTER_BYTES]
     if crc32c(items) != _FOOTER.unpack_from(footer)[-1]:
         raise BadEntryLog(f"the ledger map's CRC of log {log_id} does not match")
@@ -176,14 +178,16 @@ def _unpack(layout: struct.Struct, data: Buffer, what: str) -> tuple[Any, ...]:
 
 
 class EntryLogs:
-    """All entry logs of one disk: one is written, all can be read."""
+    """All entry logs of one disk. Flushes append to one of them; all can be read."""
 
     def __init__(self, disk: Disk, config: StorageConfig, next_log_id: int) -> None:
         self._disk = disk
         self._config = config
         self._next_log_id = next_log_id
         self._current: GrowingLog | None = None
-        self._full_log_ids: list[int] = []  # of the latest `write`: the index may lack its records
+        self._full_log_ids: list[
+            int
+        ] = []  # ended by the latest `write`: the index may lack records
         self._sealed_ids: dict[int, None] = {}
         self._unfinished_copies: dict[int, int] = {}  # by copy of a compaction: its source log
         self._files = _OpenFiles(disk, self.path)
@@ -192,8 +196,8 @@ class EntryLogs:
     async def open(
         cls, disk: Disk, config: StorageConfig, used_ids: Iterable[int] = ()
     ) -> "EntryLogs":
-        """Older logs are read only. New logs get ids above theirs, and above `used_ids`, the ids of
-        logs that may be lost. Raises DiskFailed."""
+        """Existing logs are only read. New logs get ids above the existing ids, and above
+        `used_ids`, the ids of logs that may be lost. Raises DiskFailed."""
         await disk.make_folder(FOLDER)
         names = [name for name in await disk.list(FOLDER) if name.split(".")[0].isdigit()]
         logs = cls(disk, config, max([*used_ids, *map(_log_id, names)], default=0) + 1)
@@ -209,10 +213,10 @@ class EntryLogs:
         return logs
 
     async def write(self, entries: Iterator[tuple[int, int, Buffer]]) -> list[Location]:
-        """Append (ledger, entry id, entry) in the given order; durable when it returns.
+        """Append (ledger, entry id, entry) in the given order; durable when this returns.
 
-        The caller gives the locations to the index before it calls this again. Raises DiskFailed:
-        then the caller writes no more to these logs.
+        The caller puts the locations into the index before the next call. Raises DiskFailed: then
+        the caller writes no more to these logs.
         """
         self._sealed_ids.update(dict.fromkeys(self._full_log_ids))
         self._full_log_ids = []
@@ -227,9 +231,9 @@ class EntryLogs:
         return locations
 
     async def read(self, locations: Sequence[Location]) -> list[Buffer | BadEntryLog | DiskFailed]:
-        """The entries at the locations, each checked, or why it cannot be delivered.
+        """For each location the checked entry, or the error why it cannot be delivered.
 
-        Neighbours on disk are read at once; the entries returned are views.
+        Neighbours on disk are read together; the entries are views into the bytes that were read.
         """
         entries: list[Buffer | BadEntryLog | DiskFailed] = []
         for run in runs(locations, self._config.read_bytes_max):
@@ -237,8 +241,8 @@ class EntryLogs:
         return entries
 
     async def read_run(self, run: Sequence[Location]) -> list[Buffer | BadEntryLog | DiskFailed]:
-        """As `read`, of neighbours on disk (see `runs`). If the read of the run fails, its parts
-        without filler are read apart. The entries take `held_bytes(run)` of memory."""
+        """As `read`, for neighbours on disk (see `runs`). If the read of the run fails, its parts
+        between fillers are read one by one. The entries take `held_bytes(run)` of memory."""
         start = run[0].position
         try:
             data = await self._files.read(run[0].log_id, start, run_bytes(run))
@@ -282,7 +286,8 @@ class EntryLogs:
         self._full_log_ids.append(log.log_id)
 
     async def begin(self) -> "GrowingLog":
-        """A new log; the caller ends it, and calls `seal` when the index needs no more of it."""
+        """A new log. The caller ends the log, and calls `seal` when the index has all records that
+        it needs."""
         return await self._make(SUFFIX)
 
     @property
@@ -309,7 +314,7 @@ class EntryLogs:
         self._next_log_id += 1
         return await GrowingLog.make(self._disk, log_id, _path(log_id, suffix))
 
-    # -- reclaim: what compaction, collection and scrub do with whole logs --
+    # -- reclaim: whole logs, for compaction, collection and scrub --
 
     def path(self, log_id: int) -> str:
         """The file that holds the log now."""
@@ -323,15 +328,17 @@ class EntryLogs:
         return sorted(log_id for log_id in self._sealed_ids if log_id not in under_way)
 
     def unfinished_copies(self) -> dict[int, int]:
-        """The complete copies to which the index may not point yet: the source by the copy."""
+        """The complete copies to which the index may not point yet; the ids of their sources by the
+        ids of the copies."""
         return dict(self._unfinished_copies)
 
     async def open_log(self, log_id: int) -> File:
-        """The log's file, for reading it through; the caller closes it. Raises DiskFailed."""
+        """The log's file, open to read; the caller closes it. Raises DiskFailed."""
         return await self._disk.open(self.path(log_id))
 
     async def begin_copy(self) -> "GrowingLog":
-        """A log for a compaction's records; if it is not published, the next start removes it."""
+        """A log for a compaction's records. If the copy is not published, the next start removes
+        it."""
         return await self._make(COMPACTING)
 
     async def discard_copy(self, copy: "GrowingLog") -> None:
@@ -341,7 +348,7 @@ class EntryLogs:
             await self._disk.remove(_path(copy.log_id, COMPACTING))
 
     async def publish_copy(self, copy: "GrowingLog", source: int) -> None:
-        """Complete the copy: it is durable and can be read when this returns."""
+        """Complete the copy. When this returns, the copy is durable and can be read."""
         await copy.append_footer()
         await copy.file.sync()
         await copy.file.close()
@@ -351,7 +358,8 @@ class EntryLogs:
         self._unfinished_copies[copy.log_id] = source
 
     async def finish_copy(self, log_id: int) -> None:
-        """Make the copy a log like others; the index points to it, and its source is removed."""
+        """Make the copy an ordinary log. The index points to the copy already, and the caller has
+        removed the source."""
         source = self._unfinished_copies[log_id]
         await self._disk.rename(_copy_path(log_id, source), log_path(log_id))
         del self._unfinished_copies[log_id]
@@ -374,7 +382,7 @@ class EntryLogs:
         await self._disk.sync_dir(FOLDER)
 
     async def set_aside(self, log_id: int) -> None:
-        """As `remove`, but a damaged log is kept for examination under another name."""
+        """Rename a damaged log instead of removing it, so that an operator can examine it."""
         await self._unseal(log_id)
         with contextlib.suppress(NoSuchFile):
             await self._disk.rename(log_path(log_id), _path(log_id, DAMAGED))
@@ -388,13 +396,13 @@ class EntryLogs:
 
 
 class GrowingLog:
-    """A log that still grows: a flush, a compaction or a direct log writes it."""
+    """A log that is not ended: a flush, a compaction or a direct log appends to it."""
 
     def __init__(self, log_id: int, file: File) -> None:
         self.log_id = log_id
         self.file = file
         self._shares: dict[int, LedgerShare] = {}
-        self._name_synced = False
+        self._is_name_synced = False
 
     @classmethod
     async def make(cls, disk: Disk, log_id: int, path: str) -> "GrowingLog":
@@ -409,9 +417,9 @@ class GrowingLog:
     async def append(
         self, chunk: Sequence[tuple[int, int, Buffer]], *, sync: bool = False
     ) -> list[Location]:
-        """Append (ledger, entry id, entry); returns the locations. With `sync` the chunk begins at
-        a block, and each record holds its distance from that block. The work is done column by
-        column: a Python loop over the entries would be a flush's largest cost."""
+        """Append (ledger, entry id, entry); returns the locations. With `sync` the append is
+        durable, and each record has its distance from the block where the chunk begins. The work is
+        done column by column: a Python loop over the entries would be a flush's largest cost."""
         ledger_ids, entry_ids, entries = zip(*chunk, strict=True)
         sizes = list(map(len, entries))
         ends = accumulate([RECORD_HEADER_BYTES + size for size in sizes], initial=self.file.end)
@@ -435,7 +443,7 @@ class GrowingLog:
 
     @property
     def shares(self) -> dict[int, LedgerShare]:
-        """What the log has of each ledger so far."""
+        """The share of each ledger so far."""
         return dict(self._shares)
 
     async def end(self, disk: Disk) -> None:
@@ -448,7 +456,8 @@ class GrowingLog:
             await self.file.close()
 
     async def append_footer(self) -> None:
-        """Append the footer, so that it ends where the file ends: filler zeros come before it."""
+        """Append filler zeros and the footer, so that the footer ends at a multiple of 4096, where
+        the file ends."""
         length = len(encode_footer(self.log_id, 0, self._shares))
         gap = -length % BLOCK_BYTES
         await self.file.append(
@@ -457,13 +466,14 @@ class GrowingLog:
 
     async def sync(self, disk: Disk) -> None:
         await self.file.sync()
-        if not self._name_synced:
+        if not self._is_name_synced:
             await disk.sync_dir(FOLDER)
-            self._name_synced = True
+            self._is_name_synced = True
 
 
 class _OpenFiles:
-    """Files of logs open for reading: FILES_MAX, and more while they are being read."""
+    """Files of logs that are open to read: FILES_MAX at most, more only while more are being
+    read."""
 
     FILES_MAX = 128
 
@@ -472,7 +482,7 @@ class _OpenFiles:
         self._path = path
         self._files: dict[int, File] = {}  # least recently read first
         self._read_counts: dict[int, int] = {}
-        self._closing_ids: dict[int, None] = {}  # to be closed after the reads under way
+        self._ids_to_close: dict[int, None] = {}  # closed after the reads under way
 
     async def read(self, log_id: int, position: int, length: int) -> bytes:
         file = await self._take(log_id)
@@ -486,17 +496,17 @@ class _OpenFiles:
         """Close the file of a removed log, after the reads under way."""
         if log_id in self._files:
             if self._read_counts[log_id]:
-                self._closing_ids[log_id] = None
+                self._ids_to_close[log_id] = None
             else:
                 await self._files.pop(log_id).close()
 
     async def _take(self, log_id: int) -> File:
         while log_id not in self._files:
-            opened = await self._open(log_id)
+            new_file = await self._open(log_id)
             if log_id in self._files:  # another read was faster
-                await opened.close()
+                await new_file.close()
             else:
-                self._files[log_id] = opened
+                self._files[log_id] = new_file
         file = self._files[log_id] = self._files.pop(log_id)
         self._read_counts[log_id] = self._read_counts.get(log_id, 0) + 1
         return file
@@ -514,10 +524,10 @@ class _OpenFiles:
         idle = [log_id for log_id in self._files if not self._read_counts[log_id]]
         surplus = idle[: max(0, len(self._files) - self.FILES_MAX)]
         surplus += [
-            log_id for log_id in idle if log_id in self._closing_ids and log_id not in surplus
+            log_id for log_id in idle if log_id in self._ids_to_close and log_id not in surplus
         ]
         for log_id in surplus:
-            self._closing_ids.pop(log_id, None)
+            self._ids_to_close.pop(log_id, None)
         for file in [self._files.pop(log_id) for log_id in surplus]:
             await file.close()
 
@@ -531,7 +541,7 @@ def log_path(log_id: int) -> str:
 
 
 def map_path(log_id: int) -> str:
-    """Where the map of a log that has no footer is kept."""
+    """The path of the map file of a log that has no footer."""
     return _path(log_id, MAP)
 
 
@@ -563,8 +573,8 @@ def run_bytes(run: Sequence[Location]) -> int:
 
 
 def held_bytes(run: Sequence[Location]) -> int:
-    """Bytes of memory that the entries of a run take once they are read: they are views of the run,
-    or copies if the run is mostly filler."""
+    """Bytes of memory that the entries of a run take once they are read. The entries are views of
+    the run, or copies if the run is mostly filler."""
     on_disk = run_bytes(run)
     records = sum([location.entry_bytes for location in run]) + len(run) * RECORD_HEADER_BYTES
     return records if 2 * records < on_disk else on_disk
@@ -573,8 +583,8 @@ def held_bytes(run: Sequence[Location]) -> int:
 def runs(
     locations: Sequence[Location], bytes_max: int, gap_max: int = BLOCK_BYTES - 1
 ) -> Iterator[list[Location]]:
-    """The locations in runs of about `bytes_max` at most. The locations of a run follow one another
-    in one log, with at most `gap_max` bytes of filler (or of other records) between two."""
+    """The locations in runs of about `bytes_max` at most. The records of a run follow one another
+    in one log, with at most `gap_max` bytes of filler (or of other records) between two records."""
     run: list[Location] = []
     for location in locations:
         if run and not (

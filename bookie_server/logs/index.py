@@ -1,16 +1,18 @@
-"""The entry index as the storage engine sees it: the location of each entry, and each ledger's
-state; and the states in memory, with changes that the indexes do not have yet (`LedgerStates`).
+"""The interface of the entry index for the storage engine: the location of each entry, and each
+ledger's state; and the states in memory, with changes that the indexes do not have yet
+(`LedgerStates`).
 
 Always true of an index:
 - a put, move or deletion is visible when the call returns, and durable when the next `sync`
-  returns. Before that a crash may undo any part of it: the journal covers that;
-- a look-up finds what was synced, or raises: it never returns "absent" for a synced key;
+  returns. Before the sync a crash may undo any part of it: then the journal has the change;
+- a look-up of a synced key returns its value, or raises: it never returns "absent";
 - a later put of the same key replaces the earlier one;
 - any failure is DiskFailed. A failed write or sync is final: a later sync would prove nothing.
 docs/formats.md pictures the keys.
 
 Always true of states:
-- each change gets a higher revision: of two copies of a state the higher revision is the later one;
+- each change gets a higher revision: of two copies of a state, the copy with the higher revision is
+  the later one;
 - a change that was made to an older copy undoes no change made since (`merge_states`);
 - states of a directory that missed the end of an earlier run are outdated, whatever their revisions
   (`merge_outdated`). If only such a directory has a ledger's state, later changes of the state,
@@ -31,12 +33,12 @@ from bookie_server.disk.interface import DiskFailed
 from spark_ledger import errors
 from spark_ledger.metadata.ledger_record import Verifiers, shallow
 
-EVERY_LEDGER = -1  # the state with this id holds for all ledgers that this bookie may have served
+EVERY_LEDGER = -1  # the limbo of the state with this id holds for all ledgers of this bookie
 
 
 class Location(NamedTuple):
-    """Entry `entry_id` of `ledger_id`: a record that starts at byte `position` of entry log
-    `log_id` and carries `entry_bytes` bytes of entry (header and payload)."""
+    """The location of entry `entry_id` of `ledger_id`: its record starts at byte `position` of
+    entry log `log_id`, and the entry (header and payload) has `entry_bytes` bytes."""
 
     ledger_id: int
     entry_id: int
@@ -46,10 +48,11 @@ class Location(NamedTuple):
 
 
 class LimboReason(enum.StrEnum):
-    """Why a missing entry of a ledger counts as unknown here; the values are in rising order.
+    """Why a missing entry of a ledger counts as unknown here; each value is worse than the value
+    before.
 
-    The reason rises NONE -> TORN -> LOST or NONE -> LOST (`worse_reason`). Only ClearLimbo sets it
-    back to NONE, after the ledger's entries were compared with the other copies.
+    The reason only gets worse (`worse_reason`), until ClearLimbo sets it back to NONE, after the
+    ledger's entries were compared with the other copies.
     """
 
     NONE = ""
@@ -71,15 +74,15 @@ _REASONS = tuple(LimboReason)
 class LedgerState:
     """What a bookie keeps of a ledger besides its entries, and must not forget.
 
-    fenced: normal adds are refused, for ever. explicit_lac: highest LAC written by WriteLac.
-    limbo: why entries may have been lost here, if they may.
-    deleted: a tombstone.
-    met: the verifiers were read from the metadata (False only when the journal was damaged).
+    fenced: normal adds are refused, for ever. explicit_lac: the highest LAC written by WriteLac.
+    limbo: why entries may have been lost here; NONE if no entry was lost.
+    deleted: the ledger is buried (a tombstone).
+    met: the ledger's record was read at first contact (False only after damage of the journal).
     creation: the creator token of the record that was read at first contact; another token shows
     that the id was given out again after the metadata store went back in time. Empty: unknown.
-    directories: ids of the ledger directories that may hold its entries; the last one takes new
-    entries. given_up: ids of lost directories, each with the revision from which on its entries of
-    the ledger are garbage.
+    directories: ids of the ledger directories that may hold its entries; the last directory takes
+    new entries. given_up: ids of lost directories, each with the revision from which on its entries
+    of the ledger are garbage.
     revision: rises with each change.
     """
 
@@ -98,9 +101,9 @@ class LedgerState:
 
 
 def merge_states(first: LedgerState, second: LedgerState) -> LedgerState:
-    """The state of a ledger, from two copies. The later revision counts, except that a fence, a
-    tombstone and an explicit LAC of either copy stay, and a directory of the earlier copy stays
-    unless the later one gave it up."""
+    """The state of a ledger, from two copies. The copy with the later revision counts, with these
+    exceptions: a fence, a tombstone and an explicit LAC of either copy stay, and a directory of the
+    earlier copy stays unless the later copy gave it up."""
     late, early = (first, second) if first.revision >= second.revision else (second, first)
     limbo = late.limbo
     if first.revision == second.revision:
@@ -128,17 +131,17 @@ def merge_states(first: LedgerState, second: LedgerState) -> LedgerState:
 
 
 class IndexDamaged(DiskFailed):
-    """The index found bytes of its own that cannot be right."""
+    """Bytes of the index are damaged."""
 
 
 def merge_outdated(present: LedgerState, outdated: LedgerState) -> LedgerState:
     """A ledger's state from `present` and from the state in a directory that missed the end of an
     earlier run.
 
-    A fence, a tombstone and an explicit LAC of either stay, and a directory that was given up stays
-    given up. For all else `present` counts, even if `outdated` has the higher revision: that
-    counts changes that no other directory has. Then either limbo may be the later one, so the
-    worse one counts.
+    A fence, a tombstone and an explicit LAC of either state stay, and a directory that was given up
+    stays given up. For all other fields `present` counts. If `outdated` has the higher revision,
+    it had changes that no other directory has. Then either limbo may be the later one, so the worse
+    limbo counts.
     """
     both = merge_states(present, replace(outdated, revision=0))
     if outdated.revision < present.revision:
@@ -159,7 +162,7 @@ _LOG_VALUE = struct.Struct("<Q")
 
 
 def entry_key(ledger_id: int, entry_id: int) -> bytes:
-    """17 bytes, big-endian, so that keys sort by (ledger, entry); neither is ever negative."""
+    """17 bytes, big-endian, so that keys sort by (ledger, entry). Both ids are 0 or more."""
     return _ENTRY_KEY.pack(ENTRY_PREFIX, ledger_id, entry_id)
 
 
@@ -192,7 +195,7 @@ def encode_location(location: Location) -> bytes:
 
 
 def encode_locations(locations: Sequence[Location]) -> Iterator[tuple[bytes, bytes]]:
-    """`entry_key` and `encode_location` of each location, without a step of Python for each."""
+    """`entry_key` and `encode_location` of each location, column by column."""
     ledger_ids, entry_ids, *fields = zip(*locations, strict=True)
     keys = map(_ENTRY_KEY.pack, repeat(ENTRY_PREFIX), ledger_ids, entry_ids)
     return zip(keys, map(_ENTRY_VALUE.pack, *fields), strict=True)
@@ -252,13 +255,14 @@ class EntryIndex(Protocol):
     ) -> list[Location]:
         """Locations of the entries that exist between first and last, both included, ascending.
 
-        Ends early after the location whose entry brings their sum to `max_bytes` or more.
+        Ends early, after the location with which the entries together have `max_bytes` or more.
         """
 
     async def among(
         self, ledger_id: int, entry_ids: Sequence[int], max_bytes: int
     ) -> list[Location]:
-        """As `range`, for those of the ascending `entry_ids` that exist; at least one is given."""
+        """As `range`, for the entries among the ascending `entry_ids` that exist. The caller gives
+        at least one id."""
 
     async def last(self, ledger_id: int) -> int | None:
         """The highest entry id of the ledger."""
@@ -270,7 +274,7 @@ class EntryIndex(Protocol):
         """Forget the locations of these entries."""
 
     async def delete_ledger(self, ledger_id: int) -> None:
-        """Forget the locations of its entries; its state stays."""
+        """Forget the locations of the ledger's entries; the ledger's state stays."""
 
     async def put_ledgers(self, states: Sequence[LedgerState]) -> None: ...
 
@@ -281,25 +285,25 @@ class EntryIndex(Protocol):
 
     async def mark_logs(self, marks: Mapping[int, int | None]) -> None:
         """Set the mark of each direct log: from this position on the log may have records that the
-        index lacks; None: the index has all of them. Marks are never durable before earlier puts.
+        index lacks; None: the index lacks no record. Marks are never durable before earlier puts.
         """
 
     async def marked_logs(self) -> dict[int, int]:
         """The marks that are not None, by log id, ascending."""
 
     async def sync(self) -> None:
-        """All earlier changes are durable when it returns."""
+        """Make all earlier changes durable."""
 
     async def close(self) -> None:
-        """Changes that were not synced may be lost."""
+        """Close the index. Changes that were not synced may be lost."""
 
 
 class IndexChanges(NamedTuple):
-    """Changes of states that a flush writes to every index; it deletes the states of the
-    `forgotten` ledgers first."""
+    """Changes of states that a flush writes to every index. The flush deletes the states of the
+    `forgotten_ids` first."""
 
     states: list[LedgerState]
-    forgotten: list[int]
+    forgotten_ids: list[int]
 
 
 class LedgerStates:
@@ -328,7 +332,7 @@ class LedgerStates:
         return self.restore(replace(state, revision=state.revision + 1))
 
     def restore(self, state: LedgerState) -> LedgerState:
-        """Set a state of an earlier run, which has its revision."""
+        """Set a state of an earlier run; its revision stays."""
         self._states[state.ledger_id] = state
         self._changed_ids[state.ledger_id] = None
         self._forgotten_ids.pop(state.ledger_id, None)
@@ -377,8 +381,8 @@ class LedgerStates:
 
 
 def worst_state(state: LedgerState) -> LedgerState:
-    """The state as later changes, now forgotten, may have left it at worst: fenced, entries lost. A
-    tombstone stays as it is."""
+    """The worst state that later changes, now forgotten, may have made: fenced, entries lost. A
+    buried ledger's state stays unchanged."""
     if state.deleted or state.ledger_id == EVERY_LEDGER:
         return state
     return replace(state, fenced=True, limbo=LimboReason.LOST)

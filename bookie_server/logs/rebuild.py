@@ -1,18 +1,18 @@
-"""The entry index made anew from the entry logs: `python -m bookie_server --rebuild-index`.
+"""Rebuilds an entry index from the entry logs: `python -m bookie_server --rebuild-index`.
 
 For a directory whose index is lost or damaged, while no bookie runs on it (the caller holds its
 lock). Always true:
-- the new index is written beside the old one; when it is complete and durable, a rename puts it in
-  the old one's place;
+- the new index is written beside the old index; when the new index is complete and durable, a
+  rename puts it in the old index's place;
 - a marker file exists from the first step to the last, and no bookie starts on a directory that has
   the marker (`refuse_half_rebuilt`): after any interruption the command can be given again;
-- of two copies of an entry the one in the newer log counts;
+- of two copies of an entry the copy in the newer log counts;
 - an entry with a damaged record cannot be delivered; it never counts as absent. Damage in bytes
   that name no ledger puts every ledger in limbo.
 
-The entry logs do not hold the ledgers' states (fenced, deleted ...). They are taken from another
-directory's index; without one every ledger is in limbo, and the ledgers with entries in the logs
-are fenced, so that their writers do not go on.
+The entry logs do not have the ledgers' states (fenced, deleted ...). The states come from another
+directory's index. If there is no such index, every ledger is in limbo, and the ledgers with entries
+in the logs are fenced, so that their writers do not go on.
 """
 
 import contextlib
@@ -35,35 +35,39 @@ from bookie_server.logs.scan import LogMap, Scanned, read_map, scan
 
 MARKER = "index-rebuild"
 INDEX, NEW, OLD = "index", "index.new", "index.damaged"
-_LATEST = 1 << 32  # a revision above those in journals: a replay does not replace these states
+_LATEST = 1 << 32  # above all revisions in journals: a replay does not replace states with it
 _log = logging.getLogger(__name__)
 
 MakeIndex = Callable[[str], Awaitable[EntryIndex]]
-"""Opens the index in that folder of the directory, which is empty or absent."""
+"""Opens the index in a folder of the directory. The folder is empty or absent."""
 
 
 @dataclass(slots=True)
 class RebuildOutcome:
-    """What a rebuild found. `incomplete`: ledgers that lack a record. `is_any_incomplete`: any
+    """The result of a rebuild: the numbers of logs, entries and damaged records, and the ids of the
+    ledgers with entries. `incomplete_ids`: the ledgers that lack a record. `may_lack_more`: any
     ledger may lack records, or the ledgers' states are unknown."""
 
     logs: int = 0
     entries: int = 0
     damaged: int = 0
-    ledgers: dict[int, None] = field(default_factory=dict)
-    incomplete: dict[int, None] = field(default_factory=dict)
-    is_any_incomplete: bool = False
+    ledger_ids: dict[int, None] = field(default_factory=dict)
+    incomplete_ids: dict[int, None] = field(default_factory=dict)
+    may_lack_more: bool = False
 
     def sentence(self) -> str:
         """The outcome as a sentence for an operator."""
         summary = (
-            f"the index was made anew: {self.entries} entries of {len(self.ledgers)} ledgers in"
+            f"the index was made anew: {self.entries} entries of {len(self.ledger_ids)} ledgers in"
             f" {self.logs} entry logs, {self.damaged} damaged records"
         )
-        if self.is_any_incomplete:
-            return f"{summary}; every ledger is in limbo until it was compared with its peers"
-        if self.incomplete:
-            return f"{summary}; {len(self.incomplete)} ledgers lack entries and are in limbo"
+        if self.may_lack_more:
+            return (
+                f"{summary}; every ledger is in limbo until it was compared with its copies on"
+                " other bookies"
+            )
+        if self.incomplete_ids:
+            return f"{summary}; {len(self.incomplete_ids)} ledgers lack entries and are in limbo"
         return summary
 
 
@@ -80,8 +84,8 @@ async def rebuild(
     config: StorageConfig,
     states: Sequence[LedgerState] | None = None,
 ) -> RebuildOutcome:
-    """Make the index of the directory anew; durable when it returns. `states`: those in the other
-    directories' indexes (of a ledger there may be several); None: there is no such index.
+    """Make the index of the directory anew; durable when this returns. `states`: the states in the
+    other directories' indexes (of a ledger there may be several); None: there is no other index.
 
     Raises DiskFailed; then the operator gives the command again. Raises DiskFull when there is no
     space for the new index: then the directory is unchanged.
@@ -99,7 +103,7 @@ async def rebuild(
         await disk.remove(MARKER)
         await disk.sync_dir()
         raise DiskFull(
-            f"there is no space to make the index anew, which is as it was: {error}"
+            f"there is no space to make the index anew; the old index is unchanged: {error}"
         ) from error
     await _replace(disk)
     return outcome
@@ -144,7 +148,7 @@ class _Rebuild:
             self._other_states[state.ledger_id] = (
                 state if other is None else merge_states(state, other)
             )
-        self._outcome = RebuildOutcome(is_any_incomplete=states is None)
+        self._outcome = RebuildOutcome(may_lack_more=states is None)
 
     async def run(self, directory_id: str) -> RebuildOutcome:
         """Fill the index, durably. A copy that a compaction has not finished counts as newer than
@@ -163,69 +167,73 @@ class _Rebuild:
         except NoSuchFile:  # the source of a copy, removed already
             return
         counts: Counter[int] = Counter()
-        has_unknown = False
+        has_unnamed_damage = False  # in bytes that name no ledger
         try:
             footer = await read_map(self._logs, self._disk, log_id)
             footer = footer if footer is not None and footer.has_footer else None
             async for chunk in scan(file, log_id, footer.records_end if footer else file.end):
                 await self._put(chunk, counts)
-                has_unknown = has_unknown or any(bad.location is None for bad in chunk.damage)
+                if any(damage.location is None for damage in chunk.damage):
+                    has_unnamed_damage = True
         finally:
             await file.close()
         self._outcome.logs += 1
-        self._note_losses(log_id, footer, counts, has_unknown)
+        self._note_losses(log_id, footer, counts, has_unnamed_damage)
         _log.info(
             "log %d of %d ledgers: %d entries so far", log_id, len(counts), self._outcome.entries
         )
 
     async def _put(self, chunk: Scanned, counts: Counter[int]) -> None:
         locations = [record.location for record in chunk.records]
-        bad = [damage.location for damage in chunk.damage if damage.location is not None]
-        counts.update(location.ledger_id for location in (*locations, *bad))
-        self._outcome.ledgers.update(dict.fromkeys(counts))
+        damaged = [damage.location for damage in chunk.damage if damage.location is not None]
+        counts.update(location.ledger_id for location in (*locations, *damaged))
+        self._outcome.ledger_ids.update(dict.fromkeys(counts))
         self._outcome.entries += len(locations)
         self._outcome.damaged += len(chunk.damage)
-        deleted = {
+        deleted_ids = {
             i for i in counts if (state := self._other_states.get(i)) is not None and state.deleted
         }
-        kept = [location for location in locations if location.ledger_id not in deleted]
-        await self._index.put(kept)
-        for location in bad:  # an older copy is better than a damaged one
+        await self._index.put([at for at in locations if at.ledger_id not in deleted_ids])
+        for location in damaged:  # an older copy is better than a damaged copy
             older = await self._index.get(location.ledger_id, location.entry_id)
-            if older is None and location.ledger_id not in deleted:
+            if older is None and location.ledger_id not in deleted_ids:
                 await self._index.put([location])
 
     def _note_losses(
-        self, log_id: int, footer: LogMap | None, counts: Mapping[int, int], has_unknown: bool
+        self,
+        log_id: int,
+        footer: LogMap | None,
+        counts: Mapping[int, int],
+        has_unnamed_damage: bool,
     ) -> None:
-        """Note the ledgers that lack records by the log's map. If a log without a map is damaged,
-        any ledger may lack records."""
+        """Note the ledgers that lack records by the log's map. If a log without a map has damage
+        that names no ledger, any ledger may lack records."""
         if footer is None:
-            if has_unknown:
+            if has_unnamed_damage:
                 _log.error("log %d is damaged or torn and has no map", log_id)
-                self._outcome.is_any_incomplete = True
+                self._outcome.may_lack_more = True
             return
         for ledger_id, share in footer.shares().items():
             if counts.get(ledger_id, 0) < share.entries:
                 _log.error("log %d lacks entries of ledger %d", log_id, ledger_id)
-                self._outcome.incomplete[ledger_id] = None
-                self._outcome.ledgers[ledger_id] = None
+                self._outcome.incomplete_ids[ledger_id] = None
+                self._outcome.ledger_ids[ledger_id] = None
 
     def _states(self, directory_id: str) -> list[LedgerState]:
         """The states that the new index gets: of all ledgers, and of EVERY_LEDGER."""
-        outcome, others = self._outcome, self._other_states
-        every = others.pop(EVERY_LEDGER, LedgerState(EVERY_LEDGER))
+        outcome, other_states = self._outcome, self._other_states
+        every_state = other_states.pop(EVERY_LEDGER, LedgerState(EVERY_LEDGER))
         states = []
-        for ledger_id in sorted({**others, **outcome.ledgers}):
-            state = others.get(ledger_id)
+        for ledger_id in sorted({**other_states, **outcome.ledger_ids}):
+            state = other_states.get(ledger_id)
             if state is None:
                 directories = (directory_id,) if directory_id else ()
                 state = LedgerState(ledger_id, fenced=True, met=False, directories=directories)
                 state = _in_limbo(state)
-            elif ledger_id in outcome.incomplete:
+            elif ledger_id in outcome.incomplete_ids:
                 state = _in_limbo(state)
             states.append(state)
-        return [*states, _in_limbo(every) if outcome.is_any_incomplete else every]
+        return [*states, _in_limbo(every_state) if outcome.may_lack_more else every_state]
 
 
 def _in_limbo(state: LedgerState) -> LedgerState:

@@ -8,8 +8,8 @@ Always true:
 - memory is bounded by the constants below (about 40 MiB);
 - all calls run in the threads "<name>-write", "<name>-read" and "<name>-recovery", under a deadline
   (IoDeadline);
-- an error of RocksDB becomes DiskFailed; if RocksDB calls it corruption, IndexDamaged: the tables
-  are damaged, and `--rebuild-index` makes them anew.
+- an error of RocksDB becomes DiskFailed. If RocksDB reports corruption, the error is IndexDamaged:
+  the tables are damaged, and `--rebuild-index` makes them anew.
 """
 
 import asyncio
@@ -86,7 +86,8 @@ class RocksIndex(EntryIndex):
     ) -> "RocksIndex":
         """Open or make the index in `folder`; a call that takes longer than `limit_s` has hung.
 
-        Raises DiskFull when the disk lacks space for it, else DiskFailed; both name the remedy.
+        Raises DiskFull when the disk lacks space for the index, else DiskFailed; both name the
+        remedy.
         """
         try:
             return cls(*await asyncio.to_thread(_open, folder), name, limit_s)
@@ -188,7 +189,7 @@ class RocksIndex(EntryIndex):
                 self.on_damage(disk_error)
             raise disk_error from error
 
-    # -- what runs in the threads --
+    # -- calls that run in the threads --
 
     def _write(self, pairs: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Put the value of each key; None deletes the key."""
@@ -205,7 +206,8 @@ class RocksIndex(EntryIndex):
             self._db.write(batch, _without_log())
 
     def _move(self, moves: Sequence[tuple[Location, Location]]) -> None:
-        """As there is one writing thread, nothing is written between look-up and put."""
+        """See EntryIndex.move. There is one writing thread, so no other write comes between the
+        look-up and the put."""
         keys = [(entry_key(old.ledger_id, old.entry_id), old, new) for old, new in moves]
         self._write((key, encode_location(new)) for key, old, new in keys if self._get(key) == old)
 
@@ -244,7 +246,8 @@ class RocksIndex(EntryIndex):
         return locations
 
     def _among(self, ledger_id: int, ids: Sequence[int], max_bytes: int) -> list[Location]:
-        """A step to the next key costs half as much as a look-up."""
+        """See EntryIndex.among. If the ids are dense, the whole range is read: a step to the next
+        key costs half as much as a look-up."""
         if ids[-1] - ids[0] < 2 * len(ids):
             id_set = dict.fromkeys(ids)
             every = self._range(ledger_id, ids[0], ids[-1], _EVERYTHING)
@@ -252,14 +255,14 @@ class RocksIndex(EntryIndex):
         else:
             looked_up = (self._get(entry_key(ledger_id, entry_id)) for entry_id in ids)
             locations = (location for location in looked_up if location is not None)
-        taken: list[Location] = []
+        first_locations: list[Location] = []
         total = 0
         for location in locations:
-            taken.append(location)
+            first_locations.append(location)
             total += location.entry_bytes
             if total >= max_bytes:
                 break
-        return taken
+        return first_locations
 
     def _last(self, ledger_id: int) -> int | None:
         cursor = self._db.iter()
@@ -299,7 +302,7 @@ class RocksIndex(EntryIndex):
 
 
 def _lacks_space(error: Exception) -> bool:
-    """RocksDB gives no error number, only its text."""
+    """Whether the disk has no space, by the error's text, as RocksDB gives no error number."""
     return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
@@ -317,7 +320,8 @@ class _Guard:
     """A file with the number of syncs of the index. Syncs write its two slots in turn, each a count
     (8 bytes, little-endian) and its CRC32C, so that one slot survives a torn write.
 
-    Why: after a flipped bit in its manifest, RocksDB may drop the manifest's end silently.
+    It is needed because after a flipped bit in its manifest, RocksDB may drop the manifest's end
+    silently.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,17 +1,17 @@
-"""What an entry log holds, for callers that cannot rely on the index. `scan` reads all records of a
-log. `LogMap` has the share of each ledger without a scan: from the log's footer, or, for a log
-without footer that was scanned before, from a file beside it.
+"""The contents of an entry log, for callers that cannot rely on the index. `scan` reads all records
+of a log. `LogMap` has the share of each ledger: from the log's footer or, if the log has no footer
+and was scanned before, from a map file.
 
 Always true of a scan:
 - every record is checked before the caller gets it (its header's CRC, log id and position, the
   entry's digests and identity);
-- damage is reported with its position. It never ends the scan, which goes on at the next valid
+- damage is reported with its position. It never ends the scan: the scan goes on at the next valid
   record header;
-- at most one chunk, or one larger record, is in memory; the event loop is free between two chunks.
+- at most one chunk, or one larger record, is in memory; other tasks run between two chunks.
 
 Always true of a map:
-- it is used only if its CRC matches and it has its log's id; a log whose map cannot be read counts
-  as unknown, not as empty;
+- a map is used only if its CRC matches and it has its log's id; if a map cannot be read, the log's
+  contents count as unknown, not as empty;
 - a scan for a map counts only records that the index points to, not copies that a crash left;
 - a map takes 24 bytes of memory for each ledger.
 """
@@ -47,7 +47,7 @@ from bookie_server.logs.entry_log import (
 from bookie_server.logs.index import EntryIndex, Location
 
 CHUNK_BYTES = 1 << 20
-RECORDS_PER_CHUNK_MAX = 512  # about 5 ms
+RECORDS_PER_CHUNK_MAX = 512  # their checks take about 5 ms
 _log = logging.getLogger(__name__)
 
 
@@ -58,7 +58,7 @@ class Readable(Protocol):
 
 
 class LogRecord(NamedTuple):
-    """A whole record; `entry` is a view into its chunk. `write_start`: see entry_log."""
+    """A whole record. `entry` is a view into the chunk's bytes. `write_start`: see entry_log."""
 
     location: Location
     entry: memoryview
@@ -66,8 +66,8 @@ class LogRecord(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes from `start` up to `end` that are no valid records. If a record's header is valid there
-    and its entry is damaged, `location` and `write_start` (see entry_log) are those of the record.
+    """Bytes from `start` up to `end` that are no valid records. If a valid record header is there
+    and only the entry is damaged, `location` and `write_start` (see entry_log) are from the header.
     """
 
     start: int
@@ -86,7 +86,7 @@ class Scanned(NamedTuple):
 
 
 class ParseResult(NamedTuple):
-    """What `parse` returns: the caller goes on at `position` with `bytes_min` bytes or more."""
+    """The result of `parse`. The caller goes on at `position`, with `bytes_min` bytes or more."""
 
     records: list[LogRecord]
     damage: list[Damage]
@@ -132,23 +132,23 @@ def parse(data: Buffer, base: int, end: int, log_id: int) -> ParseResult:
             at = next_at
             continue
         stop = at + RECORD_HEADER_BYTES + location.entry_bytes
-        begun = write_start(view[at : at + RECORD_HEADER_BYTES], base + at)
+        write_begin = write_start(view[at : at + RECORD_HEADER_BYTES], base + at)
         if base + stop > end:
             why = "the log ends inside a record"
-            damage.append(Damage(base + at, end, why, location, begun))
+            damage.append(Damage(base + at, end, why, location, write_begin))
             at = limit
         elif stop > limit:
             if is_last:
                 why = "the file ends inside a record"
-                damage.append(Damage(base + at, end, why, location, begun))
+                damage.append(Damage(base + at, end, why, location, write_begin))
                 at = limit
                 continue
             return ParseResult(records, damage, base + at, stop - at)
         elif why := fault(entry := view[at + RECORD_HEADER_BYTES : stop], *location[:2]):
-            damage.append(Damage(base + at, base + stop, why, location, begun))
+            damage.append(Damage(base + at, base + stop, why, location, write_begin))
             at = stop
         else:
-            records.append(LogRecord(location, entry, begun))
+            records.append(LogRecord(location, entry, write_begin))
             at = stop
     return ParseResult(records, damage, base + at, RECORD_HEADER_BYTES)
 
@@ -176,13 +176,13 @@ def _header(view: memoryview, at: int, base: int, log_id: int) -> Location | Non
         location = decode_record_header(view[at : at + RECORD_HEADER_BYTES])
     except BadEntryLog:
         return None
-    here = (location.log_id, location.position) == (log_id, base + at)
-    return location if here else None
+    is_own = (location.log_id, location.position) == (log_id, base + at)
+    return location if is_own else None
 
 
 def _next_record(view: memoryview, at: int, base: int, log_id: int, is_last: bool) -> int:
-    """Where the next record begins at or after `at`; or where the search has to go on, if no record
-    begins in these bytes."""
+    """Where the next record begins, at or after `at`. If no record begins in these bytes: where the
+    search has to go on."""
     data = bytes(view)
     while (at := data.find(RECORD_MAGIC, at)) >= 0:
         if len(view) - at < RECORD_HEADER_BYTES and not is_last:
@@ -200,10 +200,10 @@ _LOOK_UPS_SPREAD_MAX = 4  # one range look-up if it reads at most 4 times the re
 
 
 class LogMap:
-    """The map of one log. `records_end`: where its records end. `whole`: damage, if there is any,
-    cost no record that counts."""
+    """The map of one log. `records_end`: where its records end. `is_whole`: no record that the
+    index points to is damaged."""
 
-    __slots__ = ("_shares", "file_bytes", "has_footer", "log_id", "records_end", "whole")
+    __slots__ = ("_shares", "file_bytes", "has_footer", "is_whole", "log_id", "records_end")
 
     def __init__(
         self,
@@ -213,13 +213,13 @@ class LogMap:
         shares: Mapping[int, LedgerShare],
         *,
         has_footer: bool = True,
-        whole: bool = True,
+        is_whole: bool = True,
     ) -> None:
         self.log_id = log_id
         self.file_bytes = file_bytes
         self.records_end = records_end
         self.has_footer = has_footer
-        self.whole = whole
+        self.is_whole = is_whole
         self._shares = array("q")
         for ledger_id in sorted(shares):
             self._shares.extend((ledger_id, *shares[ledger_id]))
@@ -240,16 +240,17 @@ class LogMap:
     def entries(self) -> int:
         return sum(self._shares[2::3])
 
-    def live_bytes(self, dead: Mapping[int, None]) -> int:
-        """Bytes of records of ledgers other than the dead ones."""
+    def live_bytes(self, dead_ids: Mapping[int, None]) -> int:
+        """Bytes of the records of all ledgers except `dead_ids`."""
         ids, sizes = self._shares[::3], self._shares[1::3]
-        if not dead:
+        if not dead_ids:
             return sum(sizes)
-        return sum(size for i, size in zip(ids, sizes, strict=True) if i not in dead)
+        return sum(size for i, size in zip(ids, sizes, strict=True) if i not in dead_ids)
 
 
 async def read_map(logs: EntryLogs, disk: Disk, log_id: int) -> LogMap | None:
-    """The map of a sealed log; None when the log has to be scanned for it. Raises DiskFailed."""
+    """The map of a sealed log; None if the log has no map and has to be scanned. Raises
+    DiskFailed."""
     file = await logs.open_log(log_id)
     try:
         with contextlib.suppress(BadEntryLog):
@@ -285,33 +286,33 @@ async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pa
                     last_record = max(last_record, location.position)
                     synced = max(synced, last_record + 1)
             await pace.spend(chunk.size)
-        # A torn write may have left whole records behind damage. The index points to none of them
-        # in a flush's log; in a direct log it points to those that a start replayed.
-        whole = all(bad.start > last_record or bad.start >= synced for bad in damage)
-        if not whole:
+        # A torn write may have left whole records after damage. In a flush's log the index points
+        # to no such record; in a direct log it points to such records that a start replayed.
+        is_whole = all(bad.start > last_record or bad.start >= synced for bad in damage)
+        if not is_whole:
             _log.error("log %d is damaged: %s ...", log_id, damage[0])
-        return LogMap(log_id, file.end, file.end, shares, has_footer=False, whole=whole)
+        return LogMap(log_id, file.end, file.end, shares, has_footer=False, is_whole=is_whole)
     finally:
         await file.close()
 
 
 def _synced_before(location: Location, write_start: int) -> int:
-    """If the index points to this record, all bytes before this position were synced: the record's
-    position if a flush wrote it or it is the first of its write; else the start of its write, which
-    may be torn."""
+    """The position before which all bytes were synced, as the index points to this record. For a
+    record that a flush wrote, or that is the first of its write, this is the record's position. For
+    any other record it is the start of the record's write, as that write may be torn."""
     at = location.position
     return write_start if write_start < at - at % BLOCK_BYTES else at
 
 
 async def write_map_file(disk: Disk, log_map: LogMap) -> None:
-    """Keep the map, so that the next run need not scan this log. Raises DiskFailed; then there is
-    no map."""
+    """Write the map file, so that the next run need not scan this log. Raises DiskFailed; then
+    there is no map file."""
     path, data = map_path(log_map.log_id), encode_footer(log_map.log_id, 0, log_map.shares())
     await replace_file(disk, path, data, path.removesuffix(MAP) + MAP_TEMPORARY)
 
 
 async def indexed_records(index: EntryIndex, records: Sequence[LogRecord]) -> list[LogRecord]:
-    """Those of the records of one log that the index points to. Raises DiskFailed."""
+    """The records among these that the index points to. Raises DiskFailed."""
     return [
         record
         for run in runs_of_a_ledger(records)
@@ -332,7 +333,7 @@ async def locations_of(index: EntryIndex, run: Sequence[LogRecord]) -> list[Loca
 
 
 def runs_of_a_ledger(records: Iterable[LogRecord]) -> Iterator[list[LogRecord]]:
-    """The records, cut where the next one is of another ledger."""
+    """The records, cut where the ledger changes."""
     run: list[LogRecord] = []
     for record in records:
         if run and record.location.ledger_id != run[0].location.ledger_id:
@@ -344,8 +345,8 @@ def runs_of_a_ledger(records: Iterable[LogRecord]) -> Iterator[list[LogRecord]]:
 
 
 async def locations_in(index: EntryIndex, log_id: int) -> list[Location]:
-    """Every location in the log that the index has. Reads the whole index, so it is only for a
-    damaged log. Raises DiskFailed."""
+    """Every location in the log that the index has. This reads the whole index, so it is only used
+    for a damaged log. Raises DiskFailed."""
     locations: list[Location] = []
     for ledger_id in await index.ledger_ids():
         first = 0

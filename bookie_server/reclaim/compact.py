@@ -1,18 +1,18 @@
 """Compaction of one entry log: its living entries are copied, the index is moved to the copy, the
-log is removed. The files show which steps are done, and each step can be repeated:
+log is removed. The names of the files show which steps are done, and each step can be repeated:
 
     7.compacting                      being written; removed at the next start
-    7.from-3.compacted                whole and durable; the index may point to it or to 3.log yet
+    7.from-3.compacted                whole and durable; the index points to it or to 3.log
     (index moved, synced; 3.log removed, durably)
     7.log
 
 Always true:
 - the source is removed only after the copy of its living entries was read back without a fault, and
   the index, which then points to no record of the source, was synced;
-- an entry is copied only if the index points to that very record, and its location moves only if
-  the index still points there;
+- an entry is copied only if the index points to its record, and its location moves only if the
+  index still points to that record;
 - a damaged record is never copied: its ledger is quarantined, and the source kept as `.damaged`;
-- a failure leaves the source as it was and no copy, and does not affect the next log.
+- after a failure the source is unchanged and there is no copy; the next log is not affected.
 """
 
 import contextlib
@@ -42,8 +42,8 @@ _log = logging.getLogger(__name__)
 
 
 class _CopyOutcome(NamedTuple):
-    """`copy` is None if no entry lives. `is_doubtful`: the source may have records that were not
-    read."""
+    """The result of copying a log. `copy` is None if no entry lives. `is_doubtful`: the source may
+    have records that were not read."""
 
     copy: GrowingLog | None
     is_doubtful: bool
@@ -67,8 +67,8 @@ class Compactor:
                 self._note_failure(source, error)
 
     async def compact(self, source: LogMap) -> int | None:
-        """Compact a log; returns the bytes freed on disk, or None if a failure ended it: then the
-        source is as before."""
+        """Compact a log; returns the bytes freed on disk. Returns None if the compaction failed:
+        then the source is unchanged."""
         outcome: _CopyOutcome | None = None
         try:
             outcome = await self._copy(source)
@@ -89,12 +89,12 @@ class Compactor:
     async def _copy(self, source: LogMap) -> _CopyOutcome:
         """Write the living entries to a copy. Raises DiskFailed; then there is no copy."""
         buffer = _CopyBuffer(self._store.logs)
-        records, damaged = 0, False
+        record_count, has_damage = 0, False
         file = await self._store.logs.open_log(source.log_id)
         try:
             async for chunk in scan(file, source.log_id, source.records_end):
-                records += len(chunk.records)
-                damaged = damaged or bool(chunk.damage)
+                record_count += len(chunk.records)
+                has_damage = has_damage or bool(chunk.damage)
                 await buffer.add(await self._living(chunk))
                 await self._pace.spend(chunk.size)
             await buffer.flush()
@@ -104,7 +104,7 @@ class Compactor:
             raise
         finally:
             await file.close()
-        is_doubtful = damaged or (source.has_footer and records != source.entries)
+        is_doubtful = has_damage or (source.has_footer and record_count != source.entries)
         return _CopyOutcome(buffer.copy, is_doubtful)
 
     async def _living(self, chunk: Scanned) -> list[tuple[int, int, bytes]]:
@@ -113,18 +113,18 @@ class Compactor:
         return [(r.location.ledger_id, r.location.entry_id, bytes(r.entry)) for r in living]
 
     async def _finish(self, copy_id: int, source: int, *, is_doubtful: bool) -> None:
-        """Make a published copy a log like others. Raises DiskFailed; then `redo` repeats this."""
+        """Make a published copy an ordinary log. Raises DiskFailed; then `redo` repeats this."""
         store = self._store
-        pointing, is_whole = await self._move_index(copy_id, source)
+        indexed_count, is_whole = await self._move_index(copy_id, source)
         await self._sync_index()
-        if not pointing:
+        if not indexed_count:
             await store.logs.abandon_copy(copy_id)
         if is_whole:
             await self._remove_source(source, is_doubtful=is_doubtful)
         else:
             _log.error("the copy of log %d is damaged: both are kept", source)
             self.failures += 1
-        if pointing:
+        if indexed_count:
             await store.logs.finish_copy(copy_id)
 
     async def _sync_index(self) -> None:
@@ -132,44 +132,47 @@ class Compactor:
             await self._store.index.sync()
 
     async def _move_index(self, copy_id: int, source: int) -> tuple[int, bool]:
-        """Move the index from the source to the copy, which this reads back. Returns to how many of
-        the copy's records the index then points, and whether the copy is undamaged."""
+        """Read the copy back, and move the index from the source to the copy. Returns to how many
+        of the copy's records the index then points, and whether the copy is undamaged."""
         store = self._store
         log_map = await read_map(store.logs, store.disk, copy_id)
-        pointing = records = 0
+        indexed_count = record_count = 0
         is_whole = log_map is not None and log_map.has_footer
         file = await store.logs.open_log(copy_id)
         try:
             async for chunk in scan(file, copy_id, log_map.records_end if log_map else file.end):
                 is_whole = is_whole and not chunk.damage
-                records += len(chunk.records)
-                pointing += await self._move_chunk(chunk, source)
+                record_count += len(chunk.records)
+                indexed_count += await self._move_chunk(chunk, source)
                 await self._pace.spend(chunk.size)
         finally:
             await file.close()
-        return pointing, is_whole and log_map is not None and log_map.entries == records
+        is_whole = is_whole and log_map is not None and log_map.entries == record_count
+        return indexed_count, is_whole
 
     async def _move_chunk(self, chunk: Scanned, source: int) -> int:
-        index, pointing = self._store.index, 0
+        """Move the index to the chunk's records of the copy. Returns to how many of them the index
+        then points."""
+        index, indexed_count = self._store.index, 0
         for run in runs_of_a_ledger(chunk.records):
             pairs = list(zip(await locations_of(index, run), run, strict=True))
             moves = [(old, new.location) for old, new in pairs if old and old.log_id == source]
-            pointing += sum(old == new.location for old, new in pairs) + len(moves)
+            indexed_count += sum(old == new.location for old, new in pairs) + len(moves)
             if moves:
                 async with self._store.index_lock:
                     await index.move(moves)
-        return pointing
+        return indexed_count
 
     async def _remove_source(self, source: int, *, is_doubtful: bool) -> None:
-        """Remove the source. If it is doubtful and the index points to a record of it, set it aside
-        and quarantine the entries."""
+        """Remove the source. If the source is doubtful and the index still points to some of its
+        records, set the source aside and quarantine their entries."""
         logs = self._store.logs
-        lost = await locations_in(self._store.index, source) if is_doubtful else []
-        for location in lost:
+        locations = await locations_in(self._store.index, source) if is_doubtful else []
+        for location in locations:
             why = f"its record in log {source} is damaged"
             self._quarantine(location.ledger_id, location.entry_id, why)
-        if lost:
-            _log.error("log %d has lost %d entries and is set aside", source, len(lost))
+        if locations:
+            _log.error("log %d has lost %d entries and is set aside", source, len(locations))
             await logs.set_aside(source)
         else:
             await logs.remove(source)
@@ -185,7 +188,7 @@ class Compactor:
 
 
 class _CopyBuffer:
-    """Gathers living entries; makes the copy when there are entries to write."""
+    """Gathers living entries, and appends them to the copy, which it makes when needed."""
 
     def __init__(self, logs: EntryLogs) -> None:
         self._logs = logs
@@ -200,7 +203,7 @@ class _CopyBuffer:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write the added entries to the copy, not durably."""
+        """Append the gathered entries to the copy; not durable."""
         if self._waiting:
             self.copy = self.copy or await self._logs.begin_copy()
             await self.copy.append(self._waiting)

@@ -1,13 +1,14 @@
-"""The node's background work on stored entries: sweeps, collection, compaction, scrub; and when.
+"""The node's background work on stored entries, and its schedule: sweeps, collection, compaction,
+scrub.
 
 Always true:
 - in a pass, deleted ledgers are buried before their entries are collected;
-- a log without living entries is removed and never copied. Of the other logs, that with the least
-  living share is compacted first, and only if its copy fits into the free space: so reclaim goes on
-  even if the disk is full;
+- a log without living entries is removed and never copied. Of the other logs, the log with the
+  least living share is compacted first. A log is compacted only if its copy fits into the free
+  space: so reclaim goes on even if the disk is full;
 - while the metadata store fails, every ledger is kept, and all other work goes on;
 - a pass skips a directory that fails and goes on with the others;
-- all work can be cancelled at any await: a later pass or run does it.
+- all work can be cancelled at any await: a later pass or run takes it up again.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ from spark_ledger.metadata import unrecorded as unrecorded_ledgers
 from spark_ledger.metadata.cluster import BadClusterRecord
 from spark_ledger.metadata.store import MetadataStore, StoreError
 
-EARLY_END_SHARE = 64  # a log still written is ended only if 1/64 of a full log is dead in it
+EARLY_END_SHARE = 64  # a growing log is ended early only if its dead bytes are 1/64 of a full log
 COPY_MARGIN_BYTES = 1 << 20  # header, fillers, footer and map of a copy
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -43,8 +44,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Facts:
-    """What reclaim did in this run. `live_share`: of all sealed logs at the last pass.
-    `unrecorded`: the number of ledgers that are kept without a record."""
+    """The results of reclaim in this run. `ledgers`: the number of ledgers whose entries were
+    dropped. `unrecorded`: the number of ledgers that are kept without a record. `live_share`: the
+    living share of all sealed logs at the last pass."""
 
     passes: int = 0
     ledgers: int = 0
@@ -82,9 +84,11 @@ class Reclaim:
         self._bookie_id = bookie_id
         self._config = config
         self._cluster_id = cluster_id
-        self._records = ClusterLedgers(metadata, cluster_id)
-        self._tombstones = Tombstones(ledgers, self._records)
-        self._collector = GarbageCollector(storage, ledgers, self._records, bookie_id, peers)
+        self._cluster_ledgers = ClusterLedgers(metadata, cluster_id)
+        self._tombstones = Tombstones(ledgers, self._cluster_ledgers)
+        self._collector = GarbageCollector(
+            storage, ledgers, self._cluster_ledgers, bookie_id, peers
+        )
         self._pace = Pace(config.compaction_bytes_per_s)
         self._early_end = EarlyEnd(
             config.major_compaction_share,
@@ -96,7 +100,7 @@ class Reclaim:
         self.facts = Facts()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Do all work on schedule, until cancelled."""
         await asyncio.gather(self._run_collections(), self._run_compactions(), self.scrub.run())
 
     def describe(self) -> str:
@@ -117,20 +121,21 @@ class Reclaim:
 
     async def _run_collections(self) -> None:
         loop, config = asyncio.get_running_loop(), self._config
-        sweep_at = loop.time() + config.tombstone_sweep_s
-        surplus_at = loop.time() + config.overreplicated_wait_s
-        collect_at = loop.time() + config.gc_interval_s
+        sweep_at_s = loop.time() + config.tombstone_sweep_s
+        surplus_at_s = loop.time() + config.overreplicated_wait_s
+        collect_at_s = loop.time() + config.gc_interval_s
         while True:
-            await asyncio.sleep(min(sweep_at, surplus_at, collect_at) - loop.time())
-            sweep, surplus = loop.time() >= sweep_at, loop.time() >= surplus_at
+            await asyncio.sleep(min(sweep_at_s, surplus_at_s, collect_at_s) - loop.time())
+            sweep, surplus = loop.time() >= sweep_at_s, loop.time() >= surplus_at_s
             await self.collect(sweep=sweep, surplus=surplus)
-            now = loop.time()
-            sweep_at = now + config.tombstone_sweep_s if sweep else sweep_at
-            surplus_at = now + config.overreplicated_wait_s if surplus else surplus_at
-            collect_at = now + config.gc_interval_s
+            now_s = loop.time()
+            sweep_at_s = now_s + config.tombstone_sweep_s if sweep else sweep_at_s
+            surplus_at_s = now_s + config.overreplicated_wait_s if surplus else surplus_at_s
+            collect_at_s = now_s + config.gc_interval_s
 
     async def collect(self, *, sweep: bool, surplus: bool) -> None:
-        """Bury and drop the ledgers that are deleted or surplus, then remove dead logs."""
+        """Drop the entries of deleted ledgers, then remove dead logs. With `sweep`, first bury
+        deleted ledgers; with `surplus`, also drop the entries of surplus ledgers and strays."""
         collector, directories = self._collector, [d.logs for d in self._living()]
         if self._cluster_id:
             if sweep:
@@ -146,11 +151,11 @@ class Reclaim:
                     self.facts.ledgers += len(await collector.drop_strays(logs))
         for logs in directories:
             with _log_failure(logs):
-                removed = logs.removed
+                count_before = logs.removed_count
                 await logs.end_dying(asyncio.get_running_loop().time(), self._early_end)
                 await logs.look()
                 self.facts.freed_bytes += await logs.remove_dead_logs()
-                self.facts.logs_removed += logs.removed - removed
+                self.facts.logs_removed += logs.removed_count - count_before
         self.facts.passes += 1
         await self._update_facts()
 
@@ -164,50 +169,52 @@ class Reclaim:
             return None
 
     async def _count_unrecorded(self) -> None:
-        """Count and publish the ledgers that are kept although the store, which may be an older
-        copy, has no record of them; also those that an earlier version buried."""
-        stored = [state.ledger_id for state in self._storage.states()]
-        unrecorded = await self._records.unrecorded([i for i in stored if i != EVERY_LEDGER])
-        if unrecorded is None:
+        """Count and publish the unrecorded ledgers, which are kept, as the store may be an older
+        copy; also unrecorded ledgers that an earlier version buried."""
+        ids = [state.ledger_id for state in self._storage.states()]
+        unrecorded_ids = await self._cluster_ledgers.find_unrecorded(
+            [ledger_id for ledger_id in ids if ledger_id != EVERY_LEDGER]
+        )
+        if unrecorded_ids is None:
             return
-        await unrecorded_ledgers.publish(self._metadata, self._bookie_id, unrecorded)
-        if len(unrecorded) > self.facts.unrecorded:
+        await unrecorded_ledgers.publish(self._metadata, self._bookie_id, unrecorded_ids)
+        if len(unrecorded_ids) > self.facts.unrecorded:
             _log.warning(
                 "%d ledgers have no record in the metadata store and are not named as deleted, the"
                 " first is %d: they are kept (spark-ledger ledger unrecorded)",
-                *(len(unrecorded), unrecorded[0]),
+                *(len(unrecorded_ids), unrecorded_ids[0]),
             )
-        self.facts.unrecorded = len(unrecorded)
+        self.facts.unrecorded = len(unrecorded_ids)
 
     # -- compaction --
 
     async def _run_compactions(self) -> None:
         loop, config = asyncio.get_running_loop(), self._config
         await self.redo()
-        minor_at = loop.time() + config.minor_compaction_s
-        major_at = loop.time() + config.major_compaction_s
+        minor_at_s = loop.time() + config.minor_compaction_s
+        major_at_s = loop.time() + config.major_compaction_s
         while True:
-            await asyncio.sleep(min(minor_at, major_at) - loop.time())
-            major = loop.time() >= major_at
-            share = config.major_compaction_share if major else config.minor_compaction_share
+            await asyncio.sleep(min(minor_at_s, major_at_s) - loop.time())
+            is_major = loop.time() >= major_at_s
+            share = config.major_compaction_share if is_major else config.minor_compaction_share
             await self.compact(share)
-            minor_at = loop.time() + config.minor_compaction_s
-            major_at = loop.time() + config.major_compaction_s if major else major_at
+            minor_at_s = loop.time() + config.minor_compaction_s
+            major_at_s = loop.time() + config.major_compaction_s if is_major else major_at_s
 
     async def redo(self) -> None:
         """Take up the compactions that an earlier run did not finish."""
         for directory in self._living():
             await directory.compactor.redo()
 
-    async def compact(self, below: float) -> None:
-        """Compact every log with a live share under `below` whose copy fits the disk."""
+    async def compact(self, share_max: float) -> None:
+        """Compact every log with a live share under `share_max`, if its copy fits the disk."""
         for directory in self._living():
             directory.logs.may_end_living = True
             await directory.compactor.redo()
-            chosen: list[LogMap] = []
+            maps: list[LogMap] = []
             with _log_failure(directory.logs):
-                chosen = await _emptiest(directory.logs, below)
-            for log_map in chosen:
+                maps = await _emptiest(directory.logs, share_max)
+            for log_map in maps:
                 with _log_failure(directory.logs):
                     await self._compact_one(directory, log_map)
         await self._update_facts()
@@ -216,11 +223,11 @@ class Reclaim:
         logs = directory.logs
         free_bytes = await logs.store.disk.free_bytes()
         is_present = log_map.log_id in logs.store.logs.sealed_ids() and directory in self._living()
-        if not is_present or log_map.live_bytes(logs.dead) + COPY_MARGIN_BYTES > free_bytes:
+        if not is_present or log_map.live_bytes(logs.dead_ids) + COPY_MARGIN_BYTES > free_bytes:
             return
-        freed = await directory.compactor.compact(log_map)
-        if freed is not None:
-            self.facts.freed_bytes += freed
+        freed_bytes = await directory.compactor.compact(log_map)
+        if freed_bytes is not None:
+            self.facts.freed_bytes += freed_bytes
             self.facts.logs_compacted += 1
 
     # -- directories --
@@ -237,23 +244,24 @@ class Reclaim:
         return [self._directories[store.id] for store in self._storage.stores]
 
     async def _update_facts(self) -> None:
-        live = total = logs = failures = 0
+        live_bytes = total_bytes = log_count = failures = 0
         for directory in self._living():
             maps = directory.logs.maps
             for log_id, share in (await directory.logs.shares()).items():
                 if (log_map := maps.get(log_id)) is not None:
-                    live += round(share * log_map.record_bytes)
-                    total += log_map.record_bytes
-                    logs += 1
+                    live_bytes += round(share * log_map.record_bytes)
+                    total_bytes += log_map.record_bytes
+                    log_count += 1
             failures += directory.logs.failures + directory.compactor.failures
-        self.facts.sealed_logs = logs
-        self.facts.live_share = live / total if total else 1.0
+        self.facts.sealed_logs = log_count
+        self.facts.live_share = live_bytes / total_bytes if total_bytes else 1.0
         self.facts.failures = failures
 
 
 @contextmanager
 def _log_failure(logs: StoreLogs) -> Iterator[None]:
-    """Log a failure of the directory and go on; the next flush shows whether it lives."""
+    """Log a failure of the directory and go on; the next flush shows whether the directory
+    lives."""
     try:
         yield
     except DiskFailed as error:
@@ -261,10 +269,10 @@ def _log_failure(logs: StoreLogs) -> Iterator[None]:
         _log.error("reclaim leaves a ledger directory alone for now: %s", error)
 
 
-async def _emptiest(logs: StoreLogs, below: float) -> list[LogMap]:
-    """The logs with a live share under `below` and above 0, the least share first. Raises
-    DiskFailed."""
+async def _emptiest(logs: StoreLogs, share_max: float) -> list[LogMap]:
+    """The maps of the logs with a live share under `share_max` and above 0, the least share first.
+    Raises DiskFailed."""
     await logs.look()
     shares = await logs.shares()
-    chosen = [log_id for log_id, share in shares.items() if 0.0 < share < below]
-    return [logs.maps[log_id] for log_id in sorted(chosen, key=lambda i: (shares[i], i))]
+    log_ids = [log_id for log_id, share in shares.items() if 0.0 < share < share_max]
+    return [logs.maps[log_id] for log_id in sorted(log_ids, key=lambda i: (shares[i], i))]

@@ -1,13 +1,13 @@
-"""The local scrub: every sealed entry log is read once in scrub_interval_s, so that damage is found
-while other copies exist, not when one of them is needed.
+"""The scrub of one node: every sealed entry log is read once in scrub_interval_s, so that damage is
+found while other copies exist.
 
 Always true:
-- the scrub reads at most scrub_bytes_per_s, and opens files for itself, so it evicts nothing from
-  the read cache and delays no reader;
-- an entry that the index points to and the log cannot deliver is quarantined. The scrub logs one
-  line for each log with such entries, and goes on with the next log;
-- it skips a log that is removed meanwhile. After a restart it begins again with the oldest log;
-- once after a start it looks for missing logs by a walk through the index, at LOCATIONS_PER_S. It
+- the scrub reads at most scrub_bytes_per_s a second, and opens files for itself, so it evicts no
+  entry from the read cache and delays no reader;
+- an entry that the index points to and that cannot be read from the log is quarantined. The scrub
+  logs one line for each log with such entries, and goes on with the next log;
+- the scrub skips a log that is removed meanwhile. After a restart it begins with the oldest log;
+- once after a start it looks for missing logs: it reads the whole index, at LOCATIONS_PER_S, and
   quarantines a ledger only if the index, read again, still has a location in the missing log.
 """
 
@@ -49,13 +49,12 @@ class Scrub:
         self.bad_entries = 0
 
     async def run(self) -> None:
-        """Until cancelled: a pass takes about an interval. Before the first one, look for missing
-        logs."""
+        """Look for missing logs, then make one pass in each interval, until cancelled."""
         await self.find_missing()
         while True:
-            began = asyncio.get_running_loop().time()
+            start_s = asyncio.get_running_loop().time()
             await self.once(self._config.scrub_interval_s)
-            pass_s = asyncio.get_running_loop().time() - began
+            pass_s = asyncio.get_running_loop().time() - start_s
             left_s = self._config.scrub_interval_s - pass_s
             await asyncio.sleep(max(1.0, min(left_s, _IDLE_S)))
 
@@ -70,29 +69,30 @@ class Scrub:
                 _log.warning("the look for missing entry logs was given up: %s", error)
 
     async def once(self, interval_s: float) -> None:
-        """A pass: read every sealed log, in `interval_s` or as fast as the limit allows."""
+        """Make one pass: read every sealed log, in `interval_s`, or longer if the limit on bytes a
+        second demands it."""
         for store in list(self._stores()):
             log_ids = store.logs.sealed_ids()
             sizes = {log_id: await _size(store, log_id) for log_id in log_ids}
             limit = self._config.scrub_bytes_per_s
-            total = sum(sizes.values()) or CHUNK_BYTES
-            rate = min(float(limit), total / max(interval_s, 1e-9))
+            total_bytes = sum(sizes.values()) or CHUNK_BYTES
+            rate = min(float(limit), total_bytes / max(interval_s, 1e-9))
             for log_id in log_ids:
-                began = asyncio.get_running_loop().time()
+                start_s = asyncio.get_running_loop().time()
                 await self._scrub(store, log_id)
-                log_s = asyncio.get_running_loop().time() - began
+                log_s = asyncio.get_running_loop().time() - start_s
                 await asyncio.sleep(max(0.0, sizes[log_id] / rate - log_s))
         self.passes += 1
 
     async def _scrub(self, store: DirectoryStore, log_id: int) -> None:
         """Scrub one log; a failure is logged and not raised."""
         try:
-            whole = await self._is_whole(store, log_id)
+            is_whole = await self._is_whole(store, log_id)
         except DiskFailed as error:
             _log.warning("the scrub of log %d met %s", log_id, error)
-            whole = False
+            is_whole = False
         try:
-            if not whole and log_id in store.logs.sealed_ids():
+            if not is_whole and log_id in store.logs.sealed_ids():
                 await self._find_bad_entries(store, log_id)
         except DiskFailed as error:
             _log.error("the scrub cannot find the lost entries of log %d: %s", log_id, error)
@@ -101,44 +101,48 @@ class Scrub:
         if log_id not in store.logs.sealed_ids():
             return True
         log_map = await read_map(store.logs, store.disk, log_id)
-        whole, records = True, 0
+        is_whole, record_count = True, 0
         file = await store.logs.open_log(log_id)
         try:
             async for chunk in scan(file, log_id, log_map.records_end if log_map else file.end):
-                whole = whole and not chunk.damage
-                records += len(chunk.records)
+                is_whole = is_whole and not chunk.damage
+                record_count += len(chunk.records)
                 self.read_bytes += chunk.size
                 await self._pace.spend(chunk.size)
                 if log_id not in store.logs.sealed_ids():
                     return True
         finally:
             await file.close()
-        return whole and (log_map is None or not log_map.has_footer or records == log_map.entries)
+        expected_count = log_map.entries if log_map and log_map.has_footer else record_count
+        return is_whole and record_count == expected_count
 
     async def _find_bad_entries(self, store: DirectoryStore, log_id: int) -> None:
-        """Read each entry of a damaged log that the index points to."""
+        """Read each entry of a damaged log that the index points to, and quarantine each entry that
+        cannot be read."""
         locations = sorted(
             await locations_in(store.index, log_id), key=lambda location: location.position
         )
         bad_counts: dict[int, int] = {}  # by ledger
-        first = ""
+        first_text = ""
         try:
             for run in runs(locations, CHUNK_BYTES):
                 for location, entry in zip(run, await store.logs.read(run), strict=True):
                     why = str(entry) if isinstance(entry, BadEntryLog | DiskFailed) else ""
                     if why and await self._quarantine_if_current(store, location, why):
                         bad_counts[location.ledger_id] = bad_counts.get(location.ledger_id, 0) + 1
-                        first = first or f"{location.ledger_id}:{location.entry_id}: {why}"
+                        text = f"{location.ledger_id}:{location.entry_id}: {why}"
+                        first_text = first_text or text
                 await self._pace.spend(sum(location.entry_bytes for location in run))
         finally:
             if bad_counts:
                 text = "scrub: log %d: %d entries of %d ledgers are damaged, the first is %s"
-                _log.error(text, log_id, sum(bad_counts.values()), len(bad_counts), first)
+                _log.error(text, log_id, sum(bad_counts.values()), len(bad_counts), first_text)
 
     async def _quarantine_if_current(
         self, store: DirectoryStore, location: Location, why: str
     ) -> bool:
-        """Whether the index still points to the bad record; then its ledger is quarantined."""
+        """Quarantine the ledger, if the index still points to the bad record. Returns whether it
+        does."""
         if await store.index.get(location.ledger_id, location.entry_id) != location:
             return False
         self.bad_entries += 1
@@ -157,7 +161,7 @@ async def _size(store: DirectoryStore, log_id: int) -> int:
 
 async def _find_missing_logs(store: DirectoryStore, quarantine: Quarantine) -> None:
     """Raises DiskFailed."""
-    missing: dict[int, int] = {}  # by log: how many ledgers have an entry in it
+    counts: dict[int, int] = {}  # by missing log: how many ledgers have an entry in it
     for ledger_id in await store.index.ledger_ids():
         missing_log_ids: dict[int, None] = {}
         first = 0
@@ -170,17 +174,17 @@ async def _find_missing_logs(store: DirectoryStore, quarantine: Quarantine) -> N
                     quarantine(ledger_id, location.entry_id, why)
             await asyncio.sleep(len(page) / LOCATIONS_PER_S)
         for log_id in missing_log_ids:
-            missing[log_id] = missing.get(log_id, 0) + 1
-    for log_id, count in missing.items():
+            counts[log_id] = counts.get(log_id, 0) + 1
+    for log_id, count in counts.items():
         _log.error("entry log %d is not there: %d ledgers have entries in it", log_id, count)
 
 
 async def _is_missing(store: DirectoryStore, location: Location) -> bool:
-    """Whether the log is missing on disk and the index, read again after that, still has the
-    location: the log may just have been compacted."""
+    """Whether the log is missing on disk. The log counts as missing only if the index, read again
+    afterwards, still has the location: it may just have been compacted."""
     if location.log_id in store.logs.sealed_ids():
         return False
-    (read,) = await store.logs.read_run([location])
-    if not isinstance(read, NoSuchFile):
+    (entry,) = await store.logs.read_run([location])
+    if not isinstance(entry, NoSuchFile):
         return False
     return await store.index.get(location.ledger_id, location.entry_id) == location

@@ -1,10 +1,10 @@
-"""The bookie on the network: frames in, bytes of bookie.proto to the handler.
+"""The bookie's server of frames: it passes the bytes of each message to the handler.
 
 Always true: the same handler serves frames and gRPC; the bytes of a request are counted in
-`bookie.received` before a buffer is made for them, and a request without room is skipped and gets
-BUSY; the bytes of a response count until the kernel has them; a call is cancelled if its caller
-cancels it or its connection is lost; before the bookie is ready, Info responds "starting" and every
-other call is refused as if no process listened; a connection needs no thread.
+`bookie.received` before a buffer is made for them; a request for which there is no room is skipped
+and gets BUSY; the bytes of a response count until the kernel has them; a call is cancelled if its
+caller cancels it or its connection is lost; before the bookie is ready, Info responds "starting"
+and every other call is refused as if no process listened; a connection needs no thread.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ class _CallerConnection:
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, Credit] = {}
         self._admitted_bytes = 0
-        """Bytes counted in `bookie.received`, of requests that have not arrived fully."""
+        """Bytes in `bookie.received` of requests that have not arrived fully."""
         self.connection = FrameConnection(
             sock,
             FrameReader(service.message_bytes_max, self._admit),
@@ -125,7 +125,7 @@ class _CallerConnection:
     # -- requests -----------------------------------------------------------------------------
 
     def _admit(self, head: FrameHead) -> bool:
-        """Whether the body of the frame may be read; counts its bytes then."""
+        """Whether the body of the frame may be read. If so, counts its bytes."""
         if head.kind not in _NUMBERS:
             return not head.length
         bookie = self._bookie = self._service.bookie
@@ -166,7 +166,7 @@ class _CallerConnection:
         if body is None:
             self._refuse(head)
             return
-        bookie, size = self._own_bytes(body)
+        bookie, size = self._take_over_bytes(body)
         if head.call in self._calls:
             bookie.received.give_back(size)
             self.connection.close(f"two calls of number {head.call}")
@@ -177,7 +177,7 @@ class _CallerConnection:
         if body is None:
             self._refuse(head)
             return
-        bookie, size = self._own_bytes(body)
+        bookie, size = self._take_over_bytes(body)
         bookie.received.give_back(size)
         credit = self._streams.get(head.call)
         if credit is None:
@@ -187,9 +187,9 @@ class _CallerConnection:
             self._run(bookie, head, 0, credit)
         credit.put(body)
 
-    def _own_bytes(self, body: memoryview) -> tuple[Bookie, int]:
-        """The bookie and the bytes of a request that has arrived fully. They are not in
-        `_admitted_bytes` any more: the caller has to give them back."""
+    def _take_over_bytes(self, body: memoryview) -> tuple[Bookie, int]:
+        """Take a request that has arrived fully out of `_admitted_bytes`. Returns the bookie and
+        the request's bytes, which the caller has to give back to `bookie.received`."""
         assert self._bookie is not None
         size = len(body) + REQUEST_OVERHEAD_BYTES
         self._admitted_bytes -= size

@@ -1,10 +1,10 @@
-"""The bookie on the network: gRPC in, bytes of bookie.proto to the handler; the only grpc server.
+"""The bookie's gRPC server: it passes the bytes of each message of bookie.proto to the handler.
 
-Always true: messages are not decoded here (the handler does that, without protobuf's copies), so
-the methods take and give bytes; reflection describes the messages to every client; before the
-bookie is ready, Info responds "starting" and every other call gets UNAVAILABLE, as it would without
-a listener. A call's context is in a reference cycle of grpc, which only the garbage collector
-frees; so no object that the context refers to holds a response's bytes.
+Always true: the handler decodes messages, without protobuf's copies, so the methods here take and
+return bytes; reflection describes the messages to every client; before the bookie is ready, Info
+responds "starting" and every other call gets UNAVAILABLE, as if no process listened. A call's
+context is in a reference cycle of grpc, which only the garbage collector frees; so no object that
+the context refers to holds a response's bytes.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ LARGE_MESSAGES = (
 )
 """A megabyte arrives in a few pieces instead of sixty-four, which saves 4 % of a bookie's time."""
 CONNECTIONS_SHARE = 0.1
-"""The share of the descriptors for connections of gRPC; a connection beyond it is closed at once.
-The listener of frames leaves room for this share and for files."""
+"""The share of the file descriptors for connections of gRPC; a connection beyond it is closed at
+once. The listener of frames leaves room for this share and for files."""
 CALLS_MAX = 2 * LONG_POLLS_MAX
 """Calls of gRPC under way on all connections; beyond it the response is RESOURCE_EXHAUSTED."""
 SERVICE: str = bookie_pb2.DESCRIPTOR.services_by_name["Bookie"].full_name
@@ -53,7 +53,7 @@ class BookieService:
     def __init__(self, bookie: Bookie | None, message_bytes_max: int) -> None:
         self._ready_bookie = bookie
         self._streams: dict[Credit, None] = {}
-        self._stopping = False
+        self._is_stopping = False
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=CALLS_MAX,
             options=[
@@ -100,7 +100,7 @@ class BookieService:
 
     async def stop(self, grace_s: float) -> None:
         """Take no new calls; calls under way get `grace_s` to end."""
-        self._stopping = True
+        self._is_stopping = True
         for credit in self._streams:  # else a stream that waits for credit would delay the stop
             credit.end()
         await self._server.stop(grace_s)
@@ -127,7 +127,7 @@ class BookieService:
         calling.set(context.peer())
         credit = Credit()
         self._streams[credit] = None
-        if self._stopping:
+        if self._is_stopping:
             credit.end()
         receive_task = asyncio.ensure_future(receive_credit(requests, credit))
         try:

@@ -1,19 +1,19 @@
-"""From the bytes of a request to the bytes of its response: both services and the simulated network
-call this, for a single request (`respond`) or a long range as a stream (`serve_stream`).
+"""From the bytes of a request to the bytes of its response, for a single request (`respond`) or for
+a long range as a stream (`serve_stream`). Both services and the simulated network call this.
 
 Always true: the bytes of a request count from its arrival to its response, the bytes of a response
 until it is sent; a request beyond the budget gets BUSY before its entries are decoded; a recovery's
 request may also use a reserve.
 
 Always true of a stream:
-- each response is that of `Bookie.handle` to a read that begins where the read before stopped, so
-  the rules of Read (rights, unknown entries, budgets, BUSY) hold here;
-- bytes are sent only on credit; while a response is being sent, at most one more is read, and it
-  counts in the budget for responses from the moment that it exists;
-- no response follows the one that ends the range or is not OK. Then the caller ends the stream: if
+- each response is `Bookie.handle`'s response to a read that begins where the read before stopped,
+  so the rules of Read (rights, unknown entries, budgets, BUSY) hold here;
+- bytes are sent only on credit; while a response is being sent, at most one more response is read,
+  and it counts in the budget for responses from the moment that it exists;
+- a response that ends the range, or is not OK, is the last one. Then the caller ends the stream: if
   the bookie ended it while the caller sends more credit, the caller would see a broken stream.
 
-grpc is not needed here: the caller carries the messages.
+grpc is not needed here: the caller transports the messages.
 """
 
 import asyncio
@@ -34,7 +34,8 @@ STARTING = codec.encode(m.InfoResponse(Status.OK, state="starting", version=__ve
 
 
 class EncodedResponse(NamedTuple):
-    """A response of `size` bytes. Call `sent` once, when they are sent or never will be."""
+    """A response of `size` bytes. The caller calls `sent` once, when the bytes are sent or never
+    will be."""
 
     buffers: Sequence[Buffer]
     size: int
@@ -50,8 +51,8 @@ async def respond(bookie: Bookie, method: str, request: Buffer) -> EncodedRespon
     """Carry out the request of bookie.proto's `method`; the bytes of the response count until its
     `sent` is called.
 
-    A malformed request gets BAD_REQUEST (an Add: a response without results). Raises ValueError
-    when there is no such method.
+    A malformed request gets BAD_REQUEST; a malformed Add gets a response without results. Raises
+    ValueError when there is no such method.
     """
     size = len(request) + REQUEST_OVERHEAD_BYTES
     bookie.received.take(size)
@@ -62,8 +63,8 @@ async def respond(bookie: Bookie, method: str, request: Buffer) -> EncodedRespon
 
 
 async def respond_counted(bookie: Bookie, method: str, request: Buffer) -> EncodedResponse:
-    """`respond` for a caller that counted the request's bytes in `bookie.received`, with their
-    overhead, before they arrived."""
+    """`respond` for a caller that counts the request's bytes and their overhead in
+    `bookie.received` itself, before they arrive."""
     if method not in m.METHODS:
         raise ValueError(f"bookie.proto has no method {method!r}")
     try:
@@ -85,7 +86,7 @@ def encoded_response(bookie: Bookie, response: m.Response) -> EncodedResponse:
 
 
 def _refusal(bookie: Bookie, method: str, request: Buffer, size: int) -> m.Response | None:
-    """BUSY for the whole request if there is no room for it; None if there is. Its `size` is
+    """BUSY for the whole request if there is no room for the request, else None. Its `size` is
     counted already. Raises BadMessage."""
     received = bookie.received
     if received.fits(size) or method == "Info":  # Info always gets its response
@@ -174,7 +175,8 @@ async def serve_stream(
 ) -> AsyncGenerator[tuple[m.ReadRequest, EncodedResponse], None]:
     """The responses of a ReadStream, each with the read that it responds to.
 
-    Call `sent` of each response when it is sent, or never will be; close the generator to give up.
+    The caller calls `sent` of each response when the response is sent, or never will be, and closes
+    the generator to give up.
     """
     read_ahead: asyncio.Task[_StreamResponse] | None = None
     try:

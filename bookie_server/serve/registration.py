@@ -1,20 +1,20 @@
-"""How clients find a bookie: its node in the metadata store, kept true while it serves
-(`Registration`); and the check at the start whether another process serves as this bookie already,
-from a copy of its directories (`refuse_beside_twin`): the directories themselves are locked.
+"""How clients find a bookie: `Registration` keeps the bookie's node in the metadata store up to
+date. `refuse_beside_twin` checks at the start whether another process serves as this bookie
+already, from a copy of its directories (the directories themselves are locked).
 
 Always true of the node: it is /bookies/available/<id> or /bookies/readonly/<id>, our session owns
-it, and when it changes between the two, the new node is written before the old one is deleted;
-changes are published at once, free space every `refresh_s`. A node of an earlier session of this
-bookie is replaced. If a node names another address while we are registered, another process serves
-from a copy of our directories, which is logged as an error. After a lost session the bookie
-registers as soon as it has a new session. It does not register while `may_register` is False, as in
-a metadata store that went back in time (ledgers/lineage.py), and tries again every RETRY_S.
-/bookies/known/<id> is written once and never deleted here.
+it, and when the bookie moves between the two folders, the new node is written before the old node
+is deleted; changes are published at once, free space every `refresh_s`. A node of an earlier
+session of this bookie is replaced. If a node names another address while we are registered, another
+process serves from a copy of our directories: an error is logged. After a lost session the bookie
+registers as soon as it has a new session. While `may_register` is False (for example, the metadata
+store went back in time, ledgers/lineage.py) the bookie does not register, and tries again every
+RETRY_S. /bookies/known/<id> is written once and never deleted here.
 
 Always true of a twin: before a start is refused, the process that is registered under our id gets a
 request for its id, by frames. If it does not respond, or responds with another id, it is a dead
-predecessor. If its registration has no address of frames, as one of an earlier version may, no
-request is possible: the process counts as running until its registration ends.
+predecessor. If its registration has no address of frames, as in an earlier version, it cannot be
+asked: the process counts as running until its registration ends.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ async def always() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RegistrationState:
-    """The parts of a registration that change while a bookie runs. The bytes are those of the
+    """The parts of a registration that change while a bookie runs. The bytes are the sums over the
     living ledger directories; `readonly_reason` is empty while the bookie is writable; `degraded`
     names the directories that failed or are missing."""
 
@@ -163,7 +163,7 @@ class Registration:
             await self._remove(other_folder)
 
     async def _is_registered(self) -> bool:
-        """Whether a node of this bookie is of this session."""
+        """Whether this session owns a node of this bookie."""
         for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
             node = await read(self._store, f"{folder}/{self._id}")
             if node is not None and node.owner == self._store.session_id:
@@ -234,13 +234,13 @@ RESPONSE_S = 3.0
 _INFO_BYTES_MAX = 1 << 20
 
 WhoIs = Callable[[str], Awaitable[str]]
-"""The id of the bookie that speaks frames at an address; empty: no bookie does."""
+"""The id of the bookie that speaks frames at an address; empty: no bookie responds there."""
 
 
 async def refuse_beside_twin(
     store: MetadataStore, bookie_id: str, address: str, who_is: WhoIs
 ) -> None:
-    """Raises WrongDisks when a process at another address than ours serves as this bookie;
+    """Raises WrongDisks when a process at another address than ours serves as this bookie; raises
     StoreError."""
     for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
         node = await read(store, f"{folder}/{bookie_id}")
@@ -252,8 +252,8 @@ async def refuse_beside_twin(
         if not frames or await who_is(frames) == bookie_id:
             raise WrongDisks(
                 f"bookie {bookie_id} is running already, at {other_address}: these directories are"
-                " a copy of its own. Give this bookie empty directories, or stop the other one for"
-                " good"
+                " a copy of its own. Give this bookie empty directories, or stop the other bookie"
+                " for good"
             )
 
 

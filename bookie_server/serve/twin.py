@@ -43,8 +43,8 @@ _log = logging.getLogger(__name__)
 
 
 class Start(NamedTuple):
-    """The store's record of a start. `twin`: its process met another process that served as this
-    bookie, and both end."""
+    """The store's record of a start. `twin`: the start's process met another process that served as
+    this bookie, and both end."""
 
     number: int
     token: str
@@ -86,7 +86,7 @@ class TwinWatch:
         return is_foreign
 
     async def run(self, put_all_in_limbo: Callable[[], Awaitable[None]]) -> None:
-        """Look until the store has a foreign token. Then put every ledger in limbo, and raise
+        """Look until the store has a foreign token. Then put every ledger in limbo. Raises
         WrongDisks END_DELAY_S later."""
         while True:
             try:

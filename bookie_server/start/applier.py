@@ -1,19 +1,21 @@
-"""Puts the records of journals and direct logs into the engine, batch by batch, while it flushes.
+"""Puts the records of journals and direct logs into the storage engine, batch by batch, while it
+flushes.
 
 Always true: states change in the order of the records, and a ledger's entries follow its ledger
 record; the entries of a batch are put into the cache together, as no request reads them yet; an
 entry of a direct log counts only if no journal or index has a copy that is as new or newer. Only
-the two halves of the write cache and one batch are in memory: without room the replay waits for the
-flush.
+the two halves of the write cache and one batch are in memory: if there is no room, the replay waits
+for the flush.
 
 Always true of direct logs:
 - a direct log is its own journal (logs/direct_log.py), read after all journals: the state of an
   entry's ledger decides whether the entry counts;
-- unreadable bytes are damage if a write that began after them shows that they were synced, or the
-  log's footer does, or the disk itself cannot read them; else they are a torn write, or damage of
-  the last write, which looks the same: the rules of replay.py for journals hold for both;
+- unreadable bytes are damage if a later write or the log's footer shows that they were synced, or
+  if the disk itself cannot read them. Otherwise they are a torn write, or damage of the last write:
+  the two look alike. The rules of replay.py for journals hold for both;
 - if the log of a mark is missing, or ends before the mark, that is damage of an unknown ledger;
-- marks are removed only when all this is flushed, so a start that was interrupted begins anew.
+- marks are removed only when all locations are flushed, so a start that was interrupted begins
+  anew.
 """
 
 import asyncio
@@ -48,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class RecordApplier:
-    """Applies the records of all journals. The caller has to call `end` or `cancel` at last."""
+    """Applies the records of all journals. The caller calls `end` or `cancel` at last."""
 
     def __init__(self, storage: LedgerStorage) -> None:
         self._storage = storage
@@ -76,8 +78,8 @@ class RecordApplier:
     async def add_locations(
         self, directory: str, ledger_id: int, locations: Sequence[Location]
     ) -> None:
-        """Add locations of the ledger's entries in the directory's direct log, which the indexes
-        may lack. Called after the replay of all journals. Raises DiskFailed when a flush failed."""
+        """Add the ledger's locations in the directory's direct log, which the indexes may lack. The
+        caller has replayed all journals. Raises DiskFailed when a flush failed."""
         state = self._state_with(directory, ledger_id)
         if state is None or state.deleted or directory not in state.directories:
             return
@@ -94,7 +96,7 @@ class RecordApplier:
         every_limbo = every_state.limbo if every_state is not None else LimboReason.NONE
         if state is None:
             if not every_limbo:
-                return None  # deleted, and its state removed
+                return None  # the ledger was deleted, and its state removed
             state = LedgerState(ledger_id, limbo=every_limbo, met=False)
             state = worst_state(state) if every_limbo == LimboReason.LOST else state
         is_named = directory in (*state.directories, *dict(state.given_up))
@@ -144,8 +146,8 @@ class RecordApplier:
         self, ledger_id: int, first: int, last: int, directory: str
     ) -> dict[int, None]:
         """The stored entries whose copy is as new as locations in the directory, or newer. If an
-        index cannot be read (damage is logged already), only entries from journals count: locations
-        in the directory are as good as those that the index may have. Raises DiskHung."""
+        index cannot be read (the damage is logged already), only entries from journals count: the
+        directory's locations are as good as the locations in the index. Raises DiskHung."""
         try:
             return await self._storage.reader.stored(ledger_id, first, last, directory)
         except DiskHung:
@@ -170,7 +172,7 @@ class RecordApplier:
 
 
 class LateRecordApplier(RecordApplier):
-    """Applies the records of journals that an earlier start missed, after those of all other
+    """Applies the records of journals that an earlier start missed, after the records of all other
     journals."""
 
     async def apply(self, records: list[Record]) -> None:
@@ -206,8 +208,8 @@ class LateRecordApplier(RecordApplier):
 
 
 class LogHole(NamedTuple):
-    """Bytes of a direct log in which no record could be read. `ledger_ids`: the ledgers of these
-    bytes, if the headers of all records among them could be read; else None."""
+    """Bytes of a direct log in which no record could be read. `ledger_ids`: the ledgers of the
+    records in these bytes; None if a record's header could not be read."""
 
     start: int
     end: int
@@ -242,9 +244,9 @@ class Coverage:
             self._synced = max(self._synced, record.write_start)
 
     def judge(self, end: int, synced: int) -> tuple[list[LogHole], list[LogHole]]:
-        """The holes in bytes that were synced, and the holes in bytes that may not have been
-        synced. The log's records end at `end`; bytes before `synced` were synced, even if the
-        records do not show it."""
+        """The holes in bytes that were surely synced, and the holes in bytes that may not have been
+        synced. The log's records end at `end`. Bytes before `synced` were synced, even if no record
+        shows that."""
         self._note_hole(end)
         synced = max(synced, self._synced)
         across = [damage for damage in self._damage.values() if damage.start < synced < damage.end]
@@ -259,7 +261,7 @@ class Coverage:
             self._holes.append((start, end))
 
     def _with_ledger_ids(self, hole: tuple[int, int]) -> LogHole:
-        """The hole; with ledger ids if damaged records of known ledgers fill it completely."""
+        """The hole; with ledger ids if damaged records whose headers could be read fill it."""
         ledger_ids: list[int] = []
         start, end = hole
         while start < end:
@@ -277,9 +279,9 @@ def _block(position: int) -> int:
 
 
 async def replay_direct_logs(storage: LedgerStorage, applier: RecordApplier) -> None:
-    """Called after the journals were replayed and judged. A directory whose logs cannot be read is
-    dropped, unless it is the last one: its entries count again when a later start can read it.
-    Raises DiskFailed."""
+    """Replay the direct logs of all directories. The caller has replayed and judged the journals. A
+    directory whose logs cannot be read is dropped, unless it is the last directory: its entries
+    count again when a later start can read it. Raises DiskFailed."""
     for store in storage.stores:
         reading = _read_logs(store, storage)
         while storage.directories.lives(store.id):  # a flush may drop it
@@ -319,7 +321,7 @@ async def _read_log(
     coverage, count = Coverage(start), 0
     footer_end = await _footer_end(store, log_id)
     end = footer_end or file.end
-    async for chunk in scan(_PastBadBlocks(reader), log_id, end, start):
+    async for chunk in scan(_BadBlockReader(reader), log_id, end, start):
         coverage.take(chunk)
         locations: dict[int, list[Location]] = {}
         for record in chunk.records:
@@ -345,21 +347,21 @@ async def _read_log(
 
 
 async def _footer_end(store: DirectoryStore, log_id: int) -> int:
-    """The end, by the log's footer, of its last block that records fill; 0: no footer could be
+    """The end of the log's last full block of records, by its footer; 0: no footer could be
     read."""
     try:
         log_map = await read_map(store.logs, store.disk, log_id)
     except DiskHung:
         raise
-    except DiskFailed:  # a bad block, which the reader does not mistake for a torn write
+    except DiskFailed:  # for a bad block: the scan finds it, and does not take it as a torn write
         return 0
     if log_map is None or not log_map.has_footer:
         return 0
     return log_map.records_end // BLOCK_BYTES * BLOCK_BYTES
 
 
-class _PastBadBlocks:
-    """A reader for which blocks that the disk cannot read count as never written."""
+class _BadBlockReader:
+    """A reader that gives UNREADABLE bytes for blocks that the disk cannot read."""
 
     def __init__(self, reader: SegmentReader) -> None:
         self._reader = reader
@@ -369,8 +371,8 @@ class _PastBadBlocks:
 
 
 def _judge(hole: LogHole, limbo: LimboReason, what: str, storage: LedgerStorage) -> None:
-    """Put the hole's ledgers in limbo, whether they are open or closed. If the hole is torn, or its
-    ledgers are unknown, every ledger is put in limbo, too."""
+    """Put the hole's ledgers in limbo, whether they are open or closed. If the hole is a torn
+    write, or its ledgers are unknown, every ledger is put in limbo, too."""
     for ledger_id in hole.ledger_ids or ():
         state = storage.state(ledger_id)
         if state is not None and not state.deleted:
@@ -385,7 +387,7 @@ def put_in_limbo(
     storage: LedgerStorage, ledger_id: int, limbo: LimboReason, *, fence: bool = False
 ) -> None:
     """Put the ledger, or EVERY_LEDGER, in limbo for this reason, unless it is in limbo for a worse
-    one; with `fence` fence it, too. Durable with the next flush."""
+    reason. With `fence`, also fence the ledger. Durable with the next flush."""
     state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
     limbo, fenced = worse_reason(state.limbo, limbo), state.fenced or fence
     storage.set_state(replace(state, limbo=limbo, fenced=fenced))

@@ -1,10 +1,10 @@
 """Opens the directories that the settings name, for a start or to rebuild their indexes; and checks
-the places of directories.
+the paths of the directories.
 
 Always true: settings with which no bookie can start are refused before anything is written, with
-the two names that disagree and the remedy; a directory is locked before anything in it is read; it
-gets its id with its identity and keeps it; if an index cannot be opened, only the directory of that
-index is left out, as long as another index can be opened.
+the two settings that disagree and the remedy; a directory is locked before anything in it is read;
+a directory gets its id together with its identity and keeps the id; if an index cannot be opened,
+only the directory of that index is left out, as long as another index can be opened.
 """
 
 import fcntl
@@ -73,7 +73,7 @@ class BookieDirectories:
         return await identities.read(self._all)
 
     async def format(self, identity: Identity) -> None:
-        """Give the identity to the directories without one."""
+        """Give the identity to each directory that has no identity."""
         for directory in self._all:
             await identities.write(directory.disk, identity, str(uuid.uuid4()))
 
@@ -84,8 +84,8 @@ class BookieDirectories:
         await DiskMonitor(watched, config).look()
 
     async def open(self) -> Directories:
-        """Open the indexes. Raises DiskFailed when no index can be opened; DiskFull when there is
-        no space to open an index, which must not count as lost then."""
+        """Open the indexes. Raises DiskFailed when no index can be opened; raises DiskFull when
+        there is no space to open an index: the index is not lost."""
         journals = [
             JournalDirectory(await identities.directory_id(j.disk, "journal"), j.disk, j.name)
             for j in self.journals
@@ -113,9 +113,9 @@ class BookieDirectories:
             raise DiskFailed("; ".join(failed.values()))
         return Directories(journals, ledgers, failed, names)
 
-    async def _up_to_date(self) -> list[str]:
-        """The names of the ledger directories that the last run had until its end: their checkpoint
-        is the furthest. States in another directory may be older than a fence."""
+    async def _up_to_date_names(self) -> list[str]:
+        """The names of the ledger directories with the furthest checkpoint: the last run had these
+        directories until its end. States in another directory may be older than a fence."""
         marks = {directory.name: await _marks(directory) for directory in self.ledgers}
         latest = reduce(checkpoint.furthest, marks.values())
         return [name for name, its_marks in marks.items() if its_marks == latest]
@@ -129,8 +129,8 @@ class BookieDirectories:
         DiskFailed."""
         by_name = {directory.name: await _index_states(directory) for directory in self.ledgers}
         broken = [d for d in self.ledgers if by_name[d.name] is None] or self.ledgers
-        up_to_date = await self._up_to_date()
-        readable = [s for name, s in by_name.items() if s is not None and name in up_to_date]
+        up_to_date_names = await self._up_to_date_names()
+        readable = [s for name, s in by_name.items() if s is not None and name in up_to_date_names]
         states = [state for copy in readable for state in copy] if readable else None
         for directory in broken:
             directory_id = await identities.directory_id(directory.disk, "ledger")
@@ -182,8 +182,9 @@ async def _marks(directory: Directory) -> Marks:
 
 
 async def _index_states(directory: Directory) -> list[LedgerState] | None:
-    """The states in the index; None if it cannot be opened or read, or is empty (the index was lost
-    and an empty one is in its place, or a rebuild of it was interrupted). Raises DiskFull."""
+    """The states in the index; None if the index cannot be opened or read, or has no states (the
+    index was lost and an empty index is in its place, or its rebuild was interrupted). Raises
+    DiskFull."""
     try:
         await refuse_half_rebuilt(directory.disk)
         index = await RocksIndex.open(Path(directory.name) / INDEX)
@@ -199,7 +200,7 @@ async def _index_states(directory: Directory) -> list[LedgerState] | None:
         return None
 
 
-# -- the places of directories --------------------------------------------------------------
+# -- the paths of directories ---------------------------------------------------------------
 
 
 class BadLayout(Exception):
@@ -230,7 +231,7 @@ def check(directories: Sequence[tuple[str, Path]]) -> None:
 
 def check_reserve(directories: Sequence[tuple[str, Path]], reserve_bytes: int) -> None:
     """Raises BadLayout when the reserves of the directories on one file system are larger than the
-    file system: the directories would be full for ever. The directories exist."""
+    file system: the directories would be full for ever. The directories must exist."""
     by_file_system: dict[int, list[Path]] = {}
     for _, path in directories:
         by_file_system.setdefault(path.stat().st_dev, []).append(path)

@@ -4,14 +4,15 @@ Always true:
 - every whole record is applied, also the whole records of a torn batch: the start may apply a
   record that was never acknowledged, but must not lose an acknowledged record; to apply a record
   twice changes nothing;
-- unreadable bytes beyond the last position that is surely synced are a torn write, or damage of the
-  last write, which looks the same: they are cut off and the node serves. If the ledger id among the
-  bytes can be read, that ledger is put in torn limbo, whether it is open or closed. In any case
-  every ledger is in torn limbo until limbo.py has found the ledgers concerned;
-- unreadable bytes below that position are damage. If the ledger id among them can be read, that
-  ledger is put in limbo, and fenced unless the record is known to be an entry (a lost record may
-  have been a fence). Else every ledger is put in limbo, and the node is read-only. Limbo is durable
-  before the checkpoint moves past the damage;
+- the *synced position* is the last position that is surely synced. Unreadable bytes beyond it are a
+  torn write, or damage of the last write: the two look alike. These bytes are cut off and the node
+  serves. If the ledger id among the bytes can be read, that ledger is put in torn limbo, whether it
+  is open or closed. In any case every ledger is in torn limbo until limbo.py has found the ledgers
+  concerned;
+- unreadable bytes below the synced position are damage. If the ledger id among them can be read,
+  that ledger is put in limbo; it is also fenced, unless the record was surely an entry, as the lost
+  record may have been a fence. If no ledger id can be read, every ledger is put in limbo, and the
+  node is read-only. Limbo is durable before the checkpoint moves past the damage;
 - a journal that an earlier start missed is replayed after all others (LateRecordApplier), and
   direct logs after all journals (applier.py).
 """
@@ -47,8 +48,8 @@ async def open_storage(
 ) -> LedgerStorage:
     """Replay the journals' records beyond the checkpoint, flush them, begin new segments.
 
-    The checkpoint is at the new segments' start when this returns. `space`: the monitor that shows
-    which ledger directories have space for new ledgers. Raises DiskFailed.
+    When this returns, the checkpoint's marks are the starts of the new segments. `space`: the
+    monitor that shows which ledger directories have space for new ledgers. Raises DiskFailed.
     """
     storage, marks = await LedgerStorage.open(directories, config, space)
     losses = _losses_before_replay(directories, storage, marks)
@@ -80,9 +81,9 @@ async def open_storage(
 async def _replay_all(
     directories: Directories, marks: Marks | None, applier: RecordApplier, losses: list[str]
 ) -> dict[str, "_ReplayedJournal"]:
-    """Replay each journal except those that an earlier start missed (`_replay_late`); the result is
-    by directory id. If a journal cannot be read and there are others, the reason is added to
-    `losses`."""
+    """Replay each journal, except journals that an earlier start missed (`_replay_late`). The
+    result is by directory id. If a journal cannot be read and there are other journals, the reason
+    is added to `losses`."""
     replayed: dict[str, _ReplayedJournal] = {}
     for directory in directories.journals:
         mark = (marks or {}).get(directory.id)
@@ -115,7 +116,7 @@ async def _replay_late(
                 journal = await _replay(directory.disk, mark, late_applier)
                 for suspect in journal.replay.damage if journal.replay is not None else ():
                     _log.error("journal: damage at %s: %s", suspect.position, suspect.why)
-                replayed[directory.id] = journal._replace(replay=None)  # it is not judged
+                replayed[directory.id] = journal._replace(replay=None)  # the damage is not judged
         except DiskFailed as error:
             if len(directories.journals) == 1:
                 raise
@@ -151,19 +152,18 @@ async def _begin(
             _log.error("journal directory %s is left out: %s", directory.name, error)
     if not journals:
         raise DiskFailed(f"no journal directory can be written: {failures}")
-    damaged = {directory_id: journal.damaged for directory_id, journal in replayed.items()}
-    await storage.attach(journals, failures, damaged)
+    damaged_ids = {directory_id: journal.damaged_ids for directory_id, journal in replayed.items()}
+    await storage.attach(journals, failures, damaged_ids)
 
 
 class _ReplayedJournal(NamedTuple):
-    """What a start needs of a journal that it replayed. `next_segment`: the id of the segment that
-    this run begins. `synced`: all records before this position are durable. `damaged`: the ids of
-    segments with damage, which are kept under another name. `replay`: None if there is nothing to
-    judge."""
+    """The result of a journal's replay. `next_segment`: the id of the segment that this run begins.
+    `synced`: all records before this position are durable. `damaged_ids`: the ids of segments with
+    damage, which are kept under another name. `replay`: None if there is nothing to judge."""
 
     next_segment: int
     synced: Position
-    damaged: list[int]
+    damaged_ids: list[int]
     replay: Replay | None
 
 
@@ -172,9 +172,9 @@ def _losses_before_replay(
 ) -> list[str]:
     """The reasons, from checkpoint and index, why acknowledged entries of any ledger may be lost.
 
-    The index has the state of EVERY_LEDGER from a node's first start on: a checkpoint without it
-    means that the index was lost with the states of all ledgers. With a missing journal that the
-    checkpoint names and does not mark as retired, the last acknowledged entries may be lost.
+    The index has the state of EVERY_LEDGER from a node's first start on. If there is a checkpoint
+    and no such state, the index was lost with the states of all ledgers. If a journal is missing
+    that the checkpoint names and does not mark as retired, the journal's last entries may be lost.
     """
     losses = []
     if storage.state(EVERY_LEDGER) is None:
@@ -195,15 +195,16 @@ def _losses_without_checkpoint(
 ) -> list[str]:
     """The reasons why the journals may lack acknowledged entries. A segment is removed only after a
     checkpoint is in every ledger directory. So without a checkpoint either this is a first start,
-    or the directories with the checkpoint are missing: then a start formatted the present ones, and
-    stopped before it wrote a checkpoint."""
+    or the directories with the checkpoint are missing: then an earlier start formatted the present
+    directories, and stopped before it wrote a checkpoint."""
     losses = []
     for journal_id, journal in replayed.items():
         file_ids = journal.replay.file_ids if journal.replay is not None else []
         if file_ids and file_ids[0] != _FIRST.file_id:
             losses.append(f"there is no checkpoint, and journal {journal_id} lacks its beginning")
         elif not file_ids and applier.ledgers:
-            losses.append(f"there is no checkpoint, and journal {journal_id} is empty, others not")
+            text = f"there is no checkpoint, journal {journal_id} is empty and another is not"
+            losses.append(text)
     return losses
 
 
@@ -222,15 +223,15 @@ async def _replay(disk: Disk, mark: JournalMark | None, applier: RecordApplier) 
         count += len(records) - (bool(records) and records[-1].kind is RecordKind.SEAL)
     _log.info("journal: %d records replayed", count)
     newest = max([replay.end.file_id, *replay.file_ids])
-    damaged = sorted({suspect.position.file_id for suspect in replay.damage})
-    return _ReplayedJournal(newest + 1, replay.end, damaged, replay)
+    damaged_ids = sorted({suspect.position.file_id for suspect in replay.damage})
+    return _ReplayedJournal(newest + 1, replay.end, damaged_ids, replay)
 
 
 def _was_used_since(mark: JournalMark, present: list[int]) -> bool:
     """Whether the journal was used after the mark; `present` are the ids of its segments. When a
     journal is closed or given up, its last segment stays until a later run of the node begins new
-    ones. So if the mark's segment is gone, a later run wrote to this journal, and the mark comes
-    from a directory that was missing in that run."""
+    segments. So if the mark's segment is missing, a later run wrote to this journal, and the mark
+    comes from a directory that was missing in that run."""
     return bool(present) and mark.position.file_id not in present
 
 
@@ -239,12 +240,12 @@ def _judge(replay: Replay | None, storage: LedgerStorage) -> None:
     acknowledged, as damage looks the same."""
     if replay is None:
         return
-    for torn in replay.torn:
-        _log.warning("journal: a torn write at %s is cut: %s", torn.position, torn.why)
-        state = None if torn.ledger_id is None else storage.state(torn.ledger_id)
-        if torn.ledger_id is not None and not (state and state.deleted):
-            fence = torn.kind is RecordKind.FENCE
-            put_in_limbo(storage, torn.ledger_id, LimboReason.TORN, fence=fence)
+    for suspect in replay.torn_writes:
+        _log.warning("journal: a torn write at %s is cut: %s", suspect.position, suspect.why)
+        state = None if suspect.ledger_id is None else storage.state(suspect.ledger_id)
+        if suspect.ledger_id is not None and not (state and state.deleted):
+            fence = suspect.kind is RecordKind.FENCE
+            put_in_limbo(storage, suspect.ledger_id, LimboReason.TORN, fence=fence)
     for suspect in replay.damage:
         _log.error("journal: damage at %s: %s", suspect.position, suspect.why)
         if suspect.ledger_id is None:
@@ -257,9 +258,9 @@ def _judge(replay: Replay | None, storage: LedgerStorage) -> None:
 
 def judge_ending(ending: Ending, storage: LedgerStorage) -> None:
     """Put in limbo the ledgers that may have lost entries when the last run ended. Torn bytes at
-    the end may be damaged acknowledged records, of any ledger. Without a seal, page-cache ledgers
-    may lack their last entries, unless they are fenced: a fence is synced with all earlier
-    writes."""
+    the end may be damaged acknowledged records of any ledger. If the journal has no seal,
+    page-cache ledgers may lack their last entries, unless they are fenced: a fence is synced with
+    all earlier writes."""
     if ending is Ending.TORN:
         put_in_limbo(storage, EVERY_LEDGER, LimboReason.TORN)
     if ending is not Ending.CLEAN:

@@ -18,16 +18,16 @@ FILE = "self-test"
 SYNCS_MAX = 50
 SYNCS_MIN = 8  # fewer show no distribution
 BUDGET_S = 0.3
-SLOW_S = 0.010  # a disk is slow if most batches have a slower sync; a busy disk has good batches
+SLOW_S = 0.010  # a disk is slow if most batches have a slower sync; a busy disk has fast batches
 BATCH_SYNCS = 10
-FAKE_S = 20e-6
+FAKE_S = 20e-6  # no disk syncs faster
 _BLOCK = bytes(4096)
 _MEMORY_TYPES = ("tmpfs", "ramfs")
 _log = logging.getLogger(__name__)
 
 
 class Measurement(NamedTuple):
-    """Times of small synced writes in seconds, and the file system's type ("" if unknown)."""
+    """The times that small synced writes took, and the file system's type ("" if unknown)."""
 
     syncs_s: Sequence[float]
     file_system: str
@@ -82,7 +82,7 @@ def measure(directory: Path) -> Measurement:
 
 
 def _time_syncs(fd: int) -> list[float]:
-    """Overwrite one reserved block: this times the disk, not allocation."""
+    """Times of synced writes to one block, in seconds. The block is allocated before."""
     os.pwrite(fd, _BLOCK, 0)
     os.fsync(fd)
     sync = getattr(os, "fdatasync", os.fsync)

@@ -1,10 +1,10 @@
-"""Where an append goes: to the journal of its ledger (`Journals`); a large entry goes at once to a
-ledger directory, and to no journal (`DirectWrites`).
+"""The destination of an append: the journal of its ledger (`Journals`) or, for a large entry, the
+direct log of a ledger directory (`DirectWrites`).
 
 Always true of `Journals`, which has one journal in each journal directory:
 - the records of a ledger go to one journal while that journal lives. At the ledger's first record
-  of a run the journal with the fewest pending bytes is chosen; of several, that with the fewest
-  ledgers;
+  of a run the journal with the fewest pending bytes is chosen; if several have equally few, the
+  journal with the fewest ledgers;
 - when a journal fails, the appends that wait in it fail, and each of its ledgers goes on in another
   journal, with a record of its present state first: so each journal can be replayed by itself;
 - records appended before a journal failed may be in no journal: no later append of its ledgers
@@ -14,8 +14,8 @@ Always true of large entries, which are written once:
 - an entry is acknowledged after its record in the directory's direct log was synced, and after a
   ledger record that names the directory is durable in a journal: without that ledger record a start
   would not count the directory's entries;
-- an append that follows large entries of its ledger waits for them too. A recovery does not wait
-  for a directory, which may be slow or hang: the journal takes over the ledger's unwritten entries;
+- an append waits for earlier large entries of its ledger too. A recovery does not wait for a
+  directory, which may be slow or hang: the journal takes over the ledger's unwritten entries;
 - when a directory fails or has no space, its large entries go to the journal: the write cache still
   has them.
 
@@ -50,9 +50,9 @@ class Journals:
         self._live: dict[str, Journal] = {}
         self._record_of = record_of
         self.homes: dict[int, str] = {}
-        """By ledger: the journal that its records go to."""
+        """By ledger: the journal that takes its records."""
         self._ledger_counts: dict[str, int] = {}  # by journal: how many ledgers it is the home of
-        self._unrelieved: dict[int, DoneFuture] = {}  # by ledger of a failed journal: the relief
+        self._reliefs_by_ledger: dict[int, DoneFuture] = {}  # of ledgers of a failed journal
         self._reliefs: list[DoneFuture] = []
         self.failures: dict[str, str] = {}
         """By directory id: why its journal failed."""
@@ -62,7 +62,8 @@ class Journals:
         """Done when the journals were closed; fails when the last journal fails."""
 
     def begin(self, journals: Mapping[str, Journal], failures: Mapping[str, str]) -> None:
-        """Use these journals; `failures`: why others could not be opened, by directory id."""
+        """Use these journals; `failures`: by directory id, why other journals could not be
+        opened."""
         self._live.update(journals)
         self._ledger_counts.update(dict.fromkeys(journals, 0))
         self.failures.update(failures)
@@ -79,7 +80,7 @@ class Journals:
             return gathered([journal.append([]) for journal in self._live.values()])
         if not self._live:
             return _failed_future(JournalFailed("no journal is left"))
-        if len(self._live) == 1 and not self._unrelieved and not self.failures:
+        if len(self._live) == 1 and not self._reliefs_by_ledger and not self.failures:
             (journal,) = self._live.values()
             return journal.append(records, lane, after)
         return self._append_by_journal(records, lane, after)
@@ -103,7 +104,7 @@ class Journals:
             if ledger_id in self.homes:
                 parts.setdefault(self.homes[ledger_id], ([], []))[1].append(ledger_id)
         ledgers = dict.fromkeys([*(record.ledger_id for record in records), *after])
-        waiting = [self._unrelieved[i] for i in ledgers if i in self._unrelieved]
+        waiting = [self._reliefs_by_ledger[i] for i in ledgers if i in self._reliefs_by_ledger]
         waiting += [
             self._live[home].append(part, lane, part_after)
             for home, (part, part_after) in parts.items()
@@ -111,8 +112,8 @@ class Journals:
         return gathered([*state_appends, *waiting])
 
     def _choose_journal(self, ledger_id: int) -> list[DoneFuture]:
-        """Choose the ledger's journal. If a journal has failed, append the ledger's state record to
-        the chosen one first."""
+        """Choose the ledger's journal. If a journal has failed, first append the ledger's state
+        record to the chosen journal."""
         home = min(self._live, key=lambda i: (self._live[i].pending_bytes, self._ledger_counts[i]))
         self.homes[ledger_id] = home
         self._ledger_counts[home] += 1
@@ -154,21 +155,22 @@ class Journals:
         """Whether an appended record of the ledger is not durable yet, or was in a journal that
         failed and is not flushed yet."""
         journals = self._live.values()
-        under_way = any(journal.is_under_way(ledger_id) for journal in journals)
-        return under_way or ledger_id in self._unrelieved
+        is_in_journal = any(journal.is_under_way(ledger_id) for journal in journals)
+        return is_in_journal or ledger_id in self._reliefs_by_ledger
 
     def relieve(self, reliefs: Sequence[DoneFuture], error: Exception | None = None) -> None:
-        """A flush has ended: the failed journals' records are flushed, or lost by `error`."""
+        """End these reliefs, as a flush has ended: the failed journals' records are flushed or,
+        with `error`, lost."""
         for relief in reliefs:
-            if relief.done():  # an earlier flush had taken this relief too
+            if relief.done():  # an earlier flush has ended this relief
                 continue
             self._reliefs.remove(relief)
             if error is not None:
                 relief.set_exception(JournalFailed(f"the records of a journal are lost: {error}"))
             else:
                 relief.set_result(None)
-        self._unrelieved = {
-            i: relief for i, relief in self._unrelieved.items() if not relief.done()
+        self._reliefs_by_ledger = {
+            i: relief for i, relief in self._reliefs_by_ledger.items() if not relief.done()
         }
 
     def fail(self, journal_id: str, error: DiskFailed) -> None:
@@ -182,7 +184,7 @@ class Journals:
             await self._use(journal_id, partial(Journal.forget_before, mark=mark))
 
     def forget(self, ledger_id: int) -> None:
-        """Forget the ledger's journal: no record of the ledger waits or is needed."""
+        """Forget the ledger's journal. No record of the ledger may wait or be needed."""
         if (home := self.homes.pop(ledger_id, None)) is not None:
             self._ledger_counts[home] -= 1
 
@@ -203,7 +205,7 @@ class Journals:
             journal.hurry()
 
     async def close(self) -> None:
-        """Write what is queued and the seals. Raises JournalFailed."""
+        """Write the queued records and the seals. Raises JournalFailed."""
         for journal in list(self._live.values()):
             await journal.close()
         if not self.end.done():
@@ -232,7 +234,7 @@ class Journals:
         self._reliefs.append(relief)
         for ledger_id in [i for i, home in self.homes.items() if home == journal_id]:
             del self.homes[ledger_id]
-            self._unrelieved[ledger_id] = relief
+            self._reliefs_by_ledger[ledger_id] = relief
         self.on_failure()
 
 
@@ -269,17 +271,17 @@ class DirectWrites:
         self._under_way: dict[int, DoneFuture] = {}
         """By ledger: done when all its large entries are durable."""
         self._unwritten: dict[int, dict[DoneFuture, _LargeWrite]] = {}
-        """By ledger: its large entries that no directory has yet."""
+        """By ledger: its large entries that are not in a direct log yet."""
         self._named_directories: dict[int, str] = {}
         """By ledger: the directory that an appended ledger record names."""
         self._state_records: dict[int, DoneFuture] = {}
-        """By ledger: the append of that ledger record, until it is durable."""
+        """By ledger: the append of the record in `_named_directories`, until it is durable."""
         self.pending_bytes = 0
         """Bytes of large entries that are not durable yet and that no journal counts."""
 
     def append(self, records: Sequence[Record], lane: Lane, after: Sequence[int]) -> DoneFuture:
-        """See LedgerStorage.append. The caller put the entries into the write cache in this step of
-        the event loop."""
+        """See LedgerStorage.append. The caller has put the entries into the write cache in this
+        step of the event loop."""
         large = self._large_entries(records) if lane is Lane.BULK else {}
         if not large and not self._under_way:
             return self._journals.append(records, lane, after)
@@ -305,7 +307,7 @@ class DirectWrites:
         return ledger_id in self._under_way
 
     def forget(self, ledger_id: int) -> None:
-        """The next large entry of the ledger needs a ledger record again."""
+        """Forget the ledger's directory: its next large entry needs a ledger record again."""
         self._named_directories.pop(ledger_id, None)
 
     # -- under way --
@@ -325,7 +327,7 @@ class DirectWrites:
     def _earlier_appends(
         self, records: Sequence[Record], lane: Lane, after: Sequence[int]
     ) -> list[DoneFuture]:
-        """The appends under way that have to be durable first."""
+        """The appends under way that have to be durable before these records."""
         if not records and not after:
             return list(self._under_way.values())
         ids = dict.fromkeys([*(record.ledger_id for record in records), *after])
@@ -336,7 +338,8 @@ class DirectWrites:
         return [self._under_way[i] for i in before]
 
     def _begin_direct(self, ledger_id: int, records: Sequence[Record]) -> DoneFuture | None:
-        """Write the records to the ledger's directory; None: they have to go to a journal."""
+        """Write the records to the direct log of the ledger's directory. Returns None, and writes
+        no record, if the records have to go to a journal."""
         state = self._states.get(ledger_id)
         store = None if state is None else self._directories.home_with_space(state)
         if store is None:
@@ -364,8 +367,8 @@ class DirectWrites:
         return done
 
     def _name_directory(self, ledger_id: int, store: DirectoryStore) -> DoneFuture | None:
-        """Append a ledger record that names the directory to a journal; None: such a record is
-        durable."""
+        """Append to a journal a ledger record that names the directory. Returns None if such a
+        record is durable already."""
         if self._named_directories.get(ledger_id) == store.id:
             return self._state_records.get(ledger_id)
         self._named_directories[ledger_id] = store.id
@@ -380,7 +383,7 @@ class DirectWrites:
                 self.forget(ledger_id)
 
     def _add_under_way(self, ledger_id: int, done: DoneFuture) -> None:
-        """Make later appends of the ledger wait for this append and the earlier ones."""
+        """Make later appends of the ledger wait for this append and for earlier appends."""
         earlier = self._under_way.get(ledger_id)
         both = done if earlier is None else gathered([earlier, done], at_once=False)
         self._under_way[ledger_id] = both
@@ -398,7 +401,7 @@ class DirectWrites:
     def _finish(
         self, large: _LargeWrite, under_way: DoneFuture, written: asyncio.Future[list[Location]]
     ) -> None:
-        """The direct log's put has ended. If it failed, append the entries to a journal."""
+        """End a put of a direct log. If the put failed, append its entries to a journal."""
         store, ledger_id = large.store, large.ledger_id
         del large.half.direct_writes[under_way]
         locations: list[Location] = []
@@ -406,9 +409,9 @@ class DirectWrites:
             locations = written.result()
         direct = [DirectLocation(store.id, location) for location in locations]
         large.half.set_locations(ledger_id, direct)
-        unwritten = self._unwritten.get(ledger_id, {})
-        if unwritten.pop(under_way, None) is not None:  # else the journal took the entries over
-            if not unwritten:
+        writes = self._unwritten.get(ledger_id, {})
+        if writes.pop(under_way, None) is not None:  # else the journal took the entries over
+            if not writes:
                 del self._unwritten[ledger_id]
             if locations:
                 self._acknowledge(large)
@@ -424,12 +427,12 @@ class DirectWrites:
             large.done.set_result(None)
 
     def _journal(self, large: _LargeWrite, lane: Lane) -> None:
-        self.pending_bytes -= large.bytes  # the journals count them now
-        journaled = self._journals.append(large.records, lane)
-        journaled.add_done_callback(partial(_pass_on, large.done))
+        self.pending_bytes -= large.bytes  # the journals count these bytes now
+        append = self._journals.append(large.records, lane)
+        append.add_done_callback(partial(_pass_on, large.done))
 
     def _is_counted(self, large: _LargeWrite) -> bool:
-        """Whether the directory's entries count as the ledger's."""
+        """Whether the directory lives and the ledger's state records it."""
         state = self._states.get(large.ledger_id)
         is_recorded = state is not None and large.store.id in state.directories
         return is_recorded and self._directories.lives(large.store.id)
@@ -446,25 +449,25 @@ def _pass_on(done: DoneFuture, outcome: DoneFuture) -> None:
 
 
 def gathered(futures: Sequence[DoneFuture], *, at_once: bool = True) -> DoneFuture:
-    """Done when all futures are done. If a future fails, this fails too: `at_once`, or when all
-    have ended."""
+    """A future that is done when all futures are done. If one of them fails, the result fails too:
+    `at_once`, or when all have ended."""
     if len(futures) == 1:
         return futures[0]
     done: DoneFuture = asyncio.get_running_loop().create_future()
     done.add_done_callback(retrieve_error)
-    left = len(futures)
+    pending_count = len(futures)
 
     def on_end(last: DoneFuture) -> None:
-        nonlocal left
-        left -= 1
-        if done.done() or (left and not at_once):
+        nonlocal pending_count
+        pending_count -= 1
+        if done.done() or (pending_count and not at_once):
             return
-        ended = [last] if at_once else futures
-        errors = [future.exception() for future in ended if not future.cancelled()]
+        ended_futures = [last] if at_once else futures
+        errors = [future.exception() for future in ended_futures if not future.cancelled()]
         error = next((error for error in errors if error is not None), None)
         if error is not None:
             done.set_exception(error)
-        elif not left:
+        elif not pending_count:
             done.set_result(None)
 
     for future in futures:

@@ -1,18 +1,18 @@
-"""The ledger directories of a node: what a directory stores (entry logs and index), which
-directories live, where a ledger's entries go.
+"""The ledger directories of a node: the entry logs and the index of each directory, which
+directories live, and which directory takes a ledger's entries.
 
 Always true:
 - a directory's id is in its identity file and never changes;
 - a flush, a compaction or a deletion holds `index_lock` while it changes entry locations: a flush
-  beside a compaction could write the old location of a moved entry back;
-- after a failed write nothing more is written to the directory;
+  at the same time as a compaction could write the old location of a moved entry back;
+- after a failed write the directory is never written again;
 - a ledger's directories are recorded in its state, never computed. The last of them is the ledger's
   home: it takes the new entries. When the home is lost, another directory is recorded after it;
 - every living directory gets all states; entries go to their ledger's home only;
-- a directory that fails, or whose index is damaged while another directory lives, is dropped for
-  the rest of the run;
+- a directory is dropped for the rest of the run if it fails, or if its index is damaged and another
+  directory lives;
 - while a directory that may hold entries of a ledger is missing, the ledger is not whole
-  (`is_whole`): an entry that is not found is unknown. It is whole again when the directory is back.
+  (`is_whole`): a missing entry is unknown. The ledger is whole again when the directory is back.
 """
 
 import asyncio
@@ -44,9 +44,9 @@ from bookie_server.logs.rebuild import refuse_half_rebuilt
 from bookie_server.storage.write_cache import CacheHalf
 
 NEAR_SHARE = 0.9  # new ledgers go to directories with at least 0.9 of the most free bytes
-INDEX_BYTES, INDEX_ENTRY_BYTES = 128 << 10, 64  # what a flush adds to index and checkpoint
-_NONE: Mapping[str, int] = {}
-_UNNAMED = "none of the directories given has this id"
+INDEX_BYTES, INDEX_ENTRY_BYTES = 128 << 10, 64  # of a flush, in index and checkpoint
+_NO_PUTS: Mapping[str, int] = {}
+_UNNAMED = "no directory in the settings has this id"
 _log = logging.getLogger(__name__)
 
 Entries = Iterator[tuple[int, int, Buffer]]
@@ -66,7 +66,7 @@ class JournalDirectory:
 @dataclass(frozen=True, slots=True)
 class LedgerDirectory:
     """A folder for entry logs, with the index that was opened in it. `file_system`: see
-    monitor.DirectoryState. `path`: where processes of this host find it; empty: they cannot."""
+    monitor.DirectoryState. `path`: the folder's path for processes of this host; empty: unknown."""
 
     id: str
     disk: Disk
@@ -78,8 +78,8 @@ class LedgerDirectory:
 
 class StatesAtStart(NamedTuple):
     """The states by directory: `current` of directories whose checkpoint is the furthest,
-    `outdated` of directories that missed the end of the last run. `marks`: the furthest; None: no
-    checkpoint was written."""
+    `outdated` of directories that missed the end of the last run. `marks`: the furthest marks;
+    None: no checkpoint was written."""
 
     current: list[list[LedgerState]]
     outdated: list[list[LedgerState]]
@@ -124,34 +124,34 @@ class DirectoryStore:
         direct: Sequence[Location] = (),
         puts: int = 0,
     ) -> None:
-        """Write entries, changes of states, and the locations of entries that the direct log has
-        (`direct`): durable when it returns. These include all locations of the direct log's first
-        `puts` that the index needs.
+        """Write entries, changes of states, and locations of entries in the direct log (`direct`):
+        durable when this returns. `direct` includes all locations of the direct log's first `puts`
+        that the index needs.
 
         Raises DiskFailed: then any part may be missing.
         """
         marks = self.direct_log.marks(puts)
         async with self.index_lock:
             locations = [*await self.logs.write(entries), *direct]
-            if changes.forgotten:
-                await self.index.delete_states(changes.forgotten)
+            if changes.forgotten_ids:
+                await self.index.delete_states(changes.forgotten_ids)
             if changes.states:  # before the locations, as the index may sync a part by itself
                 await self.index.put_ledgers(changes.states)
             if locations:
                 await self.index.put(locations)
-            if marks:  # after the locations, for the same reason
+            if marks:  # after the locations, as the index may sync a part by itself
                 await self.index.mark_logs(marks)
-            if locations or marks or changes.states or changes.forgotten:
+            if locations or marks or changes.states or changes.forgotten_ids:
                 await self.index.sync()
         self.direct_log.settle(puts, marks)
 
     def growing_logs(self) -> list[GrowingLog]:
-        """The logs that are being written: by flushes, and with large entries."""
-        written = (self.logs.growing_log, self.direct_log.growing_log)
-        return [log for log in written if log is not None]
+        """The log of flushes and the log of large entries, if they exist."""
+        logs = (self.logs.growing_log, self.direct_log.growing_log)
+        return [log for log in logs if log is not None]
 
     async def end_growing_log(self, log: GrowingLog, end: int) -> None:
-        """End one of the `growing_logs`, if it still ends at `end`. Raises DiskFailed."""
+        """End one of the `growing_logs`, if its file still ends at `end`. Raises DiskFailed."""
         async with self.index_lock:  # no flush writes
             if log.file.end != end:
                 return
@@ -161,8 +161,8 @@ class DirectoryStore:
                 await self.direct_log.end_growing_log()
 
     async def forget_replayed_logs(self) -> None:
-        """Remove the marks of the direct logs of earlier runs, which the index does not need any
-        more: durable when it returns. Raises DiskFailed."""
+        """Remove the marks of the direct logs of earlier runs: the index has all their entries.
+        Durable when this returns. Raises DiskFailed."""
         if marks := await self.index.marked_logs():
             await self.index.mark_logs(dict.fromkeys(marks))
             await self.index.sync()
@@ -173,26 +173,27 @@ class DirectoryStore:
         is_dead: Callable[[int], bool] = lambda _: True,
         deleting: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> int:
-        """Remove the entries of those ledgers that are `is_dead` when their turn comes from the
-        index: durable when it returns. Returns the number of ledgers that had entries.
+        """Remove the entries of these ledgers from the index, except ledgers that are not `is_dead`
+        when their turn comes. Durable when this returns. Returns the number of ledgers that had
+        entries.
 
         Each ledger's entries are removed within the context `deleting(ledger_id)`. Raises
         DiskFailed.
         """
-        deleted = 0
+        deleted_count = 0
         async with self.index_lock:
             for ledger_id in ledger_ids:
                 if await self.index.last(ledger_id) is not None and is_dead(ledger_id):
                     with deleting(ledger_id):
                         await self.index.delete_ledger(ledger_id)
-                    deleted += 1
-            if deleted:
+                    deleted_count += 1
+            if deleted_count:
                 await self.index.sync()
-        return deleted
+        return deleted_count
 
     async def delete_entries(self, entries: Mapping[int, Iterable[int]]) -> None:
         """Durably remove these entries (ids by ledger) from the index. Raises DiskFailed."""
-        deleted = False
+        must_sync = False
         async with self.index_lock:
             for ledger_id, entry_ids in entries.items():
                 last = await self.index.last(ledger_id)
@@ -201,8 +202,8 @@ class DirectoryStore:
                 ]
                 if candidate_ids:
                     await self.index.delete(ledger_id, candidate_ids)
-                    deleted = True
-            if deleted:
+                    must_sync = True
+            if must_sync:
                 await self.index.sync()
 
     async def close(self) -> None:
@@ -224,7 +225,7 @@ class Stores:
         self.on_drop: Callable[[], None] = lambda: None
         """Called in the step in which a directory is dropped."""
         self.damage = ""
-        """How the index of the only living directory is damaged; empty: it is not."""
+        """How the index of the only living directory is damaged; empty: it is undamaged."""
         self.on_damage: Callable[[], None] = lambda: None
         self._chosen_counts: dict[str, int] = {}  # by directory: how often `choose` returned it
         self._has_absent = False  # whether states name directories that no setting names
@@ -274,7 +275,7 @@ class Stores:
 
     def log_missing(self, states: Iterable[LedgerState]) -> None:
         """Log a line for each missing directory that may hold entries of ledgers. A ledger whose
-        state has limbo needs a repair even if the directory comes back."""
+        own state is in limbo needs a repair even if the directory comes back."""
         states = list(states)
         counts = self._counts_of_missing(states)
         limbo_counts = self._counts_of_missing([state for state in states if state.limbo])
@@ -283,7 +284,7 @@ class Stores:
             why = self.failures.get(directory_id, _UNNAMED)
             _log.error(
                 "ledger directory %s is not there (%s): %d ledgers are in limbo until they are"
-                " repaired or it comes back, %d of them until they are repaired",
+                " repaired or the directory comes back, %d of them until they are repaired",
                 *(directory_id, why, count, limbo_counts.get(directory_id, 0)),
             )
 
@@ -306,29 +307,30 @@ class Stores:
         revision."""
         if self.is_whole(state):
             return state
-        living = tuple(i for i in state.directories if i in self._live)
-        lost = [i for i in state.directories if i not in self._live]
-        given_up = {**dict(state.given_up), **dict.fromkeys(lost, state.revision + 1)}
+        living_ids = tuple(i for i in state.directories if i in self._live)
+        lost_ids = [i for i in state.directories if i not in self._live]
+        given_up = {**dict(state.given_up), **dict.fromkeys(lost_ids, state.revision + 1)}
         return self.with_home(
-            replace(state, directories=living, given_up=tuple(sorted(given_up.items())))
+            replace(state, directories=living_ids, given_up=tuple(sorted(given_up.items())))
         )
 
     def keep_returned(self, state: LedgerState, earlier: LedgerState) -> LedgerState:
-        """The replayed `state`, which follows the state `earlier`, with the living directories that
-        it gave up recorded again: a flush of this replay may have written entries there."""
+        """The replayed `state`, which follows the state `earlier`. A living directory that `state`
+        gave up is recorded again: a flush of this replay may have written entries to it."""
         if earlier.ledger_id == EVERY_LEDGER:
             return state
-        returned = [
+        returned_ids = [
             i for i in earlier.directories if i in self._live and i not in state.directories
         ]
-        if not returned or not state.directories:
+        if not returned_ids or not state.directories:
             return state
-        directories = (*returned, *state.directories)
+        directories = (*returned_ids, *state.directories)
         return replace(state, directories=directories, revision=state.revision + 1)
 
     async def purge(self, states: Iterable[LedgerState]) -> None:
         """Durably remove from each living directory the entries of ledgers that gave the directory
-        up, unless their state records it again. Raises DiskFailed when no directory is left."""
+        up, unless their state records the directory again. Raises DiskFailed when no directory is
+        left."""
         garbage: dict[str, list[int]] = {}
         for state in states:
             for directory_id, _ in state.given_up:
@@ -336,9 +338,10 @@ class Stores:
                     garbage.setdefault(directory_id, []).append(state.ledger_id)
         for directory_id, ledger_ids in garbage.items():
             try:
-                dropped = await self._live[directory_id].delete_ledgers(ledger_ids)
-                if dropped:
-                    _log.info("directory %s is back: %d ledgers go", directory_id, dropped)
+                count = await self._live[directory_id].delete_ledgers(ledger_ids)
+                if count:
+                    text = "directory %s is back: its entries of %d ledgers are removed"
+                    _log.info(text, directory_id, count)
             except DiskFailed as error:
                 self.drop(directory_id, error)
         self.check()
@@ -352,11 +355,11 @@ class Stores:
             _log.error("ledger directory %s is dropped: %s", directory_id, error)
             self.on_drop()
             if self.space is not None:
-                self.space.poke()  # Info shows it at once
+                self.space.poke()  # Info shows the drop at once
 
     def _index_damaged(self, directory_id: str, error: IndexDamaged) -> None:
         """Drop a directory with a damaged index if others are left. The last directory stays: it
-        gives the entries that can still be read, and takes no new ones."""
+        serves the entries that can still be read, and takes no new entries."""
         if directory_id not in self._live or self.damage:
             return
         if len(self._live) > 1:
@@ -376,20 +379,21 @@ class Stores:
 
     def choose(self) -> str:
         """The directory for a new ledger: of the directories with nearly the most free space, the
-        one that got the fewest ledgers in this run. (Free space is measured only now and then.)"""
+        directory that got the fewest ledgers in this run. (Free space is measured only now and
+        then.)"""
         self.check()
         space = self.space
         if space is None or len(self._live) == 1:
             return next(iter(self._live))
-        roomy = [i for i in self._live if space.has_space(i)] or list(self._live)
-        most = max(map(space.free_bytes, roomy))
-        near = [i for i in roomy if space.free_bytes(i) >= NEAR_SHARE * most]
-        chosen = min(near, key=lambda i: self._chosen_counts.get(i, 0))
-        self._chosen_counts[chosen] = self._chosen_counts.get(chosen, 0) + 1
-        return chosen
+        with_space = [i for i in self._live if space.has_space(i)] or list(self._live)
+        free_bytes_max = max(map(space.free_bytes, with_space))
+        candidates = [i for i in with_space if space.free_bytes(i) >= NEAR_SHARE * free_bytes_max]
+        directory_id = min(candidates, key=lambda i: self._chosen_counts.get(i, 0))
+        self._chosen_counts[directory_id] = self._chosen_counts.get(directory_id, 0) + 1
+        return directory_id
 
     def with_home(self, state: LedgerState) -> LedgerState:
-        """The state with a living home. A full home stays only if no other directory has space."""
+        """The state with a living home. A full home is replaced if another directory has space."""
         current = state.directories[-1] if state.directories else ""
         if current in self._live and (self.has_space(current) or len(self._live) == 1):
             return state
@@ -403,7 +407,7 @@ class Stores:
         return self.space is None or self.space.has_space(directory_id)
 
     def home_with_space(self, state: LedgerState) -> DirectoryStore | None:
-        """The ledger's home; None: it does not live, has no space, or is not chosen yet."""
+        """The ledger's home; None if the home does not live, has no space, or is not chosen yet."""
         home = state.directories[-1] if state.directories else ""
         return self._live[home] if home in self._live and self.has_space(home) else None
 
@@ -413,22 +417,22 @@ class Stores:
             return next(iter(self._live))
         return state.directories[-1]
 
-    # -- what is written --
+    # -- writes --
 
     async def write(
         self,
         half: CacheHalf,
         parts: Mapping[str, Sequence[int]],
         changes: IndexChanges,
-        puts: Mapping[str, int] = _NONE,
+        puts: Mapping[str, int] = _NO_PUTS,
     ) -> list[int]:
-        """Write to each directory its part (ledger ids) of the half, and to all of them the
+        """Write to each directory its part (ledger ids) of the half, and to all directories the
         changes. `puts`: by directory, how many puts of its direct log are in this half and earlier
-        ones.
+        halves.
 
         Returns the ledgers that have to be written again: their directory failed now or before, or
-        has no space for its part (then nothing of the part is written: BK#4114). All else is
-        durable when this returns. Raises DiskFailed when no directory is left.
+        has no space for its part (then nothing of the part is written: BK#4114). All other ledgers'
+        entries are durable when this returns. Raises DiskFailed when no directory is left.
         """
         for directory_id in [i for i in self._live if i not in parts]:
             await self._has_room(directory_id, half, ())  # may free the reserve for the changes
@@ -437,9 +441,8 @@ class Stores:
         ]
         fitting_parts = {home: ids for home, ids in parts.items() if home not in full_homes}
         direct = _direct_locations(half, fitting_parts)
-        mark_puts = (
-            _NONE if full_homes else puts
-        )  # direct locations of the full ones' part are not written
+        # the direct locations of a full home's part are not written: its marks must not move
+        mark_puts = _NO_PUTS if full_homes else puts
         await self._run_on(
             self.live,
             lambda store: store.write(
@@ -471,16 +474,16 @@ class Stores:
         needed_bytes = size + count * (RECORD_HEADER_BYTES + INDEX_ENTRY_BYTES) + INDEX_BYTES
         try:
             return await self.space.make_room(home, needed_bytes)
-        except DiskFailed as error:  # even its free space cannot be read
+        except DiskFailed as error:  # even the directory's free space cannot be read
             self.drop(home, error)
             return False
 
     async def delete_replaced(
         self, half: CacheHalf, homes: Mapping[int, str], states: Iterable[LedgerState]
     ) -> None:
-        """Durably remove older copies of the half's entries, in directories other than their
-        ledger's home, which has them durably: recovery may have replaced a bad copy. Entries in
-        direct logs have no older copies.
+        """Durably remove older copies of the half's entries from all directories except the
+        ledger's home, which has the entries durably: recovery may have replaced a bad copy. Entries
+        in direct logs have no older copies.
 
         Raises DiskFailed when no directory is left.
         """
@@ -489,8 +492,8 @@ class Stores:
             home = homes[state.ledger_id]
             for other in state.directories if home in self._live else ():
                 if other != home and other in self._live:
-                    written = [entry_id for _, entry_id, _ in half.to_write([state.ledger_id])]
-                    replaced_copies.setdefault(other, {})[state.ledger_id] = written
+                    entry_ids = [entry_id for _, entry_id, _ in half.to_write([state.ledger_id])]
+                    replaced_copies.setdefault(other, {})[state.ledger_id] = entry_ids
         if replaced_copies:
             stores = [self._live[directory_id] for directory_id in replaced_copies]
             await self._run_on(
@@ -502,7 +505,8 @@ class Stores:
         await self._run_on(self.live, DirectoryStore.forget_replayed_logs)
 
     async def write_checkpoint(self, marks: Marks) -> None:
-        """Durable in every living directory. Raises DiskFailed when no directory is left."""
+        """Write the checkpoint to every living directory, durably. Raises DiskFailed when no
+        directory is left."""
         await self._run_on(self.live, lambda store: checkpoint.write(store.disk, marks))
 
     async def close(self) -> None:
@@ -530,15 +534,15 @@ class Stores:
     async def read(self) -> StatesAtStart:
         """The states of all directories.
 
-        A checkpoint that cannot be read counts as one without marks (everything is replayed, which
-        is harmless). From a directory's first start on its index has the state of EVERY_LEDGER: if
-        there is a checkpoint and the index lacks that state, the index was lost, and the directory
-        is dropped when there are others. Raises DiskFailed.
+        A checkpoint that cannot be read counts as a checkpoint without marks (all records are
+        replayed, which is harmless). From a directory's first start on its index has the state of
+        EVERY_LEDGER. If there is a checkpoint and the index lacks that state, the index was lost;
+        then the directory is dropped, if another directory has its index. Raises DiskFailed.
         """
         states: dict[str, list[LedgerState]] = {}
         marks: Marks | None = None
         copies: dict[str, Marks] = {}
-        bare_stores: list[DirectoryStore] = []
+        stores_without_index: list[DirectoryStore] = []
         for store in self.live:
             try:
                 own_marks = await _read_checkpoint(store)
@@ -550,13 +554,13 @@ class Stores:
             copies[store.id] = own_marks or {}
             if own_marks is not None:
                 if not any(state.ledger_id == EVERY_LEDGER for state in indexed):
-                    bare_stores.append(store)
+                    stores_without_index.append(store)
                 marks = checkpoint.furthest(own_marks, marks or {})
         self.check()
-        for store in bare_stores if len(bare_stores) < len(self._live) else ():
+        for store in stores_without_index if len(stores_without_index) < len(self._live) else ():
             self.drop(store.id, DiskFailed("its index is empty although there is a checkpoint"))
         current = [store.id for store in self.live if copies[store.id] == (marks or {})]
-        current = current or list(self._live)  # none has every furthest mark: all count alike
+        current = current or list(self._live)  # if no directory has all furthest marks: all
         outdated = [store.id for store in self.live if store.id not in current]
         return StatesAtStart([states[i] for i in current], [states[i] for i in outdated], marks)
 
@@ -582,8 +586,8 @@ async def _read_checkpoint(store: DirectoryStore) -> Marks | None:
 
 
 def _with_directory(state: LedgerState, directory_id: str) -> LedgerState:
-    """The state with the directory it was read from, if it was written by an early version, which
-    recorded no directories."""
+    """The state; if an early version wrote it, which recorded no directories, with the directory
+    from which it was read."""
     if state.directories or state.ledger_id == EVERY_LEDGER:
         return state
     return replace(state, directories=(directory_id,))

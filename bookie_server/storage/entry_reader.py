@@ -1,24 +1,25 @@
-"""The reading half of the storage: write cache, read cache, index, entry log; and read-ahead.
+"""The reading part of the storage: write cache, read cache, index, entry log; and read-ahead.
 
 Always true:
-- the newest copy of an entry is served: of the active half of the write cache, the flushing one,
-  the read cache, then the logs by the index; a flush under way can never hide it;
-- an entry from a disk is checked whole (header, digest, location) before a caller sees it. A bad
-  entry goes to `quarantine` and is returned as Undeliverable, never as absent; the other entries
-  of the same read are served;
-- an entry is undeliverable only when none of its copies on this node can be read. If its log was
-  removed during the read (by a compaction, perhaps), the entry is looked up once more; an entry in
-  several directories is read from each of them;
+- the newest copy of an entry is served. The places are searched in this order: active half and
+  flushing half of the write cache, read cache, then index and log. So a flush under way never hides
+  an entry;
+- header, digest and location of an entry from a disk are checked before a caller gets the entry. A
+  bad entry goes to `quarantine` and is returned as Undeliverable, never as absent; the other
+  entries of the same read are served;
+- an entry is undeliverable only when no copy on this node can be read. If its log was removed
+  during the read (by a compaction, perhaps), the entry is looked up once more; an entry in several
+  directories is read from each of them;
 - if a client gets an entry's location, this class neither reads nor checks the entry: the client
-  checks the bytes that it reads there, and requests the entry if they are wrong;
-- read-ahead runs beside requests, with a share of the disk's threads. A request waits for
-  read-ahead only while that is reading the request's own entries. Read-ahead does not report a bad
-  entry, only a read that requests the entry does: damage that no comparison reads (beyond a
-  ledger's end, say) must not make comparisons fail.
+  checks the bytes at the location, and requests the entry if they are wrong;
+- read-ahead runs at the same time as requests, with a share of the disk's threads. A request waits
+  for read-ahead only while read-ahead is reading the request's own entries. A bad entry is reported
+  by a read that requests the entry, and not by read-ahead: damage that no comparison reads (for
+  example beyond a ledger's end) must not make comparisons fail.
 
-Reads under way are bounded: those for requests by the callers (Bookie counts responses), read-ahead
+Reads under way are bounded: reads for requests by the callers (Bookie counts responses), read-ahead
 by AHEAD_RUNS runs for each of the ledgers that ReadAhead allows. Entries that were read are in the
-read cache and count there.
+read cache and count in its budget.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ from bookie_server.storage.read_cache import Ahead, ReadAhead, ReadCache
 from bookie_server.storage.write_cache import WriteCache
 from spark_ledger.async_tasks import BackgroundTasks
 
-RUN_BYTES_MAX = 1 << 20  # the length of a disk read, of which a request may need several
+RUN_BYTES_MAX = 1 << 20  # the most bytes of a disk read; a request may need several reads
 AHEAD_RUNS = 2  # runs that are read ahead at a time for a ledger
 BAD_LEDGERS_MAX = 10_000  # ledgers whose failed reads are counted
 _EVERYTHING = 1 << 62
@@ -53,21 +54,21 @@ _log = logging.getLogger(__name__)
 
 
 class Undeliverable(NamedTuple):
-    """An entry that the index has and the disk cannot give: it exists, or existed."""
+    """An entry that is in the index and cannot be read from the disk: it exists, or existed."""
 
     why: str
     entry_bytes: int
 
 
-Delivered = Buffer | Undeliverable
-Found = Delivered | EntryLocation
+ReadEntry = Buffer | Undeliverable
+LocatedEntry = ReadEntry | EntryLocation
 
 
 class Range(NamedTuple):
-    """The outcome of a read: entries by id, ascending. A requested entry up to and including
-    `known_through` that is missing is not stored; entries beyond it were not looked up."""
+    """The outcome of a read: entries by id, ascending. If a requested entry up to and including
+    `known_through` is missing here, it is not stored; later entries were not looked up."""
 
-    entries: dict[int, Found]
+    entries: dict[int, LocatedEntry]
     known_through: int
 
 
@@ -79,10 +80,11 @@ class _Copy(NamedTuple):
 
 
 Stores = Callable[[int], Sequence[DirectoryStore]]
-"""The living directories that may hold a ledger's entries. If several hold the same entry, the last
-one is read first, and an earlier one if that copy is bad: all undamaged copies are equal."""
+"""The living directories that may hold a ledger's entries. If several directories hold the same
+entry, the last copy is read first, and an earlier copy if the last one is bad: all undamaged copies
+are equal."""
 Quarantine = Callable[[int, int, str], None]
-"""(ledger, entry, why): the copy here is bad."""
+"""(ledger, entry, why): the stored copy of the entry is bad."""
 
 
 class EntryReader:
@@ -106,10 +108,10 @@ class EntryReader:
     # -- changes ------------------------------------------------------------------------------
 
     def drop_cached_entry(self, ledger_id: int, entry_id: int) -> None:
-        """Called with every `put` to the write cache, in the same step of the event loop."""
+        """Forget an entry that was put into the write cache, in the same step of the event loop."""
         self._read_cache.drop(ledger_id, entry_id)
 
-    def deleted(self, ledger_id: int) -> None:
+    def drop_ledger(self, ledger_id: int) -> None:
         """Forget the ledger's cached entries: they were removed from the index, or a comparison has
         to read them from the disk."""
         self._read_cache.drop_ledger(ledger_id)
@@ -120,9 +122,9 @@ class EntryReader:
         self._read_cache.clear()
 
     def note_move(self) -> None:
-        """Called before a directory's index loses entries that another directory now has. A read
-        under way may have looked into that directory before it had them, and into this one after:
-        it reads again."""
+        """Make reads under way repeat their look-up. The caller calls this before it removes from a
+        directory's index entries that a second directory has now: a read may have looked into the
+        second directory too early, and would look into the first directory too late."""
         self._move_count += 1
 
     async def close(self) -> None:
@@ -135,8 +137,8 @@ class EntryReader:
     async def read(
         self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, *, locate: bool = False
     ) -> Range:
-        """Those of the entries that are stored, each checked; with `locate`, the location of each
-        large entry that is not in memory. At least one id is given.
+        """The stored entries among these, each checked; with `locate`, the location instead of each
+        large entry that is not in memory. The caller gives at least one id.
 
         Stops after the entry with which the bytes reach `max_bytes`. Raises DiskFailed when an
         index cannot be read.
@@ -149,15 +151,15 @@ class EntryReader:
             response = await self._read(ledger_id, entry_ids, max_bytes, locate)
             if move_count == self._move_count:
                 break
-        located = any(isinstance(entry, EntryLocation) for entry in response.entries.values())
-        if isinstance(entry_ids, range) and not located:
+        has_location = any(isinstance(entry, EntryLocation) for entry in response.entries.values())
+        if isinstance(entry_ids, range) and not has_location:
             self._begin_read_ahead(ledger_id, entry_ids[0], response.known_through)
         return response
 
     async def _read(
         self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, locate: bool
     ) -> Range:
-        entries: dict[int, Found] = dict(self._cache.among(ledger_id, entry_ids))
+        entries: dict[int, LocatedEntry] = dict(self._cache.among(ledger_id, entry_ids))
         bytes_left, through = max_bytes, entry_ids[-1]
         missing = entry_ids if len(entries) < len(entry_ids) else ()
         if not entries:
@@ -168,30 +170,30 @@ class EntryReader:
             copies, through = await self._look_up(ledger_id, missing, bytes_left)
             copies = [copy for copy in copies if copy.location.entry_id not in entries]
             if locate:
-                located = self._client_locations(copies)
-                entries.update(located)
-                copies = [copy for copy in copies if copy.location.entry_id not in located]
+                locations = self._client_locations(copies)
+                entries.update(locations)
+                copies = [copy for copy in copies if copy.location.entry_id not in locations]
             entries.update(await self._fetch(ledger_id, copies))
         return _cut(entries, through, max_bytes)
 
     async def locations(self, ledger_id: int, entry_ids: EntryIds) -> list[EntryLocation]:
-        """The entries' locations, up to the first entry without a location for clients, or that is
-        in memory. Raises DiskFailed when an index cannot be read."""
+        """The entries' locations, up to the first entry that is in memory or has no location for
+        clients. Raises DiskFailed when an index cannot be read."""
         copies, _ = await self._look_up(ledger_id, entry_ids, _EVERYTHING)
-        located = self._client_locations(copies)
+        by_entry = self._client_locations(copies)
         locations = []
         for entry_id in entry_ids:
-            if entry_id not in located or self._in_memory(ledger_id, entry_id):
+            if entry_id not in by_entry or self._in_memory(ledger_id, entry_id):
                 break
-            locations.append(located[entry_id])
+            locations.append(by_entry[entry_id])
         return locations
 
     async def headers(
         self, ledger_id: int, entry_ids: Sequence[int]
     ) -> dict[int, EntryHeader | Undeliverable]:
-        """The headers of those of the entries that are stored. May miss an entry that a flush
-        writes meanwhile. Raises DiskFailed when an index cannot be read."""
-        entries: dict[int, Delivered] = {}
+        """The headers of the stored entries among these. May miss an entry that a flush writes
+        meanwhile. Raises DiskFailed when an index cannot be read."""
+        entries: dict[int, ReadEntry] = {}
         for entry_id in dict.fromkeys(entry_ids):
             if (entry := self._cache.get(ledger_id, entry_id)) is not None:
                 entries[entry_id] = entry
@@ -204,7 +206,7 @@ class EntryReader:
         }
 
     def stored_in_cache(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
-        """The entries that the write cache has, or has a location of."""
+        """The entries of which the write cache has the bytes or a location."""
         stored = dict.fromkeys(self._cache.range(ledger_id, first_entry, last_entry))
         stored.update(
             dict.fromkeys(self._cache.ids_with_location(ledger_id, first_entry, last_entry))
@@ -225,7 +227,7 @@ class EntryReader:
         return stored
 
     async def last_entry(self, ledger_id: int) -> int | None:
-        """The highest entry id stored of the ledger. Raises DiskFailed."""
+        """The highest stored entry id of the ledger. Raises DiskFailed."""
         stored = [await store.index.last(ledger_id) for store in self._stores(ledger_id)]
         stored.append(self._cache.last(ledger_id))
         return max((entry_id for entry_id in stored if entry_id is not None), default=None)
@@ -236,7 +238,7 @@ class EntryReader:
         """After a read, begin to read the entries that its reader will probably request next."""
         if not self._ahead_bytes or in_recovery():
             return
-        ahead = self._ahead.was_read(ledger_id, first_entry, through)
+        ahead = self._ahead.note_read(ledger_id, first_entry, through)
         if ahead is not None:
             self._read_ahead_tasks.start(self._read_ahead_entries(ledger_id, ahead))
 
@@ -245,21 +247,21 @@ class EntryReader:
         try:
             beyond = range(first, _ID_MAX)
             copies, _ = await self._look_up(ledger_id, beyond, self._ahead_bytes)
-            every = list(self._runs(copies))
-            for at in range(0, len(every), AHEAD_RUNS):
-                batch = every[at : at + AHEAD_RUNS]
+            all_runs = list(self._runs(copies))
+            for start in range(0, len(all_runs), AHEAD_RUNS):
+                batch = all_runs[start : start + AHEAD_RUNS]
                 await self._read_ahead_runs(ledger_id, ahead, batch)
                 through = batch[-1][1][-1].entry_id
         except DiskFailed as error:
             _log.warning("ledger %d is not read ahead: %s", ledger_id, error)
         finally:
-            self._ahead.brought(ledger_id, first, through)
+            self._ahead.note_end(ledger_id, first, through)
 
     async def _read_ahead_runs(
         self, ledger_id: int, ahead: Ahead, batch: Sequence[tuple[DirectoryStore, list[Location]]]
     ) -> None:
-        """Read the runs that no reader has requested meanwhile, that are not in memory and
-        that the read cache will keep."""
+        """Read the runs that no reader has requested meanwhile, that are not in memory, and that
+        the read cache will keep."""
         useful_runs = [
             (store, run)
             for store, run in batch
@@ -282,8 +284,8 @@ class EntryReader:
     async def _look_up(
         self, ledger_id: int, entry_ids: EntryIds, max_bytes: int
     ) -> tuple[list[_Copy], int]:
-        """The copies of those of the entries that are stored, ascending; and the last entry id that
-        was looked up in every index, as each index stops at `max_bytes`."""
+        """The copies of the stored entries among these, ascending; and the last entry id that was
+        looked up in every index, as each index stops at `max_bytes`."""
         copies: dict[int, _Copy] = {}
         through = entry_ids[-1]
         stores = self._stores(ledger_id)
@@ -302,7 +304,7 @@ class EntryReader:
         return [_Copy(store, location) for store, location in pairs if location is not None]
 
     def _client_locations(self, copies: Sequence[_Copy]) -> dict[int, EntryLocation]:
-        """The locations for clients on this host, of the entries that they read themselves."""
+        """The locations of the entries that clients on this host read from the file themselves."""
         least = self._place_bytes_min
         return {
             at.entry_id: EntryLocation(
@@ -317,61 +319,61 @@ class EntryReader:
 
     # -- copies -------------------------------------------------------------------------------
 
-    async def _fetch(self, ledger_id: int, copies: Sequence[_Copy]) -> dict[int, Delivered]:
-        """The entries of the copies. Entries that are just being read ahead are awaited; the others
-        come from the read cache, or by several reads of the disk at once."""
+    async def _fetch(self, ledger_id: int, copies: Sequence[_Copy]) -> dict[int, ReadEntry]:
+        """The entries of the copies. For entries that are being read ahead this waits; the other
+        entries come from the read cache, or by several reads of the disk at once."""
         fetched, uncached = self._among(ledger_id, copies)
         # a recovery does not wait for read-ahead, which is bulk reading
         ahead = None if in_recovery() else self._ahead.under_way(ledger_id)
-        awaited = range(0)
+        ahead_ids = range(0)
         if ahead is not None and copies:
             ahead.passed = max(ahead.passed, copies[-1].location.entry_id + 1)
-            awaited = ahead.run
-        unread = [copy for copy in uncached if copy.location.entry_id not in awaited]
-        fetched.update(await self._read_copies(unread))
-        if ahead is not None and len(unread) < len(uncached):
-            late = [copy for copy in uncached if copy.location.entry_id in awaited]
-            await ahead.arrives(late[0].location.entry_id)
-            cached, evicted = self._among(ledger_id, late)
+            ahead_ids = ahead.run
+        to_read = [copy for copy in uncached if copy.location.entry_id not in ahead_ids]
+        fetched.update(await self._read_copies(to_read))
+        if ahead is not None and len(to_read) < len(uncached):
+            to_await = [copy for copy in uncached if copy.location.entry_id in ahead_ids]
+            await ahead.arrives(to_await[0].location.entry_id)
+            cached, evicted = self._among(ledger_id, to_await)
             fetched.update(cached)
             fetched.update(await self._read_copies(evicted))
         return fetched
 
-    async def _read_copies(self, copies: Sequence[_Copy]) -> dict[int, Delivered]:
+    async def _read_copies(self, copies: Sequence[_Copy]) -> dict[int, ReadEntry]:
         reads = [self._read_run(store, run) for store, run in self._runs(copies)]
-        entries: dict[int, Delivered] = {}
+        entries: dict[int, ReadEntry] = {}
         for run_entries in await _gather_reads(reads):
             entries.update(run_entries)
         return entries
 
     def _runs(self, copies: Sequence[_Copy]) -> Iterator[tuple[DirectoryStore, list[Location]]]:
-        """The copies as runs of neighbours on one disk, in the order of the copies. The read cache
-        keeps a run."""
+        """The copies as runs of neighbours on one disk, in the order of the copies. A run is so
+        small that the read cache can keep it."""
         for store, group in itertools.groupby(copies, key=lambda copy: copy.store):
             for run in runs([copy.location for copy in group], self._run_bytes_max):
                 yield store, run
 
     def _among(
         self, ledger_id: int, copies: Sequence[_Copy]
-    ) -> tuple[dict[int, Delivered], list[_Copy]]:
-        """The entries that are in the read cache, and the copies of the others."""
+    ) -> tuple[dict[int, ReadEntry], list[_Copy]]:
+        """The entries that are in the read cache, and the copies of the other entries."""
         ids = [copy.location.entry_id for copy in copies]
-        cached: dict[int, Delivered] = dict(self._read_cache.among(ledger_id, ids))
+        cached: dict[int, ReadEntry] = dict(self._read_cache.among(ledger_id, ids))
         return cached, [copy for copy in copies if copy.location.entry_id not in cached]
 
     async def _read_run(
         self, store: DirectoryStore, run: Sequence[Location], *, uses: int = 1
-    ) -> dict[int, Delivered]:
+    ) -> dict[int, ReadEntry]:
         """One read of the disk. The read cache keeps the good entries."""
         ledger_id = run[0].ledger_id
         ticket = self._read_cache.begin(ledger_id)
-        entries: dict[int, Delivered] = {}
+        entries: dict[int, ReadEntry] = {}
         good_entries: dict[int, Buffer] = {}
         try:
             for location, entry in zip(run, await store.logs.read_run(run), strict=True):
                 if isinstance(entry, BadEntryLog | DiskFailed):
                     if not uses:
-                        continue  # not requested: the read that requests the entry reports it
+                        continue  # the read that requests the entry reports the error
                     bad_entry = await self._retry(_Copy(store, location), entry)
                     if bad_entry is not None:
                         entries[location.entry_id] = bad_entry
@@ -382,9 +384,9 @@ class EntryReader:
             self._read_cache.end(ticket)
         return entries
 
-    async def _retry(self, copy: _Copy, error: Exception) -> Delivered | None:
-        """Look the entry up once more: compaction or recovery may have moved it since, and another
-        directory may hold it too. None: it was deleted."""
+    async def _retry(self, copy: _Copy, error: Exception) -> ReadEntry | None:
+        """The entry after a second look-up: compaction or recovery may have moved it since the
+        first, and another directory may hold it too. None: the entry was deleted."""
         ledger_id, entry_id = copy.location.ledger_id, copy.location.entry_id
         tried: list[tuple[_Copy, Exception]] = [(copy, error)]
         while True:
@@ -405,11 +407,12 @@ class EntryReader:
         return self._undeliverable(copy.location, errors)
 
     def _undeliverable(self, location: Location, errors: Sequence[Exception]) -> Undeliverable:
-        """`errors`: one for each copy of the entry. A disk error does not prove that a copy is bad:
-        then the ledger is not quarantined."""
+        """The result for an entry that cannot be delivered; puts its ledger in quarantine if a copy
+        is surely bad. `errors`: the error of each copy; a disk error does not prove that a copy is
+        bad."""
         proofs = [error for error in errors if isinstance(error, BadEntryLog | NoSuchFile)]
         why = str((proofs or errors)[0])
-        self._bad_entries.found(location.ledger_id, location.entry_id, why)
+        self._bad_entries.count(location.ledger_id, location.entry_id, why)
         if proofs:
             self._quarantine(location.ledger_id, location.entry_id, why)
         return Undeliverable(why, location.entry_bytes)
@@ -424,21 +427,21 @@ async def _index_locations(
 
 
 async def _gather_reads(
-    reads: Sequence[Coroutine[Any, Any, dict[int, Delivered]]],
-) -> list[dict[int, Delivered]]:
+    reads: Sequence[Coroutine[Any, Any, dict[int, ReadEntry]]],
+) -> list[dict[int, ReadEntry]]:
     if len(reads) == 1:
         return [await reads[0]]
     return list(await asyncio.gather(*reads))
 
 
-def _size(entry: Found) -> int:
+def _size(entry: LocatedEntry) -> int:
     return entry.entry_bytes if isinstance(entry, Undeliverable | EntryLocation) else len(entry)
 
 
-def _cut(entries: dict[int, Found], through: int, max_bytes: int) -> Range:
-    """The entries up to `through`, beyond which some index was not looked up, and up to the entry
-    with which the bytes reach `max_bytes`."""
-    kept: dict[int, Found] = {}
+def _cut(entries: dict[int, LocatedEntry], through: int, max_bytes: int) -> Range:
+    """The entries up to `through`, the last entry that was looked up in every index, and at most up
+    to the entry with which the bytes reach `max_bytes`."""
+    kept: dict[int, LocatedEntry] = {}
     for entry_id in sorted(entries):
         if entry_id > through:
             break
@@ -450,13 +453,13 @@ def _cut(entries: dict[int, Found], through: int, max_bytes: int) -> Range:
 
 
 class FailedReadLog:
-    """Logs reads of entries that cannot be delivered: a line at a ledger's 1st, 10th, 100th, ...
-    such read, with their number."""
+    """Logs reads of entries that cannot be delivered: one line at a ledger's 1st, 10th, 100th, ...
+    failed read, with the number of failed reads."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
 
-    def found(self, ledger_id: int, entry_id: int, why: str) -> None:
+    def count(self, ledger_id: int, entry_id: int, why: str) -> None:
         """Count a read that could not deliver the entry; repeated reads count too."""
         if len(self._counts) >= BAD_LEDGERS_MAX:
             self._counts.clear()

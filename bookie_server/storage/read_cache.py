@@ -1,21 +1,21 @@
-"""Entries read from the entry logs, kept for the next reader (`ReadCache`); and which ledgers
-are read in sequence, and which entries to fetch ahead of the reader (`ReadAhead`).
+"""The read cache (`ReadCache`), which keeps entries read from the entry logs for the next reader;
+and the decisions of read-ahead (`ReadAhead`): which ledgers are read in sequence, and which entries
+to fetch ahead of the reader.
 
 Always true of the cache:
-- it counts memory that is really held: a block is one buffer as it came from the disk, with all
-  entries that are views into it (or, if the buffer was mostly filler, copies of them), and counts
-  that whole buffer and Python's overhead of each entry, until the block goes; `bytes` never exceeds
-  the budget;
+- it counts the memory that is really held. A block is one buffer from the disk and the entries that
+  are views into it (or copies, if the buffer was mostly filler). The whole buffer and Python's
+  overhead of each entry count until the block is removed; `bytes` never exceeds the budget;
 - the cache never gives an entry that was dropped (overwritten, or its ledger deleted), and a read
-  that began before the drop cannot put it in: the read's `Ticket` notes the drop;
+  that began before the drop cannot put the entry in: the read's `Ticket` notes the drop;
 - one long scan cannot evict everything: a block is on probation until its second use, then
-  protected (at most 4/5 of the budget), and no protected block is evicted for one on probation.
+  protected (at most 4/5 of the budget), and blocks on probation are evicted before protected ones.
 
 A block that was read ahead has no use yet: its first reader is its first use.
 
-Always true of read-ahead: a reader is sequential when its read begins where an earlier one ended.
-The next entries are fetched once the reader is half-way through the entries fetched before; this
-goes on for LEDGERS_MAX ledgers at a time, and for one reader of a ledger. ReadAhead only decides;
+Always true of read-ahead: a reader is sequential when its read begins where an earlier read ended.
+The next entries are fetched once the reader is half-way through the entries fetched before; at most
+LEDGERS_MAX ledgers are read ahead at a time, each for one reader. ReadAhead only decides;
 entry_reader.py reads.
 """
 
@@ -35,15 +35,15 @@ _BLOCK_SHARE_MAX = 8  # a block larger than 1/8 of the budget is not kept
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A read under way of a ledger's entries; it notes the entries dropped since the read began."""
+    """A read under way of a ledger's entries, and the entries that were dropped since it began."""
 
     ledger_id: int
-    dropped: set[int] = field(default_factory=set)
+    dropped_ids: set[int] = field(default_factory=set)
     is_all_dropped: bool = False
 
     def may_keep(self, entry_id: int) -> bool:
         """Whether the cache may keep the entry that was read."""
-        return not self.is_all_dropped and entry_id not in self.dropped
+        return not self.is_all_dropped and entry_id not in self.dropped_ids
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +56,7 @@ class _Block:
 
 
 class ReadCache:
-    """Entries by ledger and entry id within `bytes_max`; 0: nothing is ever kept."""
+    """Entries by ledger and entry id, within a budget of `bytes_max`; 0: no cache."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -75,8 +75,8 @@ class ReadCache:
         return self.among(ledger_id, (entry_id,)).get(entry_id)
 
     def leading(self, ledger_id: int, entry_ids: EntryIds, max_bytes: int) -> dict[int, Buffer]:
-        """The entries before the first one that is not cached, and up to the entry with which the
-        bytes reach `max_bytes`. Counts as one use of each of their blocks."""
+        """The first of these entries, up to the first entry that is not cached, or to the entry
+        with which the bytes reach `max_bytes`. Counts as one use of each of their blocks."""
         blocks = self._ledgers.get(ledger_id, _NO_BLOCKS)
         entries: dict[int, Buffer] = {}
         used: dict[_Block, None] = {}
@@ -91,7 +91,7 @@ class ReadCache:
         return entries
 
     def among(self, ledger_id: int, entry_ids: Iterable[int]) -> dict[int, Buffer]:
-        """The cached ones of these entries. Counts as one use of each of their blocks."""
+        """The entries among these that are cached. Counts as one use of each of their blocks."""
         blocks = self._ledgers.get(ledger_id, _NO_BLOCKS)
         entries: dict[int, Buffer] = {}
         used: dict[_Block, None] = {}
@@ -116,14 +116,14 @@ class ReadCache:
         return ticket
 
     def end(self, ticket: Ticket) -> None:
-        """The read is over."""
+        """End the read."""
         tickets = self._tickets[ticket.ledger_id]
         del tickets[ticket]
         if not tickets:
             del self._tickets[ticket.ledger_id]
 
     def takes(self, buffer_bytes: int, entries: int) -> bool:
-        """Whether the cache keeps a block of this size at all."""
+        """Whether a block of this size is small enough for the cache."""
         return _size(buffer_bytes, entries) * _BLOCK_SHARE_MAX <= self.bytes_max
 
     def put(
@@ -151,22 +151,22 @@ class ReadCache:
     # -- dropping -----------------------------------------------------------------------------
 
     def drop(self, ledger_id: int, entry_id: int) -> None:
-        """Forget an entry that is or will be overwritten; reads under way cannot put it in."""
+        """Forget an entry that is or will be overwritten; reads under way will not put it in."""
         for ticket in self._tickets.get(ledger_id, ()):
-            ticket.dropped.add(entry_id)
+            ticket.dropped_ids.add(entry_id)
         block = self._ledgers.get(ledger_id, _NO_BLOCKS).get(entry_id)
         if block is not None:
             self._forget(block, entry_id)
 
     def drop_ledger(self, ledger_id: int) -> None:
-        """Forget the ledger's entries; reads under way cannot put them in."""
+        """Forget the ledger's entries; reads under way will not put them in."""
         for ticket in self._tickets.get(ledger_id, ()):
             ticket.is_all_dropped = True
         for block in dict.fromkeys(self._ledgers.pop(ledger_id, _NO_BLOCKS).values()):
             self._remove(block)
 
     def clear(self) -> None:
-        """Forget all entries; reads under way cannot put theirs in."""
+        """Forget all entries; reads under way will not put their entries in."""
         for ledger_id in [*self._tickets, *self._ledgers]:
             self.drop_ledger(ledger_id)
 
@@ -232,8 +232,8 @@ READERS_MAX = 1024  # remembered: about 300 bytes each
 
 @dataclass(slots=True)
 class _Reader:
-    """`ahead`: the first entry that was not read ahead. `next_at`: when the reader reaches this
-    entry, the next entries are read ahead."""
+    """A sequential reader. `ahead`: the first entry that was not read ahead for it. `next_at`: when
+    the reader reaches this entry, the next entries are read ahead."""
 
     ahead: int = 0
     next_at: int = 0
@@ -241,8 +241,8 @@ class _Reader:
 
 class Ahead:
     """Read-ahead under way for one ledger. A reader that needs an entry of `run` waits until the
-    run has arrived. Readers have requested the entries before `passed`: these are not read ahead.
-    """
+    run is in the cache. Readers have requested the entries before `passed`, which are therefore not
+    read ahead."""
 
     def __init__(self, reader: _Reader, first_entry: int) -> None:
         self.reader = reader
@@ -251,13 +251,13 @@ class Ahead:
         self._arrived: asyncio.Future[None] | None = None
 
     def begin(self, run: range) -> None:
-        """These entries are being read now; the earlier run has arrived."""
+        """Begin the next run, and end the earlier run."""
         self.end()
         self.run = run
         self._arrived = asyncio.get_running_loop().create_future()
 
     def end(self) -> None:
-        """The run has arrived in the read cache, or its read has failed."""
+        """End the run: it is in the read cache, or its read has failed."""
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
         self.run = range(0)
@@ -278,10 +278,11 @@ class ReadAhead:
     def under_way(self, ledger_id: int) -> Ahead | None:
         return self._under_way.get(ledger_id)
 
-    def was_read(self, ledger_id: int, first_entry: int, through: int) -> Ahead | None:
-        """Entries first_entry..through were read. Returns the read-ahead to begin now, if any.
+    def note_read(self, ledger_id: int, first_entry: int, through: int) -> Ahead | None:
+        """Note a read of the entries first_entry..through. Returns the read-ahead to begin now, if
+        any.
 
-        The caller fetches entries from its `passed` on, and then calls `brought`.
+        The caller fetches entries from `Ahead.passed` on, and then calls `note_end`.
         """
         reader = self._readers.pop((ledger_id, first_entry), None)
         is_sequential = reader is not None
@@ -296,8 +297,8 @@ class ReadAhead:
         self._under_way[ledger_id] = ahead
         return ahead
 
-    def brought(self, ledger_id: int, first_entry: int, through: int) -> None:
-        """The read-ahead under way has ended; it looked up first_entry..through."""
+    def note_end(self, ledger_id: int, first_entry: int, through: int) -> None:
+        """Note the end of the ledger's read-ahead, which looked up first_entry..through."""
         ahead = self._under_way.pop(ledger_id)
         ahead.end()
         ahead.reader.ahead = through + 1

@@ -1,12 +1,12 @@
 """The storage of a node: journals, write cache, entry logs and indexes behind one class.
 
 Always true for its callers:
-- an append is durable when its future is done (of a page-cache ledger: written), and a start finds
+- an append is durable when its future is done (in the page-cache lane: written), and a start finds
   it after any crash;
 - `put` and `set_state` take effect at once; the entry or state is durable with the record that the
   caller appends, or with the next flush;
-- an entry that the storage may have had and cannot give is Undeliverable, or its ledger is in
-  `limbo`: it never counts as absent;
+- an entry that the storage may have had and cannot read never counts as absent: the entry is
+  Undeliverable, or its ledger is in `limbo`;
 - a failure that leaves no journal or no ledger directory is final.
 
 Always true inside:
@@ -14,13 +14,13 @@ Always true inside:
   and swaps the cache halves; it writes the entries, sorted by (ledger, entry), to the entry logs of
   their directories, then index and ledger states; it syncs all of these; it moves the checkpoint;
   it removes journal segments;
-- only this class computes the checkpoint. The checkpoint never moves back, and passes a record
-  (a fence or an explicit LAC too) only after every living directory has its part of it durably;
+- only this class computes the checkpoint. The checkpoint never moves back. It passes a record (also
+  a fence or an explicit LAC) only after every living directory has its part of the record durably;
 - when a directory fails, it is dropped, and another directory takes its part of the flush before
-  the checkpoint moves. When the last directory fails, all flushing ends and the checkpoint stays,
-  as a later flush would move it past records that no flush brought to a log (as in BK#4114);
+  the checkpoint moves. When the last directory fails, there are no more flushes and the checkpoint
+  stays: a later flush would move it past records that no flush wrote to a log (as in BK#4114);
 - a read looks in the active half, the flushing half, the read cache, then in index and log: in this
-  order a flush that is under way never hides an entry.
+  order a flush under way never hides an entry.
 """
 
 import asyncio
@@ -59,9 +59,9 @@ from spark_ledger.async_tasks import woken
 
 
 class _Flush(NamedTuple):
-    """What one flush writes. By directory, `parts`: the ledgers whose entries it takes; `puts`: how
-    many puts its direct log had. `marks`: the journals' synced positions, None during replay.
-    `reliefs`: see Journals.reliefs."""
+    """The contents of one flush. `parts`: by directory, the ledgers whose entries it takes. `puts`:
+    by directory, how many puts its direct log had. `marks`: the journals' synced positions, None
+    during replay. `reliefs`: see Journals.reliefs."""
 
     half: CacheHalf
     parts: dict[str, list[int]]
@@ -131,11 +131,12 @@ class LedgerStorage:
         damaged_segments: Mapping[str, Sequence[int]],
     ) -> None:
         """Use these journals, after all earlier segments were replayed and flushed, and move the
-        checkpoint past those segments. `failures`: why other journals could not be opened, by
-        directory id. `damaged_segments`: by directory id, of each journal that was replayed.
+        checkpoint past the earlier segments. `failures`: by directory id, why other journals could
+        not be opened. `damaged_segments`: by directory id, the ids of segments with damage, for
+        each journal that was replayed.
 
         When this returns, the checkpoint is durable, the earlier segments are removed, and the
-        damaged ones are kept under another name. From here on every flush moves the checkpoint.
+        damaged segments are renamed. From here on every flush moves the checkpoint.
         """
         assert not self.has_unflushed, "the checkpoint would pass records that are not flushed"
         journals = self._journals
@@ -175,12 +176,12 @@ class LedgerStorage:
         return journal_failure or self.directories.failures.get(directory_id, "")
 
     def absent(self) -> dict[str, dict[str, str]]:
-        """A text for each directory that the node once had and that no setting names, by role and
-        directory id. A ledger directory is listed until every ledger gave it up, a journal
+        """By role and directory id, a text for each directory that the node once had and that no
+        setting names. A ledger directory is listed until every ledger gave it up, a journal
         directory during this run."""
-        why = "it was missing at the start; what it held last may be lost"
-        ledgers = self.directories.absent(self._states.all())
-        return {"journal": dict.fromkeys(self._absent_journal_ids, why), "ledger": ledgers}
+        why = "it was missing at the start; its last records may be lost"
+        ledger_texts = self.directories.absent(self._states.all())
+        return {"journal": dict.fromkeys(self._absent_journal_ids, why), "ledger": ledger_texts}
 
     def drop(self, directory_id: str, error: DiskFailed) -> None:
         """Stop using a directory that is lost."""
@@ -191,7 +192,7 @@ class LedgerStorage:
         self.reader.forget_cached()
         may_flush = self._has_journals and self._current_flush is None and self.directories.live
         if may_flush and self.cache.active.locations:
-            self.begin_flush()  # entries of the lost directory are in memory alone
+            self.begin_flush()  # entries of the lost directory are only in memory
         self._wake.set()
 
     @property
@@ -218,8 +219,8 @@ class LedgerStorage:
         return self._states.all()
 
     def set_state(self, state: LedgerState) -> LedgerState:
-        """Set the state; durable with the caller's record or the next flush. Returns it with its
-        revision and directories, as a record must have it."""
+        """Set the state; durable with the caller's record or the next flush. Returns the state with
+        its new revision and its directories, for the caller's record."""
         if state.met and not self.directories.has_home(state) and state.ledger_id != EVERY_LEDGER:
             state = self.directories.with_home(state)
         return self._states.set(state)
@@ -232,16 +233,16 @@ class LedgerStorage:
         return self._states.restore(state)
 
     def limbo(self, ledger_id: int) -> LimboReason:
-        """Why an entry of the ledger that is not found counts as unknown; NONE: it counts as
-        absent. The limbo of EVERY_LEDGER and missing directories count too."""
-        every_ledger, state = self._states.get(EVERY_LEDGER), self._states.get(ledger_id)
+        """Why a missing entry of the ledger counts as unknown; NONE: it counts as absent. The limbo
+        of EVERY_LEDGER and missing directories count too."""
+        every_state, state = self._states.get(EVERY_LEDGER), self._states.get(ledger_id)
         if state is not None and not self.directories.is_whole(state):
             return LimboReason.LOST
-        states = [s for s in (every_ledger, state) if s is not None]
+        states = [s for s in (every_state, state) if s is not None]
         return reduce(worse_reason, [s.limbo for s in states], LimboReason.NONE)
 
     def quarantine(self, ledger_id: int, entry_id: int, why: str) -> None:
-        """The copy of the entry here is bad: put its ledger in limbo "lost"."""
+        """Note that the stored copy of the entry is bad: put its ledger in limbo "lost"."""
         state = self._states.get(ledger_id) or LedgerState(ledger_id, met=False)
         self.on_quarantine(ledger_id)
         if state.limbo is not LimboReason.LOST and not state.deleted:
@@ -259,22 +260,22 @@ class LedgerStorage:
         return Record(RecordKind.LEDGER, ledger_id, -1, body, body_crc(body))
 
     def forget(self, ledger_id: int) -> None:
-        """Forget the ledger and its state; no entry of it may be in cache or index."""
+        """Forget the ledger and its state. Cache and index may have no entry of the ledger."""
         assert not self.in_cache(ledger_id)
         self._states.forget(ledger_id)
         self._journals.forget(ledger_id)
         self._direct_writes.forget(ledger_id)
-        self.reader.deleted(ledger_id)
+        self.reader.drop_ledger(ledger_id)
 
     # -- journals --
 
     def rescue(self, ledger_id: int) -> list[asyncio.Future[None]]:
-        """When a lost directory had the only records of some of the ledger's cached entries, append
-        these entries to a journal. The futures are done when the entries are durable there."""
-        unrecorded = self.cache.with_lost_locations(ledger_id, self.directories.lives)
+        """Append to a journal the ledger's cached entries whose only record was in a lost
+        directory. The futures are done when the entries are durable in the journal."""
+        entries = self.cache.with_lost_locations(ledger_id, self.directories.lives)
         return [
             self._journals.append([Record(RecordKind.ENTRY, ledger_id, entry_id, entry, crc)])
-            for entry_id, entry in unrecorded.items()
+            for entry_id, entry in entries.items()
             for crc in [unpack_header(entry).payload_crc]
         ]
 
@@ -284,14 +285,15 @@ class LedgerStorage:
         """The future is done when the records, and all earlier appends of their ledgers and of the
         ledgers `after`, are durable; in the page-cache lane, when they are written.
 
-        Without records and `after` it is a barrier: done when all earlier appends are. Fails with
-        JournalFailed. Callers shield it: the append goes on even if its future is cancelled.
+        With neither records nor `after` the append is a barrier: its future is done when all
+        earlier appends are done. The future fails with JournalFailed. The append goes on even if
+        its future is cancelled, so callers shield the future.
         """
         return self._direct_writes.append(records, lane, after)
 
     async def await_durable(self, ledger_id: int) -> None:
-        """Return when all entries of the ledger that can be read now are durable: also entries
-        whose append is under way, or that were in a journal that failed. Raises JournalFailed."""
+        """Wait until all entries of the ledger that can be read now are durable: also entries whose
+        append is under way, or that were in a journal that failed. Raises JournalFailed."""
         if self._direct_writes.is_under_way(ledger_id) or self._journals.is_under_way(ledger_id):
             await asyncio.shield(self.append([], Lane.RECOVERY, [ledger_id]))
 
@@ -307,7 +309,7 @@ class LedgerStorage:
 
     @property
     def pending_bytes_max(self) -> int:
-        """Pending bytes beyond this would wait for disk space."""
+        """The pending bytes beyond which appends would wait for disk space."""
         return self._journals.room_bytes
 
     @property
@@ -324,19 +326,19 @@ class LedgerStorage:
     # -- entries --
 
     def has_room(self, entry_bytes: int, *, reserve: bool = False) -> bool:
-        """Whether `put` may be called; with `reserve`, recovery's share of the cache counts too.
-        If there is no room and no flush under way, this begins one."""
-        needed = entry_bytes + ENTRY_OVERHEAD_BYTES
-        if not self.cache.has_room(needed, reserve=reserve) and self._current_flush is None:
+        """Whether `put` may be called; with `reserve`, recovery's reserve of the cache counts too.
+        If there is no room and no flush is under way, this begins a flush."""
+        needed_bytes = entry_bytes + ENTRY_OVERHEAD_BYTES
+        if not self.cache.has_room(needed_bytes, reserve=reserve) and self._current_flush is None:
             self.begin_flush()
-        return self.cache.has_room(needed, reserve=reserve)
+        return self.cache.has_room(needed_bytes, reserve=reserve)
 
     def put_all(self, ledger_id: int, entries: dict[int, Buffer], *, reserve: bool = False) -> bool:
-        """`put` entries, if there is room for all of them; False: nothing was put. No reader may
-        have seen an earlier copy: the entries follow all stored entries of the ledger, or the node
+        """`put` entries, if there is room for all of them. Returns whether they were put. No reader
+        may have seen an earlier copy: the ids are above all stored ids of the ledger, or the node
         serves no reads yet."""
-        needed = sum(map(len, entries.values())) + (len(entries) - 1) * ENTRY_OVERHEAD_BYTES
-        if not self.has_room(needed, reserve=reserve):
+        entries_bytes = sum(map(len, entries.values())) + (len(entries) - 1) * ENTRY_OVERHEAD_BYTES
+        if not self.has_room(entries_bytes, reserve=reserve):
             return False
         self.cache.active.put_all(ledger_id, entries)
         if self.cache.is_half_used and self._current_flush is None:
@@ -344,7 +346,8 @@ class LedgerStorage:
         return True
 
     def replay_locations(self, ledger_id: int, locations: Sequence[DirectLocation]) -> bool:
-        """Add the locations of replayed entries that a directory has; False: there is no room."""
+        """Add the locations of replayed entries in direct logs. Returns False if there is no
+        room."""
         if not self.has_room(len(locations) * ENTRY_OVERHEAD_BYTES):
             return False
         self.cache.active.replay_all(ledger_id, locations)
@@ -381,10 +384,10 @@ class LedgerStorage:
         return bool(self.cache.active.bytes or self._states.has_changes)
 
     def begin_flush(self) -> None:
-        """Swap the halves of the cache; `run` (or `flush`) then writes the full one. No flush may
+        """Swap the halves of the cache; `run` (or `flush`) then writes the full half. No flush may
         be under way."""
         assert self._current_flush is None, "one flush at a time"
-        self._flush_rate.begun(self.cache.active.bytes, asyncio.get_running_loop().time())
+        self._flush_rate.begin(self.cache.active.bytes, asyncio.get_running_loop().time())
         marks = self._journals.synced() if self._has_journals else None
         half = self.cache.swap()
         parts = self._parts(list(half.ledgers))
@@ -406,7 +409,7 @@ class LedgerStorage:
         while not self._is_stopping:
             self.directories.check()
             woke = await woken(self._wake, self._config.flush_interval_s)
-            if not woke and self._current_flush is None:  # the cache may begin a flush meanwhile
+            if not woke and self._current_flush is None:  # `put` may have begun a flush meanwhile
                 if not self.has_unflushed:
                     continue
                 self.begin_flush()
@@ -414,20 +417,21 @@ class LedgerStorage:
             await self.carry_out()
 
     async def flush(self) -> None:
-        """Write all cached entries to logs and index. Only while `run` does not run."""
+        """Write all cached entries to logs and index. The caller calls this only while `run` does
+        not run."""
         if self._current_flush is not None:
             await self.carry_out()
         self.begin_flush()
         await self.carry_out()
 
     def hurry(self) -> None:
-        """The node stops: writes that wait for disk space fail."""
+        """Fail the writes that wait for disk space, as the node stops."""
         self._is_hurrying = True
         self._journals.hurry()
 
     async def close(self) -> None:
-        """Flush, seal the journals, close the directories. Only after `run` has ended. Raises
-        JournalFailed, DiskFailed."""
+        """Flush, seal the journals, close the directories. The caller calls this only after `run`
+        has ended. Raises JournalFailed, DiskFailed."""
         await self._flush_until(self.append([]))
         await self.flush()
         await self._journals.close()
@@ -438,8 +442,8 @@ class LedgerStorage:
         await self.directories.close()
 
     async def _flush_until(self, durable: asyncio.Future[None]) -> None:
-        """Carry out flushes until `durable` is done: after a journal failed, it waits for a flush.
-        Raises JournalFailed, DiskFailed."""
+        """Carry out flushes until `durable` is done: if a journal has failed, its appends wait for
+        a flush. Raises JournalFailed, DiskFailed."""
         durable.add_done_callback(lambda _: self._wake.set())
         while not durable.done():
             self._wake.clear()
@@ -455,13 +459,13 @@ class LedgerStorage:
         self._journals.abandon()
 
     def _parts(self, ledger_ids: Sequence[int]) -> dict[str, list[int]]:
-        """The ledgers by the directory that takes their entries; chooses a directory for a ledger
-        that has no living one."""
+        """By directory, the ledgers whose entries it takes. A ledger without a living home gets a
+        new home."""
         parts: dict[str, list[int]] = {}
         for ledger_id in ledger_ids:
             state = self._states.get(ledger_id)
-            if state is not None and (moved := self.directories.with_home(state)) != state:
-                state = self._states.set(moved)
+            if state is not None and (new_state := self.directories.with_home(state)) != state:
+                state = self._states.set(new_state)
             parts.setdefault(self.directories.home(state), []).append(ledger_id)
         return parts
 
@@ -477,7 +481,7 @@ class LedgerStorage:
             raise
         self.cache.drop_flushed()
         self._current_flush = None
-        self._flush_rate.ended(asyncio.get_running_loop().time())
+        self._flush_rate.end(asyncio.get_running_loop().time())
         self.flushes += 1
         if flush.marks is not None:
             await self._move_checkpoint(flush)
@@ -490,7 +494,8 @@ class LedgerStorage:
         while flush.half.direct_writes:
             await asyncio.shield(next(iter(flush.half.direct_writes)))
         puts: Mapping[str, int] = flush.puts
-        flush.half.drop_locations(self.directories.lives)  # their entries are written from memory
+        # entries of lost direct logs are written from memory
+        flush.half.drop_locations(self.directories.lives)
         while unwritten := await self.directories.write(flush.half, parts, changes, puts):
             flush.half.drop_locations(self.directories.lives)
             puts = {}
@@ -498,7 +503,7 @@ class LedgerStorage:
             homes.update(_homes(parts))
             if not all(map(self.directories.has_space, parts)):
                 if self._is_hurrying or not self._has_journals:
-                    raise DiskFull("no ledger directory has space for what the journals hold")
+                    raise DiskFull("no ledger directory has space for the journals' entries")
                 await asyncio.sleep(SPACE_PAUSE_S)
         states = [state for i in homes if (state := self._states.get(i)) is not None]
         if any(len(state.directories) > 1 for state in states):
@@ -506,8 +511,8 @@ class LedgerStorage:
             await self.directories.delete_replaced(flush.half, homes, states)
 
     async def _move_checkpoint(self, flush: _Flush) -> None:
-        """Move each mark to where its journal was synced when the flush began. A journal that had
-        failed before that is retired: the flush wrote all its records."""
+        """Move each mark to the position where its journal was synced when the flush began. A
+        journal that had failed before the flush is retired: the flush wrote all its records."""
         assert flush.marks is not None
         marks = {i: JournalMark(position) for i, position in flush.marks.items()}
         failed_ids = [i for i in self._marks if i in self._journals.failures and i not in marks]
@@ -525,5 +530,5 @@ class LedgerStorage:
 
 
 def _homes(parts: Mapping[str, Sequence[int]]) -> dict[int, str]:
-    """The directory to which each ledger goes."""
+    """By ledger, the directory that takes its entries."""
     return {ledger_id: home for home, ids in parts.items() for ledger_id in ids}

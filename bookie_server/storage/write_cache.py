@@ -1,10 +1,11 @@
-"""Entries that are not in an entry log yet, in two halves: one fills while the other is flushed.
+"""The write cache: entries that are not in an entry log yet, in two halves. One half takes entries
+while the other half is flushed.
 
 Always true:
 - an entry is put here before it goes to a journal or direct log, so every durable entry is in the
   index or in a half that a flush will write;
 - a half is emptied only after its entries are in the index;
-- entries are views into the frames they came in, counted with Python's overhead;
+- entries are views into the frames in which they came; their bytes count with Python's overhead;
 - if a direct log has an entry, the half has its location too, until the entry is put again;
 - the half is not flushed while writes to direct logs are under way (`direct_writes`).
 """
@@ -36,9 +37,9 @@ class CacheHalf:
         self.locations: dict[int, dict[int, DirectLocation]] = {}
         """By ledger and entry id. Of a replayed entry the half has only the location."""
         self.direct_bytes = 0
-        """Bytes of the entries here whose location is known."""
+        """Bytes of the entries in this half whose location is known."""
         self.lost_locations: dict[int, dict[int, None]] = {}
-        """By ledger, ids of entries whose location was in a lost directory: the flush writes these
+        """By ledger, ids of entries whose location was in a lost directory. The flush writes these
         entries to another directory."""
         self.direct_writes: dict[asyncio.Future[None], None] = {}
         """Writes to direct logs under way. When a future is done, the locations of its write are in
@@ -46,14 +47,14 @@ class CacheHalf:
 
     def put(self, ledger_id: int, entry_id: int, entry: Buffer) -> None:
         if self.locations:
-            self._forget(ledger_id, [entry_id])
+            self._forget_locations(ledger_id, [entry_id])
         self.ledgers.setdefault(ledger_id, {})[entry_id] = entry
         self.bytes += len(entry) + ENTRY_OVERHEAD_BYTES
 
     def put_all(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
         """`put` each entry; the bytes of an entry that is here already count twice."""
         if self.locations:
-            self._forget(ledger_id, entries)
+            self._forget_locations(ledger_id, entries)
         self.ledgers.setdefault(ledger_id, {}).update(entries)
         self.bytes += sum(map(len, entries.values())) + len(entries) * ENTRY_OVERHEAD_BYTES
 
@@ -61,7 +62,7 @@ class CacheHalf:
         """Add locations of entries of the ledger."""
         if not locations:
             return
-        self._forget(ledger_id, [direct.location.entry_id for direct in locations])
+        self._forget_locations(ledger_id, [direct.location.entry_id for direct in locations])
         ledger_locations = self.locations.setdefault(ledger_id, {})
         entries = self.ledgers.get(ledger_id, _NO_ENTRIES)
         for direct in locations:
@@ -69,8 +70,7 @@ class CacheHalf:
             ledger_locations[entry_id] = direct
             self.direct_bytes += len(entries.get(entry_id, b""))
 
-    def _forget(self, ledger_id: int, entry_ids: Iterable[int]) -> None:
-        """Forget the entries' locations."""
+    def _forget_locations(self, ledger_id: int, entry_ids: Iterable[int]) -> None:
         if not (locations := self.locations.get(ledger_id)):
             return
         entries = self.ledgers.get(ledger_id, _NO_ENTRIES)
@@ -89,7 +89,7 @@ class CacheHalf:
         for ledger_id in self.locations:
             if lost_ids := self._lost_entry_ids(ledger_id, lives):
                 self.lost_locations.setdefault(ledger_id, {}).update(dict.fromkeys(lost_ids))
-                self._forget(ledger_id, lost_ids)
+                self._forget_locations(ledger_id, lost_ids)
 
     def _lost_entry_ids(self, ledger_id: int, lives: Callable[[str], bool]) -> list[int]:
         locations = self.locations.get(ledger_id, _NO_LOCATIONS)
@@ -142,7 +142,7 @@ class WriteCache:
         self._reserve_bytes = reserve_bytes
 
     def has_room(self, entry_bytes: int, *, reserve: bool) -> bool:
-        """Whether the active half has room; with `reserve`, recovery's share counts too."""
+        """Whether the active half has room; with `reserve`, recovery's reserve counts too."""
         limit = self._half_bytes_max + (self._reserve_bytes if reserve else 0)
         return self.active.bytes == 0 or self.active.bytes + entry_bytes <= limit
 
@@ -153,14 +153,14 @@ class WriteCache:
 
     @property
     def unflushed_bytes(self) -> int:
-        """Bytes that a flush has to write: of each entry without a location its bytes, and of each
-        entry the overhead, for the index."""
+        """Bytes that a flush has to write: the bytes of each entry without a location, and for each
+        entry ENTRY_OVERHEAD_BYTES, for the index."""
         return self.bytes - self.active.direct_bytes - self.flushing.direct_bytes
 
     @property
     def is_half_used(self) -> bool:
-        """Whether half of the active half is used: then a flush begins, early enough that no add
-        has to be refused."""
+        """Whether half of the active half is used: then a flush begins, so early that no add has to
+        be refused."""
         return self.active.bytes * 2 >= self._half_bytes_max
 
     def get(self, ledger_id: int, entry_id: int) -> Buffer | None:
@@ -170,7 +170,7 @@ class WriteCache:
         return entry
 
     def among(self, ledger_id: int, entry_ids: EntryIds) -> dict[int, Buffer]:
-        """The cached ones of these entries."""
+        """The entries among these that are cached."""
         if isinstance(entry_ids, range):
             return self.range(ledger_id, entry_ids[0], entry_ids[-1])
         pairs = ((entry_id, self.get(ledger_id, entry_id)) for entry_id in entry_ids)
@@ -209,7 +209,7 @@ class WriteCache:
         return {e: entry for e, entry in entries.items() if self.get(ledger_id, e) is entry}
 
     def half_with(self, ledger_id: int, entry_id: int) -> CacheHalf:
-        """The half that an entry was just put into."""
+        """The half that has an entry. The caller has put the entry before."""
         for half in (self.active, self.flushing):
             if entry_id in half.ledgers.get(ledger_id, _NO_ENTRIES):
                 return half
@@ -221,18 +221,18 @@ class WriteCache:
         return max([max(entries) for entries in halves if entries], default=None)
 
     def swap(self) -> CacheHalf:
-        """Begin a flush: the active half becomes the flushing one, which must have been empty."""
+        """Begin a flush: the active half becomes the flushing half, which must have been empty."""
         assert not self.flushing.ledgers, "one flush at a time"
         self.flushing, self.active = self.active, CacheHalf()
         return self.flushing
 
     def drop_flushed(self) -> None:
-        """The flushing half is in the index."""
+        """End a flush: the index has the entries of the flushing half."""
         self.flushing = CacheHalf()
 
     def compact(self, ledger_id: int, entry_id: int) -> Buffer:
-        """Replace the view of an entry just put by a copy, which is returned: then the memory of
-        the frame is free."""
+        """Replace the view of an entry by a copy, so that the frame's memory can be freed. Returns
+        the copy."""
         entries = self.half_with(ledger_id, entry_id).ledgers[ledger_id]
         entries[entry_id] = bytes(entries[entry_id])
         return entries[entry_id]

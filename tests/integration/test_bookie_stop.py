@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import Future
 from pathlib import Path
 
-from bookie_server.__main__ import HASTENED, STOPPED
+from bookie_server.__main__ import SECOND_SIGNAL, STOPPED
 from spark_ledger import LedgerClient
 from spark_ledger.config import client_config
 from spark_ledger.errors import LedgerError
@@ -64,7 +64,7 @@ def test_a_second_signal_ends_it_at_once_and_the_next_start_replays(fresh_cluste
         os.kill(bookie.pid, signal.SIGINT)
         os.kill(bookie.pid, signal.SIGCONT)
         bookie.wait_until_stopped()
-        assert bookie.exit_code == HASTENED
+        assert bookie.exit_code == SECOND_SIGNAL
         assert "a second signal to stop" in bookie.log.read_text()
         bookie.start()
         assert not replayed(bookie.log)[-1].endswith(" 0 records replayed")

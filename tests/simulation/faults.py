@@ -385,7 +385,7 @@ def older_store(chaos: "Chaos", rng: random.Random) -> str:
     node, share, seconds = _choice(rng, chaos.running()), rng.random(), rng.uniform(4, 25)
     if node is None or node.bookie is None:
         return ""
-    known = node.bookie.ledgers.alive()
+    known = node.bookie.ledgers.unburied_ids()
     hidden = {paths.ledger(i): None for i in known if rng.random() < share}
     _hide(node.session, hidden)
     count = len(hidden)
@@ -485,7 +485,7 @@ def forgery(chaos: "Chaos", rng: random.Random) -> str:
         (node.bookie_id, ledger_id)
         for node in chaos.running()
         if node.bookie is not None
-        for ledger_id in node.bookie.ledgers.in_limbo()
+        for ledger_id in node.bookie.ledgers.limbo_reasons()
     }
     ledgers = chaos.world.ghost.ledgers
     held = _choice(

@@ -57,7 +57,7 @@ async def well(world: World) -> bool:
     await asyncio.sleep(SYNCED_S)
     for _ in range(FORGOTTEN_S):
         doubts = [
-            n for n in nodes if n.bookie is not None and n.bookie.ledgers.every_ledger().limbo
+            n for n in nodes if n.bookie is not None and n.bookie.ledgers.every_ledger_state().limbo
         ]
         available = world.observers.situations.available
         running = sorted(node.bookie_id for node in nodes if node.running)

@@ -102,9 +102,9 @@ class LimboWork:
         for node in self._world.nodes:
             if node.bookie is None or node.bookie_id in self._world.ghost.cut_off:
                 continue
-            if node.bookie.ledgers.every_ledger().limbo:
+            if node.bookie.ledgers.every_ledger_state().limbo:
                 found.append(f"every ledger at {node.address}")
-            for ledger_id, reason in node.bookie.ledgers.in_limbo().items():
+            for ledger_id, reason in node.bookie.ledgers.limbo_reasons().items():
                 ledger = self._world.ghost.ledgers.get(ledger_id)
                 if ledger is None or ledger.closed or ledger.deleted:
                     found.append(f"ledger {ledger_id} at {node.address}, {reason}")

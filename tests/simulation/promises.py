@@ -23,7 +23,7 @@ PASSWORD = b"of every ledger that has one"
 async def check(node: "BookieNode", bookie: Bookie) -> None:
     """Ask the bookie, which runs on the node since just now."""
     mine = node.world.ghost.bookie(node.bookie_id)
-    every = bookie.ledgers.every_ledger().limbo == "lost"  # only a new directory is there
+    every = bookie.ledgers.every_ledger_state().limbo == "lost"  # only a new directory is there
     for ledger_id in mine.fence_replied if not (mine.rotten or every) else ():
         if _exists(node, ledger_id):  # the others are in limbo, and take no adds
             request = m.ReadLacRequest(node.bookie_id, ledger_id, token=_token(node, ledger_id))

@@ -26,7 +26,7 @@ def judged(answer: m.ReadLacResponse) -> None:
     def judge(invariant, *args):
         invariant(ghost, ghost.bookie("a"), *args)
 
-    every = SimpleNamespace(every_ledger=lambda: SimpleNamespace(limbo=""))
+    every = SimpleNamespace(every_ledger_state=lambda: SimpleNamespace(limbo=""))
     bookie = SimpleNamespace(handle=handle, ledgers=every)
     world = SimpleNamespace(ghost=ghost, store=SimpleNamespace(peek=lambda path: b"its record"))
     node = SimpleNamespace(bookie_id="a", world=world, judge=judge)

@@ -61,7 +61,8 @@ REPLACED: Mapping[str, str] = {
 
 EXCEPTIONS: Mapping[str, str] = {
     "bookie_server.Bookie.abandon": "ends a bookie as a crash would: here the process is killed",
-    "bookie_server.Bookie.also": "of the program, for its watch for a twin (test_twin.py)",
+    "bookie_server.Bookie.run_in_background": "of the program, for its watch for a twin"
+    " (test_twin.py)",
     "bookie_server.Bookie.put_all_in_limbo": "a twin was beside it (test_limbo.py, test_twin.py)",
     "bookie_server.Journal.abandon": "as that",
     "bookie_server.Journals.abandon": "as that",
@@ -69,8 +70,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "bookie_server.DirectLog.abandon": "as that",
     "bookie_server.LedgerHandles.store_went_back": "the store went back in time, and was accepted"
     " (test_ids_given_again.py)",
-    "bookie_server.peers.nobody_responds": "of a bookie that asks no other: world.py has one that"
-    " does",
+    "bookie_server.peers.no_response": "of a bookie that asks no other: world.py has one that does",
     "bookie_server.LateRecordApplier.apply": "no journal directory is away at a start and back"
     " (test_late_replay.py)",
     "bookie_server.handler.respond": "of the gRPC port: the simulation calls respond_counted",

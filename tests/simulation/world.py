@@ -461,7 +461,7 @@ class BookieNode:
     def readonly(self) -> bool:
         if self.bookie is None:
             return False
-        self.bookie.drained = self.bookie_id in self.world.drained
+        self.bookie.is_drained = self.bookie_id in self.world.drained
         return bool(self.bookie.readonly_reason)
 
     # -- what it promised before ---------------------------------------------------------------
@@ -484,7 +484,7 @@ class BookieNode:
     def _partial(self) -> list[int]:
         """Ledgers of which a directory is not there."""
         ghost, storage = self.world.ghost.bookie(self.bookie_id), self.bookie.storage
-        if self.bookie.ledgers.every_ledger().limbo == "lost":
+        if self.bookie.ledgers.every_ledger_state().limbo == "lost":
             return [ledger_id for ledger_id, _ in ghost.stored]
         return [s.ledger_id for s in storage.states() if not storage.directories.is_whole(s)]
 

@@ -208,7 +208,7 @@ class Rig:
 
     async def walked(self) -> None:
         """Returns when the node knows again which ledgers are in limbo."""
-        while self.bookie.ledgers.every_ledger().limbo and not self.failed:
+        while self.bookie.ledgers.every_ledger_state().limbo and not self.failed:
             await _moment()
 
     async def look_at_space(self) -> None:

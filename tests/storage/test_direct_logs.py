@@ -106,7 +106,7 @@ def test_a_stop_retires_the_journals_though_a_direct_log_ends_meanwhile():
 
 @pytest.mark.parametrize("entry_id", range(3))
 def test_a_log_of_a_flush_in_which_a_header_rotted_gets_no_map(entry_id: int):
-    assert not run(direct_logs.a_log_without_footer_rots(Stage(direct_logs.ONE), entry_id)).whole
+    assert not run(direct_logs.a_log_without_footer_rots(Stage(direct_logs.ONE), entry_id)).is_whole
 
 
 def test_what_was_placed_of_a_ledger_is_served_though_its_journal_is_missing():

@@ -112,7 +112,7 @@ def error_taken_for_a_deletion(init: Any) -> Any:
             return True
 
         init(self, metadata, cluster_id)
-        self.deleted, self.confirmed_deleted, self.is_known = deleted, the_same, known
+        self.find_deleted, self.confirm_deleted, self.was_store_ours = deleted, the_same, known
 
     return made
 
@@ -163,7 +163,12 @@ MUTANTS = (
         UNREADABLE,
     ),
     Mutant(
-        *("absence taken for a deletion", "C9", cluster_ledgers.ClusterLedgers, "_read_deleted"),
+        *(
+            "absence taken for a deletion",
+            "C9",
+            cluster_ledgers.ClusterLedgers,
+            "_read_deleted_set",
+        ),
         *(absence_taken_for_a_deletion, OLDER),
     ),
 )

@@ -239,16 +239,16 @@ def test_what_a_fencing_read_shows_is_no_garbage_any_more_nor_shown_while_it_goe
         await node.add(entry(1, 0))
         await node.fence(1)
         handles = node.handles
-        before = handles.uses(1)
+        before = handles.use_count(1)
         await node.read(1, 0, 0, fence=True)
-        assert handles.uses(1) == before + 1, "so that collection looks twice again"
-        with handles.leaving_index(1):
+        assert handles.use_count(1) == before + 1, "so that collection looks twice again"
+        with handles.removing_from_index(1):
             reading = asyncio.ensure_future(node.read(1, 0, 0, fence=True))
             await asyncio.sleep(5)
             assert not reading.done()
         await reading
         await node.read(1, 0, 0)
-        assert handles.uses(1) == before + 2
+        assert handles.use_count(1) == before + 2
 
     on_a_node(test, with_two_ledgers())
 

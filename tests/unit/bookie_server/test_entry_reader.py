@@ -76,7 +76,7 @@ def test_entries_of_a_deleted_ledger_are_not_served_from_the_read_cache():
         await r.read(0, 0)
         await r.read(0, 0, ledger_id=2)
         await r.stores[0].index.delete_ledger(1)
-        r.reader.deleted(1)
+        r.reader.drop_ledger(1)
         assert await r.read(0, 0) == {}
         assert 0 in await r.read(0, 0, ledger_id=2)
 

@@ -183,7 +183,7 @@ def test_a_ledger_of_which_rot_took_everything_is_met_as_fenced_when_its_record_
         if walked:
             await asyncio.sleep(10)
             assert await lacks(node, OPEN) is TORN, "the walk is over"
-            assert not node.handles.every_ledger().limbo
+            assert not node.handles.every_ledger_state().limbo
         else:
             hold(node)
         assert await node.add(entry(UNMET, 0)) == [FENCED]

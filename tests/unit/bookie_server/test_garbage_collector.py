@@ -54,7 +54,7 @@ class Node:
     def is_whole(self, state):
         return not any(each in self.absent_directories for each in state.directories)
 
-    def alive(self):
+    def unburied_ids(self):
         return [i for i in sorted(self.known) if not self.known[i].deleted]
 
     def deleted(self, ledger_id):
@@ -70,7 +70,7 @@ class Node:
     def uses(self, ledger_id):
         return self.added.get(ledger_id, 0)
 
-    def leaving_index(self, ledger_id):
+    def removing_from_index(self, ledger_id):
         return contextlib.nullcontext()
 
     def bury(self, *ledger_ids):

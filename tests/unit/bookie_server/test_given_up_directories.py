@@ -400,7 +400,7 @@ def test_a_directory_that_a_start_misses_is_named_until_the_last_ledger_gave_it_
         assert told(node) == ""
         await lose_d1(node, "at a start")
         assert told(node) == (
-            "ledger directory d1 failed: none of the directories given has this id (ledgers with"
+            "ledger directory d1 failed: no directory in the settings has this id (ledgers with"
             " entries there: 4)"
         )
         info = await node.request("Info", m.InfoRequest(ID))
@@ -455,7 +455,7 @@ def test_the_return_of_a_directory_is_told_only_when_something_goes(caplog):
         await flushed(node)
         node.out = []
         await node.crash()
-        assert back() == ["directory d1 is back: 2 ledgers go"]
+        assert back() == ["directory d1 is back: its entries of 2 ledgers are removed"]
         await node.crash()
         assert back() == []
 

@@ -63,7 +63,7 @@ def test_a_segment_that_is_shorter_than_it_was_made_is_damage_of_nobody_knows_wh
         numbers, replay = await replayed(disk)
         assert numbers == list(range(min(10, max(0, left_blocks - 1))))
         assert [(s.position.file_id, s.ledger_id) for s in replay.damage] == [(1, None)]
-        assert not replay.torn
+        assert not replay.torn_writes
 
     run(main())
 
@@ -120,7 +120,7 @@ def test_a_segment_that_a_crash_left_half_made_is_no_damage_and_its_number_is_us
                 await disk.make_folder(FOLDER)
                 _, replay = await replayed(disk, None)
                 assert not replay.damage
-                assert not replay.torn
+                assert not replay.torn_writes
                 made = asyncio.ensure_future(
                     opened(disk, max([0, *replay.file_ids]) + 1),
                 )
@@ -163,7 +163,7 @@ def test_blocks_that_cannot_be_read_are_damage_and_no_torn_write(first):
         numbers, replay = await replayed(disk)
         assert numbers == list(range(min(10, first - 1)))
         assert [(s.position.file_id, s.ledger_id) for s in replay.damage] == [(1, None)]
-        assert not replay.torn
+        assert not replay.torn_writes
 
     run(main())
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bookie_server.__main__ import host
+from bookie_server.__main__ import keep_running
 from tests.kit.processes import alive, eventually
 
 SAYS_ITS_PID = "import os, sys; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); "
@@ -31,7 +31,7 @@ async def ended(hosting: "asyncio.Task[None]") -> None:
 def test_a_process_that_dies_is_started_again_and_that_is_said(tmp_path, caplog):
     async def work():
         command = [sys.executable, "-c", DIES, str(tmp_path / "pids")]
-        hosting = asyncio.create_task(host(command, pause_s=0.01))
+        hosting = asyncio.create_task(keep_running(command, pause_s=0.01))
         await comes_true(lambda: len(pids(tmp_path / "pids")) >= 3)
         await ended(hosting)
 
@@ -43,7 +43,7 @@ def test_a_process_that_dies_is_started_again_and_that_is_said(tmp_path, caplog)
 def test_none_is_left_when_hosting_ends(tmp_path):
     async def work():
         command = [sys.executable, "-c", LIVES, str(tmp_path / "pids")]
-        hosting = asyncio.create_task(host(command))
+        hosting = asyncio.create_task(keep_running(command))
         await comes_true(lambda: bool(pids(tmp_path / "pids")))
         (pid,) = pids(tmp_path / "pids")
         assert alive([pid]) == [pid] and os.getsid(pid) == pid
@@ -55,7 +55,7 @@ def test_none_is_left_when_hosting_ends(tmp_path):
 
 def test_a_command_that_cannot_be_run_ends_no_bookie(caplog):
     async def work():
-        hosting = asyncio.create_task(host(["/no/such/program"], pause_s=0.01))
+        hosting = asyncio.create_task(keep_running(["/no/such/program"], pause_s=0.01))
         await comes_true(lambda: caplog.text.count("cannot be started") >= 2)
         assert not hosting.done()
         await ended(hosting)

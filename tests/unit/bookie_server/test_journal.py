@@ -192,7 +192,7 @@ def test_replay_starts_at_the_mark_and_older_segments_are_not_needed():
         numbers, replay = await replayed(disk, mark)
         assert numbers == [*range(40, 60), -1]
         assert not replay.damage
-        assert not replay.torn
+        assert not replay.torn_writes
 
     run(main())
 
@@ -239,7 +239,7 @@ def test_a_bad_body_below_a_synced_position_is_damage_of_its_ledger():
         numbers, replay = await replayed(disk, START)
         assert numbers == [0, 1, 2, 4, 5, 6, 7, 8, 9, -1]
         assert [(s.ledger_id, s.kind) for s in replay.damage] == [(7, RecordKind.LEDGER)]
-        assert not replay.torn
+        assert not replay.torn_writes
 
     run(main())
 
@@ -263,7 +263,7 @@ def test_the_last_batch_of_an_unclean_end_is_cut_when_it_is_bad():
         numbers, replay = await replayed(disk, START)
         assert numbers == list(range(9))
         assert not replay.damage
-        assert [s.position for s in replay.torn] == [Position(1, 10 * BLOCK_BYTES)]
+        assert [s.position for s in replay.torn_writes] == [Position(1, 10 * BLOCK_BYTES)]
 
     run(main())
 

@@ -257,7 +257,7 @@ def test_c9_a_torn_ledger_that_an_older_copy_of_the_store_lacks_is_in_limbo_and_
         await lose_records(admin, OPEN)
         await node.start()
         await asyncio.sleep(10)
-        assert not node.handles.every_ledger().limbo, "the walk is over"
+        assert not node.handles.every_ledger_state().limbo, "the walk is over"
         await admin.create(paths.ledger(OPEN), record)
         assert await node.statuses(OPEN, 99, 99) == [Status.LIMBO_TORN]
         assert await node.add(entry(OPEN, 3)) == [Status.FENCED]
@@ -288,11 +288,11 @@ def test_what_is_halted_leaves_limbo_at_the_next_start_alone():
         await node.bookie.put_all_in_limbo(until_restart=True)
         assert await node.statuses(OPEN, 99, 99) == [Status.LIMBO]
         await asyncio.sleep(60)
-        assert node.handles.every_ledger().limbo == "lost"
+        assert node.handles.every_ledger_state().limbo == "lost"
         await node.crash("none")
-        assert node.handles.every_ledger().limbo == "lost"
+        assert node.handles.every_ledger_state().limbo == "lost"
         await asyncio.sleep(60)
-        assert not node.handles.every_ledger().limbo
+        assert not node.handles.every_ledger_state().limbo
         assert await node.statuses(OPEN, 99, 99) == [Status.LIMBO]
 
     on_a_node(test, with_ledgers_in_all_states())

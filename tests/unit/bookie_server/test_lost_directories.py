@@ -231,7 +231,7 @@ def test_a_directory_without_entries_brings_back_a_doubt_of_what_was_forgotten_a
         await node.crash()
         state = node.storage.state(2)
         assert (state.limbo, state.fenced) == ("lost", True)
-        assert list(node.handles.in_limbo()) == [2]
+        assert list(node.handles.limbo_reasons()) == [2]
         assert await node.of_each(1) == {i: {LIMBO if i == 2 else OK} for i in LEDGERS}
         assert await node.add(entry(2, 2)) == [Status.FENCED]
         await asyncio.sleep(15)

@@ -108,7 +108,7 @@ def test_everything_else_is_synced_with_all_that_was_written_before_it(what):
         found, replay = await replayed(disk)
         assert found[0] == 0
         assert len(found) == (1 if what == "barrier" else 2)
-        assert not replay.torn
+        assert not replay.torn_writes
 
     run(main())
 
@@ -144,8 +144,8 @@ def test_what_was_only_written_is_torn_by_a_power_loss_and_never_damage(seed):
         numbers, replay = await replayed(disk)
         assert not replay.damage
         assert numbers[: len(promised)] == promised
-        assert all(torn.position >= at_least for torn in replay.torn)
-        assert replay.ending is (Ending.TORN if replay.torn else Ending.UNCLEAN)
+        assert all(torn.position >= at_least for torn in replay.torn_writes)
+        assert replay.ending is (Ending.TORN if replay.torn_writes else Ending.UNCLEAN)
 
     run(main())
 

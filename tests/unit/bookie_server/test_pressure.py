@@ -25,38 +25,38 @@ def test_nothing_is_given_back_twice():
 
 def test_who_is_refused_is_told_to_come_back_when_the_work_under_way_should_be_done():
     work = Work()
-    work.begun(1000, 10.0)
-    work.ended(12.0)  # 500 bytes a second
-    work.begun(500, 20.0)
+    work.begin(1000, 10.0)
+    work.end(12.0)  # 500 bytes a second
+    work.begin(500, 20.0)
     assert work.left_s(20.25) == pytest.approx(0.75)
     assert work.left_s(20.9) == pytest.approx(0.45), "it has ended when he comes"
     assert work.left_s(24.0) == pytest.approx(2.0), "it is slower than the last one was"
-    work.ended(25.0)
+    work.end(25.0)
     assert work.left_s(26.0) == 0
     assert work.left_s(26.0, 400) > 0, "and what waits behind it"
 
 
 def test_work_of_which_nothing_is_known_is_asked_for_less_and_less_often():
     work = Work()
-    work.begun(1000, 0.0)
+    work.begin(1000, 0.0)
     assert [work.left_s(now) for now in (0.0, 1.0, 4.0)] == [0, 0.5, 2]
 
 
 def test_work_without_bytes_says_nothing_of_the_speed():
     work = Work()
-    work.begun(0, 0.0)
-    work.ended(5.0)
-    work.begun(1000, 10.0)
+    work.begin(0, 0.0)
+    work.end(5.0)
+    work.begin(1000, 10.0)
     assert work.left_s(10.0) == 0
 
 
 def test_the_throughput_follows_what_was_done_lately():
     throughput = Throughput()
     assert throughput.seconds_for(100) is None
-    throughput.did(1000, 1.0)
+    throughput.note(1000, 1.0)
     assert throughput.seconds_for(500) == 0.5
     for _ in range(20):
-        throughput.did(100, 1.0)
+        throughput.note(100, 1.0)
     assert throughput.seconds_for(100) == pytest.approx(1.0, rel=0.05)
 
 

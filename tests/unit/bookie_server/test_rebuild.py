@@ -93,7 +93,7 @@ def test_states_of_another_directory_are_taken_over_and_nothing_is_in_limbo():
         ]
         found = await make_anew(store, given)
         states = await states_of(store)
-        assert not found.is_any_incomplete
+        assert not found.may_lack_more
         assert states[EVERY_LEDGER].limbo == "" and states[2].limbo == ""
         assert states[1].fenced and states[1].explicit_lac == 7
         assert states[4] == LedgerState(4, revision=1)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bookie_server.__main__ import BAD_CONFIG, parsed
+from bookie_server.__main__ import BAD_CONFIG, parse_arguments
 from bookie_server.api.settings import load, parse_overrides
 from bookie_server.config import BookieConfig
 from bookie_server.disk.identity import Identity
@@ -116,8 +116,8 @@ def test_a_rebuild_that_lacks_space_leaves_the_directory_as_it_was(tmp_path, mon
 
 def test_force_without_rebuild_index_is_refused(capsys):
     """Who gives it wants all indexes made anew, and would get a bookie that starts."""
-    assert parsed(["--rebuild-index", "--force"]).force
+    assert parse_arguments(["--rebuild-index", "--force"]).force
     with pytest.raises(SystemExit) as end:
-        parsed(["--force"])
+        parse_arguments(["--force"])
     assert end.value.code == BAD_CONFIG
     assert "--rebuild-index" in capsys.readouterr().err

@@ -75,7 +75,7 @@ def test_a_node_without_a_credential_takes_no_empty_one_for_it():
 def test_a_node_that_is_drained_takes_no_adds_but_repairs():
     async def test(node):
         await node.create_ledger(7)
-        node.bookie.drained = True
+        node.bookie.is_drained = True
         assert "drained" in node.bookie.readonly_reason
         assert await node.add(entry(7, 0)) == [Status.READ_ONLY]
         assert await node.add(entry(7, 0), recovery=True) == [Status.OK]

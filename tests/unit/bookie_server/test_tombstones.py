@@ -336,7 +336,7 @@ class Ledgers:
     def __init__(self, count):
         self.count = count
 
-    def alive(self):
+    def unburied_ids(self):
         return list(range(self.count))
 
     async def bury(self, ledger_ids):
@@ -381,8 +381,8 @@ def test_a_sweep_reads_one_node_for_ten_thousand_ids_and_records_only_of_what_is
 def test_a_look_at_records_is_made_at_a_bounded_rate():
     async def scenario():
         store = CountingStore()
-        ledgers = Ledgers(5000).alive()
-        assert await ClusterLedgers(store, CLUSTER_ID).unrecorded(ledgers) == []
+        ledgers = Ledgers(5000).unburied_ids()
+        assert await ClusterLedgers(store, CLUSTER_ID).find_unrecorded(ledgers) == []
         assert store.records == 5000
         assert current().time() >= (5000 - READS_PER_S) / READS_PER_S
 

@@ -238,7 +238,7 @@ def test_a_log_that_a_power_loss_tore_is_no_damaged_one():
         reclaim = node.bookie.reclaim
         await reclaim.collect(sweep=False, surplus=False)
         (logs,) = [each.logs for each in reclaim._living()]
-        assert [each.whole for each in logs.maps.values()] == [True] * len(logs.maps)
+        assert [each.is_whole for each in logs.maps.values()] == [True] * len(logs.maps)
         assert logs.maps
 
     on_a_node(test, with_two_ledgers(LARGE))
@@ -313,6 +313,6 @@ def test_a_log_whose_last_entry_rotted_is_a_damaged_one_though_nothing_whole_lie
         reclaim = node.bookie.reclaim
         await reclaim.collect(sweep=False, surplus=False)
         (logs,) = [each.logs for each in reclaim._living()]
-        assert [each.whole for each in logs.maps.values()] == [False]
+        assert [each.is_whole for each in logs.maps.values()] == [False]
 
     on_a_node(test, with_two_ledgers(LARGE))

@@ -85,7 +85,7 @@ def test_what_has_no_body_announces_none(kind):
 
 def test_a_body_beyond_the_most_is_no_frame_and_no_buffer_is_made_for_it():
     admitted = []
-    with pytest.raises(BadFrame, match="is the most"):
+    with pytest.raises(BadFrame, match="the limit is"):
         feed(reader(admitted.append), pack_head(FrameKind.CALL, 1, BODY_BYTES_MAX + 1), lambda: 99)
     assert admitted == []
 
