@@ -58,8 +58,7 @@ class BadEntryLog(Exception):
 
 
 class LedgerShare(NamedTuple):
-    """A ledger's share of one log: the bytes of its records (with headers) and the number of its
-    entries."""
+    """A ledger's share of one log: bytes of records (with headers) and number of entries."""
 
     bytes: int
     entries: int
@@ -110,8 +109,7 @@ def write_start(header: Buffer, position: int) -> int:
 
 
 def decode_record(data: Buffer, location: Location) -> memoryview:
-    """The entry in `data`, after all checks: header, payload, location, identity. Raises
-    BadEntryLog."""
+    """The entry in `data`, after checks of CRCs, location and identity. Raises BadEntryLog."""
     if len(data) != RECORD_HEADER_BYTES + location.entry_bytes:
         raise BadEntryLog(f"the log ends inside the record of {location}")
     if (on_disk := decode_record_header(data)) != location:
@@ -286,8 +284,7 @@ class EntryLogs:
         self._full_log_ids.append(log.log_id)
 
     async def begin(self) -> "GrowingLog":
-        """A new log. The caller ends the log, and calls `seal` when the index has all records that
-        it needs."""
+        """A new log; the caller ends it, and calls `seal` when the index needs no more records."""
         return await self._make(SUFFIX)
 
     @property
@@ -328,8 +325,7 @@ class EntryLogs:
         return sorted(log_id for log_id in self._sealed_ids if log_id not in under_way)
 
     def unfinished_copies(self) -> dict[int, int]:
-        """The complete copies to which the index may not point yet; the ids of their sources by the
-        ids of the copies."""
+        """By id of a complete copy to which the index may not point yet: the id of its source."""
         return dict(self._unfinished_copies)
 
     async def open_log(self, log_id: int) -> File:
@@ -337,8 +333,7 @@ class EntryLogs:
         return await self._disk.open(self.path(log_id))
 
     async def begin_copy(self) -> "GrowingLog":
-        """A log for a compaction's records. If the copy is not published, the next start removes
-        it."""
+        """A log for a compaction's records. The next start removes a copy that is not published."""
         return await self._make(COMPACTING)
 
     async def discard_copy(self, copy: "GrowingLog") -> None:
@@ -358,8 +353,7 @@ class EntryLogs:
         self._unfinished_copies[copy.log_id] = source
 
     async def finish_copy(self, log_id: int) -> None:
-        """Make the copy an ordinary log. The index points to the copy already, and the caller has
-        removed the source."""
+        """Make the copy an ordinary log. The caller has moved the index and removed the source."""
         source = self._unfinished_copies[log_id]
         await self._disk.rename(_copy_path(log_id, source), log_path(log_id))
         del self._unfinished_copies[log_id]
@@ -456,8 +450,7 @@ class GrowingLog:
             await self.file.close()
 
     async def append_footer(self) -> None:
-        """Append filler zeros and the footer, so that the footer ends at a multiple of 4096, where
-        the file ends."""
+        """Append filler zeros and the footer, so that the file ends at a multiple of 4096."""
         length = len(encode_footer(self.log_id, 0, self._shares))
         gap = -length % BLOCK_BYTES
         await self.file.append(
@@ -472,8 +465,7 @@ class GrowingLog:
 
 
 class _OpenFiles:
-    """Files of logs that are open to read: FILES_MAX at most, more only while more are being
-    read."""
+    """Files of logs that are open to read: FILES_MAX, and more only while more are being read."""
 
     FILES_MAX = 128
 
@@ -573,8 +565,7 @@ def run_bytes(run: Sequence[Location]) -> int:
 
 
 def held_bytes(run: Sequence[Location]) -> int:
-    """Bytes of memory that the entries of a run take once they are read. The entries are views of
-    the run, or copies if the run is mostly filler."""
+    """Bytes of memory of a run's entries: views of the run, or copies if it is mostly filler."""
     on_disk = run_bytes(run)
     records = sum([location.entry_bytes for location in run]) + len(run) * RECORD_HEADER_BYTES
     return records if 2 * records < on_disk else on_disk

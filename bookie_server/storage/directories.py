@@ -328,9 +328,8 @@ class Stores:
         return replace(state, directories=directories, revision=state.revision + 1)
 
     async def purge(self, states: Iterable[LedgerState]) -> None:
-        """Durably remove from each living directory the entries of ledgers that gave the directory
-        up, unless their state records the directory again. Raises DiskFailed when no directory is
-        left."""
+        """Durably remove from each living directory the entries of ledgers that gave it up and do
+        not record it again. Raises DiskFailed when no directory is left."""
         garbage: dict[str, list[int]] = {}
         for state in states:
             for directory_id, _ in state.given_up:
@@ -379,8 +378,7 @@ class Stores:
 
     def choose(self) -> str:
         """The directory for a new ledger: of the directories with nearly the most free space, the
-        directory that got the fewest ledgers in this run. (Free space is measured only now and
-        then.)"""
+        directory that got the fewest ledgers in this run, as free space is measured seldom."""
         self.check()
         space = self.space
         if space is None or len(self._live) == 1:
@@ -501,12 +499,11 @@ class Stores:
             )
 
     async def forget_replayed_logs(self) -> None:
-        """See DirectoryStore. Raises DiskFailed when no directory is left."""
+        """Raises DiskFailed when no directory is left."""
         await self._run_on(self.live, DirectoryStore.forget_replayed_logs)
 
     async def write_checkpoint(self, marks: Marks) -> None:
-        """Write the checkpoint to every living directory, durably. Raises DiskFailed when no
-        directory is left."""
+        """Durable in every living directory. Raises DiskFailed when no directory is left."""
         await self._run_on(self.live, lambda store: checkpoint.write(store.disk, marks))
 
     async def close(self) -> None:
