@@ -85,8 +85,7 @@ def encode_record_headers(
     locations: Sequence[tuple[int, int, int, int, int]], blocks: Iterable[int] | None = None
 ) -> list[bytes]:
     """The headers of records at these locations (the fields of Location, in their order). `blocks`:
-    for each record, how many blocks are between the start of its write and its own block (see
-    `write_start`)."""
+    by record, how many blocks are between the start of its write and its own (`write_start`)."""
     fixed = map(repeat, (RECORD_MAGIC, VERSION))
     distances = repeat(0) if blocks is None else blocks
     heads = list(map(_RECORD.pack, *fixed, distances, *zip(*locations, strict=True)))

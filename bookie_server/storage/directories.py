@@ -357,8 +357,7 @@ class Stores:
                 self.space.poke()  # Info shows the drop at once
 
     def _index_damaged(self, directory_id: str, error: IndexDamaged) -> None:
-        """Drop a directory with a damaged index if others are left. The last directory stays: it
-        serves the entries that can still be read, and takes no new entries."""
+        """Drop a directory with a damaged index. The last directory stays, and takes no entries."""
         if directory_id not in self._live or self.damage:
             return
         if len(self._live) > 1:
