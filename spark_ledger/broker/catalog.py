@@ -80,7 +80,7 @@ class Catalog:
         first partition, whose suffix clients cut off. A topic that cannot be read is left out."""
         return [
             f"{info.name.full}-partition-0" if info.policies.partitioned else info.name.full
-            for info in await self.client.topics.of(namespace)
+            for info in await self.client.topics.in_namespace(namespace)
         ]
 
     async def find_partition(self, name: PartitionName, *, create: bool) -> NamedPartition:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 import numpy as np
 
 from spark_ledger.topic.log.segments import PlacedSegment, Segment
-from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables
+from spark_ledger.topic.log.state import NO_TABLES, PartitionState, Tables
 from spark_ledger.topic.read.pieces import ReadSlice
 from spark_ledger.topic.read.plan import ReadTask
 from spark_ledger.topic.read.row_blocks import RUN, Block
@@ -24,7 +24,7 @@ def end_of(placed: PlacedSegment) -> int:
 
 
 def segments_of(
-    held: PartitionState, lo: int | None = None, hi: int | None = None, read: Tables = UNREAD
+    held: PartitionState, lo: int | None = None, hi: int | None = None, read: Tables = NO_TABLES
 ) -> list[PlacedSegment]:
     """The partition's segments with a row in [lo, hi), of all that is kept if not given."""
     lo = held.start_offset if lo is None else lo

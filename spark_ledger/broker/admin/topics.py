@@ -169,13 +169,13 @@ async def topics(call: Call) -> Any:
         count = await _count(call, info)
         return [f"{info.name.full}-partition-{number}" for number in range(count)]
 
-    infos = await call.client.topics.of(call.namespace)
+    infos = await call.client.topics.in_namespace(call.namespace)
     return [name for group in await call_each(names, infos, LIST_AT_ONCE) for name in group]
 
 
 async def partitioned_topics(call: Call) -> Any:
     await call.namespaces.check(call.namespace)
-    infos = await call.client.topics.of(call.namespace)
+    infos = await call.client.topics.in_namespace(call.namespace)
     return [info.name.full for info in infos if info.policies.partitioned]
 
 

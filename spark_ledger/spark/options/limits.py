@@ -24,7 +24,7 @@ from spark_ledger.spark.spark_version import (
     ReadMinRows,
 )
 from spark_ledger.topic.log.segment_table import Interval, Longs, SegmentTable, TableChunk
-from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables
+from spark_ledger.topic.log.state import NO_TABLES, PartitionState, Tables
 
 ENDLESS = 2**62
 ROUNDS_MAX = 16
@@ -121,7 +121,7 @@ class Curve:
 
 
 def curve_of(
-    partition: PartitionState, lo: int, hi: int, tables: Tables = UNREAD, *, live_bytes: int = 0
+    partition: PartitionState, lo: int, hi: int, tables: Tables = NO_TABLES, *, live_bytes: int = 0
 ) -> Curve:
     """The curve of the partition's rows in [lo, hi). Rows of segments in chunks that are not in
     `tables` count as equally large. Offsets beyond the last commit are rows of the live segment;

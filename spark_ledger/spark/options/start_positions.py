@@ -32,7 +32,7 @@ from spark_ledger.errors import OffsetsMalformed, OptionInvalid
 from spark_ledger.spark.options.values import Zone, json_of, quoted, unique_object
 from spark_ledger.topic.log.names import parse_topic
 from spark_ledger.topic.log.segment_table import TableChunk
-from spark_ledger.topic.log.state import UNREAD, Tables, TopicState
+from spark_ledger.topic.log.state import NO_TABLES, Tables, TopicState
 from spark_ledger.topic.subscription.seek_target import (
     CommittedSince,
     chunks_needed,
@@ -103,7 +103,7 @@ def chunks_for_times(state: TopicState, times: Mapping[int, int]) -> list[TableC
 
 
 def offsets_since(
-    state: TopicState, times: Mapping[int, int], tables: Tables = UNREAD
+    state: TopicState, times: Mapping[int, int], tables: Tables = NO_TABLES
 ) -> dict[int, int]:
     """For each partition of `times` the first offset committed at or after the partition's time,
     without partitions that have no such row. The times of rows of a segment born live are only in

@@ -35,7 +35,7 @@ from spark_ledger.spark.options.start_positions import (
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.segments import NO_TOKEN
-from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
+from spark_ledger.topic.log.state import NO_TABLES, PartitionState, Tables, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read import plan
 from spark_ledger.topic.read.live import LiveEnd, LiveEnds, first_stored_since
@@ -108,7 +108,7 @@ class Planner:
         def curve_of(topic: str, number: int, lo: int, hi: int) -> Curve:
             partition = states[topic].partitions[number]
             size = self._live_bytes(partition, lo, hi)
-            read = tables.get(topic, UNREAD)
+            read = tables.get(topic, NO_TABLES)
             return limits.curve_of(partition, lo, hi, read, live_bytes=size)
 
         return curve_of
@@ -178,11 +178,11 @@ class Planner:
     async def _chunk_before(self, partition: PartitionState, offset: int) -> Tables:
         """The chunk that has the row before the offset; empty if no existing chunk has it."""
         if offset == partition.end_offset:
-            return UNREAD
+            return NO_TABLES
         try:
             return await self._client.chunks.load(partition.chunks_between(offset - 1, offset))
         except NoSuchLedger:
-            return UNREAD
+            return NO_TABLES
 
     # -- tasks --------------------------------------------------------------------------------
 
@@ -326,7 +326,7 @@ class Planner:
         try:
             return await self._client.chunks.load(chunks)
         except NoSuchLedger:
-            return UNREAD
+            return NO_TABLES
 
 
 def tokens_before(states: States, positions: Positions) -> Positions:

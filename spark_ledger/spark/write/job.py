@@ -164,7 +164,7 @@ async def find_or_make(
         partitions = 1 if name == options.bad_records_topic else options.partitions or 1
         await check_bookies(client, options, name)
         try:
-            policies = policies_of(options, await client.topics.inherited(name))
+            policies = policies_of(options, await client.topics.inherited_policies(name))
             info = await client.topics.create(name, partitions, policies)
             return WrittenTopic(info, partitions)  # a new topic fits the options, has no schema
         except TopicExists:  # another task made the topic just now

@@ -41,7 +41,7 @@ from spark_ledger.topic.log.holds import GRACE_MS, Holds
 from spark_ledger.topic.log.records import WRITER_VERSION, TopicRows, TxnRecord
 from spark_ledger.topic.log.segment_table import TableChunk
 from spark_ledger.topic.log.segments import INLINE, OffsetRange, Segment
-from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState, is_seal_of
+from spark_ledger.topic.log.state import NO_TABLES, PartitionState, Tables, TopicState, is_seal_of
 from spark_ledger.topic.schema import rules as schema_rules
 from spark_ledger.topic.schema.records import SchemaHead, SchemaVersion
 from spark_ledger.topic.write import TaskResult
@@ -329,7 +329,9 @@ def chunks_of(state: TopicState, actions: Actions) -> list[TableChunk]:
     return list(dict.fromkeys(chunk for chunks in by_range for chunk in chunks))
 
 
-def with_dropped_ledgers(state: TopicState, actions: Actions, tables: Tables = UNREAD) -> Actions:
+def with_dropped_ledgers(
+    state: TopicState, actions: Actions, tables: Tables = NO_TABLES
+) -> Actions:
     """The actions, each with the ledgers that lose rows by it: among them are all ledgers to which
     no segment refers after the action. `tables` has the tables of `chunks_of`. `check_guards`
     must allow the actions on the state."""
@@ -554,11 +556,11 @@ def check_no_subscription_holds(
     overwritten = {
         p.number: (p.start_offset, p.end_offset + rows_sealed[p.number]) for p in state.partitions
     }
-    held = holds.first(overwritten) if overwrites(actions) else None
+    held = holds.first_held(overwritten) if overwrites(actions) else None
     if held is None:
         return
     partition, offset = held
-    name = holds.by[partition]
+    name = holds.holders[partition]
     raise errors.SubscriptionBusy(
         f"the rows of topic '{topic}' cannot be replaced: subscription {name!r} holds partition"
         f" {partition} from offset {offset} on, its lowest position in the last"

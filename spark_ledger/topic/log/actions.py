@@ -1,9 +1,10 @@
 """The actions of a commit on a topic, as values and as JSON.
 
-Always true: an action has no absolute offset of rows that it *adds* (a loser of the race for a
-number commits it unchanged), only of rows that it takes away or replaces; an action that this
-version does not know is an error, never skipped (hazard 17). draft.py decides whether an action
-may follow on a state, state.py carries it out. docs/topics.md shows each action.
+Always true: an action has absolute offsets only of rows that it takes away or replaces, not of rows
+that it adds, so a committer that loses the race for a number commits the action unchanged under the
+next number. An action that this version does not know is an error, never skipped (hazard 17).
+draft.py decides whether an action may follow on a state; state.py carries the action out.
+docs/topics.md shows each action.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -30,11 +31,11 @@ class Append:
 class Replace:
     """From now on offsets [start, end) of a partition are in `segments`, which hold the same rows
     (a merge of small segments). `snapshot`: the commits below this number were folded when the
-    action was planned; since then only appends, and trims of rows before `start`, may have come to
-    the partition. `dropped` are the ledgers that held these rows. `committed` has for each segment
-    the commit times of its rows (the store's clock), which a merge does not change; if it is empty,
-    the rows have the time of this commit. `tokens` has for each segment the tokens of the commits
-    that made its rows; if it is empty, they are not known."""
+    action was planned; later commits may only have appended to the partition, or trimmed rows
+    before `start`. `dropped` are the ledgers that held these rows. `committed` has for each segment
+    the commit times of its rows (the store's clock), which a merge does not change; if `committed`
+    is empty, the rows have the time of this commit. `tokens` has for each segment the tokens of the
+    commits that made its rows; if `tokens` is empty, the tokens are not known."""
 
     partition: int
     start: int
@@ -48,8 +49,8 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Takes away the rows below these offsets, each a (partition, offset). Start offsets only rise:
-    an offset at or below today's start changes nothing."""
+    """Takes away the rows below the offset of each (partition, offset). Start offsets only rise: an
+    offset at or below the partition's start offset changes nothing."""
 
     offsets: tuple[tuple[int, int], ...]
     dropped: Ledgers = ()
@@ -57,7 +58,7 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Takes away the rows [start, end) of a partition; offsets are not renumbered."""
+    """Takes away the rows [start, end) of a partition; the later rows keep their offsets."""
 
     partition: int
     start: int
@@ -67,8 +68,8 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Overwrite:
-    """Takes away all rows and adds `segments`, in one step. Offsets go on. Refused if a commit of
-    another app came at or after `snapshot`."""
+    """Takes away all rows and adds `segments`, in one step; offsets go on after the old rows.
+    Refused if another app committed rows at or after commit number `snapshot`."""
 
     segments: tuple[Segment, ...]
     snapshot: int
@@ -84,8 +85,9 @@ class Grow:
 
 @dataclass(frozen=True, slots=True)
 class OpenLive:
-    """From now on the partition ends in a live segment: a ledger that `owner` appends to, from
-    entry `first_entry` on. `deduplicated`, `rows_before` and `bytes_before` as in LiveSegment."""
+    """From now on the partition ends in a live segment: the entries from `first_entry` on of a
+    ledger that `owner` appends to. `deduplicated`, `rows_before` and `bytes_before` as in
+    LiveSegment."""
 
     partition: int
     ledger_id: int
@@ -100,13 +102,13 @@ class OpenLive:
 
 @dataclass(frozen=True, slots=True)
 class SealLive:
-    """Ends the live segment of that ledger that commit `opened` began (ANY_OPENING: the only live
-    segment that the ledger had). Its rows are `segment` (None: it has no rows), as its owner
-    counted them after it stopped, or as the ledger's CLOSED record has them. For a deduplicated
+    """Ends the live segment that commit `opened` began in this ledger (ANY_OPENING: the only live
+    segment that the ledger had). Its rows are `segment` (None: it has no rows), as the owner
+    counted the rows after it stopped, or as the ledger's CLOSED record has them. For a deduplicated
     live segment `producers` has the producers of its messages, by name, each with its last sequence
-    id there; the producer that sent last is at the end. `rowless` are the offsets of the segment
-    that have no row, counted from its first offset: those of all chunks of a message but the
-    last."""
+    id in the segment; the producer that sent last is at the end. `rowless` are the offsets of the
+    segment that have no row (those of all chunks of a message but the last), counted from the
+    segment's first offset."""
 
     partition: int
     ledger_id: int
@@ -125,7 +127,7 @@ Action = Append | Replace | Trim | Hole | Overwrite | Grow | OpenLive | SealLive
 
 
 def segments_of(action: Action) -> tuple[Segment, ...]:
-    """The segments that the action brings in."""
+    """The segments that the action adds."""
     if isinstance(action, SealLive):
         return () if action.segment is None else (action.segment,)
     if isinstance(action, Append | Replace | Overwrite):
@@ -135,18 +137,20 @@ def segments_of(action: Action) -> tuple[Segment, ...]:
 
 RowsOfTopics = Mapping[str, frozenset[int]]
 """By topic id the partitions that get rows."""
+
 CheckQuotas = Callable[[RowsOfTopics], Awaitable[None]]
+"""Raises an error if the backlog quota of a partition refuses more rows."""
 
 
 def adds_rows(action: Action) -> bool:
-    """Whether a terminated topic refuses the action."""
+    """Whether the action adds rows, or lets an owner add rows: a terminated topic refuses it."""
     return isinstance(action, Append | Overwrite | OpenLive)
 
 
 def dropped_of(action: Action) -> Ledgers:
-    """The ledgers from which the action takes rows away, by the state that its author had. They
-    include every ledger to which no segment refers after the action; segments may still refer to
-    others of them."""
+    """The ledgers from which the action takes rows away, by the state from which the action was
+    planned. Every ledger to which no segment refers after the action is among them; segments may
+    still refer to other ledgers among them."""
     if isinstance(action, Replace | Trim | Hole | Overwrite):
         return action.dropped
     return ()

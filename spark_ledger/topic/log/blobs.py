@@ -1,13 +1,13 @@
 """Blobs: bytes of the topic layer that are too big for the metadata store, kept in ledgers.
 
-A blob is consecutive entries of one ledger, each of 4 MiB at most, that hold its bytes in order and
-nothing else; its pointer has their length and CRC. Always true: a blob is in a synced ledger,
-acknowledged entry by entry and read back before its pointer is returned; its writer waited for
-every copy, in a second ledger if need be (hazard 8). The ledger stays with its writer until the
-node that names the blob is written, and the multi that writes that node checks the ledger's record,
-so the multi fails if another process recovered or deleted the ledger meanwhile. If only one node
-may name a ledger of the intent (`Intent.names_once`), the ledger is new, and nothing is written to
-it after that node (hazard 94).
+A blob's bytes are in consecutive entries of one ledger, of 4 MiB at most each, which hold nothing
+else; the blob's pointer has the length and the CRC of the bytes. Always true: a blob is in a synced
+ledger, and was acknowledged entry by entry and read back before its pointer is returned. The writer
+waited for every copy of the blob, and wrote the blob to a second ledger if copies were missing
+(hazard 8). No other writer gets the ledger until the node that names the blob is written. The multi
+that writes this node checks the ledger's record, so the multi fails if another process recovered or
+deleted the ledger meanwhile. If only one node may name a ledger of the intent
+(`Intent.names_once`), the ledger is new, and nothing is written to it after that node (hazard 94).
 """
 
 import asyncio
@@ -34,14 +34,14 @@ from spark_ledger.topic.log.segments import Segment
 ENTRY_BYTES_MAX = 4 * 1024 * 1024
 UNPACKED_BYTES_MAX = 256 * 1024 * 1024
 REPLICATED_WAIT_S = 2.0
-FAILED_LEDGERS_MAX = 3  # of one blob; then the caller gets the error of the last ledger
+FAILED_LEDGERS_MAX = 3  # for one blob; then the caller gets the error of the last ledger
 _ZSTD = pa.Codec("zstd")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEntries:
-    """Entries `first` to `last` of a ledger; its record had this version or an older one when they
-    were acknowledged."""
+    """Entries `first` to `last` of a ledger. When they were acknowledged, the ledger's record had
+    the version `metadata_version` or an older version."""
 
     ledger_id: int
     metadata_version: int
@@ -61,7 +61,7 @@ class Blobs:
         self, intent: Intent, topic_id: str, policies: TopicPolicies
     ) -> AsyncIterator["BlobWriter"]:
         """A writer of blobs and entries for the topic under an open intent. No other writer gets
-        its ledgers until the block is left."""
+        its ledgers before the `async with` block ends."""
         synced = replace(policies, durability="synced")
         blob_writer = BlobWriter(self, intent, topic_id, synced)
         try:
@@ -71,8 +71,8 @@ class Blobs:
 
 
 class BlobWriter:
-    """Writes blobs and entries to ledgers that no other writer has. Made by Blobs.writer; one call
-    at a time."""
+    """Writes blobs and entries to ledgers that no other writer has. Made by Blobs.writer; takes one
+    call at a time."""
 
     def __init__(
         self, blobs: Blobs, intent: Intent, topic_id: str, policies: TopicPolicies
@@ -86,9 +86,9 @@ class BlobWriter:
         """By ledger the last entry that `store` returned."""
 
     async def write(self, data: Buffer, *, every_copy: bool = False) -> BlobPointer:
-        """Stores the bytes. When this returns, the bytes are durable and were read back: they are
-        on Qa bookies at least, on all Qw if those responded in time; with `every_copy` fewer than
-        Qw are an error.
+        """Stores the bytes. When this returns, the bytes are durable and were read back: at least
+        Qa bookies have them, and all Qw bookies if these responded in time. With `every_copy` fewer
+        copies than Qw are an error.
 
         Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable,
         or the error of the last of FAILED_LEDGERS_MAX ledgers. ValueError for no bytes.
@@ -110,8 +110,8 @@ class BlobWriter:
         self, payloads: Sequence[Buffer], rows: Sequence[int], *, every_copy: bool = False
     ) -> StoredEntries:
         """Stores the payloads as consecutive entries of one ledger; `rows` has the number of rows
-        of each payload. They are as durable as after `write`, but not read back. Raises as
-        `write`."""
+        of each payload. The entries are as durable as after `write`, but were not read back. Raises
+        as `write`."""
         stored, missing = await self._store_once(payloads, rows)
         if missing:
             try:
@@ -121,16 +121,16 @@ class BlobWriter:
                     raise
         if missing and every_copy:
             raise errors.Unavailable(
-                f"not every copy was made in two ledgers: bookies {', '.join(missing)} did not"
-                " confirm theirs"
+                f"copies are missing in each of two ledgers: bookies {', '.join(missing)} did not"
+                " confirm their copies"
             )
         self._last_entry_by_ledger[stored.ledger_id] = stored.last
         return stored
 
     async def checks(self) -> list[Check]:
-        """For the multi that names the blobs: checks of the ledgers' records as they are now. If
-        one of them fails, the caller calls this again. Raises errors.NoSuchLedger, errors.RowsLost
-        if a ledger lost stored entries."""
+        """Checks, for the multi that names the blobs, that the ledgers' records are as they are
+        now. If one of the checks fails, the caller calls this again. Raises errors.NoSuchLedger;
+        errors.RowsLost if a ledger lost stored entries."""
         checks = []
         for ledger_id, last in self._last_entry_by_ledger.items():
             current = await self._ledgers.record(ledger_id, fresh=True)
@@ -153,9 +153,9 @@ class BlobWriter:
     async def _store_once(
         self, payloads: Sequence[Buffer], rows: Sequence[int]
     ) -> tuple[StoredEntries, list[str]]:
-        """Stores the payloads in one ledger; returns also the bookies that did not confirm their
-        copies in time. If there are such bookies, the ledger is discarded, so that the next ledger
-        has bookies that respond."""
+        """Stores the payloads in one ledger. Returns the stored entries, and the bookies that did
+        not confirm their copies in time. If there are such bookies, the ledger is discarded, so
+        that the next ledger has bookies that respond."""
         failed = 0
         while True:
             ledger = await self._open()
@@ -180,7 +180,7 @@ class BlobWriter:
         return self._ledger
 
     def _discard_ledger(self) -> None:
-        """The ledger takes no more entries; its acknowledged entries stay."""
+        """Closes the ledger for more entries; its acknowledged entries stay."""
         if self._ledger is not None:
             self._cache.discard(self._ledger)
             self._ledger = None
@@ -188,18 +188,18 @@ class BlobWriter:
     async def _append(
         self, ledger: TaskLedger, payloads: Sequence[Buffer], rows: Sequence[int]
     ) -> StoredEntries:
-        """Appends all payloads and waits for their acknowledgements; raises the error of the first
-        that failed."""
+        """Appends all payloads and waits for their acknowledgements. Raises the error of the first
+        payload that failed."""
         ledger_writer = ledger.writer
         first = ledger_writer.last_add_pushed + 1
-        acked: list[asyncio.Future[int]] = []
+        acks: list[asyncio.Future[int]] = []
         try:
             for payload, count in zip(payloads, rows, strict=True):
                 await ledger_writer.room()
-                acked.append(ledger_writer.append(payload, count))
+                acks.append(ledger_writer.append(payload, count))
                 ledger.bytes += len(payload)
         finally:
-            outcomes = await asyncio.gather(*acked, return_exceptions=True)
+            outcomes = await asyncio.gather(*acks, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -211,8 +211,8 @@ class BlobWriter:
 async def read_blob(ledgers: LedgerStore, pointer: BlobPointer) -> bytes:
     """The blob's bytes, with the length and the CRC of the pointer.
 
-    Raises errors.NoSuchLedger (the node that names the blob was replaced since: read it again),
-    errors.DataUnavailable, errors.DigestMismatch, errors.Unavailable.
+    Raises errors.NoSuchLedger (the node that names the blob was replaced since: read the node
+    again), errors.DataUnavailable, errors.DigestMismatch, errors.Unavailable.
     """
     reader = await ledgers.open(
         pointer.ledger_id, recover=False, min_version=pointer.metadata_version
@@ -231,7 +231,7 @@ async def read_blob(ledgers: LedgerStore, pointer: BlobPointer) -> bytes:
 
 
 def stored_segments(segments: Sequence[Segment], stored: StoredEntries) -> tuple[Segment, ...]:
-    """The inline segments with their payloads in the stored entries, in order."""
+    """The inline segments, changed so that their payloads are in the stored entries, in order."""
     segments_in_ledger, entry = [], stored.first
     for segment in segments:
         last = entry + len(segment.inline) - 1
@@ -254,8 +254,8 @@ def _place_of(pointer: BlobPointer) -> str:
 
 
 def pack(data: Buffer) -> bytes:
-    """The length of the bytes (8 bytes, little-endian), then the bytes as one zstd frame. Bodies
-    and roots are stored like this."""
+    """The length of the bytes (8 bytes, little-endian), then the bytes as one zstd frame: the form
+    in which bodies and roots are stored."""
     return len(data).to_bytes(8, "little") + bytes(_ZSTD.compress(data, asbytes=True))
 
 
@@ -276,9 +276,9 @@ def unpack(value: Buffer) -> bytes:
 
 # -- a cache of checkpoints' chunks, for the next plan ---------------------------------------------
 #
-# Always true: of decoded chunks, those used last are kept, KEPT_BYTES_MAX at most; a chunk that
-# several callers ask for at once is read once; READS_AT_ONCE chunks are read at a time. Chunks
-# never change, so a kept chunk is never stale.
+# Always true: the cache keeps the decoded chunks that were used last, KEPT_BYTES_MAX at most. A
+# chunk that several callers request at once is read once; READS_AT_ONCE chunks are read at a time.
+# Chunks never change, so a kept chunk is never stale.
 
 KEPT_BYTES_MAX = 256 * 1024 * 1024
 READS_AT_ONCE = 4
@@ -295,7 +295,7 @@ class ChunkStore:
 
     @property
     def kept_bytes(self) -> int:
-        """About how much memory the chunks that are kept take."""
+        """About how much memory the kept chunks take."""
         return self._kept.size
 
     async def load(self, chunks: Iterable[TableChunk]) -> Mapping[TableChunk, SegmentTable]:

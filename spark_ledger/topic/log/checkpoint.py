@@ -1,9 +1,10 @@
 """Checkpoints: a topic's state in a small form, stored in place of all commits before it. Pure.
 
-Always true: a state decoded from a root is the state that was encoded; a checkpoint gives every
-row the offset, segment and commit time that the commits gave it: fold(checkpoint + later commits)
-is fold(all commits). Segments are in chunks, which never change, or in the tail, which each root
-stores again; a chunk's segments do not overlap. docs/topics.md ("Checkpoint") has the format.
+Always true: a state decoded from a root is the state that was encoded. A checkpoint gives every row
+the offset, segment and commit time that the commits gave to the row: fold(checkpoint + later
+commits) is fold(all commits). Segments are in chunks, which never change, or in the tail, which
+each root stores again; a chunk's segments do not overlap. docs/topics.md ("Checkpoint") has the
+format.
 """
 
 import json
@@ -34,24 +35,25 @@ from spark_ledger.topic.log.segment_table import (
     TableChunk,
 )
 from spark_ledger.topic.log.segments import INLINE, NO_ENTRY, NO_TOKEN, LiveSegment
-from spark_ledger.topic.log.state import UNREAD, PartitionState, SharedCommit, Tables, TopicState
+from spark_ledger.topic.log.state import NO_TABLES, PartitionState, SharedCommit, Tables, TopicState
 
 MAGIC = b"SLR1"
 TAIL_BYTES_MAX = 512 * 1024
 CHUNK_BYTES_MAX = 1024 * 1024
-SPARSE_BYTES_MAX = 8 * 1024 * 1024  # bytes of chunks that one checkpoint reads to merge them
-_HOLE, _TAIL = -1, -2
-SCALARS = ("topic_id", "next", "terminated", "commit_ms", "min_writer", "last_of_others")
-_INTERVALS = ("lo", "hi", "bytes", "first_ms", "last_ms")
-_PARTITIONS = ("start_offset", "end_offset", "rearranged")
-_POINTER = ("ledger_id", "metadata_version", "first", "last", "bytes", "crc")
+SPARSE_BYTES_MAX = 8 * 1024 * 1024  # of the chunks that one checkpoint reads to merge them
+_HOLE_SOURCE, _TAIL_SOURCE = -1, -2
+SCALAR_FIELDS = ("topic_id", "next", "terminated", "commit_ms", "min_writer", "last_of_others")
+_INTERVAL_FIELDS = ("lo", "hi", "bytes", "first_ms", "last_ms")
+_PARTITION_FIELDS = ("start_offset", "end_offset", "rearranged")
+_POINTER_FIELDS = ("ledger_id", "metadata_version", "first", "last", "bytes", "crc")
 ByPartition = list[list[Interval]]
+"""The intervals of each partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """`earlier_ledgers` are those of the chunks and of the root of the checkpoint before this
-    one."""
+    """`earlier_ledgers` are the ledgers with the chunks and the root of the checkpoint before this
+    checkpoint."""
 
     state: TopicState
     earlier_ledgers: tuple[int, ...] = ()
@@ -61,8 +63,8 @@ class Root:
 
 
 def sparse_chunks(state: TopicState) -> list[TableChunk]:
-    """Chunks of which the topic has lost more than half of the rows, SPARSE_BYTES_MAX at most: the
-    segments that still have rows go back to the tail."""
+    """Chunks of which the topic has lost more than half of the rows, SPARSE_BYTES_MAX of chunks at
+    most. The checkpoint puts the segments that still have rows back into the tail."""
     kept_rows: dict[TableChunk, int] = {}
     for partition in state.partitions:
         for interval in partition.intervals:
@@ -77,10 +79,10 @@ def sparse_chunks(state: TopicState) -> list[TableChunk]:
     return sparse
 
 
-def merge_intervals(partition: PartitionState, tables: Tables = UNREAD) -> list[Interval]:
+def merge_intervals(partition: PartitionState, tables: Tables = NO_TABLES) -> list[Interval]:
     """The partition's rows and holes in as few intervals as possible; a table in memory has only
-    segments with a row of its interval. A chunk that has a table in `tables` counts as in
-    memory."""
+    segments with a row of its interval. A chunk whose table is in `tables` gives its interval this
+    table."""
     groups: list[list[Interval]] = []
     for interval in partition.intervals:
         source = interval.source
@@ -119,7 +121,7 @@ def _join(group: list[Interval]) -> Interval:
 
 def inline_payloads(parts: ByPartition) -> tuple[list[bytes], list[int]]:
     """The payloads of all inline segments in memory, in the order in which `with_inline_moved`
-    expects them stored, and the number of rows of each payload."""
+    expects the stored entries, and the number of rows of each payload."""
     payloads: list[bytes] = []
     rows: list[int] = []
     for table in _tables(parts):
@@ -130,7 +132,8 @@ def inline_payloads(parts: ByPartition) -> tuple[list[bytes], list[int]]:
 
 
 def with_inline_moved(parts: ByPartition, stored: StoredEntries) -> ByPartition:
-    """The same intervals; inline segments refer to the stored entries with their payloads."""
+    """The intervals, changed so that inline segments refer to the stored entries with their
+    payloads."""
     first = stored.first
     moved: ByPartition = []
     for intervals in parts:
@@ -156,9 +159,11 @@ def _move_inline(table: SegmentTable, stored: StoredEntries, first: int) -> Segm
     kind = SCHEMA.field("entries").type
     new = pa.ListArray.from_arrays(offsets, of_numpy(ranges)).cast(kind)
     old = table.batch.column("entries").filter(of_numpy(~inline))
-    back = np.argsort(np.argsort(inline, kind="stable"), kind="stable")  # of old + new to rows
+    new_order = np.argsort(
+        np.argsort(inline, kind="stable"), kind="stable"
+    )  # from old + new to the table's rows
     columns = {
-        "entries": pa.concat_arrays([old, new]).take(of_numpy(back)),
+        "entries": pa.concat_arrays([old, new]).take(of_numpy(new_order)),
         "ledger": _with_value(table, "ledger", inline, stored.ledger_id),
         "version": _with_value(table, "version", inline, stored.metadata_version),
         "filter_entry": _with_value(table, "filter_entry", inline, NO_ENTRY),
@@ -186,8 +191,8 @@ def tail_table(parts: ByPartition) -> SegmentTable:
 
 
 def cut_into_chunks(parts: ByPartition, stored_bytes: int) -> list[ByPartition]:
-    """The intervals in memory, divided into the contents of chunks. `stored_bytes` is the stored
-    size of all of them together."""
+    """The intervals in memory, divided into the contents of chunks. `stored_bytes` is the size of
+    all their segments together once they are stored."""
     total = sum(len(table) for table in _tables(parts))
     size = max(1, int(total * CHUNK_BYTES_MAX * 0.8) // max(1, stored_bytes))
     chunks: list[ByPartition] = []
@@ -209,11 +214,11 @@ def cut_into_chunks(parts: ByPartition, stored_bytes: int) -> list[ByPartition]:
 
 
 def with_chunk(parts: ByPartition, chunk: ByPartition, stored: TableChunk) -> ByPartition:
-    """The same intervals; the rows of the intervals in `chunk` are in the stored chunk."""
+    """The intervals, changed so that those in `chunk` have the stored chunk as their source."""
     changed: ByPartition = []
-    for before, replaced in zip(parts, chunk, strict=True):
+    for before, chunk_intervals in zip(parts, chunk, strict=True):
         intervals = Intervals(list(before))
-        for group in _runs(replaced):
+        for group in _runs(chunk_intervals):
             joined = _join([replace(interval, source=stored) for interval in group])
             intervals = intervals.with_replaced(replace(joined, source=stored))
         changed.append(list(intervals))
@@ -226,7 +231,7 @@ def rows_of(parts: ByPartition) -> int:
 
 
 def _runs(intervals: Sequence[Interval]) -> Iterator[list[Interval]]:
-    """Groups of intervals without a gap between them."""
+    """The intervals in groups, each without a gap between its intervals."""
     group: list[Interval] = []
     for interval in intervals:
         if group and group[-1].hi != interval.lo:
@@ -242,7 +247,7 @@ def _overlaps(intervals: list[Interval], interval: Interval) -> bool:
 
 
 def _piece(interval: Interval, start: int, end: int) -> Interval:
-    """Segments start to end (exclusive) of the interval."""
+    """The interval of the segments [start, end) of `interval`."""
     table = _table(interval).part(start, end)
     if len(table) == len(_table(interval)):
         return interval
@@ -286,8 +291,8 @@ def checkpoint_state(
     deleted_ledgers: Iterable[int],
 ) -> TopicState:
     """The state that a checkpoint stores, with these intervals. Bodies of commits below `trimmed`
-    are not needed any more: their ledgers, and those of `unnamed_ledgers` that hold no chunk, are
-    dropped at this time. The state forgets the ledgers in `deleted_ledgers`."""
+    are not needed any more: their ledgers count as dropped from now on, as do the ledgers of
+    `unnamed_ledgers` that hold no chunk. The state forgets the ledgers in `deleted_ledgers`."""
     partitions = zip(state.partitions, parts, strict=True)
     changed = replace(
         state,
@@ -303,12 +308,16 @@ def checkpoint_state(
 
 
 def encode_root(root: Root) -> bytes:
-    """The root's bytes, compressed. They lack the state's head version, which only the head has."""
+    """The root's bytes, compressed. The state's head version is not in the bytes."""
     state = root.state
     parts = [list(partition.intervals) for partition in state.partitions]
     chunks = {chunk: n for n, chunk in enumerate(state.chunks())}
-    partition_columns = {name: [getattr(p, name) for p in state.partitions] for name in _PARTITIONS}
-    chunk_columns = {name: [getattr(chunk.pointer, name) for chunk in chunks] for name in _POINTER}
+    partition_columns = {
+        name: [getattr(p, name) for p in state.partitions] for name in _PARTITION_FIELDS
+    }
+    chunk_columns = {
+        name: [getattr(chunk.pointer, name) for chunk in chunks] for name in _POINTER_FIELDS
+    }
     chunk_columns |= {
         name: [getattr(chunk, name) for chunk in chunks] for name in ("segments", "rows")
     }
@@ -319,8 +328,8 @@ def encode_root(root: Root) -> bytes:
         tail_table(parts).encode(),
     ]
     plain = {
-        "min_reader": min(state.min_writer, READER_VERSION),  # they are raised together
-        **{name: getattr(state, name) for name in SCALARS},
+        "min_reader": min(state.min_writer, READER_VERSION),  # both versions rise together
+        **{name: getattr(state, name) for name in SCALAR_FIELDS},
         "dropped": {str(ledger): ms for ledger, ms in state.dropped.items()},
         "bodies": {str(ledger): last for ledger, last in state.bodies.items()},
         "across": [
@@ -358,7 +367,7 @@ def _plain_live(live: LiveSegment) -> dict[str, Any]:
 
 
 def decode_root(value: bytes) -> Root:
-    """The root that `encode_root` encoded, with head version 0. Raises
+    """The root that `encode_root` encoded; the state has head version 0. Raises
     errors.UnsupportedFormat."""
     raw = memoryview(unpack(value))
     if bytes(raw[:4]) != MAGIC:
@@ -386,7 +395,7 @@ def decode_root(value: bytes) -> Root:
 
 def _decode_state(plain: dict[str, Any], streams: Sequence[memoryview]) -> TopicState:
     partitions, intervals, chunks = (_decode_columns(stream) for stream in streams[:3])
-    pointers = zip(*(chunks[name] for name in _POINTER), strict=True)
+    pointers = zip(*(chunks[name] for name in _POINTER_FIELDS), strict=True)
     sizes = zip(chunks["segments"], chunks["rows"], strict=True)
     stored = [TableChunk(BlobPointer(*at), *size) for at, size in zip(pointers, sizes, strict=True)]
     tail = SegmentTable.decode(bytes(streams[3]))
@@ -410,7 +419,7 @@ def _decode_state(plain: dict[str, Any], streams: Sequence[memoryview]) -> Topic
             end_token=int(tokens["end"].get(str(p), NO_TOKEN)),
         )
         for p, (start, end, rearranged) in enumerate(
-            zip(*(partitions[name] for name in _PARTITIONS), strict=True)
+            zip(*(partitions[name] for name in _PARTITION_FIELDS), strict=True)
         )
     )
     app_id, number = plain["last_of_app"]
@@ -422,29 +431,29 @@ def _decode_state(plain: dict[str, Any], streams: Sequence[memoryview]) -> Topic
             SharedCommit(id_, at, tuple(others)) for id_, at, others in plain["across"]
         ),
         last_of_app=(app_id, number),
-        **{name: plain[name] for name in SCALARS},
+        **{name: plain[name] for name in SCALAR_FIELDS},
     )
 
 
 def _source(
     source: int, chunks: Sequence[TableChunk], tail: SegmentTable, first: int, count: int
 ) -> Source:
-    if source == _HOLE:
+    if source == _HOLE_SOURCE:
         return None
-    return tail.part(first, first + count) if source == _TAIL else chunks[source]
+    return tail.part(first, first + count) if source == _TAIL_SOURCE else chunks[source]
 
 
 def _interval_columns(parts: ByPartition, chunks: dict[TableChunk, int]) -> dict[str, list[int]]:
-    names = ("partition", "source", "first", "count", *_INTERVALS)
+    names = ("partition", "source", "first", "count", *_INTERVAL_FIELDS)
     columns: dict[str, list[int]] = {name: [] for name in names}
     first = 0
     for p, intervals in enumerate(parts):
         for interval in intervals:
             count = len(interval.source) if isinstance(interval.source, SegmentTable) else 0
-            source = _TAIL if count else _HOLE
+            source = _TAIL_SOURCE if count else _HOLE_SOURCE
             if isinstance(interval.source, TableChunk):
                 source = chunks[interval.source]
-            row = (p, source, first, count, *(getattr(interval, name) for name in _INTERVALS))
+            row = (p, source, first, count, *(getattr(interval, name) for name in _INTERVAL_FIELDS))
             for name, value in zip(names, row, strict=True):
                 columns[name].append(value)
             first += count
@@ -463,16 +472,17 @@ def _encode_columns(columns: dict[str, list[int]]) -> bytes:
 def _decode_columns(stream: memoryview) -> dict[str, list[int]]:
     _, batch = read_batch(stream)
     if batch is None or any(kind != pa.int64() for kind in batch.schema.types):
-        raise errors.BadEntry("a checkpoint's root has a table of other columns than numbers")
+        raise errors.BadEntry("a table in a checkpoint's root has columns that are not numbers")
     return {name: as_numpy(batch.column(name)).tolist() for name in batch.schema.names}
 
 
 # -- the record: the checkpoint that counts, and where the log begins ------------------------------
 #
 # At /topic-ids/<id>/checkpoint. Always true: `trimmed` <= `previous` < `next`; `next` and `trimmed`
-# only rise; the log has the commits from `trimmed` on, and no commit below it. A root of 64 KiB at
-# most is in the record itself, a larger root is a blob. The record names the root of the checkpoint
-# before as long as the log goes back to that root, so a topic survives a root that cannot be read.
+# only rise; the log has the commits from `trimmed` on, and no earlier commit. A root of 64 KiB at
+# most is in the record itself, a larger root is a blob. The record also names the root of the
+# previous checkpoint as long as the log has all commits after that root, so the topic survives if
+# the newest root cannot be read.
 
 ROOT_INLINE_BYTES_MAX = 64 * 1024
 StoredRoot = bytes | BlobPointer
@@ -482,9 +492,9 @@ StoredRoot = bytes | BlobPointer
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
     """`next` is the number of the first commit that the root does not have. `previous` is the
-    `next` of the checkpoint before (0: there was none), `previous_root` its root (None: there was
-    none, or this checkpoint's root is in this record, so it cannot be lost alone). `intent` is the
-    id of the intent that made the checkpoint."""
+    `next` of the previous checkpoint (0: there was no checkpoint). `previous_root` is the previous
+    checkpoint's root; None if there was no checkpoint, or if the newest root is in this record and
+    so cannot be lost without it. `intent` is the id of the intent that made the checkpoint."""
 
     next: int
     root: StoredRoot
@@ -502,11 +512,13 @@ class CheckpointRecord:
 def next_record(
     before: CheckpointRecord | None, next_: int, root: StoredRoot, intent: str
 ) -> CheckpointRecord:
-    """The record that replaces `before`. ValueError if it would go back (hazard 6)."""
+    """The record that replaces `before`. ValueError if `next_` does not rise (hazard 6)."""
     if before is None:
         return CheckpointRecord(next_, root, intent=intent)
     if next_ <= before.next:
-        raise ValueError(f"a checkpoint up to commit {next_} does not follow one to {before.next}")
+        raise ValueError(
+            f"a checkpoint up to commit {next_} does not follow a checkpoint to {before.next}"
+        )
     previous_root = before.root if isinstance(root, BlobPointer) else None
     return CheckpointRecord(next_, root, before.next, previous_root, before.trimmed, intent)
 
@@ -554,5 +566,5 @@ def _root_from_json(plain: Mapping[str, Any]) -> StoredRoot:
         return pointer_from_json(plain)
     root = b64decode(plain["inline"], validate=True)
     if payload_crc([root]) != plain["crc"]:
-        raise ValueError("the root's checksum differs from the one in the record")
+        raise ValueError("the root's checksum differs from the checksum in the record")
     return root

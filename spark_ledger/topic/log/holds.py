@@ -7,24 +7,26 @@ from dataclasses import dataclass
 from spark_ledger.metadata.store import Check
 
 GRACE_MS = 3_600_000
-"""A subscription holds the rows that were after its position so long ago."""
+"""A subscription holds the rows that were after its position this long ago."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """By partition the first offset that a subscription holds, and in `by` that subscription's
-    name. A commit that takes rows away after reading these holds must have `check` in its multi."""
+    """By partition the first offset that a subscription holds, and the name of this subscription
+    (`holders`). A commit that takes rows away after reading these holds must have `check` in its
+    multi."""
 
     offsets: Mapping[int, int]
     check: Check
-    by: Mapping[int, str]
+    holders: Mapping[int, str]
 
-    def first(self, removed: Mapping[int, tuple[int, int]]) -> tuple[int, int] | None:
+    def first_held(self, removed: Mapping[int, tuple[int, int]]) -> tuple[int, int] | None:
         """The first partition of which a subscription holds a row in `removed` (offsets [start,
-        end) by partition), and the first offset that is held there; None if no such row is held."""
-        held = (
+        end) by partition), and the first offset that is held in this partition. None if
+        no subscription holds a row in `removed`."""
+        first_offsets = (
             (partition, self.offsets[partition])
             for partition, (start, end) in sorted(removed.items())
             if partition in self.offsets and max(start, self.offsets[partition]) < end
         )
-        return next(held, None)
+        return next(first_offsets, None)

@@ -1,12 +1,12 @@
 """Intents: which run makes ledgers for topics, and whether it may still do so.
 
-Always true: an intent begins open and ends once, as done or condemned, by compare-and-set; every
-commit checks in its multi that its intent is open, and every block of ledger ids is recorded in a
-multi that checks the same (hazard 4). So after an intent is condemned none of its ledgers can come
-into a topic, and the janitor knows every ledger that the run can have made. Intents of queries stay
-after their end, so that a zombie run that opens an intent again meets its own ended intent; other
-intents stay for a while (intent_expiry.py). One query on one target has one current run: a new
-run's intent condemns the older run's as superseded, in one multi (hazard 11)."""
+Always true: an intent begins open and ends once, as done or condemned, by compare-and-set. Every
+commit checks in its multi that its intent is open, and so does the multi that records a block of
+ledger ids (hazard 4). So after an intent is condemned no commit can add one of its ledgers to a
+topic, and the janitor knows every ledger that the run can have made. Intents of queries stay after
+their end, so that a zombie run that opens an intent again meets its own ended intent; other intents
+stay for a while (intent_expiry.py). One query on one target has one current run: the multi that
+makes a new run's intent condemns the older run's intent as superseded (hazard 11)."""
 
 import asyncio
 import random
@@ -54,21 +54,21 @@ BATCH = "batch"
 SYSTEM = "system"
 CURSOR = "cursor"
 NAMED_ONCE_KINDS = (BATCH, PARTS, SYSTEM)
-"""Kinds of intents under which a ledger is written for one commit or one checkpoint: no node names
-such a ledger again once it is CLOSED and dropped, so the janitor may delete it
+"""Kinds of intents under which a ledger is written for one commit or one checkpoint. Once such a
+ledger is CLOSED and dropped, no node names the ledger again, so the janitor may delete it
 (upkeep/garbage.py)."""
 IDS_PER_BLOCK = 8
-IDS_KEPT_S = 86_400.0  # then the rest of a block is not used: intent_expiry.py removes the block
+IDS_KEPT_S = 86_400.0  # later the rest of a block is not used: intent_expiry.py removes the block
 HEARTBEAT_S = 60.0
 INTENTS_HELD_MAX = 256
-"""A process remembers ids and heartbeats of so many intents. If it forgets an intent, some of the
-intent's ids stay unused, or its heartbeat is written too soon."""
+"""A process remembers the ids and heartbeats of this many intents. If the process forgets an
+intent, some of the intent's ids stay unused, or its heartbeat is written too soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """An intent that was read; picklable, so a driver can send it to its tasks. `version` is that
-    of its node: the intent's state is unchanged as long as the node has this version."""
+    """An intent that was read; picklable, so a driver can send it to its tasks. `version` is the
+    version of the intent's node: as long as the node has this version, the state is unchanged."""
 
     id: str
     record: IntentRecord
@@ -97,7 +97,7 @@ class Intent:
         return self.record.kind in NAMED_ONCE_KINDS
 
     def ended_error(self) -> errors.LedgerFenced:
-        """The error of a run that goes on under an intent that is not open."""
+        """The error for a run that goes on under this intent, which is not open."""
         state, why = self.record.state.value, self.record.why
         return errors.LedgerFenced(
             f"the run {self.record.run_id} may not write to '{self.record.target}' any more:"
@@ -109,8 +109,8 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What one observer saw of an intent's heartbeat: its version, since when it has this version,
-    and the observer's session at that time."""
+    """What one observer saw of an intent's heartbeat: its version, since when the heartbeat has
+    this version, and the observer's session at that time."""
 
     heartbeat: int
     since_s: float
@@ -122,7 +122,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class _Pointer:
-    """A query's pointer that was read; with version None there is no pointer."""
+    """A query's pointer as it was read; if `version` is None, there is no pointer."""
 
     path: str
     current: QueryPointer | None = None
@@ -158,14 +158,15 @@ class Intents:
         overwrites: Sequence[str] = (),
         kind: str = QUERY,
     ) -> Intent:
-        """The open intent of a streaming query's run on `target`, made if it does not exist; of
-        kind CURSOR if the target is a subscription, of kind PARTS if each task commits (parts.py).
+        """The open intent of a streaming query's run on `target`, made if it does not exist. The
+        kind is CURSOR if the target is a subscription, PARTS if each task commits (parts.py).
 
         Any number of tasks may call this at once: all get the same intent. The first call of a new
-        run condemns the older run's intent. A run that was condemned as stale goes on under a new
-        generation. A run that overwrites topics (by id; each of its calls names them) records how
-        far their logs went when it began: it does not overwrite rows that others add after that.
-        Raises errors.LedgerFenced if a newer run has taken over, errors.TopicNotFound.
+        run condemns the older run's intent. A run whose intent was condemned as stale goes on under
+        a new generation. A run that overwrites topics names their ids in each call. The intent
+        records how far their logs went when the run began, so that the run does not overwrite rows
+        that others add later. Raises errors.LedgerFenced if a newer run has taken over,
+        errors.TopicNotFound.
         """
         path = f"{paths.QUERIES}/{escape(query_id)}@{escape(target)}"
         record = IntentRecord(kind, query_id, run_id, target, w0=records.NO_VERSION)
@@ -191,9 +192,9 @@ class Intents:
         overwrites: Sequence[str] = (),
         random: bool = False,
     ) -> Intent:
-        """A new intent of a batch job; the driver makes it and sends it to its tasks. `overwrites`
-        as in open_query_intent. With `random` no other intent has this app id, so the transaction
-        record is removed with the intent. Raises errors.TopicNotFound."""
+        """A new intent of a batch job; the driver makes the intent and sends it to its tasks.
+        `overwrites` as in open_query_intent. With `random` no other intent has this app id, so the
+        transaction record is removed with the intent. Raises errors.TopicNotFound."""
         record = IntentRecord(BATCH, app_id, run_id, target, w0=records.NO_VERSION, random=random)
         token = f"{self._rng.getrandbits(128):032x}"
         with reachable(f"opening the intent of batch job {app_id}"):
@@ -201,8 +202,9 @@ class Intents:
             return await self._open_new(f"batch-{token}", replace(record, snapshots=snapshots))
 
     async def open_system_intent(self, purpose: str, target: str) -> Intent:
-        """A new intent of maintenance on `target` ("compact", "trim", a cursor ...): one process
-        makes ledgers and commits actions under it (TopicClient.commit_actions), and ends it."""
+        """A new intent of maintenance on `target`; `purpose` is "compact", "trim" and so on. One
+        process makes ledgers and commits actions under the intent (TopicClient.commit_actions), and
+        ends the intent."""
         token = f"{self._rng.getrandbits(128):032x}"
         app_id, w0 = f"{purpose}-{token}", records.NO_VERSION
         record = IntentRecord(SYSTEM, app_id, token, target, w0, random=True)
@@ -210,7 +212,7 @@ class Intents:
             return await self._open_new(f"system-{token}", record)
 
     async def _open_new(self, intent_id: str, record: IntentRecord) -> Intent:
-        """A new intent; no other process can have made one with its id."""
+        """A new intent; no other process can have made an intent with this id."""
         await ensure(self.store, paths.INTENTS)
         tries = Tries(self._rng)
         while True:
@@ -238,10 +240,10 @@ class Intents:
         return TxnRecord() if node is None else records.decode_txn(node.value)
 
     async def heartbeat(self, intent: Intent) -> None:
-        """Raises the intent's heartbeat, at most once in HEARTBEAT_S by this process. Ignores
-        failures of the store, since a commit would raise them."""
+        """Raises the intent's heartbeat; this process does so once in HEARTBEAT_S at most. Ignores
+        failures of the store: the next commit reports them."""
         if self.store.session_state is not SessionState.CONNECTED:
-            return  # the write, and the rows behind it, would wait for the end of an outage
+            return  # the write, and the rows that wait for it, would wait for an outage's end
         now = asyncio.get_running_loop().time()
         last_s = self._heartbeats_s.get(intent.id)
         if last_s is not None and now - last_s < HEARTBEAT_S:
@@ -253,13 +255,13 @@ class Intents:
             return
 
     async def finish(self, intent_id: str) -> Intent:
-        """Sets the intent to done if it is open: the janitor may then delete its ledgers to which
-        no segment refers. Returns the ended intent. Raises errors.LedgerFenced if there is no such
-        intent."""
+        """Sets the intent to done if it is open. The janitor may then delete those ledgers of the
+        intent to which no segment refers. Returns the ended intent. Raises errors.LedgerFenced if
+        there is no such intent."""
         return await self._end(intent_id, IntentState.DONE, "")
 
     async def try_finish(self, intent: Intent) -> None:
-        """As `finish`; if that fails, the janitor ends the intent."""
+        """As `finish`, but raises no error: if it fails, the janitor ends the intent."""
         with suppress(errors.LedgerError, StoreError):
             await self.finish(intent.id)
 
@@ -269,7 +271,7 @@ class Intents:
         return await self._end(intent_id, IntentState.CONDEMNED, why)
 
     async def ledger_id(self, intent: Intent) -> int:
-        """A ledger id that only this intent may use, from a block that was recorded under it.
+        """A ledger id that only this intent may use, from a block recorded under the intent.
 
         Raises errors.LedgerFenced if the intent is not open any more, errors.MetadataHeld.
         """
@@ -304,7 +306,7 @@ class Intents:
                 raise (await self.get(intent.id)).ended_error() from failed
             except OutcomeUnknown:
                 await self.store.sync(path)
-        raise StoreUnavailable(f"{TRIES_MAX} answers were lost")
+        raise StoreUnavailable(f"{TRIES_MAX} responses were lost")
 
     async def _end(self, intent_id: str, state: IntentState, why: str) -> Intent:
         with reachable(f"ending intent {intent_id}"):
@@ -320,7 +322,7 @@ class Intents:
                     return Intent(intent_id, record, version)
                 except (BadVersion, OutcomeUnknown):
                     continue
-            raise StoreUnavailable(f"{TRIES_MAX} answers were lost")
+            raise StoreUnavailable(f"{TRIES_MAX} responses were lost")
 
     async def _read_pointer(self, path: str) -> _Pointer:
         node = await read(self.store, path)
@@ -329,7 +331,7 @@ class Intents:
         return _Pointer(path, records.decode_query_pointer(node.value), node.version)
 
     async def _current_intent(self, pointer: _Pointer, record: IntentRecord) -> Intent | None:
-        """The run's open intent; None if one must be minted. Raises errors.LedgerFenced."""
+        """The run's open intent; None if an intent must be minted. Raises errors.LedgerFenced."""
         if not pointer.names_run(record.run_id):
             earlier = await read(self.store, paths.intent(_query_intent_id(record)))
             if earlier is None:
@@ -345,7 +347,7 @@ class Intents:
         return intent if intent.is_open else None
 
     async def _read_snapshots(self, topic_ids: Sequence[str]) -> dict[str, int]:
-        """The number that the next commit of each topic takes, not older than this call."""
+        """For each topic the number that its next commit takes, not older than this call."""
         snapshots = {}
         for topic_id in topic_ids:
             await self.store.sync(paths.topic_head(topic_id))
@@ -360,7 +362,7 @@ class Intents:
     async def _mint_query(
         self, pointer: _Pointer, record: IntentRecord, overwrites: Sequence[str]
     ) -> None:
-        """Tries once to make the run's next intent the query's current one."""
+        """Tries once to make the run's next intent, as the query's current intent."""
         current = pointer.current
         operations: list[Operation] = []
         if current is not None and current.run_id == record.run_id:
@@ -385,9 +387,9 @@ class Intents:
         self, intent_id: str, record: IntentRecord, others: Sequence[Operation]
     ) -> None:
         """Sends one multi: the intent, with the version in the transaction record as `w0`, and
-        `others`. For a random app id the multi also makes the transaction record: without an intent
-        the record would stay for ever. A lost race or response is not an error: the caller reads
-        the intent."""
+        the operations `others`. For a random app id the same multi makes the transaction record: a
+        record without an intent would stay for ever. A lost race or a lost response is not an
+        error: the caller reads the intent."""
         txn = paths.txn(escape(record.app_id), escape(record.target))
         record_operations: list[Operation]
         if record.random:

@@ -1,10 +1,11 @@
 """Open task ledgers kept from batch to batch: a thousand small batches need not make a thousand
 ledgers.
 
-Always true: a ledger belongs to one intent, topic and policy and is used by one task at a time;
-it is closed after 30 s without use, when it is full or old, when its query goes on under another
-run's intent, or when the task that asked for it was cancelled while the ledger was made. A cache
-belongs to one process and one cluster. The janitor closes a ledger that cannot be closed here.
+Always true: a ledger belongs to one intent, topic and set of policies, and one task uses it at a
+time. A ledger is closed after 30 s without use, when it is full or old, when its query goes on
+under another run's intent, or when the task that requested it is cancelled while it is made. A
+cache belongs to one process and one cluster. The janitor closes a ledger that the cache fails to
+close.
 """
 
 import asyncio
@@ -55,8 +56,8 @@ class TaskLedger:
     bytes: int = 0
 
     def is_usable(self, now_s: float) -> bool:
-        """Whether a task may append to it: it has not failed, and is not full, old or made of too
-        many fragments."""
+        """Whether a task may append to the ledger: it has not failed, is neither full nor old, and
+        has not too many fragments."""
         policies = self.key.policies
         return (
             self.writer.failure is None
@@ -78,8 +79,8 @@ class LedgerCache:
     async def acquire(
         self, topic_id: str, policies: TopicPolicies, intent: Intent, *, new: bool = False
     ) -> TaskLedger:
-        """An open ledger for one task: an idle ledger of the cache, or a new one; with `new` always
-        a new one. Give it back by `release`, or `discard` it.
+        """An open ledger for one task: an idle ledger of the cache, or a new ledger (with `new`
+        always a new ledger). The task then calls `release` or `discard`.
 
         Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable.
         """
@@ -106,7 +107,7 @@ class LedgerCache:
 
     def retire(self, intent_id: str) -> None:
         """Close the intent's idle ledgers: later writes of the intent go to new ones."""
-        for ledger in [idle for idle in self._idle if idle.key.intent_id == intent_id]:
+        for ledger in [ledger for ledger in self._idle if ledger.key.intent_id == intent_id]:
             self._expire(ledger)
 
     def discard(self, ledger: TaskLedger) -> None:
@@ -114,7 +115,7 @@ class LedgerCache:
         self._close_in_background(ledger.writer.ledger_id, ledger.writer.close)
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Close every idle ledger and wait, `timeout_s` at most, for all that are being closed."""
+        """Close every idle ledger; wait, `timeout_s` at most, for all ledgers that are closing."""
         for ledger in list(self._idle):
             self._expire(ledger)
         with suppress(TimeoutError):
@@ -151,9 +152,10 @@ class LedgerCache:
     async def _with_policy(
         self, failure: errors.NotEnoughBookies, key: LedgerKey
     ) -> errors.NotEnoughBookies:
-        """The failure; if fewer bookies are writable than the ensemble needs, with the policy or
-        the write that asks for so many. The remedy names a smaller ensemble only if there never
-        were so many bookies: a bookie that is down should be started."""
+        """The failure, with a better text if fewer bookies are writable than the ensemble needs:
+        the text names the policy, or the write, that asks for so many bookies. The remedy names a
+        smaller ensemble only if there never were so many bookies, since a bookie that is down
+        should be started."""
         writable, size = failure.facts.get("writable"), key.policies.ensemble_size
         if not isinstance(writable, list) or len(writable) >= size:
             return failure
@@ -166,10 +168,10 @@ class LedgerCache:
             current = await read_policies(self._ledgers.metadata, key.topic_id)
             name, policy_size = parse_topic(topic.name).short, current.policies.ensemble_size
             why = f"policy ensemble_size of topic '{name}' is {size}"
-            alternative = "write with fewer"
+            alternative = "write with a smaller ensemble"
             if size != policy_size:
-                why = f"this write asks for {size}, policy ensemble_size of '{name}' is"
-                why += f" {policy_size}"
+                why = f"this write asks for an ensemble of {size}, policy ensemble_size of '{name}'"
+                why += f" is {policy_size}"
             elif 0 < bookies < size:
                 alternative = _smaller_ensemble_command(name, key.policies, bookies)
             remedy = (
@@ -209,7 +211,7 @@ class LedgerCache:
 
 
 def _smaller_ensemble_command(name: str, policies: TopicPolicies, bookies: int) -> str:
-    """The command by which a topic's ledgers need no more than so many bookies."""
+    """The command after which a topic's ledgers need no more than `bookies` bookies."""
     write = min(policies.write_quorum, bookies)
     ack = min(policies.ack_quorum, write)
     command = f"spark-ledger topic set {name} ensemble_size={bookies}"

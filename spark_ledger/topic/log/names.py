@@ -19,7 +19,7 @@ NAME_CHARS_MAX = 200
 
 _SCHEME = "persistent://"
 _PARTITION = re.compile(r"(.+)-partition-(\d+)")
-_PART = re.compile(r"[-=:.\w]+", re.ASCII)
+_NAME_PART = re.compile(r"[-=:.\w]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,9 +48,10 @@ class TopicName:
 
 
 def parse_topic(text: str) -> TopicName:
-    """The topic that `text` names: `name`, `tenant/namespace/name`, or that with the scheme.
+    """The topic that `text` names: `name`, `tenant/namespace/name`, or
+    `persistent://tenant/namespace/name`.
 
-    Raises errors.TopicNameInvalid, TypeError if it is not text.
+    Raises errors.TopicNameInvalid; TypeError if `text` is not a string.
     """
     if not isinstance(text, str):
         raise TypeError(f"a topic's name is text, not {text!r}")
@@ -67,12 +68,12 @@ def parse_topic(text: str) -> TopicName:
 
 
 def _is_valid(part: str) -> bool:
-    has_name_chars = _PART.fullmatch(part) is not None and len(part) <= NAME_CHARS_MAX
+    has_name_chars = _NAME_PART.fullmatch(part) is not None and len(part) <= NAME_CHARS_MAX
     return has_name_chars and part not in (".", "..")
 
 
 def parse_partition_name(topic: TopicName) -> tuple[TopicName, int] | None:
-    """The topic and the partition's number, if the name is that of a partition."""
+    """The topic and the partition's number if the name is a partition's name, else None."""
     match = _PARTITION.fullmatch(topic.name)
     if match is None:
         return None
@@ -80,7 +81,7 @@ def parse_partition_name(topic: TopicName) -> tuple[TopicName, int] | None:
 
 
 def parse_namespace(text: str) -> tuple[str, str]:
-    """The tenant and the name in it that `tenant/name` names. Raises errors.TopicNameInvalid."""
+    """The tenant and the name within it, from `tenant/name`. Raises errors.TopicNameInvalid."""
     parts = text.split("/")
     if len(parts) != 2 or not all(_is_valid(part) for part in parts):
         raise errors.TopicNameInvalid(
@@ -97,9 +98,9 @@ def parse_tenant(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """`text` as one level of a path, in percent form. Raises ValueError for the empty text."""
+    """`text`, percent-encoded, as one level of a path. Raises ValueError for the empty text."""
     if not text:
-        raise ValueError("an empty text names nothing")
+        raise ValueError("an empty text cannot be a level of a path")
     if not text.strip("."):
         return text.replace(".", "%2E")
     return quote(text, safe="")

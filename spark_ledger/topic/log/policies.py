@@ -2,10 +2,10 @@
 
 Always true: E >= Qw >= Qa >= 1; times and sizes are positive; None keeps rows for ever. Policies
 can be changed later: quorums, durability and rolling then hold for ledgers made after the change.
-A topic keeps the policies that were set on it (its own); the others are those that its namespace
-has now, or else the defaults. The three quorums are set together, so that they always fit.
-Two task ledgers are interchangeable only if their policies are equal, so the policies are part of
-the ledger cache's key.
+The policies that were set on a topic are its own policies. For any other policy the topic has the
+present value of its namespace, or else the default. The three quorums are set together, so that
+they always fit. Two task ledgers are interchangeable only if their policies are equal, so the
+policies are part of the ledger cache's key.
 """
 
 import difflib
@@ -18,19 +18,19 @@ from spark_ledger import errors, units
 DURABILITIES = ("synced", "page-cache")
 DELETE_DELAY_MS = 24 * 3600 * 1000
 OWN_ROLL_S_MAX = 4 * 3600
-"""The largest roll age of ledgers that no task writes (live ledgers of brokers, cursors), whatever
-the policies set for tasks' ledgers. Maintenance counts an older open ledger as abandoned, and
-fences it (garbage.open_ms_max)."""
+"""The largest roll age of ledgers that no task writes (live ledgers of brokers, cursors); the
+policies cannot raise it. Maintenance counts an older open ledger as abandoned, and fences this
+ledger (garbage.open_ms_max)."""
 PASS_BYTES = 128 << 20
-"""What maintenance copies in a pass, a minute, to merge small segments."""
-OPTIONAL = {
+"""How much maintenance copies in one pass (one a minute) to merge small segments."""
+NONE_MEANINGS = {
     "retention_ms": "to keep rows for ever",
     "retention_bytes": "to keep rows for ever",
     "message_ttl_ms": "for messages that never expire",
     "backlog_bytes_max": "for no quota",
     "backlog_ms_max": "for no quota",
 }
-"""Policies that may be None, and what None means."""
+"""The policies that may be None, and what None means for each."""
 ON_LOST_ROWS = ("pause", "skip")
 ACKNOWLEDGED = "acknowledged"
 RETENTIONS = ("limits", ACKNOWLEDGED)
@@ -41,40 +41,41 @@ CHOICES = {
     "retention": RETENTIONS,
     "on_backlog": ON_BACKLOGS,
 }
-TEXTS = tuple(CHOICES)
-SWITCHES = {"true": True, "false": False}
-SWITCHED = ("merging", "deduplication", "partitioned")
+TEXT_NAMES = tuple(CHOICES)
+SWITCH_VALUES = {"true": True, "false": False}
+SWITCH_NAMES = ("merging", "deduplication", "partitioned")
 ENSEMBLE_SIZE = "ensemble_size"
-QUORUMS = (ENSEMBLE_SIZE, "write_quorum", "ack_quorum")
-FIXED = ("partitioned", "retention")
-"""Always a topic's own, so that a change of the namespace neither changes an existing topic for
-clients nor takes rows away that the topic was to keep."""
+QUORUM_NAMES = (ENSEMBLE_SIZE, "write_quorum", "ack_quorum")
+ALWAYS_OWN = ("partitioned", "retention")
+"""Policies that are always a topic's own, so that a change of the namespace neither changes an
+existing topic for clients nor takes away rows that the topic was to keep."""
 INHERIT = "inherit"
 """The value of a change that unsets a policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicies:
-    """Quorums, durability, and the limits at which a task ledger is rolled (the first that is
-    reached).
+    """Quorums, durability, and the limits of a task ledger, which is rolled at the first limit that
+    it reaches.
 
     `retention_ms`: maintenance may trim rows that were committed longer ago. `retention_bytes`:
-    maintenance may trim the oldest rows of a partition beyond so many bytes. It trims whole
-    segments, and none that a subscription still holds. `delete_delay_ms`: how long ledgers to which
-    no commit refers any more stay on the bookies, so that reads planned before still find them; at
-    least as long as the longest read. `merging`: the cluster's maintenance merges small segments
-    without a request (upkeep.py). `deduplication`: no message of a Pulsar producer is stored twice
-    (live_writer.py). `partitioned`: false of a topic that has one partition and must not grow;
-    Pulsar's clients treat it as a topic without partitions. `on_lost_rows`: what a broker's
-    consumers do at rows that no bookie has any more: `pause` in that partition, or `skip` them.
-    `retention`: with `acknowledged`, and neither `retention_ms` nor `retention_bytes`, maintenance
-    trims rows that every subscription of the topic has passed, if there is a subscription; with
-    `limits` it keeps all rows then.
+    maintenance may trim the oldest rows of a partition that has more bytes. Maintenance trims whole
+    segments, and no segment that a subscription still holds. `delete_delay_ms`: how long a ledger
+    to which no commit refers any more stays on the bookies, so that reads that were planned earlier
+    still find the ledger; at least as long as the longest read. `merging`: the cluster's
+    maintenance merges small segments without a request (upkeep.py). `deduplication`: no message of
+    a Pulsar producer is stored twice (live_writer.py). `partitioned`: false of a topic that has one
+    partition and must not grow; Pulsar's clients treat it as a topic without partitions.
+    `on_lost_rows`: what a broker's consumers do at rows that no bookie has any more: they `pause`
+    in that partition, or `skip` the rows. `retention` counts only without `retention_ms` and
+    `retention_bytes`: with `acknowledged`, maintenance trims the rows that every subscription of
+    the topic has passed, if there is a subscription; with `limits` it keeps all rows.
 
     `message_ttl_ms`: the subscriptions of Pulsar's consumers pass messages that were stored longer
     ago. `backlog_bytes_max` and `backlog_ms_max`: how much of a partition a subscription may leave
-    unread, and for how long. `on_backlog`: what a broker does beyond that: it holds producers back
-    (`hold`), refuses them (`exception`), or moves the slowest subscription forward (`eviction`)."""
+    unread, and for how long. `on_backlog`: what a broker does when a subscription leaves more: it
+    holds producers back (`hold`), refuses them (`exception`), or moves the slowest subscription
+    forward (`eviction`)."""
 
     ensemble_size: int = 3
     write_quorum: int = 3
@@ -102,7 +103,7 @@ class TopicPolicies:
         return limited or self.retention == ACKNOWLEDGED
 
     def __post_init__(self) -> None:
-        for name in NAMES:
+        for name in POLICY_NAMES:
             _check(name, getattr(self, name))
         if not self.ensemble_size >= self.write_quorum >= self.ack_quorum >= 1:
             raise errors.BadConfig(
@@ -113,10 +114,10 @@ class TopicPolicies:
 
 @dataclass(frozen=True, slots=True)
 class NamespacePolicies:
-    """The policies of a namespace: `topics` are policies of its topics by name; a topic's own
-    policies override them. `auto_create`: whether a broker makes a topic that a client names, with
-    `auto_create_partitions` (0: a topic that is not partitioned); None: the broker's settings
-    decide."""
+    """The policies of a namespace. `topics` has policies of its topics, by the policy's name; a
+    topic's own policies override them. `auto_create`: whether a broker makes a missing topic that a
+    client names, and `auto_create_partitions`: with how many partitions (0: a topic that is not
+    partitioned); if None, the broker's settings decide."""
 
     auto_create: bool | None = None
     auto_create_partitions: int | None = None
@@ -136,24 +137,27 @@ class NamespacePolicies:
             )
 
     def with_changes(self, changes: Mapping[str, Any]) -> "NamespacePolicies":
-        """The policies with these changes, by name. Raises errors.BadConfig."""
-        _check_names("a namespace", changes, (*NAMESPACE_NAMES, *NAMES))
+        """The policies after these changes (values by policy). Raises errors.BadConfig."""
+        _check_names("a namespace", changes, (*NAMESPACE_NAMES, *POLICY_NAMES))
         unset = [name for name, value in changes.items() if value == INHERIT]
         new_values = {name: value for name, value in changes.items() if value != INHERIT}
         own = {name: new_values.get(name) for name in NAMESPACE_NAMES if name in changes}
-        topics = {**self.topics, **{name: new_values[name] for name in new_values if name in NAMES}}
+        topics = {
+            **self.topics,
+            **{name: new_values[name] for name in new_values if name in POLICY_NAMES},
+        }
         kept = {name: value for name, value in topics.items() if name not in unset}
         return replace(self, **own, topics=kept)
 
 
 NAMESPACE_NAMES = ("auto_create", "auto_create_partitions")
-NAMES = tuple(policy.name for policy in fields(TopicPolicies))
+POLICY_NAMES = tuple(policy.name for policy in fields(TopicPolicies))
 
 
 def with_changes(policies: TopicPolicies, changes: Mapping[str, Any]) -> TopicPolicies:
-    """The policies with all of these changes, by name. Raises errors.BadConfig for an unknown name
-    or an invalid value."""
-    _check_names("a topic", changes, NAMES)
+    """The policies after these changes (values by policy). Raises errors.BadConfig for an unknown
+    policy or an invalid value."""
+    _check_names("a topic", changes, POLICY_NAMES)
     return replace(policies, **changes)
 
 
@@ -167,40 +171,40 @@ def _check_names(what: str, changes: Iterable[str], names: Sequence[str]) -> Non
             )
 
 
-def own_names(set_: Iterable[str]) -> tuple[str, ...]:
-    """The names of a topic's own policies if the policies in `set_` were set on it."""
-    own = {*FIXED, *set_}
-    if not own.isdisjoint(QUORUMS):
-        own.update(QUORUMS)
-    return tuple(name for name in NAMES if name in own)
+def own_names(set_names: Iterable[str]) -> tuple[str, ...]:
+    """The names of a topic's own policies, if the policies in `set_names` were set on the topic."""
+    own = {*ALWAYS_OWN, *set_names}
+    if not own.isdisjoint(QUORUM_NAMES):
+        own.update(QUORUM_NAMES)
+    return tuple(name for name in POLICY_NAMES if name in own)
 
 
 def effective_policies(
-    kept: TopicPolicies, own: Iterable[str], namespace: NamespacePolicies | None
+    recorded: TopicPolicies, own: Iterable[str], namespace: NamespacePolicies | None
 ) -> TopicPolicies:
-    """The policies of a topic whose record has `kept`, of which only those in `own` were set on
-    the topic."""
+    """The policies that a topic has: of the policies in its record (`recorded`) only those named in
+    `own` were set on the topic; the others are the namespace's."""
     inherited = TopicPolicies(**(namespace.topics if namespace is not None else {}))
-    return replace(inherited, **{name: getattr(kept, name) for name in own})
+    return replace(inherited, **{name: getattr(recorded, name) for name in own})
 
 
 def with_own_changes(
-    kept: TopicPolicies,
+    recorded: TopicPolicies,
     own: Iterable[str],
     namespace: NamespacePolicies | None,
     changes: Mapping[str, Any],
 ) -> tuple[TopicPolicies, tuple[str, ...]]:
     """The policies for the topic's record after these changes, and the names of its own policies;
     the arguments are as in `effective_policies`. Raises errors.BadConfig."""
-    _check_names("a topic", changes, NAMES)
+    _check_names("a topic", changes, POLICY_NAMES)
     new_values = {name: value for name, value in changes.items() if value != INHERIT}
     unset = changes.keys() - new_values.keys()
-    for name in FIXED:
+    for name in ALWAYS_OWN:
         if name in unset:
             raise errors.BadConfig(f"{name} is a topic's own", f"Give {name}=... with a value.")
     unset_names = own_names(unset) if unset else ()
-    own_names_left = [name for name in own if name in FIXED or name not in unset_names]
-    policies = with_changes(effective_policies(kept, own_names_left, namespace), new_values)
+    own_names_left = [name for name in own if name in ALWAYS_OWN or name not in unset_names]
+    policies = with_changes(effective_policies(recorded, own_names_left, namespace), new_values)
     return policies, own_names([*own_names_left, *new_values])
 
 
@@ -209,45 +213,45 @@ def to_json(policies: TopicPolicies) -> dict[str, Any]:
 
 
 def from_json(plain: Mapping[str, Any]) -> TopicPolicies:
-    """Leaves out the fields of a later version that this one does not know."""
-    return TopicPolicies(**{name: value for name, value in plain.items() if name in NAMES})
+    """Leaves out the fields that only a later version knows."""
+    return TopicPolicies(**{name: value for name, value in plain.items() if name in POLICY_NAMES})
 
 
 def _check(name: str, value: object) -> None:
-    if name in TEXTS:
+    if name in TEXT_NAMES:
         if value not in CHOICES[name]:
             choices = " or ".join(f"{name}={choice}" for choice in CHOICES[name])
             raise errors.BadConfig(
                 f"{name} '{value}' is not one of {CHOICES[name]}", f"Give {choices}."
             )
-    elif value is None and name in OPTIONAL:
+    elif value is None and name in NONE_MEANINGS:
         return
-    elif name in SWITCHED:
+    elif name in SWITCH_NAMES:
         if not isinstance(value, bool):
             raise errors.BadConfig(
                 f"{name} must be true or false, got {value!r}", f"Give {name}=true or {name}=false."
             )
     elif isinstance(value, bool) or not isinstance(value, int):
         raise errors.BadConfig(
-            f"{name} must be a whole number, got {value!r}", f"Give {_allowed(name)}."
+            f"{name} must be a whole number, got {value!r}", f"Give {_allowed_values(name)}."
         )
-    elif value < _least(name):
-        raise errors.BadConfig(f"{name} must not be {value}", f"Give {_allowed(name)}.")
+    elif value < _least_value(name):
+        raise errors.BadConfig(f"{name} must not be {value}", f"Give {_allowed_values(name)}.")
 
 
-def _least(name: str) -> int:
+def _least_value(name: str) -> int:
     return 0 if name == "delete_delay_ms" or name.endswith(("_quorum", "_size")) else 1
 
 
-def _allowed(name: str) -> str:
-    or_none = f", or None {OPTIONAL[name]}" if name in OPTIONAL else ""
-    return f"a number from {_least(name)} on{or_none}"
+def _allowed_values(name: str) -> str:
+    or_none = f", or None {NONE_MEANINGS[name]}" if name in NONE_MEANINGS else ""
+    return f"a number from {_least_value(name)} on{or_none}"
 
 
 def value_of_text(name: str, text: str) -> Any:
-    """A policy's value from the text that a user types: a number, with a unit if it is a time
-    (500ms, 30s, 90m, 12h, 7d) or a size (KiB, MiB, GiB, TiB, or k, m, g, t); `none` sets no limit,
-    `inherit` unsets the policy.
+    """A policy's value from the text that a user types: a number, with a unit if the policy is a
+    time (500ms, 30s, 90m, 12h, 7d) or a size (KiB, MiB, GiB, TiB, or k, m, g, t); `none` for no
+    limit; `inherit`, which unsets the policy.
 
     Raises errors.BadConfig. The functions that set policies check that there is such a policy and
     that its value is valid.
@@ -255,24 +259,24 @@ def value_of_text(name: str, text: str) -> Any:
     if text.lower() == INHERIT:
         return INHERIT
     if name == "auto_create":
-        return SWITCHES.get(text.lower(), text)
+        return SWITCH_VALUES.get(text.lower(), text)
     if name == "auto_create_partitions" and text.isdecimal():
         return int(text)
-    if name in TEXTS or name not in NAMES:
+    if name in TEXT_NAMES or name not in POLICY_NAMES:
         return text
-    if name in SWITCHED:
-        return SWITCHES.get(text.lower(), text)
-    if text.lower() == "none" and name in OPTIONAL:
+    if name in SWITCH_NAMES:
+        return SWITCH_VALUES.get(text.lower(), text)
+    if text.lower() == "none" and name in NONE_MEANINGS:
         return None
-    allowed = _units(name)
+    allowed = _units_of(name)
     amount = units.parse(text, allowed)
     if amount is None:
-        kinds = f"a number, or one with {', '.join(allowed)}" if allowed else "a number"
+        kinds = f"a number, without a unit or with {', '.join(allowed)}" if allowed else "a number"
         raise errors.BadConfig(f"{name} cannot be '{text}'", f"Give {kinds}.")
     return amount
 
 
-def _units(name: str) -> Mapping[str, int]:
+def _units_of(name: str) -> Mapping[str, int]:
     if name.endswith(("_ms", "_ms_max")):
         return units.MS
     if name.endswith("_s_max"):

@@ -1,10 +1,10 @@
 """The last sequence id of each producer, by the producer's name; only the producers that sent last
-are remembered. Pure.
+are kept. Pure.
 
-Always true: clients choose the names, so the remembered producers have a limit in bytes of JSON
-(the form in a seal and in a checkpoint) beside the limit of their number (hazard 95). In a commit
-and in a state all partitions of a topic share PRODUCERS_TOGETHER_BYTES_MAX, so that a commit's body
-and a checkpoint's root stay within their own limits.
+Always true: clients choose the names, so the number of kept producers is limited, and so are their
+bytes of JSON, the form in a seal and in a checkpoint (hazard 95). In a commit and in a state all
+partitions of a topic share PRODUCERS_TOGETHER_BYTES_MAX, so that a commit's body and a checkpoint's
+root stay within their own limits.
 """
 
 import json
@@ -19,24 +19,25 @@ PRODUCERS_MAX = 10_000
 PRODUCERS_BYTES_MAX = 1 << 20
 """Of a partition."""
 PRODUCERS_TOGETHER_BYTES_MAX = 32 << 20
-_BESIDE_BYTES = 24
+_OTHER_BYTES = 24
 """What a producer takes beside its name: the sequence id and separators."""
 
 
 def record_bytes(names: Collection[str]) -> int:
     """How many bytes these producers take in a record, at most."""
-    return len(json.dumps(list(names))) + _BESIDE_BYTES * len(names)
+    return len(json.dumps(list(names))) + _OTHER_BYTES * len(names)
 
 
 def bytes_per_partition(partitions: int) -> int:
-    """How many bytes the producers of one partition may take if so many partitions have some."""
+    """How many bytes the producers of one partition may take if `partitions` partitions have
+    producers."""
     return min(PRODUCERS_BYTES_MAX, PRODUCERS_TOGETHER_BYTES_MAX // max(1, partitions))
 
 
 def newest_producers(producers: Mapping[str, int], bytes_max: int | None = None) -> dict[str, int]:
-    """The producers at the end, which sent last: PRODUCERS_MAX at most, in `bytes_max` at most
-    (PRODUCERS_BYTES_MAX by default). If not all fit, names that are too long for today's brokers
-    are left out first."""
+    """The producers at the end, which sent last: PRODUCERS_MAX at most, of `bytes_max` together at
+    most (PRODUCERS_BYTES_MAX by default). If not all fit, producers with names that are too long
+    for today's brokers are left out first."""
     bytes_left = PRODUCERS_BYTES_MAX if bytes_max is None else bytes_max
     names = list(producers)[-PRODUCERS_MAX:]
     if record_bytes(names) > bytes_left:
@@ -55,7 +56,7 @@ def newest_producers(producers: Mapping[str, int], bytes_max: int | None = None)
 def with_sequence_ids(
     before: Mapping[str, int], more: Iterable[tuple[str, int]], bytes_max: int | None = None
 ) -> Mapping[str, int]:
-    """The sequence ids with `more`: the producers that changed last are at the end, and only the
+    """The sequence ids after `more`: the producers that changed last are at the end, and only the
     `newest_producers` stay."""
     last = dict(before)
     for name, sequence_id in more:
@@ -64,8 +65,8 @@ def with_sequence_ids(
 
 
 def with_fewer_producers(actions: Sequence[Action]) -> tuple[Action, ...]:
-    """The actions; their seals keep only as many producers as fit into one commit together, those
-    that sent last."""
+    """The actions, with fewer producers in their seals: those that sent last and fit into one
+    commit together."""
     sealing = [a for a in actions if isinstance(a, SealLive) and a.producers]
     bytes_max = bytes_per_partition(len(sealing))
 

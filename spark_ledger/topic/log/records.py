@@ -1,10 +1,10 @@
 """The topic layer's records in the metadata store: JSON objects, readable with any client.
 
 Always true: every record has the lowest version of the reader and of the writer that may use it
-(`min_reader`, `min_writer`). A record that needs a later version than this one, an action that this
-version does not know, or malformed bytes raise errors.UnsupportedFormat: nothing is skipped, for an
-action left out would move every later offset (hazard 17). Unknown *fields* are allowed: a field
-that readers must not ignore comes with a higher `min_reader`.
+(`min_reader`, `min_writer`). A record that needs a later version than this software's, an action
+that this version does not know, or malformed bytes raise errors.UnsupportedFormat. No action is
+skipped, because a skipped action would move every later offset (hazard 17). Unknown *fields* are
+allowed: a field that readers must not ignore comes with a higher `min_reader`.
 
 docs/topics.md shows every record.
 """
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from spark_ledger import errors
 from spark_ledger.topic.log import actions, policies
 from spark_ledger.topic.log.actions import Action, OpenLive, SealLive
-from spark_ledger.topic.log.policies import NAMES, NamespacePolicies, TopicPolicies
+from spark_ledger.topic.log.policies import POLICY_NAMES, NamespacePolicies, TopicPolicies
 from spark_ledger.topic.log.segment_table import BlobPointer
 
 T = TypeVar("T")
@@ -31,14 +31,15 @@ READER_VERSION = 3
 WRITER_VERSION = 3
 """The versions of this software."""
 FIRST_VERSION = 1
-"""The version that a record needs by default."""
+"""The version that a record needs if nothing in it needs a later version."""
 COUNTED_VERSION = 2
-"""The version that a commit with a `counted` segment needs, and every later commit of its topic."""
+"""The version that a commit with a `counted` segment needs, as does each later commit of its topic.
+"""
 CONTINUED_VERSION = 3
-"""The version for a ledger with more than one live segment, one after the other, and for offsets of
-chunks without a row: the checkpoint of an older writer would lose them."""
-NO_VERSION = -1  # of a transaction: nothing committed yet
-NO_COMMIT = -1  # number of a commit that brought no rows and so took no number
+"""The version for a ledger with several live segments, one after the other, and for offsets of
+message chunks without a row: the checkpoint of an older writer would lose these values."""
+NO_VERSION = -1  # in a transaction record: nothing committed yet
+NO_COMMIT = -1  # in place of a number: the commit added no rows, and so took no number
 
 
 class TopicLife(Enum):
@@ -54,20 +55,20 @@ class IntentState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """/topic-ids/<id>: the values that were fixed when the topic was created; its log has later
-    growth of `partitions`. The policies named in `own` were set on the topic; the others are those
-    that its namespace had then."""
+    """/topic-ids/<id>: `name`, and `partitions` at the topic's creation (the log has later growth).
+    The policies named in `own` were set on the topic; for the others `policies` has the namespace's
+    values at that time, which do not count."""
 
     name: str
     partitions: int
     policies: TopicPolicies = field(default_factory=TopicPolicies)
-    own: tuple[str, ...] = NAMES
+    own: tuple[str, ...] = POLICY_NAMES
 
 
 @dataclass(frozen=True, slots=True)
 class TenantRecord:
-    """/topics/<tenant>: which roles administer it, and the clusters that may have its
-    namespaces (empty: this cluster). Nothing checks roles yet."""
+    """/topics/<tenant>: the roles that administer the tenant (nothing checks them yet), and the
+    clusters that may have its namespaces (empty: only this cluster)."""
 
     admin_roles: tuple[str, ...] = ()
     allowed_clusters: tuple[str, ...] = ()
@@ -76,8 +77,8 @@ class TenantRecord:
 @dataclass(frozen=True, slots=True)
 class Head:
     """/topic-ids/<id>/head: the number that the next commit takes. Only head serializes commits.
-    `turn` is the commit that asks the others to let it go first (commit/views.py), "" if there is
-    none."""
+    `turn` is the commit that asks the others to let it go first (commit/views.py), "" if no commit
+    asks."""
 
     next: int
     life: TopicLife = TopicLife.OPEN
@@ -86,10 +87,11 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """/topic-ids/<id>/log/<n>, or the body to which that node points. It has no offsets of the rows
-    that it adds: a loser of the race for n commits it unchanged under another number. `others` are
-    the other topics of a commit over several, `user_metadata` is a text of the user; `body_ledger`
-    is the ledger from which the body was read, None if the body is in the node."""
+    """/topic-ids/<id>/log/<n>, or the body to which that node points. A commit has no offsets of
+    the rows that it adds, so a committer that loses the race for n writes it unchanged under
+    another number. `others` are the other topics of a shared commit. `user_metadata` is a text of
+    the user. `body_ledger` is the ledger from which the body was read, None if the body is in the
+    node."""
 
     commit_id: str
     app_id: str
@@ -131,9 +133,10 @@ class Content:
 @dataclass(frozen=True, slots=True)
 class TxnRecord:
     """/txns/<app id>/<target>: the highest committed version, with its run, topic, number and rows
-    by partition. A committer whose response was lost recognises its commit by `commit_id`. A commit
-    over several topics has those after the first in `others`. Rows are left out if the record would
-    be larger than TXN_BYTES_MAX. `content` is that of a query's whole batch."""
+    by partition. A committer whose response was lost recognises its commit by `commit_id`. A shared
+    commit has its first topic in `topic_id` and the other topics in `others`. Rows are left out if
+    the record would be larger than TXN_BYTES_MAX. `content` is the content of a query's whole
+    batch."""
 
     version: int = NO_VERSION
     run_id: str = ""
@@ -153,8 +156,8 @@ class TxnRecord:
 @dataclass(frozen=True, slots=True)
 class IntentRecord:
     """/intents/<id>. `w0` is the version that was recorded for (app id, target) when the intent was
-    made; `snapshots` has for each topic that the run is to overwrite the number of its next commit
-    at that time. `random`: no other intent ever has this app id."""
+    made. `snapshots` has, for each topic that the run is to overwrite, the number of the topic's
+    next commit at the same time. `random`: no other intent ever has this app id."""
 
     kind: str  # "query", "parts", "batch", "cursor" or "system"
     app_id: str
@@ -187,17 +190,17 @@ class IdBlock:
 
 def encode_topic(record: TopicRecord) -> bytes:
     plain = {"name": record.name, "partitions": record.partitions}
-    own = {} if record.own == NAMES else {"own": list(record.own)}
+    own = {} if record.own == POLICY_NAMES else {"own": list(record.own)}
     return dump({**plain, "policies": policies.to_json(record.policies), **own})
 
 
 def decode_topic(value: bytes) -> TopicRecord:
     def build(plain: dict[str, Any]) -> TopicRecord:
-        kept = policies.from_json(plain["policies"])
-        own = NAMES
+        recorded = policies.from_json(plain["policies"])
+        own = POLICY_NAMES
         if "own" in plain:
-            own = policies.own_names(name for name in plain["own"] if name in NAMES)
-        return TopicRecord(plain["name"], plain["partitions"], kept, own)
+            own = policies.own_names(name for name in plain["own"] if name in POLICY_NAMES)
+        return TopicRecord(plain["name"], plain["partitions"], recorded, own)
 
     return load(value, "topic", build)
 
@@ -213,10 +216,11 @@ def encode_namespace(namespace: NamespacePolicies) -> bytes:
 
 
 def decode_namespace(value: bytes) -> NamespacePolicies:
-    """The value of a namespace that was made only for its topics is empty."""
+    """The policies in a namespace's record. A namespace that was made only for its topics has an
+    empty record."""
 
     def build(plain: dict[str, Any]) -> NamespacePolicies:
-        topics = {k: v for k, v in plain["topics"].items() if k in NAMES}
+        topics = {k: v for k, v in plain["topics"].items() if k in POLICY_NAMES}
         return NamespacePolicies(plain["auto_create"], plain["auto_create_partitions"], topics)
 
     return load(value, "namespace", build) if value else NamespacePolicies()
@@ -227,7 +231,7 @@ def encode_tenant(record: TenantRecord) -> bytes:
 
 
 def decode_tenant(value: bytes) -> TenantRecord:
-    """The value of a tenant that was made only for its namespaces is empty."""
+    """A tenant's record, which is empty if the tenant was made only for its namespaces."""
 
     def build(plain: dict[str, Any]) -> TenantRecord:
         return TenantRecord(
@@ -264,27 +268,28 @@ def encode_commit(commit: Commit) -> bytes:
         plain["others"] = list(commit.others)
     if commit.user_metadata:
         plain["user_metadata"] = commit.user_metadata
-    needed = needed_by(commit.actions)
+    needed = needed_version(commit.actions)
     plain["min_writer"] = max(commit.min_writer, needed)
     return dump({"min_reader": needed, **plain})
 
 
-def needed_by(of_commit: Iterable[Action]) -> int:
+def needed_version(commit_actions: Iterable[Action]) -> int:
     """The version that readers and later writers need for a commit's actions."""
-    of_commit = tuple(of_commit)
-    counted = [s for action in of_commit for s in actions.segments_of(action) if s.counted]
-    seals = (action for action in of_commit if isinstance(action, SealLive))
-    rowless = any(seal.rowless.number for seal in seals)
-    if rowless or _continues(of_commit) or any(segment.rows_before for segment in counted):
+    commit_actions = tuple(commit_actions)
+    counted = [s for action in commit_actions for s in actions.segments_of(action) if s.counted]
+    seals = (action for action in commit_actions if isinstance(action, SealLive))
+    has_rowless = any(seal.rowless.number for seal in seals)
+    has_rows_before = any(segment.rows_before for segment in counted)
+    if has_rowless or has_rows_before or _opens_used_ledger(commit_actions):
         return CONTINUED_VERSION
     return COUNTED_VERSION if counted else FIRST_VERSION
 
 
-def _continues(of_commit: Sequence[Action]) -> bool:
+def _opens_used_ledger(commit_actions: Sequence[Action]) -> bool:
     """Whether a live segment begins in a ledger that had another live segment before."""
-    sealed = {action.ledger_id for action in of_commit if isinstance(action, SealLive)}
-    opens = (action for action in of_commit if isinstance(action, OpenLive))
-    return any(opened.first_entry or opened.ledger_id in sealed for opened in opens)
+    sealed_ledgers = {a.ledger_id for a in commit_actions if isinstance(a, SealLive)}
+    opens = (action for action in commit_actions if isinstance(action, OpenLive))
+    return any(open_.first_entry or open_.ledger_id in sealed_ledgers for open_ in opens)
 
 
 def encode_spilled(spilled: SpilledBody) -> bytes:
@@ -347,7 +352,7 @@ def encode_intent(record: IntentRecord) -> bytes:
 def decode_intent(value: bytes) -> IntentRecord:
     def build(plain: dict[str, Any]) -> IntentRecord:
         state = IntentState(plain["state"])
-        snapshots = {topic: int(next_) for topic, next_ in plain.get("snapshots", {}).items()}
+        snapshots = {topic: int(number) for topic, number in plain.get("snapshots", {}).items()}
         fields = _fields(IntentRecord, {"random": False, **plain, "snapshots": snapshots})
         return IntentRecord(**{**fields, "state": state})
 
@@ -396,14 +401,15 @@ def _fields(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dump(plain: Mapping[str, Any]) -> bytes:
-    """A record's JSON. Every version may read and write it, unless `plain` names a later one."""
+    """A record's JSON. Every version may read and write the record, unless `plain` has a higher
+    `min_reader` or `min_writer`."""
     versions = {"min_reader": FIRST_VERSION, "min_writer": FIRST_VERSION}
     return json.dumps({**versions, **plain}, sort_keys=True, separators=(",", ":")).encode()
 
 
 def load(value: bytes, what: str, build: Callable[[dict[str, Any]], T]) -> T:
-    """The value that `build` makes of a record's JSON. Raises UnsupportedFormat, which names
-    `what`."""
+    """The value that `build` makes of a record's JSON. Raises errors.UnsupportedFormat, whose text
+    names the record by `what`."""
     try:
         plain = json.loads(value)
         needed = int(plain["min_reader"])

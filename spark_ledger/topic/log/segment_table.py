@@ -1,9 +1,10 @@
 """Placed segments in columns: the form in which up to a million segments of a topic are kept, sent
 and stored.
 
-Always true: a table does not change; its rows are by partition, then by base, and the offsets of a
-partition's rows do not overlap. A row costs some 100 bytes in memory and 20 stored; a part of a
-table shares its memory. docs/topics.md ("A chunk") has the columns.
+Always true: a table does not change. A row of a table is a segment; rows are ordered by partition,
+then by base, and the offsets of a partition's segments do not overlap. A row takes some 100 bytes
+in memory and 20 when it is stored; a part of a table shares the table's memory. docs/topics.md
+("A chunk") has the columns.
 """
 
 from bisect import bisect_right
@@ -53,12 +54,12 @@ _COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
 )
 _OPTIONAL_NAMES = ("rows_before", "tokens")
 """Columns that are stored only if a segment has a value in them."""
-JOINED_SEGMENTS_MAX = 4096  # of a stretch that is joined from several stretches
+JOINED_SEGMENTS_MAX = 4096  # in a stretch that is joined from several stretches
 OBJECTS_AT_ONCE = 1024
 ONE_THREAD_ROWS_MAX = 2048
-"""One thread encodes so few rows sooner than Arrow's threads wake."""
+"""One thread encodes this many rows before Arrow's other threads would begin."""
 ONE_THREAD_BYTES_MAX = 64 * 1024
-"""One thread decodes so few bytes sooner than Arrow's threads wake."""
+"""One thread decodes this many bytes before Arrow's other threads would begin."""
 DECODED_BYTES_MAX = 1 << 30  # some ten million segments
 SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS])
 _REQUIRED_NAMES = tuple(name for name in SCHEMA.names if name not in _OPTIONAL_NAMES)
@@ -95,7 +96,7 @@ class SegmentTable:
 
     @classmethod
     def of(cls, placed: Iterable[PlacedSegment]) -> "SegmentTable":
-        """The segments, put in order."""
+        """A table of the segments, in the table's order."""
         rows = sorted(placed, key=lambda row: (row.segment.partition, row.base))
         columns = list(zip(*map(_row_values, rows), strict=True)) or [()] * len(_COLUMNS)
         arrays = [
@@ -105,22 +106,22 @@ class SegmentTable:
 
     @classmethod
     def join(cls, tables: Sequence["SegmentTable"]) -> "SegmentTable":
-        """All rows of the tables, put in order."""
+        """All rows of the tables, in the table's order."""
         if len(tables) == 1:
             return tables[0]
         table = cls.concatenate(tables)
-        parts, bases = np.diff(table.partitions), np.diff(table.bases)
-        if bool(((parts > 0) | ((parts == 0) & (bases >= 0))).all()):
+        partition_steps, base_steps = np.diff(table.partitions), np.diff(table.bases)
+        if bool(((partition_steps > 0) | ((partition_steps == 0) & (base_steps >= 0))).all()):
             return table
         return table.take(np.lexsort((table.bases, table.partitions)))
 
     @classmethod
     def concatenate(cls, tables: Sequence["SegmentTable"]) -> "SegmentTable":
-        """All rows of the tables in the given order; the caller has to order them."""
+        """All rows of the tables, in the given order; the caller must give the tables in order."""
         if len(tables) == 1:
             return tables[0]
-        whole = pa.Table.from_batches([table.batch for table in tables], SCHEMA).combine_chunks()
-        batches = whole.to_batches()
+        joined = pa.Table.from_batches([table.batch for table in tables], SCHEMA).combine_chunks()
+        batches = joined.to_batches()
         return cls(batches[0] if batches else cls.of(()).batch)
 
     def __len__(self) -> int:
@@ -131,7 +132,7 @@ class SegmentTable:
             yield from map(_placed_segment, self.batch.slice(at, OBJECTS_AT_ONCE).to_pylist())
 
     def __getitem__(self, i: int) -> PlacedSegment:
-        """Row `i` as an object."""
+        """The segment in row `i`."""
         return _placed_segment(self.batch.slice(range(len(self))[i], 1).to_pylist()[0])
 
     @property
@@ -145,9 +146,9 @@ class SegmentTable:
         return self.bases + self.rows
 
     def commit_times(self, lo: int, hi: int) -> tuple[Longs, Longs]:
-        """The commit times of the offsets [lo, hi), which the table has without a hole: runs of
-        rows that were committed together, and the time of each run, in order; neighbours have
-        different times."""
+        """The commit times of the offsets [lo, hi), which must be without a hole in the table:
+        the number of rows of each run of rows with equal times, and the time of each run, in
+        order."""
         column = self.batch.column("times")
         offsets = as_numpy(column.offsets)
         flat = as_numpy(column.values)[offsets[0] : offsets[-1]]
@@ -159,7 +160,7 @@ class SegmentTable:
         return _clip_runs(int(self.bases[0]), rows, times, lo, hi)
 
     def token_of(self, partition: int, offset: int) -> int:
-        """The token of the commit that made the row at the offset. The table has this row."""
+        """The token of the commit that made the row at the offset. The table must have this row."""
         i, _ = self.places(partition, offset, offset + 1)
         column = self.batch.column("tokens")
         flat = column[i].as_py()
@@ -169,35 +170,39 @@ class SegmentTable:
         return int(tokens[0])
 
     def commit_tokens(self, lo: int, hi: int) -> tuple[Longs, Longs]:
-        """The tokens of the offsets [lo, hi), which the table has without a hole: runs of rows that
-        one commit made, and its token, in order; neighbours have different tokens."""
+        """The tokens of the offsets [lo, hi), which must be without a hole in the table: the number
+        of rows of each run of rows with equal tokens, and the token of each run, in order."""
         column = self.batch.column("tokens")
         offsets = as_numpy(column.offsets)
         flat = as_numpy(column.values)[offsets[0] : offsets[-1]]
         lengths = np.diff(offsets)
-        runs = lengths // 2
-        counts = np.maximum(runs, 1)
+        run_counts = lengths // 2
+        counts = np.maximum(run_counts, 1)
         only_tokens = np.full(len(self), NO_TOKEN, dtype=np.int64)
         only_tokens[lengths == 1] = flat[(offsets[:-1] - offsets[0])[lengths == 1]]
         rows, tokens = np.repeat(self.rows, counts), np.repeat(only_tokens, counts)
-        has_runs, run_values = np.repeat(runs > 0, counts), flat[np.repeat(runs > 0, lengths)]
+        has_runs, run_values = (
+            np.repeat(run_counts > 0, counts),
+            flat[np.repeat(run_counts > 0, lengths)],
+        )
         rows[has_runs], tokens[has_runs] = run_values[::2], run_values[1::2]
         return _clip_runs(int(self.bases[0]), rows, tokens, lo, hi)
 
     @cached_property
     def shared(self) -> npt.NDArray[np.bool_]:
-        """Whether a segment has entries that hold rows of other partitions too."""
+        """For each segment whether its entries hold rows of other partitions too."""
         shared: npt.NDArray[np.bool_] = as_numpy(self.batch.column("shared"))
         return shared
 
     @cached_property
     def counted(self) -> npt.NDArray[np.bool_]:
-        """Whether a segment lists no rows of its entries: the entries' headers count them."""
+        """For each segment whether it lists no rows of its entries: the entries' headers count
+        them."""
         counted: npt.NDArray[np.bool_] = np.diff(self._entry_rows[0]) == 0
         return counted
 
     def inline_payload(self, i: int, entry: int) -> bytes:
-        """The payload of an entry of an inline segment."""
+        """The payload of entry `entry` of the inline segment in row `i`."""
         payload: bytes = self.batch.column("inline")[i][entry].as_py()
         return payload
 
@@ -222,8 +227,8 @@ class SegmentTable:
         return np.where(self.counted, self.last_entries + 1 - self.first_entries, listed)
 
     def entry_rows_of(self, i: int) -> tuple[int, Longs]:
-        """The first offset of segment `i`, and the number of rows of each of its entries; of a
-        counted segment the number of all its rows."""
+        """The first offset of segment `i`, and the number of rows of each entry of the segment; for
+        a counted segment the number of all rows instead."""
         if self.counted[i]:
             return int(self.bases[i]), self.rows[i : i + 1]
         offsets, values = self._entry_rows
@@ -240,7 +245,7 @@ class SegmentTable:
 
     def places(self, partition: int, lo: int, hi: int) -> tuple[int, int]:
         """The rows of this table with the segments of `between`: first, end (exclusive)."""
-        kind = self.partitions.dtype  # with another type numpy would convert the column each time
+        kind = self.partitions.dtype  # for another type numpy would convert the whole column
         first, last = np.searchsorted(
             self.partitions, np.array([partition, partition + 1], dtype=kind)
         )
@@ -254,13 +259,13 @@ class SegmentTable:
         return int(first) + start, int(first) + max(start, end)
 
     def part(self, start: int, end: int) -> "SegmentTable":
-        """A table of rows start to end (exclusive) that shares this one's memory."""
+        """A table of the rows [start, end) of this table, which shares its memory."""
         if start == 0 and end == len(self):
             return self
         return SegmentTable(self.batch.slice(start, end - start))
 
     def take(self, rows: Longs) -> "SegmentTable":
-        """These rows, in this order."""
+        """A table of these rows, by index, in the given order."""
         return SegmentTable(self.batch.take(of_numpy(rows)))
 
     def encode(self) -> bytes:
@@ -311,8 +316,8 @@ def _optional_column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _clip_runs(first: int, rows: Longs, values: Longs, lo: int, hi: int) -> tuple[Longs, Longs]:
-    """Cuts runs of rows, which begin at the offset `first`, to [lo, hi). Returns the number of rows
-    and the value of each run; neighbours have different values."""
+    """Cuts runs of rows, the first of which begins at the offset `first`, to [lo, hi). Returns the
+    number of rows and the value of each run; neighbouring runs have different values."""
     ends = first + np.cumsum(rows)
     rows = np.minimum(ends, hi) - np.maximum(ends - rows, lo)
     rows, values = rows[rows > 0], values[rows > 0]
@@ -384,8 +389,8 @@ def _flat_tokens(tokens: CommitTokens) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Offsets [lo, hi) of one partition without a hole, and the segments that hold them; the first
-    and the last segment may reach beyond."""
+    """Offsets [lo, hi) of one partition without a hole, and the segments that hold these offsets.
+    The first segment may begin before `lo`, and the last segment may end after `hi`."""
 
     lo: int
     hi: int
@@ -399,9 +404,9 @@ class Stretch:
 
 
 def join_stretches(stretches: Iterable[Stretch]) -> list[Stretch]:
-    """The same rows in fewer stretches, by joining neighbours. Neighbours are not joined if the
-    first or the last segment between them reaches beyond its stretch, or if the joined stretch
-    would have more than JOINED_SEGMENTS_MAX segments."""
+    """The same rows in fewer stretches: neighbours are joined. Two neighbours stay apart if a
+    segment at their border reaches beyond its stretch, or if the joined stretch would have more
+    than JOINED_SEGMENTS_MAX segments."""
     groups: list[list[Stretch]] = []
     size = 0
     for stretch in stretches:
@@ -430,11 +435,12 @@ NO_SEGMENTS = SegmentTable.of(())
 
 # -- intervals of a partition ----------------------------------------------------------------------
 #
-# A partition's rows are in intervals of offsets: each is in a table of segments, in a chunk of a
-# checkpoint that is not in memory, or a hole. Always true: intervals are not empty, rise, and leave
-# no offset out between the first row kept and the last. `Intervals` do not change. Several of them
-# may share one list, of which each has the first `_count` items: an append adds an item to the
-# list, and so its cost does not depend on the list's length.
+# A partition's offsets are in intervals. The rows of an interval are in a table of segments, or in
+# a chunk of a checkpoint, whose table is not in memory; or the interval is a hole. Always true:
+# intervals are not empty, rise, and leave no offset out between the first row kept and the last.
+# An `Intervals` object does not change. Several of these objects may share one list, of which each
+# object has the first `_count` items: an append adds an item to the list, so its cost does not
+# depend on the list's length.
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,8 +458,8 @@ class BlobPointer:
 
 @dataclass(frozen=True, slots=True)
 class TableChunk:
-    """A stored SegmentTable: `segments` is their number, `rows` how many of their rows the topic
-    had when the chunk was stored."""
+    """A stored SegmentTable: `segments` is the number of segments, `rows` the number of their rows
+    that the topic had when the chunk was stored."""
 
     pointer: BlobPointer
     segments: int
@@ -461,13 +467,14 @@ class TableChunk:
 
 
 Source = SegmentTable | TableChunk | None
+"""Where the rows of an interval are; None: the interval is a hole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
     """Offsets [lo, hi): a hole, or rows in segments of `source` (the first and the last segment may
-    reach beyond). `bytes` are about the payload bytes of these rows; commits added them from
-    `first_ms` to `last_ms`, by the store's clock."""
+    reach beyond the interval). `bytes` are about the payload bytes of these rows. The commits that
+    added the rows are from `first_ms` to `last_ms`, by the store's clock."""
 
     lo: int
     hi: int
@@ -510,7 +517,7 @@ class Intervals:
         return [self._all[self._count - 1]] if self._count else []
 
     def between(self, lo: int, hi: int) -> list[Interval]:
-        """The intervals with an offset in [lo, hi), not cut; O(log n + number of them)."""
+        """The intervals with an offset in [lo, hi), not cut; takes O(log n + their number)."""
         if hi <= lo or not self._count:
             return []
         first = max(0, bisect_right(self._los, lo, 0, self._count) - 1)
@@ -518,12 +525,12 @@ class Intervals:
         return [interval for interval in self._all[first:last] if interval.hi > lo]
 
     def with_appended(self, interval: Interval) -> "Intervals":
-        """The intervals with one more at the end."""
+        """The intervals with `interval` at the end."""
         assert not self._count or self._all[self._count - 1].hi == interval.lo, (
             "no offset is left out"
         )
         intervals, los = self._all, self._los
-        if len(intervals) != self._count:  # another list grew the shared memory: copy our part
+        if len(intervals) != self._count:  # another object added to the shared list: copy our part
             intervals, los = intervals[: self._count], los[: self._count]
         intervals.append(interval)
         los.append(interval.lo)
@@ -536,7 +543,7 @@ class Intervals:
         )
 
     def with_replaced(self, interval: Interval) -> "Intervals":
-        """The intervals with `interval` in the place of the parts that have its offsets now."""
+        """The intervals after `interval` has replaced the parts that had its offsets."""
         lo, hi = interval.lo, interval.hi
         before = [old.cut(old.lo, lo) for old in self if old.lo < lo]
         after = [old.cut(hi, old.hi) for old in self if old.hi > hi]

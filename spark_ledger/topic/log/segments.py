@@ -2,13 +2,13 @@
 
 Always true: entry ids rise strictly; `entry_rows` has one positive count for each entry, in
 order; `rows` is their sum. A segment that was born live is one range of entries of a ledger of
-one partition and lists no `entry_rows`: it is `counted`, as the headers of its entries count the
-rows of the ledger up to each entry; its ledger may still be open, with another segment after it.
-Every entry was acknowledged, in order, to the handle that wrote it (hazard 18), so a committed
-segment is confirmed whatever last add confirmed a bookie has. Entries count their rows from the
-segment's first row, so a commit may place the segment at any offset. A `shared` entry holds rows of
-several partitions: the segment has the rows of its partition in it. An inline segment's entries are
-in the commit itself, until a checkpoint moves them.
+one partition and lists no `entry_rows`. Such a segment is `counted`: the headers of its entries
+count the rows of the ledger up to each entry. Its ledger may still be open, with another segment
+after it. Every entry was acknowledged, in order, to the handle that wrote it (hazard 18), so the
+entries of a committed segment are confirmed, even if a bookie has a lower last add confirmed.
+Entries count their rows from the segment's first row, so a commit may place the segment at any
+offset. A `shared` entry holds rows of several partitions; the segment has only the rows of its own
+partition. An inline segment's entries are in the commit itself, until a checkpoint moves them.
 """
 
 import zlib
@@ -24,9 +24,10 @@ NO_MS = -1
 
 Payload = bytes
 CommitTimes = tuple[tuple[int, int], ...]
-"""Numbers of rows, each with their commit time (ms, the store's clock); times never fall."""
+"""Runs of rows: the number of rows, and their commit time (ms, the store's clock); times never
+fall."""
 CommitTokens = tuple[tuple[int, int], ...]
-"""Numbers of rows, each with the token of their commit; NO_TOKEN: the token is not known."""
+"""Runs of rows: the number of rows, and the token of their commit (NO_TOKEN if it is not known)."""
 NO_TOKEN = 0
 
 
@@ -34,13 +35,13 @@ NO_TOKEN = 0
 class Segment:
     """`entries` are ranges (first, last), both included. `metadata_version` is a version of the
     ledger's record at or after the last ack: a reader must not use an older record (hazard 27).
-    `min_ms` and `max_ms` are the least and the greatest time of writing by the writers' clocks (of
-    a `counted` segment by its owner's clock, set to the store's time: its rows' commit times are
-    between them). `event_min_ms` and `event_max_ms` are those of the rows' event times, NO_MS if no
-    row has an event time. `filter_entry` is the entry of the same ledger with the filter of these
-    entries' keys (key_filter.py), NO_ENTRY if there is no filter. `inline` has the payload of each
-    entry of an inline segment; their ids count from 0. `rows_before` is the number of rows before a
-    `counted` segment in its ledger."""
+    `min_ms` and `max_ms` are the least and the greatest time of writing, by the writers' clocks. In
+    a `counted` segment they are times of its owner's clock, set to the store's time, and the rows'
+    commit times are between them. `event_min_ms` and `event_max_ms` are the least and the greatest
+    event time, NO_MS if no row has an event time. `filter_entry` is the entry of the same ledger
+    with the filter of these entries' keys (key_filter.py), NO_ENTRY if there is no filter. `inline`
+    has the payload of each entry of an inline segment, whose entry ids count from 0. `rows_before`
+    is the number of rows before a `counted` segment in its ledger."""
 
     partition: int
     ledger_id: int
@@ -59,21 +60,24 @@ class Segment:
     rows_before: int = 0
 
     def __post_init__(self) -> None:
-        before, count = -1, 0
+        last_before, count = -1, 0
         for first, last in self.entries:
-            if not before < first <= last:
+            if not last_before < first <= last:
                 raise ValueError(f"entry ranges must rise from 0 on: {self.entries}")
-            before, count = last, count + last - first + 1
+            last_before, count = last, count + last - first + 1
         if self.partition < 0 or not count:
             raise ValueError(f"entries {self.entries} of partition {self.partition}")
         if self.counted:
-            alone = len(self.entries) == 1 and not self.shared
-            if not alone or self.rows < count or self.filter_entry != NO_ENTRY or self.inline:
+            is_one_range = len(self.entries) == 1 and not self.shared
+            has_filter = self.filter_entry != NO_ENTRY
+            if not is_one_range or self.rows < count or has_filter or self.inline:
                 raise ValueError(f"{self.rows} rows without row counts in entries {self.entries}")
             check_before(self.entries[0][0], self.rows_before)
             return
         if self.rows_before:
-            raise ValueError(f"{self.rows_before} rows before entries {self.entries}, which count")
+            raise ValueError(
+                f"{self.rows_before} rows before entries {self.entries} with row counts"
+            )
         if count != len(self.entry_rows):
             raise ValueError(f"{len(self.entry_rows)} row counts for entries {self.entries}")
         if min(self.entry_rows) < 1 or sum(self.entry_rows) != self.rows:
@@ -85,19 +89,20 @@ class Segment:
 
     @property
     def counted(self) -> bool:
-        """Whether only the headers of its entries have their numbers of rows."""
+        """Whether only the headers of the entries have the numbers of rows."""
         return not self.entry_rows
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedSegment:
-    """A segment in its topic: its first row has offset `base` in the partition; `commit` is the
-    number of the commit that added it, `commit_ms` that commit's time by the store's clock. In a
-    merged segment `times` has the commit times of its rows, and `commit_ms` is the last of them;
-    with empty `times` all rows have `commit_ms`. In a `counted` segment `commit_ms` is the time at
-    which its last row was stored, and its entries have their own times. `tokens` are the tokens of
-    the commits that made the rows (for a segment born live: of the commit that opened it), which a
-    merge does not change; empty if software without tokens wrote the segment."""
+    """A segment in its topic: its first row has offset `base` in the partition. `commit` is the
+    number of the commit that added the segment, `commit_ms` this commit's time by the store's
+    clock. In a merged segment `times` has the commit times of its rows, and `commit_ms` is the last
+    of these times; with empty `times` all rows have `commit_ms`. In a `counted` segment `commit_ms`
+    is the time at which its last row was stored, and its entries have their own times. `tokens` are
+    the tokens of the commits that made the rows, which a merge does not change (for a segment born
+    live: the token of the commit that opened it); empty if software without tokens wrote the
+    segment."""
 
     segment: Segment
     base: int
@@ -118,12 +123,13 @@ class OffsetRange(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class LiveSegment:
     """The open end of a partition: its owner still appends to a ledger that has rows of this
-    partition only. The ledger's entries from `first_entry` on are the rows from offset `base` on,
-    up to the next live segment of the ledger, whose entries have their offset in their headers. How
-    much of the segment is confirmed is known from the ledger, not from the log. `rows_before` and
-    `bytes_before` are those of the ledger's entries before `first_entry`. `opened` is the commit
-    that opened this segment, and identifies it among the segments of the ledger; `token` is that
-    commit's token. `deduplicated`: the seal has the last sequence id of each producer."""
+    partition only. The ledger's entries from `first_entry` on hold the rows from offset `base` on,
+    up to the next live segment of the same ledger (the headers of an entry show to which live
+    segment it belongs). The ledger, not the log, shows how much of the segment is confirmed.
+    `rows_before` and `bytes_before` are the rows and bytes of the ledger's entries before
+    `first_entry`. `opened` is the commit that opened this segment, and identifies the segment among
+    those of the ledger; `token` is this commit's token. `deduplicated`: the seal has the last
+    sequence id of each producer."""
 
     partition: int
     ledger_id: int
@@ -140,26 +146,26 @@ class LiveSegment:
 
     @property
     def origin(self) -> int:
-        """The offset that the ledger's first row would have if this segment had begun with it."""
+        """The offset that the ledger's first row would have if the segment began with that row."""
         return self.base - self.rows_before
 
 
 def token_of(commit_id: str) -> int:
-    """The token of a commit: 32 bits of its random id, never NO_TOKEN. It differs from the token of
-    another commit with the same number, such as one of a metadata store that was restored from a
-    backup."""
+    """The token of a commit: 32 bits made from its random id, never NO_TOKEN. Two commits with the
+    same number, such as before and after a restore of the metadata store from a backup, have
+    different tokens."""
     return zlib.crc32(commit_id.encode()) or 1
 
 
 def check_before(first_entry: int, rows_before: int) -> None:
-    """Raises ValueError if that number of rows cannot be before that entry: each entry has one or
-    more rows."""
+    """Raises ValueError if `rows_before` rows cannot be in the entries before `first_entry`, since
+    each entry has at least one row."""
     if rows_before < first_entry or (rows_before and not first_entry):
         raise ValueError(f"{rows_before} rows before entry {first_entry}")
 
 
 def merge_ranges(entry_ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Rising entry ids as ranges that include both ends."""
+    """Ranges (first, last), both included, of rising entry ids."""
     ranges: list[tuple[int, int]] = []
     for entry in entry_ids:
         if ranges and ranges[-1][1] + 1 == entry:

@@ -1,9 +1,10 @@
 """The state of a topic after its commits 0 .. next-1: for each partition the places of its rows.
 
 Always true: commits are applied in order, each once; offsets are 0-based, the end is exclusive,
-and no offset is ever given to another row: offsets are dense but for declared holes. A state does
-not change: `apply` returns the next state, and its cost depends on the commit, not on the state.
-For segments that a checkpoint has stored, a state has only the chunk; `ChunkStore` reads it.
+and no offset is ever given to another row: only declared holes have offsets without a row. A state
+does not change: `apply` returns the next state, and its cost depends on the commit, not on the
+state. For segments that a checkpoint has stored, a state has only the chunk; `ChunkStore` reads the
+segments.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from spark_ledger.topic.log.actions import (
     Trim,
 )
 from spark_ledger.topic.log.producers import bytes_per_partition, with_sequence_ids
-from spark_ledger.topic.log.records import FIRST_VERSION, Commit, needed_by
+from spark_ledger.topic.log.records import FIRST_VERSION, Commit, needed_version
 from spark_ledger.topic.log.segment_table import (
     Interval,
     Intervals,
@@ -47,22 +48,22 @@ from spark_ledger.topic.log.segments import (
 )
 
 NEVER = -1
-"""In the place of a commit's number: there was no such commit."""
+"""In place of a commit's number: there was no such commit."""
 SHARED_COMMITS_MAX = 64
 Tables = Mapping[TableChunk, SegmentTable]
 """Chunks that were read."""
-UNREAD: Tables = MappingProxyType({})
+NO_TABLES: Tables = MappingProxyType({})
 
 
 @dataclass(slots=True)
 class PartitionState:
     """Partition `number`; only the fold of a commit changes it, before the fold returns it.
-    `start_offset` is the first row kept, `end_offset` one past the last row of a commit; the rows
-    of a live segment come after it. `rearranged` is the last commit that replaced rows or made a
-    hole (NEVER: there was none); appends and trims do not count. `producers`: by name the last
-    sequence id in sealed segments, of the producers that sent last (producers.py). `rowless` are
-    the offsets in sealed segments that chunks of messages took and that have no row. `end_token` is
-    the token of the commit that made the row before `end_offset`."""
+    `start_offset` is the offset of the first row kept, `end_offset` one past the last row that a
+    commit added; the rows of a live segment begin at `end_offset`. `rearranged` is the last commit
+    that replaced rows or made a hole (NEVER: there was no such commit). `producers`: by name the
+    last sequence id in sealed segments, of the producers that sent last (producers.py). `rowless`
+    are the offsets in sealed segments that belong to chunks of messages and have no row.
+    `end_token` is the token of the commit that made the row before `end_offset`."""
 
     number: int = 0
     start_offset: int = 0
@@ -75,12 +76,12 @@ class PartitionState:
     end_token: int = NO_TOKEN
 
     def chunks_between(self, lo: int, hi: int) -> list[TableChunk]:
-        """The chunks that `stretches` needs."""
+        """The chunks whose tables `stretches` needs for these offsets."""
         sources = (interval.source for interval in self.intervals.between(lo, hi))
         return list(dict.fromkeys(source for source in sources if isinstance(source, TableChunk)))
 
-    def stretches(self, lo: int, hi: int, tables: Tables = UNREAD) -> list[Stretch]:
-        """The stretches with the rows [lo, hi), in order. Offsets that no stretch has are holes."""
+    def stretches(self, lo: int, hi: int, tables: Tables = NO_TABLES) -> list[Stretch]:
+        """The stretches with the rows [lo, hi), in order. An offset in no stretch is in a hole."""
         stretches = []
         for interval in self.intervals.between(lo, hi):
             source = interval.source
@@ -90,10 +91,10 @@ class PartitionState:
                 stretches.append(Stretch(first, end, table.between(self.number, first, end)))
         return join_stretches(stretches)
 
-    def token_before(self, offset: int, tables: Tables = UNREAD) -> int:
+    def token_before(self, offset: int, tables: Tables = NO_TABLES) -> int:
         """The token of the commit that made the last row before the offset; for a row of the live
-        segment the token of its opening. NO_TOKEN if the row has no token, there is no such row, or
-        its chunk is not in `tables`."""
+        segment the token of the commit that opened the segment. NO_TOKEN if the row has no token,
+        if there is no such row, or if `tables` lacks the row's chunk."""
         if offset > self.end_offset:
             return NO_TOKEN if self.live is None else self.live.token
         if offset == self.end_offset:
@@ -109,12 +110,12 @@ class PartitionState:
         return NO_TOKEN
 
     def bytes_between(self, lo: int, hi: int) -> int:
-        """About how many payload bytes the rows [lo, hi) take, without reading chunks."""
+        """About how many payload bytes the rows [lo, hi) take; needs no chunks."""
         return sum(part.cut(lo, hi).bytes for part in self.intervals.between(lo, hi))
 
     def rows_between(self, lo: int, hi: int) -> int:
-        """The number of rows in [lo, hi), without holes; where several chunked messages are mixed,
-        it counts their offsets without a row only roughly."""
+        """The number of rows in [lo, hi). Exact, but for stretches where the chunks of several
+        messages are mixed: there the number of offsets without a row is an estimate."""
         parts = (part.cut(lo, hi) for part in self.intervals.between(lo, hi) if part.source)
         return sum(part.hi - part.lo - self._rowless_between(part.lo, part.hi) for part in parts)
 
@@ -133,16 +134,17 @@ class SharedCommit:
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """`next` is the number that the next commit takes, `head_version` the version of the head node
-    that the next commit must set, `turn` the commit that asks to go first (commit/views.py).
-    `commit_ms` is the last commit's time, by the store's clock and never less than an earlier
-    commit's (hazard 35); `min_writer` is the writer version that every later commit needs.
-    `dropped` are ledgers that lost rows, or that were live and never had rows, each with the time
-    when that last happened: if nothing in the state refers to such a ledger any more, its delete
-    delay counts from that time. `bodies` are the ledgers with bodies of commits, each with the last
-    such commit. `shared_commits` has the last commit shared with each other topic; `last_of_app` is
-    the app that added rows last, with the number of that commit, `last_of_others` the number of the
-    last commit by which another app added rows."""
+    """`next` is the number that the next commit takes. `head_version` is the version of the head
+    node, which the next commit must set at this version. `turn` is the commit that asks to go first
+    (commit/views.py). `commit_ms` is the last commit's time, by the store's clock, and never less
+    than the time of an earlier commit (hazard 35). `min_writer` is the writer version that every
+    later commit needs. `dropped` are ledgers that lost rows, or that were live and never had rows,
+    each with the time of its last loss (or seal). If nothing in the state refers to such a ledger
+    any more, its delete delay counts from this time. `bodies` are the ledgers with bodies of
+    commits, each with the last commit that has its body there. `shared_commits` has the last commit
+    shared with each other topic. `last_of_app` is the app that added rows last, with the number of
+    its last commit; `last_of_others` is the number of the last commit by which another app added
+    rows."""
 
     topic_id: str
     partitions: tuple[PartitionState, ...]
@@ -170,9 +172,9 @@ class TopicState:
         by_partition = (p.chunks_between(p.start_offset, p.end_offset) for p in self.partitions)
         return list(dict.fromkeys(chunk for chunks in by_partition for chunk in chunks))
 
-    def ledgers(self, tables: Tables = UNREAD) -> list[int]:
-        """The ledgers that any segment or live segment refers to, ascending. `tables` has every
-        chunk of `chunks`."""
+    def ledgers(self, tables: Tables = NO_TABLES) -> list[int]:
+        """The ledgers to which a segment or live segment refers, ascending. `tables` must have
+        every chunk of `chunks()`."""
         ledgers: dict[int, None] = {}
         for partition in self.partitions:
             for part in partition.stretches(partition.start_offset, partition.end_offset, tables):
@@ -182,8 +184,8 @@ class TopicState:
         return sorted(ledgers)
 
     def last_commit_of_others(self, app_id: str) -> int:
-        """The number of the last commit by which another app added rows, NEVER if there is no such
-        commit."""
+        """The number of the last commit by which an app other than `app_id` added rows; NEVER if
+        there is no such commit."""
         last_app, number = self.last_of_app
         return self.last_of_others if last_app == app_id else number
 
@@ -203,7 +205,7 @@ def apply(state: TopicState, number: int, commit: Commit, created_ms: int) -> To
         raise errors.UnsupportedFormat(f"commit {number} does not follow commit {state.next - 1}")
     folding = _Folding(state, number, commit, max(state.commit_ms, created_ms))
     for kind, run in groupby(commit.actions, type):
-        if kind is SealLive:  # often of many partitions, as opens are; opens take no rows away
+        if kind is SealLive:  # often many at once, as of opens; an open takes no rows away
             folding.seal([action for action in run if isinstance(action, SealLive)])
         elif kind is OpenLive:
             folding.open([action for action in run if isinstance(action, OpenLive)])
@@ -236,7 +238,7 @@ class _Folding:
         for ledger_id in sorted(
             {*actions.dropped_of(action), *(self._losing_ledgers.keys() - still_used)}
         ):
-            self._dropped[ledger_id] = self._now_ms  # the last time counts: rows may come back
+            self._dropped[ledger_id] = self._now_ms  # the last loss counts: rows may come back
 
     def result(self) -> TopicState:
         before, commit = self._before, self._commit
@@ -255,7 +257,7 @@ class _Folding:
             next=self._number + 1,
             terminated=self._terminated,
             commit_ms=self._now_ms,
-            min_writer=max(before.min_writer, commit.min_writer, needed_by(commit.actions)),
+            min_writer=max(before.min_writer, commit.min_writer, needed_version(commit.actions)),
             dropped=self._dropped,
             bodies=bodies,
             shared_commits=shared_commits,
@@ -321,8 +323,8 @@ class _Folding:
             )
 
     def seal(self, seals: Sequence[SealLive]) -> None:
-        """`seals` are of different partitions; their segments share a table. A live ledger without
-        a row loses its last reference, so it counts as dropped, as a ledger that loses rows."""
+        """Seals live segments of different partitions; the sealed segments share one table. A live
+        ledger without a row loses its last reference by the seal, so it counts as dropped."""
         for action in seals:
             partition = self._changed_partition(action.partition)
             self._check(
@@ -374,9 +376,9 @@ class _Folding:
             partition.end_token = self._opening_tokens.get(p, self._token)
 
     def _stored_ms(self, partition: PartitionState, segment: Segment) -> tuple[int, int]:
-        """The first and the last time at which rows of a segment born live were stored: by its
-        owner's clock, but not before the rows that it follows, nor after this commit (hazard 35).
-        """
+        """The first and the last time at which rows of a segment born live were stored, by its
+        owner's clock; limited so that no time is before that of an earlier row of the partition, or
+        after this commit (hazard 35)."""
         before_ms = max((interval.last_ms for interval in partition.intervals.last()), default=0)
         last_ms = min(max(segment.max_ms, before_ms), self._now_ms)
         return min(max(segment.min_ms, before_ms), last_ms), last_ms
@@ -384,8 +386,8 @@ class _Folding:
     def _replacement_interval(self, action: Replace) -> Interval:
         table = SegmentTable.of(self._replacement_segments(action))
         end, size = int(table.ends[-1]), int(table.sizes.sum())
-        one_partition = bool((table.partitions == action.partition).all())
-        self._check(one_partition, "replaces another partition")
+        is_same_partition = bool((table.partitions == action.partition).all())
+        self._check(is_same_partition, "replaces rows of another partition")
         _, times = table.commit_times(action.start, end)
         first_ms, last_ms = int(times[0]), int(times[-1])
         return Interval(action.start, end, table, size, first_ms, last_ms)
@@ -396,10 +398,10 @@ class _Folding:
         if not action.committed:
             return segments
         row_counts = [sum(rows for rows, _ in times) for times in action.committed]
-        every_ms = [ms for times in action.committed for _, ms in times]
-        rising = every_ms == sorted(every_ms) and every_ms[-1] <= self._now_ms
+        all_ms = [ms for times in action.committed for _, ms in times]
+        is_rising = all_ms == sorted(all_ms) and all_ms[-1] <= self._now_ms
         rows = [segment.segment.rows for segment in segments]
-        self._check(row_counts == rows and rising, "gives rows times that cannot be theirs")
+        self._check(row_counts == rows and is_rising, "gives rows times that cannot be theirs")
         return [
             replace(segment, commit_ms=times[-1][1], times=times if len(times) > 1 else ())
             for segment, times in zip(segments, action.committed, strict=True)
@@ -410,8 +412,8 @@ class _Folding:
         if not action.tokens:
             return [replace(segment, tokens=()) for segment in segments]
         counts = [sum(rows for rows, _ in tokens) for tokens in action.tokens]
-        fits = counts == [segment.segment.rows for segment in segments]
-        self._check(fits, "gives rows the tokens of others")
+        is_fitting = counts == [segment.segment.rows for segment in segments]
+        self._check(is_fitting, "gives rows the tokens of others")
         return [
             replace(segment, tokens=tokens)
             for segment, tokens in zip(segments, action.tokens, strict=True)
@@ -420,11 +422,15 @@ class _Folding:
     def _place(
         self, base: int, segments: Sequence[Segment], after: PartitionState | None = None
     ) -> Iterator[PlacedSegment]:
-        """Places the segments from the offset `base` on. The times of a segment born live are not
-        before those of the rows in the partition `after`."""
+        """Places the segments from the offset `base` on. If a segment was born live, its times are
+        not before those of the rows in the partition `after`."""
         for segment in segments:
-            follows = after if segment.counted else None
-            at_ms = self._now_ms if follows is None else self._stored_ms(follows, segment)[1]
+            partition_before = after if segment.counted else None
+            at_ms = (
+                self._now_ms
+                if partition_before is None
+                else self._stored_ms(partition_before, segment)[1]
+            )
             token = self._opening_tokens.get(segment.partition, self._token)
             tokens = ((segment.rows, token),) if token != NO_TOKEN else ()
             yield PlacedSegment(segment, base, self._number, at_ms, (), tokens)
@@ -440,8 +446,8 @@ class _Folding:
 
     def _note_losing_ledgers(self, partition: PartitionState, lo: int, hi: int) -> None:
         """Notes the ledgers that lose the rows [lo, hi). The action names the ledgers that its
-        author saw; a checkpoint may have moved rows since, and only a process that folds from that
-        checkpoint sees where they are."""
+        author saw. A checkpoint may have moved rows to other ledgers since, and only a process that
+        folds from that checkpoint sees these ledgers."""
         for interval in partition.intervals.between(lo, hi):
             source = interval.source
             if isinstance(source, SegmentTable):
@@ -478,10 +484,10 @@ def is_seal_of(seal: SealLive, live: LiveSegment | None) -> bool:
 def _with_shared_commit(
     before: tuple[SharedCommit, ...], last: SharedCommit
 ) -> tuple[SharedCommit, ...]:
-    """For each other topic the last commit shared with it, in order, SHARED_COMMITS_MAX at most."""
+    """The last commit shared with each other topic, oldest first, SHARED_COMMITS_MAX at most."""
     shared, seen_topics = [last], dict.fromkeys(last.others)
     for earlier in reversed(before):
-        if any(other not in seen_topics for other in earlier.others):
+        if any(topic_id not in seen_topics for topic_id in earlier.others):
             shared.append(earlier)
             seen_topics |= dict.fromkeys(earlier.others)
     return tuple(reversed(shared[:SHARED_COMMITS_MAX]))

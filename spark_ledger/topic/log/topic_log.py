@@ -1,21 +1,23 @@
 """Folding a topic's log into its state.
 
-Always true: head is read first and the log by number, never by listing. If a commit below head.next
-is missing, a checkpoint took its place: the fold reads head and checkpoint again, and starts at the
-checkpoint (hazard 7); if the commit is still missing, that is an error, never the log's end. A
-folded commit is not read again, except that after FOLDED_MAX commits the fold takes a newer
-checkpoint as its root and reads the commits after it, so that a state does not grow with its age.
-Reads may lag behind other sessions' commits unless the fold is `fresh`; a fold never goes back,
-unless the store did: after each connection the log in the store is compared once with the commit
-that was folded last. In an older copy of the store that commit differs or is missing. Versions do
-not show an older copy: its versions may have grown as high again.
+Always true: head is read first, and then the log by number, never by listing. If a commit below
+head.next is missing, a checkpoint took its place: the fold reads head and checkpoint again, and
+starts at the checkpoint (hazard 7). If the commit is still missing, the fold raises an error: a
+missing commit is never the log's end. A folded commit is not read again, with one exception: after
+FOLDED_MAX commits the fold takes a newer checkpoint as its root and reads the commits after that
+checkpoint, so that a state does not grow with its age.
 
-States of several topics show each commit over them in all of them or in none (T9). A reader folds
+Reads may lag behind other sessions' commits unless the fold is `fresh`. A fold never goes back,
+unless the store went back: after each connection the log in the store is compared once with the
+commit that was folded last. In an older copy of the store this commit differs or is missing; the
+version of a node does not show an older copy, because it may have grown as high again.
+
+In the states of several topics a shared commit is in all states or in none (T9). A reader folds
 topics one after another, and a commit over two topics may come in between: then one state has the
-commit and the other lacks it, and both are folded again until they agree (hazard 14). Always true:
-the logs of two topics have their shared commits in the same order, so their states agree on all
-shared commits if they agree on the last. A state keeps its last SHARED_COMMITS_MAX shared commits;
-a commit that it may have forgotten counts as being in it.
+commit and the other lacks the commit, and both topics are folded again until the states agree
+(hazard 14). Always true: the logs of two topics have their shared commits in the same order, so if
+their states agree on the last shared commit, they agree on all. A state keeps its last
+SHARED_COMMITS_MAX shared commits; a commit that it may have forgotten counts as present.
 """
 
 import asyncio
@@ -37,7 +39,7 @@ from spark_ledger.topic.log.state import SHARED_COMMITS_MAX, TopicState
 
 READS_AT_ONCE = 64
 BODIES_AT_ONCE = 4  # each of some MiB
-FOLDED_MAX = 128  # two checkpoints: a root's ledgers are dropped two checkpoints later
+FOLDED_MAX = 128  # commits of two checkpoints: a root's ledgers are dropped two checkpoints later
 LOOK_AGAIN_COMMITS = 64
 TRIES_MAX = 5
 
@@ -45,7 +47,7 @@ TRIES_MAX = 5
 @dataclass(frozen=True, slots=True)
 class NewestCheckpoint:
     """The newest checkpoint: its record, the version of the record's node, and its root (or the
-    root of the checkpoint before, if its own cannot be read)."""
+    previous checkpoint's root, if the newest root cannot be read)."""
 
     record: CheckpointRecord
     version: int
@@ -53,7 +55,8 @@ class NewestCheckpoint:
 
 
 class _CommitMissing(Exception):
-    """A commit is missing: a checkpoint took its place, although it may not be visible yet."""
+    """A commit is missing: a checkpoint took its place, but this process may not see the checkpoint
+    yet."""
 
 
 _log = logging.getLogger(__name__)
@@ -83,14 +86,14 @@ class TopicLog:
         self._decoded_root: tuple[bytes, Root] | None = None
         self._next: tuple[int, Versioned] | None = None  # a commit that was read beside head
         self._last: tuple[int, str] | None = None  # number and id of the commit folded last
-        self._compared = store.connections
+        self._compared_connections = store.connections
         self.history_number = 0
         """Counted up when the log drops its folded state because the metadata store went back."""
         self._lock = asyncio.Lock()
 
     @property
     def last_state(self) -> TopicState | None:
-        """The last folded state, in memory; it may be old. Any thread may read it."""
+        """The last folded state, which may be old; does not read. Any thread may call this."""
         return self._state
 
     @property
@@ -100,15 +103,14 @@ class TopicLog:
 
     @property
     def trimmed(self) -> int:
-        """Commits below this number are not in the log any more; later commits may be missing
-        too."""
+        """Commits below this number are not in the log any more; a newer checkpoint may have
+        replaced more commits."""
         return self._trimmed
 
     @property
     def is_doubted(self) -> bool:
-        """Whether there was a new connection to the store since it was compared with the folded
-        state."""
-        return self._compared != self.store.connections
+        """Whether a new connection was made since the store was compared with the folded state."""
+        return self._compared_connections != self.store.connections
 
     async def fold(
         self, *, fresh: bool = False, watch: Watcher | None = None, commit_expected: bool = False
@@ -116,9 +118,9 @@ class TopicLog:
         """The topic's state at the head; reads only commits that are not folded yet.
 
         `fresh` syncs first, so that the state has every commit acknowledged before the call.
-        `watch` is set on head, before head is read. `commit_expected`: there is probably a new
-        commit, and it is read together with head. Deleted topics fold to a state with `deleted`.
-        Raises errors.TopicNotFound, errors.TopicDeleted (its log is not whole any more),
+        `watch` is set on head, before head is read. `commit_expected`: there probably is a new
+        commit, which is read together with head. A deleted topic has a state with `deleted`.
+        Raises errors.TopicNotFound, errors.TopicDeleted (commits are missing from the log),
         errors.UnsupportedFormat, errors.DataUnavailable, errors.DigestMismatch,
         errors.Unavailable (bodies and checkpoints), store.StoreUnavailable.
         """
@@ -148,21 +150,22 @@ class TopicLog:
         head = records.decode_head((await self._get(self._head_path)).value)
         for number in range(first, head.next):
             node = await read(self.store, paths.topic_log(self.topic_id, number))
-            if node is not None:  # else a newer checkpoint took its place
+            if node is not None:  # otherwise a newer checkpoint took the commit's place
                 commit = await self._commit(records.decode_commit(node.value))
                 yield LoggedCommit(number, node.created_ms, commit)
 
     def note_trimmed(self, trimmed: int) -> None:
-        """Commits below `trimmed` were deleted."""
+        """Notes that commits below `trimmed` were deleted."""
         self._trimmed = max(self._trimmed, trimmed)
 
     def offer(self, root: TopicState) -> None:
-        """Offers the state of a published checkpoint: the next fold starts there."""
+        """Offers the state of a published checkpoint: the next fold starts at this state."""
         if root.next > self._root_next:
             self._offered_root = root
 
     def forget(self) -> None:
-        """The metadata store went back in time: the next fold reads everything anew."""
+        """Drops the folded state, as the metadata store went back in time: the next fold reads
+        everything again."""
         self.history_number += 1
         self._drop_state()
 
@@ -175,14 +178,14 @@ class TopicLog:
     async def _fold(
         self, watch: Watcher | None, *, commit_expected: bool = False, synced: bool = False
     ) -> TopicState:
-        before, connections = self._state, self.store.connections
+        state_before, connections = self._state, self.store.connections
         is_doubted = self.is_doubted
         if is_doubted and not synced:
             await self.store.sync(self._head_path)
         node, self._next = await self._head_and_next(watch, commit_expected)
         if is_doubted:
             await self._compare()
-            self._compared = connections
+            self._compared_connections = connections
         last = self._state
         if (is_doubted or synced) and last is not None and node.version < last.head_version:
             self._note_older_store(
@@ -196,8 +199,12 @@ class TopicLog:
                 problem = error
             else:
                 self._next = None
-                if self._state is None and before is not None and folded.next < before.next:
-                    self.history_number += 1  # a checkpoint showed it
+                if (
+                    self._state is None
+                    and state_before is not None
+                    and folded.next < state_before.next
+                ):
+                    self.history_number += 1  # the checkpoint shows that the store went back
                 self._state = _at_head(folded, self._state, node, head)
                 return self._state
             await self.store.sync(self._head_path)
@@ -207,8 +214,8 @@ class TopicLog:
         raise errors.UnsupportedFormat(f"topic {self.topic_id} cannot be folded: {problem}")
 
     async def _compare(self) -> None:
-        """Forgets the folded state, unless the commit that was folded last is in the log, and is
-        the same."""
+        """Forgets the folded state, unless the log has the commit that was folded last, with the
+        id that was folded."""
         folded, last = self._state, self._last
         if folded is None or not folded.next:
             return
@@ -217,15 +224,15 @@ class TopicLog:
             return
         node = await look_up(self.store, paths.topic_log(self.topic_id, last[0]))
         if node is None and await read(self.store, paths.topic_checkpoint(self.topic_id)):
-            self._drop_state()  # a checkpoint may have taken its place
+            self._drop_state()  # a checkpoint may have taken the commit's place
         elif node is None or records.decode_commit(node.value).commit_id != last[1]:
             self._note_older_store(
-                f"its commit {last[0]} is {'gone' if node is None else 'another'}"
+                f"its commit {last[0]} is {'missing' if node is None else 'another commit'}"
             )
 
     def _note_older_store(self, why: str) -> None:
-        """Forgets the folded state: a log never goes back in one store, so this is an older store,
-        such as a restored backup, and the folded state is not that of its log."""
+        """Forgets the folded state. In one store a log never goes back, so this store is an older
+        copy, such as a restored backup, and the folded state does not fit its log."""
         _log.error(
             "the metadata store is an older one by the log of topic %s: %s; the topic is read anew",
             *(self.topic_id, why),
@@ -235,7 +242,7 @@ class TopicLog:
     async def _head_and_next(
         self, watch: Watcher | None, commit_expected: bool
     ) -> tuple[Versioned, tuple[int, Versioned] | None]:
-        """Head, and with `commit_expected` the next commit, if it is there."""
+        """Head, and with `commit_expected` the next commit, if the log has it."""
         folded = self._state
         if folded is None or not commit_expected:
             return await self._get(self._head_path, watch), None
@@ -246,7 +253,7 @@ class TopicLog:
         return node, None if commit is None else (folded.next, commit)
 
     async def _fold_to(self, head: Head, *, read_checkpoint: bool) -> TopicState:
-        """The state up to head, or up to the last folded state if that has more commits."""
+        """The state up to head, or up to the last folded state if this state has more commits."""
         last = self._state
         base, root_next = await self._fold_base(head, read_checkpoint=read_checkpoint)
         end = max(head.next, 0 if last is None else last.next)
@@ -257,7 +264,8 @@ class TopicLog:
         return folded
 
     async def _fold_base(self, head: Head, *, read_checkpoint: bool) -> tuple[TopicState, int]:
-        """The state to which the next commits are applied, and the first commit after its root."""
+        """The state to which the next commits are applied, and the number of the first commit after
+        the state's root."""
         folded, offered = self._state, self._offered_root
         grown = head.next - max(
             self._root_next, self._looked_at_commit - FOLDED_MAX + LOOK_AGAIN_COMMITS
@@ -312,7 +320,9 @@ class TopicLog:
 
     async def _read_checkpoint(self) -> NewestCheckpoint | None:
         node = await read(self.store, paths.topic_checkpoint(self.topic_id))
-        if node is None:  # or not seen yet: then a commit is missing, and the fold syncs
+        if (
+            node is None
+        ):  # if the checkpoint is not visible yet, a commit is missing: the fold syncs
             return None
         record = checkpoint.decode_record(node.value)
         self.note_trimmed(record.trimmed)
@@ -321,7 +331,7 @@ class TopicLog:
         except (errors.DataUnavailable, errors.DigestMismatch, errors.UnsupportedFormat):
             if record.previous_root is None:
                 raise
-            root = await self._root(record.previous_root)  # the log goes back to it
+            root = await self._root(record.previous_root)  # the log has all commits after it
         return NewestCheckpoint(record, node.version, root)
 
     async def _root(self, stored: StoredRoot) -> Root:
@@ -346,7 +356,7 @@ class TopicLog:
 def _at_head(
     folded: TopicState, last: TopicState | None, node: Versioned, head: Head
 ) -> TopicState:
-    """The state with the values of head, or with those of the last state if that is newer."""
+    """The state with the values of head, or of the last state if the last state is newer."""
     if last is not None and node.version < last.head_version:
         return replace(folded, head_version=last.head_version, deleted=last.deleted, turn=last.turn)
     deleted = head.life is TopicLife.DELETED
@@ -357,13 +367,13 @@ FOLDS_MAX = 50
 
 
 def states_agree(states: Iterable[TopicState]) -> bool:
-    """Whether every commit over several topics is in all of these states or in none."""
+    """Whether every shared commit is in the states of all its topics or in none."""
     return not disagreeing_topics(states)
 
 
 def disagreeing_topics(states: Iterable[TopicState]) -> list[str]:
-    """The ids of topics whose states disagree: one has a commit over both topics, the other lacks
-    it."""
+    """The ids of topics whose states disagree: a commit over two topics is in the state of one
+    topic and missing from the state of the other."""
     by_id = {state.topic_id: state for state in states}
     last = {
         (topic_id, other): shared.commit_id
@@ -374,17 +384,17 @@ def disagreeing_topics(states: Iterable[TopicState]) -> list[str]:
     }
     disagreeing: dict[str, None] = {}
     for (topic_id, other), commit_id in last.items():
-        seen = last.get((other, topic_id))
-        forgotten = seen is None and len(by_id[other].shared_commits) >= SHARED_COMMITS_MAX
-        if seen != commit_id and not forgotten:
+        other_id = last.get((other, topic_id))
+        is_forgotten = other_id is None and len(by_id[other].shared_commits) >= SHARED_COMMITS_MAX
+        if other_id != commit_id and not is_forgotten:
             disagreeing |= dict.fromkeys((topic_id, other))
     return sorted(disagreeing)
 
 
 async def fold_agreeing(logs: Sequence[TopicLog], *, fresh: bool = True) -> list[TopicState]:
-    """The topics' states, such that each commit over several of them is in all or in none.
+    """The topics' states, folded until each shared commit is in all of them or in none.
 
-    Raises as TopicLog.fold; errors.Unavailable if they did not agree within FOLDS_MAX folds.
+    Raises as TopicLog.fold; errors.Unavailable if the states disagree after FOLDS_MAX folds.
     """
     folded = await asyncio.gather(*(log.fold(fresh=fresh) for log in logs))
     states = {state.topic_id: state for state in folded}

@@ -47,7 +47,7 @@ from spark_ledger.topic.log.names import (
     parse_topic,
 )
 from spark_ledger.topic.log.policies import (
-    NAMES,
+    POLICY_NAMES,
     NamespacePolicies,
     TopicPolicies,
     effective_policies,
@@ -63,7 +63,8 @@ NEAREST_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """`partitions` is their number at creation; it only grows (the folded state has today's)."""
+    """`partitions` is the number of partitions at creation; the folded state has today's number,
+    which is never smaller."""
 
     id: str
     name: TopicName
@@ -73,8 +74,9 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class CheckedPolicies:
-    """A topic's policies, its own and its namespace's, and the checks that fail in a multi if they
-    have changed."""
+    """The policies that a topic has (its own ones, and its namespace's for the rest), and the
+    checks that fail in a multi if these policies have changed.
+    """
 
     policies: TopicPolicies
     checks: tuple[Check, ...]
@@ -88,7 +90,7 @@ async def read_policies(store: MetadataStore, topic_id: str) -> CheckedPolicies:
     record = records.decode_topic(node.value)
     check = Check(paths.topic(topic_id), node.version)
     path = _namespace_of(parse_topic(record.name))
-    inherits = record.own != NAMES
+    inherits = record.own != POLICY_NAMES
     namespace_node = await read(store, path) if inherits else None
     checks = (check,) if namespace_node is None else (check, Check(path, namespace_node.version))
     return CheckedPolicies(_effective_policies(record, namespace_node), checks)
@@ -111,8 +113,8 @@ def namespace_not_found(namespace: str) -> errors.NamespaceNotFound:
 
 
 class Topics:
-    """Every method takes a name in the forms that a user may type, and raises
-    errors.TopicNameInvalid, and errors.Unavailable if the metadata store does not respond."""
+    """A name may have every form that a user may type. Every method raises errors.TopicNameInvalid,
+    and errors.Unavailable if the metadata store does not respond."""
 
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:
         self.store = store
@@ -127,9 +129,10 @@ class Topics:
         exist_ok: bool = False,
         makes_namespace: bool = True,
     ) -> TopicInfo:
-        """Makes a topic. With `exist_ok` it returns an existing topic unchanged. If `policies` is a
-        mapping, these policies are the topic's own, and the others follow its namespace; all
-        policies of a TopicPolicies are its own. With `makes_namespace` a missing namespace is made.
+        """Makes a topic. With `exist_ok` an existing topic is returned unchanged. If `policies` is
+        a mapping, its policies are the topic's own, and the topic's other policies follow its
+        namespace. If `policies` is a TopicPolicies, all policies are the topic's own. With
+        `makes_namespace` a missing namespace is made.
 
         Raises errors.TopicExists, errors.NamespaceNotFound, errors.BadConfig for partitions out of
         1 .. PARTITIONS_MAX.
@@ -147,19 +150,19 @@ class Topics:
         if isinstance(policies, TopicPolicies):
             record = TopicRecord(topic.full, partitions, policies)
         else:
-            effective = with_changes(await self.inherited(name), policies or {})
+            effective = with_changes(await self.inherited_policies(name), policies or {})
             record = TopicRecord(topic.full, partitions, effective, own_names(policies or {}))
         with reachable(f"creating topic '{topic}'"):
             created = await self._create(topic, record, makes_namespace)
-            existing = created or await self._find(topic)
+            info = created or await self._find(topic)
         if created is None and not exist_ok:
             raise errors.TopicExists(f"there is a topic '{topic}' already", topic=topic.full)
-        return existing or await self.create(
+        return info or await self.create(
             *(name, partitions, policies), exist_ok=exist_ok, makes_namespace=makes_namespace
         )
 
     async def open(self, name: str, *, fresh: bool = True) -> TopicInfo:
-        """The topic of that name. Raises errors.TopicNotFound, which lists the nearest names."""
+        """The topic of this name. Raises errors.TopicNotFound, which lists the nearest names."""
         topic = await self.find(name, fresh=fresh)
         if topic is not None:
             return topic
@@ -167,7 +170,8 @@ class Topics:
         raise self._not_found(parse_topic(name), existing)
 
     async def find(self, name: str, *, fresh: bool = True) -> TopicInfo | None:
-        """The topic of that name if there is one; with `fresh` not older than this call."""
+        """The topic of this name, None if there is no such topic. With `fresh` the answer is not
+        older than this call."""
         topic = parse_topic(name)
         with reachable(f"opening topic '{topic}'"):
             if fresh:
@@ -183,9 +187,10 @@ class Topics:
     async def list(
         self, unreadable: dict[str, errors.LedgerError] | None = None
     ) -> list[TopicInfo]:
-        """Every topic, by full name. If a topic's record cannot be read, its error goes into
-        `unreadable`, by its short name, and the others are returned; without `unreadable` the error
-        is raised."""
+        """Every topic, ordered by full name. If a topic's record cannot be read, the error goes
+        into `unreadable` under the topic's short name, and the other topics are returned. Without
+        `unreadable` the error is raised.
+        """
         topics = []
         with reachable("listing topics"):
             for name in await self.names():
@@ -199,8 +204,8 @@ class Topics:
                     topics += [] if info is None else [info]
         return topics
 
-    async def of(self, namespace: str) -> builtins.list[TopicInfo]:
-        """The topics of a namespace, by name; one that cannot be read is left out."""
+    async def in_namespace(self, namespace: str) -> builtins.list[TopicInfo]:
+        """The topics of a namespace, ordered by name. A topic that cannot be read is left out."""
         tenant, name = parse_namespace(namespace)
         with reachable(f"listing the topics of namespace '{namespace}'"):
             await self.store.sync(paths.namespace(tenant, name))
@@ -234,18 +239,19 @@ class Topics:
             tries = Tries(self._rng)
             while not await self._delete_once(info):
                 await tries.retry_or_raise(
-                    f"topic '{topic}' stays: commits came before each deletion"
+                    f"topic '{topic}' was not deleted: a commit came before each try"
                 )
                 await self.store.sync(topic.path)
-                now = await self._find(topic)
-                if now is None or now.id != info.id:
+                current = await self._find(topic)
+                if current is None or current.id != info.id:
                     break
         return info
 
     async def change_policies(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
-        """Changes these policies of the topic, by name; see policies.py. With INHERIT the topic has
-        its namespace's policy again. Ledgers made from now on follow the changes; a client that has
-        the topic open uses them once it opens the topic again.
+        """Changes policies of the topic: `changes` has their new values by name (policies.py). The
+        value INHERIT gives the topic its namespace's policy again. Ledgers made from now on follow
+        the changes. A client that has the topic open uses the changes once it opens the topic
+        again.
 
         Raises errors.TopicNotFound, errors.BadConfig, errors.CommitContended.
         """
@@ -257,10 +263,10 @@ class Topics:
                 node = await self.store.get(paths.topic(info.id))
                 record = records.decode_topic(node.value)
                 namespace_node = await read(self.store, _namespace_of(topic))
-                kept, own = with_own_changes(
+                values, own = with_own_changes(
                     record.policies, record.own, _decode_namespace(namespace_node), changes
                 )
-                after = replace(record, policies=kept, own=own)
+                after = replace(record, policies=values, own=own)
                 with suppress(MultiFailed, OutcomeUnknown):  # if the response is lost, read again
                     if after != record:
                         value = records.encode_topic(after)
@@ -272,8 +278,8 @@ class Topics:
 
     # -- namespaces --------------------------------------------------------------------------
 
-    async def inherited(self, name: str) -> TopicPolicies:
-        """The policies of a topic of that name without own policies."""
+    async def inherited_policies(self, name: str) -> TopicPolicies:
+        """The policies that a topic of this name has if it has no policy of its own."""
         topic = parse_topic(name)
         namespace = await self.namespace(f"{topic.tenant}/{topic.namespace}")
         return with_changes(TopicPolicies(), {} if namespace is None else namespace.topics)
@@ -288,11 +294,12 @@ class Topics:
         return _decode_namespace(node)
 
     async def set_namespace(self, namespace: str, changes: Mapping[str, Any]) -> NamespacePolicies:
-        """Changes these policies of the namespace, by name (INHERIT: unsets the policy); makes the
-        namespace if it does not exist. Its topics follow the policies that were not set on them.
-        Raises errors.TopicNameInvalid, errors.BadConfig, errors.CommitContended."""
+        """Changes policies of the namespace: `changes` has their new values by name; the value
+        INHERIT unsets a policy. Makes the namespace if it does not exist. A topic of the namespace
+        follows a policy unless the policy was set on the topic. Raises errors.TopicNameInvalid,
+        errors.BadConfig, errors.CommitContended."""
         path = paths.namespace(*parse_namespace(namespace))
-        NamespacePolicies().with_changes(changes)  # before it is made
+        NamespacePolicies().with_changes(changes)  # raises before the namespace is made
         with reachable(f"changing namespace '{namespace}'"):
             await not_held_checks(self.store)
             await ensure(self.store, path)
@@ -323,7 +330,7 @@ class Topics:
     async def _create(
         self, topic: TopicName, record: TopicRecord, makes_namespace: bool
     ) -> TopicInfo | None:
-        """The new topic, or None if another topic has the name."""
+        """The new topic, None if another topic has the name."""
         bits = self._rng.getrandbits(128)
         topic_id = str(uuid.UUID(int=bits, version=4))
         created = TopicInfo(topic_id, topic, record.partitions, record.policies)
@@ -346,8 +353,8 @@ class Topics:
                 await self.store.sync(topic.path)
                 if await read(self.store, topic.path) is not None:
                     break
-        now = await self._find(topic)
-        return created if now is not None and now.id == created.id else None
+        current = await self._find(topic)
+        return created if current is not None and current.id == created.id else None
 
     async def _ensure_namespace(self, topic: TopicName, makes: bool) -> None:
         path, name = _namespace_of(topic), f"{topic.tenant}/{topic.namespace}"
@@ -392,5 +399,5 @@ class Topics:
 
     def _not_found(self, topic: TopicName, names: builtins.list[str]) -> errors.TopicNotFound:
         nearest = difflib.get_close_matches(topic.short, names, n=NEAREST_MAX)
-        hint = f"; near to it: {', '.join(nearest)}" if nearest else ""
+        hint = f"; similar names: {', '.join(nearest)}" if nearest else ""
         return errors.TopicNotFound(f"there is no topic '{topic}'{hint}", topic=topic.full)

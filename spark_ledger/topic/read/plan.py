@@ -28,7 +28,7 @@ from spark_ledger import errors
 from spark_ledger.errors import RowsLost
 from spark_ledger.topic.entry.arrow_arrays import distinct_values, distinct_with_indices
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS, Longs, SegmentTable, TableChunk
-from spark_ledger.topic.log.state import UNREAD, Tables, TopicState
+from spark_ledger.topic.log.state import NO_TABLES, Tables, TopicState
 from spark_ledger.topic.read.pieces import (
     EMPTY_ROW_BYTES,
     Floats,
@@ -104,7 +104,7 @@ def plan_read(
     *,
     topic: str = "",
     cutting: Cutting = DEFAULT_CUTTING,
-    read: Tables = UNREAD,
+    read: Tables = NO_TABLES,
 ) -> list[ReadTask]:
     """Tasks for the rows [start, end) of each partition in `ranges`.
 
@@ -151,7 +151,7 @@ def pack_tasks(
 
 
 def segments_in(
-    state: TopicState, ranges: Iterable[tuple[int, int, int]], read: Tables = UNREAD
+    state: TopicState, ranges: Iterable[tuple[int, int, int]], read: Tables = NO_TABLES
 ) -> tuple[Spans, SegmentTable]:
     """The spans in which these offsets [start, end) of partitions have rows, and the segments that
     hold these rows. `ranges` are (partition, start, end), in order."""

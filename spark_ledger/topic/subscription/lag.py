@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from spark_ledger.topic.log.segment_table import TableChunk
-from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
+from spark_ledger.topic.log.state import NO_TABLES, PartitionState, Tables, TopicState
 from spark_ledger.topic.read.live import EMPTY, LiveEnd
 from spark_ledger.topic.subscription.records import Positions
 
@@ -37,7 +37,7 @@ def topic_lag(
     *,
     ends: Mapping[int, int] | None = None,
     live_ends: Mapping[int, LiveEnd] = NO_LIVE_ENDS,
-    read: Tables = UNREAD,
+    read: Tables = NO_TABLES,
     acked: Mapping[int, int] = NO_ACKED,
 ) -> dict[int, PartitionLag]:
     """The lag of each partition in `positions` that the topic has; `now_ms` is by the store's
@@ -61,7 +61,7 @@ def partition_lag(
     end: int,
     live: LiveEnd,
     now_ms: int,
-    read: Tables = UNREAD,
+    read: Tables = NO_TABLES,
 ) -> PartitionLag:
     """The lag of one partition whose rows end at `end`; otherwise as `topic_lag`. Bytes and times
     of a live segment count as spread evenly over its rows."""
@@ -81,7 +81,7 @@ def partition_lag(
     return PartitionLag(position, max(end, hi), rows, size, millis)
 
 
-def first_commit_ms(held: PartitionState, offset: int, read: Tables = UNREAD) -> int | None:
+def first_commit_ms(held: PartitionState, offset: int, read: Tables = NO_TABLES) -> int | None:
     """When the first row at or after the offset was committed; None if no commit has such a row.
     Within a chunk that was not read, and within a segment born live, times count as rising
     evenly."""

@@ -17,7 +17,7 @@ import numpy as np
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.topic.log.segment_table import Interval, SegmentTable, TableChunk
-from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
+from spark_ledger.topic.log.state import NO_TABLES, PartitionState, Tables, TopicState
 from spark_ledger.topic.read.live import EMPTY, LiveEnd, first_stored_since
 from spark_ledger.topic.read.pieces import LiveRows, Span, live_rows
 
@@ -67,7 +67,7 @@ def chunks_needed(state: TopicState, target: SeekTarget) -> list[TableChunk]:
 def resolve(
     state: TopicState,
     target: SeekTarget,
-    read: Tables = UNREAD,
+    read: Tables = NO_TABLES,
     live_ends: Mapping[int, LiveEnd] = NO_LIVE_ENDS,
 ) -> dict[int, int]:
     """The position in each partition; if the target is offsets, in their partitions. A time within
@@ -89,7 +89,7 @@ async def exactly(
     ledgers: LedgerStore,
     state: TopicState,
     target: SeekTarget,
-    read: Tables = UNREAD,
+    read: Tables = NO_TABLES,
     live_ends: Mapping[int, LiveEnd] = NO_LIVE_ENDS,
 ) -> dict[int, int]:
     """As `resolve`, but a time within a live segment, or a segment born live, means the row that
@@ -106,7 +106,7 @@ async def exactly(
     return positions
 
 
-def offset_since(held: PartitionState, ms: int, read: Tables = UNREAD) -> int:
+def offset_since(held: PartitionState, ms: int, read: Tables = NO_TABLES) -> int:
     """The first offset of the partition that was committed at or after `ms`, or its end; for a
     segment born live with rows from before and after `ms` its first offset."""
     first = _segment_since(held, ms, read)
@@ -122,7 +122,7 @@ def offset_since(held: PartitionState, ms: int, read: Tables = UNREAD) -> int:
     return max(interval.lo, base + int(rows[times < ms].sum()))
 
 
-def rows_around(held: PartitionState, ms: int, read: Tables = UNREAD) -> LiveRows | None:
+def rows_around(held: PartitionState, ms: int, read: Tables = NO_TABLES) -> LiveRows | None:
     """The rows of a segment born live that have the first row since `ms` among them, if only their
     entries show which row that is."""
     first = _segment_since(held, ms, read)

@@ -43,7 +43,7 @@ from spark_ledger.topic.log.holds import GRACE_MS, Holds
 from spark_ledger.topic.log.intents import SUPERSEDED, Intent, Intents, Sighting
 from spark_ledger.topic.log.records import IntentState
 from spark_ledger.topic.log.segment_table import TableChunk
-from spark_ledger.topic.log.state import UNREAD, Tables, TopicState
+from spark_ledger.topic.log.state import NO_TABLES, Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.live import ends_of
@@ -523,7 +523,7 @@ class Subscriptions:
         """The target's positions in these partitions (None: in all)."""
         state = await self._state(topic_id)
         chunks = seek_target.chunks_needed(state, target)
-        tables = await self._read_chunks(chunks) if chunks else UNREAD
+        tables = await self._read_chunks(chunks) if chunks else NO_TABLES
         live_ends = seek_target.NO_LIVE_ENDS
         if seek_target.needs_live_ends(state, target):
             live_ends = await ends_of(self.ledgers, state)

@@ -90,7 +90,7 @@ class TopicAdmin:
     ) -> TopicInfo:
         """Raises errors.TopicExists, errors.BadConfig; errors.NotEnoughBookies if `policies` has an
         ensemble size and fewer bookies are registered."""
-        effective = with_changes(await self._client.topics.inherited(name), policies or {})
+        effective = with_changes(await self._client.topics.inherited_policies(name), policies or {})
         if policies and ENSEMBLE_SIZE in policies:
             try:
                 await self._check_bookies(name, effective.ensemble_size)
@@ -232,16 +232,16 @@ class TopicAdmin:
         errors.SubscriptionBusy."""
         holds = await self._client.subscriptions.holds(info.id, len(state.partitions))
         starts = state.start_offsets()
-        held = holds.first({p: (starts[p], to) for p, to in points.items()})
+        held = holds.first_held({p: (starts[p], to) for p, to in points.items()})
         if held is not None:
             partition, offset = held
             raise errors.SubscriptionBusy(
-                f"subscription {holds.by[partition]!r} of topic '{info.name}' holds partition"
+                f"subscription {holds.holders[partition]!r} of topic '{info.name}' holds partition"
                 f" {partition} from offset {offset} on, its lowest position in the last"
                 f" {GRACE_MS // 60_000} minutes; {points[partition]} was asked for",
                 "Trim less, wait until it has been past these rows that long, delete it, or force"
                 " it.",
-                subscription=holds.by[partition],
+                subscription=holds.holders[partition],
                 partition=partition,
                 offset=offset,
             )

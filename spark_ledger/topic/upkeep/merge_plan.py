@@ -22,7 +22,7 @@ import numpy.typing as npt
 from spark_ledger import errors
 from spark_ledger.topic.log.segment_table import Interval, Longs, Stretch, TableChunk
 from spark_ledger.topic.log.segments import CommitTimes, CommitTokens
-from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables
+from spark_ledger.topic.log.state import NO_TABLES, PartitionState, Tables
 
 MERGED_BYTES = 64 << 20
 SLOT_MS = 3600 * 1000
@@ -156,7 +156,7 @@ def plan_merges(
     lo: int,
     hi: int,
     limits: MergeLimits = ALL_MERGEABLE,
-    read: Tables = UNREAD,
+    read: Tables = NO_TABLES,
 ) -> list[Merge]:
     """The merges of the rows that the partition keeps at offsets [lo, hi), in order."""
     lo, hi = max(lo, partition.start_offset), min(hi, partition.end_offset)

@@ -17,7 +17,7 @@ import numpy as np
 
 from spark_ledger.topic.log.policies import ACKNOWLEDGED, TopicPolicies
 from spark_ledger.topic.log.segment_table import Interval, SegmentTable, TableChunk
-from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
+from spark_ledger.topic.log.state import NO_TABLES, PartitionState, Tables, TopicState
 
 Points = Mapping[int, int]
 """By partition an offset: rows below a trim point go, rows from a hold on stay."""
@@ -67,7 +67,7 @@ def trim_points(
     policies: TopicPolicies,
     now_ms: int,
     holds: Points = NO_HOLDS,
-    tables: Tables = UNREAD,
+    tables: Tables = NO_TABLES,
 ) -> dict[int, int]:
     """By partition the offset below which rows go. Partitions that keep all rows are left out.
 

@@ -52,7 +52,7 @@ def test_a_fold_from_checkpoints_is_the_fold_of_all_commits_ever(seed, count, ho
 
 def test_a_checkpoint_holds_every_field_of_the_state():
     stored = {
-        *checkpoint.SCALARS,
+        *checkpoint.SCALAR_FIELDS,
         "dropped",
         "bodies",
         "shared_commits",

@@ -24,7 +24,7 @@ def after(topic, commit_id, *actions):
     return state.apply(topic, topic.next, commit, 1000 + topic.next)
 
 
-def tokens(topic, read=state.UNREAD, partition=0):
+def tokens(topic, read=state.NO_TABLES, partition=0):
     """By offset, that of the row before."""
     held = topic.partitions[partition]
     last = held.end_offset + (held.live is not None)
