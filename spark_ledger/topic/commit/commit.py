@@ -1,13 +1,13 @@
 """Commit: the rows of a batch become visible in its topics, all at once, exactly once.
 
 One multi: set the transaction record at its known version, check (or end) the intent, and for each
-topic set head at the version it was folded from and create log/<n>; first it checks the cluster's
-record, whose version a hold raises (metadata/hold.py). Always true: all topics or none; the loser
-of a race changes nothing; a lost response is resolved only by sync and the transaction record,
-never from the log and never by sending again first (hazards 1, 2); a commit of a version at or
-below the recorded one changes nothing, unless a query plans that version anew and the user wants
-its rows: then the record goes back to that version. The first try uses the views that this process
-has (commit/views.py); a guard's refusal counts only after the commit has read again after a sync.
+topic set head at the version it was folded from and create log/<n>; before these it checks the
+cluster's record, whose version a hold raises (metadata/hold.py). Always true: all topics or none;
+the loser of a race changes nothing; after a lost response only a sync and the transaction record
+show the outcome, never the log, and nothing is sent again before (hazards 1, 2). A version at or
+below the recorded version changes nothing, unless a query plans it again and the user wants the new
+rows: then the record goes back to it. The first try uses the views of this process
+(commit/views.py); a guard's refusal counts only if the commit has read after a sync.
 """
 
 import asyncio
@@ -59,15 +59,15 @@ from spark_ledger.topic.log.topics import read_policies
 __all__ = ["CommitKind", "CommitOutcome", "Committer", "TxnKey", "CommitRequest"]
 
 _log = logging.getLogger(__name__)
-OPERATION_BYTES = 64  # what an operation of a multi takes beside its path and value, at most
-_CHECKS_AT = 2  # the caller's checks come after transaction record and intent
+OPERATION_BYTES = 64  # of an operation of a multi, beside its path and value, at most
+_CHECKS_AT = 2  # index of the caller's checks, after those of transaction record and intent
 
 LoadChunks = Callable[[Sequence[TableChunk]], Awaitable[Tables]]
 
 
 class Committer:
-    """Makes the commits of one process. `load` reads the chunks of a checkpoint, `holds` the rows
-    that subscriptions hold; `forget` drops the folded states of all topics."""
+    """Makes the commits of one process. `load` reads the chunks of a checkpoint; `holds` reads the
+    rows that subscriptions hold; `forget` drops the folded states of all topics."""
 
     def __init__(
         self,
@@ -90,51 +90,51 @@ class Committer:
         self.guard = ClusterGuard(store)
 
     async def commit(self, request: CommitRequest, timeout_s: float = 60.0) -> CommitOutcome:
-        """Make the commit. Returns when it is durable.
+        """Makes the commit; returns when the commit is durable.
 
         Version NEXT_VERSION is for an app id that has one committer: each call is then a new
         commit. Raises errors.SubscriptionBusy (an overwrite would take away rows that a
-        subscription holds), errors.LedgerFenced (the intent ended, another run recorded the
-        version), errors.TxnConflict (the state that an action was planned on has changed, or one of
-        the checks fails), errors.CheckpointBehind, errors.ReplayDiffers, errors.TopicDeleted,
+        subscription holds), errors.LedgerFenced (the intent ended, or another run recorded the
+        version), errors.TxnConflict (the state for which an action was planned has changed, or a
+        check fails), errors.CheckpointBehind, errors.ReplayDiffers, errors.TopicDeleted,
         errors.TopicTerminated, errors.CommitContended, errors.CommitTooBig,
-        errors.CommitOutcomeUnknown (the deadline passed with a response lost: replay it),
+        errors.CommitOutcomeUnknown (a response was lost before the deadline: replay the commit),
         errors.Unavailable and errors.MetadataHeld (nothing was committed), the errors of writing to
         ledgers, ValueError for an action that no state allows.
         """
         txn = request.txn
-        attempts = _Commit(self, request)
-        doing = f"committing version {txn.version} of '{txn.app_id}' to '{txn.target}'"
-        with reachable(doing):
+        commit = _Commit(self, request)
+        purpose = f"committing version {txn.version} of '{txn.app_id}' to '{txn.target}'"
+        with reachable(purpose):
             try:
                 if txn.version != NEXT_VERSION:
-                    return await attempts.run(timeout_s)
+                    return await commit.run(timeout_s)
                 async with self.views.one_at_a_time(f"{txn.app_id}@{txn.target}"):
-                    return await attempts.run(timeout_s)
+                    return await commit.run(timeout_s)
             except errors.LedgerFenced:  # if the store went back in time, it may lack the intent
                 await self.check_cluster_epoch()
                 raise
 
     async def check_cluster_epoch(self) -> None:
         """Raises errors.MetadataHeld; errors.LedgerFenced if a person accepted an older store
-        since this process began. That store may lack ledgers that this process wrote and commits
-        that it remembers; the process forgets them, so that later commits read the store."""
+        since this process began. The store may lack ledgers and commits of this process, so the
+        process forgets its views and states, and later commits read the store."""
         if not await self.guard.refresh():
             self.views = CommitViews(self.store, self._log)
             self._forget()
             raise errors.LedgerFenced(
-                "the metadata store went back in time, and a person accepted it since this began",
-                "Run it again: the store has no record of the ledgers that it wrote before.",
+                "the metadata store went back in time, and a person accepted the store meanwhile",
+                "Run the job again: the store has no record of the ledgers that it wrote before.",
             )
 
 
-class _OldView(Exception):
-    """A view that may be old refuses the commit: the commit reads again."""
+class _ViewTooOld(Exception):
+    """A view that was not read after a sync shows a refusal: the commit reads again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What an attempt reads first; `fresh`: after a sync. `record_version` is the version of the
+    """What an attempt reads first (`fresh`: after a sync). `record_version` is the version of the
     transaction record's node."""
 
     fresh: bool
@@ -145,7 +145,7 @@ class _View:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The commit in one topic: `after` is the state once `commit` is at `before.next`."""
+    """The commit in one topic: `after` is the state after `commit` took number `before.next`."""
 
     before: TopicState
     commit: Commit
@@ -186,12 +186,12 @@ class _Commit:
                 if outcome is not None:
                     return outcome
                 self._losses += 1
-            except _OldView:
+            except _ViewTooOld:
                 fresh = True
                 continue
             except OutcomeUnknown as error:
                 self._response_lost, problem = True, error
-            except errors.MetadataHeld:  # until a person ends it
+            except errors.MetadataHeld:  # only a person ends a hold
                 raise
             except (StoreUnavailable, errors.Unavailable) as error:
                 problem = error
@@ -199,10 +199,10 @@ class _Commit:
             if loop.time() >= deadline:
                 raise self._timeout_error(timeout_s, problem)
             await asyncio.sleep(pause_s(self._rng, tries))
-            tries = 0 if self._losses >= LOSSES_MAX else tries + 1  # the commit's turn is short
+            tries = 0 if self._losses >= LOSSES_MAX else tries + 1  # no long pause during a turn
 
     async def _attempt(self, *, fresh: bool) -> CommitOutcome | None:
-        """Reads, then sends the multi once. None: the commit lost a race, nothing was changed."""
+        """Reads, then sends the multi once. None: the commit lost a race and changed nothing."""
         if fresh:
             await self._store.sync(self._txn_path)
         try:
@@ -231,15 +231,15 @@ class _Commit:
             await self._turns.take()
         else:
             await self._turns.wait_for_others(ids_to_fold)
-        async with AsyncExitStack() as alone:
+        async with AsyncExitStack() as topic_locks:
             for topic_id in self._topic_ids:
-                await alone.enter_async_context(self._views.one_at_a_time(topic_id))
+                await topic_locks.enter_async_context(self._views.one_at_a_time(topic_id))
             steps = await self._plan_steps(view, drafts, ids_to_fold)
             return await self._send(view, drafts, steps)
 
     async def _check_not_superseded(self, outcome: CommitOutcome, record: TxnRecord) -> None:
-        """Checks that no other run set the record back after this run began. The recorded version
-        may then be at or below `w0`, but this run's intent, read after the record, has ended.
+        """Checks that no other run set the record back after this run began: then the recorded
+        version may be at or below `w0`, but this run's intent, read after the record, has ended.
         Raises errors.LedgerFenced."""
         if outcome.kind is CommitKind.COMMITTED or record.run_id == self._request.txn.run_id:
             return
@@ -248,14 +248,14 @@ class _Commit:
             raise intent.ended_error()
 
     async def _outcome_without_intent(self) -> CommitOutcome:
-        """The janitor removes an intent a while after its end (hazard 12): the transaction record
-        decides, unless it was removed too."""
+        """The outcome by the transaction record, as the janitor removes an intent some time after
+        its end (hazard 12)."""
         recorded = await self._views.txn(self._txn_path, fresh=True)
         if recorded is None:
             txn = self._request.txn
             raise errors.CommitOutcomeUnknown(
                 f"neither the intent nor the transaction record of '{txn.app_id}' for"
-                f" '{txn.target}' exists any more: they ended long ago"
+                f" '{txn.target}' exists any more: the run ended long ago"
             )
         if recorded[0].commit_id == self._commit_id:
             return CommitOutcome(CommitKind.COMMITTED, recorded[0].topics())
@@ -264,7 +264,7 @@ class _Commit:
     async def _record(self, fresh: bool) -> tuple[TxnRecord, int]:
         recorded = await self._views.txn(self._txn_path, fresh=fresh)
         if recorded is None and not fresh:
-            raise _OldView
+            raise _ViewTooOld
         if recorded is None:
             raise errors.LedgerFenced(
                 f"'{self._request.txn.app_id}' has no transaction record for"
@@ -273,8 +273,8 @@ class _Commit:
         return recorded
 
     def _recorded_outcome(self, view: _View, record: TxnRecord) -> CommitOutcome | None:
-        """The outcome, if the record decides it. The record was read *after* the intent: if this
-        commit's own multi, whose response was lost, ended the intent, the record has the commit."""
+        """The outcome, None if the record does not decide it. The record was read *after* the
+        intent: if a multi of this commit ended the intent, the record has the commit."""
         try:
             outcome = commit_draft.recorded_outcome(
                 record,
@@ -288,9 +288,9 @@ class _Commit:
             if outcome is None:
                 commit_draft.check_all_rows_written(self._request.batch, self._request.drafts)
         except errors.LedgerError as error:
-            raise (error if view.fresh else _OldView()) from error
+            raise (error if view.fresh else _ViewTooOld()) from error
         if outcome is not None and not view.fresh:
-            raise _OldView
+            raise _ViewTooOld
         return outcome
 
     # -- the commit in each topic --------------------------------------------------------------
@@ -298,7 +298,7 @@ class _Commit:
     async def _plan_steps(
         self, view: _View, drafts: Mapping[str, Actions], ids_to_fold: Sequence[str]
     ) -> dict[str, _Step]:
-        """The steps, by topic that takes a number. Raises as commit_draft.check_guards."""
+        """The steps in the topics that take a number. Raises as commit_draft.check_guards."""
         reads = [
             self._views.state(id_, fold=id_ in ids_to_fold, fresh=view.fresh)
             for id_ in self._topic_ids
@@ -317,7 +317,7 @@ class _Commit:
                 for id_ in changed_ids
             }
         except (errors.LedgerError, ValueError) as error:
-            raise (error if view.fresh else _OldView()) from error
+            raise (error if view.fresh else _ViewTooOld()) from error
 
     def _actions_of(self, view: _View, topic_id: str, drafts: Mapping[str, Actions]) -> Actions:
         snapshot = view.intent.record.snapshots.get(topic_id)
@@ -359,7 +359,7 @@ class _Commit:
                 self._views, self._request.kinds, changes, names, fresh=view.fresh
             )
         except errors.LedgerError as error:
-            raise (error if view.fresh else _OldView()) from error
+            raise (error if view.fresh else _ViewTooOld()) from error
 
     # -- the multi ---------------------------------------------------------------------------
 
@@ -384,14 +384,14 @@ class _Commit:
         try:
             checks = await self._payloads.checks()
         except (errors.NoSuchLedger, errors.RowsLost):
-            await self._payloads.release()  # a janitor was faster: write the payloads again
+            await self._payloads.release()  # a janitor took a ledger: write the payloads again
             return None
         operations += [*checks, *hold_checks]
         operations += [operation for of_topic in schemas.values() for operation in of_topic]
         heads_at = len(operations)
         for topic_id, head in zip(steps, heads, strict=True):
-            log = paths.topic_log(topic_id, numbers[topic_id])
-            operations += [head, Create(log, nodes[topic_id].value)]
+            log_path = paths.topic_log(topic_id, numbers[topic_id])
+            operations += [head, Create(log_path, nodes[topic_id].value)]
         size = _bytes_of(operations)
         if size > MULTI_BYTES_MAX:
             raise errors.CommitTooBig(
@@ -408,8 +408,8 @@ class _Commit:
                 self._note_lost_race(failed, len(cluster_checks), heads_at, list(steps))
             return None
         self._turns.forget()
-        for topic_id, of_topic in schemas.items():
-            if isinstance(of_topic[0], Set):
+        for topic_id, schema_operations in schemas.items():
+            if isinstance(schema_operations[0], Set):
                 self._views.forget_schema(topic_id)
         self._update_views(view, record, steps, {id_: node.ledger for id_, node in nodes.items()})
         return CommitOutcome(CommitKind.COMMITTED, record.topics())
@@ -428,7 +428,7 @@ class _Commit:
         self, failed: MultiFailed, cluster_check_count: int, heads_at: int, topic_ids: Sequence[str]
     ) -> None:
         """Notes the topic in which the commit lost a race. Raises errors.TxnConflict if one of the
-        caller's checks failed: a version of a node does not come back, so no later try passes."""
+        caller's checks failed: a node never has an earlier version again, so no try would pass."""
         checks, first_check = self._request.checks, cluster_check_count + _CHECKS_AT
         if first_check <= failed.index < first_check + len(checks):
             path = checks[failed.index - first_check].path
@@ -469,7 +469,7 @@ class _Commit:
 
 
 def _name_of(topic_id: str, view: _View) -> str:
-    """The topic in error texts: its name if the target has it, else its id."""
+    """The topic in error texts: its name if the target has the name, else its id."""
     name = view.txn.target.removesuffix(f"@{topic_id}")
     return topic_id if name == view.txn.target else name
 
@@ -489,20 +489,20 @@ def _bytes_of(operations: Sequence[Operation]) -> int:
 
 # -- payloads and bodies that are too big for the commit itself ------------------------------------
 #
-# Always true: payloads of more than INLINE_COMMIT_BYTES_MAX over the whole commit are written once,
-# to ledgers of their topics, and committed as ordinary segments; a body that is too large is
-# compressed and written to a ledger. No other writer has the ledgers until `release`, and the multi
-# checks their records, so it fails if a janitor recovered or deleted one of these ledgers.
+# Always true: if the payloads of the whole commit take more than INLINE_COMMIT_BYTES_MAX, they are
+# written once, to ledgers of their topics, and committed as ordinary segments. A body that is too
+# large is compressed and written to a ledger. No other writer has the ledgers until `release`. The
+# multi checks their records, so it fails if a janitor recovered or deleted one of the ledgers.
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
-LEDGERS_AT_ONCE = 32  # of a commit over many topics
+LEDGERS_AT_ONCE = 32  # for a commit over many topics
 POINTER_BYTES_MAX = 512
-"""Of a node whose body is in a ledger."""
+"""The size of a node whose body is in a ledger, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogNode:
-    """The value of log/<n>, and the ledger of the body, if the body is in one."""
+    """The value of log/<n>, and the ledger of the body (None: the body is in the value)."""
 
     value: bytes
     ledger: int | None = None
@@ -523,17 +523,17 @@ class CommitPayloads:
     async def move_large_payloads(
         self, intent: Intent, drafts: Mapping[str, Actions]
     ) -> Mapping[str, Actions]:
-        """The actions; their payloads are in ledgers if they take over INLINE_COMMIT_BYTES_MAX.
+        """The actions; if their payloads take more than INLINE_COMMIT_BYTES_MAX, in ledgers.
 
         Raises errors.LedgerFenced, errors.NotEnoughBookies, errors.Unavailable.
         """
         if commit_draft.inline_bytes(drafts) <= INLINE_COMMIT_BYTES_MAX:
             return drafts
         if self._moved_drafts is None:
-            moved = await call_each(
+            moved_actions = await call_each(
                 lambda draft: self._move(intent, *draft), drafts.items(), LEDGERS_AT_ONCE
             )
-            self._moved_drafts = dict(zip(drafts, moved, strict=True))
+            self._moved_drafts = dict(zip(drafts, moved_actions, strict=True))
         return self._moved_drafts
 
     async def nodes(
@@ -550,20 +550,20 @@ class CommitPayloads:
                 )
         topics = commit_draft.topics_to_spill(bodies, other_bytes + POINTER_BYTES_MAX * len(bodies))
         nodes = {topic_id: LogNode(body) for topic_id, body in bodies.items()}
-        stored = await call_each(
+        spilled_nodes = await call_each(
             lambda id_: self._spill(intent, id_, bodies[id_]), topics, LEDGERS_AT_ONCE
         )
-        return {**nodes, **dict(zip(topics, stored, strict=True))}
+        return {**nodes, **dict(zip(topics, spilled_nodes, strict=True))}
 
     async def checks(self) -> list[Check]:
-        """For the multi: checks of the present records of the ledgers that the commit wrote to.
-        Raises errors.NoSuchLedger, errors.RowsLost if a ledger was deleted or lost entries: the
-        caller calls `release`, then writes again."""
+        """Checks, for the multi, that the ledgers of this commit have their present records. Raises
+        errors.NoSuchLedger, errors.RowsLost if a ledger was deleted or lost entries: the caller
+        then calls `release` and writes again."""
         by_topic = await call_each(lambda writer: writer.checks(), self._writers.values())
         return [check for checks in by_topic for check in checks]
 
     async def release(self) -> None:
-        """Gives the ledgers back, and forgets the payloads and bodies in them."""
+        """Gives the ledgers back, and forgets the payloads and bodies that they hold."""
         self._writers.clear()
         self._spilled.clear()
         self._moved_drafts = None
@@ -575,15 +575,15 @@ class CommitPayloads:
             return actions
         writer = await self._writer_for(intent, topic_id)
         payloads = [payload for segment in inline for payload in segment.inline]
-        rows = [count for segment in inline for count in segment.entry_rows]
-        stored = await writer.store(payloads, rows)
+        row_counts = [count for segment in inline for count in segment.entry_rows]
+        stored = await writer.store(payloads, row_counts)
         return commit_draft.with_stored_segments(actions, stored_segments(inline, stored))
 
     async def _spill(self, intent: Intent, topic_id: str, body: bytes) -> LogNode:
         """Writes the body to a ledger, unless the last call for this topic wrote the same body."""
-        last = self._spilled.get(topic_id)
-        if last is not None and last[0] == body:
-            return last[1]
+        last_spilled = self._spilled.get(topic_id)
+        if last_spilled is not None and last_spilled[0] == body:
+            return last_spilled[1]
         writer = await self._writer_for(intent, topic_id)
         pointer = await writer.write(pack(body))
         value = records.encode_spilled(SpilledBody(self._commit_id, pointer))
@@ -593,8 +593,8 @@ class CommitPayloads:
 
     async def _writer_for(self, intent: Intent, topic_id: str) -> BlobWriter:
         if topic_id not in self._writers:
-            now = await read_policies(self._store, topic_id)
+            checked = await read_policies(self._store, topic_id)
             self._writers[topic_id] = await self._stack.enter_async_context(
-                self._blobs.writer(intent, topic_id, now.policies)
+                self._blobs.writer(intent, topic_id, checked.policies)
             )
         return self._writers[topic_id]

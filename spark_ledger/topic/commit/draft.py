@@ -1,12 +1,11 @@
 """The content of a commit, and the checks whether it may follow on a state. Pure.
 
-Always true: two segments have an entry in common only if they share it and are of different
-partitions; segments are in the order of Spark's task index, then as the task wrote them; the
-transaction record alone decides
-whether a version was committed (hazards 2, 10); a version that another run recorded after this run
-had begun is an error and never counts as done, nor does a query's batch with other rows (hazard
-11). The rows that an action takes away are computed on the state that it follows, so the action
-names every ledger that loses rows.
+Always true: two segments have an entry in common only if the entry is shared and their partitions
+differ; segments are in the order of Spark's task index, then as the task wrote them. The
+transaction record alone decides whether a version was committed (hazards 2, 10). A version never
+counts as done if another run recorded it after this run had begun, or if it is a query's batch with
+other rows (hazard 11): both are errors. The rows that an action takes away are computed on the
+state that it follows, so the action names every ledger that loses rows.
 """
 
 import itertools
@@ -51,19 +50,19 @@ MULTI_BYTES_MAX = 512 * 1024
 BODY_INLINE_BYTES_MAX = 64 * 1024
 """A larger body goes to a ledger."""
 INLINE_COMMIT_BYTES_MAX = 32 * 1024
-"""Payloads go to ledgers if they take more bytes over the whole commit."""
+"""Payloads go to ledgers if those of the whole commit take more bytes."""
 USER_METADATA_BYTES_MAX = 16 * 1024
 NEXT_VERSION = -2
-"""Of a TxnKey: the version after the recorded one."""
+"""In a TxnKey: the version after the recorded version."""
 SNAPSHOT_OF_INTENT = -1
-"""Of an Overwrite: the snapshot that the intent noted."""
+"""In an Overwrite: the snapshot that the intent noted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowKind:
     """The kind of new rows of a topic: columns under these versions of its schema, or bytes. The
-    first commit of columns puts the schema into force, and the topic takes no bytes after it. With
-    `evolves` a proposed version comes beside others."""
+    first commit of columns puts the schema into force; after that the topic takes no bytes. With
+    `evolves` a proposed version may come beside other versions."""
 
     versions: frozenset[int] = frozenset()
     evolves: bool = False
@@ -78,10 +77,10 @@ Actions = tuple[Action, ...]
 
 @dataclass(frozen=True, slots=True)
 class TxnKey:
-    """(app_id, target) name the transaction record, `version` is to be committed. A streaming query
-    has: its query id, the sink's topic with its id (`*` if a column names the topic), the batch id,
-    the run id of the query. A batch job has: txnAppId and txnVersion, or a random app id and
-    version 0; the run id of the intent."""
+    """The version to be committed, and the transaction record's (app_id, target). For a streaming
+    query the app id is the query id, the target is the sink's topic with its id (`*` if a column
+    names the topic), and the version is the batch id. For a batch job, app id and version are
+    txnAppId and txnVersion, or a random app id and 0; the run id is the intent's."""
 
     app_id: str
     target: str
@@ -97,9 +96,9 @@ class CommitKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CommitOutcome:
-    """The rows that each topic got. ALREADY: an earlier commit of the version brought them;
-    `topics` is empty if a later version was committed since. SKIPPED: an earlier commit of the
-    version brought them, and this commit has other rows. Very large commits leave the rows out."""
+    """The rows that each topic got. ALREADY: an earlier commit of the version added them; `topics`
+    is empty if a later version was committed since. SKIPPED: an earlier commit of the version added
+    them, and this commit has other rows. Very large commits leave the numbers of rows out."""
 
     kind: CommitKind
     topics: Mapping[str, TopicRows] = field(default_factory=dict)
@@ -118,12 +117,12 @@ class CommitOutcome:
 @dataclass(frozen=True, slots=True)
 class CommitRequest:
     """A commit as its caller requests it: the actions on each topic (by id), the version and the
-    intent. The multi includes `checks`, and with `finish_intent` ends the intent. `batch` is the
-    content that a streaming query's tasks counted; with None a recorded version counts as done
-    whatever its rows were. `overwrite_held`: an overwrite also takes away rows that a subscription
-    holds. `kinds` are the kinds of rows by topic id; the rows of other topics are not judged.
-    `creators`: the creator tokens of the ledgers that tasks wrote, as far as the caller has them.
-    `check_quotas` is called with the topics that take rows, before the multi.
+    intent. The multi has the `checks`, and with `finish_intent` it ends the intent. `batch` is the
+    content that a streaming query's tasks counted; if None, a recorded version counts as done,
+    whatever rows it has. `overwrite_held`: an overwrite also takes away rows that a subscription
+    holds. `kinds` are the kinds of rows by topic id; rows of topics that are not in `kinds` are not
+    checked. `creators`: the creator tokens of the ledgers that tasks wrote, as far as the caller
+    has the tokens. `check_quotas` is called before the multi, with the topics that take rows.
     Raises errors.CommitOverTooManyTopics, errors.OptionInvalid, ValueError (see check_claims)."""
 
     txn: TxnKey
@@ -147,7 +146,7 @@ class CommitRequest:
         size = len(self.user_metadata.encode())
         if size > USER_METADATA_BYTES_MAX:
             raise errors.OptionInvalid(
-                f"userMetadata has {size} bytes, at most {USER_METADATA_BYTES_MAX} are kept",
+                f"userMetadata has {size} bytes, at most {USER_METADATA_BYTES_MAX} are allowed",
                 "Give a shorter text.",
             )
         check_claims(s for actions in self.drafts.values() for a in actions for s in segments_of(a))
@@ -156,9 +155,9 @@ class CommitRequest:
 def ordered_segments(
     topic_id: str, intent_id: str, results: Sequence[TaskResult]
 ) -> tuple[Segment, ...]:
-    """The results' segments, by task index and then in the task's order. Checks that all are of
-    this topic and intent. Raises errors.TopicRecreated, errors.LedgerFenced, ValueError for two
-    results of one task."""
+    """The results' segments, by task index and then in the task's order. Raises
+    errors.TopicRecreated for a result of another topic, errors.LedgerFenced for a result of another
+    intent, ValueError for two results of one task."""
     for result in results:
         if result.topic_id != topic_id:
             raise errors.TopicRecreated(
@@ -177,7 +176,7 @@ def ordered_segments(
 
 
 def check_one_attempt(results: Iterable[TaskResult]) -> None:
-    """Checks that all results of a task are of one attempt. Raises ValueError."""
+    """Checks that all results of a task are of one attempt of the task. Raises ValueError."""
     attempts: dict[int, int] = {}
     for result in results:
         other = attempts.setdefault(result.task_index, result.attempt)
@@ -188,7 +187,7 @@ def check_one_attempt(results: Iterable[TaskResult]) -> None:
 
 
 def check_claims(segments: Iterable[Segment]) -> None:
-    """Checks that an entry is in one segment, or in several that are all shared and of different
+    """Checks that an entry is in one segment, or in several shared segments of different
     partitions. Raises ValueError."""
     claims = sorted(
         (s.ledger_id, first, last, s.shared, s.partition)
@@ -215,11 +214,11 @@ def check_claims(segments: Iterable[Segment]) -> None:
 def recorded_outcome(
     record: TxnRecord, commit_id: str, txn: TxnKey, w0: int, batch: QueryBatch | None = None
 ) -> CommitOutcome | None:
-    """The commit's outcome by the transaction record; None: the version is not committed yet, or it
-    is to be committed again.
+    """The commit's outcome by the transaction record. None: the version is not committed yet, or is
+    to be committed again.
 
     Raises errors.LedgerFenced if another run recorded the version after this run had begun;
-    errors.CheckpointBehind, errors.ReplayDiffers for a query's batch that was planned anew.
+    errors.CheckpointBehind, errors.ReplayDiffers for a query's batch that was planned again.
     """
     if record.commit_id == commit_id:
         return CommitOutcome(CommitKind.COMMITTED, record.topics())
@@ -241,13 +240,13 @@ def recorded_outcome(
 
 
 def takes_number(actions: Actions) -> bool:
-    """Whether the actions change the topic. An append without segments does not, and gets no number
-    in its log."""
+    """Whether the actions change the topic. An append without segments changes nothing, so the
+    commit takes no number in the topic's log."""
     return any(not isinstance(action, Append) or action.segments for action in actions)
 
 
 def rows_by_partition(actions: Actions) -> dict[int, int]:
-    """New rows by partition: the rows of a merge and of a live segment are not new."""
+    """The number of new rows by partition; rows of a merge or of a live segment are not new."""
     rows: Counter[int] = Counter()
     for action in actions:
         for segment in () if isinstance(action, Replace | SealLive) else segments_of(action):
@@ -256,15 +255,15 @@ def rows_by_partition(actions: Actions) -> dict[int, int]:
 
 
 def check_all_rows_written(batch: QueryBatch | None, drafts: Mapping[str, Actions]) -> None:
-    """Checks that a query commits all rows that its tasks counted. Raises errors.LedgerFenced: some
-    tasks compared their rows with a commit that is not the last any more, and wrote none."""
+    """Checks that a query commits all rows that its tasks counted. Raises errors.LedgerFenced if
+    some tasks wrote no rows: they compared their rows with a commit that is no longer the last."""
     if batch is None:
         return
     rows = sum(sum(rows_by_partition(actions).values()) for actions in drafts.values())
     if rows != batch.content.rows:
         raise errors.LedgerFenced(
-            f"the tasks counted {batch.content.rows} rows and wrote {rows}: some counted the batch"
-            " as a replay, and it is not a replay any more"
+            f"the tasks counted {batch.content.rows} rows and wrote {rows}: for some tasks the"
+            " batch was a replay, and it is not a replay any more"
         )
 
 
@@ -275,7 +274,7 @@ def txn_record(
     drafts: Mapping[str, Actions],
     batch: QueryBatch | None = None,
 ) -> TxnRecord:
-    """The record of the version: the new rows of each topic, and the number of the commit there."""
+    """The version's record: each topic's new rows, and the commit's number in the topic's log."""
     rows_by_topic = {
         topic: TopicRows(numbers.get(topic, records.NO_COMMIT), rows_by_partition(actions))
         for topic, actions in drafts.items()
@@ -297,16 +296,16 @@ def txn_record(
 
 
 def with_snapshots(actions: Actions, snapshot: int | None) -> Actions:
-    """The actions, with the intent's `snapshot` in overwrites that need it. Raises ValueError if
-    the intent has none for the topic: it was not opened for overwriting this topic."""
-    with_snapshot: list[Action] = []
+    """The actions, with the intent's `snapshot` in the overwrites that need a snapshot. Raises
+    ValueError if `snapshot` is None: the intent was not opened for overwriting this topic."""
+    new_actions: list[Action] = []
     for action in actions:
         if isinstance(action, Overwrite) and action.snapshot == SNAPSHOT_OF_INTENT:
             if snapshot is None:
                 raise ValueError("the intent was not opened for overwriting this topic")
             action = replace(action, snapshot=snapshot)
-        with_snapshot.append(action)
-    return tuple(with_snapshot)
+        new_actions.append(action)
+    return tuple(new_actions)
 
 
 def removed_ranges(state: TopicState, action: Action) -> list[OffsetRange]:
@@ -323,7 +322,7 @@ def removed_ranges(state: TopicState, action: Action) -> list[OffsetRange]:
 
 
 def chunks_of(state: TopicState, actions: Actions) -> list[TableChunk]:
-    """The chunks that `with_dropped_ledgers` needs."""
+    """The chunks whose tables `with_dropped_ledgers` needs."""
     ranges = [range_ for action in actions for range_ in removed_ranges(state, action)]
     by_range = (state.partitions[p].chunks_between(lo, hi) for p, lo, hi in ranges)
     return list(dict.fromkeys(chunk for chunks in by_range for chunk in chunks))
@@ -332,9 +331,9 @@ def chunks_of(state: TopicState, actions: Actions) -> list[TableChunk]:
 def with_dropped_ledgers(
     state: TopicState, actions: Actions, tables: Tables = NO_TABLES
 ) -> Actions:
-    """The actions, each with the ledgers that lose rows by it: among them are all ledgers to which
-    no segment refers after the action. `tables` has the tables of `chunks_of`. `check_guards`
-    must allow the actions on the state."""
+    """The actions, each with the ledgers that lose rows by the action; every ledger to which no
+    segment refers after the action is among them. `tables` has the tables of `chunks_of`.
+    `check_guards` must allow the actions on the state."""
     return tuple(_with_dropped_ledgers(state, action, tables) for action in actions)
 
 
@@ -357,31 +356,31 @@ def inline_segments(actions: Actions) -> list[Segment]:
 
 
 def inline_bytes(drafts: Mapping[str, Actions]) -> int:
-    """The bytes of the payloads that are in the commit itself."""
+    """How many bytes the payloads take that are in the commit itself."""
     inline = (segment for actions in drafts.values() for segment in inline_segments(actions))
     return sum(len(payload) for segment in inline for payload in segment.inline)
 
 
 def with_stored_segments(actions: Actions, stored: Sequence[Segment]) -> Actions:
-    """The actions, with the inline segments replaced by `stored`, one by one."""
+    """The actions; each inline segment is replaced by the next segment of `stored`."""
     next_stored = iter(stored)
 
     def replace_inline(segments: Iterable[Segment]) -> tuple[Segment, ...]:
         return tuple(next(next_stored) if segment.inline else segment for segment in segments)
 
-    replaced = []
+    new_actions = []
     for action in actions:
         if isinstance(action, Append | Replace | Overwrite):
             action = replace(action, segments=replace_inline(action.segments))
         elif isinstance(action, SealLive) and action.segment is not None:
             action = replace(action, segment=replace_inline([action.segment])[0])
-        replaced.append(action)
-    return tuple(replaced)
+        new_actions.append(action)
+    return tuple(new_actions)
 
 
 def topics_to_spill(bodies: Mapping[str, bytes], other_bytes: int) -> list[str]:
-    """The topics whose bodies go to ledgers: those above BODY_INLINE_BYTES_MAX, and the largest
-    others until bodies and `other_bytes` in the multi take MULTI_BYTES_MAX at most."""
+    """The topics whose bodies go to ledgers: bodies above BODY_INLINE_BYTES_MAX, then the largest
+    bodies until the other bodies and `other_bytes` take MULTI_BYTES_MAX at most in the multi."""
     sizes = {topic: len(body) for topic, body in bodies.items()}
     topics = [topic for topic, size in sizes.items() if size > BODY_INLINE_BYTES_MAX]
     total = other_bytes + sum(sizes[topic] for topic in sizes if topic not in topics)
@@ -395,16 +394,15 @@ def topics_to_spill(bodies: Mapping[str, bytes], other_bytes: int) -> list[str]:
 
 # -- guards (hazard 9) -----------------------------------------------------------------------------
 #
-# Always true: a guard is evaluated on the state folded up to the number that is being created, and
-# that number is set from that state's version of head, so the action follows on the state that the
-# guard read.
+# Always true: a guard is evaluated on the state before the new commit, and the multi sets head at
+# this state's version of head, so the action follows on the state that the guard read.
 
 
 def check_guards(state: TopicState, app_id: str, actions: tuple[Action, ...]) -> None:
-    """Checks that a commit of these actions by that app may follow on the state.
+    """Checks that a commit of these actions by app `app_id` may follow on the state.
 
     Raises errors.TopicDeleted, errors.TopicTerminated, errors.UnsupportedFormat (the topic needs
-    another writer version), errors.TxnConflict (the state that the action was planned on has
+    another writer version), errors.TxnConflict (the state for which the action was planned has
     changed: plan again), ValueError for an action that no state allows.
     """
     if state.deleted:
@@ -446,12 +444,12 @@ def _check_guard(
             partition = _partition(state, action.partition)
             end = partition.end_offset + rows_sealed.get(partition.number, 0)
             if not partition.start_offset <= action.start < action.end <= end:
-                raise errors.TxnConflict(f"{action} is not within the rows that are kept")
+                raise errors.TxnConflict(f"{action} is not within the rows that the topic keeps")
         case Grow():
             if action.partitions <= len(state.partitions):
                 raise errors.TxnConflict(
-                    f"topic {state.topic_id} has {len(state.partitions)} partitions, not fewer"
-                    f" than {action.partitions}"
+                    f"topic {state.topic_id} has {len(state.partitions)} partitions, so it cannot"
+                    f" grow to {action.partitions}"
                 )
         case OpenLive():
             live = _partition(state, action.partition).live
@@ -462,8 +460,8 @@ def _check_guard(
         case SealLive():
             if not is_seal_of(action, _partition(state, action.partition).live):
                 raise errors.TxnConflict(
-                    f"ledger {action.ledger_id} is not live any more, as commit {action.opened}"
-                    " opened it",
+                    f"the live segment that commit {action.opened} opened in ledger"
+                    f" {action.ledger_id} has ended",
                     live=True,
                 )
         case Terminate():
@@ -480,11 +478,11 @@ def check_takes_bytes(head: SchemaHead, topic: str, topic_id: str | None = None)
     """Raises errors.SchemaIncompatible."""
     if not head.takes_bytes:
         raise errors.SchemaIncompatible(
-            f"topic '{topic}' has a schema (version {head.current}), and the rows are bytes: with"
-            " both no reader could read all of it",
-            "Write columns with valueFormat=arrow or valueFormat=json, write bytes all the same"
-            " with schemaMode=none, or withdraw the schema: spark-ledger topic schema TOPIC"
-            " --withdraw.",
+            f"topic '{topic}' has a schema (version {head.current}), and the rows are bytes: no"
+            " reader could read a topic with both",
+            "Write columns with valueFormat=arrow or valueFormat=json, or write bytes with"
+            " schemaMode=none, which checks no schema, or withdraw the schema: spark-ledger topic"
+            " schema TOPIC --withdraw.",
             topic_id=topic_id,
         )
 
@@ -495,17 +493,17 @@ def schema_after(
     state: TopicState,
     actions: Actions,
     topic: str,
-    given_out: Mapping[int, SchemaVersion] = MappingProxyType({}),
+    registered: Mapping[int, SchemaVersion] = MappingProxyType({}),
 ) -> SchemaHead | None:
-    """The topic's schema once the actions brought rows of that kind; None: unchanged. `given_out`
-    are its versions by number, needed if the version of the rows is only proposed. Raises
-    errors.SchemaIncompatible, errors.SchemaNotRegistered."""
+    """The topic's schema after the actions added rows of this kind; None: it does not change.
+    `registered` has the schema's versions by number, needed if a version of the rows is only
+    proposed. Raises errors.SchemaIncompatible, errors.SchemaNotRegistered."""
     if kind == RowKind.BYTES:
         check_takes_bytes(head, topic, state.topic_id)
         return None
     after = head
     for number in sorted(kind.versions):
-        after = schema_rules.committed_head(topic, after, number, given_out, evolves=kind.evolves)
+        after = schema_rules.committed_head(topic, after, number, registered, evolves=kind.evolves)
     if head.takes_bytes:
         check_takes_columns(state, actions, topic)
         after = replace(after, in_force=True)
@@ -514,7 +512,7 @@ def schema_after(
 
 def check_takes_columns(state: TopicState, actions: Actions, topic: str) -> None:
     """Checks that the topic's schema may come into force with these actions: they leave no row that
-    was written without it, and no broker appends. Raises errors.SchemaIncompatible."""
+    was written without the schema, and no broker appends. Raises errors.SchemaIncompatible."""
     obstacle = None
     for partition in state.partitions:
         rows = partition.rows_between(partition.start_offset, partition.end_offset)
@@ -524,17 +522,16 @@ def check_takes_columns(state: TopicState, actions: Actions, topic: str) -> None
                 " send bytes"
             )
         elif rows and not overwrites(actions):
-            obstacle = f"partition {partition.number} has rows that follow no schema, {rows} in all"
+            obstacle = f"partition {partition.number} has {rows} rows that follow no schema"
         if obstacle is not None:
             break
     if obstacle is not None:
         raise errors.SchemaIncompatible(
-            f"topic '{topic}' takes no columns: {obstacle}, and with both no reader could read all"
-            " of it",
-            "Write to another topic, or let those rows go first (mode overwrite, spark-ledger topic"
-            " truncate, with its producers stopped), or write columns among them with"
-            " schemaMode=none, which registers nothing. A schema that was withdrawn comes back by"
-            " Admin.register_schema.",
+            f"topic '{topic}' takes no columns: {obstacle}, and no reader could read a topic with"
+            " both",
+            "Write to another topic, or first stop the producers and take the old rows away (mode"
+            " overwrite, spark-ledger topic truncate), or write columns with schemaMode=none, which"
+            " registers no schema. Admin.register_schema brings back a withdrawn schema.",
             topic_id=state.topic_id,
         )
 
@@ -547,8 +544,7 @@ def check_no_subscription_holds(
     state: TopicState, actions: Actions, holds: Holds, topic: str
 ) -> None:
     """Checks that an overwrite among the actions takes away no row of `topic` that a subscription
-    holds. Rows that the commit seals before it overwrites them count too. Raises
-    errors.SubscriptionBusy."""
+    holds, also no row that the same commit seals. Raises errors.SubscriptionBusy."""
     rows_sealed: Counter[int] = Counter()
     for action in actions:
         if isinstance(action, SealLive) and action.segment is not None:
@@ -566,8 +562,8 @@ def check_no_subscription_holds(
         f" {partition} from offset {offset} on, its lowest position in the last"
         f" {GRACE_MS // 60_000} minutes, and the rows to be replaced end at"
         f" {overwritten[partition][1]}",
-        "Wait until it has been past these rows that long, delete it (spark-ledger subscription"
-        " delete TOPIC NAME), or replace its rows all the same with overwriteHeld=true.",
+        "Wait until the subscription has been past these rows that long, delete the subscription"
+        " (spark-ledger subscription delete TOPIC NAME), or write with overwriteHeld=true.",
         subscription=name,
         partition=partition,
         offset=offset,
@@ -578,7 +574,7 @@ def _check_not_live(partition: PartitionState, sealed_partitions: Container[int]
     if partition.live is not None and partition.number not in sealed_partitions:
         raise errors.TxnConflict(
             f"partition {partition.number} has the live ledger {partition.live.ledger_id}: a commit"
-            " has to seal it first",
+            " has to seal its segment first",
             live=True,
         )
 

@@ -1,11 +1,11 @@
-"""What a commit depends on beside the heads of its topics: subscriptions, schemas, and whether the
-ledgers from before an accept still have their records.
+"""What a commit depends on beside the heads of its topics: subscriptions, schemas, and the records
+of ledgers that were written before a person accepted an older metadata store.
 
-Always true: subscriptions and schemas are read and judged before the multi, and the multi checks
-the versions of the nodes that were read, or of a head that changes with them; so a change by
-others in between makes the multi fail, and the commit judges again. A schema comes into force only
-together with a new version of its topic's head, so a commit of bytes that read no schema loses to
-the commit that puts one into force.
+Always true: subscriptions and schemas are read and judged before the multi. The multi checks the
+versions of the nodes that were read, or of a head that changes with these nodes; so if another
+process changes a node in between, the multi fails, and the commit judges again. A schema comes into
+force only together with a new version of its topic's head, so a commit of bytes that read no schema
+loses to the commit that puts a schema into force.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,17 +27,18 @@ from spark_ledger.topic.schema import records as schema_records
 HoldsOf = Callable[[str, int], Awaitable[Holds]]
 """Takes a topic's id and its number of partitions; returns the rows that its subscriptions hold."""
 Changes = Mapping[str, tuple[TopicState, Actions]]
-"""By topic that takes a number: the state that the commit follows, and the actions."""
+"""For each topic in whose log the commit takes a number: the state that the commit follows, and the
+actions."""
 
 
 async def check_ledgers(
     store: MetadataStore, epoch: int, changes: Changes, creators: Mapping[int, str]
 ) -> None:
-    """Checks that the new rows' ledgers of earlier epochs have their own records. If a person
-    accepted an older store after those ledgers were written, they may have no record, or their ids
-    may belong to other ledgers that were made before the hold; then no reader would find the rows.
-    If the creator of a ledger is not in `creators`, the committing process wrote it, and the epoch
-    fences that process. Raises errors.LedgerFenced, StoreUnavailable."""
+    """Checks that the ledgers of the new rows have their own records, if their ids are from an
+    earlier epoch. If a person accepted an older store after such a ledger was written, the ledger
+    may have no record, or its id may belong to another ledger that was made before the hold; then
+    no reader would find the rows. A ledger whose creator is not in `creators` was written by the
+    committing process, which the epoch fences. Raises errors.LedgerFenced, StoreUnavailable."""
     first_id = epoch * IDS_PER_EPOCH
     old_ledgers = {
         segment.ledger_id: None
@@ -56,12 +57,12 @@ async def check_ledgers(
         raise errors.LedgerFenced(
             f"ledger {ledger_id} has {what}: it was written before the metadata store went back in"
             " time and a person accepted the store",
-            "Run it again.",
+            "Run the job again.",
         )
 
 
 def _has_creator(value: bytes, creator: str) -> bool:
-    """Whether the record may be that of the creator's ledger. Raises errors.UnsupportedFormat."""
+    """Whether this may be the record of the creator's ledger. Raises errors.UnsupportedFormat."""
     if not creator:
         return True
     try:
@@ -75,10 +76,10 @@ def _has_creator(value: bytes, creator: str) -> bool:
 async def checks_of_holds(
     holds_of: HoldsOf, changes: Changes, topic_names: Mapping[str, str]
 ) -> list[Check]:
-    """Checks for the multi, one for each topic that the commit overwrites. This function reads the
-    topic's subscriptions, of which none may hold a row that the overwrite takes away; the check
-    fails if a subscription came or went back after that (hazard 37). Raises
-    errors.SubscriptionBusy, errors.Unavailable."""
+    """Checks that no subscription holds a row that an overwrite takes away. Returns a check for the
+    multi for each topic that is overwritten: it fails if a subscription was made, or went back,
+    after this function read the subscriptions (hazard 37). Raises errors.SubscriptionBusy,
+    errors.Unavailable."""
     checks = []
     for topic_id, (state, actions) in changes.items():
         if commit_draft.overwrites(actions):
@@ -106,8 +107,8 @@ async def schema_operations(
     *,
     fresh: bool,
 ) -> dict[str, list[Operation]]:
-    """By topic the operations that check its schema, put it into force or add a version to it.
-    Raises errors.SchemaIncompatible, errors.SchemaNotRegistered, StoreUnavailable."""
+    """By topic the operations that check its schema, put the schema into force, or add a version to
+    the schema. Raises errors.SchemaIncompatible, errors.SchemaNotRegistered, StoreUnavailable."""
     operations: dict[str, list[Operation]] = {}
     for topic_id, kind in kinds.items():
         change = changes.get(topic_id)
@@ -117,11 +118,11 @@ async def schema_operations(
         if change is None:
             change = await views.state(topic_id, fold=False, fresh=False), ()
         state, actions = change
-        given_out = {}
+        registered = {}
         if kind.versions & schema.head.proposed:
-            given_out = await views.schema_versions(topic_id, schema.head)
+            registered = await views.schema_versions(topic_id, schema.head)
         head = commit_draft.schema_after(
-            schema.head, kind, state, actions, topic_names[topic_id], given_out
+            schema.head, kind, state, actions, topic_names[topic_id], registered
         )
         path = paths.topic_schema(topic_id)
         if schema.version is None or (head is None and topic_id not in changes):

@@ -6,10 +6,11 @@
       commits ...                                   holds
       closes the connection             ------->    reads the log and goes on
 
-Always true: a response is a proposal; the guards of the log decide whether it is committed, so a
-response that comes late changes nothing. An owner holds while the connection is open, and no longer
-than the request asks for, OWNER_HOLD_S_MAX at most. Both frames have a version and a largest size;
-a side that cannot parse a frame closes the connection, and the committer fences the ledger.
+Always true: a response is a proposal. The guards of the log decide whether its actions are
+committed, so a late response changes nothing. An owner holds (adds nothing to the partition) while
+the connection is open, but no longer than the request asks, and OWNER_HOLD_S_MAX at most. Both
+frames have a version and a largest size; a side that cannot parse a frame closes the connection,
+and the committer fences the ledger.
 """
 
 import asyncio
@@ -38,16 +39,16 @@ from spark_ledger.topic.log.state import TopicState
 T = TypeVar("T")
 
 MAGIC = b"SLHO"
-"""The first bytes of a request. A frame of Pulsar with these first bytes would be longer than
-Pulsar's frames may be."""
+"""The first bytes of a request. No frame of Pulsar begins with these bytes, because it would be
+longer than Pulsar's frames may be."""
 VERSION = 2
 """In version 1 the owner closed its ledger and went on in another ledger."""
 HOLD_S, HOLD_S_MAX = 2.0, 8.0
 """How long a committer asks an owner to hold after its response: in its first try, and at most."""
 OWNER_HOLD_S_MAX = 20.0
-RESPONSE_S_EACH = 0.01
-OWNERS_PART = 0.8
-"""The part of the committer's patience that the owner may use: the rest is for the network."""
+RESPONSE_S_PER_SEGMENT = 0.01
+OWNERS_SHARE = 0.8
+"""The share of the committer's patience that the owner may use; the rest is for the network."""
 REQUEST_BYTES_MAX = 1 << 20  # decoded in one step of the broker's loop
 RESPONSE_BYTES_MAX = 16 << 20
 _SIZE = struct.Struct(">I")
@@ -55,8 +56,8 @@ _BROKER = "broker "
 
 EndHold = Callable[[], None]
 AskOwner = Callable[[str, bytes], Awaitable[tuple[bytes, EndHold]]]
-"""Takes a broker's URL and a request; returns its response, and a function that ends the hold.
-Raises OSError, EOFError, TimeoutError, BadHandOverFrame."""
+"""Takes a broker's URL and a request; returns the broker's response, and a function that ends the
+hold. Raises OSError, EOFError, TimeoutError, BadHandOverFrame."""
 
 
 class LiveSegmentId(NamedTuple):
@@ -75,7 +76,7 @@ class BadHandOverFrame(Exception):
 @dataclass(frozen=True, slots=True)
 class HandOver:
     """What an owner proposes to a committer: the action that seals its live segment, and the action
-    that opens its next live segment in the same ledger (None: the owner opens none now)."""
+    that opens its next live segment in the same ledger (None: the owner opens no segment now)."""
 
     topic_id: str
     seal: SealLive
@@ -84,21 +85,22 @@ class HandOver:
 
 def patience_s(hold_s: float, segment_count: int) -> float:
     """How long a committer waits for an owner's response about its live segments before it fences
-    them: half a second for one segment in the first try. Later tries wait longer, so that slow
-    owners and owners of many segments can respond in time."""
-    return hold_s / 4 + RESPONSE_S_EACH * segment_count
+    their ledgers: half a second for a single segment in the first try. Later tries wait longer, so
+    that slow owners and owners of many segments can respond in time."""
+    return hold_s / 4 + RESPONSE_S_PER_SEGMENT * segment_count
 
 
 def respond_within_s(requested_s: float, segment_count: int) -> float:
-    """The time after which an owner responds with the segments that have stopped. It is less than
-    the committer's patience, so that one slow segment does not cause all others to be fenced.
-    `requested_s`: how long the request asks the owner to hold in all."""
-    waiting_s = RESPONSE_S_EACH * segment_count
-    return OWNERS_PART * (max(0.0, requested_s - waiting_s) / 5 + waiting_s)
+    """The time after which an owner responds with the segments that have stopped by then. The time
+    is less than the committer's patience, so that a slow segment does not cause the ledgers of all
+    other segments to be fenced. `requested_s`: how long the request asks the owner to hold in all.
+    """
+    waiting_s = RESPONSE_S_PER_SEGMENT * segment_count
+    return OWNERS_SHARE * (max(0.0, requested_s - waiting_s) / 5 + waiting_s)
 
 
 def owner_name(broker_id: str) -> str:
-    """The owner of a live segment, as the log has it, for the broker that opened the segment."""
+    """The broker's name as an owner in the log."""
     return f"{_BROKER}{broker_id}"
 
 
@@ -116,8 +118,8 @@ def encode_request(segment_ids: Sequence[LiveSegmentId], hold_s: float) -> bytes
 
 
 def decode_request(received: bytes) -> tuple[list[LiveSegmentId], float] | None:
-    """The live segments, and how long to hold them; None while bytes of the frame are missing.
-    Raises BadHandOverFrame."""
+    """The live segments, and for how many seconds to hold them. None while bytes of the frame are
+    missing. Raises BadHandOverFrame."""
     head = len(MAGIC) + _SIZE.size
     if not (received.startswith(MAGIC) or MAGIC.startswith(received)):
         raise BadHandOverFrame("no request to hand over")
@@ -174,7 +176,7 @@ def _from_json(plain: dict[str, Any]) -> HandOver:
     seal = actions.from_json(plain["seal"])
     reopen = actions.from_json(plain["open"]) if "open" in plain else None
     if not isinstance(seal, SealLive) or not isinstance(reopen, OpenLive | None):
-        raise ValueError("other actions than a seal and an open")
+        raise ValueError("the actions are not a seal and an open")
     if reopen is not None and (reopen.partition, reopen.ledger_id) != (
         seal.partition,
         seal.ledger_id,
@@ -187,7 +189,7 @@ def _from_json(plain: dict[str, Any]) -> HandOver:
 
 
 async def ask_over_tcp(url: str, request: bytes) -> tuple[bytes, EndHold]:
-    """As Ask."""
+    """An AskOwner that sends the request over a new TCP connection."""
     reader, writer = await net.dial_streams(url)
     try:
         writer.write(request)
@@ -202,22 +204,22 @@ async def ask_over_tcp(url: str, request: bytes) -> tuple[bytes, EndHold]:
 
 # -- commits to partitions with live segments ------------------------------------------------------
 #
-# A commit that brings rows to a partition ends its live segment first, in the same multi (hazard
-# 29).
+# A commit that adds rows to a partition ends the partition's live segment first, in the same multi
+# (hazard 29).
 #
 #     ask each owner -> fence the other ledgers -> seals + rows + opens, one multi -> end the holds
 #
-# Always true: an owner that hands a segment over has stopped, so nothing is added to it after its
-# seal was made. The owner holds until the multi is decided or its hold is over; in the second case
-# it seals the segment and opens the next one by itself, and the guards let only one of the two
-# commits win. Each try asks for a longer hold and waits longer for the response, so that slow
-# owners can respond in time. The owner of a segment that was handed over in an earlier try still
-# holds it, so that each try has fewer owners to wait for. The log names the ledger of an owner that
-# goes on at all times, so that ledger needs no open intent (hazard 4). The ledger of an owner that
-# does not respond is fenced.
+# Always true: an owner that hands a segment over has stopped, so nothing is added to the segment
+# after its seal was made. The owner holds until the multi is decided or the time of its hold is
+# over. If the time is over first, the owner seals the segment and opens the next segment by itself,
+# and the guards let only one of the two commits win. Each try asks for a longer hold and waits
+# longer for the response, so that slow owners can respond in time. The owner of a segment that was
+# handed over in an earlier try still holds, so each try has fewer owners to wait for. The log
+# always names the ledger of an owner that goes on, so this ledger needs no open intent (hazard 4).
+# The ledger of an owner that does not respond is fenced.
 
 TRIES_MAX = 20
-"""Of one commit; each try meets live segments that owners opened after the try before it."""
+"""Tries of one commit; each meets live segments that owners opened after the previous try."""
 URLS_KEPT_MAX = 1000
 FOLD_AFTER_S = 0.1
 
@@ -238,8 +240,8 @@ class EndingSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EndedSegments:
-    """The seals of live segments that ended: their owners handed them over, or their ledgers were
-    fenced; and the opens of those owners."""
+    """The seals of live segments that ended, because their owners handed them over or their ledgers
+    were fenced, and the opens of the owners that handed over."""
 
     hand_overs: tuple[HandOver, ...] = ()
 
@@ -255,7 +257,7 @@ class EndedSegments:
 
 
 class LivePartitionCommitter:
-    """Makes the commits of one process that bring rows to partitions with live segments."""
+    """Makes the commits of one process that add rows to partitions with live segments."""
 
     def __init__(self, ledgers: LedgerStore, committer: Committer, ask: AskOwner) -> None:
         self._ledgers = ledgers
@@ -274,9 +276,11 @@ class LivePartitionCommitter:
             while True:
                 segments = await self._segments_to_end(request, fresh=fresh)
                 new_segments = [segment for segment in segments if segment.id not in hand_overs]
-                ended_now = await holds.enter_async_context(self.end_segments(new_segments, hold_s))
+                newly_ended = await holds.enter_async_context(
+                    self.end_segments(new_segments, hold_s)
+                )
                 new_ids = [segment.id for segment in new_segments]
-                hand_overs |= dict(zip(new_ids, ended_now.hand_overs, strict=True))
+                hand_overs |= dict(zip(new_ids, newly_ended.hand_overs, strict=True))
                 ended = EndedSegments(tuple(hand_overs[segment.id] for segment in segments))
                 try:
                     outcome = await self._committer.commit(_with_seals(request, ended), timeout_s)
@@ -288,7 +292,7 @@ class LivePartitionCommitter:
                         self._fold_later(topic_id)
                     return outcome
                 await tries.retry_or_raise(
-                    "the owners of live segments opened new ones before each try"
+                    "the owners of live segments opened new segments before each try"
                 )
                 fresh, hold_s = True, min(2 * hold_s, HOLD_S_MAX)
 
@@ -306,8 +310,8 @@ class LivePartitionCommitter:
         return segments
 
     async def _state(self, topic_id: str, *, fresh: bool) -> TopicState | None:
-        """The topic's state. None if it need not be fresh and this process has seen no live
-        segment: if there is one, the commit meets it."""
+        """The topic's state. None if the state need not be fresh and this process has seen no live
+        segment of the topic; if there is a live segment, the commit's guards refuse the commit."""
         views = self._committer.views
         state = views.newest_state(topic_id)
         if not fresh and not (state and any(partition.live for partition in state.partitions)):
@@ -318,14 +322,14 @@ class LivePartitionCommitter:
             return await views.state(topic_id, fold=True, fresh=fresh)
 
     def _fold_later(self, topic_id: str) -> None:
-        """Folds the commit of this process a moment later: now the owners go on, and the next
-        commit may already wait for them."""
+        """Folds the commit of this process FOLD_AFTER_S later. Until then the owners go on, and the
+        next commit may already wait for these owners."""
         if topic_id not in self._folding:
             self._folding.start(self._fold(topic_id), name=topic_id)
 
     async def _fold(self, topic_id: str) -> None:
         await asyncio.sleep(FOLD_AFTER_S)
-        with suppress(errors.LedgerError, StoreError):  # the next commit meets it again
+        with suppress(errors.LedgerError, StoreError):  # the next commit gets the error again
             await self._committer.views.state(topic_id, fold=True, fresh=False)
 
     async def close(self) -> None:
@@ -337,8 +341,8 @@ class LivePartitionCommitter:
         self, segments: Sequence[EndingSegment], hold_s: float = HOLD_S
     ) -> AsyncIterator[EndedSegments]:
         """Ends these live segments; their owners hold while the context lasts, `hold_s` at most.
-        Ends none while the metadata store is held, as the owners could not go on. Raises as
-        seal.seal_live_segment, errors.MetadataHeld."""
+        While the metadata store is held, no segment is ended, because its owner could not go on.
+        Raises as seal.seal_live_segment, errors.MetadataHeld."""
         holds: list[EndHold] = []
         if segments:
             with reachable("asking whether the metadata store is held"):
@@ -362,7 +366,8 @@ class LivePartitionCommitter:
     async def _request_hand_over(
         self, segments: Iterable[EndingSegment], hold_s: float, holds: list[EndHold]
     ) -> dict[LiveSegmentId, HandOver]:
-        """What owners hand over, by segment; `holds` gets a function for each hold that begins."""
+        """What owners hand over, by segment. `holds` gets, for each hold that begins, the function
+        that ends the hold."""
         by_broker: dict[str, list[LiveSegmentId]] = {}
         for segment in segments:
             broker = broker_of(segment.live.owner)
@@ -388,9 +393,8 @@ class LivePartitionCommitter:
             for hand_over in response:
                 seal = hand_over.seal
                 live = requested.get((hand_over.topic_id, seal.partition, seal.ledger_id))
-                if (
-                    live is not None and seal.opened >= live.opened
-                ):  # its owner may have a later one
+                # the owner may have opened a later segment in the same ledger
+                if live is not None and seal.opened >= live.opened:
                     hand_overs[live] = hand_over
         return hand_overs
 
@@ -405,8 +409,8 @@ class LivePartitionCommitter:
         return decode_response(response)
 
     async def _url(self, broker: str) -> str | None:
-        """The broker's URL; None if the broker is gone. An id is that of one process, and its URL
-        never changes. Raises BadHandOverFrame."""
+        """The broker's URL; None if the broker is gone. A broker id belongs to one process, whose
+        URL never changes. Raises BadHandOverFrame."""
         if broker not in self._urls:
             with reachable("reading a broker's node"):
                 node = await read(self._ledgers.metadata, paths.broker(broker))

@@ -1,16 +1,16 @@
 """Sealing a live segment: an owner that has stopped seals its own entries; or another process
 recovers the ledger, and the segment has the entries of the CLOSED record.
 
-Always true: nothing is added to a segment after its seal was made. An owner that seals has nothing
+Always true: nothing is added to a segment after its seal was made. An owner that seals has no add
 under way, and sends nothing before it has read the log again. Any other process that seals has
 fenced and closed the ledger: safety comes from the fence (hazards 29, 30). The rows are those of
-the CLOSED record, and the header of the last entry must have the same count (hazard 32), else
-nothing is sealed. An entry is an owner's if its payload is a message batch of this partition alone
-whose first row is where the ledger's own count has it; an entry of a later version is an error.
-Foreign entries at a segment's end, with a valid checksum, are not part of the segment. Foreign
-entries between an owner's entries are part of it, since the later entries count their rows; a read
-meets them (read/bad_entries.py). A seal is small however large the ledger is: the number of rows of
-each entry stays in its header.
+the CLOSED record; if the header of the last entry has another count, nothing is sealed (hazard 32).
+An entry is an owner's if its payload is a message batch of this partition alone, and the ledger's
+count of rows before it is that in the entry; any other entry is foreign. An entry of a later
+version is an error. Foreign entries at a segment's end, with a valid checksum, are not part of the
+segment. Foreign entries between an owner's entries are part of the segment, since the later entries
+count their rows; read/bad_entries.py decides what a read does there. A seal is small however large
+the ledger is: the number of rows of each entry stays in the entry's header.
 """
 
 import asyncio
@@ -33,17 +33,17 @@ from spark_ledger.topic.log.segments import LiveSegment, Segment
 _log = logging.getLogger(__name__)
 
 STEP_MESSAGES, BATCH_COST_MESSAGES = 20_000, 10
-"""A step of the event loop walks about so many messages of an entry, 0.5 microseconds each; parsing
-a batch takes as long as walking BATCH_COST_MESSAGES."""
+"""A step of the event loop walks about this many messages of an entry, 0.5 microseconds each;
+parsing a batch takes as long as walking BATCH_COST_MESSAGES messages."""
 LOGGED_BYTES = 32
-"""Bytes of a foreign entry that a log line shows."""
+"""How many bytes of a foreign entry a log line shows."""
 EVENT_MS_MAX = 2**62
-"""The messages of producers are not decoded to seal them: a seal allows all event times."""
+"""A process that seals does not decode producers' messages: a seal allows all event times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How many entries, rows and bytes a ledger has from its first entry up to a certain entry."""
+    """How many entries, rows and bytes a ledger has, from its first entry up to some last entry."""
 
     entries: int = 0
     rows: int = 0
@@ -55,8 +55,8 @@ EMPTY_EXTENT = Extent()
 
 @dataclass(frozen=True, slots=True)
 class ForeignEntry:
-    """A foreign entry, and the fault in it. It keeps only the size and the first bytes of the
-    payload, since a ledger may end with many foreign entries."""
+    """A foreign entry, and the fault in it. Of its payload only the size and the first bytes are
+    kept, since a ledger may end with many foreign entries."""
 
     entry_id: int
     why: errors.BadEntry
@@ -67,9 +67,9 @@ class ForeignEntry:
 async def seal_live_segment(
     ledgers: LedgerStore, live: LiveSegment, *, accept_damaged: bool = False
 ) -> SealLive:
-    """Recovers the ledger of a live segment, so that its owner can add nothing more; returns the
-    action that seals the segment. This reads every entry of a deduplicated segment, else the first
-    and the last entry. It leaves out entries at the end that no owner wrote. With `accept_damaged`
+    """Recovers the ledger of a live segment, so that the owner can add nothing more; returns the
+    action that seals the segment. Reads every entry of a deduplicated segment; of other segments
+    only the first and the last entry. Leaves out foreign entries at the end. With `accept_damaged`
     (a person accepted the loss) entries that are damaged on every copy stay in the segment, as rows
     that cannot be read.
 
@@ -103,9 +103,9 @@ async def seal_live_segment(
 
 @dataclass(frozen=True, slots=True)
 class LedgerTail:
-    """The end of a closed ledger: the last entry of its segment (None: there is no entry), with its
-    header. After it there may be entries that no owner wrote (`foreign`), and entries that are
-    `damaged`; if there are damaged entries, all of them count as entries of the segment."""
+    """The end of a closed ledger: the last entry of its segment, with the entry's header (None: the
+    segment has no entry). After this entry there may be `foreign` entries, and `damaged` entries;
+    if there are damaged entries, foreign and damaged entries count as entries of the segment."""
 
     entry: Entry | None
     header: Header | None
@@ -116,8 +116,8 @@ class LedgerTail:
 async def read_tail(
     reader: AsyncLedgerReader, live: LiveSegment, last: int, *, accept_damaged: bool = False
 ) -> LedgerTail:
-    """Raises errors.UnsupportedFormat for an entry of a later version, errors.DigestMismatch for a
-    damaged entry, and as AsyncLedgerReader.read_back."""
+    """The tail up to entry `last`. Raises errors.UnsupportedFormat for an entry of a later version,
+    errors.DigestMismatch for a damaged entry, and as AsyncLedgerReader.read_back."""
     foreign, damaged = list[ForeignEntry](), list[int]()
     async with aclosing(reader.read_back(last, live.first_entry, known_confirmed=last)) as entries:
         async for entry_id, entry in entries:
@@ -151,7 +151,7 @@ def _later_version_error(
     return errors.UnsupportedFormat(
         f"entry {entry_id} of ledger {live.ledger_id}, the last of partition {live.partition}, is"
         f" of a later version: {why.what}",
-        "Start a broker of that version: it opens the partition.",
+        "Start a broker of the later version: it opens the partition.",
         ledger_id=live.ledger_id,
         entry_id=entry_id,
     )
@@ -164,7 +164,8 @@ def _damaged_error(
     return errors.DigestMismatch(
         f"offsets up to {end - 1} of partition {live.partition} cannot be read: entry {entry_id} of"
         f" ledger {live.ledger_id}, the last of them, is damaged on every copy ({why.what})",
-        "Restore the bookies' disks, or give these rows up: `spark-ledger topic repair NAME`.",
+        "Restore the bookies' disks, or accept the loss of these rows: `spark-ledger topic repair"
+        " NAME`.",
         ledger_id=live.ledger_id,
         entry_id=entry_id,
         partition=live.partition,
@@ -174,7 +175,7 @@ def _damaged_error(
 
 def _extent_of(closed_record: VersionedRecord, live: LiveSegment, tail: LedgerTail) -> Extent:
     """The extent of the segment's ledger up to the segment's end. Raises errors.UnsupportedFormat
-    if the CLOSED record differs."""
+    if the CLOSED record has another end."""
     record = closed_record.record
     if tail.damaged:
         return closed_extent(closed_record, (record.last_entry or 0) + 1, record.rows or 0)
@@ -189,8 +190,8 @@ def _extent_of(closed_record: VersionedRecord, live: LiveSegment, tail: LedgerTa
 
 
 async def _first_ms(reader: AsyncLedgerReader, first: int, last: int) -> int:
-    """When the first entry was stored; 0 if it cannot be read: then a read by time counts it as
-    early."""
+    """When the first entry was stored. 0 if the entry cannot be read, so that a read by time does
+    not skip the segment."""
     try:
         entry = await reader.read_entry(first, known_confirmed=last)
         return decode_header(entry.payload).written_ms
@@ -203,9 +204,9 @@ async def _first_ms(reader: AsyncLedgerReader, first: int, last: int) -> int:
 async def _read_producers(
     reader: AsyncLedgerReader, ids: range, producers: dict[str, int], accept_damaged: bool
 ) -> None:
-    """Puts the last sequence number that each producer sent in these entries into `producers`, the
-    producer that sent last at the end. Lets other tasks run after each entry, and within an entry
-    of many messages."""
+    """Puts each producer of these entries into `producers`, with the last sequence id that it sent;
+    the producer that sent last is at the end. Lets other tasks run after each entry, and within an
+    entry of many messages."""
     async for entry in _read_entries(reader, ids, accept_damaged):
         try:
             await note_producers(entry.payload, producers)
@@ -235,7 +236,7 @@ async def _read_entries(
 
 
 async def note_producers(payload: Buffer, producers: dict[str, int]) -> None:
-    """Raises errors.BadEntry."""
+    """Puts the producers of one entry into `producers`. Raises errors.BadEntry."""
     from spark_ledger.topic.entry import pulsar_batch
 
     header = decode_header(payload)
@@ -252,8 +253,8 @@ async def note_producers(payload: Buffer, producers: dict[str, int]) -> None:
 
 
 def closed_extent(closed_record: VersionedRecord, entries: int, rows: int) -> Extent:
-    """The extent of a closed ledger. Raises errors.UnsupportedFormat if its record does not have
-    this number of entries and of rows."""
+    """The extent of a closed ledger. Raises errors.UnsupportedFormat if its record has another
+    number of entries or rows."""
     record = closed_record.record
     if not record.closed or record.last_entry != entries - 1 or record.rows != rows:
         raise _other_end_error(closed_record, entries, rows)
@@ -268,10 +269,10 @@ def seal_action(
     producers: Mapping[str, int] = MappingProxyType({}),
     rowless: Rowless = NO_ROWLESS,
 ) -> SealLive:
-    """The action that seals a live segment. `version` is that of its ledger's record, `extent` the
-    ledger's up to the segment's end. The times of the segment's entries are between the least and
-    the greatest of `written_ms`. `producers` is as in SealLive; `rowless` are the segment's offsets
-    without a row."""
+    """The action that seals a live segment. `version` is the version of its ledger's record,
+    `extent` the extent of the ledger up to the segment's end. The times of the segment's entries
+    are between the least and the greatest of `written_ms`. `producers` is as in SealLive; `rowless`
+    are the partition's offsets in the segment that have no row."""
     if extent.entries == live.first_entry:
         return SealLive(live.partition, live.ledger_id, None, (), live.opened)
     segment = Segment(
@@ -288,9 +289,9 @@ def seal_action(
         event_max_ms=EVENT_MS_MAX,
         rows_before=live.rows_before,
     )
-    kept = tuple(newest_producers(producers).items())
+    newest = tuple(newest_producers(producers).items())
     rowless = rowless.shift(-live.base)
-    return SealLive(live.partition, live.ledger_id, segment, kept, live.opened, rowless)
+    return SealLive(live.partition, live.ledger_id, segment, newest, live.opened, rowless)
 
 
 def _other_end_error(
@@ -298,21 +299,21 @@ def _other_end_error(
 ) -> errors.UnsupportedFormat:
     record = closed_record.record
     return errors.UnsupportedFormat(
-        f"ledger {record.ledger_id} ended at entry {record.last_entry} with {record.rows} rows, its"
-        f" {entries} entries have {rows}",
+        f"ledger {record.ledger_id} ended at entry {record.last_entry} with {record.rows} rows, but"
+        f" its {entries} entries have {rows} rows",
         ledger_id=record.ledger_id,
     )
 
 
 def owned_header(live: LiveSegment, entry: Entry) -> Header:
-    """The header of an owner's entry, in the segment or in a later segment of its ledger. Raises
-    errors.BadEntry for a foreign entry, errors.UnsupportedFormat for an entry of a later version.
-    """
+    """The header of an owner's entry, which is in the segment or in a later segment of its ledger.
+    Raises errors.BadEntry for a foreign entry, errors.UnsupportedFormat for an entry of a later
+    version."""
     header = decode_header(entry.payload)
     partition, rows, first_row = header.shares[0]
     if len(header.index) > 1 or partition != live.partition:
         raise errors.BadEntry(
-            f"it has rows of {len(header.index)} partitions, {partition} the first of them"
+            f"it has rows of {len(header.index)} partitions, the first is {partition}"
         )
     row = entry.header.cumulative_rows - rows
     if not header.at_offset and first_row != row:
@@ -322,8 +323,8 @@ def owned_header(live: LiveSegment, entry: Entry) -> Header:
 
 def log_foreign(live: LiveSegment, foreign: ForeignEntry) -> None:
     _log.warning(
-        "entry %d:%d belongs to no owner of partition %d, which ends in front of it: %s; %d bytes,"
-        " %r...",
+        "entry %d:%d belongs to no owner of partition %d, which ends before this entry: %s; %d"
+        " bytes, %r...",
         *(live.ledger_id, foreign.entry_id, live.partition, foreign.why.what),
         *(foreign.payload_bytes, foreign.first_bytes),
     )

@@ -2,19 +2,19 @@
 most commits cost one write and no read.
 
 Always true: a view alone decides nothing. A commit's multi checks the version of each node that the
-commit read, so a commit by an old view loses the race and changes nothing; if a view that was not
-read after a sync refuses a commit, the commit reads again. After a commit of this process the next
-view is computed, not read: a write raises a node's version by one, and a write of another process
-raises it further. Only the time of this process's own commit is missing until the log is folded; no
-guard needs it.
+commit read, so a commit from an old view loses the race and changes nothing. A commit that a view
+speaks against reads the view again after a sync before it gives up. After a commit of this process
+the next view is computed, not read: a write raises a node's version by one, and a write of another
+process raises the version further. A computed state lacks only the time of the commit, until the
+log is folded; no guard needs this time.
 
 And turns: a commit that lost many races asks the others to let it go first (hazard 13). A commit
 over 40 busy topics has to win 40 races at once. After LOSSES_MAX losses it writes its id into the
-head of each of its topics, in the order of topic ids; that changes only the version of head, so a
-commit that was about to be sent loses, reads again, and sees the turn. Always true: a turn is a
-wish; each commit waits TURN_WAIT_S_MAX for all turns together and then goes on; the next commit to
-the topic takes the turn out of head. Safety stays with compare-and-set, and turns that are taken in
-one order of topics cannot dead-lock.
+head of each of its topics, in the order of topic ids. This changes the version of head, so a commit
+that was about to be sent loses, reads again, and sees the turn. Always true: a turn is a wish; each
+commit waits TURN_WAIT_S_MAX for all turns together and then goes on; the next commit to the topic
+takes the turn out of head. Safety stays with compare-and-set. Because all commits take turns in the
+same order of topics, turns cannot dead-lock.
 """
 
 import asyncio
@@ -48,15 +48,15 @@ from spark_ledger.topic.schema.records import (
     decode_version,
 )
 
-KEPT_MAX = 256
-"""Of intents, of transaction records (64 KiB at most each), and of topics."""
+VIEWS_MAX = 256
+"""How many intents are kept, how many transaction records (of 64 KiB at most), how many topics."""
 UNFOLDED_MAX = 64
-"""Commits of this process that no fold has read; each is in memory twice until a fold reads it."""
+"""How many commits of this process a computed state may have that no fold has read."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaNode:
-    """A topic's schema; `version` is that of its node, None: the topic has no schema node."""
+    """A topic's schema. `version` is its node's version (None: the topic has no such node)."""
 
     head: SchemaHead = field(default_factory=SchemaHead)
     version: int | None = None
@@ -64,10 +64,11 @@ class SchemaNode:
 
 @dataclass(slots=True)
 class _TopicView:
-    """`unfolded`: the commits of this process that are in `state` and that no fold has read.
-    `is_contended`: others commit to the topic too, so it pays to read head before a multi that
-    would lose. `schema`: the node, None until it was read. A schema comes into force only with a
-    new version of head, so an absent node is read again once others have committed."""
+    """`unfolded`: the number of commits of this process in `state` that no fold has read.
+    `is_contended`: others commit to the topic too, so a commit reads head first, since its multi
+    would probably lose. `schema`: None until it was read. While the topic has no schema node, the
+    node is read again after each commit of others, since such a commit may have put a schema into
+    force."""
 
     state: TopicState | None = None
     unfolded: int = 0
@@ -81,9 +82,9 @@ class CommitViews:
     def __init__(self, store: MetadataStore, log: Callable[[str], TopicLog]) -> None:
         self._store = store
         self._log = log
-        self._intents = LruCache[str, Intent](KEPT_MAX)
-        self._txns = LruCache[str, tuple[TxnRecord, int]](KEPT_MAX)
-        self._topics = LruCache[str, _TopicView](KEPT_MAX)
+        self._intents = LruCache[str, Intent](VIEWS_MAX)
+        self._txns = LruCache[str, tuple[TxnRecord, int]](VIEWS_MAX)
+        self._topics = LruCache[str, _TopicView](VIEWS_MAX)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def one_at_a_time(self, name: str) -> asyncio.Lock:
@@ -95,7 +96,8 @@ class CommitViews:
         return lock
 
     async def intent(self, intent_id: str, *, fresh: bool) -> Intent:
-        """Raises errors.LedgerFenced if there is no such intent."""
+        """The intent; with `fresh` read now, else maybe an older view. Raises errors.LedgerFenced
+        if there is no such intent."""
         intent = None if fresh else self._intents.get(intent_id)
         if intent is None:
             node = await look_up(self._store, paths.intent(intent_id))
@@ -117,7 +119,7 @@ class CommitViews:
         return recorded
 
     def needs_fold(self, topic_id: str) -> bool:
-        """Whether the topic's head is to be read before a commit is tried."""
+        """Whether a commit has to read the topic's head before it is tried."""
         view = self._view(topic_id)
         newest = self._newest_state(topic_id, view)
         if newest is None or newest.turn:
@@ -125,11 +127,11 @@ class CommitViews:
         return view.is_contended or view.unfolded >= UNFOLDED_MAX
 
     def newest_state(self, topic_id: str) -> TopicState | None:
-        """The newest state that is in memory."""
+        """The newest state in memory, None if there is no state."""
         return self._newest_state(topic_id, self._view(topic_id))
 
     async def is_newest(self, state: TopicState) -> bool:
-        """Whether the store's replica has no change of the topic after this state. Raises
+        """Whether the connected replica of the store shows no later change of the topic. Raises
         StoreUnavailable."""
         try:
             node = await self._store.get(paths.topic_head(state.topic_id))
@@ -138,7 +140,8 @@ class CommitViews:
         return node.version <= state.head_version
 
     async def state(self, topic_id: str, *, fold: bool, fresh: bool) -> TopicState:
-        """The topic's state now; without `fold`, after the last read or commit of this process."""
+        """The topic's state. Without `fold` it may be the newest state in memory; with `fold` the
+        log is read; with `fresh` it is read after a sync."""
         view = self._view(topic_id)
         newest = self._newest_state(topic_id, view)
         if newest is not None and not fold:
@@ -146,11 +149,11 @@ class CommitViews:
         folded = await self._log(topic_id).fold(fresh=fresh)
         if newest is not None and folded.head_version == newest.head_version:
             view.is_contended = False
-        return _take_newer(view, folded)
+        return _newer_state(view, folded)
 
     async def schema(self, topic_id: str, *, fresh: bool) -> SchemaNode:
-        """The topic's schema, not older than the `state` of its view. Raises StoreUnavailable,
-        errors.UnsupportedFormat."""
+        """The topic's schema, not older than the `state` in the topic's view. Raises
+        StoreUnavailable, errors.UnsupportedFormat."""
         view = self._view(topic_id)
         if fresh or view.schema is None:
             node = await read(self._store, paths.topic_schema(topic_id))
@@ -160,12 +163,12 @@ class CommitViews:
         return view.schema
 
     async def schema_versions(self, topic_id: str, head: SchemaHead) -> dict[int, SchemaVersion]:
-        """The versions of the topic's schema by number, proposed ones too. Raises
+        """All versions of the topic's schema by number, also proposed versions. Raises
         StoreUnavailable, errors.UnsupportedFormat."""
         numbers = range(1, head.last + 1)
         nodes = await self._store.get_many([paths.topic_schema(topic_id, n) for n in numbers])
-        present = [node for node in nodes if node is not None]
-        versions = [decode_version(node.value) for node in present]
+        version_nodes = [node for node in nodes if node is not None]
+        versions = [decode_version(node.value) for node in version_nodes]
         if len(versions) < len(numbers):
             raise errors.UnsupportedFormat(
                 f"the store has {len(versions)} of {len(numbers)} versions of the schema of topic"
@@ -203,26 +206,26 @@ class CommitViews:
         return view
 
     def _newest_state(self, topic_id: str, view: _TopicView) -> TopicState | None:
-        """The newest state in memory: the folded one, or the one that this process computed after
-        its commits."""
+        """The newest state in memory: the folded state, or the state that this process computed
+        after its own commits."""
         folded = self._log(topic_id).last_state
-        return view.state if folded is None else _take_newer(view, folded)
+        return view.state if folded is None else _newer_state(view, folded)
 
 
-def _take_newer(view: _TopicView, folded: TopicState) -> TopicState:
-    """The newer of `folded` and the view's state, which the view keeps. The view's state may be
-    newer: the replica lacks a commit of this process, or that commit was made during the fold."""
+def _newer_state(view: _TopicView, folded: TopicState) -> TopicState:
+    """The newer of `folded` and the view's state; the view keeps the newer state. The view's state
+    is newer if a commit of this process was made during the fold, or if the replica lacks it."""
     if view.state is None or folded.head_version >= view.state.head_version:
-        others = view.state is None or folded.head_version > view.state.head_version
-        if others and view.schema is not None and view.schema.version is None:
+        is_by_others = view.state is None or folded.head_version > view.state.head_version
+        if is_by_others and view.schema is not None and view.schema.version is None:
             view.schema = None
         view.state, view.unfolded = folded, 0
     return view.state
 
 
 def state_after(before: TopicState, commit: Commit) -> TopicState:
-    """The state after the commit; the next fold adds the commit's time. Raises
-    errors.UnsupportedFormat for a commit that could not be folded."""
+    """The state after the commit, without the commit's time, which the next fold adds. Raises
+    errors.UnsupportedFormat for a commit that no fold could apply."""
     after = state.apply(before, before.next, commit, before.commit_ms)
     return replace(after, head_version=before.head_version + 1, turn="")
 
@@ -232,7 +235,7 @@ TURN_WAIT_S_MAX = 2.0
 
 
 class Turns:
-    """The turns of one commit over these topics."""
+    """The turns of one commit on its topics."""
 
     def __init__(self, store: MetadataStore, commit_id: str, topic_ids: Sequence[str]) -> None:
         self._store = store
@@ -244,30 +247,31 @@ class Turns:
     async def wait_for_others(self, topic_ids: Sequence[str]) -> None:
         """Waits while another commit has the turn on one of the topics, as long as patience lasts.
         Raises store.StoreUnavailable."""
-        heads = await call_each(self._head, sorted(topic_ids))
-        for topic_id, head in zip(sorted(topic_ids), heads, strict=True):
+        nodes = await call_each(self._head, sorted(topic_ids))
+        for topic_id, head in zip(sorted(topic_ids), nodes, strict=True):
             if self._waits_for(head):
-                await self._free_head(topic_id)
+                await self._head_without_turn(topic_id)
 
     async def take(self) -> None:
         """Asks for the turn on every topic. Raises store.StoreUnavailable."""
         for topic_id in self._topic_ids:
-            node = await self._free_head(topic_id)
+            node = await self._head_without_turn(topic_id)
             if node is None or node[0].turn == self._commit_id:
                 continue
             head, version = node
             wish = records.encode_head(replace(head, turn=self._commit_id))
             self._topics_with_turn.append(topic_id)
-            with suppress(BadVersion, NoNode, OutcomeUnknown):  # the race decides, as ever
+            with suppress(BadVersion, NoNode, OutcomeUnknown):  # without a turn, the race decides
                 await self._store.set(paths.topic_head(topic_id), wish, version)
 
     def forget(self) -> None:
-        """Called after the commit was made, which took the turn out of each head."""
+        """Called after the commit was made; its multi took the turn out of each head."""
         self._topics_with_turn.clear()
 
     async def give_back(self) -> None:
-        """The commit was not made: takes its turns out of the heads, so that no other commit waits
-        for it. If the store cannot be reached, the others wait until their patience ends."""
+        """Called if the commit was not made: takes its turns out of the heads, so that no other
+        commit waits for it. If the store does not respond, others wait until their patience ends.
+        """
         with suppress(StoreError, TimeoutError):
             async with asyncio.timeout(TURN_WAIT_S_MAX):
                 for topic_id in self._topics_with_turn:
@@ -276,12 +280,12 @@ class Turns:
     async def _give_back(self, topic_id: str) -> None:
         node = await self._head(topic_id)
         if node is not None and node[0].turn == self._commit_id:
-            free = records.encode_head(replace(node[0], turn=""))
-            await self._store.set(paths.topic_head(topic_id), free, node[1])
+            value = records.encode_head(replace(node[0], turn=""))
+            await self._store.set(paths.topic_head(topic_id), value, node[1])
 
-    async def _free_head(self, topic_id: str) -> tuple[Head, int] | None:
-        """The topic's head and its version, once no other commit has the turn there or patience is
-        used up; None if there is no topic."""
+    async def _head_without_turn(self, topic_id: str) -> tuple[Head, int] | None:
+        """Waits until no other commit has the topic's turn, or patience is used up. Returns the
+        topic's head and the version of head; None if there is no such topic."""
         loop = asyncio.get_running_loop()
         node = await self._head(topic_id)
         while self._waits_for(node):
