@@ -53,7 +53,7 @@ class TaskWork(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueryBatch:
-    """The content of a streaming query's batch or of a job with a txnAppId, as counted by its tasks."""
+    """A streaming query's batch, or a job with a txnAppId: its content as its tasks counted it."""
 
     content: Content
     on_replay: OnReplay = OnReplay.FAIL
