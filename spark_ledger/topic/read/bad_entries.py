@@ -2,9 +2,9 @@
 
 Always true: bad bytes do not change how the rows around them are read. Bad bytes raise an error, or
 are counted and logged, with topic, partition, offsets, ledger and entry. `skip`: bad bytes give no
-rows. `raw`: bad bytes give one row at their first offset, with the stored bytes as its value (a
-Pulsar producer's batch, or the entry's payload), and no row at their other offsets. Bytes that a
-later version wrote are always an error, whatever the policy is: an upgrade can read them.
+rows. `raw`: bad bytes give one row at their first offset, and no row at their other offsets; the
+row's value is the stored bytes (a Pulsar producer's batch, or the entry's payload). Bytes that a
+later version wrote raise an error under every policy, because an upgraded reader can read them.
 """
 
 import logging
@@ -13,8 +13,8 @@ from enum import Enum
 
 from spark_ledger import errors
 
-LOGGED_MAX = 20
-"""Warnings of one read; further bad bytes are only counted."""
+WARNINGS_MAX = 20
+"""How many warnings one read logs; further bad bytes are only counted."""
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class OnBadEntry(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BadRows:
-    """Stored bytes with a partition's rows at offsets [lo, hi), and the entry that has them."""
+    """A partition's rows at offsets [lo, hi) with bad bytes, and the entry that has these bytes."""
 
     partition: int
     lo: int
@@ -37,19 +37,19 @@ class BadRows:
 
 
 class BadEntries:
-    """The bytes of one read that cannot be decoded. `topic` is "" if the caller lacks the name."""
+    """Handles the bad bytes that one read meets. `topic` is "" if the caller lacks the name."""
 
     def __init__(self, topic: str = "", policy: OnBadEntry = OnBadEntry.FAIL) -> None:
         self._topic = topic
         self.policy = policy
         self.count = 0
-        """Bad batches and bad entries; an entry counts once for each of its partitions."""
+        """How many batches and entries were bad; an entry counts once for each partition in it."""
         self.rows = 0
-        """The number of offsets of these batches and entries."""
+        """How many offsets these batches and entries have."""
 
     def count_or_raise(self, rows: BadRows, error: errors.UnsupportedFormat) -> None:
         """Count and log the rows, or raise `error` again with the place of the rows. A BadEntry is
-        raised only if the policy is FAIL; an UnsupportedFormat (of a later version) always."""
+        raised only if the policy is FAIL; any other UnsupportedFormat is always raised."""
         what = f"{self._describe(rows)}: {error.what}"
         if self.policy is OnBadEntry.FAIL or not isinstance(error, errors.BadEntry):
             offsets = {"partition": rows.partition, "offset": rows.lo, "end": rows.hi}
@@ -57,12 +57,11 @@ class BadEntries:
             raise type(error)(what, error.remedy, topic=self._topic, **offsets, **entry) from error
         self.count += 1
         self.rows += rows.hi - rows.lo
-        if self.count <= LOGGED_MAX:
+        if self.count <= WARNINGS_MAX:
             outcome = "left out" if self.policy is OnBadEntry.SKIP else "given as they are"
             _log.warning("rows that cannot be decoded are %s: %s", outcome, what)
 
     def log_counts(self) -> None:
-        """Log the counts."""
         if self.count:
             _log.warning(
                 "topic %s: %d batches or entries of %d offsets were not decoded (onBadEntry=%s)",

@@ -1,12 +1,12 @@
 """A topic's state kept current in memory, so that an idle poll needs no round trip (hazard 47).
 
-Always true: at most one watch, on head, is outstanding; a follower folds a change as soon as its
-watch fires, but reads head at most every 50 ms; without a change it reads head again every 10 s; it
-gives out a state for at most 30 s after it was last compared with the store. A broker has thousands
-of topics and decides nothing by their states: it makes the 10 s and the 30 s six times as long. The
-watch also fires when the connection to the store is interrupted. If the store or a ledger of the
-topic cannot be read now, the follower tries again. The state of a deleted topic never changes: the
-follower stops reading, and gives out that state for ever.
+Always true: at most one watch, on head, is outstanding. A follower folds a change as soon as its
+watch fires, but reads head at most every 50 ms; without a change it reads head again every 10 s.
+It returns a state for at most 30 s after the state was last compared with the store. A broker has
+thousands of topics and decides nothing by their states, so in a broker the 10 s and the 30 s are
+six times as long. The watch also fires when the connection to the store is interrupted. If the
+store or a ledger of the topic cannot be read, the follower tries again. The state of a deleted
+topic never changes: the follower stops reading, and returns this state for ever.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ from spark_ledger.topic.log.topic_log import TopicLog
 
 REREAD_S = 10.0
 READ_GAP_S = 0.05
-"""Between the beginnings of two reads of head."""
+"""The shortest time between the beginnings of two reads of head."""
 RETRY_S = 1.0
 UNCONFIRMED_REREADS = 3
-"""A state is given out for so many times `reread_s` after it was compared with the store."""
+"""A state is returned for this many times `reread_s` after it was compared with the store."""
 _PASSING_ERRORS = (StoreUnavailable, OutcomeUnknown, errors.Unavailable, errors.DataUnavailable)
 """Errors of the store, or of the bookies that hold bodies and checkpoints; a later read may
 succeed."""
 
 
 class TopicFollower:
-    """`state` may be called from any thread; the rest belongs to the loop."""
+    """Any thread may call `state`; the other methods belong to the loop."""
 
     def __init__(
         self, log: TopicLog, name: str | None = None, reread_s: float | None = None
@@ -53,14 +53,14 @@ class TopicFollower:
         self._failure: Exception | None = None
         self._task: asyncio.Task[None] | None = None
         self.listeners: dict[Callable[[TopicState], None], None] = {}
-        """Called with each state, once `state` has it."""
+        """Called with each new state, once `state` returns the new state."""
         self.on_end: Callable[[], None] = _do_nothing
-        """Called when the follower stops by itself: by an error, or as the topic is deleted."""
+        """Called when the follower stops by itself: after an error, or as the topic is deleted."""
         self._loop = asyncio.get_running_loop()
         self._next_read_at = self._loop.time()
 
     async def start(self) -> TopicState:
-        """Fold the newest state (sync first), then follow the topic in the background.
+        """Fold the newest state, after a sync, then follow the topic in the background.
 
         Raises errors.TopicNotFound, errors.UnsupportedFormat, errors.Unavailable.
         """
@@ -73,7 +73,7 @@ class TopicFollower:
 
     def state(self) -> TopicState:
         """The newest state, from memory. Raises errors.Unavailable if the last comparison with the
-        store was too long ago, and the error that stopped the follower, if there was one."""
+        store was too long ago; raises the error that stopped the follower, if an error did."""
         if self._failure is not None:
             raise self._failure
         assert self._latest is not None, "start() comes first"
@@ -96,7 +96,8 @@ class TopicFollower:
         return self._changes_folded < self._changes_seen
 
     async def catch_up(self, within_s: float) -> None:
-        """Return once `state` has the changes reported before this call, or after `within_s`."""
+        """Return once `state` has the changes that watches reported before this call, or after
+        `within_s`."""
         changes_seen = self._changes_seen
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
@@ -104,9 +105,9 @@ class TopicFollower:
                     await self._folded.wait()
 
     async def confirmed_history(self, within_s: float) -> int:
-        """The number of the history (TopicLog.history_number) of `state`. Waits until `state` was
-        compared with the store through the newest connection. Raises errors.Unavailable after
-        `within_s`, and as `state`."""
+        """The history number (TopicLog.history_number) of `state`. Waits until `state` was compared
+        with the store through the newest connection. Raises errors.Unavailable after `within_s`,
+        and as `state`."""
         try:
             async with asyncio.timeout(within_s):
                 while self.log.is_doubted or self._latest_history != self.log.history_number:
@@ -145,7 +146,7 @@ class TopicFollower:
                 except _PASSING_ERRORS:
                     self._changed.set()
                     await asyncio.sleep(RETRY_S)
-        except Exception as error:  # `state` raises it, of whatever class
+        except Exception as error:  # `state` raises an error of any class
             self._failure = error
         self.on_end()
 
@@ -157,7 +158,7 @@ class TopicFollower:
         await woken(self._changed, self._reread_s)
 
     async def _read(self, *, fresh: bool) -> TopicState:
-        """Fold, with a new watch unless a watch is outstanding."""
+        """Fold, and set a watch unless a watch is outstanding."""
         self._changed.clear()
         began_s, changes_seen = self._loop.time(), self._changes_seen
         self._next_read_at = began_s + READ_GAP_S

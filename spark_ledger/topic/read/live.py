@@ -1,12 +1,12 @@
-"""How far live segments go: the confirmed rows of a partition's live segment. And where rows are in
-a ledger, open or sealed, if only the headers of its entries count the rows.
+"""How far live segments go: the confirmed rows of a partition's live segment. Also finds the entry
+with a row in a ledger, open or sealed, if only the headers of its entries count the rows.
 
 Always true: the count of a segment's rows comes from the header of a confirmed entry, and never
 goes back (hazard 33). A CLOSED ledger ends for ever at the end in its record, whether or not the
-log has sealed the segment. A later segment may continue in the same ledger, after rows of others.
-The earlier segment then ends before the first entry whose header has another offset than the count
-gives it: so an old log never gives an entry a wrong offset. The counts of followed segments arrive
-by the bookies' long poll, and callers read them from memory.
+log has sealed the segment. A later segment of the same ledger may follow, after rows that a commit
+added in between. The earlier segment ends before the first entry whose header has another offset
+than the segment's count gives: so a reader with an old log never gives an entry a wrong offset. The
+counts of followed segments arrive by the bookies' long poll, and callers read them from memory.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ _log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 TAKEN_WAIT_S = 1.0
-"""How long `refresh` waits until entries that bookies took are confirmed: a living writer announces
-them within `explicit_lac_s`, a tenth of this time."""
+"""How long `refresh` waits until the entries that bookies have are confirmed: a living writer
+announces them within `explicit_lac_s`, a tenth of this time."""
 POLL_S = 30.0
 ENDS_AT_ONCE = 64
 STARTS_KEPT = 1024
@@ -47,9 +47,9 @@ _PASSING_ERRORS = (errors.Unavailable, errors.DataUnavailable)
 
 @dataclass(frozen=True, slots=True)
 class LiveEnd:
-    """The confirmed part of a live segment: entries up to `last_entry`, their rows and bytes, the
-    times at which the first and the last of these entries were stored. A `closed` segment gets no
-    further entry. `rowless` are offsets of the segment without a row."""
+    """The confirmed part of a live segment: the entries up to `last_entry`, their number of rows
+    and bytes, and the times at which the first and the last of these entries were stored. A
+    `closed` segment gets no further entry. `rowless` are offsets of the segment without a row."""
 
     last_entry: int = NO_ENTRY
     rows: int = 0
@@ -60,13 +60,13 @@ class LiveEnd:
     rowless: Rowless = NO_ROWLESS
 
 
-EMPTY = LiveEnd()
+EMPTY_END = LiveEnd()
 _Opening = tuple[int, int]
-"""A ledger, and the commit that opened a live segment in it."""
+"""A ledger, and the number of the commit that opened a live segment in this ledger."""
 
 
 class LiveEnds:
-    """The live ends that one process knows. Any thread may call `end_of` and `changes`; all other
+    """The live ends in one process's memory. Any thread may call `end_of` and `changes`; the other
     methods belong to the loop."""
 
     def __init__(self, ledgers: LedgerStore) -> None:
@@ -81,18 +81,20 @@ class LiveEnds:
         return self._changes
 
     def end_of(self, live: LiveSegment) -> LiveEnd:
-        """The end of the segment, as a bookie last gave it; EMPTY before that."""
-        return self._ends.get(_opening(live), EMPTY)
+        """The newest end of the segment that a bookie gave; EMPTY_END if no bookie has given an
+        end."""
+        return self._ends.get(_opening(live), EMPTY_END)
 
     async def refresh(self, lives: Iterable[LiveSegment]) -> None:
         """Ask the bookies how far the segments go. Afterwards the ends contain every entry that was
-        acknowledged before this call, unless its writer died. The end of a segment whose ledger is
-        gone stays as it is. Raises DataUnavailable, Unauthorized, RowsLost, Unavailable."""
-        loop, turns = asyncio.get_running_loop(), asyncio.Semaphore(ENDS_AT_ONCE)
+        acknowledged before this call, unless the entry's writer died. If a segment's ledger is
+        gone, its end does not change. Raises DataUnavailable, Unauthorized, RowsLost, Unavailable.
+        """
+        loop, read_slots = asyncio.get_running_loop(), asyncio.Semaphore(ENDS_AT_ONCE)
         lagging_readers: list[tuple[LiveSegment, AsyncLedgerReader]] = []
 
         async def ask(live: LiveSegment) -> None:
-            async with turns:
+            async with read_slots:
                 reader = await self._open(live)
                 if reader is None:
                     return
@@ -102,9 +104,9 @@ class LiveEnds:
                     await self._update(live, reader)
 
         async def wait(live: LiveSegment, reader: AsyncLedgerReader) -> None:
-            async with turns:
+            async with read_slots:
                 left_s = max(0.0, until_s - loop.time())
-                with suppress(errors.DataUnavailable):  # then the earlier end stays
+                with suppress(errors.DataUnavailable):  # the end then stays at the earlier entry
                     await reader.wait_beyond(reader.last_taken - 1, left_s)
                 await self._update(live, reader)
 
@@ -113,12 +115,14 @@ class LiveEnds:
         await asyncio.gather(*(wait(live, reader) for live, reader in lagging_readers))
 
     def follow(self, lives: Iterable[LiveSegment]) -> None:
-        """Keep the ends of exactly these segments current from now on."""
-        lives_of = {_opening(live): live for live in lives}
-        for opening in [opening for opening in self._follow_tasks if opening not in lives_of]:
+        """From now on keep the ends of these segments current, and of no others."""
+        live_by_opening = {_opening(live): live for live in lives}
+        for opening in [
+            opening for opening in self._follow_tasks if opening not in live_by_opening
+        ]:
             self._follow_tasks.pop(opening).cancel()
             self._ends.pop(opening, None)
-        for opening, live in lives_of.items():
+        for opening, live in live_by_opening.items():
             if opening not in self._follow_tasks:
                 task = asyncio.get_running_loop().create_task(self._follow(live))
                 self._follow_tasks[opening] = task
@@ -128,8 +132,8 @@ class LiveEnds:
         self._follow_tasks.clear()
 
     async def _follow(self, live: LiveSegment) -> None:
-        """Follow the segment until it is closed. If its rows are lost, or its ledger is gone or
-        refused, try again every POLL_S: a reader of these rows gets the error."""
+        """Follow the segment until it is closed. If its rows are lost, its ledger is gone or a
+        bookie refuses, try again every POLL_S; a reader of these rows gets the error."""
         while not self.end_of(live).closed:
             try:
                 await self._follow_until_closed(live)
@@ -153,7 +157,8 @@ class LiveEnds:
             await asyncio.sleep(POLL_S)
 
     async def _open(self, live: LiveSegment) -> AsyncLedgerReader | None:
-        """None if the ledger is gone: it was sealed, and its rows were merged or removed."""
+        """A reader of the segment's ledger. None if the ledger is gone: the segment was sealed, and
+        its rows were merged or removed."""
         version = live.metadata_version
         try:
             return await self._ledgers.open(live.ledger_id, recover=False, min_version=version)
@@ -183,28 +188,28 @@ def _opening(live: LiveSegment) -> _Opening:
 async def _last_entry_of(
     reader: AsyncLedgerReader, live: LiveSegment, before: LiveEnd, last: int
 ) -> tuple[Entry | None, bool]:
-    """The segment's last entry after the end `before` and up to the confirmed entry `last`, foreign
-    entries left out (None without such an entry); and whether a later segment follows in the
-    ledger. If a later segment follows, the entry is found by halving."""
+    """The last entry of the segment after the end `before` and up to the confirmed entry `last`,
+    without foreign entries (None: there is no such entry); and whether a later segment follows in
+    the ledger. If a later segment follows, the entry is found by binary search."""
     first = max(before.last_entry + 1, live.first_entry)
     entry = await _last_owned_entry(reader, live, first, last)
     if entry is None or _is_in_segment(live, entry):
         return entry, False
-    last_own, last = None, entry.header.entry_id
+    last_in_segment, last = None, entry.header.entry_id
     while first < last:
         middle = (first + last) // 2
         entry = await _last_owned_entry(reader, live, first, middle)
         if entry is None or _is_in_segment(live, entry):
-            last_own, first = entry or last_own, middle + 1
+            last_in_segment, first = entry or last_in_segment, middle + 1
         else:
             last = entry.header.entry_id
-    return last_own, True
+    return last_in_segment, True
 
 
 async def _last_owned_entry(
     reader: AsyncLedgerReader, live: LiveSegment, first: int, last: int
 ) -> Entry | None:
-    """The last entry of [first, last] that an owner wrote (seal.py); None without such an entry."""
+    """The last entry in [first, last] that an owner wrote (seal.py); None without an entry."""
     async with aclosing(reader.read_back(last, first, known_confirmed=last)) as entries:
         async for _, entry in entries:
             if isinstance(entry, errors.LedgerError):
@@ -216,8 +221,8 @@ async def _last_owned_entry(
 
 
 def _is_in_segment(live: LiveSegment, entry: Entry) -> bool:
-    """Whether an owner's entry belongs to the segment: the offset in its header is the offset that
-    the segment's count gives it."""
+    """Whether an owner's entry belongs to the segment: its header has the offset that the segment's
+    count of rows gives."""
     header = decode_header(entry.payload)
     offset = live.origin + entry.header.cumulative_rows - header.rows
     return not header.at_offset or int(header.index["first_row"][0]) == offset
@@ -231,9 +236,9 @@ async def _end_at(
     last_ms = header.written_ms
     first_ms = before.first_ms or last_ms
     if before.last_entry == NO_ENTRY and last > live.first_entry:
-        with suppress(errors.LedgerError):  # a reader of that entry gets this error
-            first = await reader.read_entry(live.first_entry, known_confirmed=last)
-            first_ms = decode_header(first.payload).written_ms
+        with suppress(errors.LedgerError):  # a reader of the first entry gets this error
+            first_entry = await reader.read_entry(live.first_entry, known_confirmed=last)
+            first_ms = decode_header(first_entry.payload).written_ms
     rows = entry.header.cumulative_rows - live.rows_before
     size = entry.header.cumulative_bytes - live.bytes_before
     return LiveEnd(last, rows, size, False, first_ms, last_ms, header.rowless)
@@ -242,11 +247,15 @@ async def _end_at(
 async def ends_of(
     ledgers: LedgerStore, state: TopicState, partitions: Iterable[int] | None = None
 ) -> dict[int, LiveEnd]:
-    """By partition the end of its live segment, as the bookies have it now; `partitions` None: all
-    partitions. Raises as `LiveEnds.refresh`."""
+    """By partition the end of its live segment, read from the bookies. If `partitions` is None, the
+    ends of all partitions. Raises as `LiveEnds.refresh`."""
     numbers = range(len(state.partitions)) if partitions is None else partitions
-    chosen = [state.partitions[number] for number in numbers]
-    lives = {partition.number: partition.live for partition in chosen if partition.live is not None}
+    chosen_partitions = [state.partitions[number] for number in numbers]
+    lives = {
+        partition.number: partition.live
+        for partition in chosen_partitions
+        if partition.live is not None
+    }
     live_ends = LiveEnds(ledgers)
     await live_ends.refresh(lives.values())
     return {number: live_ends.end_of(live) for number, live in lives.items()}
@@ -266,8 +275,9 @@ def live_task(
 
 
 EntryStarts = LruCache[tuple[int, int], int]
-"""By ledger and row, the entry that begins at that row, as earlier reads found: a read that
-continues where another read ended need not search. The STARTS_KEPT used last are kept."""
+"""By ledger and row, the entry that begins at this row. Earlier reads put entries here, so that a
+read that continues where another read ended need not search. The STARTS_KEPT entries used last are
+kept."""
 
 _starts: WeakKeyDictionary[LedgerStore, EntryStarts] = WeakKeyDictionary()
 
@@ -280,9 +290,9 @@ def starts_of(ledgers: LedgerStore) -> EntryStarts:
 async def first_piece(
     reader: AsyncLedgerReader, live_rows: LiveRows, starts: EntryStarts
 ) -> tuple[int, int]:
-    """The entry that has the first of the rows, and the rows of the segment before that entry.
-    Each header counts the rows of the ledger up to its entry: the search takes turns between the
-    entry that would have the row if rows were spread evenly, and halving."""
+    """The entry with the first of the rows, and the number of the segment's rows before this entry.
+    Each header counts the rows of the ledger up to its entry. The search alternates between the
+    entry that would have the row if rows were spread evenly, and the middle entry."""
     live = live_rows.live
     row = live_rows.start - live.base
     entry_id = starts.get((reader.ledger_id, live.rows_before + row))
@@ -290,25 +300,26 @@ async def first_piece(
         return entry_id, row
     first, last, before = live.first_entry, live_rows.last_entry, 0
     end = live_rows.rows or live_rows.end - live.base  # the rows up to `last`
-    halves = False
+    is_halving = False
     while row > before and first < last:
         share = (row - before) * (last + 1 - first) // max(1, end - before)
-        middle = (first + last) // 2 if halves else min(first + share, last)
+        middle = (first + last) // 2 if is_halving else min(first + share, last)
         entry = await reader.read_entry(middle, known_confirmed=live_rows.last_entry)
         after = entry.header.cumulative_rows - live.rows_before
-        begins = await _rows_before(reader, live_rows, entry)
+        begin = await _rows_before(reader, live_rows, entry)
         if after <= row:
             first, before = middle + 1, after
-        elif begins <= row:
-            return middle, begins
+        elif begin <= row:
+            return middle, begin
         else:
-            last, end = middle - 1, begins
-        halves = not halves
+            last, end = middle - 1, begin
+        is_halving = not is_halving
     return first, before
 
 
 async def _rows_before(reader: AsyncLedgerReader, live_rows: LiveRows, entry: Entry) -> int:
-    """The rows of the segment before the entry. The entry before a foreign entry counts them."""
+    """The number of the segment's rows before the entry; for a foreign entry it is in the header of
+    the entry before."""
     live, entry_id = live_rows.live, entry.header.entry_id
     try:
         rows = entry.header.cumulative_rows - owned_header(live, entry).rows
@@ -330,8 +341,7 @@ async def first_stored_since(ledgers: LedgerStore, live_rows: LiveRows, ms: int)
 
 async def find_stored_since(reader: AsyncLedgerReader, live_rows: LiveRows, ms: int) -> int:
     """The offset of the first row that was stored at `ms` or later by its owner's clock; the end of
-    the rows if all rows are older. Found by halving: the stored times never fall within a
-    ledger."""
+    the rows if all rows are older. A binary search: within a ledger the stored times never fall."""
     first, end, offset = live_rows.live.first_entry, live_rows.last_entry + 1, live_rows.end
     while first < end:
         middle = (first + end) // 2
@@ -368,8 +378,8 @@ def live_rows_lost(record: LedgerRecord, live_rows: LiveRows) -> errors.RowsLost
 
 
 def clip_to_ledger(record: LedgerRecord, live_rows: LiveRows) -> LiveRows:
-    """The same rows. If the ledger ended before `last_entry`, they have the last entry and the row
-    count of the ledger's record: the missing entries held no row of `live_rows`."""
+    """The same rows. If the ledger ended before `last_entry`, the last entry and the row count are
+    those of the ledger's record: the missing entries held no row of `live_rows`."""
     last = record.last_entry
     if last is None or last >= live_rows.last_entry:
         return live_rows
@@ -377,16 +387,18 @@ def clip_to_ledger(record: LedgerRecord, live_rows: LiveRows) -> LiveRows:
 
 
 def estimate_last_entry(live_rows: LiveRows, at: int, before: int) -> int:
-    """An estimate of the last entry that has some of the rows: `before` rows precede entry `at`,
-    and the other rows are taken as spread evenly over the entries."""
-    left, rows = live_rows.end - live_rows.live.base - before, live_rows.rows - before
-    if left >= rows:
+    """An estimate of the last entry that has some of the rows. `before` rows precede entry `at`;
+    the estimate spreads the other rows evenly over the entries from `at` on."""
+    rows_left, all_rows_left = live_rows.end - live_rows.live.base - before, live_rows.rows - before
+    if rows_left >= all_rows_left:
         return live_rows.last_entry
-    return min(at + left * (live_rows.last_entry + 1 - at) // rows, live_rows.last_entry)
+    return min(
+        at + rows_left * (live_rows.last_entry + 1 - at) // all_rows_left, live_rows.last_entry
+    )
 
 
 def piece_of(live_rows: LiveRows, header: EntryHeader, before: int) -> EntryPieces:
-    """The piece of the rows that an entry has; `before` rows of the segment come before it."""
+    """The piece of the rows that an entry has; `before` rows of the segment precede the entry."""
     base = live_rows.live.base
     lo = max(live_rows.start - base, before)
     hi = min(live_rows.end - base, header.cumulative_rows - live_rows.live.rows_before)

@@ -4,13 +4,14 @@ that a task fetches for these pieces. Pure.
 Always true: pieces are sorted by partition, then by offset, and hold every row of the spans that
 the table has, once. `fetch_order` orders the entries so that the rows of each partition rise; an
 entry that several partitions share comes once, unless partitions need the same entries in different
-orders. Slices hold the rows of the spans once, in that order. A slice carries all that its reader
-trusts: the ledger's metadata version, and the end of the committed entries, which proves that they
-are confirmed (hazard 18). Inline rows of a commit are a slice without a ledger.
+orders. Slices hold the rows of the spans once, in fetch order. A slice has everything that its
+reader needs: the ledger's metadata version, and the end of the committed entries, which proves that
+the slice's entries are confirmed (hazard 18). Inline rows of a commit are a slice without a ledger.
 
-The log records how many rows each entry has, but for a `counted` segment: there only the entries
-know. A plan treats such a segment as COUNTED_PARTS entries of as many rows each. A fetch treats it
-as a slice of rows (`CountedSlice`), for which the reader finds the entries (live.py).
+The log records how many rows each entry has, but not for a `counted` segment, where only the
+entries' headers count the rows. A plan treats a counted segment as COUNTED_PARTS entries with equal
+numbers of rows. A fetch treats it as a slice of rows (`CountedSlice`), for which the reader finds
+the entries (live.py).
 """
 
 import heapq
@@ -28,13 +29,13 @@ from spark_ledger.topic.log.segments import INLINE, NO_ENTRY, LiveSegment, Paylo
 
 EMPTY_ROW_BYTES = 1e-3  # the weight of a row without bytes, so that tasks share such rows too
 COUNTED_PARTS = 64
-NO_COMMIT = NO_EPOCH = -1  # a reader needs neither number
+NO_COMMIT = NO_EPOCH = -1  # a reader needs neither the commit nor the epoch
 Floats = npt.NDArray[np.float64]
 
 
 class Span(NamedTuple):
-    """Offsets [lo, hi) of a partition without a hole. The consecutive segments [first, end) of a
-    table hold them; some of these segments may hold none of these rows."""
+    """Offsets [lo, hi) of a partition without a hole. The rows are in the consecutive segments
+    [first, end) of a table; a segment among these may have no row of the span."""
 
     partition: int
     lo: int
@@ -47,7 +48,7 @@ _PARTITION, _LO, _HI, _FIRST, _END = range(len(Span._fields))
 """The columns of an array of spans."""
 
 Spans = tuple[Span, ...]
-"""By partition, then by offset; they do not overlap."""
+"""Spans ordered by partition, then by offset, without overlaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +73,20 @@ class Pieces:
         return len(self.segment)
 
     def select(self, positions: npt.NDArray[Any]) -> "Pieces":
-        """The pieces at these positions, in the order of the positions; or where a mask is true."""
+        """The pieces at these positions, in the order of the positions; `positions` may also be a
+        mask."""
         return Pieces(*(getattr(self, name)[positions] for name in self.__slots__))
 
     def entries(self) -> Longs:
-        """For each piece the number of its entry. Entries are numbered by ledger id, then by entry
-        id; each inline segment counts as a ledger."""
+        """For each piece the number of its entry. Numbers rise by ledger id, then by entry id; each
+        inline segment counts as a ledger."""
         ledger = np.where(self.ledger == INLINE, -2 - self.segment, self.ledger)
         order = np.lexsort((self.entry, ledger))
-        new = np.diff(ledger[order], prepend=0) != 0
-        new |= np.diff(self.entry[order], prepend=0) != 0
-        new[:1] = False
+        is_new_entry = np.diff(ledger[order], prepend=0) != 0
+        is_new_entry |= np.diff(self.entry[order], prepend=0) != 0
+        is_new_entry[:1] = False
         numbers = np.empty(len(self), dtype=np.int64)
-        numbers[order] = np.cumsum(new)
+        numbers[order] = np.cumsum(is_new_entry)
         return numbers
 
 
@@ -106,8 +108,8 @@ def remove_offsets(spans: Spans, removed_ranges: Mapping[int, Sequence[tuple[int
 
 
 def with_narrow_table(spans: Spans, table: SegmentTable) -> tuple[Spans, SegmentTable]:
-    """The spans, with a table of only the segments that hold their rows."""
-    span_array = np.array(_narrow(spans, table), dtype=np.int64)
+    """The spans, and a table with only the segments that have rows of the spans."""
+    span_array = np.array(_narrow_spans(spans, table), dtype=np.int64)
     counts = span_array[:, _END] - span_array[:, _FIRST]
     rows = distinct_values(_concat_ranges(span_array[:, _FIRST], counts))
     if int(rows[-1] - rows[0]) + 1 == len(rows):
@@ -119,14 +121,14 @@ def with_narrow_table(spans: Spans, table: SegmentTable) -> tuple[Spans, Segment
     return tuple(map(Span._make, span_array.tolist())), part
 
 
-def _narrow(spans: Spans, table: SegmentTable) -> list[Span]:
-    """Each span with only the segments that hold its rows."""
+def _narrow_spans(spans: Spans, table: SegmentTable) -> list[Span]:
+    """The spans, each with only the segments that have its rows."""
     span_array, narrow_spans = np.array(spans, dtype=np.int64), list(spans)
     second = np.minimum(span_array[:, _FIRST] + 1, span_array[:, _END] - 1)
-    wide = (table.bases[span_array[:, _END] - 1] >= span_array[:, _HI]) | (
+    is_wide = (table.bases[span_array[:, _END] - 1] >= span_array[:, _HI]) | (
         (table.bases[second] <= span_array[:, _LO]) & (second > span_array[:, _FIRST])
     )
-    for i in np.flatnonzero(wide).tolist():
+    for i in np.flatnonzero(is_wide).tolist():
         span = spans[i]
         bases = table.bases[span.first : span.end]
         first = int(bases.searchsorted(span.lo, side="right")) - 1
@@ -175,11 +177,12 @@ def fetch_order(pieces: Pieces) -> Longs:
     """For each piece the place of its entry in an order in which the rows of each partition rise.
     Where several entries may come next, the first entry of the lowest ledger comes next.
 
-    Entries that no such order can hold come last, partition by partition.
+    If partitions need the same entries in different orders, these entries come last, partition by
+    partition.
     """
     entries = pieces.entries()
-    follows = np.diff(pieces.partition) == 0
-    pairs = np.stack([entries[:-1][follows], entries[1:][follows]])
+    is_same_partition = np.diff(pieces.partition) == 0
+    pairs = np.stack([entries[:-1][is_same_partition], entries[1:][is_same_partition]])
     pairs = pairs[:, pairs[0] != pairs[1]]
     if bool((pairs[0] < pairs[1]).all()):
         return entries
@@ -188,8 +191,8 @@ def fetch_order(pieces: Pieces) -> Longs:
     is_unplaced = places < 0
     if bool(is_unplaced.any()):
         parts, numbers = pieces.partition[is_unplaced], entries[is_unplaced]
-        new = (np.diff(parts, prepend=-1) != 0) | (np.diff(numbers, prepend=-1) != 0)
-        places[is_unplaced] = int(places.max()) + np.cumsum(new)
+        is_new_entry = (np.diff(parts, prepend=-1) != 0) | (np.diff(numbers, prepend=-1) != 0)
+        places[is_unplaced] = int(places.max()) + np.cumsum(is_new_entry)
     return places
 
 
@@ -200,7 +203,7 @@ def _topological_places(pairs: Longs, count: int) -> Longs:
     firsts, seconds = unique // count, unique % count
     predecessor_counts = np.bincount(seconds, minlength=count).tolist()
     begins = np.searchsorted(firsts, np.arange(count + 1)).tolist()
-    after = seconds.tolist()
+    successors = seconds.tolist()
     ready = [
         entry for entry, predecessor_count in enumerate(predecessor_counts) if not predecessor_count
     ]
@@ -210,22 +213,22 @@ def _topological_places(pairs: Longs, count: int) -> Longs:
         entry = heapq.heappop(ready)
         places[entry] = place
         place += 1
-        for later in after[begins[entry] : begins[entry + 1]]:
-            predecessor_counts[later] -= 1
-            if not predecessor_counts[later]:
-                heapq.heappush(ready, later)
+        for successor in successors[begins[entry] : begins[entry + 1]]:
+            predecessor_counts[successor] -= 1
+            if not predecessor_counts[successor]:
+                heapq.heappush(ready, successor)
     return places
 
 
 def spans_by(pieces: Pieces, number: Longs) -> Iterator[Spans]:
-    """For each number, in rising order, the spans of its pieces; `number` has the number of each
-    piece."""
+    """The spans of the pieces with equal numbers, for each number in rising order. `number` has
+    each piece's number."""
     order = np.argsort(number, kind="stable")
     pieces, numbers = pieces.select(order), number[order]
     hi = pieces.offset + pieces.take
-    new = (np.diff(pieces.span, prepend=-1) != 0) | (np.diff(numbers, prepend=-1) != 0)
-    new[1:] |= pieces.offset[1:] != hi[:-1]
-    starts = np.flatnonzero(new)
+    is_new_span = (np.diff(pieces.span, prepend=-1) != 0) | (np.diff(numbers, prepend=-1) != 0)
+    is_new_span[1:] |= pieces.offset[1:] != hi[:-1]
+    starts = np.flatnonzero(is_new_span)
     ends = np.append(starts[1:], len(order)) - 1
     columns = (
         *(numbers[starts], pieces.partition[starts], pieces.offset[starts], hi[ends]),
@@ -238,14 +241,14 @@ def spans_by(pieces: Pieces, number: Longs) -> Iterator[Spans]:
 
 
 def _concat_ranges(starts: Longs, counts: Longs) -> Longs:
-    """For each i the counts[i] numbers starts[i], starts[i] + 1, ..."""
+    """For each i the numbers starts[i], starts[i] + 1, ...: counts[i] numbers."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     return np.arange(total) - np.repeat(ends - counts - starts, counts)
 
 
 def _list_column(table: SegmentTable, name: str) -> tuple[Longs, npt.NDArray[Any]]:
-    """Of a column of lists, the positions at which each list begins and the last list ends, and the
+    """A column of lists: the positions at which each list begins and the last list ends, and the
     values of all lists."""
     column = table.batch.column(name)
     offsets = as_numpy(column.offsets).astype(np.int64)
@@ -254,8 +257,8 @@ def _list_column(table: SegmentTable, name: str) -> tuple[Longs, npt.NDArray[Any
 
 
 class _Entries(NamedTuple):
-    """The positions at which the entries of each segment begin, and at which the last segment's
-    entries end; the rows of each entry, and its id."""
+    """All entries of a table. `at`: the positions at which each segment's entries begin and the
+    last segment's entries end. `rows` and `ids`: the number of rows and the id of each entry."""
 
     at: Longs
     rows: Longs
@@ -293,9 +296,9 @@ def _entry_ids(table: SegmentTable) -> Longs:
 
 @dataclass(frozen=True, slots=True)
 class LiveRows:
-    """Rows of a segment born live, still open or `counted`: offsets [start, end) of the partition,
-    all in entries up to `last_entry`, which is confirmed. The segment's entries up to `last_entry`
-    have `rows` rows in all; 0 means unknown."""
+    """Rows of a segment born live, which is still open or `counted`: offsets [start, end) of the
+    partition, all in entries up to `last_entry`, which is confirmed. The segment's entries up to
+    `last_entry` have `rows` rows in all (0: the number is not known)."""
 
     live: LiveSegment
     start: int
@@ -306,7 +309,7 @@ class LiveRows:
 
 @dataclass(frozen=True, slots=True)
 class CountedSlice:
-    """Rows of a `counted` segment, in about `count` entries with about `bytes` bytes."""
+    """Rows of a `counted` segment, in about `count` entries with about `bytes` bytes in all."""
 
     rows: LiveRows
     bytes: int
@@ -317,16 +320,16 @@ class CountedSlice:
         return self.rows.live.ledger_id
 
 
-SLICE_ENTRIES_MAX = 4096  # Python objects at a time: a task may have a million entries
+SLICE_ENTRIES_MAX = 4096  # limits the Python objects in memory: a task may have a million entries
 PIECE_DTYPE = np.dtype(
     [(name, np.int64) for name in ("partition", "first_row", "skip", "take", "offset")]
 )
 EntryPieces = npt.NDArray[np.void]
-"""Pieces of one entry, by partition and offset, as in Pieces."""
+"""The pieces of one entry, by partition and offset; the fields are as in Pieces."""
 
 
 class PlannedEntry(NamedTuple):
-    """An entry, and the pieces of it that a task reads."""
+    """An entry, and those of its pieces that a task reads."""
 
     entry_id: int
     pieces: EntryPieces
@@ -334,9 +337,10 @@ class PlannedEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadSlice:
-    """Entries of one ledger, ids rising. Inline entries of commits have the `ledger_id` INLINE, and
-    come with their payloads. `bytes` estimates the size of the pieces, which may be a small part of
-    the entries. `filter_entry` is the entry with the segments' key filters."""
+    """Entries of one ledger, in rising order of ids. For inline entries of commits `ledger_id` is
+    INLINE, and `payloads` has their payloads. `bytes` is an estimate of the size of the pieces,
+    which may be a small part of the entries. `filter_entry` is the entry with the segments' key
+    filters."""
 
     ledger_id: int
     metadata_version: int
@@ -365,26 +369,26 @@ def slices_of(table: SegmentTable, spans: Spans, *, by_filter: bool = False) -> 
 
 
 def _split_at_counted(table: SegmentTable, spans: Spans) -> Iterator[Spans | CountedSlice]:
-    """The spans cut at counted segments, and the slices of these segments."""
-    held: list[Span] = []
+    """The spans between counted segments, and the slices of the counted segments, in order."""
+    parts_before: list[Span] = []
     counted = table.counted
     for span in spans if bool(counted.any()) else ():
         first = span.first
         for i in (span.first + np.flatnonzero(counted[span.first : span.end])).tolist():
-            held += _clip_to_segments(table, span._replace(first=first, end=i))
+            parts_before += _clip_to_segments(table, span._replace(first=first, end=i))
             first = i + 1
             for clipped_span in _clip_to_segments(table, span._replace(first=i, end=first)):
-                if held:
-                    yield tuple(held)
-                held = []
+                if parts_before:
+                    yield tuple(parts_before)
+                parts_before = []
                 yield _counted_slice(table, clipped_span)
-        held += _clip_to_segments(table, span._replace(first=first))
-    if held or not bool(counted.any()):
-        yield tuple(held) or spans
+        parts_before += _clip_to_segments(table, span._replace(first=first))
+    if parts_before or not bool(counted.any()):
+        yield tuple(parts_before) or spans
 
 
 def _clip_to_segments(table: SegmentTable, span: Span) -> list[Span]:
-    """The part of the span that its segments hold."""
+    """The span without the offsets that its segments do not have."""
     if span.first == span.end:
         return []
     lo = max(span.lo, int(table.bases[span.first]))
@@ -443,20 +447,22 @@ def _read_slices(table: SegmentTable, spans: Spans, by_filter: bool) -> Iterator
 
 
 def _places(pieces: Pieces) -> Longs:
-    """As fetch_order, which a single partition does not need: its entries are in order already."""
+    """As fetch_order; quicker for a single partition, whose entries are in order already."""
     if pieces.partition[0] == pieces.partition[-1]:
-        new = (np.diff(pieces.segment, prepend=-1) != 0) | (np.diff(pieces.entry, prepend=-1) != 0)
-        return np.cumsum(new) - 1
+        is_new_entry = (np.diff(pieces.segment, prepend=-1) != 0) | (
+            np.diff(pieces.entry, prepend=-1) != 0
+        )
+        return np.cumsum(is_new_entry) - 1
     return fetch_order(pieces)
 
 
 def _starts(keys: list[Longs], entries: Longs) -> list[int]:
-    """The indices at which slices begin: where a key changes, or where entry ids do not rise. The
-    ids of inline entries count from 0 in each segment, and need not rise."""
-    new = (np.diff(entries) <= 0) & (keys[0][1:] != INLINE)
+    """The indices at which slices begin: where a key changes, or where entry ids do not rise (ids
+    of inline entries need not rise: they count from 0 in each segment)."""
+    is_new_slice = (np.diff(entries) <= 0) & (keys[0][1:] != INLINE)
     for key in keys:
-        new |= np.diff(key) != 0
-    starts = [0, *(np.flatnonzero(new) + 1).tolist()]
+        is_new_slice |= np.diff(key) != 0
+    starts = [0, *(np.flatnonzero(is_new_slice) + 1).tolist()]
     ends = [*starts[1:], len(entries)]
     return [
         at
@@ -466,8 +472,8 @@ def _starts(keys: list[Longs], entries: Longs) -> list[int]:
 
 
 def _versions_and_last_entries(table: SegmentTable) -> dict[int, tuple[int, int]]:
-    """For each ledger the newest metadata version that a segment names, and the last entry that a
-    segment proves to be confirmed."""
+    """For each ledger the newest metadata version that a segment has, and the last entry that is
+    confirmed because a segment has it."""
     ledgers, indices = distinct_with_indices(table.ledgers)
     versions = np.zeros(len(ledgers), np.int64)
     np.maximum.at(versions, indices, table.versions)
