@@ -389,12 +389,10 @@ def clip_to_ledger(record: LedgerRecord, live_rows: LiveRows) -> LiveRows:
 def estimate_last_entry(live_rows: LiveRows, at: int, before: int) -> int:
     """An estimate of the last entry that has some of the rows. `before` rows precede entry `at`;
     the estimate spreads the other rows evenly over the entries from `at` on."""
-    rows_left, all_rows_left = live_rows.end - live_rows.live.base - before, live_rows.rows - before
-    if rows_left >= all_rows_left:
+    rows_left, later_rows = live_rows.end - live_rows.live.base - before, live_rows.rows - before
+    if rows_left >= later_rows:
         return live_rows.last_entry
-    return min(
-        at + rows_left * (live_rows.last_entry + 1 - at) // all_rows_left, live_rows.last_entry
-    )
+    return min(at + rows_left * (live_rows.last_entry + 1 - at) // later_rows, live_rows.last_entry)
 
 
 def piece_of(live_rows: LiveRows, header: EntryHeader, before: int) -> EntryPieces:

@@ -1,19 +1,19 @@
 """Planning a read: ranges of offsets become tasks. Pure.
 
 Always true: the tasks of a plan hold every row of the ranges once, without the holes; the rows of a
-partition are in order within a task, and from task to task of the plan. A task carries a table of
-segments, and its reader computes the slices from the table (pieces.py): so a plan over a million
+partition are in order within a task, and from task to task of the plan. A task has a table of
+segments, and its reader computes the slices from the table (pieces.py), so a plan over a million
 segments stays small.
 
 A large partition has tasks of its own, cut by bytes. Small partitions are packed into one task, and
 so are small tasks of several topics (`pack_tasks`; such a task reads one topic after the other). If
-partitions share entries, tasks of partitions may read shared bytes several times: above
-READ_AGAIN_MAX the plan is cut between entries, and a task has whole entries, with rows of many
-partitions.
+partitions share entries, the tasks of several partitions may read the same bytes. If they would
+read more than READ_AGAIN_MAX times the stored bytes, the plan is cut between entries: a task then
+has whole entries, with rows of many partitions.
 
-Committed rows that no ledger holds any more are reported with exact offsets: rows reported lost are
-beyond the end of their ledger and within the spans of a task; a task without its lost rows reads
-exactly the other rows, at their offsets (hazard 26).
+Committed rows that no ledger holds any more are reported with exact offsets. Always true: rows that
+are reported lost are beyond the end of their ledger and within the spans of a task. A task without
+its lost rows reads exactly the other rows, at their offsets (hazard 26).
 """
 
 import heapq
@@ -45,9 +45,9 @@ from spark_ledger.topic.read.pieces import (
 )
 
 TASK_BYTES = 64 * 1024 * 1024
-PACKED_BYTES = 8 << 20  # one task reads several partitions that are smaller,
-PACKED_TASKS = 16  # unless that would leave fewer tasks than this
-LIVE_ROW_BYTES = 1 << 10  # assumed for a row of a live segment: a task does not know its bytes
+PACKED_BYTES = 8 << 20  # smaller partitions are packed, several into one task
+PACKED_TASKS = 16  # but packing leaves at least this many tasks
+LIVE_ROW_BYTES = 1 << 10  # assumed for a row of a live segment, whose bytes a task cannot see
 READ_AGAIN_MAX = 1.1  # bytes read / bytes stored, if partitions share entries
 Ranges = Mapping[int, tuple[int, int]]
 """By partition the offsets [start, end) to read."""
@@ -55,9 +55,9 @@ Ranges = Mapping[int, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """What one Spark task reads: the rows of the spans. The table has the segments of the spans,
-    and maybe further segments. Picklable. `live` are rows of a partition's live segment; they come
-    after the spans. Only a `chunked` task may have entries with chunks of messages."""
+    """What one Spark task reads: the rows of the spans, then the rows `live` of a partition's live
+    segment. The table has the segments of the spans, and may have more segments. Only a `chunked`
+    task may have entries with chunks of messages. Picklable."""
 
     topic: str
     topic_id: str
@@ -80,8 +80,8 @@ class ReadTask:
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How ranges become tasks: at least `tasks_min` tasks, in proportion to bytes, each with at
-    most about `task_bytes` bytes and at most `task_rows` rows."""
+    """How ranges become tasks: at least `tasks_min` tasks, of about equal bytes, each of at most
+    about `task_bytes` bytes and at most `task_rows` rows."""
 
     tasks_min: int = 1
     task_bytes: int = TASK_BYTES
@@ -92,7 +92,7 @@ DEFAULT_CUTTING = Cutting()
 
 
 def chunks_to_read(state: TopicState, ranges: Ranges) -> list[TableChunk]:
-    """The chunks that `plan_read` needs for these ranges."""
+    """The chunks whose tables `plan_read` needs for these ranges."""
     _check_ranges(state, ranges)
     by_partition = (state.partitions[p].chunks_between(*ends) for p, ends in ranges.items())
     return list(dict.fromkeys(chunk for chunks in by_partition for chunk in chunks))
@@ -108,8 +108,8 @@ def plan_read(
 ) -> list[ReadTask]:
     """Tasks for the rows [start, end) of each partition in `ranges`.
 
-    A cut is at an entry boundary if one is near, else inside an entry. Ranges without a row give
-    no task. `read` has the chunks of `chunks_to_read`.
+    A cut is at an entry boundary if a boundary is near, else inside an entry. Ranges without a row
+    give no task. `read` has the tables of `chunks_to_read`.
     Raises errors.NoSuchEntry (LEDGER_OFFSETS.OUT_OF_RANGE) for a range beyond the state.
     """
     _check_ranges(state, ranges)
@@ -124,23 +124,23 @@ def plan_read(
 def pack_tasks(
     tasks: Sequence[ReadTask], cutting: Cutting = DEFAULT_CUTTING
 ) -> list[tuple[ReadTask, ...]]:
-    """The tasks of several topics, in order, with small neighbours packed into one task of Spark.
-    The limits are those for the partitions of one topic."""
+    """The tasks of several topics, in order; small neighbours are packed into one task of Spark.
+    The limits are the same as for the partitions of one topic."""
     groups_min = max(PACKED_TASKS, cutting.tasks_min)
     if len(tasks) <= groups_min:
         return [(task,) for task in tasks]
     sizes = [max(1, task.bytes) for task in tasks]
-    goal = min(cutting.task_bytes, sum(sizes) / max(groups_min, sum(sizes) // PACKED_BYTES))
+    group_bytes = min(cutting.task_bytes, sum(sizes) / max(groups_min, sum(sizes) // PACKED_BYTES))
     task_rows = cutting.task_rows
     groups: list[tuple[ReadTask, ...]] = []
     group: list[ReadTask] = []
     size, rows = 0, 0
     for at, (task, added_bytes) in enumerate(zip(tasks, sizes, strict=True)):
         added_rows = task.rows
-        # each remaining task has to be a group by itself, or there are fewer than groups_min
+        # unless each remaining task becomes a group, there will be fewer than groups_min groups
         must_end = len(groups) + 1 + len(tasks) - at <= groups_min
         too_many_rows = task_rows is not None and rows + added_rows > task_rows
-        if group and (must_end or too_many_rows or size + added_bytes > goal):
+        if group and (must_end or too_many_rows or size + added_bytes > group_bytes):
             groups.append(tuple(group))
             group, size, rows = [], 0, 0
         group.append(task)
@@ -153,8 +153,8 @@ def pack_tasks(
 def segments_in(
     state: TopicState, ranges: Iterable[tuple[int, int, int]], read: Tables = NO_TABLES
 ) -> tuple[Spans, SegmentTable]:
-    """The spans in which these offsets [start, end) of partitions have rows, and the segments that
-    hold these rows. `ranges` are (partition, start, end), in order."""
+    """The spans in which the ranges have rows, and the segments with these rows. `ranges` are
+    (partition, start, end), in order."""
     spans: list[Span] = []
     tables: list[SegmentTable] = []
     first = 0
@@ -195,7 +195,7 @@ def _cut_spans(spans: Spans, table: SegmentTable, cutting: Cutting) -> list[Span
 def _pack(
     tasks: Iterable[tuple[Spans, float]], goal: float, rows_max: int | None
 ) -> Iterator[Spans]:
-    """Join neighbouring tasks as long as they have at most `goal` bytes and `rows_max` rows."""
+    """The tasks, with neighbours joined to tasks of at most `goal` bytes and `rows_max` rows."""
     packed: list[Span] = []
     size, rows = 0.0, 0
     for spans, added in tasks:
@@ -211,8 +211,8 @@ def _pack(
 
 
 def _bytes_read(pieces: Pieces, tasks: Sequence[Spans]) -> float:
-    """An estimate of the bytes that the tasks read. A task that needs a row of an entry reads the
-    bytes of all pieces that the plan has of this entry."""
+    """An estimate of the bytes that the tasks read. A task that needs one row of an entry reads all
+    pieces that the plan has of this entry."""
     entries = pieces.entries()
     sizes = np.bincount(entries, weights=pieces.weight)
     firsts = np.array([(spans[0].partition, spans[0].lo) for spans in tasks], dtype=np.int64)
@@ -254,8 +254,9 @@ def _cut_by_rows(spans: Spans, rows_max: int) -> Iterator[Spans]:
 
 
 def _cut_to_count(tasks: list[Spans], tasks_min: int) -> list[Spans]:
-    """The tasks, those with most rows cut in the middle until there are `tasks_min`, or a task for
-    each row: bytes alone do not show where to cut empty rows, or many rows beside a large row."""
+    """The tasks; the task with most rows is cut in the middle, again and again, until there are
+    `tasks_min` tasks or each task has one row. By bytes alone one could not cut empty rows, or many
+    small rows beside a large row."""
     if len(tasks) >= tasks_min:
         return tasks
     heap: list[tuple[int, tuple[int, ...], Spans]]
@@ -295,7 +296,7 @@ class _PartitionShare:
         return float(self._weights[-1])
 
     def cut(self, cutting: Cutting, total: float) -> Iterator[tuple[Spans, float]]:
-        """Tasks in proportion to bytes, and an estimate of the bytes of each."""
+        """Tasks of about equal bytes, each with an estimate of its bytes."""
         rows = rows_of(self._spans)
         share = -(-cutting.tasks_min * self.weight // total)
         size = -(-self.weight // cutting.task_bytes)
@@ -321,8 +322,7 @@ class _PartitionShare:
         return float(self._weights[at] + inside * (self._weights[at + 1] - self._weights[at]))
 
     def _cut_at(self, weight: float, slack: int) -> int:
-        """The offset whose preceding rows have this weight, or an entry boundary near that
-        offset."""
+        """The offset before which the rows have this weight, or an entry boundary near it."""
         at = int(np.searchsorted(self._weights, weight, side="right")) - 1
         at = min(at, len(self._rows) - 1)
         inside = (weight - self._weights[at]) / (self._weights[at + 1] - self._weights[at])
@@ -330,8 +330,8 @@ class _PartitionShare:
         return self._near_entry(at, cut, slack)
 
     def _near_entry(self, at: int, cut: int, slack: int) -> int:
-        """The entry boundary of segment `at` nearest to `cut`, if it is at most `slack` rows away;
-        else `cut`."""
+        """The entry boundary of segment `at` nearest to `cut`, if the boundary is at most `slack`
+        rows away; else `cut`."""
         index = int(np.searchsorted(self._firsts, at, side="right")) - 1
         span = self._spans[index]
         first, counts = self._table.entry_rows_of(span.first + at - int(self._firsts[index]))
@@ -342,7 +342,7 @@ class _PartitionShare:
 
 
 class _ClippedSegments(NamedTuple):
-    """Of each segment of a span the first offset, the rows and the weight, only within the span."""
+    """The first offset, the rows and the weight of each segment of a span, within the span only."""
 
     los: Longs
     rows: Longs
@@ -351,12 +351,12 @@ class _ClippedSegments(NamedTuple):
 
 def _clip(span: Span, table: SegmentTable) -> _ClippedSegments:
     segments = slice(span.first, span.end)
-    bases, held, sizes = table.bases[segments], table.rows[segments], table.sizes[segments]
-    los, rows = bases, held
-    if int(bases[0]) < span.lo or int(bases[-1] + held[-1]) > span.hi:
+    bases, row_counts, sizes = table.bases[segments], table.rows[segments], table.sizes[segments]
+    los, rows = bases, row_counts
+    if int(bases[0]) < span.lo or int(bases[-1] + row_counts[-1]) > span.hi:
         los = np.maximum(bases, span.lo)
-        rows = np.minimum(bases + held, span.hi) - los
-        sizes = sizes * rows // held
+        rows = np.minimum(bases + row_counts, span.hi) - los
+        sizes = sizes * rows // row_counts
     return _ClippedSegments(los, rows, np.maximum(sizes, rows * EMPTY_ROW_BYTES))
 
 
@@ -365,15 +365,15 @@ def _check_ranges(state: TopicState, ranges: Ranges) -> None:
     for partition, (start, end) in ranges.items():
         if not 0 <= partition < count:
             raise errors.NoSuchEntry(
-                f"topic {topic_id} has {count} partitions, not a partition {partition}",
+                f"topic {topic_id} has {count} partitions, but no partition {partition}",
                 "Name partitions that exist.",
             )
-        held = state.partitions[partition]
-        if not held.start_offset <= start <= end <= held.end_offset:
+        state_of_partition = state.partitions[partition]
+        if not state_of_partition.start_offset <= start <= end <= state_of_partition.end_offset:
             raise errors.NoSuchEntry(
                 f"offsets {start} to {end} of partition {partition} of topic {topic_id} are"
-                f" not within {held.start_offset} to {held.end_offset}",
-                "Stay within the offsets that the topic has.",
+                f" not within {state_of_partition.start_offset} to {state_of_partition.end_offset}",
+                "Read only offsets that the topic has.",
                 partition=partition,
             )
 
@@ -383,8 +383,8 @@ LISTED_MAX = 8
 
 
 class LedgerEnd(NamedTuple):
-    """The end of a CLOSED ledger: its last entry (below 0 if the ledger is empty or gone) and its
-    number of rows."""
+    """The end of a CLOSED ledger: its last entry, which is below 0 if the ledger is empty or gone,
+    and its number of rows."""
 
     last_entry: int
     rows: int
@@ -392,7 +392,8 @@ class LedgerEnd(NamedTuple):
 
 EMPTY_LEDGER_END = LedgerEnd(-1, 0)
 LedgerEnds = Mapping[int, LedgerEnd | None]
-"""By ledger id; None for an open ledger. A ledger without an item counts as open."""
+"""The end of each ledger, by ledger id; None: the ledger is open. A missing ledger counts as open.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,12 +418,12 @@ def lost_of(task: ReadTask, ends: LedgerEnds) -> list[Lost]:
     table = task.table
     ledgers, indices = distinct_with_indices(table.ledgers)
     ledger_ends = [ends.get(ledger) or LedgerEnd(ENDLESS, ENDLESS) for ledger in ledgers.tolist()]
-    reach, rows = np.array(ledger_ends, dtype=np.int64).reshape(-1, 2)[indices].T
-    is_short = table.last_entries > reach
+    last_entries, rows = np.array(ledger_ends, dtype=np.int64).reshape(-1, 2)[indices].T
+    is_short = table.last_entries > last_entries
     if not bool(is_short.any()):
         return []
     lost_pieces = _lost_rows(
-        task, pieces_of(table, task.spans, segment_mask=is_short & ~table.counted), reach
+        task, pieces_of(table, task.spans, segment_mask=is_short & ~table.counted), last_entries
     )
     lost_counted = [
         Lost(task.topic, span.partition, start, min(span.hi, end), int(table.ledgers[i]))
@@ -436,7 +437,8 @@ def lost_of(task: ReadTask, ends: LedgerEnds) -> list[Lost]:
 
 
 def _lost_rows(task: ReadTask, pieces: Pieces, reach: Longs) -> list[Lost]:
-    """The rows of the pieces whose entries are beyond the `reach` of their segments."""
+    """The rows of the pieces whose entries come after the last entry of their ledger; `reach` has
+    this entry for each segment."""
     pieces = pieces.select(pieces.entry > reach[pieces.segment])
     lost: list[Lost] = []
     columns = (pieces.partition, pieces.offset, pieces.offset + pieces.take, pieces.ledger)
@@ -458,7 +460,7 @@ def without_rows(task: ReadTask, lost_rows: Iterable[Lost]) -> ReadTask:
 
 
 def from_offsets(task: ReadTask, offsets: Mapping[int, int]) -> ReadTask:
-    """The rest of the task: its rows from these offsets of partitions on."""
+    """The rest of the task: the rows from these offsets on (by partition)."""
     spans = (span._replace(lo=max(span.lo, offsets.get(span.partition, 0))) for span in task.spans)
     live = task.live
     if live is not None:
@@ -468,8 +470,8 @@ def from_offsets(task: ReadTask, offsets: Mapping[int, int]) -> ReadTask:
 
 
 def rows_lost(lost: Sequence[Lost], ended: tuple[int, LedgerEnd] | None = None) -> RowsLost:
-    """The error for these rows, with their count. `ended` is the ledger that ends before the rows,
-    and its end."""
+    """The error for these rows, with their number. `ended` is the ledger that ends before the rows,
+    with its end."""
     listed = "; ".join(map(str, lost[:LISTED_MAX])) + ("; ..." if len(lost) > LISTED_MAX else "")
     rows = sum(run.end - run.start for run in lost)
     return RowsLost(f"{rows} committed rows are gone: {listed}", rows=rows, ended=ended)

@@ -1,9 +1,9 @@
 """Rows out of entries, of one partition or of several together.
 
 Always true: a block consists of runs, in the order in which they were fetched; a run is consecutive
-rows that an entry has of a partition. `runs` has one line a run, so that work on a block costs per
-run and not per row. Small blocks are joined up to JOINED_BYTES: a block of a few rows costs as much
-as a block of many rows.
+rows that an entry has of a partition. `runs` has one line for each run, so the work on a block is
+per run and not per row. Small blocks are joined up to JOINED_BYTES, because a block of a few rows
+costs as much work as a block of many rows.
 """
 
 from dataclasses import dataclass, replace
@@ -21,9 +21,10 @@ RUN = np.dtype(
     ]
 )
 Runs = npt.NDArray[np.void]
-"""Of each run its partition, the offset of its first row, the number of its rows, and their ledger
-(INLINE: the commit) and entry. `entry_row` is the number of the first row among the partition's
-rows in the entry. `written_ms` is the time at which the rows were written, or a later time."""
+"""For each run its partition, the offset of its first row, the number of its rows, and the ledger
+(INLINE: the commit) and entry that have the rows. `entry_row` is the number of the first row among
+the partition's rows in the entry. `written_ms` is the time at which the rows were written, or a
+later time."""
 JOINED_BYTES = 1 << 20
 SMALL_BYTES = 128 << 10  # a larger block is not joined: the copy would cost more than it saves
 
@@ -32,9 +33,9 @@ SMALL_BYTES = 128 << 10  # a larger block is not joined: the copy would cost mor
 class Block:
     """Rows of one or several partitions. `times_ms` is the timestamp of each row, as Kafka's
     CreateTime (None: the time of its run). A Pulsar message has its publish time in `times_ms`, and
-    the time by the broker's clock in `written_ms`. `record_batch` has the requested columns that
-    exist (message_batch.py: `column_of` gives nulls for the others). A `typed` block has the
-    topic's own columns, of version `schema_version` of its schema."""
+    the time by the broker's clock in `written_ms`. `record_batch` has those of the requested
+    columns that the entry has (`column_of` in message_batch.py gives nulls for the others). A
+    `typed` block has the topic's own columns, of version `schema_version` of its schema."""
 
     runs: Runs
     record_batch: pa.RecordBatch
@@ -53,8 +54,7 @@ class Block:
         return np.repeat(self.runs[name], self.runs["rows"])
 
     def each_counted(self, name: str) -> Longs:
-        """For each row the value of this field of its run, plus the number of the row in the
-        run."""
+        """For each row the value of this field of its run, plus the row's number within the run."""
         count = self.num_rows
         if len(self.runs) == 1:
             first = int(self.runs[name][0])
@@ -82,27 +82,25 @@ class BlockJoiner:
 
     def add(self, block: Block) -> list[Block]:
         """Add the block; return the blocks that are complete now."""
-        if not len(
-            block.runs
-        ):  # an entry without a row: none of its chunks is the last of a message
+        if not len(block.runs):  # no row: no chunk of the entry is the last chunk of a message
             return []
         complete: list[Block] = []
         size = block.record_batch.nbytes if block.num_rows else 0
-        large = size > SMALL_BYTES
+        is_large = size > SMALL_BYTES
         if (
-            large
+            is_large
             or self._bytes + size > JOINED_BYTES
             or not _is_joinable(self._small_blocks, block)
         ):
             complete = self.end()
-        if large:
+        if is_large:
             return [*complete, block]
         self._small_blocks.append(block)
         self._bytes += size
         return complete
 
     def end(self) -> list[Block]:
-        """The small blocks not returned yet, as one block."""
+        """The small blocks that were not returned yet, as one block."""
         blocks, self._small_blocks, self._bytes = self._small_blocks, [], 0
         return [_join(blocks)] if blocks else []
 
@@ -111,8 +109,8 @@ def _is_joinable(blocks: list[Block], block: Block) -> bool:
     if not blocks:
         return True
     first = blocks[0]
-    same = (first.typed, first.schema_version) == (block.typed, block.schema_version)
-    return same and bool(first.record_batch.schema.equals(block.record_batch.schema))
+    has_same_schema = (first.typed, first.schema_version) == (block.typed, block.schema_version)
+    return has_same_schema and bool(first.record_batch.schema.equals(block.record_batch.schema))
 
 
 def _join(blocks: list[Block]) -> Block:

@@ -1,12 +1,12 @@
 """Reading a task's entries: they are fetched ahead, checked, and cut to the task's rows.
 
-Always true: the rows of each partition come in order of offsets, each once; an entry whose header
-does not agree with the plan (partitions, first rows, rows) is an error, and gives no rows. A slice
-is read up to its planned end, or the read raises: a negative is never an end. An entry is fetched
-and decoded once for all partitions that the task reads from it. Small slices are fetched together,
-from several ledgers at once, WINDOW_BYTES at a time; a longer slice is a stream, within the limits
-of the ledger's reader. If a ledger is gone, or rows are lost, the caller replaces the rest of the
-task (`Replan`), from the next offset of each partition.
+Always true: the rows of each partition come in order of offsets, each row once. If an entry's
+header differs from the plan (partitions, first rows, rows), the entry is an error and gives no
+rows. A slice is read up to its planned end, or the read raises: a negative is never an end. An
+entry is fetched and decoded once for all partitions that the task reads from it. Small slices are
+fetched together, from several ledgers at once, WINDOW_BYTES at a time; a longer slice is a stream,
+within the limits of the ledger's reader. If a ledger is gone, or rows are lost, the caller replaces
+the rest of the task (`Replan`), from the next offset of each partition.
 """
 
 import asyncio
@@ -72,13 +72,14 @@ _FILTER_ERRORS = (
 
 WINDOW_BYTES = 4 << 20
 WINDOW_ENTRIES_MAX = 1024
-WINDOW_ENTRIES_MIN = 4  # before it is known how large entries are
+WINDOW_ENTRIES_MIN = 4  # while the reader has not seen how large entries are
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FetchedEntry:
-    """An entry's checked bytes and its pieces to read; `blocks` decodes the entry, in any thread.
-    `chunks` has the joined chunks of messages that end in the entry (task_reader.py)."""
+    """An entry's checked bytes, and the pieces of the entry to read. Any thread may decode the
+    entry by `blocks`. `chunks` has the joined chunks of messages whose last chunk is in the entry
+    (task_reader.py)."""
 
     entry: Entry
     pieces: EntryPieces
@@ -86,16 +87,16 @@ class FetchedEntry:
 
     @property
     def bytes(self) -> int:
-        whole = {} if self.chunks is None else self.chunks.whole
-        earlier = sum(len(chunk) for chunks in whole.values() for chunk in chunks)
-        return len(self.entry.payload) + earlier
+        earlier_chunks = {} if self.chunks is None else self.chunks.whole
+        earlier_bytes = sum(len(chunk) for chunks in earlier_chunks.values() for chunk in chunks)
+        return len(self.entry.payload) + earlier_bytes
 
     def blocks(
         self, columns: Collection[str] | None = None, bad: BadEntries | None = None
     ) -> Iterator[Block]:
-        """The rows in order: in one block, or, if the entry has batches, in several blocks of
-        bounded size (pulsar_parts.py). `columns` are the columns to decode, by their names in the
-        entry (None: all). Bytes that cannot be decoded, or do not agree with the plan, go to `bad`,
+        """The rows in order: in one block; or, if the entry has batches, in several blocks of
+        limited size (pulsar_parts.py). `columns` are the columns to decode, by their names in the
+        entry (None: all). Bytes that cannot be decoded, or that differ from the plan, go to `bad`,
         which may raise errors.BadEntry. Raises errors.UnsupportedFormat for bytes of a later
         version."""
         bad_bytes = _BadBytesHandler(self, bad or BadEntries(), columns)
@@ -140,12 +141,12 @@ class FetchedEntry:
         place = self.entry.header
         runs["ledger"], runs["entry"] = place.ledger_id, place.entry_id
         runs["written_ms"] = header.written_ms
-        cut = None if times is None else times[rows]
-        return Block(runs, batch, header.typed, header.schema_version, cut)
+        row_times = None if times is None else times[rows]
+        return Block(runs, batch, header.typed, header.schema_version, row_times)
 
     def _of_part(self, header: Header, part: "PulsarPart") -> Block:
-        """The rows of a part of the entry's batches. Of a chunked message, the last chunk has the
-        row."""
+        """The rows of a part of the entry's batches. The row of a chunked message is at the
+        message's last chunk."""
         place, runs, row_lists = self.entry.header, list[tuple[int, ...]](), list[Longs]()
         for partition, _, skip, take, offset in self.pieces.tolist():
             first, end = np.searchsorted(part.rows_at, [skip, skip + take]).tolist()
@@ -158,34 +159,33 @@ class FetchedEntry:
                     runs.append((partition, offset + at - skip, len(consecutive), *place_and_time))
                     row_lists.append(consecutive)
         rows = np.concatenate([np.zeros(0, np.int64), *row_lists])
-        is_whole_part = (
-            len(rows) == part.columns.num_rows and not _run_starts(rows).size
-        )  # a row may be large
-        cut = part.columns if is_whole_part else _cut(part.columns, rows)
-        return Block(np.array(runs, dtype=RUN), cut, times_ms=part.times_ms[rows])
+        # a whole part is not copied, as a row may be large
+        is_whole_part = len(rows) == part.columns.num_rows and not _run_starts(rows).size
+        batch = part.columns if is_whole_part else _cut(part.columns, rows)
+        return Block(np.array(runs, dtype=RUN), batch, times_ms=part.times_ms[rows])
 
     def check(self, header: Header) -> None:
-        """Raises errors.BadEntry if the entry has other rows than the log records for it."""
+        """Raises errors.BadEntry if the entry has other rows than the log records."""
         self._rows(header)
 
     def _rows(self, header: Header) -> "slice | npt.NDArray[np.int64]":
         """The numbers of the pieces' rows in the entry, in the order of the pieces. Raises as
         `check`."""
         index, pieces = header.index, self.pieces
-        at = np.searchsorted(index["partition"], pieces["partition"].astype(np.uint32))
-        at = np.minimum(at, len(index) - 1)
+        share_at = np.searchsorted(index["partition"], pieces["partition"].astype(np.uint32))
+        share_at = np.minimum(share_at, len(index) - 1)
         counts = index["rows"].astype(np.int64)
         first_rows = pieces["first_row"]
         if header.at_offset:
             first_rows = pieces["offset"] - pieces["skip"]
-        fits = (index["partition"][at] == pieces["partition"]) & (
-            index["first_row"][at] == first_rows
+        is_fitting = (index["partition"][share_at] == pieces["partition"]) & (
+            index["first_row"][share_at] == first_rows
         )
-        fits &= pieces["skip"] + pieces["take"] <= counts[at]
-        if not bool(fits.all()):
-            wrong = int(np.flatnonzero(~fits)[0])
-            raise self._disagrees(header, wrong, int(at[wrong]))
-        starts = (np.cumsum(counts) - counts)[at] + pieces["skip"]
+        is_fitting &= pieces["skip"] + pieces["take"] <= counts[share_at]
+        if not bool(is_fitting.all()):
+            wrong = int(np.flatnonzero(~is_fitting)[0])
+            raise self._disagrees(header, wrong, int(share_at[wrong]))
+        starts = (np.cumsum(counts) - counts)[share_at] + pieces["skip"]
         ends = starts + pieces["take"]
         if bool((starts[1:] == ends[:-1]).all()):
             return slice(int(starts[0]), int(ends[-1]))
@@ -205,8 +205,8 @@ class FetchedEntry:
 
 
 class _BadBytesHandler:
-    """Reports an entry's bytes that cannot be decoded to `bad`, and gives the rows that replace
-    them."""
+    """Reports bytes of an entry that cannot be decoded to `bad`, and gives the rows that replace
+    these bytes."""
 
     def __init__(
         self, fetched: FetchedEntry, bad: BadEntries, columns: Collection[str] | None
@@ -216,7 +216,7 @@ class _BadBytesHandler:
         self._columns = columns
 
     def entry(self, error: errors.UnsupportedFormat) -> Iterator[Block]:
-        """For the whole entry."""
+        """The rows that replace the whole entry."""
         payload = memoryview(self._fetched.entry.payload)
         for piece in self._fetched.pieces.tolist():
             skip, take = piece[2:4]
@@ -225,7 +225,7 @@ class _BadBytesHandler:
     def batch(self, batch: "BadBatch", written_ms: int) -> Iterator[Block]:
         rows = (batch.row, batch.row + batch.rows)
         error = batch.why
-        if not isinstance(error, errors.BadEntry):  # encrypted: a consumer with the key reads it
+        if not isinstance(error, errors.BadEntry):  # encrypted: only a client with the key reads it
             error = errors.BadEntry(error.what, error.remedy)
         for piece in self._fetched.pieces.tolist():
             yield from self._rows(piece, rows, batch.data, error, written_ms)
@@ -238,7 +238,7 @@ class _BadBytesHandler:
         error: errors.UnsupportedFormat,
         written_ms: int,
     ) -> Iterator[Block]:
-        """For the `rows` [start, end) of the entry, as far as the piece has them."""
+        """The rows that replace those of `rows` [start, end) of the entry that the piece has."""
         partition, _, skip, take, offset = piece
         lo, hi = max(rows[0], skip), min(rows[1], skip + take)
         if lo >= hi:
@@ -270,7 +270,7 @@ def _batches_in(payload: Buffer, header: Header) -> list[tuple[int, memoryview]]
 
 
 def _run_starts(places: Longs) -> Longs:
-    """The indices of places that do not continue the place before."""
+    """The indices of places that do not follow directly on the place before."""
     return np.flatnonzero(np.diff(places) != 1) + 1
 
 
@@ -283,20 +283,20 @@ def _cut(batch: pa.RecordBatch, rows: "slice | npt.NDArray[np.int64]") -> pa.Rec
 
 
 FetchedRuns = AsyncGenerator[list[FetchedEntry], None]
-"""Entries in order, in runs of several entries."""
+"""Entries in order, in lists of several entries."""
 
 
 Replan = Callable[[ReadTask, errors.NoSuchLedger | errors.RowsLost], Awaitable[ReadTask]]
-"""Takes the rest of a task, and the error because of which it cannot be read as planned; returns
-the task to read instead."""
+"""Takes the rest of a task, and the error that prevents reading it as planned; returns the task to
+read instead."""
 
 
 async def fetch_task(
     ledgers: LedgerStore, task: ReadTask, keys: Hashes | None, replan: Replan
 ) -> FetchedRuns:
-    """The entries of a task, in order, in runs, not decoded yet. With `keys` (hashes of keys),
-    entries that certainly lack all these keys are left out. `replan` decides about a ledger that is
-    gone and about lost rows. Raises errors.DataUnavailable, errors.DigestMismatch,
+    """The entries of a task, in order, in lists, not decoded yet. With `keys` (hashes of keys),
+    entries that certainly have none of these keys are left out. `replan` decides what to read if a
+    ledger is gone or rows are lost. Raises errors.DataUnavailable, errors.DigestMismatch,
     errors.UnsupportedFormat, and as `replan`."""
     next_offsets: dict[int, int] = {}  # by partition
     while True:
@@ -316,19 +316,19 @@ async def fetch_task(
 
 
 def _ends(pieces: EntryPieces) -> Iterator[tuple[int, int]]:
-    """By partition, the offset after each piece."""
+    """The partition of each piece, and the offset after the piece."""
     ends = pieces["offset"] + pieces["take"]
     return zip(pieces["partition"].tolist(), ends.tolist(), strict=True)
 
 
 Step = list[Slice] | LiveRows
-"""The unit of fetching: several slices together, a single slice as a stream, or rows that no commit
-has yet."""
+"""What is fetched in one step: several slices together, a single slice as a stream, or rows of a
+live segment, which no commit has yet."""
 
 
 class _Source(NamedTuple):
-    """The runs of a step as they arrive, the function that pairs a run's entries with their pieces,
-    and the planned entries that did not arrive yet."""
+    """The entries of a step in lists, as they arrive; the function that pairs the entries of a list
+    with their pieces; and the planned entries that did not arrive yet."""
 
     runs: AsyncGenerator[list[Any], None]
     pair: Callable[[list[Any]], list[FetchedEntry]]
@@ -348,13 +348,13 @@ class _Fetching:
         self._planned_bytes = 0
 
     def steps(self) -> Iterator[Step]:
-        """The steps in order; the caller fetches each step before it takes the next."""
+        """The steps in order; the caller fetches each step before it takes the next step."""
         yield from self._windows()
         if self._task.live is not None:
             yield self._task.live
 
     async def begin(self, step: Step) -> _Source:
-        """Start to fetch the step. This call and the runs raise as fetch_task."""
+        """Starts to fetch the step. This call and the source's `runs` raise as fetch_task."""
         if isinstance(step, LiveRows):
             return self._counted_source(await self._open_live(step), step)
         if self._keys is not None:
@@ -395,8 +395,8 @@ class _Fetching:
             yield window
 
     def _fit(self, window: list[Slice]) -> bool:
-        """Whether all slices may be in memory at a time. The rows of other partitions may be most
-        of an entry, so the sizes are estimated from the entries fetched so far."""
+        """Whether all slices may be in memory at the same time. An entry may have mostly rows of
+        other partitions, so the sizes are estimated from the entries that were fetched so far."""
         fetched = [planned for planned in window if planned.ledger_id != INLINE]
         size = sum(planned.bytes for planned in fetched)
         if self._planned_bytes:
@@ -419,7 +419,7 @@ class _Fetching:
         others = [loop.create_task(self._fetch_slice(planned)) for planned in counted]
         try:
             fetched_by_ledger = dict(zip(by_ledger, await asyncio.gather(*reads), strict=True))
-            of_counted = iter(await asyncio.gather(*others))
+            counted_results = iter(await asyncio.gather(*others))
         finally:
             await cancel(*reads, *others)
         entries = {
@@ -432,7 +432,7 @@ class _Fetching:
         fetched: list[FetchedEntry] = []
         for planned in window:
             if isinstance(planned, CountedSlice):
-                fetched += next(of_counted)
+                fetched += next(counted_results)
                 continue
             for i, (entry_id, pieces) in enumerate(planned.entries):
                 if planned.ledger_id == INLINE:
@@ -464,7 +464,7 @@ class _Fetching:
         return fetched
 
     async def _filter(self, planned: Slice, keys: Hashes) -> Slice:
-        """The slice without the pieces that lack all the keys, as far as filters show."""
+        """The slice without the pieces that, by the filters, have none of the keys."""
         if isinstance(planned, CountedSlice) or planned.filter_entry == NO_ENTRY:
             return planned
         reader = await self._open(planned, planned.metadata_version, planned.known_confirmed)
@@ -472,8 +472,8 @@ class _Fetching:
         return planned if filters is None else _with_keys(planned, filters, keys)
 
     async def _open(self, planned: Slice, version: int, known_confirmed: int) -> AsyncLedgerReader:
-        """A reader with metadata at least as new as the plan's (hazard 27). Raises RowsLost if the
-        task has rows beyond the ledger's end (hazard 26)."""
+        """A reader with a ledger record at least as new as the plan's (hazard 27). Raises RowsLost
+        if the task has rows beyond the ledger's end (hazard 26)."""
         ledger_id = planned.ledger_id
         reader = await self._ledgers.open(ledger_id, recover=False, min_version=version)
         last = reader.record.last_entry
@@ -485,7 +485,7 @@ class _Fetching:
         return reader
 
     async def _open_live(self, live_rows: LiveRows) -> AsyncLedgerReader:
-        """As `_open`, for rows that no commit has yet."""
+        """As `_open`, for rows of a live segment."""
         ledger_id, version = live_rows.live.ledger_id, live_rows.live.metadata_version
         reader = await self._ledgers.open(ledger_id, recover=False, min_version=version)
         lost = live_rows_lost(reader.record, live_rows)
@@ -499,7 +499,7 @@ async def _single(run: list[FetchedEntry]) -> FetchedRuns:
 
 
 def _merge(slices: list[ReadSlice]) -> ReadSlice:
-    """One slice with the entries of several slices of a ledger, each entry once."""
+    """One slice with the entries of several slices of one ledger, each entry once."""
     if len(slices) == 1:
         return slices[0]
     all_entries = {entry.entry_id: entry for planned in slices for entry in planned.entries}
@@ -508,16 +508,16 @@ def _merge(slices: list[ReadSlice]) -> ReadSlice:
 
 
 def _with_keys(planned: ReadSlice, filters: KeyFilters, keys: Hashes) -> ReadSlice:
-    kept = []
+    entries = []
     for entry in planned.entries:
-        may = [
+        may_have_keys = [
             bool(filters.might_contain(partition, [entry.entry_id], keys)[0])
             for partition in entry.pieces["partition"].tolist()
         ]
-        if any(may):
-            kept.append(PlannedEntry(entry.entry_id, entry.pieces[np.array(may)]))
-    size = planned.bytes * len(kept) // len(planned.entries)
-    return replace(planned, entries=tuple(kept), bytes=size)
+        if any(may_have_keys):
+            entries.append(PlannedEntry(entry.entry_id, entry.pieces[np.array(may_have_keys)]))
+    size = planned.bytes * len(entries) // len(planned.entries)
+    return replace(planned, entries=tuple(entries), bytes=size)
 
 
 async def _fetch_live(
@@ -557,7 +557,8 @@ class _KeyFilterCache:
         self._read: KeyFilters | None = None
 
     async def of(self, reader: AsyncLedgerReader, entry_id: int) -> KeyFilters | None:
-        """The filters; None if they cannot be read now: then the task reads every entry."""
+        """The filters in the entry; None if they cannot be read, so that the task reads every
+        entry."""
         place = (reader.ledger_id, entry_id)
         if place != self._place:
             try:
