@@ -44,9 +44,12 @@ def main() -> None:
             rows = given.messages * given.batches
             decode = partial(pulsar_columns.decode_batches, found, columns)
             together = _us(decode, rows)
-            few, pulsar_columns.FEW_MESSAGES = pulsar_columns.FEW_MESSAGES, sys.maxsize
+            few, pulsar_columns.ONE_BY_ONE_MESSAGES_MAX = (
+                pulsar_columns.ONE_BY_ONE_MESSAGES_MAX,
+                sys.maxsize,
+            )
             one_by_one = _us(decode, rows)
-            pulsar_columns.FEW_MESSAGES = few
+            pulsar_columns.ONE_BY_ONE_MESSAGES_MAX = few
             asked = "all" if columns is None else ", ".join(columns)
             print(f"{kind:34} read {asked:10} {together:6.2f}   one by one {one_by_one:6.2f}")
 

@@ -43,7 +43,7 @@ def batches_in(fetched: FetchedEntry) -> Iterator[list[Stored]]:
     header = decode_header(payload)
     fetched.check(header)
     for piece in fetched.pieces:
-        if header.batches:
+        if header.has_batches:
             yield from _producers_batches(memoryview(payload)[header.body_at :], header, piece)
         else:
             yield from _batches_of_rows(fetched, header, piece)

@@ -27,7 +27,7 @@ from spark_ledger.topic.entry import pulsar_batch
 GIVE_UP_S = 2.0
 BEGUN_MAX = 16
 """Messages in chunks that a producer has begun; of more the oldest is given up."""
-HELD_RATIO_MAX = 10_000
+KEPT_RATIO_MAX = 10_000
 """Of a producer's answers that wait for a message in chunks; beyond that it is given up."""
 
 _log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class ChunksOfProducer:
         if self._producer.partition.log.deduplicates:
             for message in others:
                 self._give_up(message, "it sent another message")
-        elif full or self._producer.held > HELD_RATIO_MAX:
+        elif full or self._producer.held > KEPT_RATIO_MAX:
             self._give_up(others[0], "many others")
         elif not self._looks:
             self._looks = True

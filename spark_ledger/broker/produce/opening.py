@@ -56,7 +56,7 @@ class OpenLedger:
         chunk, rowless = runs[0].chunk, counts.rowless
         if chunk is not None:
             runs[0].sent(offset)
-            rowless = rowless.with_one(offset) if chunk is Chunk.EARLIER else rowless
+            rowless = rowless.with_next(offset) if chunk is Chunk.EARLIER else rowless
         parts = parts_of_entry(runs, size, share, now_ms, rowless, at_offset=self.reopened)
         acked = writer.append(parts, rows)
         if acked.done() and isinstance(failure := acked.exception(), errors.LedgerError):

@@ -169,7 +169,7 @@ def parts_of_entry(
     head = encode_header(
         [share],
         now_ms,
-        batches=True,
+        has_batches=True,
         chunks=0 if runs[0].chunk is None else 1,
         rowless=rowless,
         at_offset=at_offset,

@@ -240,7 +240,7 @@ async def note_producers(payload: Buffer, producers: dict[str, int]) -> None:
     from spark_ledger.topic.entry import pulsar_batch
 
     header = decode_header(payload)
-    if header.batches:
+    if header.has_batches:
         body = memoryview(payload)[header.body_at :]
         work = 0
         for batch in pulsar_batch.producers_of(body, header.rows):

@@ -1,9 +1,9 @@
 """Arrow arrays made of numpy arrays and Python lists, numpy arrays made of Arrow arrays, and
 distinct numbers, without loading pandas or numpy.ma (numpy.unique loads it).
 
-pyarrow.array and Array.to_numpy look for pandas' types, and so load pandas if it is installed: that
-costs every Python process that Spark starts a quarter of a second. The functions here give the same
-arrays.
+pyarrow.array and Array.to_numpy look for pandas' types, and so load pandas if it is installed: this
+costs every Python process that Spark starts a quarter of a second. The functions here give equal
+arrays without pandas.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-_OFFSET = np.int32
+_OFFSET_DTYPE = np.int32
 TypeTests = Sequence[Callable[[pa.DataType], bool]]
 TEXT: TypeTests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 BYTES: TypeTests = (
@@ -25,7 +25,7 @@ BYTES: TypeTests = (
 LISTS: TypeTests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 OFFSET_BYTES: TypeTests = (*TEXT[:2], *BYTES[:2])
 OFFSET_LISTS: TypeTests = (pa.types.is_list, pa.types.is_map, pa.types.is_large_list)
-"""Types whose values are between offsets into a buffer or an array of all values."""
+"""Types with offsets: a value is between two offsets into a buffer or an array of all values."""
 Numbers = TypeVar("Numbers", bound=np.generic)
 
 
@@ -65,20 +65,20 @@ def is_any(kind: pa.DataType, tests: TypeTests) -> bool:
 
 def offsets_of(column: pa.Array) -> npt.NDArray[Any]:
     """The position at which each value begins, and the end of the last value, in the buffer or the
-    array of all values: a view of numbers of 32 or 64 bits. The type of `column` is in OFFSET_BYTES
-    or OFFSET_LISTS."""
+    array of all values: a view of numbers of 32 or 64 bits. `column` must have a type of
+    OFFSET_BYTES or OFFSET_LISTS."""
     if not len(column):
-        return np.zeros(1, dtype=_OFFSET)
-    large = is_any(column.type, _LARGE)
-    offsets = np.frombuffer(column.buffers()[1], dtype=np.int64 if large else _OFFSET)
+        return np.zeros(1, dtype=_OFFSET_DTYPE)
+    is_large = is_any(column.type, _LARGE_TYPES)
+    offsets = np.frombuffer(column.buffers()[1], dtype=np.int64 if is_large else _OFFSET_DTYPE)
     return offsets[column.offset : column.offset + len(column) + 1]
 
 
-_LARGE = (pa.types.is_large_string, pa.types.is_large_binary, pa.types.is_large_list)
+_LARGE_TYPES = (pa.types.is_large_string, pa.types.is_large_binary, pa.types.is_large_list)
 
 
 def distinct_values(values: npt.NDArray[Numbers]) -> npt.NDArray[Numbers]:
-    """The numbers without repetition, rising."""
+    """Each different number once, rising."""
     ordered = np.sort(values)
     return ordered[_is_first(ordered)]
 
@@ -86,7 +86,8 @@ def distinct_values(values: npt.NDArray[Numbers]) -> npt.NDArray[Numbers]:
 def distinct_with_indices(
     values: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The distinct numbers, rising, and for each of `values` its index among them."""
+    """The distinct numbers, rising, and for each of `values` its index among the distinct
+    numbers."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     firsts = _is_first(ordered)
@@ -96,26 +97,27 @@ def distinct_with_indices(
 
 
 def _is_first(ordered: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """For each number, whether it is the first of equal numbers."""
+    """For each number whether it differs from the number before."""
     firsts = np.ones(len(ordered), dtype=np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=firsts[1:])
     return firsts
 
 
 def of_list(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Numbers, booleans, text, bytes, lists and structs (as dicts) of these, with None for null.
+    """A column of these values: numbers, booleans, text, bytes, and lists and structs (as dicts) of
+    such values; None becomes null.
 
     Raises TypeError for another type, OverflowError for a number that does not fit.
     """
-    valid = [value is not None for value in values]
-    null_bits = None if all(valid) else _bits(valid)
+    is_valid = [value is not None for value in values]
+    null_bits = None if all(is_valid) else _bits(is_valid)
     if pa.types.is_boolean(kind):
         return _array(kind, values, null_bits, [_bits([bool(value) for value in values])])
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         numbers = np.array([0 if v is None else v for v in values], dtype=kind.to_pandas_dtype())
         return _array(kind, values, null_bits, [pa.py_buffer(numbers)])
     if pa.types.is_binary(kind) or pa.types.is_string(kind):
-        parts = [_encoded(value) for value in values]
+        parts = [_encoded_bytes(value) for value in values]
         data = [_offsets(parts), pa.py_buffer(b"".join(parts))]
         return _array(kind, values, null_bits, data)
     if pa.types.is_list(kind):
@@ -143,7 +145,7 @@ def _member(values: Sequence[Any], field: pa.Field) -> pa.Array:
     return of_list(members, field.type)
 
 
-def _encoded(value: Any) -> bytes:
+def _encoded_bytes(value: Any) -> bytes:
     if value is None:
         return b""
     return value.encode() if isinstance(value, str) else bytes(value)
@@ -152,9 +154,9 @@ def _encoded(value: Any) -> bytes:
 def _offsets(parts: Sequence[Any]) -> pa.Buffer:
     offsets = np.zeros(len(parts) + 1, dtype=np.int64)
     np.cumsum([len(part) for part in parts], out=offsets[1:])
-    if offsets[-1] > np.iinfo(_OFFSET).max:
+    if offsets[-1] > np.iinfo(_OFFSET_DTYPE).max:
         raise OverflowError(f"{offsets[-1]} bytes or items do not fit into one column")
-    return pa.py_buffer(offsets.astype(_OFFSET))
+    return pa.py_buffer(offsets.astype(_OFFSET_DTYPE))
 
 
 def _bits(flags: Sequence[bool]) -> pa.Buffer:

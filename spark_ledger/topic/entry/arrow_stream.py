@@ -3,10 +3,10 @@
     continuation (4) | size (4) | schema | continuation | size | record batch's message | body
 
 Always true: a batch that `read_batch` returns was validated in full: every offset is within its own
-buffers. Nothing is decompressed before the sizes that the buffers declare are checked to be at most
-`bytes_max` together; Arrow decompresses a buffer to exactly the size that it declares, or raises.
-No writer of ours makes a stream of another shape (dictionaries, the framing before Arrow 0.15).
-Text need not be UTF-8: Spark's columns may hold any bytes as text.
+buffers. Before anything is decompressed, the sizes that the buffers declare are checked: together
+they are at most `bytes_max`. Arrow decompresses a buffer to exactly its declared size, or raises.
+No writer of ours makes a stream of another shape (with dictionaries, or with the framing before
+Arrow 0.15). Text need not be UTF-8: Spark's columns may hold any bytes as text.
 """
 
 import struct
@@ -19,10 +19,10 @@ from spark_ledger import errors
 from spark_ledger.topic.entry.arrow_arrays import TEXT, is_any
 
 UNPACKED_BYTES_MAX = 256 << 20
-"""Of an entry's columns, decompressed. A writer makes entries of 2 MiB, or of one larger row; a row
-fits into an entry without compression."""
+"""The largest size of an entry's columns, decompressed. A writer makes entries of 2 MiB, or of one
+larger row; every row fits into an entry without compression."""
 ROWS_MAX = 1 << 24
-"""Of a stream. A row takes some bytes, so entries of 2 MiB have far fewer rows."""
+"""The most rows of a stream. A row takes some bytes, so an entry of 2 MiB has far fewer rows."""
 FAULTS = (
     *(pa.ArrowException, StopIteration, OSError),
     *(struct.error, ValueError, OverflowError, IndexError),
@@ -38,21 +38,21 @@ _LENGTH, _BUFFERS, _COMPRESSION = 0, 2, 3  # fields of a RecordBatch
 _BUFFER = struct.Struct("<qq")
 _NOT_COMPRESSED = -1
 
-Choice = Callable[[pa.Schema], Sequence[int]]
+FieldChoice = Callable[[pa.Schema], Sequence[int]]
 """The indices of the fields to read."""
 
 
 def read_batch(
     stream: Buffer,
-    choose: Choice | None = None,
+    choose: FieldChoice | None = None,
     *,
     bytes_max: int = UNPACKED_BYTES_MAX,
     rows_max: int = ROWS_MAX,
     use_threads: bool = True,
 ) -> tuple[int, pa.RecordBatch | None]:
     """The number of rows of the stream's record batch, and the batch with the fields that `choose`
-    returns (None: all); no batch if it returns no fields. Columns that are not compressed are views
-    of `stream`. Raises errors.BadEntry, and as `choose`."""
+    returns (None: all fields). If `choose` returns no field, the batch is None. Columns that are
+    not compressed are views of `stream`. Raises errors.BadEntry, and as `choose`."""
     body = pa.py_buffer(stream)
     try:
         with _open_stream(body, None, use_threads) as reader:
@@ -89,7 +89,7 @@ def _open_stream(
     body: pa.Buffer, fields: list[int] | None, use_threads: bool
 ) -> pa.RecordBatchStreamReader:
     options = pa.ipc.IpcReadOptions(
-        ensure_native_endian=False,  # bytes are swapped before anything is checked
+        ensure_native_endian=False,  # Arrow would swap bytes before any check
         use_threads=use_threads,
         included_fields=fields,
     )
@@ -101,7 +101,7 @@ def _validate(batch: pa.RecordBatch) -> None:
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid:
-        batch.validate()  # a view needs the buffers of its column
+        batch.validate()  # the views below need valid buffers
         types = [_as_bytes(kind) for kind in batch.schema.types]
         if types == batch.schema.types:
             raise
@@ -110,7 +110,7 @@ def _validate(batch: pa.RecordBatch) -> None:
 
 
 def _as_bytes(kind: pa.DataType) -> pa.DataType:
-    """The type with bytes in the place of text, since Arrow demands that text is UTF-8."""
+    """The type with bytes in place of text, since Arrow's validation demands UTF-8 of text."""
     if is_any(kind, TEXT):
         return pa.binary() if pa.types.is_string(kind) else pa.large_binary()
     if pa.types.is_struct(kind):
@@ -128,7 +128,8 @@ def _as_bytes(kind: pa.DataType) -> pa.DataType:
 # -- what the message of a record batch declares ---------------------------------------------------
 #
 # Arrow checks the flatbuffer when it reads the message, but then decompresses at once. So the few
-# fields with sizes are read here first. Every position is checked to be within the message.
+# fields with sizes are read here, before Arrow reads the message. Every position is checked to be
+# within the message.
 
 
 def _check_sizes(stream: memoryview, bytes_max: int, rows_max: int) -> int:
@@ -143,13 +144,13 @@ def _check_sizes(stream: memoryview, bytes_max: int, rows_max: int) -> int:
     if not kind_at or not header_at or message[kind_at] != _RECORD_BATCH:
         kind = message[kind_at] if kind_at else 0
         raise errors.BadEntry(
-            f"a damaged Arrow stream whose second message is of kind {kind}, no record batch"
+            f"a damaged Arrow stream whose second message is of kind {kind}, not a record batch"
         )
     body_bytes = _number(message, table, _BODY_BYTES)
     if not 0 <= body_bytes <= len(stream) - end:
         raise errors.BadEntry(
-            f"a damaged Arrow stream declares a body of {body_bytes} bytes, it has"
-            f" {len(stream) - end}"
+            f"a damaged Arrow stream declares a body of {body_bytes} bytes, but has"
+            f" {len(stream) - end} bytes"
         )
     batch = header_at + _U32.unpack_from(message, header_at)[0]
     rows = _number(message, batch, _LENGTH)
@@ -164,7 +165,7 @@ def _check_sizes(stream: memoryview, bytes_max: int, rows_max: int) -> int:
 
 
 def _message(stream: memoryview, at: int) -> tuple[memoryview, int]:
-    """The message behind the frame at this position, and its end."""
+    """The message after the frame at this position, and the message's end."""
     mark, size = _FRAME.unpack_from(stream, at)
     begin = at + _FRAME.size
     if mark != _CONTINUATION or not 0 < size <= len(stream) - begin:
@@ -173,10 +174,10 @@ def _message(stream: memoryview, at: int) -> tuple[memoryview, int]:
 
 
 def _field_position(message: memoryview, table: int, field: int) -> int:
-    """The position of a table's field; 0: the field has its default."""
+    """The position of a table's field; 0 if the field is absent and so has its default."""
     vtable = table - _I32.unpack_from(message, table)[0]
-    if vtable < 0:  # Python would count it from the end
-        raise ValueError(f"a place before the message: {vtable}")
+    if vtable < 0:  # Python would count the position from the end
+        raise ValueError(f"a position before the message: {vtable}")
     slot = 4 + 2 * field
     if slot >= _U16.unpack_from(message, vtable)[0]:
         return 0
@@ -191,20 +192,21 @@ def _number(message: memoryview, table: int, field: int) -> int:
 
 
 def _buffers(message: memoryview, batch: int) -> memoryview:
-    """Offset and length of each buffer; Arrow compares them with the body."""
+    """The offset and length of each buffer, as bytes; Arrow compares these with the body."""
     at = _field_position(message, batch, _BUFFERS)
     if not at:
         return message[:0]
     at += _U32.unpack_from(message, at)[0]
     (count,) = _U32.unpack_from(message, at)
-    listed = message[at + _U32.size :][: _BUFFER.size * count]
-    if len(listed) != _BUFFER.size * count:
+    buffer_records = message[at + _U32.size :][: _BUFFER.size * count]
+    if len(buffer_records) != _BUFFER.size * count:
         raise errors.BadEntry(f"a damaged Arrow stream declares {count} buffers")
-    return listed
+    return buffer_records
 
 
 def _check_unpacked(body: memoryview, buffers: memoryview, bytes_max: int) -> None:
-    """A compressed buffer begins with its unpacked size; -1: this buffer is not compressed."""
+    """Checks the unpacked sizes. A compressed buffer begins with its unpacked size, or with -1 if
+    the buffer is not compressed."""
     total = 0
     for offset, length in _BUFFER.iter_unpack(buffers):
         if not 0 <= offset <= len(body) or not 0 <= length <= len(body) - offset:

@@ -1,11 +1,11 @@
 """Rows to entries: a task's columns, cut by partition and gathered to entries of about 2 MiB.
 
 Always true: rows of a partition keep their order; every row of a call is checked to fit before the
-call returns its first entry; gathered rows, with the memory that their slices keep, stay under
-`gather_bytes_max`, and rows that wait to be sorted take at most a quarter of that in addition. A
-partition that has gathered 64 KiB gets entries of its own; smaller shares go into shared entries.
-Work is done on whole columns; the Python loops run over entries and partitions, never over rows. No
-I/O: safe in any one thread.
+call returns its first entry. Gathered rows, with the memory that their slices keep, stay under
+`gather_bytes_max`; rows that wait to be sorted take at most a quarter of `gather_bytes_max` in
+addition. A partition that has gathered 64 KiB gets entries of its own; smaller shares go into
+shared entries. Work is done on whole columns; the Python loops run over entries and partitions,
+never over rows. No I/O: any single thread may use an encoder.
 """
 
 import heapq
@@ -34,20 +34,22 @@ from spark_ledger.topic.entry.routing import Counts, Hashes, Router, key_hashes
 from spark_ledger.topic.entry.row_columns import MaybeColumn, Sizes
 
 ENTRY_BYTES = (2 << 20) - (32 << 10)
-"""An entry is emitted before it grows beyond this; a single row may be larger. Two entries fit into
-a message and into a response of 4 MiB, and the fixed cost of an entry is spread over many rows."""
-SHARE_BYTES = 64 << 10  # a partition that has gathered less shares its entry with others
+"""An entry is emitted before it grows beyond this size; only a single row may be larger. Two such
+entries fit into a message and into a response of 4 MiB, and the fixed cost of an entry is spread
+over many rows."""
+SHARE_BYTES = 64 << 10  # a partition that has gathered fewer bytes shares its entry with others
 GATHER_BYTES_MAX = 16 << 20
-PART_OVERHEAD_BYTES = 1024  # of the objects around one slice of rows
-ROWS_TO_SORT = 128  # for each partition; so many rows are sorted at once
-FRAME_BYTES_MIN = 300  # around the rows of an entry
+PART_OVERHEAD_BYTES = 1024  # memory of the objects around one slice of rows
+ROWS_TO_SORT = 128  # rows are sorted at once if there are this many for each partition
+FRAME_BYTES_MIN = 300  # of an entry, beside its rows
 KeyFilter = bytes
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedShare:
-    """A partition's rows in an entry: `bytes` is their part of the payload; all event times are
-    within `event_ms`; `key_filter` is the filter of their keys (None: there is no filter)."""
+    """A partition's rows in an entry. `bytes` is the part of the payload that these rows take; all
+    event times are within `event_ms`; `key_filter` is the filter of the rows' keys (None: there is
+    no filter)."""
 
     partition: int
     rows: int
@@ -60,9 +62,9 @@ class EncodedShare:
 class EncodedEntry:
     """Rows of one partition, or of several in rising order, ready to be sent. `body` is the payload
     without its header, since the header has first rows, which depend on the entry's segments.
-    `times` are the times at which the rows were written, of which `written_ms` is the last; if it
-    is empty, all were written at `written_ms`. `batches`: whether the body has batches of Pulsar's
-    producers; `chunks` is how many of these are chunks."""
+    `times` are the times at which the rows were written, of which `written_ms` is the last; with
+    empty `times` all rows were written at `written_ms`. `has_batches`: whether the body has batches
+    of Pulsar's producers; `chunks` is the number of chunks among these batches."""
 
     shares: tuple[EncodedShare, ...]
     written_ms: int
@@ -70,7 +72,7 @@ class EncodedEntry:
     typed: bool = False
     schema_version: int = 0
     times: TimeRuns = ()
-    batches: bool = False
+    has_batches: bool = False
     chunks: int = 0
 
     @property
@@ -97,7 +99,7 @@ class EncodedEntry:
             typed=self.typed,
             schema_version=self.schema_version,
             times=self.times,
-            batches=self.batches,
+            has_batches=self.has_batches,
             chunks=self.chunks,
         )
         return [header, *self.body]
@@ -120,17 +122,17 @@ class _GatheredRows:
         self.bytes += size
 
     def compact(self) -> None:
-        """Copy the rows, so that the memory that they are slices of is freed."""
-        copied = row_columns.union(self.parts)
+        """Copy the rows, so that the larger memory of which they are slices is freed."""
+        copied_rows = row_columns.union(self.parts)
         if len(self.parts) == 1:
-            copied = copied.take(of_numpy(np.arange(self.rows)))
-        self.parts = [copied]
+            copied_rows = copied_rows.take(of_numpy(np.arange(self.rows)))
+        self.parts = [copied_rows]
         if self.hashes:
             self.hashes = [np.concatenate(self.hashes)]
 
 
 class _PartitionRows(NamedTuple):
-    """Rows [start, end) are of this partition."""
+    """The rows [start, end), which are of one partition."""
 
     partition: int
     start: int
@@ -140,8 +142,8 @@ class _PartitionRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _RoutedRows:
-    """Rows, the size of each, the hashes of their keys if they are used, and the partition of each
-    row, or the one partition of all."""
+    """Rows, the size of each row, the hashes of the keys (None: they are not needed), and the
+    partition of each row, or the single partition of all rows."""
 
     batch: pa.RecordBatch
     sizes: Sizes
@@ -150,7 +152,7 @@ class _RoutedRows:
 
     @classmethod
     def join(cls, routed: list["_RoutedRows"]) -> "_RoutedRows":
-        """The rows of all of them, one after the other; `partitions` becomes one per row."""
+        """The rows of all `routed`, one after the other; `partitions` then has a number per row."""
         if len(routed) == 1:
             return routed[0]
         hashes = None
@@ -168,7 +170,7 @@ class _RoutedRows:
         )
 
     def windows(self, bytes_max: int) -> Iterator["_RoutedRows"]:
-        """The same rows in parts of about `bytes_max`, so that no copy is larger."""
+        """The same rows in parts of about `bytes_max` bytes, so that no copy is larger."""
         ends = np.cumsum(self.sizes)
         start = 0
         while start < len(ends):
@@ -178,24 +180,25 @@ class _RoutedRows:
             start = end
 
     def by_partition(self) -> tuple["_RoutedRows", list[_PartitionRows]]:
-        """The rows by partition, rising, in their order within a partition."""
+        """The rows sorted by partition, in their old order within a partition; and which rows each
+        partition has."""
         if isinstance(self.partitions, int):
-            every = _PartitionRows(self.partitions, 0, len(self.sizes), int(self.sizes.sum()))
-            return self, [every]
+            all_rows = _PartitionRows(self.partitions, 0, len(self.sizes), int(self.sizes.sum()))
+            return self, [all_rows]
         counts = np.bincount(self.partitions)
-        present = np.flatnonzero(counts)
+        present_partitions = np.flatnonzero(counts)
         rows = self
-        if len(present) > 1:
+        if len(present_partitions) > 1:
             partitions: npt.NDArray[Any] = self.partitions
             if len(counts) <= 1 << 16:  # numpy sorts 16-bit numbers by radix: seven times as fast
                 partitions = partitions.astype(np.uint16)
             order = np.argsort(partitions, kind="stable")
             hashes = None if self.hashes is None else self.hashes[order]
             rows = _RoutedRows(self.batch.take(of_numpy(order)), self.sizes[order], hashes, 0)
-        ends = np.cumsum(counts[present])
-        starts = ends - counts[present]
-        taken = np.add.reduceat(rows.sizes, starts)
-        places = (present.tolist(), starts.tolist(), ends.tolist(), taken.tolist())
+        ends = np.cumsum(counts[present_partitions])
+        starts = ends - counts[present_partitions]
+        sizes = np.add.reduceat(rows.sizes, starts)
+        places = (present_partitions.tolist(), starts.tolist(), ends.tolist(), sizes.tolist())
         return rows, list(map(_PartitionRows, *places))
 
     def part(self, start: int, end: int) -> "_RoutedRows":
@@ -209,8 +212,9 @@ class _RoutedRows:
 
 
 class BatchEncoder:
-    """`router` chooses the partitions of rows, `entry_bytes_max` is the largest payload; rows of
-    the topic's own columns are of its schema's `schema_version`."""
+    """`router` chooses the partitions of rows; `entry_bytes_max` is the largest payload;
+    `schema_version` is the version of the topic's schema that rows of the topic's own columns
+    have."""
 
     def __init__(
         self,
@@ -233,8 +237,8 @@ class BatchEncoder:
         self._now_ms = now_ms
         self._compression = compression
         self._entry_bytes_max = entry_bytes_max
-        half = entry_bytes_max // 2  # nulls may take the other half
-        self._entry_bytes = min(ENTRY_BYTES, half, max(SHARE_BYTES, gather_bytes_max // 4))
+        half = entry_bytes_max // 2  # in a union of columns, nulls may take the other half
+        self._entry_bytes_goal = min(ENTRY_BYTES, half, max(SHARE_BYTES, gather_bytes_max // 4))
         self._gather_bytes_max = gather_bytes_max
         self._key_filters = key_filters
         self._schema_version = schema_version
@@ -242,7 +246,7 @@ class BatchEncoder:
         self._kind: tuple[bool, list[pa.Field]] | None = None
         self._gathered: dict[int, _GatheredRows] = {}
         self._has_emitted = False
-        self._memory_bytes = 0  # the gathered slices keep at most so much in memory
+        self._memory_bytes = 0  # what the gathered slices keep in memory, at most
         self._sort_bytes = max(1, gather_bytes_max // 4)
         self._unsorted: list[_RoutedRows] = []
         self._unsorted_bytes = 0
@@ -262,12 +266,12 @@ class BatchEncoder:
         headers: MaybeColumn = None,
         partitions: MaybeColumn = None,
     ) -> Iterator[EncodedEntry]:
-        """Gathers the rows; yields the entries that became full, each encoded when the caller takes
-        it. The columns are as in TaskWriter.write.
+        """Gathers the rows; yields the entries that became full. An entry is encoded when the
+        caller takes it from the iterator. The columns are as in TaskWriter.write.
 
         The caller must exhaust the iterator. Raises errors.ColumnTypeMismatch,
         errors.MessageTooBig, errors.PartitionInvalid, ValueError for columns of unequal length or
-        rows of another kind than before; if it raises, none of the rows was gathered.
+        rows of another kind than earlier rows; after an error no row of the call is gathered.
         """
         typed = isinstance(values, pa.RecordBatch)
         parts = list(row_columns.stored_batches(keys, values, event_times, headers))
@@ -280,26 +284,26 @@ class BatchEncoder:
             column = None if partitions is None else partitions.slice(at, batch.num_rows)
             routed.append(self._route(batch, typed, column))
             at += batch.num_rows
-        return self._take_in(routed)
+        return self._gather_or_wait(routed)
 
     def flush(self) -> Iterator[EncodedEntry]:
         """The gathered rows as the last, smaller entries: first entries of one partition, then
         shared entries."""
         yield from self._sort()
-        small = []
+        small_partitions = []
         for partition in sorted(self._gathered):
             if self._gathered[partition].bytes >= SHARE_BYTES:
                 yield self._emit([partition])
             else:
-                small.append(partition)
-        while small:
-            count = self._count_that_fit(small)
-            yield self._emit(small[:count])
-            small = small[count:]
+                small_partitions.append(partition)
+        while small_partitions:
+            count = self._count_that_fit(small_partitions)
+            yield self._emit(small_partitions[:count])
+            small_partitions = small_partitions[count:]
 
     def flush_small(self, bytes_max: int) -> list[EncodedEntry] | None:
-        """All rows of the task, one entry for each partition, if no entry was yielded yet and they
-        take at most `bytes_max`. Else None, and the gathered rows stay."""
+        """All rows of the task, as one entry for each partition, if no entry was yielded yet and
+        the entries take at most `bytes_max`. Otherwise None, and the gathered rows stay."""
         if self._has_emitted or self.waiting_bytes > bytes_max:
             return None
         emitted = list(self._sort())
@@ -324,11 +328,11 @@ class BatchEncoder:
         partitions = self._router.route(batch.num_rows, keys, hashes, column)
         return _RoutedRows(batch, sizes, hashes if self._key_filters else None, partitions)
 
-    def _take_in(self, routed: list[_RoutedRows]) -> Iterator[EncodedEntry]:
+    def _gather_or_wait(self, routed: list[_RoutedRows]) -> Iterator[EncodedEntry]:
         """Gathers rows of one partition at once. Rows of several partitions wait until there are
         many of them, so that the work for a partition is done for many rows together."""
         for rows in routed:
-            if isinstance(rows.partitions, int):  # nothing is copied to sort it
+            if isinstance(rows.partitions, int):  # rows of one partition are sorted already
                 yield from self._sort()
                 if len(rows.sizes):
                     yield from self._gather(rows)
@@ -345,7 +349,7 @@ class BatchEncoder:
                     self._unsorted_bytes += size
 
     def _sort(self) -> Iterator[EncodedEntry]:
-        """Gather the rows that wait for it."""
+        """Gather the rows that wait to be sorted."""
         waiting, self._unsorted, self._unsorted_bytes = self._unsorted, [], 0
         if waiting:
             yield from self._gather(_RoutedRows.join(waiting))
@@ -356,12 +360,12 @@ class BatchEncoder:
             gathered = self._gathered.get(partition)
             if gathered is None:
                 gathered = self._gathered[partition] = _GatheredRows()
-            if gathered.bytes + size <= self._entry_bytes:
+            if gathered.bytes + size <= self._entry_bytes_goal:
                 self._add_slice(gathered, rows, start, end, size)
             else:
                 yield from self._fill(partition, rows.part(start, end))
             self._memory_bytes += size
-        yield from self._keep_in_bounds()
+        yield from self._limit_memory()
 
     def _add_slice(
         self, gathered: _GatheredRows, rows: _RoutedRows, start: int, end: int, size: int
@@ -374,23 +378,23 @@ class BatchEncoder:
     def _fill(self, partition: int, rows: _RoutedRows) -> Iterator[EncodedEntry]:
         """Gather the rows; emit an entry whenever the next row does not fit."""
         ends = np.cumsum(rows.sizes)
-        start, taken = 0, 0
+        start, taken_bytes = 0, 0
         while start < len(ends):
             gathered = self._gathered.setdefault(partition, _GatheredRows())
-            limit = taken + self._entry_bytes - gathered.bytes
+            limit = taken_bytes + self._entry_bytes_goal - gathered.bytes
             end = int(np.searchsorted(ends, limit, side="right"))
             if end <= start and not gathered.rows:
-                end = start + 1  # one row that is larger than an entry usually is
+                end = start + 1  # a single row that is larger than ENTRY_BYTES
             if end > start:
-                size = int(ends[end - 1]) - taken
+                size = int(ends[end - 1]) - taken_bytes
                 self._add_slice(gathered, rows, start, end, size)
-                start, taken = end, taken + size
+                start, taken_bytes = end, taken_bytes + size
             if start < len(ends):
                 yield self._emit([partition])
 
-    def _keep_in_bounds(self) -> Iterator[EncodedEntry]:
-        """If too much memory is used, emits entries until half of it is free, and copies the
-        remaining rows."""
+    def _limit_memory(self) -> Iterator[EncodedEntry]:
+        """If the rows take more memory than `gather_bytes_max`, emits entries until the rows take
+        half of it, and copies the remaining rows."""
         if self._memory_bytes <= self._gather_bytes_max:
             return
         while self.gathered_bytes > self._gather_bytes_max // 2:
@@ -402,12 +406,12 @@ class BatchEncoder:
             yield self._emit(self._fullest_partitions())
 
     def _fullest_partitions(self) -> list[int]:
-        """The partition with the most gathered bytes; if it may not have an entry of its own, as
-        many partitions as fill one entry, in order."""
+        """The partition with the most gathered bytes. If these are too few for an entry of its own,
+        as many partitions as fill one entry, in order."""
         first = max(sorted(self._gathered), key=lambda p: self._gathered[p].bytes)
         if self._gathered[first].bytes >= SHARE_BYTES:
             return [first]
-        count = self._entry_bytes // max(1, self._gathered[first].bytes) * 4
+        count = self._entry_bytes_goal // max(1, self._gathered[first].bytes) * 4
         fullest = heapq.nlargest(
             min(count, len(self._gathered)),
             sorted(self._gathered),
@@ -419,7 +423,7 @@ class BatchEncoder:
         """How many of the partitions, from the first on, fit into one entry; at least 1."""
         share = message_batch.SHARE_BYTES
         sizes = np.cumsum([self._gathered[p].bytes + share for p in partitions])
-        return max(1, int(np.searchsorted(sizes, self._entry_bytes, side="right")))
+        return max(1, int(np.searchsorted(sizes, self._entry_bytes_goal, side="right")))
 
     def _emit(self, partitions: list[int]) -> EncodedEntry:
         entry = self._encode(partitions, filters=self._key_filters)
@@ -433,7 +437,7 @@ class BatchEncoder:
         return entry
 
     def _encode(self, partitions: list[int], *, filters: bool) -> EncodedEntry:
-        """One entry of what the partitions have gathered."""
+        """One entry with the gathered rows of the partitions."""
         sources = [self._gathered[partition] for partition in partitions]
         rows = row_columns.union([part for gathered in sources for part in gathered.parts])
         header = message_batch.HEADER_BYTES
@@ -441,7 +445,7 @@ class BatchEncoder:
             header += message_batch.SHARE_BYTES * len(sources)
         body = message_batch.encode_body(rows, self._compression)
         if header + sum(map(len, body)) > self._entry_bytes_max - message_batch.HEADER_BYTES * 2:
-            body = message_batch.encode_body(rows)  # compression made it larger
+            body = message_batch.encode_body(rows)  # compression made the body larger
         shares = self._shares(partitions, rows, header + sum(map(len, body)), filters)
         version = self._schema_version if self._typed else 0
         return EncodedEntry(shares, self._now_ms(), body, self._typed, version)
@@ -449,7 +453,7 @@ class BatchEncoder:
     def _shares(
         self, partitions: list[int], rows: pa.RecordBatch, payload_bytes: int, filters: bool
     ) -> tuple[EncodedShare, ...]:
-        """The share of each partition; their bytes add up to `payload_bytes`."""
+        """The share of each partition; the bytes of the shares add up to `payload_bytes`."""
         sources = [self._gathered[partition] for partition in partitions]
         at = rows.schema.get_field_index(TYPED_NAMES[EVENT_TIME] if self._typed else EVENT_TIME)
         times = None if at < 0 else rows.column(at)
@@ -468,7 +472,7 @@ class BatchEncoder:
         return tuple(shares)
 
     def _check_kind(self, schema: pa.Schema, typed: bool) -> None:
-        """Raises ValueError if the rows have other columns of the topic's own than those before."""
+        """Raises ValueError if the topic's own columns differ from those of earlier rows."""
         common_names = TYPED_NAMES.values() if typed else TYPED_NAMES
         kind = typed, [field for field in schema if field.name not in common_names]
         if self._kind not in (None, kind):

@@ -1,11 +1,11 @@
-"""Which entries may hold a key: a filter of each entry's keys; one entry of a ledger has the
-filters of its other entries.
+"""Which entries may hold a key: each entry has a filter of its keys, and an entry of the same
+ledger stores these filters.
 
-Always true: a filter matches every key that its entry has (so a skipped entry holds no such row);
-it matches another key in about 1 of 85 cases; it takes 1.5 bytes a distinct key and at most 7 more.
-Null is no key. An entry without a filter may hold any key; an empty filter belongs to an entry
-without keys. docs/topics.md ("Filters of keys") has the picture, and how a key's bits in its Bloom
-filter are chosen.
+Always true: a filter matches every key that its entry has, so a skipped entry has no row with the
+key. A filter matches another key in about 1 of 85 cases. It takes 1.5 bytes for each distinct key,
+and at most 7 bytes more. Null is no key. An entry without a filter may hold any key; an empty
+filter belongs to an entry without keys. docs/topics.md ("Filters of keys") has the picture, and how
+a key's bits in its Bloom filter are chosen.
 """
 
 import struct
@@ -24,17 +24,17 @@ MAGIC = b"SLK1"
 VERSION = 1
 BITS_PER_KEY = 12
 ENTRIES_MIN = 4
-"""A segment of fewer entries is read whole: it gets no filters."""
+"""A segment of fewer entries gets no filters: a reader reads all its entries."""
 
 _HEADER = struct.Struct("<4sB3xI")
 HEADER_BYTES = _HEADER.size
-_PLACE = np.dtype([("partition", "<u4"), ("bytes", "<u4"), ("entry", "<i8")])
+_PLACE_DTYPE = np.dtype([("partition", "<u4"), ("bytes", "<u4"), ("entry", "<i8")])
 Words = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
 
 def key_filter(hashes: Hashes) -> bytes:
-    """The filter of keys with these hashes. Hashes may repeat; the array is not changed."""
+    """The filter of the keys with these hashes. Hashes may repeat; the array is not changed."""
     if not len(hashes):
         return b""
     spread_hashes = distinct_values(_spread_bits(hashes))
@@ -47,10 +47,11 @@ def key_filter(hashes: Hashes) -> bytes:
 
 
 def encode_filters(filters: Iterable[tuple[int, int, bytes]]) -> bytes:
-    """The payload with filters of (partition, entry id), in any order."""
+    """The payload of an entry with these filters, each (partition, entry id, filter), in any
+    order."""
     ordered = sorted(filters)
     places = np.array(
-        [(p, len(filter_bytes), entry) for p, entry, filter_bytes in ordered], dtype=_PLACE
+        [(p, len(filter_bytes), entry) for p, entry, filter_bytes in ordered], dtype=_PLACE_DTYPE
     )
     head = _HEADER.pack(MAGIC, VERSION, len(ordered))
     return b"".join([head, places.tobytes(), *(filter_bytes for _, _, filter_bytes in ordered)])
@@ -67,13 +68,13 @@ class KeyFilters:
         magic, version, count = _HEADER.unpack_from(view)
         if (magic, version) != (MAGIC, VERSION):
             raise errors.UnsupportedFormat(
-                f"an entry with magic {magic!r}, version {version} was met where key filters were"
-                " expected"
+                f"an entry of key filters begins with magic {magic!r}, version {version}, not"
+                f" {MAGIC!r}, {VERSION}"
             )
-        begin = HEADER_BYTES + count * _PLACE.itemsize
+        begin = HEADER_BYTES + count * _PLACE_DTYPE.itemsize
         if len(view) < begin:
             raise errors.UnsupportedFormat(f"a damaged entry of key filters: {count} are missing")
-        places = np.frombuffer(view[HEADER_BYTES:begin], dtype=_PLACE)
+        places = np.frombuffer(view[HEADER_BYTES:begin], dtype=_PLACE_DTYPE)
         ends = begin + np.cumsum(places["bytes"], dtype=np.int64)
         if (int(ends[-1]) if count else begin) != len(view) or (places["bytes"] % 8).any():
             raise errors.UnsupportedFormat(
@@ -85,8 +86,8 @@ class KeyFilters:
         }
 
     def might_contain(self, partition: int, entry_ids: Sequence[int], keys: Hashes) -> Mask:
-        """For each entry whether it may hold a row of the partition with one of the keys; `keys`
-        are their hashes (`hashes_of`)."""
+        """For each entry whether it may hold a row of the partition with one of the keys. `keys`
+        are the hashes of the keys (`hashes_of`)."""
         return np.fromiter(
             (self._may_hold(partition, entry, keys) for entry in entry_ids),
             dtype=np.bool_,
@@ -105,7 +106,7 @@ class KeyFilters:
 
 
 def hashes_of(keys: Sequence[bytes]) -> Hashes:
-    """The hashes of keys to look for."""
+    """The hashes of keys, as `KeyFilters.might_contain` takes them."""
     return murmur3_32(pa.array(keys, pa.binary()))
 
 
@@ -115,7 +116,7 @@ def _spread_bits(hashes: Hashes) -> Hashes:
 
 
 def _bits(spread_hashes: Hashes, words: int) -> tuple[npt.NDArray[np.int64], Words]:
-    """For each key the index of its word, rising with `spread_hashes`, and its bits in the word."""
+    """For each key the index of its word, which rises with the hash, and its bits in this word."""
     at = (spread_hashes.astype(np.uint64) * np.uint64(words)) >> np.uint64(32)
     with np.errstate(over="ignore"):
         bit_numbers = finish_murmur3(spread_hashes ^ np.uint32(0x9E3779B9)).astype(np.uint64)

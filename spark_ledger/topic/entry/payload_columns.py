@@ -1,9 +1,9 @@
 """The columns of a topic's rows, brought to the schema that they are written or read with.
 
-Always true: columns are found by name without regard to case; a column that is missing is null; a
-value that the schema's type does not hold is an error, never changed, and so is a null in a column
-that the schema declares NOT NULL. Work is done on whole columns: a column that has the schema's
-type is not copied, and a nested column keeps the buffers of its parts that do not change.
+Always true: columns are found by name without regard to case; a column that is missing is null. A
+value that the schema's type does not hold is never changed: it is an error. A null in a column that
+the schema declares NOT NULL is an error too. Work is done on whole columns: a column that has the
+schema's type is not copied, and a nested column keeps the buffers of its parts that do not change.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,8 @@ from spark_ledger.topic.entry.arrow_arrays import BYTES, LISTS, TEXT, is_any
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows of `batch` with exactly the columns of the canonical `schema`, in its order.
+    """The rows of `batch` with exactly the columns of the canonical `schema`, in the schema's
+    order.
 
     Raises errors.SchemaIncompatible, which names the column.
     """
@@ -32,21 +33,21 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def check_convertible(canonical: pa.Schema, declared: pa.Schema) -> None:
-    """Raises errors.SchemaMissingColumn or errors.SchemaTypeMismatch for the first column of
-    `declared` to which rows of the `canonical` schema can never be converted."""
+    """Checks that rows of the `canonical` schema can be converted to `declared`. Raises
+    errors.SchemaMissingColumn or errors.SchemaTypeMismatch for the first column that cannot."""
     types = {field.name.lower(): field.type for field in canonical}
     for field in declared:
         kind = types.get(field.name.lower())
         if kind is None:
             raise errors.SchemaMissingColumn(
                 f"no version of the schema has a column {field.name!r}",
-                f"Declare some of: {', '.join(canonical.names)}.",
+                f"Declare only columns among: {', '.join(canonical.names)}.",
             )
         try:
             _conform(pa.array([], kind), field.type, field.name)
         except errors.SchemaIncompatible as error:
             raise errors.SchemaTypeMismatch(
-                error.what, f"Declare it as {kind}, and cast it afterwards."
+                error.what, f"Declare the column as {kind}, and cast it afterwards."
             ) from error
 
 
@@ -57,24 +58,24 @@ def _conform_field(column: pa.Array, field: pa.Field, path: str, missing: int = 
         raise errors.SchemaIncompatible(
             f"column {path!r} is NOT NULL in the schema, but null in"
             f" {conformed.null_count - missing} of {len(conformed)} rows",
-            "Fill it in every row.",
+            "Give every row a value in this column.",
         )
     return conformed
 
 
 def _conform(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
-    have = column.type
-    if have == kind:
+    column_type = column.type
+    if column_type == kind:
         return column
-    if pa.types.is_null(have):
+    if pa.types.is_null(column_type):
         return pa.nulls(len(column), kind)
-    if pa.types.is_dictionary(have):
+    if pa.types.is_dictionary(column_type):
         return _conform(column.dictionary_decode(), kind, path)
-    if pa.types.is_struct(have) and pa.types.is_struct(kind):
+    if pa.types.is_struct(column_type) and pa.types.is_struct(kind):
         return _conform_struct(column, kind, path)
-    if pa.types.is_map(have) and pa.types.is_map(kind):
+    if pa.types.is_map(column_type) and pa.types.is_map(kind):
         return _conform_map(column, kind, path)
-    if is_any(have, LISTS) and pa.types.is_list(kind):
+    if is_any(column_type, LISTS) and pa.types.is_list(kind):
         return _conform_list(column, kind, path)
     return _cast(column, kind, path)
 
@@ -86,7 +87,9 @@ def _conform_struct(column: pa.StructArray, kind: pa.StructType, path: str) -> p
     for field in kind:
         at = indexes.get(field.name.lower())
         child = pa.nulls(len(column), pa.null()) if at is None else column.field(at)
-        if not field.nullable and null_mask is not None:  # null only where the struct is: no fault
+        if (
+            not field.nullable and null_mask is not None
+        ):  # a null where the struct is null is no fault
             child = pc.if_else(null_mask, pa.scalar(None, child.type), child)
         children.append(_conform_field(child, field, f"{path}.{field.name}", column.null_count))
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=null_mask)
@@ -112,8 +115,8 @@ def _conform_map(column: pa.MapArray, kind: pa.MapType, path: str) -> pa.Array:
 
 
 class _Offsets(NamedTuple):
-    """The positions at which each row's values begin, counted from those of the first row; and the
-    positions at which the values of all rows begin and end among the values of the column."""
+    """Of a column of lists: `offsets` are the positions at which each row's items begin, counted
+    from the first row's items; the items of all rows are [first, last) of the column's items."""
 
     offsets: pa.Array
     first: int
@@ -132,7 +135,7 @@ def _null_mask(column: pa.Array) -> pa.BooleanArray | None:
 
 def _cast(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     if not _is_castable(column.type, kind):
-        raise errors.SchemaIncompatible(f"column {path!r} is {column.type} and not {kind}")
+        raise errors.SchemaIncompatible(f"column {path!r} is {column.type}, not {kind}")
     try:
         cast = column.cast(kind)
         if pa.types.is_floating(kind):
@@ -141,27 +144,27 @@ def _cast(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     except pa.ArrowInvalid as error:
         raise errors.SchemaIncompatible(
             f"column {path!r} of type {column.type} has values that {kind} does not hold: {error}",
-            "Read with the wider type; a query that runs takes it when it starts again.",
+            "Read with the wider type; a running query uses the new type after its next start.",
         ) from error
 
 
-def _is_castable(have: pa.DataType, kind: pa.DataType) -> bool:
+def _is_castable(column_type: pa.DataType, kind: pa.DataType) -> bool:
     """Whether values of the type `have` may become values of `kind`, a wider or narrower type of
     the same kind."""
-    if is_any(have, TEXT):
+    if is_any(column_type, TEXT):
         return bool(pa.types.is_string(kind))
-    if is_any(have, BYTES):
+    if is_any(column_type, BYTES):
         return bool(pa.types.is_binary(kind))
-    if pa.types.is_timestamp(have) and pa.types.is_timestamp(kind):
-        return (have.tz is None) == (kind.tz is None) and have.unit == kind.unit
-    if pa.types.is_decimal128(have) and pa.types.is_decimal128(kind):
-        return bool(have.scale == kind.scale)
+    if pa.types.is_timestamp(column_type) and pa.types.is_timestamp(kind):
+        return (column_type.tz is None) == (kind.tz is None) and column_type.unit == kind.unit
+    if pa.types.is_decimal128(column_type) and pa.types.is_decimal128(kind):
+        return bool(column_type.scale == kind.scale)
     alike = (pa.types.is_signed_integer, pa.types.is_floating)
-    return any(test(have) and test(kind) for test in alike)
+    return any(test(column_type) and test(kind) for test in alike)
 
 
-def _check_same(back: pa.Array, column: pa.Array) -> None:
+def _check_same(converted: pa.Array, column: pa.Array) -> None:
     """Raises ArrowInvalid if narrowing changed a float; NaN is equal to NaN here."""
-    nan = pc.and_(pc.is_nan(back), pc.is_nan(column))
-    if pc.all(pc.or_(pc.equal(back, column), nan)).as_py() is False:
+    nan = pc.and_(pc.is_nan(converted), pc.is_nan(column))
+    if pc.all(pc.or_(pc.equal(converted, column), nan)).as_py() is False:
         raise pa.ArrowInvalid("a number would lose digits")

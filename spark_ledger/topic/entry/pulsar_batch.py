@@ -2,10 +2,10 @@
 
 pulsar_message.proto shows the bytes; pulsar_columns.py decodes them. Always true: a batch is stored
 and dispatched byte for byte; sizes that a batch declares are compared with its bytes before they
-are used. Each chunk of a message is stored as it came, with an offset of its own; the last chunk,
-whose offset has the message's row, names the offsets of the chunks before it (docs/topics.md, "The
-payload of an entry"). So a message is complete when its last chunk is stored; chunks that no last
-chunk names have no row. Earlier versions stored a chunked message as one, in one entry, with one
+are used. Each chunk of a message is stored as it came, with an offset of its own. The row of the
+message is at the last chunk, which names the offsets of the earlier chunks (docs/topics.md, "The
+payload of an entry"). So a message is complete once its last chunk is stored; chunks that no last
+chunk names have no row. Earlier versions stored all chunks of a message in one entry, at one
 offset.
 """
 
@@ -35,11 +35,11 @@ MAGIC = 0x0E01
 CHUNKS_MAGIC, EARLIER_MAGIC, LAST_MAGIC = 0x0E43, 0x0E44, 0x0E45
 UNCOMPRESSED_BYTES_MAX = 128 << 20
 CHUNKED_BYTES_MAX = (2 << 30) - (16 << 20)
-"""Of a chunked message, compressed or not: it becomes a value in Arrow, with 32-bit offsets."""
+"""The largest chunked message, decompressed: it becomes an Arrow value, with 32-bit offsets."""
 TIME_MS_MAX = (2**63 - 1) // 1000
 """The last time that microseconds in 64 bits reach: 294,000 years from 1970."""
 CHUNKS_MAX = 4096
-"""Of a message: its last chunk has the offsets of all others beside it in its entry."""
+"""The most chunks of a message: the entry of its last chunk has the offsets of all others."""
 HEAD = struct.Struct(">HII")  # magic, CRC, size of the metadata
 CRC_START = 6
 _FIRST_BYTES = MAGIC.to_bytes(2, "big")
@@ -48,18 +48,18 @@ _PRODUCER_NAME, _NAME_AT, _NAME_BYTES_MAX = 0x0A, HEAD.size + 2, 127
 _SIZE = struct.Struct(">I")
 _WORD = 2**64 - 1
 WALKED_MESSAGES_MAX, WALKED_BYTES_MAX = 20_000, 8 << 20
-"""Of a batch, decompressed, whose messages a broker walks in one step: 11 ms of Python, and up to
-15 ms to decompress them. The C++ client makes batches of 1,000 messages, and of 128 KiB."""
+"""The largest batch, decompressed, whose messages a broker walks in one step: 11 ms of Python, and
+up to 15 ms to decompress. The C++ client makes batches of 1,000 messages, and of 128 KiB."""
 MESSAGE_BYTES_MIN = 6
-"""Of a message in a batch: 4 bytes with the size of its metadata, and 2 bytes of metadata with the
-size of its value."""
+"""The smallest message in a batch: 4 bytes with the size of its metadata, and 2 bytes of metadata,
+which have the size of its value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A batch with its parsed metadata; its payload, which may be compressed, begins at
-    `payload_at` of `data`. A chunked message that was put together has the metadata of its last
-    chunk, and the payload of all chunks."""
+    `payload_at` of `data`. A message joined from chunks has the metadata of its last chunk, and the
+    payload of all chunks."""
 
     data: bytes | memoryview
     metadata: MessageMetadata
@@ -71,14 +71,14 @@ class Batch:
 
     @property
     def batched(self) -> bool:
-        """Whether its payload has metadata of each message."""
+        """Whether the payload has metadata of each message; else the batch is a lone message."""
         return bool(self.metadata.HasField("num_messages_in_batch"))
 
     @property
     def last_sequence_id(self) -> int:
-        """The sequence id of its last message: the highest id in the batch's metadata or, if the
-        client does not write that (the C++ client, and clients built on it), the highest of the
-        messages."""
+        """The sequence id of the batch's last message: the highest id in the batch's metadata. Some
+        clients (the C++ client, and clients built on it) do not write this id: then it is the
+        highest id of the messages."""
         metadata = self.metadata
         if not self.needs_walk:
             return max(int(metadata.sequence_id), int(metadata.highest_sequence_id))
@@ -86,17 +86,17 @@ class Batch:
             messages = messages_in(bytes(payload_of(self)), self.messages)
             ids = (message.sequence_id for message, _ in messages)
             return int(max(metadata.sequence_id, *ids))
-        except errors.BadEntry:  # its reader meets the error
+        except errors.BadEntry:  # a reader of the batch gets the error
             return int(metadata.sequence_id)
 
     @property
     def needs_walk(self) -> bool:
-        """Whether its messages must be walked to know `last_sequence_id`."""
+        """Whether `last_sequence_id` has to walk the messages."""
         return not (self.metadata.highest_sequence_id or self.messages == 1 or self.is_encrypted)
 
     @property
     def is_chunk(self) -> bool:
-        """Whether it is a chunk of a message, as its producer sends it."""
+        """Whether this is a chunk of a message, as a producer sends it."""
         return bool(self.metadata.HasField("chunk_id")) and self.metadata.num_chunks_from_msg > 1
 
     @property
@@ -105,9 +105,9 @@ class Batch:
 
 
 def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
-    """The batch in `data`, or a chunked message that was stored as one batch. With `check` the
-    bytes come from a client: a chunked message is an error, and the CRC is compared. Raises
-    errors.BadEntry."""
+    """The batch in `data`; or the message, if all its chunks were stored as one batch. `check` is
+    for bytes of a client: then the CRC is compared, and chunks stored as one batch are an error.
+    Raises errors.BadEntry."""
     try:
         magic, crc, size = HEAD.unpack_from(data)
     except struct.error as error:
@@ -144,7 +144,7 @@ _LAST_FIRST_BYTES = LAST_MAGIC.to_bytes(2, "big")
 
 
 def earlier_chunk(chunk: bytes) -> bytes:
-    """The stored form of a chunk that is not the last one."""
+    """The stored form of a chunk that is not a message's last chunk."""
     return _EARLIER_FIRST_BYTES + chunk
 
 
@@ -155,12 +155,12 @@ def last_chunk(offsets: Sequence[int], chunk: bytes) -> bytes:
 
 
 def is_earlier_chunk(data: Buffer) -> bool:
-    """Whether it has an offset but no row."""
+    """Whether the batch is a chunk with an offset but no row."""
     return bytes(data[:2]) == _EARLIER_FIRST_BYTES
 
 
 def is_last_chunk(data: Buffer) -> bool:
-    """Whether its row needs other chunks."""
+    """Whether the batch is a chunk whose row needs earlier chunks."""
     return bytes(data[:2]) == _LAST_FIRST_BYTES
 
 
@@ -182,8 +182,8 @@ def payload_of_chunk(data: Buffer) -> memoryview:
 
 
 def join_chunks(earlier: Sequence[Buffer], data: Buffer, *, value: bool = True) -> Batch:
-    """The message of the last chunk in `data`; `earlier` has the payloads of the chunks before it.
-    Without `value` only the message's metadata. Raises errors.BadEntry."""
+    """The message whose last chunk is `data`; `earlier` has the payloads of the chunks before.
+    Without `value` it has only the message's metadata. Raises errors.BadEntry."""
     last = parse(chunk_in(data))
     if not value:
         last.metadata.compression = pulsar_codecs.NONE
@@ -215,8 +215,8 @@ def _earlier_offsets(view: memoryview) -> tuple[tuple[int, ...], int]:
 
 
 def chunks_of(data: Buffer) -> list[memoryview]:
-    """The parts in which a client gets a stored batch: the batch itself, or the chunks of a message
-    that was stored as one batch. Raises errors.BadEntry."""
+    """The parts in which a client gets a stored batch: the batch itself; or the chunks, if all
+    chunks of a message were stored as one batch. Raises errors.BadEntry."""
     view = memoryview(data)
     if int.from_bytes(view[:2], "big") != CHUNKS_MAGIC:
         return [view]
@@ -259,8 +259,8 @@ def unpacked_bytes(batch: Batch) -> int:
 
 
 def fault_of(batch: Batch, *, whole: bool = True) -> str | None:
-    """Why a batch cannot be decoded, if that shows without decompressing it. Without `whole` its
-    payload is a chunk."""
+    """Why a batch cannot be decoded, if its bytes show this before they are decompressed; else
+    None. `whole` is false for a batch whose payload is a chunk."""
     metadata, payload = batch.metadata, memoryview(batch.data)[batch.payload_at :]
     kind, size = metadata.compression, unpacked_bytes(batch)
     if kind not in pulsar_codecs.KINDS:
@@ -286,14 +286,14 @@ def fault_of(batch: Batch, *, whole: bool = True) -> str | None:
 
 
 def fault_of_walk(batch: Batch) -> str | None:
-    """Why the broker cannot determine the batch's last sequence id, which deduplication needs."""
+    """Why the broker cannot find the last sequence id, which deduplication needs; or None."""
     size = unpacked_bytes(batch)
     if not batch.needs_walk or (batch.messages <= WALKED_MESSAGES_MAX and size <= WALKED_BYTES_MAX):
         return None
     return (
         f"a batch of {batch.messages} messages and {size} bytes, decompressed, that does not name"
-        f" its highest sequence id: at most {WALKED_MESSAGES_MAX} messages and {WALKED_BYTES_MAX}"
-        " bytes are taken with deduplication: make smaller batches"
+        f" its highest sequence id: with deduplication, at most {WALKED_MESSAGES_MAX} messages and"
+        f" {WALKED_BYTES_MAX} bytes are taken: make smaller batches"
     )
 
 
@@ -317,14 +317,14 @@ def messages_in(data: bytes, count: int) -> Iterator[tuple[SingleMessageMetadata
 
 
 def fault_of_publish_time(batch: Batch) -> str | None:
-    """Why the batch's publish time cannot be the time of a row. Batches that were stored before
-    this check existed may have such a time."""
+    """Why the batch's publish time cannot be the time of a row, or None. Batches that were stored
+    before this check existed may have such a time."""
     ms = batch.metadata.publish_time
     return None if ms <= TIME_MS_MAX else f"a publish time of {ms} ms, at most {TIME_MS_MAX}"
 
 
 def _fault_of_first(batch: Batch) -> str | None:
-    """The fault of an uncompressed payload whose first message would end beyond the payload."""
+    """The fault, if the first message of an uncompressed payload would end beyond the payload."""
     size = len(batch.data) - batch.payload_at
     (head,) = _SIZE.unpack_from(batch.data, batch.payload_at)
     if head > size - _SIZE.size:
@@ -338,8 +338,8 @@ _FRAME = struct.Struct("<II")
 
 
 def frame_batches(batches: Iterable[tuple[int, bytes]]) -> list[Buffer]:
-    """The body of an entry that has these batches, each with its number of messages; see
-    message_batch."""
+    """The body of an entry with these batches (message_batch.py), each with its number of
+    messages."""
     parts: list[Buffer] = []
     for messages, data in batches:
         parts += (_FRAME.pack(len(data), messages), data)
@@ -368,12 +368,12 @@ def split_frames(body: memoryview, rows: int) -> Iterator[tuple[int, memoryview]
 
 def producers_of(body: memoryview, rows: int) -> Iterator[Batch]:
     """The last batch of each producer in an entry, in the order of these batches; a chunked message
-    counts as its last chunk. The topic has deduplication: the sequence ids of a producer rise, so
-    only its last batch has to be parsed. Raises errors.BadEntry."""
+    counts as its last chunk. The topic must have deduplication: then a producer's sequence ids
+    rise, so only its last batch has to be parsed. Raises errors.BadEntry."""
     last = dict[bytes | int, memoryview]()
-    for number, (_, data) in enumerate(split_frames(body, rows)):
+    for index, (_, data) in enumerate(split_frames(body, rows)):
         if data[:2] != _EARLIER_FIRST_BYTES:
-            name = _name_of(data) or number
+            name = _name_of(data) or index
             last.pop(name, None)
             last[name] = data
     for data in last.values():
@@ -382,7 +382,7 @@ def producers_of(body: memoryview, rows: int) -> Iterator[Batch]:
 
 def _name_of(data: memoryview) -> bytes:
     """The name of the batch's producer, read without protobuf; empty if the batch does not begin
-    with it, as it does from all known clients."""
+    with the name (the batches of all known clients do)."""
     if len(data) > _NAME_AT and data[:2] == _FIRST_BYTES and data[_NAME_AT - 2] == _PRODUCER_NAME:
         size = data[_NAME_AT - 1]
         return bytes(data[_NAME_AT : _NAME_AT + size]) if size <= _NAME_BYTES_MAX else b""
@@ -393,14 +393,14 @@ def _name_of(data: memoryview) -> bytes:
 
 PRODUCER = "spark-ledger"
 CLIENT_BYTES_MAX = (5 << 20) - (16 << 10)
-"""Of a batch, or a chunk; its frame has few other bytes. Clients accept so much, and the Java
-client not a byte more."""
+"""The largest batch or chunk for a client; its frame has few other bytes. The Java client accepts
+not a byte more."""
 CHUNK_BYTES_MIN = 1 << 20
 _CHUNK_FIELDS_BYTES = 128
 
 
 class EncodedBatch(NamedTuple):
-    """Rows for a consumer: a batch or, if not `batched`, one row as a message by itself."""
+    """Rows for a consumer: a batch; or, if not `batched`, one row as a lone message."""
 
     rows: int
     data: bytes
@@ -410,18 +410,18 @@ class EncodedBatch(NamedTuple):
 def encode_rows(
     steps: Iterable[pa.RecordBatch], written_ms: Sequence[int], first_row: int
 ) -> Iterator[EncodedBatch | None]:
-    """The rows (columns of TYPES) of all steps as batches that a Pulsar consumer understands, each
-    of at most CLIENT_BYTES_MAX, with sequence ids that count from `first_row`. `written_ms` has the
-    time of each row; the time of a batch is that of its newest row. A larger row becomes a message
-    in chunks, which are returned together (see `chunks_of`). Yields None after each step and each
-    chunk, so that the caller may do something else in between."""
+    """The rows (columns of TYPES) of all steps as batches for a Pulsar consumer, each of at most
+    CLIENT_BYTES_MAX, with sequence ids that count from `first_row`. `written_ms` has the time of
+    each row; a batch has the time of its newest row. A larger row becomes a message in chunks,
+    which are returned together (see `chunks_of`). Yields None after each step and each chunk, so
+    that the caller may do other work in between."""
     parts, values = list[bytes](), list[Any]()
     for rows in steps:
         row_values = _column_values(rows, VALUE)
         parts += _messages(rows, row_values, first_row + len(values))
         values += row_values
         yield None
-    if sum(map(len, parts)) <= CLIENT_BYTES_MAX:  # as a rule
+    if sum(map(len, parts)) <= CLIENT_BYTES_MAX:  # mostly so
         yield _one_batch(parts, written_ms, first_row)
         return
     part_starts = list(accumulate((3 if value else 2 for value in values), initial=0))
@@ -444,7 +444,7 @@ def encode_rows(
 
 
 def _stored_chunks(chunks: Sequence[bytes]) -> Iterator[bytes]:
-    """The chunks of a message as one stored batch; `chunks_of` divides it again."""
+    """The chunks of a message as one stored batch, which `chunks_of` divides again."""
     yield CHUNKS_MAGIC.to_bytes(2, "big")
     for chunk in chunks:
         yield _SIZE.pack(len(chunk))
@@ -452,7 +452,7 @@ def _stored_chunks(chunks: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def _one_batch(parts: Sequence[bytes], written_ms: Sequence[int], first_row: int) -> EncodedBatch:
-    """One batch of the rows, which were written at these times."""
+    """One batch with the rows, which were written at the times `written_ms`."""
     count = len(written_ms)
     metadata = MessageMetadata(
         producer_name=PRODUCER,
@@ -467,18 +467,18 @@ def _one_batch(parts: Sequence[bytes], written_ms: Sequence[int], first_row: int
 def _batch_ends(sizes: Sequence[int]) -> Iterator[int]:
     """The indices at which batches of these messages end."""
     size = 0
-    for i, more in enumerate(sizes):
-        if size and size + more > CLIENT_BYTES_MAX:
+    for i, added_bytes in enumerate(sizes):
+        if size and size + added_bytes > CLIENT_BYTES_MAX:
             yield i
             size = 0
-        size += more
+        size += added_bytes
     if sizes:
         yield len(sizes)
 
 
 def lone_message(message: Sequence[bytes], written_ms: int, row: int) -> Iterator[bytes]:
-    """A message (its parts, as `_messages` gives them) outside of a batch: in chunks if its value
-    is large. Each chunk has the key and headers, even if they take more than CLIENT_BYTES_MAX."""
+    """A lone message; `message` are its parts as `_messages` gives them. A large value is cut into
+    chunks. Each chunk has the key and headers, even if they take more than CLIENT_BYTES_MAX."""
     single = SingleMessageMetadata.FromString(message[1])
     value = memoryview(message[2] if len(message) > 2 else b"")
     metadata = MessageMetadata(
@@ -505,7 +505,7 @@ def lone_message(message: Sequence[bytes], written_ms: int, row: int) -> Iterato
 
 def _messages(rows: pa.RecordBatch, values: Sequence[Any], first_row: int) -> Iterator[bytes]:
     """Each row as the size of its SingleMessageMetadata, the metadata, and the value unless it is
-    empty: the bytes that protobuf would make, in less than half of its time."""
+    empty: the bytes that protobuf would make, made in less than half the time."""
     properties = _properties(rows)
     times = _column_values(rows, EVENT_TIME)
     keys, base64 = _key_texts(_column_values(rows, KEY))
@@ -539,8 +539,8 @@ def _column_values(rows: pa.RecordBatch, name: str) -> list[Any]:
 
 
 def _key_texts(keys: list[bytes | None]) -> tuple[list[bytes | None], set[int]]:
-    """The keys as a client's `partition_key` has them: keys that are text unchanged, other keys in
-    base64; and the rows with a key in base64."""
+    """The keys as a client's `partition_key` has them (keys that are text unchanged, other keys in
+    base64), and the rows whose key is in base64."""
     if b"".join(key for key in keys if key).isascii():
         return keys, set()
     texts, base64 = list(keys), set[int]()
@@ -584,7 +584,7 @@ def _properties(rows: pa.RecordBatch) -> list[bytes]:
 
 
 def varint(number: int) -> bytes:
-    """A number, 0 or more, as protobuf writes it."""
+    """A number, 0 or more, in the form of protobuf's varints."""
     if number < len(_LAST_BYTE):
         return _LAST_BYTE[number]
     return _MORE_BYTES[number & 127] + _rest(number >> 7)
@@ -592,7 +592,7 @@ def varint(number: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _rest(number: int) -> bytes:
-    """The bytes after the first one, cached: consecutive numbers mostly share them."""
+    """The bytes after a varint's first byte, cached: consecutive numbers mostly share them."""
     return varint(number)
 
 

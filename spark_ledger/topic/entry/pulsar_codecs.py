@@ -2,8 +2,8 @@
 
 Always true: the size that a batch's metadata declares is compared first with the size that the
 compressed bytes show, and then with the decompressed bytes; `decompress` returns exactly the
-declared size. The formats: an LZ4 block does not have the size; Snappy begins with it; a ZSTD frame
-has it as a rule; ZLIB never has it.
+declared size. The formats: Snappy's bytes begin with the decompressed size; a ZSTD frame mostly has
+the size; an LZ4 block and ZLIB do not have it.
 """
 
 import struct
@@ -16,12 +16,12 @@ from spark_ledger import errors
 KINDS = range(5)
 NONE, LZ4, ZLIB, ZSTD, SNAPPY = KINDS
 RATIOS_MAX = {LZ4: 255, ZLIB: 1032, ZSTD: 1 << 15, SNAPPY: 22}
-"""By codec how many bytes a compressed byte can become at most; RATIO_EXTRA_BYTES in addition."""
+"""By codec the most bytes that a compressed byte can become, beside RATIO_EXTRA_BYTES in all."""
 RATIO_EXTRA_BYTES = 128 << 10
 EMPTY_BYTES_MAX = 64
-"""No codec makes so many bytes of an empty payload: ZSTD makes 22, with all optional fields."""
+"""More than any codec makes of an empty payload: ZSTD makes 22 bytes, with all optional fields."""
 _ARROW_CODECS = {LZ4: "lz4_raw", ZSTD: "zstd", SNAPPY: "snappy"}
-_LZ4_EXTRA_BYTES = 16  # than 256 of 255 bytes, at most
+_LZ4_EXTRA_BYTES = 16  # LZ4 makes at most 256 bytes of each 255 bytes, and these in addition
 _ZLIB_METHOD, _ZLIB_CHECK = 8, 31  # low half of the first byte; divisor of the first two
 _SNAPPY_SIZE_BYTES_MAX = 5
 _ZSTD_MAGIC, _ZSTD_SKIPPABLE = 0xFD2FB528, 0x184D2A50  # the latter: any last half byte
@@ -29,15 +29,16 @@ _ZSTD_BLOCKS_MAX = 1100  # of 128 KiB each, as an encoder makes them: more than 
 
 
 def fault_of(kind: int, data: memoryview, size: int) -> str | None:
-    """Why a payload cannot decompress to `size` bytes, as far as that shows without decompressing
-    it. A payload that declares to be empty is decompressed: it has EMPTY_BYTES_MAX at most."""
+    """Why a payload cannot decompress to `size` bytes, if its bytes show this before they are
+    decompressed; else None. Only a payload that declares 0 bytes is decompressed: it has
+    EMPTY_BYTES_MAX at most."""
     packed_bytes = len(data)
     if not packed_bytes:
         return f"a batch of 0 bytes cannot be {size} bytes, decompressed" if size else None
     if size > packed_bytes * RATIOS_MAX[kind] + RATIO_EXTRA_BYTES:
         return f"a batch of {packed_bytes} bytes cannot be {size} bytes, decompressed"
     if kind == LZ4 and packed_bytes > size + size // 255 + _LZ4_EXTRA_BYTES:
-        return f"a batch of {packed_bytes} bytes, compressed, has more than the {size} it declares"
+        return f"a batch of {packed_bytes} bytes, compressed, is larger than the {size} it declares"
     if (fault := fault_of_start(kind, data, size)) is not None or size:
         return fault
     try:
@@ -54,12 +55,12 @@ def fault_of_start(kind: int, data: memoryview, size: int) -> str | None:
     data = data.cast("B")
     try:
         if kind == ZLIB and not _is_zlib(data):
-            return "a batch that is no ZLIB, as it declares"
-        if kind == SNAPPY and (real := _snappy_size(data)) != size:
-            return f"a batch that declares {size} bytes has {real}, decompressed"
+            return "a batch that declares ZLIB is not ZLIB"
+        if kind == SNAPPY and (real_size := _snappy_size(data)) != size:
+            return f"a batch that declares {size} bytes has {real_size}, decompressed"
         if kind == ZSTD:
             return _fault_of_zstd(data, size)
-    except (IndexError, struct.error):  # it ends before: decompressing it shows that
+    except (IndexError, struct.error):  # the data ends too soon: `decompress` raises then
         return None
     return None
 
@@ -94,7 +95,7 @@ def _inflate(data: memoryview, size: int) -> bytes:
 
 def _fits_in(codec: pa.Codec, data: memoryview, size: int) -> bool:
     """Whether a block of LZ4 decompresses to `size` bytes or fewer. Arrow does not return the real
-    length: for a shorter block it would return memory behind the data."""
+    length: for a shorter block it would return memory after the data."""
     try:
         codec.decompress(data, decompressed_size=size)
     except (pa.ArrowException, OSError):
@@ -121,7 +122,7 @@ def _snappy_size(data: memoryview) -> int:
 #     magic (4) | descriptor (1) | window (1)? | dictionary (0, 1, 2, 4) | size (0, 1, 2, 4, 8)
 #     | block: last, kind, size in 3 bytes, its bytes | ... | checksum (4)?
 #
-# A payload may be several frames, among them skippable ones. Clients make one frame.
+# A payload may be several frames, also skippable frames. Clients make one frame.
 
 
 def _fault_of_zstd(data: memoryview, size: int) -> str | None:
@@ -130,18 +131,20 @@ def _fault_of_zstd(data: memoryview, size: int) -> str | None:
     if magic & ~15 == _ZSTD_SKIPPABLE:
         return None
     if magic != _ZSTD_MAGIC:
-        return "a batch that is no ZSTD, as it declares"
+        return "a batch that declares ZSTD is not ZSTD"
     descriptor = data[4]
     is_single_segment, size_kind = descriptor & 32, descriptor >> 6
     at = (5 if is_single_segment else 6) + (0, 1, 2, 4)[descriptor & 3]
     if not size_kind and not is_single_segment:
         return None
     size_bytes = 1 << size_kind
-    real = int.from_bytes(data[at : at + size_bytes], "little") + (256 if size_kind == 1 else 0)
-    if len(data) < at + size_bytes or real == size:
+    real_size = int.from_bytes(data[at : at + size_bytes], "little") + (
+        256 if size_kind == 1 else 0
+    )
+    if len(data) < at + size_bytes or real_size == size:
         return None
-    if real > size or _is_one_frame(data, at + size_bytes, bool(descriptor & 4)):
-        return f"a batch that declares {size} bytes has {real}, decompressed"
+    if real_size > size or _is_one_frame(data, at + size_bytes, bool(descriptor & 4)):
+        return f"a batch that declares {size} bytes has {real_size}, decompressed"
     return None
 
 

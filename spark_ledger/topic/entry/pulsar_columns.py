@@ -3,12 +3,12 @@
     batches -> their payloads, decompressed, in one buffer -> the spans of each message's parts
     (`walk`) -> columns, copied out of the buffer at once
 
-Always true: the rows are exactly the messages in their order, whether they are found together or,
-if they are few or odd, decoded one by one by protobuf; only requested columns are made. A message
-without a key, or with a null key, has a null key; a message whose value is null (a tombstone) has a
-null value; each property is a header, also a second one of the same name; event time 0 means no
-event time. A lone message is a batch of one. An encrypted batch cannot be decoded here: only its
-consumers can decode it.
+Always true: the rows are exactly the messages in their order. Usual messages are decoded together;
+if messages are few or unusual, protobuf decodes them one by one. Only requested columns are made. A
+message without a key, or with a null key, has a null key; a message whose value is null (a
+tombstone) has a null value; each property is a header, also a second property of the same name;
+event time 0 means no event time. A lone message counts as a batch of one message. An encrypted
+batch cannot be decoded here: only a consumer with the key can decode it.
 """
 
 from base64 import b64decode
@@ -40,25 +40,25 @@ from spark_ledger.topic.entry.message_batch import (
 from spark_ledger.topic.entry.pulsar_batch import TIME_MS_MAX, Batch, messages_in, payload_of
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 
-FEW_MESSAGES = 128
-"""Decoding so many messages one by one is as fast as decoding them together."""
+ONE_BY_ONE_MESSAGES_MAX = 128
+"""To decode this many messages one by one is as fast as to decode them together."""
 BUFFER_BYTES_MAX = 1 << 30  # 32-bit offsets
 ALL_TYPES = {**TYPES, **PRODUCERS_TYPES}
 Metadata: TypeAlias = MessageMetadata | SingleMessageMetadata
 _SIZE = Struct(">I")
-_SIGN, _RANGE = 1 << 63, 1 << 64
+_SIGN_BIT, _RANGE = 1 << 63, 1 << 64
 
 
 def decode_batches(
     batches: Sequence[Batch], columns: Collection[str] | None = None
 ) -> pa.RecordBatch:
-    """The messages of all batches, in order, in columns of ALL, without columns that are null in
-    every row or not among `columns`. Raises errors.BadEntry."""
+    """The messages of all batches, in order, in columns of ALL_TYPES: those among `columns` (None:
+    all) that are not null in every row. Raises errors.BadEntry."""
     names = {name for name in ALL_TYPES if columns is None or name in columns}
-    if not names:  # a damaged batch is an error whatever columns a reader asks for
+    if not names:  # a damaged batch is an error for every choice of columns
         return _record_batch(decode_batches(batches, (KEY,)).num_rows, {})
     payloads = [payload_of(batch) for batch in batches]
-    if sum(batch.messages for batch in batches) > FEW_MESSAGES:
+    if sum(batch.messages for batch in batches) > ONE_BY_ONE_MESSAGES_MAX:
         try:
             return decode_together(batches, payloads, names)
         except OddMessages:
@@ -67,7 +67,8 @@ def decode_batches(
 
 
 class KeysAndEnds(NamedTuple):
-    """Of each message of a batch the key, and where the message ends in the payload."""
+    """The key of each message of a batch, and the position at which the message ends in the
+    payload."""
 
     keys: list[bytes | None]
     ends: list[int]
@@ -76,7 +77,7 @@ class KeysAndEnds(NamedTuple):
 def keys_in(batch: Batch) -> KeysAndEnds:
     """Raises errors.BadEntry."""
     payload = payload_of(batch)
-    if batch.messages > FEW_MESSAGES:
+    if batch.messages > ONE_BY_ONE_MESSAGES_MAX:
         try:
             buffer = b"".join((payload, PADDING))
             fields = walk(buffer, [(batch.messages, len(payload))], properties=False)
@@ -112,8 +113,8 @@ def _record_batch(rows: int, arrays: dict[str, pa.Array]) -> pa.RecordBatch:
 def decode_together(
     batches: Sequence[Batch], payloads: Sequence[Buffer], columns: set[str]
 ) -> pa.RecordBatch:
-    """The same result as `decode_one_by_one` for batches of usual messages, by work on whole
-    columns of numbers. Raises OddMessages for other messages."""
+    """The same result as `decode_one_by_one`, for batches of usual messages, by work on whole
+    columns of numbers. Raises OddMessages for unusual messages."""
     parts: list[Buffer] = []
     ends: list[tuple[int, int]] = []
     messages = total = 0
@@ -154,7 +155,7 @@ def decode_together(
 
 
 def _head(metadata: MessageMetadata, size: int) -> bytes:
-    """The bytes that a message in a batch has before its value, for a lone message. Raises
+    """The bytes that a lone message would have before its value if it were in a batch. Raises
     OddMessages."""
     head = SingleMessageMetadata(payload_size=size, event_time=metadata.event_time)
     if metadata.HasField("partition_key"):
@@ -177,18 +178,19 @@ def _copy_spans(
     spans: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
     valid: npt.NDArray[np.bool_] | None = None,
 ) -> pa.Array:
-    """The spans of the buffer, which rise, as bytes; null where `valid` is false."""
+    """The spans of the buffer as values of bytes; null where `valid` is false. The spans must
+    rise."""
     starts, stops = spans
     count = len(starts)
-    offsets = np.empty(2 * count, dtype=np.int32)  # a span, the gap to the next, a span, ...
+    offsets = np.empty(2 * count, dtype=np.int32)  # a span, the gap to the next span, a span, ...
     offsets[0::2], offsets[1::2] = starts, stops
     if not count:
         return of_list([], pa.binary())
     buffers = [None, pa.py_buffer(offsets), data]
     pieces = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
-    bits = None if valid is None or bool(valid.all()) else _bits(valid)
-    spots = pa.py_buffer(np.arange(0, 2 * count, 2, dtype=np.int32))
-    return pieces.take(pa.Array.from_buffers(pa.int32(), count, [bits, spots]))
+    valid_bits = None if valid is None or bool(valid.all()) else _bits(valid)
+    span_indices = pa.py_buffer(np.arange(0, 2 * count, 2, dtype=np.int32))
+    return pieces.take(pa.Array.from_buffers(pa.int32(), count, [valid_bits, span_indices]))
 
 
 def _from_base64(keys: pa.Array, are_base64: npt.NDArray[np.bool_]) -> pa.Array:
@@ -205,7 +207,7 @@ def _from_base64(keys: pa.Array, are_base64: npt.NDArray[np.bool_]) -> pa.Array:
 def decode_one_by_one(
     batches: Sequence[Batch], payloads: Sequence[Buffer], columns: set[str]
 ) -> pa.RecordBatch:
-    """These columns of all messages, each message parsed by protobuf. Raises errors.BadEntry."""
+    """These columns of all messages; protobuf parses each message. Raises errors.BadEntry."""
     messages: list[Metadata] = []
     data: list[bytes] = []
     for batch, payload in zip(batches, payloads, strict=True):
@@ -242,8 +244,10 @@ def decode_one_by_one(
             for message, of_batch in zip(messages, of_batches, strict=True)
         ]
         arrays[SEQUENCE_ID] = of_list(ids, pa.int64())
-    kept = {name: column for name, column in arrays.items() if column.null_count < len(column)}
-    return _record_batch(len(messages), kept)
+    columns_with_values = {
+        name: column for name, column in arrays.items() if column.null_count < len(column)
+    }
+    return _record_batch(len(messages), columns_with_values)
 
 
 def _take_messages(
@@ -260,7 +264,7 @@ def _take_messages(
 
 
 def _headers(ends: npt.NDArray[np.int64], names: pa.Array, texts: pa.Array) -> pa.Array:
-    """For each message the list of its pairs, up to its end; null for a message without pairs."""
+    """For each message the list of its pairs, which end at `ends`; null without pairs."""
     pairs = pa.StructArray.from_arrays([names, texts], fields=list(HEADERS_TYPE.value_type))
     bits, offsets = _bits(np.diff(ends) > 0), pa.py_buffer(ends.astype(np.int32))
     return pa.Array.from_buffers(HEADERS_TYPE, len(ends) - 1, [bits, offsets], children=[pairs])
@@ -282,8 +286,8 @@ def _key_bytes(text: bytes) -> bytes:
 
 
 def _times(ms: Longs) -> pa.Array:
-    """The event times in microseconds; null for a message without event time, or if it is out of
-    range (294,000 years from 1970). A time that was sent as 2**63 or more is before 1970."""
+    """The event times in microseconds; null if a message has no event time, or a time out of range
+    (294,000 years from 1970). A time that was sent as 2**63 or more is before 1970."""
     valid = (ms != 0) & (ms >= -TIME_MS_MAX) & (ms <= TIME_MS_MAX)
     values = pa.py_buffer(np.ascontiguousarray(np.where(valid, ms, 0) * 1000))
     return pa.Array.from_buffers(TYPES[EVENT_TIME], len(ms), [_bits(valid), values])
@@ -294,28 +298,30 @@ def _bits(flags: npt.NDArray[np.bool_]) -> pa.Buffer:
 
 
 def _signed(number: int) -> int:
-    return number - _RANGE if number >= _SIGN else number
+    return number - _RANGE if number >= _SIGN_BIT else number
 
 
 # -- the spans of messages' parts ------------------------------------------------------------------
 #
 #     size (4) | SingleMessageMetadata | value | size (4) | SingleMessageMetadata | value | ...
 #
-# A message begins where the message before ends, so a decoder finds messages only one after the
-# other. Here the positions of all messages are guessed at once, by the bytes with which a message
-# begins, and each message is read up to the end that it declares. The guesses are right if, from
-# the first byte on, each message ends where the next begins, and the last one at the end. Always
-# true: `walk` returns what a decoder of protobuf would find. If it is not sure (unknown fields,
-# fields in another order than their numbers', numbers of more than 49 bits, damage), it raises
-# OddMessages, and the caller decodes message by message. Properties that are not requested are
-# skipped by their size alone.
+# A message begins where the message before ends, so a usual decoder finds messages only one after
+# the other. Here the positions of all messages are guessed at once, by the bytes with which a
+# message begins, and each message is read up to the end that it declares. The guesses are right if,
+# from the first byte on, each message ends where the next message begins, and the last message ends
+# at the end of the payload. Always true: `walk` returns what a decoder of protobuf would return. If
+# this is not certain (unknown fields, fields that are not in the order of their numbers, numbers of
+# more than 49 bits, damage), `walk` raises OddMessages, and the caller decodes message by message.
+# Properties that are not requested are skipped: only their size is read.
 
 PADDING = bytes(16)
-"""The bytes after a buffer's last message, so that eight bytes can be read anywhere in it."""
+"""The bytes after a buffer's last message: eight bytes can be read at every position before
+them."""
 PROPERTIES_MAX = 64
-"""Of a message; messages with more are decoded one by one."""
+"""A message with more properties is decoded one by one."""
 GUESSES_MAX = 16
-"""For each message; values that look like many messages are decoded one by one."""
+"""If there are more guesses for each message, because values look like messages, the messages are
+decoded one by one."""
 
 Words = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
@@ -330,20 +336,20 @@ _TAGS_AFTER_SIZE = (
 _NAME, _TEXT = 0x0A, 0x12
 _DELIMITED = frozenset((_PROPERTIES, _KEY, _ORDERING_KEY, _NAME, _TEXT))
 _NO_TAG = 0  # past the last field
-_TOO_LONG = 0xFF
+_TOO_LONG = 0xFF  # in place of a tag: its number takes more than seven bytes
 _LAST_BITS = np.uint64(0x80808080808080)  # in each of seven bytes: 1 if another byte follows
 _SEVENS = np.uint64(0x7F7F7F7F7F7F7F)
 
 
 class OddMessages(Exception):
-    """Messages that must be decoded one by one."""
+    """Unusual messages, which must be decoded one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageFields:
-    """The fields of messages. A span is a start and an end in the buffer; the spans of a column
-    rise. If a message lacks a field, it has an empty span, 0 or False there; `has_...` is whether
-    the message has the field."""
+    """The fields of messages, in columns. A span is a start and an end in the buffer; the spans of
+    a column rise. If a message lacks a field, the column has an empty span, 0 or False for it;
+    `has_...` is whether the message has the field."""
 
     value: tuple[Places, Places]
     null_value: Flags
@@ -363,8 +369,8 @@ class MessageFields:
 def walk(
     buffer: bytes, ends: Sequence[tuple[int, int]], *, properties: bool = True
 ) -> MessageFields:
-    """The messages in `buffer`, which ends in PADDING. `ends` are the ends of batches, rising:
-    the number of messages up to there, and the position. Without `properties` the messages'
+    """The messages in `buffer`, which ends with PADDING. `ends` has the end of each batch, rising:
+    the number of messages up to this end, and its position. Without `properties` the messages'
     properties are skipped. Raises OddMessages."""
     messages, total = ends[-1]
     assert len(buffer) == total + len(PADDING), "eight bytes can be read everywhere"
@@ -386,8 +392,8 @@ def walk(
         key, key_at, has_key = key[indices], key_at[indices], has_key[indices]
         number = np.full(len(guesses), -1, dtype=np.int64)
         number[indices] = np.arange(len(indices))
-        owners, kept = number[owners], number[owners] >= 0
-        owners, starts, lengths = owners[kept], starts[kept], lengths[kept]
+        owners, is_message = number[owners], number[owners] >= 0
+        owners, starts, lengths = owners[is_message], starts[is_message], lengths[is_message]
     fields.take(_PAYLOAD_SIZE)
     numbers = {tag: fields.take(tag) for tag in _TAGS_AFTER_SIZE}
     fields.check_ends()
@@ -412,8 +418,8 @@ def walk(
 def _guesses(data: npt.NDArray[np.uint8], words: Words, messages: int) -> Places:
     """The positions at which messages may begin: a size below 64 KiB, and a tag with which
     metadata begins."""
-    zero = data == 0
-    candidates = np.flatnonzero(zero[:-1] & zero[1:])
+    is_zero = data == 0
+    candidates = np.flatnonzero(is_zero[:-1] & is_zero[1:])
     first = words[candidates]
     tag = (first >> np.uint64(32)) & np.uint64(0xFF)
     is_guess = (tag == _PAYLOAD_SIZE) | (tag == _KEY) | (tag == _PROPERTIES)
@@ -425,13 +431,13 @@ def _guesses(data: npt.NDArray[np.uint8], words: Words, messages: int) -> Places
 
 
 def _sizes(first: Words) -> Places:
-    """The size (big-endian, below 64 KiB) with which each of the messages begins."""
+    """The size (big-endian, below 64 KiB) with which each message begins."""
     high, low = (first >> np.uint64(8)) & np.uint64(0xFF00), (first >> np.uint64(24))
     return (high | (low & np.uint64(0xFF))).astype(np.int64)
 
 
 def _chain(guesses: Places, nexts: Places, messages: int, total: int) -> Places:
-    """The indices of the guesses that are messages: those reached from the first byte on."""
+    """The indices of the guesses that are messages: each begins where the message before ends."""
     if (
         len(guesses) == messages
         and guesses[0] == 0
@@ -440,10 +446,10 @@ def _chain(guesses: Places, nexts: Places, messages: int, total: int) -> Places:
     ):
         return np.arange(messages)
     at = np.minimum(np.searchsorted(guesses, nexts), len(guesses) - 1)
-    hops = np.where(guesses[at] == nexts, at, -1)
+    next_indices = np.where(guesses[at] == nexts, at, -1)
     if guesses[0] != 0:
         raise OddMessages
-    indices, index, hop = [0], 0, hops.tolist()
+    indices, index, hop = [0], 0, next_indices.tolist()
     for _ in range(messages - 1):
         index = hop[index]
         if index < 0:
@@ -463,7 +469,7 @@ class _Heads(NamedTuple):
 
 
 class _Properties(NamedTuple):
-    """Of each property its message, position and size."""
+    """Properties: the message, the position and the size of each."""
 
     owners: Places
     starts: Places
@@ -471,15 +477,17 @@ class _Properties(NamedTuple):
 
 
 class _Fields:
-    """The next field of each of many pieces of metadata, which end at `ends`: `tags` has the
-    field's tag, `values` the number after the tag, which is a size if the field is delimited."""
+    """The next field of each of many pieces of metadata, which end at `ends`. `tags` has the
+    field's tag, `values` the number after the tag: a size, if the field is a string or a message.
+    """
 
     def __init__(self, words: Words, at: Places, ends: Places) -> None:
         self._words = words
         self.ends = ends
         self.at = at
         self.span = at
-        """The position at which the value that `take` returned last begins, or would begin."""
+        """For each piece the position at which the value of the last `take` begins or would begin.
+        """
         self.tags, self.values, self._nexts = self._read(at, ends)
 
     def select(self, indices: Places) -> "_Fields":
@@ -490,26 +498,27 @@ class _Fields:
         return selected
 
     def take(self, tag: int) -> tuple[Places, Flags]:
-        """Takes the next field of each piece that has this tag. Returns for each piece the number
-        of that field (0 if the piece has another field), and whether it had the tag."""
-        has = self.tags == tag
-        count = int(np.count_nonzero(has))
+        """Takes the next field of each piece whose next field has this tag. Returns for each piece
+        the number after the tag (0 if the next field has another tag), and whether it has the tag.
+        """
+        has_tag = self.tags == tag
+        count = int(np.count_nonzero(has_tag))
         if not count:
             self.span = self.at
-            return np.zeros(len(has), dtype=np.int64), has
-        if count == len(has):
+            return np.zeros(len(has_tag), dtype=np.int64), has_tag
+        if count == len(has_tag):
             values, self.span = self.values, self._nexts
             self.at = self.span + values if tag in _DELIMITED else self.span
             self.tags, self.values, self._nexts = self._read(self.at, self.ends)
-            return values, has
-        values = np.where(has, self.values, 0)
-        self.span = np.where(has, self._nexts, self.at)
+            return values, has_tag
+        values = np.where(has_tag, self.values, 0)
+        self.span = np.where(has_tag, self._nexts, self.at)
         self.at = self.span + values if tag in _DELIMITED else self.span
-        indices = np.flatnonzero(has)
+        indices = np.flatnonzero(has_tag)
         tags, numbers, nexts = self._read(self.at[indices], self.ends[indices])
         self.tags[indices], self._nexts[indices] = tags, nexts
         self.values[indices] = numbers
-        return values, has
+        return values, has_tag
 
     def check_ends(self) -> None:
         """Raises OddMessages unless all fields were taken."""
@@ -518,26 +527,28 @@ class _Fields:
 
     def _read(self, at: Places, ends: Places) -> _Heads:
         """The tag and the number of the fields at these positions."""
-        inside = at < ends
-        if not bool(inside.any()):
+        is_inside = at < ends
+        if not bool(is_inside.any()):
             nothing = np.zeros(len(at), dtype=np.int64)
             return _Heads(nothing, nothing, at)
         words = self._words[np.minimum(at, len(self._words) - 1)]
         tags = (words & np.uint64(0xFF)).view(np.int64)
-        tags *= inside  # _NO_TAG past the end
+        tags *= is_inside  # _NO_TAG past the end
         rest = words >> np.uint64(8)
         if not bool((rest & np.uint64(0x80)).any()):  # numbers of one byte each, as is usual
             return _Heads(tags, (rest & np.uint64(0x7F)).view(np.int64), at + 2)
-        stop = ~rest & _LAST_BITS
-        below = (stop & (~stop + np.uint64(1))) - np.uint64(1)  # the bits below the first stop
+        stop_bits = ~rest & _LAST_BITS
+        below = (stop_bits & (~stop_bits + np.uint64(1))) - np.uint64(
+            1
+        )  # the bits below the first stop
         nexts = at + 2 + (np.bitwise_count(below) >> 3)
-        if not bool(stop.all()):
-            tags[inside & (stop == 0)] = _TOO_LONG
+        if not bool(stop_bits.all()):
+            tags[is_inside & (stop_bits == 0)] = _TOO_LONG
         return _Heads(tags, _number(rest & below & _SEVENS).view(np.int64), nexts)
 
 
 def _number(sevens: Words) -> Words:
-    """Seven bits of each byte, put together."""
+    """The numbers made of the low seven bits of each byte."""
     low, high = np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00)
     joined = (sevens & low) | ((sevens & high) >> np.uint64(1))
     low, high = np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000)
@@ -554,9 +565,9 @@ def _properties(fields: _Fields, *, kept: bool) -> _Properties:
         rounds += 1
         if rounds > PROPERTIES_MAX:
             raise OddMessages
-        sizes, has = fields.take(_PROPERTIES)
+        sizes, has_property = fields.take(_PROPERTIES)
         if kept:
-            owners = np.flatnonzero(has)
+            owners = np.flatnonzero(has_property)
             by_round.append(_Properties(owners, fields.span[owners], sizes[owners]))
     if not by_round:
         nothing = np.zeros(0, dtype=np.int64)

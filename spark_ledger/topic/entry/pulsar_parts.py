@@ -1,9 +1,9 @@
-"""Batches of an entry as columns, in parts of bounded memory. Pure.
+"""Batches of an entry as columns, in parts of limited memory. Pure.
 
-Always true: batches are decoded in their order. A part is made of as many batches as decompress to
-PART_BYTES_MAX and have PART_ROWS_MAX messages, or of one larger batch; a batch without a requested
-row is not decoded. A batch that cannot be decoded is returned by itself, with the reason, between
-the parts before and after it.
+Always true: batches are decoded in their order. A part is made of batches that together decompress
+to PART_BYTES_MAX and have PART_ROWS_MAX messages at most, or of one larger batch; a batch without a
+requested row is not decoded. A batch that cannot be decoded is returned by itself, with the reason,
+between the parts before and after it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_ledger import errors
-from spark_ledger.topic.entry.message_batch import VALUE, Longs, Whole
+from spark_ledger.topic.entry.message_batch import VALUE, EarlierPayloads, Longs
 from spark_ledger.topic.entry.pulsar_batch import (
     Batch,
     fault_of,
@@ -30,8 +30,8 @@ PART_ROWS_MAX = 1 << 20
 
 
 class PulsarPart(NamedTuple):
-    """Rows of an entry: their columns, the time at which each was published by its producer's
-    clock, and the number of each among the entry's rows, rising."""
+    """Rows of an entry: their columns; the time at which each row was published, by its producer's
+    clock; and the number of each row within the entry, rising."""
 
     columns: pa.RecordBatch
     times_ms: Longs
@@ -39,7 +39,7 @@ class PulsarPart(NamedTuple):
 
 
 class BadBatch(NamedTuple):
-    """A batch that cannot be decoded; it has `rows` rows of the entry, from row `row` on."""
+    """A batch that cannot be decoded: `rows` rows of the entry, from row `row` on."""
 
     row: int
     rows: int
@@ -49,10 +49,11 @@ class BadBatch(NamedTuple):
 
 class Chunks(NamedTuple):
     """The chunked messages in an entry, by the row of the entry with their last chunk: the payloads
-    of the chunks before it (`whole`), or why these cannot be read (`faults`). A message in neither
-    has no row."""
+    of the chunks before it (`earlier_payloads`), or why these cannot be read (`faults`). A message
+    in neither has no row.
+    """
 
-    whole: Whole
+    earlier_payloads: EarlierPayloads
     faults: Mapping[int, errors.UnsupportedFormat]
 
 
@@ -102,13 +103,13 @@ def parts_of(
 def _batch(
     data: memoryview, messages: int, chunks: Chunks, row: int, *, value: bool
 ) -> Batch | None:
-    """The batch, None if it has no row. Raises errors.UnsupportedFormat."""
+    """The batch; None if the batch has no row. Raises errors.UnsupportedFormat."""
     if is_last_chunk(data):
         if row in chunks.faults:
             raise chunks.faults[row]
-        if row not in chunks.whole:
+        if row not in chunks.earlier_payloads:
             return None
-        batch = join_chunks(chunks.whole[row], data, value=value)
+        batch = join_chunks(chunks.earlier_payloads[row], data, value=value)
     else:
         batch = parse(data)
     if batch.messages != messages:
@@ -123,7 +124,7 @@ def _batch(
 def _decode_parts(
     waiting: list[_BatchAtRow], columns: Collection[str] | None
 ) -> Iterator[PulsarPart | BadBatch]:
-    """Decodes the waiting batches together, or by halves if one of them cannot be decoded."""
+    """Decodes the waiting batches together; if a batch cannot be decoded, each half by itself."""
     if not waiting:
         return
     batches = [at_row.batch for at_row in waiting]

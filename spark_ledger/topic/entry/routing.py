@@ -1,11 +1,12 @@
 """Which partition a row goes to.
 
 Always true: the hash is murmur3 (x86, 32 bit, seed 0) of the key's bytes, or the default hash of a
-client; partition = (hash & 0x7fffffff) % partitions (crc32, pulsarGo: hash % partitions), the same
-in every language and for ever: it decides where a key's rows are. numpy hashes whole columns: one
-step mixes the next bytes of all rows that have them; keys that repeat are hashed once. Python loops
-run only over the few rows that are far longer than the rest, and over keys of pulsarJava that are
-not ASCII. A task that is run again routes the same rows to the same partitions.
+client; partition = (hash & 0x7fffffff) % partitions (crc32, pulsarGo: hash % partitions). The rule
+is equal in every language and never changes, because it decides where a key's rows are. numpy
+hashes whole columns: one step mixes the next bytes of all rows that have more bytes; keys that
+repeat are hashed once. Python loops run only over the few rows that are far longer than the others,
+and over keys of pulsarJava that are not ASCII. A task that is run again routes the same rows to the
+same partitions.
 """
 
 import base64
@@ -23,13 +24,15 @@ from spark_ledger.topic.entry.arrow_arrays import as_numpy, offsets_of
 
 _C1 = np.uint32(0xCC9E2D51)
 _C2 = np.uint32(0x1B873593)
-_M = 0x5BD1E995
-_SEED2 = 0x9747B28C
-"""The seed of murmur2 that Kafka's producers hash with."""
+_MURMUR2_FACTOR = 0x5BD1E995
+_MURMUR2_SEED = 0x9747B28C
+"""The seed of murmur2 in Kafka's producers."""
 _MASK = 0xFFFFFFFF
-_NO_SIGN = 0x7FFFFFFF
+_MASK_WITHOUT_SIGN = 0x7FFFFFFF
 _MASK64 = (1 << 64) - 1
-FEW_ROWS = 16  # so few rows are hashed one by one: a numpy step costs as much as 16 Python steps
+ONE_BY_ONE_ROWS = (
+    16  # so few rows are hashed one by one: a numpy step costs as much as 16 Python steps
+)
 SAMPLE_ROWS = 512  # of which the keys are counted, to estimate whether the keys of all rows repeat
 
 _WEYL, _BOOST = 0x9E3779B97F4A7C15, 0xDF442D22CE4859B9
@@ -44,11 +47,11 @@ Counts = npt.NDArray[np.int64]
 _CRC_TABLE = np.array(
     [zlib.crc32(bytes([n ^ 0xFF])) ^ 0xFF000000 for n in range(256)], dtype=np.uint32
 )
-"""What a byte changes in a CRC, made from zlib's own CRC of the byte."""
+"""How a byte changes a CRC, made from zlib's own CRC of the byte."""
 
 
 class Routing(Enum):
-    """How rows find their partition; the values are those of the option `routing`."""
+    """How rows get their partition; the values are those of the option `routing`."""
 
     HASH = "hash"
     """By the key; rows without a key go to partition `task index % partitions`."""
@@ -69,9 +72,9 @@ class Routing(Enum):
     ROUND_ROBIN = "roundRobin"
     """The task's rows in turn, beginning with partition `task index % partitions`."""
     SINGLE = "single"
-    """All of the task's rows to one partition: that of rows without a key."""
+    """All of the task's rows to the partition of rows without a key."""
     COLUMN = "column"
-    """By the rows' own column `partition`."""
+    """By the rows' column `partition`."""
     SPARK = "spark"
     """All of the task's rows to partition `task index % partitions`."""
 
@@ -88,8 +91,8 @@ class Router:
     def route(
         self, rows: int, keys: pa.Array | None, hashes: Hashes | None, column: pa.Array | None
     ) -> int | Counts:
-        """The partition of each of the task's next rows, or the one partition of all. `hashes` are
-        those of the keys, used by HASH only; other routings make their own.
+        """The partition of each of the task's next rows, or the single partition of all rows.
+        `hashes` are the hashes of the keys, for HASH only; other routings compute their own hashes.
 
         Raises errors.OptionInvalid for a partition that is null or that the topic does not have.
         """
@@ -121,7 +124,7 @@ class Router:
         if column is None or not pa.types.is_integer(column.type):
             kind = "missing" if column is None else f"of type {column.type}"
             raise errors.ColumnTypeMismatch(
-                f"column partition is {kind}, routing by it needs an INT", column="partition"
+                f"column partition is {kind}, but routing=column needs an INT", column="partition"
             )
         if len(column) != rows:
             raise ValueError(f"{len(column)} partitions for {rows} rows")
@@ -132,8 +135,8 @@ class Router:
         invalid_rows = np.flatnonzero((partitions < 0) | (partitions >= self.partitions))
         if len(invalid_rows):
             raise errors.PartitionInvalid(
-                f"a row is for partition {partitions[invalid_rows[0]]}, the topic has"
-                f" {self.partitions}"
+                f"a row is for partition {partitions[invalid_rows[0]]}, but the topic has"
+                f" {self.partitions} partitions"
             )
         return np.asarray(partitions, dtype=np.int64)
 
@@ -143,10 +146,10 @@ def partitions_of(
     partitions: int,
     keyless_partition: int,
     hashes: Hashes | None = None,
-    bits: int = _NO_SIGN,
+    bits: int = _MASK_WITHOUT_SIGN,
 ) -> Counts:
     """The partition of each row of the binary column `keys`; null keys go to `keyless_partition`.
-    `bits` masks the bits of the hash that count."""
+    `bits` is the mask of the bits of a hash that count."""
     hashed = murmur3_32(keys) if hashes is None else hashes
     numbers = (hashed & np.uint32(bits)).astype(np.int64) % partitions
     if keys.null_count:
@@ -166,10 +169,10 @@ def key_hashes(keys: pa.Array, hash_of: Callable[[pa.Array], Hashes] | None = No
 
 
 def keys_repeat(keys: pa.Array) -> bool:
-    """Whether keys probably repeat so often, by a sample, that hashing each different key once
-    costs less than hashing the key of each row. For 10,000 keys of 12 bytes it took 0.24 ms instead
-    of 0.42 with 500 different keys, 0.34 with 2,000, but 0.79 if all were different; for keys of 36
-    bytes 0.39, 0.61 and 1.6 instead of 1.06."""
+    """Whether a sample shows that keys repeat so often that to hash each different key once costs
+    less than to hash the key of each row. For 10,000 keys of 12 bytes, to hash each row took
+    0.42 ms; to hash each different key took 0.24 ms with 500 different keys, 0.34 ms with 2,000,
+    and 0.79 ms if all were different. For keys of 36 bytes: 1.06 ms; 0.39, 0.61 and 1.6 ms."""
     if len(keys) < 8 * SAMPLE_ROWS:
         return False
     sample = keys.slice((len(keys) - SAMPLE_ROWS) // 2, SAMPLE_ROWS)
@@ -177,30 +180,30 @@ def keys_repeat(keys: pa.Array) -> bool:
 
 
 def murmur3_32(keys: pa.Array) -> Hashes:
-    """The hash of each value of a binary column; for null that of the empty value."""
+    """The hash of each value of a binary column; a null counts as the empty value."""
     starts, lengths, content = _layout(keys)
     hashes = np.zeros(len(keys), dtype=np.uint32)
     with np.errstate(over="ignore"):
         _mix_blocks(hashes, starts, lengths, content, _mix_murmur3, murmur3_32_of)
-        hashes ^= _scramble(_tails(starts, lengths, content))  # 0 for rows without a rest
+        hashes ^= _scramble(_tails(starts, lengths, content))  # 0 for rows without a tail
         return finish_murmur3(hashes ^ lengths.astype(np.uint32))
 
 
 def murmur2(keys: pa.Array) -> Hashes:
-    """Kafka's hash of each value of a binary column; for null that of the empty value."""
+    """Kafka's hash of each value of a binary column; a null counts as the empty value."""
     starts, lengths, content = _layout(keys)
-    hashes = np.uint32(_SEED2) ^ lengths.astype(np.uint32)
+    hashes = np.uint32(_MURMUR2_SEED) ^ lengths.astype(np.uint32)
     with np.errstate(over="ignore"):
         _mix_blocks(hashes, starts, lengths, content, _mix_murmur2, _murmur2_of)
         rest = _tails(starts, lengths, content)
-        hashes = np.where(lengths & 3, (hashes ^ rest) * np.uint32(_M), hashes)
+        hashes = np.where(lengths & 3, (hashes ^ rest) * np.uint32(_MURMUR2_FACTOR), hashes)
         hashes ^= hashes >> np.uint32(13)
-        hashes *= np.uint32(_M)
+        hashes *= np.uint32(_MURMUR2_FACTOR)
         return hashes ^ (hashes >> np.uint32(15))
 
 
 def crc32(keys: pa.Array) -> Hashes:
-    """CRC-32 of each value of a binary column, as zlib's; for null that of the empty value."""
+    """zlib's CRC-32 of each value of a binary column; a null counts as the empty value."""
     starts, lengths, content = _layout(keys)
     hashes = np.full(len(keys), _MASK, dtype=np.uint32)
     _mix_blocks(hashes, starts, lengths, content, _mix_crc, _crc_of, 1)
@@ -217,8 +220,8 @@ def go_string(keys: pa.Array) -> Hashes:
 
 
 def java_string(keys: pa.Array) -> Hashes:
-    """Java's String.hashCode of each value, over its units of UTF-16; 0 for null. Java's client
-    gets a value that is not UTF-8 as its Base64."""
+    """Java's String.hashCode of each value, over its units of UTF-16; 0 for null. A value that is
+    not UTF-8 is hashed as its Base64, the form in which Java's client gets it."""
     hashes = go_string(keys)
     starts, lengths, content = _layout(keys)
     non_ascii = np.concatenate(([0], np.cumsum(content >= 128)))
@@ -234,8 +237,8 @@ def java_string(keys: pa.Array) -> Hashes:
 
 
 def boost_string(keys: pa.Array) -> Hashes:
-    """The lower half of the 64 bits of boost::hash<std::string>, since Boost 1.81, of each value;
-    for null that of the empty value."""
+    """The lower half of the 64 bits of boost::hash<std::string> of each value, as it is since Boost
+    1.81; a null counts as the empty value."""
     starts, lengths, content = _layout(keys)
     rest = lengths & 7
     tails = np.zeros(len(keys), dtype=np.uint64)
@@ -252,17 +255,18 @@ def boost_string(keys: pa.Array) -> Hashes:
 
 
 _CLIENT_HASHES: dict[Routing, tuple[Callable[[pa.Array], Hashes], int]] = {
-    Routing.MURMUR2: (murmur2, _NO_SIGN),
+    Routing.MURMUR2: (murmur2, _MASK_WITHOUT_SIGN),
     Routing.CRC32: (crc32, _MASK),
-    Routing.PULSAR_JAVA: (java_string, _NO_SIGN),
-    Routing.PULSAR_CPP: (boost_string, _NO_SIGN),
+    Routing.PULSAR_JAVA: (java_string, _MASK_WITHOUT_SIGN),
+    Routing.PULSAR_CPP: (boost_string, _MASK_WITHOUT_SIGN),
     Routing.PULSAR_GO: (go_string, _MASK),
 }
 """The default hash of a client, and the mask of the hash's bits that count."""
 
 
 def murmur3_32_of(key: bytes, hashed: int, first_block: int) -> int:
-    """The hash after the whole blocks of `key`, from block `first_block` on: for one long key."""
+    """The hash of one long key after its blocks from `first_block` on; `hashed` is the hash before
+    these blocks."""
     words = np.frombuffer(key, dtype="<u4", count=len(key) // 4)[first_block:]
     for word in words.tolist():
         mixed = (word * 0xCC9E2D51) & _MASK
@@ -277,14 +281,14 @@ def _murmur2_of(key: bytes, hashed: int, first_block: int) -> int:
     """As murmur3_32_of, for murmur2."""
     words = np.frombuffer(key, dtype="<u4", count=len(key) // 4)[first_block:]
     for word in words.tolist():
-        mixed = (word * _M) & _MASK
-        mixed = ((mixed ^ mixed >> 24) * _M) & _MASK
-        hashed = ((hashed * _M) & _MASK) ^ mixed
+        mixed = (word * _MURMUR2_FACTOR) & _MASK
+        mixed = ((mixed ^ mixed >> 24) * _MURMUR2_FACTOR) & _MASK
+        hashed = ((hashed * _MURMUR2_FACTOR) & _MASK) ^ mixed
     return hashed
 
 
 class _Layout(NamedTuple):
-    """Where each value starts, how long it is (null: 0), and the bytes they are in."""
+    """Where each value starts, how long the value is (null: 0), and the bytes of all values."""
 
     starts: Counts
     lengths: Counts
@@ -311,16 +315,16 @@ def _mix_blocks(
     rest_of: Callable[[bytes, int, int], int],
     width: int = 4,
 ) -> None:
-    """Mixes the whole blocks of `width` bytes into the hashes, block by block. `mix` does one block
-    (by its number) of all rows that have it; once these are few, `rest_of` does all further blocks
-    of one row."""
+    """Mixes the whole blocks of `width` bytes into the hashes, block by block. `mix` mixes one
+    block (by its number) for all rows that have the block. Once few rows have more blocks,
+    `rest_of` mixes all further blocks of one row."""
     blocks = lengths // width
     words = _words(content, width)
-    common = int(blocks.min()) if len(blocks) > FEW_ROWS else 0
+    common = int(blocks.min()) if len(blocks) > ONE_BY_ONE_ROWS else 0
     for at in range(common):  # every row has these blocks
         hashes[:] = mix(hashes, words[starts + width * at], at)
     rows, at = np.flatnonzero(blocks > common), common
-    while len(rows) > FEW_ROWS:
+    while len(rows) > ONE_BY_ONE_ROWS:
         hashes[rows] = mix(hashes[rows], words[starts[rows] + width * at], at)
         at += 1
         rows = rows[blocks[rows] > at]
@@ -331,7 +335,7 @@ def _mix_blocks(
 
 
 def _tails(starts: Counts, lengths: Counts, content: Bytes) -> Hashes:
-    """The last 1 to 3 bytes, after the whole blocks of four; 0 for rows without such a rest."""
+    """The last 1 to 3 bytes of each row, after its whole blocks of four; 0 without such bytes."""
     rest = lengths & 3
     tails = starts + lengths - rest
     block = np.zeros(len(lengths), dtype=np.uint32)
@@ -349,9 +353,9 @@ def _mix_murmur3(hashes: Hashes, block: Hashes, at: int) -> Hashes:
 
 
 def _mix_murmur2(hashes: Hashes, block: Hashes, at: int) -> Hashes:
-    block = block * np.uint32(_M)
+    block = block * np.uint32(_MURMUR2_FACTOR)
     block ^= block >> np.uint32(24)
-    return hashes * np.uint32(_M) ^ block * np.uint32(_M)
+    return hashes * np.uint32(_MURMUR2_FACTOR) ^ block * np.uint32(_MURMUR2_FACTOR)
 
 
 def _mix_crc(hashes: Hashes, block: Bytes, at: int) -> Hashes:
@@ -390,7 +394,7 @@ def _boost_of(key: bytes, hashed: int, first_block: int) -> int:
 
 
 def _mulx(values: Longs) -> Longs:
-    """The products with _BOOST, each of 128 bits: the upper half xored with the lower half."""
+    """Each value times _BOOST, a product of 128 bits: its upper half xored with its lower half."""
     half, low, high = np.uint64(32), np.uint64(_BOOST & _MASK), np.uint64(_BOOST >> 32)
     below, above = values & np.uint64(_MASK), values >> half
     first, left, right = below * low, below * high, above * low
@@ -402,7 +406,7 @@ def _mulx(values: Longs) -> Longs:
 
 
 def _words(content: Bytes, width: int = 4) -> npt.NDArray[Any]:
-    """A view of the bytes as little-endian words, one beginning at each byte."""
+    """A view of the bytes as little-endian words; a word begins at each byte."""
     count = max(0, len(content) - width + 1)
     return np.ndarray(count, dtype=f"<u{width}", buffer=content.data, strides=(1,))
 
@@ -416,7 +420,7 @@ def _rotate(value: Hashes, bits: int) -> Hashes:
 
 
 def finish_murmur3(value: Hashes) -> Hashes:
-    """murmur3's last step, which spreads every bit; in place."""
+    """murmur3's last step, which spreads every bit; changes the array."""
     value ^= value >> np.uint32(16)
     value *= np.uint32(0x85EBCA6B)
     value ^= value >> np.uint32(13)

@@ -1,8 +1,8 @@
 """A task's columns as they are stored: with the entry's types, without columns of nulls only.
 
-Always true: a column gets the type that message_batch.py names, or is refused by its name; a column
-that is null in every row is left out; the bytes of text and binary are not copied if their layout
-is the entry's. `row_bytes` gives for every row the bytes by which it makes an entry larger.
+Always true: a column gets the type that message_batch.py names, or an error names the column; a
+column that is null in every row is left out; the bytes of text and binary are not copied if their
+layout is the entry's. `row_bytes` gives the bytes by which each row makes an entry larger.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,9 +32,9 @@ from spark_ledger.topic.entry.message_batch import (
 )
 
 COLUMN_BYTES_MAX = (1 << 31) - (1 << 20)  # what 32-bit offsets can address
-ROW_BYTES_MIN = 32  # a row takes 17 bytes for key, event time and headers that only others have
+ROW_BYTES_MIN = 32  # 17 of these for a row's nulls in key, event time and headers of other rows
 OVERHEAD_BYTES_MAX = 1024  # of an entry with one row's key and value: header, schema, framing
-FIELD_OVERHEAD_BYTES_MAX = 512  # of each further field, nested fields too, without its name
+FIELD_OVERHEAD_BYTES_MAX = 512  # of each further field, also a nested one, without its name
 
 _FIXED_WIDTH = (pa.types.is_primitive, pa.types.is_fixed_size_binary, pa.types.is_decimal)
 
@@ -51,7 +51,7 @@ def stored_batches(
     """The rows with columns of the entry's types, in parts that 32-bit offsets can address.
 
     `values` is the column `value`, or a record batch of the topic's own columns. Raises
-    errors.ColumnTypeMismatch, ValueError for columns of unequal length or a reserved name.
+    errors.ColumnTypeMismatch; ValueError for columns of unequal length or with a reserved name.
     """
     typed = isinstance(values, pa.RecordBatch)
     columns_given = {KEY: keys, EVENT_TIME: event_times, HEADERS: headers}
@@ -65,7 +65,8 @@ def stored_batches(
 
 
 def union(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """The rows of all batches, with the columns of all; nulls where a batch lacks a column."""
+    """The rows of all batches, with the columns of all batches; null where a batch lacks a
+    column."""
     if len(batches) == 1:
         return batches[0]
     schema = batches[0].schema
@@ -82,17 +83,19 @@ def union(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def row_bytes(batch: pa.RecordBatch) -> Sizes:
     """An upper bound of the bytes that each row takes in an entry, without the columns that only
-    other rows of the entry have: with these a row takes less than twice as much (ROW_BYTES_MIN)."""
-    first, *others = map(_sizes, batch.columns)
+    other rows of the entry have. With these columns a row takes less than twice as many bytes,
+    since it counts as ROW_BYTES_MIN at least."""
+    total, *others = map(_sizes, batch.columns)
     for sizes in others:
-        first += sizes
-    return np.maximum(first, ROW_BYTES_MIN, out=first)
+        total += sizes
+    return np.maximum(total, ROW_BYTES_MIN, out=total)
 
 
 def overhead_bytes_max(schema: pa.Schema) -> int:
-    """What an entry of one row of these columns takes at most beyond its `row_bytes`."""
-    more = (_field_overhead(field) for field in schema if field.name not in (KEY, VALUE))
-    return OVERHEAD_BYTES_MAX + sum(more)
+    """How many bytes an entry with one row of these columns takes beyond its `row_bytes`, at
+    most."""
+    field_bytes = (_field_overhead(field) for field in schema if field.name not in (KEY, VALUE))
+    return OVERHEAD_BYTES_MAX + sum(field_bytes)
 
 
 def as_binary(column: pa.Array, name: str) -> pa.Array:
@@ -105,7 +108,8 @@ def as_binary(column: pa.Array, name: str) -> pa.Array:
         return column
     if not (pa.types.is_null(kind) or is_any(kind, TEXT) or is_any(kind, BYTES)):
         raise errors.ColumnTypeMismatch(
-            f"column {name} is of type {kind}, key and value are text or binary", column=name
+            f"column {name} is of type {kind}, but key and value must be text or binary",
+            column=name,
         )
     return column.cast(pa.binary())
 
@@ -113,7 +117,7 @@ def as_binary(column: pa.Array, name: str) -> pa.Array:
 def _addressable_parts(
     columns: Mapping[str, pa.Array], values: pa.Array | pa.RecordBatch
 ) -> Iterator[tuple[Mapping[str, pa.Array], pa.Array | pa.RecordBatch]]:
-    """The columns and values, halved until each part fits 32-bit offsets."""
+    """The columns and values, cut into halves until 32-bit offsets can address each part."""
     rows = values.num_rows if isinstance(values, pa.RecordBatch) else len(values)
     largest = max([values.nbytes, *(column.nbytes for column in columns.values())])
     if rows <= 1 or largest <= COLUMN_BYTES_MAX:
@@ -125,19 +129,21 @@ def _addressable_parts(
 
 
 def _untyped_batch(columns: Mapping[str, pa.Array], values: pa.Array) -> pa.RecordBatch:
-    kept = {**_common_columns(columns), VALUE: as_binary(values, VALUE)}
-    names = [name for name in TYPES if name in kept]
-    return pa.RecordBatch.from_arrays([kept[name] for name in names], names=names)
+    all_columns = {**_common_columns(columns), VALUE: as_binary(values, VALUE)}
+    names = [name for name in TYPES if name in all_columns]
+    return pa.RecordBatch.from_arrays([all_columns[name] for name in names], names=names)
 
 
 def _typed_batch(columns: Mapping[str, pa.Array], payload: pa.RecordBatch) -> pa.RecordBatch:
     common = {TYPED_NAMES[name]: column for name, column in _common_columns(columns).items()}
     names = payload.schema.names
-    wrong = [name for name in names if name in TYPED_NAMES.values() or names.count(name) > 1]
-    if wrong or not names:
-        raise ValueError(f"a topic's own columns cannot be called {wrong}, of {names}")
-    own = [_plain_column(column, name) for column, name in zip(payload.columns, names, strict=True)]
-    return pa.RecordBatch.from_arrays([*common.values(), *own], names=[*common, *names])
+    bad_names = [name for name in names if name in TYPED_NAMES.values() or names.count(name) > 1]
+    if bad_names or not names:
+        raise ValueError(f"a topic's own columns cannot be called {bad_names}, of {names}")
+    own_columns = [
+        _plain_column(column, name) for column, name in zip(payload.columns, names, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays([*common.values(), *own_columns], names=[*common, *names])
 
 
 def _common_columns(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
@@ -152,7 +158,7 @@ def _as_event_time(column: pa.Array, name: str) -> pa.Array:
         return column
     if not (pa.types.is_timestamp(kind) or pa.types.is_null(kind)):
         raise errors.ColumnTypeMismatch(
-            f"column {name} is of type {kind}, it is a timestamp", column=name
+            f"column {name} is of type {kind}, but must be a timestamp", column=name
         )
     return column.cast(TYPES[EVENT_TIME], safe=False)
 
@@ -166,13 +172,14 @@ def _as_headers(column: pa.Array, name: str) -> pa.Array:
         return column.cast(HEADERS_TYPE)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise errors.ColumnTypeMismatch(
-            f"column {name} is of type {column.type}, it is an array of structs of key and value",
+            f"column {name} is of type {column.type}, but must be an array of structs of key and"
+            " value",
             column=name,
         ) from error
 
 
 def _is_headers(kind: pa.DataType) -> bool:
-    """Whether it is null, a map, or a list of structs of key and value."""
+    """Whether the type is null, a map, or a list of structs of key and value."""
     if pa.types.is_null(kind) or pa.types.is_map(kind):
         return True
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
@@ -185,7 +192,7 @@ _CONVERSIONS = {KEY: as_binary, EVENT_TIME: _as_event_time, HEADERS: _as_headers
 
 
 def _plain_column(column: pa.Array, name: str) -> pa.Array:
-    """A column of the topic's own, converted if `_sizes` does not support its layout."""
+    """One of the topic's own columns, converted if `_sizes` does not support its layout."""
     if pa.types.is_dictionary(column.type):
         return _plain_column(column.cast(column.type.value_type), name)
     if pa.types.is_string_view(column.type):
@@ -197,8 +204,8 @@ def _plain_column(column: pa.Array, name: str) -> pa.Array:
 
 
 def _sizes(column: pa.Array, name: str = "") -> Sizes:
-    """The size of each value, and a byte for its bit in the null map if there is one. The caller
-    may change the array."""
+    """The size of each value, with a byte for its bit in the null map if the column has one. The
+    caller may change the array."""
     sizes = _content_sizes(column, name)
     if column.null_count:
         sizes += 1
@@ -231,7 +238,7 @@ def _content_sizes(column: pa.Array, name: str) -> Sizes:
 
 
 def _items(column: pa.Array) -> pa.Array:
-    """All values of the lists, to which the offsets refer."""
+    """The items of all lists, to which the offsets refer."""
     if pa.types.is_map(column.type):
         fields = [column.type.key_field, column.type.item_field]
         return pa.StructArray.from_arrays([column.keys, column.items], fields=fields)
@@ -258,14 +265,14 @@ def _union_schema(schemas: list[pa.Schema]) -> pa.Schema:
             if fields.setdefault(field.name, field).type != field.type:
                 raise ValueError(f"column {field.name} was {fields[field.name].type}: {field.type}")
     names = [name for name in (*TYPES, *TYPED_NAMES.values()) if name in fields]
-    rest = [name for name in fields if name not in names]
-    return pa.schema([fields[name] for name in (*names, *rest)])
+    other_names = [name for name in fields if name not in names]
+    return pa.schema([fields[name] for name in (*names, *other_names)])
 
 
 def event_bounds_ms(times: pa.Array) -> tuple[int, int] | None:
-    """The least and the greatest event time of the rows, rounded outwards to milliseconds; None if
-    no row has one."""
-    import pyarrow.compute as pc  # where times are written: loading it takes 35 ms
+    """The least event time of the rows, rounded down to milliseconds, and the greatest, rounded up;
+    None if no row has an event time."""
+    import pyarrow.compute as pc  # loaded only here: loading it takes 35 ms
 
     bounds = pc.min_max(times.cast(pa.int64()))
     low, high = bounds["min"].as_py(), bounds["max"].as_py()

@@ -87,7 +87,7 @@ class FetchedEntry:
 
     @property
     def bytes(self) -> int:
-        earlier_chunks = {} if self.chunks is None else self.chunks.whole
+        earlier_chunks = {} if self.chunks is None else self.chunks.earlier_payloads
         earlier_bytes = sum(len(chunk) for chunks in earlier_chunks.values() for chunk in chunks)
         return len(self.entry.payload) + earlier_bytes
 
@@ -103,14 +103,14 @@ class FetchedEntry:
         try:
             header = decode_header(self.entry.payload)
             rows = self._rows(header)
-            if not header.batches:
+            if not header.has_batches:
                 block = self._of_columns(header, rows, columns)
             else:
                 batches = _batches_in(self.entry.payload, header)
         except errors.UnsupportedFormat as error:
             yield from bad_bytes.entry(error)
             return
-        if not header.batches:
+        if not header.has_batches:
             yield block
             return
 

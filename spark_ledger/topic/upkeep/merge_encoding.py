@@ -79,7 +79,7 @@ class StoredRows(NamedTuple):
 def parts_of(fetched: FetchedEntry) -> Iterator[Block | BatchCopy]:
     """The planned rows of an entry, in order: whole batches to copy, and blocks of other rows."""
     header = decode_header(fetched.entry.payload)
-    if not header.batches:
+    if not header.has_batches:
         yield fetched.block()
         return
     for i in range(len(fetched.pieces)):

@@ -133,7 +133,7 @@ class StoredChunks:
         are = Rowless()
         for at, row in enumerate(rows):
             if row is None:
-                are = are.with_one(at)
+                are = are.with_next(at)
                 self._sealed[live.partition, live.base + at] = None
         invariants.a_seal_says_what_its_entries_are(self.ghost, live.ledger_id, rowless, are)
         self._open.pop(live.partition, None)

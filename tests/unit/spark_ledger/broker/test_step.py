@@ -131,7 +131,7 @@ def test_a_move_that_is_not_in_the_table_names_both_ends_and_its_cause(before, a
 
 def test_the_counts_of_a_segment_go_on_from_what_its_ledger_had_before():
     counts = LedgerCounts(entries=3, rows=30, bytes=300)
-    rowless = NO_ROWLESS.with_one(31)
+    rowless = NO_ROWLESS.with_next(31)
     counts.add(2, 20, NO_ROWLESS, 1000)
     counts.add(1, 10, rowless, 1005)
     counts.add(4, 40, rowless, 1010)

@@ -42,11 +42,11 @@ def sealed(*some):
 
 
 def test_a_range_without_a_break_is_counted_exactly_and_others_outside_of_it():
-    one = NO_ROWLESS.with_one(3).with_one(4).with_one(5)
+    one = NO_ROWLESS.with_next(3).with_next(4).with_next(5)
     assert one == Rowless(3, 6, 3)
     assert [one.count_between(lo, 9) for lo in (0, 3, 4, 5, 6, 7)] == [3, 3, 2, 1, 0, 0]
     assert one.count_between(7, 9) == one.count_between(0, 3) == NO_ROWLESS.count_between(0, 9) == 0
-    apart = one.with_one(9)
+    apart = one.with_next(9)
     assert (apart.count_between(0, 10), apart.count_between(10, 20), apart.count_between(0, 3)) == (
         4,
         0,
