@@ -32,7 +32,7 @@ from spark_ledger.broker.owner.membership import brokers_alive
 from spark_ledger.http import HttpFailure
 from spark_ledger.topic.log.state import PartitionState, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
-from spark_ledger.topic.read.live import EMPTY, LiveEnd, ends_of
+from spark_ledger.topic.read.live import EMPTY_END, LiveEnd, ends_of
 from spark_ledger.topic.subscription.lag import PartitionLag, partition_lag
 from spark_ledger.topic.subscription.listing import SubscriptionInfo
 
@@ -100,7 +100,7 @@ async def _of_all(broker: Broker, info: TopicInfo) -> dict[int, Stats]:
         durable = await _durable(broker, info)
         lives = await _live_ends(broker, state, rest)
         for held in rest:
-            live = lives.get(held.number, EMPTY)
+            live = lives.get(held.number, EMPTY_END)
             end = held.end_offset + live.rows
             sizes = _Sizes(held, live, end, broker.clock.now_ms())
             subscriptions = {
@@ -168,7 +168,7 @@ async def _of_this_broker(broker: Broker, info: TopicInfo) -> dict[int, Stats]:
     now_ms = broker.clock.now_ms()
     return {
         partition.number: _of_owned(
-            topic, partition, durable, lives.get(partition.number, EMPTY), now_ms
+            topic, partition, durable, lives.get(partition.number, EMPTY_END), now_ms
         )
         for partition in owned
     }

@@ -30,10 +30,8 @@ _MURMUR2_SEED = 0x9747B28C
 _MASK = 0xFFFFFFFF
 _MASK_WITHOUT_SIGN = 0x7FFFFFFF
 _MASK64 = (1 << 64) - 1
-ONE_BY_ONE_ROWS = (
-    16  # so few rows are hashed one by one: a numpy step costs as much as 16 Python steps
-)
-SAMPLE_ROWS = 512  # of which the keys are counted, to estimate whether the keys of all rows repeat
+ONE_BY_ONE_ROWS = 16  # a numpy step costs as much as 16 Python steps
+SAMPLE_ROWS = 512  # the keys of this many rows show whether the keys of all rows repeat
 
 _WEYL, _BOOST = 0x9E3779B97F4A7C15, 0xDF442D22CE4859B9
 _BOOST_SEED = (_WEYL * _BOOST ^ _WEYL * _BOOST >> 64) & _MASK64

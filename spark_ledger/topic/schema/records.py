@@ -3,18 +3,19 @@
     /topic-ids/<id>/schema            {"current":2, "compatibility":"backward"}, and
                                        "clients":"string" if Pulsar's clients send text,
                                        "in_force":false while the topic takes bytes,
-                                       "proposed":[1] versions that no commit has taken yet
+                                       "proposed":[1] versions that no commit has used yet
     /topic-ids/<id>/schema/<n>        {"version":2, "fingerprint":"<sha-256>", "fields":[
                                          {"name":"id", "type":"int64", "nullable":false},
                                          {"name":"tags", "type":{"list":<field, no name>}, ...},
                                          {"name":"at", "type":{"struct":[<field>, ...]}, ...},
                                          {"name":"m", "type":{"map":[<key>, <value>]}, ...}]}
 
-Always true: versions count from 1 without gaps; a version never changes once written; names are
-unique without regard to case, at every level; types are those of `TYPES`, decimals, and nested
-types of these, each with one spelling (`canonical`), so that equal schemas have equal fingerprints.
-The fingerprint is SHA-256 over the fields as compact JSON with sorted keys, columns sorted by name
-in lower case: schemas that differ only in the order or case of names are the same schema.
+Always true: versions count from 1 without gaps; a version never changes once it is written. Names
+are unique without regard to case, at every level. Types are those of `TYPES`, decimals, and nested
+types of these; each type has one spelling (`canonical`), so that equal schemas have equal
+fingerprints. The fingerprint is SHA-256 over the fields as compact JSON with sorted keys; columns
+are sorted by name in lower case, so schemas that differ only in the order or case of names are one
+schema.
 """
 
 import hashlib
@@ -31,8 +32,8 @@ from spark_ledger import errors
 from spark_ledger.topic.entry.arrow_arrays import BYTES, LISTS, TEXT, is_any
 from spark_ledger.topic.log.records import dump, load
 
-VERSION_MAX = 1000  # versions of one topic; an entry's header has 16 bits for the number
-UNREGISTERED = 0  # the version of entries whose columns are in no schema of the topic
+VERSION_MAX = 1000  # of one topic; an entry's header has 16 bits for the number
+UNREGISTERED = 0  # the version of entries whose columns follow no schema of the topic
 SCHEMA_BYTES_MAX = 256 << 10  # of a version's record
 DEPTH_MAX = 32
 RESERVED_NAMES = frozenset(
@@ -42,7 +43,7 @@ RESERVED_NAMES = frozenset(
         *("__schemaversion", "__producername", "__sequenceid"),
     )
 )
-"""In lower case, the names of the columns that a typed read adds (spark/rows/columns.py)."""
+"""The names, in lower case, of the columns that a typed read adds (spark/rows/columns.py)."""
 
 TYPES: Mapping[str, pa.DataType] = {
     "bool": pa.bool_(),
@@ -60,9 +61,9 @@ TYPES: Mapping[str, pa.DataType] = {
     "timestamp[us]": pa.timestamp("us"),
     "duration[us]": pa.duration("us"),
 }
-"""Arrow's own names of the types of columns, except decimal128(p, s) and nested types."""
+"""The types of columns by Arrow's own names, except decimal128(p, s) and nested types."""
 
-_NAMES = {kind: name for name, kind in TYPES.items()}
+_TYPE_NAMES = {kind: name for name, kind in TYPES.items()}
 _DECIMAL = re.compile(r"decimal128\((\d+), (\d+)\)")
 
 
@@ -83,20 +84,21 @@ class ClientSchema(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SchemaHead:
-    """/topic-ids/<id>/schema. `current` is the newest version, 0 before the first. `proposed` are
-    the numbers of versions that writes proposed and no commit has used: such a version has no rows,
-    and is neither compared nor read. While a schema is `in_force`, the topic takes no bytes."""
+    """/topic-ids/<id>/schema. `current` is the newest version, 0 before the first version.
+    `proposed` are the numbers of versions that writes proposed and no commit has used yet: a
+    proposed version has no rows, and is neither compared nor read. While the schema is `in_force`,
+    the topic takes no bytes."""
 
     current: int = 0
     compatibility: Compatibility = Compatibility.BACKWARD
     clients: ClientSchema | None = None
-    """Version 0, the schema of Pulsar's clients; entries do not record it."""
+    """Version 0: the schema that Pulsar's clients declare. Entries do not record this version."""
     in_force: bool = True
     proposed: frozenset[int] = frozenset()
 
     @property
     def last(self) -> int:
-        """The highest number that was given out."""
+        """The highest number that a version has, also a proposed version."""
         return max(self.current, *self.proposed, 0)
 
     def has(self, number: int) -> bool:
@@ -104,7 +106,7 @@ class SchemaHead:
         return 0 < number <= self.current and number not in self.proposed
 
     def with_version(self, number: int) -> "SchemaHead":
-        """The head after this proposed version has become a version of the schema."""
+        """The head after the proposed version `number` became a version of the schema."""
         proposed = self.proposed - {number}
         return replace(self, current=max(self.current, number), proposed=proposed)
 
@@ -124,19 +126,18 @@ class SchemaVersion:
 
 
 def canonical(schema: pa.Schema) -> pa.Schema:
-    """The schema with each type in its one spelling, without metadata; the order and nullability of
-    columns stay. Raises errors.SchemaTypeMismatch for a type that no column of a topic may have,
-    errors.SchemaReservedColumn, errors.SchemaUnknownColumn for a repeated name,
+    """The schema without metadata, with the single spelling of each type; columns keep their order,
+    and whether they may be null. Raises errors.SchemaTypeMismatch for a type that no column of a
+    topic may have, errors.SchemaReservedColumn, errors.SchemaUnknownColumn for a repeated name,
     errors.SchemaMissingColumn for a schema without a column."""
     if not len(schema):
         raise errors.SchemaMissingColumn(
-            "there is no column to write beside metadata", "Select a column, or use binary values."
+            "the rows have no column beside metadata", "Select a column, or use binary values."
         )
     for name in schema.names:
         if name.lower() in RESERVED_NAMES:
             raise errors.SchemaReservedColumn(
-                f"a column of a topic cannot be named {name!r}: a read has another column of"
-                " that name"
+                f"a column of a topic cannot be named {name!r}: a read adds a column with this name"
             )
     return pa.schema(_fields(list(schema), ""))
 
@@ -151,7 +152,7 @@ def version_of(number: int, schema: pa.Schema) -> SchemaVersion:
     """Raises errors.SchemaIncompatible if there are too many versions or columns."""
     if number > VERSION_MAX:
         raise errors.SchemaIncompatible(
-            f"the topic has had {VERSION_MAX} versions of its schema, which is the most",
+            f"the topic has {VERSION_MAX} versions of its schema, and cannot have more",
             "Write to another topic.",
         )
     version = SchemaVersion(number, schema, fingerprint(schema))
@@ -159,7 +160,7 @@ def version_of(number: int, schema: pa.Schema) -> SchemaVersion:
     if size > SCHEMA_BYTES_MAX:
         raise errors.SchemaIncompatible(
             f"a schema of {len(schema)} columns takes {size} bytes, at most {SCHEMA_BYTES_MAX} fit",
-            "Select fewer columns, or gather some of them into one.",
+            "Select fewer columns, or join several columns into a struct.",
         )
     return version
 
@@ -196,7 +197,7 @@ def encode_version(version: SchemaVersion) -> bytes:
 
 
 def decode_version(value: bytes) -> SchemaVersion:
-    """Raises errors.UnsupportedFormat, also if the fingerprint does not fit the fields."""
+    """Raises errors.UnsupportedFormat, also if the fingerprint is not that of the fields."""
 
     def build(plain: dict[str, Any]) -> SchemaVersion:
         schema = pa.schema([_field_from_json(field) for field in plain["fields"]])
@@ -216,13 +217,13 @@ def decode_version(value: bytes) -> SchemaVersion:
 
 
 def _fields(fields: Sequence[pa.Field], within: str, depth: int = 0) -> list[pa.Field]:
-    seen: set[str] = set()
+    seen_names: set[str] = set()
     for field in fields:
-        if field.name.lower() in seen:
+        if field.name.lower() in seen_names:
             raise errors.SchemaUnknownColumn(
-                f"there are two columns {within + field.name!r}", "Select one of them."
+                f"there are two columns {within + field.name!r}", "Select one of these columns."
             )
-        seen.add(field.name.lower())
+        seen_names.add(field.name.lower())
     return [
         pa.field(f.name, _canonical_type(f.type, within + f.name, depth), nullable=f.nullable)
         for f in fields
@@ -232,7 +233,7 @@ def _fields(fields: Sequence[pa.Field], within: str, depth: int = 0) -> list[pa.
 def _canonical_type(kind: pa.DataType, path: str, depth: int) -> pa.DataType:
     if depth > DEPTH_MAX:
         raise errors.SchemaTypeMismatch(f"column {path!r} is nested deeper than {DEPTH_MAX} levels")
-    if kind in _NAMES:
+    if kind in _TYPE_NAMES:
         return kind
     if pa.types.is_dictionary(kind):
         return _canonical_type(kind.value_type, path, depth)
@@ -260,7 +261,7 @@ def _canonical_nested(kind: pa.DataType, path: str, depth: int) -> pa.DataType:
         return pa.list_(pa.field("element", element, nullable=kind.value_field.nullable))
     raise errors.SchemaTypeMismatch(
         f"column {path!r} is of type {kind}, which no column of a topic may have",
-        "Cast it, or leave it out.",
+        "Cast the column, or leave it out.",
     )
 
 
@@ -272,19 +273,19 @@ def _field_to_json(field: pa.Field) -> dict[str, Any]:
 
 
 def _type_to_json(kind: pa.DataType) -> Any:
-    if kind in _NAMES:
-        return _NAMES[kind]
+    if kind in _TYPE_NAMES:
+        return _TYPE_NAMES[kind]
     if pa.types.is_struct(kind):
         return {"struct": [_field_to_json(field) for field in kind]}
     if pa.types.is_map(kind):
-        return {"map": [_unnamed(kind.key_field), _unnamed(kind.item_field)]}
+        return {"map": [_without_name(kind.key_field), _without_name(kind.item_field)]}
     if pa.types.is_list(kind):
-        return {"list": _unnamed(kind.value_field)}
+        return {"list": _without_name(kind.value_field)}
     assert pa.types.is_decimal128(kind), f"{kind} is canonical"
     return str(kind)
 
 
-def _unnamed(field: pa.Field) -> dict[str, Any]:
+def _without_name(field: pa.Field) -> dict[str, Any]:
     return {"type": _type_to_json(field.type), "nullable": field.nullable}
 
 
@@ -314,11 +315,11 @@ def _type_from_json(plain: Any) -> pa.DataType:
 
 
 def _sorted(plain: Any) -> Any:
-    """The JSON for the fingerprint: the fields of every level with lower-case names, sorted by
-    name."""
+    """The JSON for the fingerprint: at every level the fields have names in lower case, and are
+    sorted by name."""
     if isinstance(plain, list) and all(isinstance(f, dict) and "name" in f for f in plain):
-        lower = [{**_sorted(f), "name": f["name"].lower()} for f in plain]
-        return sorted(lower, key=lambda field: field["name"])
+        lower_case = [{**_sorted(f), "name": f["name"].lower()} for f in plain]
+        return sorted(lower_case, key=lambda field: field["name"])
     if isinstance(plain, list):
         return [_sorted(inner) for inner in plain]
     if isinstance(plain, dict):

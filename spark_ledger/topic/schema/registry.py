@@ -1,12 +1,13 @@
 """Reads, registers and caches the schema of each topic.
 
-Always true: a version gets its number by one multi that also changes the head, so numbers have no
-gaps, and of two writers the slower one decides again. A writer also decides again after a lost
+Always true: a version gets its number by one multi that also changes the head. So numbers have no
+gaps, and the slower of two writers decides again. A writer also decides again after a lost
 response, which is harmless: the same schema registered twice is one version. A write only proposes
-its version; the multi of its commit (topic/commit) makes it a version of the schema, so a write
-that fails does not hinder other versions. Versions never change, so their records are cached
-(CACHE_BYTES_MAX), and a write with a cached schema costs no call. The multi that puts a schema into
-force also gives the topic's head a new node version, so a commit that read no schema fails.
+a version; the multi of its commit (topic/commit) makes the proposed version a version of the
+schema, so a write that fails does not hinder other versions. Versions never change, so their
+records are cached (CACHE_BYTES_MAX), and a write with a cached schema makes no call. The multi that
+puts a schema into force also gives the topic's head a new node version, so a commit that read no
+schema fails.
 """
 
 import random
@@ -51,7 +52,7 @@ READS_AT_ONCE = 32
 @dataclass(frozen=True, slots=True)
 class TopicSchema:
     """The registered `versions`, oldest first, and the versions that are only `proposed`.
-    `node_version` is the version of the head's node, None without a node."""
+    `node_version` is the version of the head's node (None: there is no node)."""
 
     head: SchemaHead
     versions: tuple[SchemaVersion, ...]
@@ -67,8 +68,8 @@ class TopicSchema:
 
 
 class SchemaRegistry:
-    """One per process. Every method raises errors.Unavailable if the store does not respond,
-    errors.UnsupportedFormat for records of a later version."""
+    """The schemas for one process. Every method raises errors.Unavailable if the store does not
+    respond, errors.UnsupportedFormat for records of a later version."""
 
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:
         self._store = store
@@ -76,7 +77,7 @@ class SchemaRegistry:
         self._cache = LruCache[str, _CachedVersions](CACHE_BYTES_MAX, lambda cached: cached.size)
 
     async def of(self, topic: TopicInfo, *, fresh: bool = True) -> TopicSchema:
-        """The schema of the topic. With `fresh` it has all versions registered before this call."""
+        """The schema of the topic; with `fresh` with all versions registered before this call."""
         with reachable(f"reading the schema of topic '{topic.name}'"):
             if fresh:
                 await self._store.sync(paths.topic_schema(topic.id))
@@ -92,7 +93,7 @@ class SchemaRegistry:
             schema = (await self.of(topic)).union
             if schema is None:
                 raise not_registered(topic)
-            schemas.insert(0, schema)  # the first topic's order of columns comes first
+            schemas.insert(0, schema)  # the columns of the first topic come first
         return schema_rules.union(schemas)
 
     async def for_write(
@@ -103,13 +104,13 @@ class SchemaRegistry:
         *,
         must_exist: bool = False,
     ) -> SchemaVersion:
-        """The version under which rows with these columns are written. Its number is durable when
-        this returns: no other version gets it.
+        """The version under which rows with these columns are written. When this returns, the
+        version's number is durable: no other version gets the number.
 
-        Column order and case do not matter, nor which columns may be null: the task that writes
-        rows checks them against the version's NOT NULL. The first write proposes a version, unless
-        a version `must_exist`; the first commit under the version makes it a version of the topic's
-        schema, and puts the schema into force (topic/commit).
+        Neither the order and case of columns matter, nor which columns may be null: the task that
+        writes rows checks them against the version's NOT NULL. The first write proposes a version,
+        unless a version `must_exist`. The first commit under the proposed version makes it a
+        version of the topic's schema, and puts the schema into force (topic/commit).
 
         Raises errors.SchemaIncompatible, errors.SchemaNotRegistered, errors.SchemaTypeMismatch,
         errors.SchemaReservedColumn, errors.TopicDeleted.
@@ -130,8 +131,9 @@ class SchemaRegistry:
         return await self._register(topic, decide)
 
     async def register(self, topic: TopicInfo, schema: pa.Schema) -> SchemaVersion:
-        """Make `schema`, with its NOT NULLs, a version of the topic's schema, or return the version
-        that is exactly this schema. The schema is in force on return. Raises as for_write."""
+        """Make `schema`, with its NOT NULLs, a version of the topic's schema, unless a version is
+        exactly this schema; return the version. On return the schema is in force. Raises as
+        for_write."""
         canonical = schema_records.canonical(schema)
 
         def decide(current: TopicSchema) -> SchemaVersion:
@@ -159,7 +161,7 @@ class SchemaRegistry:
         return head
 
     async def set_compatibility(self, topic: TopicInfo, compatibility: Compatibility) -> None:
-        """Set the compatibility that is checked for later versions only."""
+        """Set the compatibility, which is checked only for later versions."""
 
         def change(current: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
             if current.node_version is not None and current.head.compatibility is compatibility:
@@ -187,9 +189,9 @@ class SchemaRegistry:
         *,
         in_force: bool = False,
     ) -> SchemaVersion:
-        """Record the version that `decide` returns. `in_force`: it is a version of the schema at
-        once, and the schema is in force; else the version is only proposed."""
-        chosen: SchemaVersion | None = None
+        """Record the version that `decide` returns. With `in_force` it becomes a version of the
+        schema at once, and the schema is in force; otherwise the version is only proposed."""
+        version: SchemaVersion | None = None
 
         def change(current: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
             nonlocal chosen
@@ -206,22 +208,22 @@ class SchemaRegistry:
 
         with reachable(f"registering a schema of topic '{topic.name}'"):
             await self._change(topic, change)
-        assert chosen is not None, "a change begins with a decision"
+        assert version is not None, "a change begins with a decision"
         cached = self._cached(topic.id)
-        if chosen.number == len(cached.versions) + 1:
-            size = cached.size + len(schema_records.encode_version(chosen))
-            head = cached.head.with_version(chosen.number) if in_force else cached.head
-            self._cache.put(topic.id, _CachedVersions((*cached.versions, chosen), size, head))
-        return chosen
+        if version.number == len(cached.versions) + 1:
+            size = cached.size + len(schema_records.encode_version(version))
+            head = cached.head.with_version(version.number) if in_force else cached.head
+            self._cache.put(topic.id, _CachedVersions((*cached.versions, version), size, head))
+        return version
 
     async def _change(
         self,
         topic: TopicInfo,
         change: Callable[[TopicSchema], tuple[SchemaHead, list[Operation]] | None],
     ) -> None:
-        """Repeat `change` until it returns None (no change is needed), or its multi was applied."""
+        """Repeat `change` until it returns None (no change is needed), or its multi is applied."""
         path = paths.topic_schema(topic.id)
-        number_is_taken = False  # by a version that the head does not name
+        number_is_taken = False  # whether a version that the head does not name has the number
         tries = Tries(self._rng)
         while True:
             await self._store.sync(path)
@@ -261,8 +263,9 @@ class SchemaRegistry:
         return node
 
     async def _read(self, topic_id: str, *, with_unnamed: bool = False) -> TopicSchema:
-        """`with_unnamed`: versions that the head does not name count as proposed. (A process of an
-        earlier version drops proposed versions from a head that it writes.)"""
+        """The topic's schema. With `with_unnamed`, versions that the head does not name count as
+        proposed (software of an earlier version drops proposed versions from a head that it
+        writes)."""
         node = await read(self._store, paths.topic_schema(topic_id))
         if node is None:
             return TopicSchema(SchemaHead(), (), None)
@@ -276,7 +279,7 @@ class SchemaRegistry:
             record = await look_up(self._store, paths.topic_schema(topic_id, number))
             if record is None:
                 raise errors.UnsupportedFormat(
-                    f"version {number} of the schema of topic id {topic_id} is not there"
+                    f"version {number} of the schema of topic id {topic_id} is missing"
                 )
             return record.value
 
@@ -308,5 +311,5 @@ _NO_VERSIONS = _CachedVersions()
 
 
 def not_registered(topic: TopicInfo) -> errors.SchemaNotRegistered:
-    """The error for a read or write by a schema of a topic without one."""
+    """The error for a read or write that needs a schema, on a topic without a schema."""
     return errors.SchemaNotRegistered(f"topic '{topic.name}' has no registered schema")

@@ -1,17 +1,19 @@
 """Which schemas fit: which version a write may use, when a version may be added, and which columns
 a reader gets.
 
-A reader's schema can read rows of a written schema if this holds for each of its columns, by name
-without regard to case: either the written schema has the column, with the same or a narrower type,
-and the reader's column may be null if the written column may; or the written schema lacks the
-column, and the reader's column may be null. Columns that the reader lacks are ignored. Types widen
-int8 -> int16 -> int32 -> int64 and float -> double, inside of nested types too.
+Columns are found by name, without regard to case. A reader's schema can read rows of a written
+schema if this holds for each column of the reader:
+- If the written schema has the column: its type is the same or narrower, and if it may be null, the
+  reader's column may be null.
+- If the written schema lacks the column: the reader's column may be null.
+Columns that the reader lacks are ignored. Types widen int8 -> int16 -> int32 -> int64 and float ->
+double, also inside nested types.
 
 Always true: a new version is checked against *every* earlier version, because entries of all
 versions stay in the topic; so the union of all versions exists, unless compatibility is `none`. A
-write uses a version that has exactly its columns; rows are checked against NOT NULL columns of the
-version. A version that is only proposed has no rows, and does not hinder other versions:
-`committed_head` decides in the commit of its first rows.
+write uses a version that has exactly its columns; the rows are checked against the version's NOT
+NULL columns. A version that is only proposed has no rows, and does not hinder other versions:
+`committed_head` decides about it in the commit of its first rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +31,7 @@ from spark_ledger.topic.schema.records import (
     version_of,
 )
 
-_WIDTHS = (
+_WIDENING_TYPES = (
     (pa.int8(), pa.int16(), pa.int32(), pa.int64()),
     (pa.float32(), pa.float64()),
 )
@@ -39,12 +41,12 @@ class SchemaMode(Enum):
     """What a write may do to its topic's schema. The first typed write registers version 1."""
 
     VALIDATE = "validate"
-    EVOLVE = "evolve"  # register a version for columns that no version has, if it is compatible
+    EVOLVE = "evolve"  # also add a version for new columns, if the version is compatible
 
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """The first column because of which two schemas do not fit."""
+    """The first column in which two schemas do not fit, and the reason."""
 
     column: str
     why: str
@@ -63,7 +65,7 @@ def decide(
 ) -> SchemaVersion:
     """The version under which rows of the canonical schema `written` are written. A version above
     `head.last` must be proposed first. Raises errors.SchemaIncompatible."""
-    assert all(head.has(version.number) for version in versions), "proposed versions are apart"
+    assert all(head.has(version.number) for version in versions), "`versions` has none proposed"
     version = matching(written, versions)
     if version is not None:
         return version
@@ -84,11 +86,11 @@ def decide(
         raise errors.SchemaIncompatible(
             f"topic {topic!r} takes only changes that are compatible"
             f" '{head.compatibility.value}': {incompatibility}",
-            "Cast the columns to the topic's, or write to another topic.",
+            "Cast the columns to the topic's types, or write to another topic.",
         )
-    remedy = "Cast or select the columns so that they are the topic's"
+    remedy = "Cast or select columns until they are the topic's columns"
     if incompatibility is None:
-        remedy += f", or register them as version {head.last + 1} by schemaMode=evolve"
+        remedy += f", or register the columns as version {head.last + 1} by schemaMode=evolve"
     raise errors.SchemaIncompatible(
         f"{misfit}, compared with version {current.number} of the schema of topic {topic!r}",
         f"{remedy}.",
@@ -133,8 +135,8 @@ def committed_head(
     if number not in head.proposed:
         raise errors.SchemaNotRegistered(
             f"version {number} of the schema of topic {topic!r}, under which the rows were written,"
-            " is not there any more",
-            "Run it again.",
+            " does not exist any more",
+            "Run the job again.",
         )
     schema = numbered_versions[number].schema
     versions = [numbered_versions[n] for n in range(1, head.current + 1) if head.has(n)]
@@ -144,15 +146,15 @@ def committed_head(
     if misfit is not None:
         raise errors.SchemaIncompatible(
             f"{misfit}, compared with version {head.current} of the schema of topic {topic!r},"
-            " which came while the rows were written",
-            "Run it again, with the columns as they are in the topic.",
+            " which was registered while the rows were written",
+            "Run the job again, with the columns as they are in the topic.",
         )
     return head.with_version(number)
 
 
 def matching(written: pa.Schema, versions: Sequence[SchemaVersion]) -> SchemaVersion | None:
-    """The newest version equal to `written`, else the newest version that differs only in NOT
-    NULL."""
+    """The newest version equal to `written`; if no version is equal, the newest version that
+    differs only in NOT NULL; or None."""
     version = _find_equal(written, versions)
     if version is not None:
         return version
@@ -176,25 +178,25 @@ def _find_equal(schema: pa.Schema, versions: Sequence[SchemaVersion]) -> SchemaV
 def first_misfit(
     later: pa.Schema, versions: Sequence[SchemaVersion], compatibility: Compatibility
 ) -> Misfit | None:
-    """Why `later` cannot come after `versions`, or None if it can."""
-    backward = compatibility in (Compatibility.BACKWARD, Compatibility.FULL)
-    forward = compatibility in (Compatibility.FORWARD, Compatibility.FULL)
+    """Why `later` cannot be a version after `versions`; None if it can."""
+    is_backward = compatibility in (Compatibility.BACKWARD, Compatibility.FULL)
+    is_forward = compatibility in (Compatibility.FORWARD, Compatibility.FULL)
     for version in reversed(versions):
         number = version.number
-        if backward and (misfit := can_read(later, version.schema)):
-            return Misfit(misfit.column, f"{misfit.why}: rows of version {number} are not read so")
-        if forward and (misfit := can_read(version.schema, later)):
-            return Misfit(misfit.column, f"{misfit.why}: readers of version {number} break")
+        if is_backward and (misfit := can_read(later, version.schema)):
+            return Misfit(misfit.column, f"{misfit.why}: it cannot read rows of version {number}")
+        if is_forward and (misfit := can_read(version.schema, later)):
+            return Misfit(misfit.column, f"{misfit.why}: readers of version {number} would fail")
     return None
 
 
 def can_read(reader: pa.Schema, written: pa.Schema) -> Misfit | None:
-    """Why `reader` cannot read rows of `written`, or None if it can."""
+    """Why `reader` cannot read rows of `written`; None if it can."""
     return _fields_misfit(list(reader), list(written), "")
 
 
 def difference(written: pa.Schema, registered: pa.Schema) -> Misfit | None:
-    """The first difference of `written` from `registered`, except in NOT NULL; or None."""
+    """The first difference of `written` from `registered`, apart from NOT NULL; or None."""
     columns = _by_name(list(written))
     for field in registered:
         other = columns.pop(field.name.lower(), None)
@@ -209,7 +211,8 @@ def difference(written: pa.Schema, registered: pa.Schema) -> Misfit | None:
 
 def union(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """The columns that a reader of all `schemas` (oldest first) gets: every column of any schema,
-    with its widest type, null if a row lacks it; the columns of the newest schema come first.
+    with its widest type. A row that lacks a column has null there. The columns of the newest schema
+    come first.
 
     Raises errors.SchemaIncompatible if the types of a column have no widest type.
     """
@@ -223,14 +226,14 @@ def nullable(schema: pa.Schema) -> pa.Schema:
 
 
 def respell(schema: pa.Schema, earlier: Sequence[pa.Schema]) -> pa.Schema:
-    """The schema with each column's name spelled as in the first schema of `earlier` that has the
-    column, so that all entries of a topic spell it alike."""
+    """The schema, with each column's name spelled as in the first schema of `earlier` that has the
+    column, so that all entries of a topic spell the name alike."""
     return pa.schema(_respell(list(schema), [list(fields) for fields in earlier]))
 
 
 def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
     """Whether `wide` has every value of the simple type `narrow`."""
-    for widths in _WIDTHS:
+    for widths in _WIDENING_TYPES:
         if narrow in widths and wide in widths:
             return widths.index(narrow) <= widths.index(wide)
     return bool(narrow == wide)
@@ -248,10 +251,10 @@ def _fields_misfit(
         path, other = within + field.name, written_fields.get(field.name.lower())
         if other is None:
             if not field.nullable:
-                return Misfit(path, "is NOT NULL and is not there everywhere")
+                return Misfit(path, "is NOT NULL, but the other schema lacks it")
             continue
         if other.nullable and not field.nullable:
-            return Misfit(path, "is NOT NULL and is null elsewhere")
+            return Misfit(path, "is NOT NULL, but may be null in the other schema")
         misfit = _type_misfit(field.type, other.type, path)
         if misfit is not None:
             return misfit
@@ -297,7 +300,7 @@ def _wider(newer: pa.DataType, older: pa.DataType, path: str) -> pa.DataType:
             return wide
     raise errors.SchemaIncompatible(
         f"column {path!r} is of type {older} in older rows and {newer} in newer ones",
-        "Read with a .schema(...) that leaves it out.",
+        "Read with a .schema(...) that leaves the column out.",
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from spark_ledger.topic.log.segment_table import TableChunk
 from spark_ledger.topic.log.state import NO_TABLES, PartitionState, Tables, TopicState
-from spark_ledger.topic.read.live import EMPTY, LiveEnd
+from spark_ledger.topic.read.live import EMPTY_END, LiveEnd
 from spark_ledger.topic.subscription.records import Positions
 
 NO_LIVE_ENDS: Mapping[int, LiveEnd] = {}
@@ -46,7 +46,7 @@ def topic_lag(
     lags = {}
     for partition in sorted(positions):
         if partition < len(state.partitions):
-            held, live = state.partitions[partition], live_ends.get(partition, EMPTY)
+            held, live = state.partitions[partition], live_ends.get(partition, EMPTY_END)
             seen = held.end_offset + live.rows if ends is None else ends.get(partition, 0)
             end = max(held.end_offset, seen)
             now = max(now_ms, state.commit_ms)

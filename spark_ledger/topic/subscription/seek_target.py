@@ -18,7 +18,7 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.topic.log.segment_table import Interval, SegmentTable, TableChunk
 from spark_ledger.topic.log.state import NO_TABLES, PartitionState, Tables, TopicState
-from spark_ledger.topic.read.live import EMPTY, LiveEnd, first_stored_since
+from spark_ledger.topic.read.live import EMPTY_END, LiveEnd, first_stored_since
 from spark_ledger.topic.read.pieces import LiveRows, Span, live_rows
 
 
@@ -158,11 +158,11 @@ def _first_since(held: PartitionState, ms: int) -> Interval | None:
 
 
 def _end(held: PartitionState, live_ends: Mapping[int, LiveEnd]) -> int:
-    return held.end_offset + live_ends.get(held.number, EMPTY).rows
+    return held.end_offset + live_ends.get(held.number, EMPTY_END).rows
 
 
 def _live_rows(held: PartitionState, live_ends: Mapping[int, LiveEnd]) -> LiveRows | None:
-    end = live_ends.get(held.number, EMPTY)
+    end = live_ends.get(held.number, EMPTY_END)
     if held.live is None or not end.rows:
         return None
     base = held.live.base

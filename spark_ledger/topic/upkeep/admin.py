@@ -29,13 +29,13 @@ from spark_ledger.topic.subscription.seek_target import SeekTarget
 from spark_ledger.topic.upkeep import retention
 
 TRIES_MAX = 5
-END = Terminate()
+TERMINATE = Terminate()
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """Offsets [start, end) of a partition; their number of rows and segments, and an estimate of
-    their bytes. `live`: the partition has a live segment."""
+    """Offsets [start, end) of a partition, the number of their rows and segments, and an estimate
+    of their bytes. `live`: whether the partition has a live segment."""
 
     partition: int
     start_offset: int
@@ -48,8 +48,8 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """`ledgers` hold the topic's rows; `reclaimable` are dropped ledgers that wait for the delete
-    delay, or for their writer. Times are by the store's clock."""
+    """`ledgers` hold the topic's rows; `reclaimable` are dropped ledgers that stay until the delete
+    delay ends, or until their writer ends. Times are by the store's clock."""
 
     info: TopicInfo
     commits: int
@@ -79,7 +79,7 @@ class TrimResult:
 class TopicAdmin:
     """Methods take a topic's name in the forms that a user may type, and raise
     errors.TopicNotFound, errors.TopicNameInvalid, errors.Unavailable. Methods that change a topic
-    also raise errors.CommitContended and errors.CommitOutcomeUnknown (repeating them is
+    also raise errors.CommitContended and errors.CommitOutcomeUnknown (to repeat the call is
     harmless)."""
 
     def __init__(self, client: TopicClient) -> None:
@@ -104,14 +104,14 @@ class TopicAdmin:
         info = await self._client.topics.open(name)
         state, tables = await self._read(info)
         ledgers = set(state.ledgers(tables))
-        dropped = sorted(state.dropped.keys() - ledgers)  # until a checkpoint, also deleted ledgers
+        dropped = sorted(state.dropped.keys() - ledgers)  # deleted ledgers too, until a checkpoint
         records = await self._client.ledgers.cluster.records.read_many(dropped)
         return TopicFacts(
             info=info,
             commits=state.next,
             committed_ms=state.commit_ms,
             terminated=state.terminated,
-            partitions=tuple(_facts(held, tables) for held in state.partitions),
+            partitions=tuple(_facts(partition, tables) for partition in state.partitions),
             ledgers=tuple(sorted(ledgers)),
             reclaimable=tuple(
                 ledger
@@ -122,12 +122,16 @@ class TopicAdmin:
 
     async def delete(self, name: str) -> TopicInfo:
         """When this returns, no process can commit to the topic or read it by name, and the writers
-        of its live segments are fenced. Rows and nodes go after the delete delay."""
+        of its live segments are fenced. Rows and nodes are deleted after the delete delay."""
         info = await self._client.topics.delete(name)
         with reachable(f"deleting topic '{info.name}'"):
             state = await self._client.log(info.id).fold(fresh=True)
-        live = [held.live.ledger_id for held in state.partitions if held.live is not None]
-        await asyncio.gather(*(self._client.ledgers.recover(ledger_id) for ledger_id in live))
+        live_ledgers = [
+            partition.live.ledger_id for partition in state.partitions if partition.live is not None
+        ]
+        await asyncio.gather(
+            *(self._client.ledgers.recover(ledger_id) for ledger_id in live_ledgers)
+        )
         return info
 
     async def change_policies(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
@@ -142,27 +146,27 @@ class TopicAdmin:
         return await self._client.topics.change_policies(name, changes)
 
     async def _check_bookies(self, name: str, ensemble_size: int) -> None:
-        """Called only if a user chose the size."""
+        """Checks that enough bookies are registered; called only if a user chose the size."""
         what = f"a ledger of topic '{parse_topic(name).short}'"
         await self._client.ledgers.check_registered(ensemble_size, what)
 
     async def grow(self, name: str, partitions: int) -> TopicInfo:
-        """Gives the topic this number of partitions, more than it has. Rows stay in their
-        partitions; new rows of a key may go to another partition. Raises errors.BadConfig."""
+        """Gives the topic this number of partitions, which must be higher than before. Rows stay in
+        their partitions; new rows of a key may go to another partition. Raises errors.BadConfig."""
         info = await self._client.topics.open(name)
         if partitions > PARTITIONS_MAX:
             raise errors.BadConfig(f"partitions must be 1 to {PARTITIONS_MAX}, got {partitions}")
         if not info.policies.partitioned:
             raise errors.BadConfig(
-                f"topic '{info.name}' is not partitioned, and Pulsar's clients use it so",
+                f"topic '{info.name}' is not partitioned, and Pulsar's clients rely on that",
                 f"`spark-ledger topic set {info.name.short} partitioned=true` first, and start"
-                " those clients again.",
+                " these clients again.",
             )
         current = len((await self._state(info)).partitions)
         if partitions <= current:
             raise errors.BadConfig(
-                f"topic '{info.name}' has {current} partitions, {partitions} were asked for",
-                "Ask for more than there are: partitions only grow.",
+                f"topic '{info.name}' has {current} partitions, and cannot get {partitions}",
+                "Give a higher number: partitions only grow.",
             )
         await self._commit(info, "grow", [Grow(partitions)])
         return info
@@ -172,7 +176,7 @@ class TopicAdmin:
         so their owners are fenced. Raises as seal.seal_live_segment."""
         info = await self._client.topics.open(name)
         await self._commit_with_seals(
-            info, "terminate", lambda state: () if state.terminated else (END,)
+            info, "terminate", lambda state: () if state.terminated else (TERMINATE,)
         )
         return info
 
@@ -180,18 +184,22 @@ class TopicAdmin:
         self, info: TopicInfo, purpose: str, plan: Callable[[TopicState], Sequence[Action]]
     ) -> None:
         """Makes one commit that seals every live segment and has the actions that `plan` returns
-        for that state; no commit without an action. First checks that the cluster is not held: an
-        owner that stops for the commit could not open a new segment in a held cluster."""
+        for the state; makes no commit without an action. First checks that the cluster is not held:
+        an owner that stops for the commit could not open a new segment in a held cluster."""
         with reachable("asking whether the metadata store is held"):
             await not_held_checks(self._client.store)
         tries = Tries(tries_max=TRIES_MAX)
         while True:
             state = await self._state(info)
-            lives = [EndingSegment(info.id, held.live) for held in state.partitions if held.live]
+            lives = [
+                EndingSegment(info.id, partition.live)
+                for partition in state.partitions
+                if partition.live
+            ]
             async with self._client.live_committer.end_segments(lives) as ended:
-                rest = plan(state)
-                opens = [] if END in rest else ended.opens(info.id)
-                actions = [*ended.seals(info.id), *rest, *opens]
+                other_actions = plan(state)
+                opens = [] if TERMINATE in other_actions else ended.opens(info.id)
+                actions = [*ended.seals(info.id), *other_actions, *opens]
                 try:
                     if actions:
                         await self._commit(info, purpose, actions)
@@ -200,8 +208,8 @@ class TopicAdmin:
                     await tries.retry_or_raise(conflict)
 
     async def trim(self, name: str, target: SeekTarget, *, force: bool = False) -> TrimResult:
-        """Takes away the rows below the target: offsets by partition, or a commit time, or the end.
-        The end takes all rows, also the rows of live segments, and ends these segments.
+        """Takes away the rows below the target: offsets by partition, a commit time, or the end.
+        With the end it takes away all rows, also those of live segments, and ends these segments.
 
         Raises as seal.seal_live_segment, errors.SubscriptionBusy (a subscription still needs some
         of the rows, and `force` is false), errors.OffsetsOutOfRange, errors.OffsetsNotAssigned.
@@ -215,7 +223,7 @@ class TopicAdmin:
             tables = await self._client.chunks.load(seek_target.chunks_needed(state, target))
             starts = state.start_offsets()
             targets = await seek_target.exactly(self._client.ledgers, state, target, tables)
-            points = {p: to for p, to in targets.items() if to > starts[p]}
+            points = {p: offset for p, offset in targets.items() if offset > starts[p]}
             if not points:
                 return TrimResult({}, 0)
             checks = [] if force else [await self._check_holds(info, state, points)]
@@ -228,8 +236,8 @@ class TopicAdmin:
     async def _check_holds(
         self, info: TopicInfo, state: TopicState, points: Mapping[int, int]
     ) -> Check:
-        """The multi's check that no subscription needs a row below the points. Raises
-        errors.SubscriptionBusy."""
+        """Checks that no subscription needs a row below the points; returns the check for the
+        multi. Raises errors.SubscriptionBusy."""
         holds = await self._client.subscriptions.holds(info.id, len(state.partitions))
         starts = state.start_offsets()
         held = holds.first_held({p: (starts[p], to) for p, to in points.items()})
@@ -238,9 +246,9 @@ class TopicAdmin:
             raise errors.SubscriptionBusy(
                 f"subscription {holds.holders[partition]!r} of topic '{info.name}' holds partition"
                 f" {partition} from offset {offset} on, its lowest position in the last"
-                f" {GRACE_MS // 60_000} minutes; {points[partition]} was asked for",
-                "Trim less, wait until it has been past these rows that long, delete it, or force"
-                " it.",
+                f" {GRACE_MS // 60_000} minutes; the trim would go to {points[partition]}",
+                "Trim fewer rows, wait until the subscription has been past these rows that long,"
+                " delete the subscription, or force the trim.",
                 subscription=holds.holders[partition],
                 partition=partition,
                 offset=offset,
@@ -282,7 +290,7 @@ async def retain(
     client: TopicClient, info: TopicInfo, intent: Intent | None, now_ms: int
 ) -> TrimResult:
     """Trims the rows that the topic's retention does not keep, in one commit under the intent,
-    which stays open. Without an intent, trims no rows, and returns the result that a trim would
+    which stays open. Without an intent it trims no rows, and returns the result that a trim would
     have. `now_ms` is by the store's clock.
 
     Raises errors.TxnConflict if meanwhile a subscription was made or moved back, or the policies
@@ -313,14 +321,14 @@ def _rows_below(state: TopicState, points: Mapping[int, int]) -> int:
     return sum(held.rows_between(held.start_offset, offset) for held, offset in trims)
 
 
-def _facts(held: PartitionState, tables: Tables) -> PartitionFacts:
-    start, end = held.start_offset, held.end_offset
+def _facts(partition: PartitionState, tables: Tables) -> PartitionFacts:
+    start, end = partition.start_offset, partition.end_offset
     return PartitionFacts(
-        partition=held.number,
+        partition=partition.number,
         start_offset=start,
         end_offset=end,
-        rows=held.rows_between(start, end),
-        bytes=held.bytes_between(start, end),
-        segments=sum(len(part.table) for part in held.stretches(start, end, tables)),
-        live=held.live is not None,
+        rows=partition.rows_between(start, end),
+        bytes=partition.bytes_between(start, end),
+        segments=sum(len(part.table) for part in partition.stretches(start, end, tables)),
+        live=partition.live is not None,
     )

@@ -4,17 +4,17 @@ the small segments by the new segment.
 Always true: a row keeps its offset, its columns, its timestamp and its commit time, also if rows of
 many commits become one entry; batches of producers are copied unchanged (merge_encoding.py). Merges
 of different partitions that would be small entries are written together, and share entries as a
-task's rows do. A merge is a commit of `replace` actions. If the partition got other actions since
-the plan than appends, and trims below the merge, the commit is refused, and the merge is planned
-again. Ledgers of refused merges are under an intent that ends with the merging, and the janitor
-deletes them. Merging may end at any moment; the next merging goes on with the remaining segments.
-The janitor may delete a ledger under an open intent once the topic has dropped it (garbage.py). For
-that reason no two commits name the same ledger: each round writes its rows to ledgers of its own,
-which never hold bodies of commits or checkpoints (log/blobs.py). The commit nevertheless checks
-that the ledgers of its rows have records.
+task's rows do. A merge is a commit of `replace` actions. Since the plan, the partition may only
+have got appends, and trims below the merge; otherwise the commit is refused, and the merge is
+planned again. Ledgers of refused merges are under an intent that ends with the merging, and the
+janitor deletes these ledgers. Merging may end at any moment; the next merging goes on with the
+remaining segments. The janitor may delete a ledger under an open intent once the topic has dropped
+the ledger (garbage.py). So no two commits may name the same ledger: each round writes its rows to
+ledgers of its own, which never hold bodies of commits or checkpoints (log/blobs.py). As a second
+guard the commit checks that the ledgers of its rows have records.
 
-`Compaction` plans and commits; its tasks are carried out here, or on many machines by a Spark job
-(spark/jobs.py).
+`Compaction` plans and commits. This process carries out the tasks, or a Spark job does so on many
+machines (spark/jobs.py).
 """
 
 import asyncio
@@ -59,10 +59,10 @@ from spark_ledger.topic.write import EntrySender
 
 _log = logging.getLogger(__name__)
 
-ROUND_BYTES_MAX = 256 << 20  # of rows merged by one commit
+ROUND_BYTES_MAX = 256 << 20  # of the rows that one commit merges
 ROUND_MERGES_MAX = 500
-ROUND_TIMES_MAX = 50_000  # runs of equal commit times in one commit
-GROUP_BYTES = 32 << 20  # of merges that one task writes together, from memory
+ROUND_TIMES_MAX = 50_000  # runs of rows with equal commit times in one commit
+GROUP_BYTES = 32 << 20  # of the merges that one task holds in memory and writes together
 CONFLICTS_MAX = 10
 CHUNKS_MOVED_MAX = 5
 ONE_TASK = Cutting(task_bytes=1 << 62)
@@ -83,10 +83,10 @@ class MergeTask:
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """The result of writing a merge: its rows are in `segments`, which are not committed yet.
-    `commit_times` are the commit times of its rows. A merge is `skipped` if one of its entries is
-    damaged, has a format that no version writes, or is larger than an entry may be now: its old
-    segments stay. Picklable."""
+    """The result of writing a merge: its rows are in `segments`, which are not committed yet, with
+    these `commit_times`. A merge is `skipped` if one of its entries is damaged, has a format that
+    no version writes, or is larger than an entry may be now; then its old segments stay.
+    Picklable."""
 
     merge: Merge
     segments: tuple[Segment, ...] = ()
@@ -96,7 +96,7 @@ class MergeResult:
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """The result of merging a topic: `segments` small segments became `merged` segments, by
+    """The result of merging a topic: `segments` small segments became `merged` segments, in
     `commits` commits; about `bytes` bytes were copied."""
 
     segments: int = 0
@@ -120,7 +120,7 @@ async def compact(
     limits: MergeLimits = ALL_MERGEABLE,
     bytes_per_s: float | None = None,
 ) -> CompactionResult:
-    """Merges the small segments that the topic has now; copies `bytes_per_s` at most on average.
+    """Merges the small segments that the topic has now; on average it copies `bytes_per_s` at most.
 
     Raises errors.BadConfig, errors.TopicNotFound, errors.TxnConflict (others rearrange the topic
     again and again), errors.CommitContended, errors.NotEnoughBookies, errors.DataUnavailable,
@@ -135,10 +135,11 @@ async def compact(
 
 
 class Compaction:
-    """Merges a topic round by round: `plan`, carry the tasks out under `intent`, `commit`, until no
-    task is planned. Close it. `start_offsets` are the offsets, by partition, where merging begins.
-    Without `open_intent` each round has an intent of its own: processes that carry out tasks keep
-    ledgers open under an intent, and no ledger may get rows of two rounds."""
+    """Merges a topic round by round: `plan`, then carry the tasks out under `intent`, then
+    `commit`, until `plan` returns no task. The caller has to close it. `start_offsets` are the
+    offsets, by partition, where merging begins. Without `open_intent` each round has an intent of
+    its own: processes that carry out tasks keep ledgers open under an intent, and no ledger may get
+    rows of two rounds."""
 
     def __init__(
         self,
@@ -159,8 +160,8 @@ class Compaction:
         self._intent: Intent | None = None
         self._next_offsets: Mapping[int, int] = start_offsets or {}
         self._reached: Mapping[int, int] = {}
-        """The offsets up to which the last plan goes. It was made on the commits below `_snapshot`,
-        and has `_merge_count` merges."""
+        """By partition the offset up to which the last plan goes. The plan was made on the commits
+        below `_snapshot`, and has `_merge_count` merges."""
         self._snapshot = self._merge_count = 0
         self._conflicts = 0
 
@@ -201,11 +202,10 @@ class Compaction:
         await self.commit(merged)
 
     async def commit(self, merged: Sequence[MergeResult]) -> None:
-        """Replaces, in one commit, the segments that were read by the new segments. `merged` has
-        the results of one attempt of each planned task. Merges whose partition has changed are left
-        out and planned again, and so are merges without a result. Raises as
-        TopicClient.commit_actions, errors.TxnConflict (others rearrange the topic again and
-        again)."""
+        """Replaces the old segments by the new segments, in one commit. `merged` has the results of
+        one attempt of each planned task. A merge without a result, or whose partition has changed,
+        is left out and planned again. Raises as TopicClient.commit_actions, errors.TxnConflict
+        (others rearrange the topic again and again)."""
         written = [result for result in merged if not result.skipped]
         self._merge_count -= len(merged) - len(written)
         merged = written
@@ -300,18 +300,18 @@ def _record_paths(result: MergeResult) -> list[str]:
 
 
 def group_merges(merges: Sequence[Merge]) -> list[list[Merge]]:
-    """The merges in groups, each for one task. Merges that are small, or that read shared entries,
-    are grouped: a group has merges of different partitions, of GROUP_BYTES at most. Any other merge
-    is a group by itself."""
+    """The merges in groups, each for one task. Merges that are small or read shared entries come
+    into common groups: such a group has merges of different partitions, of GROUP_BYTES at most. Any
+    other merge is a group by itself."""
     groups = [[planned] for planned in merges if not _shares_entries(planned)]
-    by_rank: dict[int, list[Merge]] = {}  # at 0 the first small merge of each partition, and so on
+    by_rank: dict[int, list[Merge]] = {}  # rank 0: the first small merge of each partition
     ranks: Counter[int] = Counter()  # the next rank by partition
     for planned in merges:
         if _shares_entries(planned):
             by_rank.setdefault(ranks[planned.partition], []).append(planned)
             ranks[planned.partition] += 1
     for same_rank in by_rank.values():
-        group_bytes = GROUP_BYTES  # the first merge begins a group
+        group_bytes = GROUP_BYTES  # so that the first merge begins a group
         for planned in same_rank:
             if group_bytes + planned.bytes > GROUP_BYTES:
                 groups.append([])
@@ -335,15 +335,15 @@ def _task(state: TopicState, merges: Sequence[Merge], tables: Tables) -> MergeTa
 async def merge(
     client: TopicClient, topic: TopicInfo, intent: Intent, task: MergeTask
 ) -> list[MergeResult]:
-    """Reads the rows from their present segments, and writes them under the intent. Returns an
-    empty list if some rows were trimmed, and `skipped` merges if an entry is bad or too large.
-    Raises as reading and writing."""
+    """Reads the rows from their present segments, and writes them to new segments under the intent.
+    Returns an empty list if some rows were trimmed, and `skipped` merges if an entry is bad or too
+    large. Raises the errors of reads and writes."""
     sender = client.sender(topic, intent)
     entries = MergeEncoder(task.merges, client.ledgers.config.entry_bytes_max)
     stored_rows: dict[int, list[StoredRows]] = {}
     try:
         for read in task.reads:
-            table = read.table  # its `counted` segments were born live
+            table = read.table  # whose `counted` segments were born live
             born_live = frozenset(table.ledgers[table.counted].tolist())
             async for run in fetch_with_replans(client, read):
                 for fetched in run:
@@ -387,13 +387,13 @@ def _note_stored_times(fetched: FetchedEntry, stored_rows: dict[int, list[Stored
 
 
 class MergePace:
-    """Slows merges to `bytes_per_s` on average; None: no limit."""
+    """Slows merges to `bytes_per_s` on average (None: no limit)."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
         if bytes_per_s is not None and not bytes_per_s > 0:
             raise errors.BadConfig(
                 f"a merge that copies {bytes_per_s} bytes a second does not end",
-                "Give bytes_per_s above 0, or leave it out.",
+                "Give bytes_per_s above 0, or leave bytes_per_s out.",
             )
         self._bytes_per_s = bytes_per_s
         self._began_s = asyncio.get_running_loop().time()

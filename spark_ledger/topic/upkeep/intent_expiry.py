@@ -1,16 +1,16 @@
 """Removes old intents and old blocks of ledger ids from the metadata store.
 
-Always true: an intent goes KEPT_MS after its end at the earliest, by the store's clock, and never
-while one of its ledgers has a record: the janitor needs the intent to find its ledgers. One multi
-removes an intent and the transaction record of its random app id, so a process that later looks for
-the outcome of a commit under it reads neither, and reports that the outcome is unknown (hazard 12).
-The records of named app ids stay, and so do the intents of queries: a zombie that makes its intent
-again must find the ended intent (hazard 11). A block of ledger ids, of any intent, goes once it is
-older than KEPT_MS and no ledger with one of its ids has a record: no process uses ids that it took
-that long ago (intents.IDS_KEPT_S).
+Always true: an intent is removed KEPT_MS after its end at the earliest, by the store's clock, and
+never while one of its ledgers has a record: the janitor needs the intent to find the ledgers. One
+multi removes an intent and the transaction record of its random app id. A process that later looks
+for the outcome of a commit under the intent finds neither, and reports that the outcome is unknown
+(hazard 12). The records of app ids that users chose stay, and so do the intents of queries: a
+zombie that makes its intent again must find the ended intent (hazard 11). A block of ledger ids, of
+any intent, is removed once it is older than KEPT_MS and no ledger with one of its ids has a record:
+no process uses ids of such an old block (intents.IDS_KEPT_S).
 
-A pass looks at INTENTS_PER_PASS intents, and the next pass at the intents after them. A round over
-all intents begins at most once in ROUND_S.
+A pass looks at INTENTS_PER_PASS intents, and the next pass at the following intents. A round over
+all intents begins once in ROUND_S at most.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ KEPT_MS = 7 * 86_400_000
 ROUND_S = 3600.0
 INTENTS_PER_PASS = 500
 INTENTS_AT_ONCE = 8
-_RANDOM_ID_KINDS = (BATCH, SYSTEM)  # kinds with random ids: an id is never made again
+_RANDOM_ID_KINDS = (BATCH, SYSTEM)  # kinds with random ids, which no process makes again
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ NOTHING_EXPIRED = ExpiryResult()
 
 @dataclass(slots=True)
 class IntentExpiry:
-    """The work of one process. Two processes may work at once: each removal is guarded."""
+    """Removes old intents, for one process. Two processes may do this at once: each removal is
+    guarded."""
 
     store: MetadataStore
     _remaining: deque[str] = field(default_factory=deque)
@@ -84,16 +85,19 @@ class IntentExpiry:
         if node is None:
             return ExpiryResult()
         record = records.decode_intent(node.value)
-        names, removed = await names_in(self.store, paths.intent_blocks(intent_id)), 0
+        names, removed_blocks = await names_in(self.store, paths.intent_blocks(intent_id)), 0
         for name in names:
-            removed += await self._remove_block(f"{paths.intent_blocks(intent_id)}/{name}", now_ms)
-        is_over = record.state is not IntentState.OPEN and node.modified_ms + KEPT_MS <= now_ms
-        if not is_over or removed < len(names) or record.kind not in _RANDOM_ID_KINDS:
-            return ExpiryResult(0, removed)
-        return ExpiryResult(int(await self._remove(intent_id, record, node)), removed)
+            removed_blocks += await self._remove_block(
+                f"{paths.intent_blocks(intent_id)}/{name}", now_ms
+            )
+        may_go = record.state is not IntentState.OPEN and node.modified_ms + KEPT_MS <= now_ms
+        if not may_go or removed_blocks < len(names) or record.kind not in _RANDOM_ID_KINDS:
+            return ExpiryResult(0, removed_blocks)
+        return ExpiryResult(int(await self._remove(intent_id, record, node)), removed_blocks)
 
     async def _remove_block(self, path: str, now_ms: int) -> int:
-        """Returns 1 if the block does not exist afterwards, else 0."""
+        """Removes the block if it may go. Returns 1 if the block does not exist afterwards, else
+        0."""
         node = await read(self.store, path)
         if node is None:
             return 1

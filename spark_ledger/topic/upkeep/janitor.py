@@ -281,7 +281,7 @@ class Janitor:
             for id_, topic_policies in zip(topic_ids, policies, strict=True)
         }
         ledgers = list(a_pass.ledgers.values())
-        to_recover = sorted(garbage.to_close(ledgers, a_pass.intents, seen, a_pass.now_ms))
+        to_recover = sorted(garbage.abandoned_ledgers(ledgers, a_pass.intents, seen, a_pass.now_ms))
         if report.dry_run:
             a_pass.assumed_closed = dict.fromkeys(to_recover)
             return replace(report, closed=tuple(to_recover))
@@ -341,7 +341,9 @@ class Janitor:
         never_referred = [
             verdict.ledger for verdict in verdicts if verdict.fate is Fate.NEVER_REFERRED
         ]
-        refused = "" if force else garbage.too_many(len(never_referred), len(a_pass.ledgers))
+        refused = (
+            "" if force else garbage.refusal_to_delete(len(never_referred), len(a_pass.ledgers))
+        )
         doomed = [verdict.ledger for verdict in verdicts if verdict.fate is Fate.RECLAIMED]
         doomed = sorted(doomed if refused else [*doomed, *never_referred])[:DELETED_PER_PASS]
         waiting = {

@@ -65,7 +65,7 @@ class LedgerInventory:
     closed: dict[int, LedgerSeen] = field(default_factory=dict)
     recovering: dict[int, None] = field(default_factory=dict)
     of_open_intents: dict[int, None] = field(default_factory=dict)
-    _ended: dict[str, _EndedIntent] = field(default_factory=dict)
+    _ended_intents: dict[str, _EndedIntent] = field(default_factory=dict)
     _blocks: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
     async def look(
@@ -75,10 +75,12 @@ class LedgerInventory:
         at this look and at the last. `reread_ended`: read all ids of ended intents now. Raises
         StoreError, and errors.UnsupportedFormat for a record that cannot be read."""
         if reread_ended:
-            for ended in self._ended.values():
+            for ended in self._ended_intents.values():
                 ended.read_s = None
         ids = {intent.id for intent in intents}
-        self._ended = {id_: ended for id_, ended in self._ended.items() if id_ in ids}
+        self._ended_intents = {
+            id_: ended for id_, ended in self._ended_intents.items() if id_ in ids
+        }
         open_ids = {intent.id for intent in intents if intent.is_open}
         self._blocks = {id_: blocks for id_, blocks in self._blocks.items() if id_ in open_ids}
         by_intent = await call_each(self._ledgers_of_intent, intents, 8)
@@ -126,9 +128,9 @@ class LedgerInventory:
     async def _ledgers_of_intent(self, intent: Intent) -> list[LedgerSeen]:
         if intent.is_open:
             return await self._ledgers_of_open(intent)
-        ended = self._ended.get(intent.id)
+        ended = self._ended_intents.get(intent.id)
         if ended is None:
-            ended = self._ended[intent.id] = _EndedIntent(await self._block_ids(intent.id))
+            ended = self._ended_intents[intent.id] = _EndedIntent(await self._block_ids(intent.id))
         now_s = asyncio.get_running_loop().time()
         is_due = ended.read_s is None or now_s - ended.read_s >= REREAD_ENDED_S
         absent = () if is_due else ended.absent
@@ -201,7 +203,7 @@ class References:
         self._ledgers = ledgers
         self._chunks = ChunkStore(ledgers)
         self._logs: dict[str, TopicLog] = {}
-        self._folded: dict[str, _FoldedReferences] = {}
+        self._references: dict[str, _FoldedReferences] = {}
 
     async def deleted(self) -> dict[str, int]:
         """The deleted topics whose deletion is still recorded, with its time (the store's
@@ -268,7 +270,7 @@ class References:
         self, topic_id: str, state: TopicState, newest: NewestCheckpoint | None
     ) -> _FoldedReferences:
         version = None if newest is None else newest.version
-        before = self._folded.get(topic_id)
+        before = self._references.get(topic_id)
         if before is not None and (before.next, before.checkpoint) == (state.next, version):
             return before
         ledgers = {*state.bodies, *checkpoint.chunk_ledgers(state)}
@@ -278,7 +280,7 @@ class References:
             ledgers.update(checkpoint.chunk_ledgers(newest.root.state))
             state = await with_losses(state, newest.root.state, self._chunks)
         folded = _FoldedReferences(state.next, version, frozenset(ledgers), dict(state.dropped))
-        self._folded[topic_id] = folded
+        self._references[topic_id] = folded
         return folded
 
     async def _of_subscriptions(self, topic_id: str) -> frozenset[int]:
@@ -309,7 +311,7 @@ class References:
 
     def _forget(self, topic_id: str) -> None:
         self._logs.pop(topic_id, None)
-        self._folded.pop(topic_id, None)
+        self._references.pop(topic_id, None)
 
 
 async def referred_by(topics: TopicClient) -> dict[str, Container[int] | None]:

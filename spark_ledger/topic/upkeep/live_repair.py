@@ -77,7 +77,7 @@ async def find_unopened(client: TopicClient, info: TopicInfo) -> list[UnopenedPa
     with reachable(f"asking for partitions of {info.name.short} that cannot be opened"):
         await not_held_checks(client.store)
     state = await client.log(info.id).fold(fresh=True)
-    lives = (held.live for held in state.partitions if held.live is not None)
+    lives = (partition.live for partition in state.partitions if partition.live is not None)
     results = [await _find_fault(client, live) for live in lives]
     return [result for result in results if result is not None]
 

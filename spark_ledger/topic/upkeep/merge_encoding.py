@@ -156,7 +156,7 @@ class BatchCopies:
         size = sum(map(len, body))
         share = EncodedShare(partition, rows, size, EVENT_MS)
         return EncodedEntry(
-            (share,), gathered.written_ms, body, batches=True, chunks=gathered.chunks
+            (share,), gathered.written_ms, body, has_batches=True, chunks=gathered.chunks
         )
 
 

@@ -45,11 +45,11 @@ class _Limits:
         is_over_size = self.bytes_max is not None and bytes_from >= self.bytes_max
         return self.acknowledged or is_old or is_over_size
 
-    def top(self, held: PartitionState, holds: Points) -> int:
+    def top(self, partition: PartitionState, holds: Points) -> int:
         """The offset from which on rows stay, whatever the limits: the lowest offset that a
         subscription holds. Without a subscription no row counts as acknowledged."""
-        without_hold = held.start_offset if self.acknowledged else held.end_offset
-        return min(holds.get(held.number, without_hold), held.end_offset)
+        without_hold = partition.start_offset if self.acknowledged else partition.end_offset
+        return min(holds.get(partition.number, without_hold), partition.end_offset)
 
 
 def chunks_needed(
@@ -57,7 +57,9 @@ def chunks_needed(
 ) -> list[TableChunk]:
     """The chunks that `trim_points` needs."""
     limits = _Limits.of(policies, now_ms)
-    edges = (_first_kept_interval(held, limits, holds).interval for held in state.partitions)
+    edges = (
+        _first_kept_interval(partition, limits, holds).interval for partition in state.partitions
+    )
     sources = (interval.source for interval in edges if interval is not None)
     return list(dict.fromkeys(source for source in sources if isinstance(source, TableChunk)))
 
@@ -77,7 +79,9 @@ def trim_points(
     if not policies.trims:
         return {}
     limits = _Limits.of(policies, now_ms)
-    points = {held.number: _point(held, limits, holds, tables) for held in state.partitions}
+    points = {
+        partition.number: _point(partition, limits, holds, tables) for partition in state.partitions
+    }
     return {p: to for p, to in points.items() if to > state.partitions[p].start_offset}
 
 
@@ -98,12 +102,12 @@ class _SegmentEnd(NamedTuple):
     bytes_after: int
 
 
-def _first_kept_interval(held: PartitionState, limits: _Limits, holds: Points) -> _KeptEdge:
+def _first_kept_interval(partition: PartitionState, limits: _Limits, holds: Points) -> _KeptEdge:
     """A hole has no rows to keep: it goes with the interval before."""
-    top = limits.top(held, holds)
-    bytes_left = sum(interval.bytes for interval in held.intervals)
-    point = held.start_offset
-    for interval in held.intervals:
+    top = limits.top(partition, holds)
+    bytes_left = sum(interval.bytes for interval in partition.intervals)
+    point = partition.start_offset
+    for interval in partition.intervals:
         bytes_left -= interval.bytes
         is_hole = interval.source is None
         may_all_go = is_hole or limits.may_go(interval.last_ms, bytes_left)
@@ -116,22 +120,22 @@ def _first_kept_interval(held: PartitionState, limits: _Limits, holds: Points) -
     return _KeptEdge(point, None, bytes_left)
 
 
-def _point(held: PartitionState, limits: _Limits, holds: Points, tables: Tables) -> int:
-    point, edge, bytes_left = _first_kept_interval(held, limits, holds)
+def _point(partition: PartitionState, limits: _Limits, holds: Points, tables: Tables) -> int:
+    point, edge, bytes_left = _first_kept_interval(partition, limits, holds)
     if edge is None:
         return point
-    for end, last_ms, bytes_after in _segments(held, edge, bytes_left, tables):
-        if end > limits.top(held, holds) or not limits.may_go(last_ms, bytes_after):
+    for end, last_ms, bytes_after in _segments(partition, edge, bytes_left, tables):
+        if end > limits.top(partition, holds) or not limits.may_go(last_ms, bytes_after):
             break
         point = end
     return point
 
 
 def _segments(
-    held: PartitionState, edge: Interval, bytes_left: int, tables: Tables
+    partition: PartitionState, edge: Interval, bytes_left: int, tables: Tables
 ) -> Iterator[_SegmentEnd]:
     """The ends of the interval's segments."""
-    part = _table(edge, tables).between(held.number, edge.lo, edge.hi)
+    part = _table(edge, tables).between(partition.number, edge.lo, edge.hi)
     ends = np.minimum(part.ends, edge.hi)
     kept_rows = ends - np.maximum(part.bases, edge.lo)
     after = np.cumsum(part.sizes * kept_rows // part.rows)

@@ -127,7 +127,7 @@ def test_of_a_topic_that_cannot_be_folded_nothing_goes():
 
 
 def closed_ones(ledger, intent, topic=EMPTY):
-    return garbage.to_close([ledger], {"i": intent}, {"t": topic}, NOW_MS)
+    return garbage.abandoned_ledgers([ledger], {"i": intent}, {"t": topic}, NOW_MS)
 
 
 def test_open_ledgers_of_ended_writers_and_deleted_topics_are_closed_also_if_referred_to():
