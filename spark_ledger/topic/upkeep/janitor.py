@@ -2,27 +2,30 @@
 and that no topic needs.
 
 Always true: a pass first condemns stale intents, by compare-and-set; then it closes ledgers; then
-it syncs the store and folds the topics; and it deletes only ledgers that fate_of (garbage.py) gives
-up *after these steps*. Every commit checks its intent in its multi, so either the commit or the
-janitor loses (hazard 4). Under an open intent a checkpoint may be published at any time: a multi
-that deletes a ledger under an open intent checks that no checkpoint was published since the fold. A
-listing that fails ends the pass, and no further ledger is deleted. A ledger that cannot be closed
-is kept and reported, and so are the ledgers of a topic that cannot be read. Two janitors may run.
+it syncs the store and folds the topics; and it deletes only ledgers of which fate_of (garbage.py)
+decides *after these steps* that they may go. Every commit checks its intent in its multi, so either
+the commit or the janitor loses (hazard 4). Under an open intent a checkpoint may be published at
+any time. So a multi that deletes a ledger of an open intent checks that no checkpoint was published
+since the fold. A listing that fails ends the pass, and no further ledger is deleted. A ledger that
+cannot be closed is kept and reported, and so are the ledgers of a topic that cannot be read. Two
+janitors may run at the same time.
 
-A multi publishes a checkpoint: it sets the topic's checkpoint node and checks the records of the
-ledgers that the checkpoint newly names (checkpointer.py). So either that multi or the multi that
+The multi that publishes a checkpoint sets the topic's checkpoint node and checks the records of the
+ledgers that the checkpoint newly names (checkpointer.py). So either this multi or the multi that
 deletes such a ledger fails, however long either multi was under way.
 
-The tree of a deleted topic is removed, its own node last: after that no ledger is made for the
-topic (ledger/records.py). But a ledger made just before may be missing in the listing of this pass.
-So the node that records the deletion is removed only by a pass that began without the tree and
-lists no ledger of the topic. The next pass continues a removal that ended early. No process needs
-these nodes: the topic takes no commit, its ledgers are gone, and a process that still has its id
-gets TopicNotFound. The record of the brokers that have its partitions is removed with the tree. A
-broker may write this record late, so the record of a topic without a tree is removed too.
+The tree of a deleted topic is removed, the topic's own node last: after that no ledger is made for
+the topic (ledger/records.py). But a ledger that was made just before may be missing from the
+listing of this pass. So the node that records the deletion is removed only by a pass that began
+without the tree and lists no ledger of the topic. The next pass continues a removal that ended
+early. No process needs these nodes: the topic takes no commit, its ledgers are gone, and a process
+that still has its id gets TopicNotFound. The tree's removal includes the record of the brokers that
+have the topic's partitions. A broker may write this record late, so the record of a topic without a
+tree is removed too.
 
-A deletion is done only in the session in which it was judged: in another session the store may have
-gone back in time, to a state in which a topic refers to the ledger, or is not deleted.
+A ledger or tree is deleted only in the session in which the pass decided so: in another session the
+store may have gone back in time, to a state in which a topic refers to the ledger, or is not
+deleted.
 """
 
 import asyncio
@@ -78,12 +81,12 @@ NODES_PER_CALL = 5_000
 
 @dataclass(frozen=True, slots=True)
 class CleanReport:
-    """The results of a pass: intents condemned, ledgers closed and deleted (with `dry_run`: those
-    that a pass would condemn, close and delete). `kept` are ledgers to which a topic refers.
-    `waiting` are ledgers that stay for now, and `unclosed` ledgers that could not be closed, each
-    with the reason. `refused` is the reason why ledgers without a reference were not deleted,
-    `alarm` the reason why silent writers were not condemned. `topics` are the deleted topics whose
-    trees were removed."""
+    """The results of a pass: the intents that it condemned, the ledgers that it closed and deleted
+    (with `dry_run`: the intents and ledgers that a pass would condemn, close and delete). `kept`
+    are ledgers to which a topic refers. `waiting` are ledgers that stay for now, and `unclosed`
+    ledgers that could not be closed, each with the reason. `refused` is the reason why ledgers
+    without a reference were not deleted, `alarm` the reason why silent writers were not condemned.
+    `topics` are the deleted topics whose trees were removed."""
 
     dry_run: bool
     condemned: tuple[str, ...] = ()
@@ -98,7 +101,7 @@ class CleanReport:
 
     @property
     def is_eventful(self) -> bool:
-        """Whether there is something to report."""
+        """Whether the pass did something, or failed to do something."""
         actions = self.condemned or self.closed or self.deleted or self.topics
         return bool(actions or self.refused or self.alarm or self.unclosed)
 
@@ -134,17 +137,16 @@ class Janitor:
     async def clean(
         self, *, dry_run: bool = False, force: bool = False, condemn: Sequence[str] = ()
     ) -> CleanReport:
-        """One pass. `condemn` names intents that count as stale now. With `force` the pass may
-        delete more than a tenth of the ledgers as never referred to.
+        """One pass. `condemn` names intents that count as stale at once. With `force` the pass may
+        delete more than a tenth of all ledgers as never referred to.
 
         Raises errors.Unavailable, and errors.UnsupportedFormat for records of a later version.
         """
         with reachable("cleaning"):
             self._sessions_lost_before = self._sessions_lost
             await self._check_cluster()
-            without_tree = (
-                await self._references.without_tree()
-            )  # before any listing of their ledgers
+            # read before the ledgers of these topics are listed
+            without_tree = await self._references.without_tree()
             intents = await self._all_intents()
             silence = await self._silence(intents, condemn)
             if not dry_run:
@@ -163,8 +165,8 @@ class Janitor:
 
     async def _check_cluster(self) -> None:
         """Checks that the store still has the cluster with which this janitor began (hazard 50),
-        and is not held. If a person has accepted an older store, the janitor drops all that it
-        remembers."""
+        and is not held. If a person has accepted an older store, the janitor forgets what it has
+        seen."""
         await self.store.sync()
         node = await read(self.store, paths.CLUSTER)
         try:
@@ -180,7 +182,7 @@ class Janitor:
         if before is None or current is None or before.cluster_id != current.cluster_id:
             self._cluster = before
             raise errors.Unavailable(
-                "the metadata store holds another cluster than before",
+                "the metadata store has another cluster than before",
                 "Check the service URL; nothing is deleted until it is right.",
             )
         self._references = References(self.store, self._ledgers)
@@ -188,15 +190,15 @@ class Janitor:
         self._ended_intents, self._sightings, self._silent_since_s = {}, {}, None
 
     def _check_session(self) -> None:
-        """Raises errors.Unavailable if this pass may have judged by another copy of the store."""
+        """Raises errors.Unavailable if this pass may have read another copy of the store."""
         if self._sessions_lost != self._sessions_lost_before:
             raise errors.Unavailable(
-                "the session with the metadata store was lost while it was cleaned",
+                "the session with the metadata store was lost during the pass",
                 "The next pass reads everything again.",
             )
 
     async def _all_intents(self) -> list[Intent]:
-        """Reads each ended intent only once, as it does not change."""
+        """All intents. Reads each ended intent only once, as an ended intent does not change."""
         if await read(self.store, paths.INTENTS) is None:
             return []
         by_id = {
@@ -209,14 +211,14 @@ class Janitor:
         return intents
 
     async def _intent(self, intent_id: str) -> Intent | None:
-        """None if the intent was removed just now."""
+        """The intent; None if it was removed meanwhile."""
         node = await read(self.store, paths.intent(intent_id))
         if node is None:
             return None
         return Intent(intent_id, records.decode_intent(node.value), node.version)
 
     async def _silence(self, intents: Sequence[Intent], condemn: Sequence[str]) -> garbage.Silence:
-        """The open intents that are condemned in this pass."""
+        """The open intents to condemn in this pass."""
         open_intents = [intent for intent in intents if intent.is_open]
         open_ids = [intent.id for intent in open_intents]
         silent_flags = await call_each(self._is_silent, open_intents)
@@ -234,13 +236,13 @@ class Janitor:
         """Whether this janitor has seen the intent's heartbeat stand still for a lease."""
         node = await self.store.get(paths.intent_heartbeat(intent.id))
         now_s = asyncio.get_running_loop().time()
-        seen = self._sightings.get(intent.id)
-        if seen is None or not seen.matches(node.version, self._session):
+        sighting = self._sightings.get(intent.id)
+        if sighting is None or not sighting.matches(node.version, self._session):
             self._sightings[intent.id] = Sighting(node.version, now_s, self._session)
             return False
-        connected = self.store.session_state is SessionState.CONNECTED
-        lease_s = garbage.lease_s(intent.record.kind, node.version, self._lease_s)
-        return connected and now_s - seen.since_s >= lease_s
+        is_connected = self.store.session_state is SessionState.CONNECTED
+        intent_lease_s = garbage.lease_s(intent.record.kind, node.version, self._lease_s)
+        return is_connected and now_s - sighting.since_s >= intent_lease_s
 
     async def _condemn(self, intents: Sequence[Intent], stale: Sequence[str]) -> list[Intent]:
         return [
@@ -253,7 +255,7 @@ class Janitor:
     ) -> "_Pass":
         """Reads intents, ledgers and deleted topics, after intents were condemned. In a dry run the
         stale intents count as condemned."""
-        seen = {
+        intents_seen = {
             intent.id: IntentSeen(
                 intent.id, intent.record.kind, intent.is_open and intent.id not in stale
             )
@@ -264,24 +266,25 @@ class Janitor:
         now_ms = await store_now_ms(self.store)
         by_id = {intent.id: intent for intent in intents}
         ledgers = {ledger.id: ledger for ledger in listed}
-        return _Pass(now_ms, by_id, seen, ledgers, deleted, without_tree)
+        return _Pass(now_ms, by_id, intents_seen, ledgers, deleted, without_tree)
 
     # -- closing ------------------------------------------------------------------------------
 
     async def _close(self, a_pass: "_Pass", report: CleanReport) -> CleanReport:
-        """Recovers the ledgers that no writer will close: afterwards no writer adds to these
-        ledgers."""
+        """Recovers the ledgers that no writer will close. Afterwards no writer can add to them."""
         all_ledgers = a_pass.ledgers.values()
         topic_ids = sorted({ledger.topic for ledger in all_ledgers if not ledger.closed})
         policies = await call_each(self._references.policies, topic_ids)
-        seen = {
+        topics_seen = {
             id_: TopicSeen(
                 id_, topic_policies or TopicPolicies(), deleted_ms=a_pass.deleted.get(id_)
             )
             for id_, topic_policies in zip(topic_ids, policies, strict=True)
         }
         ledgers = list(a_pass.ledgers.values())
-        to_recover = sorted(garbage.abandoned_ledgers(ledgers, a_pass.intents, seen, a_pass.now_ms))
+        to_recover = sorted(
+            garbage.abandoned_ledgers(ledgers, a_pass.intents, topics_seen, a_pass.now_ms)
+        )
         if report.dry_run:
             a_pass.assumed_closed = dict.fromkeys(to_recover)
             return replace(report, closed=tuple(to_recover))
@@ -294,11 +297,11 @@ class Janitor:
 
     async def _read_closed(self, a_pass: "_Pass", ledger_id: int) -> None:
         before = a_pass.ledgers[ledger_id]
-        seen = await self._inventory.read(ledger_id, before.intent)
-        a_pass.ledgers[ledger_id] = seen or replace(before, closed=True, stuck=False)
+        ledger = await self._inventory.read(ledger_id, before.intent)
+        a_pass.ledgers[ledger_id] = ledger or replace(before, closed=True, stuck=False)
 
     async def _recover(self, ledger_id: int) -> str:
-        """Closes the ledger; returns why it could not be closed, or an empty text."""
+        """Closes the ledger; returns why the ledger could not be closed, or an empty text."""
         try:
             await self._ledgers.recover(ledger_id)
         except errors.NoSuchLedger:
@@ -308,8 +311,9 @@ class Janitor:
         return ""
 
     async def _note_closed(self, a_pass: "_Pass") -> None:
-        """Notes when ledgers were first seen CLOSED, and the store's transactions with the last
-        commits of their intents. Runs before any fold, so that the fold has these commits."""
+        """Notes when ledgers were first seen CLOSED, and which transactions of the store have the
+        last commits of their intents. Must run before any fold, so that the fold has these commits.
+        """
         counting = [intent for intent in a_pass.by_id.values() if a_pass.intents[intent.id].counts]
         commits = await call_each(self._committed_in, counting)
         for intent, committed_in in zip(counting, commits, strict=True):
@@ -368,8 +372,8 @@ class Janitor:
         doomed: Sequence[int],
         waiting: dict[int, str],
     ) -> list[int]:
-        """Deletes the ledgers in `doomed`; returns the deleted ledgers, and adds the other ledgers
-        to `waiting`."""
+        """Deletes the ledgers in `doomed`. Returns the deleted ledgers; adds the others to
+        `waiting`, with the reason."""
 
         async def delete(ledger_id: int) -> bool:
             self._check_session()
@@ -378,10 +382,10 @@ class Janitor:
             conditions: list[Operation] = []
             if a_pass.intents[ledger.intent].open and topic.deleted_ms is None:
                 conditions = _unchanged(paths.topic_checkpoint(topic.id), topic.checkpoint)
-            waiting[ledger_id] = "a checkpoint that may name it was published since it was judged"
+            waiting[ledger_id] = "a checkpoint that may name the ledger was published meanwhile"
             try:
                 return await self._ledgers.delete(ledger_id, conditions)
-            except errors.UnsupportedFormat as damage:  # perhaps of the set of deleted ledgers
+            except errors.UnsupportedFormat as damage:  # maybe the list of deleted ledgers is bad
                 waiting[ledger_id] = damage.what
                 return False
 
@@ -394,8 +398,8 @@ class Janitor:
 
     async def _remove_topics(self, a_pass: "_Pass", report: CleanReport) -> CleanReport:
         """Removes the trees of deleted topics whose delete delay is over and whose ledgers are
-        gone. Removes the nodes that record the deletion of topics whose tree was removed before
-        this pass listed ledgers."""
+        gone. If a topic's tree was removed before this pass listed ledgers, removes the node that
+        records the topic's deletion."""
         topics_with_ledgers = {ledger.topic for ledger in a_pass.ledgers.values()}
         removed = []
         for topic_id, deleted_ms in a_pass.deleted.items():
@@ -417,7 +421,8 @@ class Janitor:
 
     async def _remove_owners(self) -> None:
         """Removes brokers' records of topics that do not exist. A topic is made before its record,
-        so the records are listed first. If the folder of topics is missing, removes no record."""
+        so the records are listed before the topics. If the folder of topics is missing, no record
+        is removed."""
         recorded = await names_in(self.store, paths.BROKERS_TOPICS)
         if not recorded:
             return
@@ -433,9 +438,9 @@ class Janitor:
 
 @dataclass(slots=True)
 class _Pass:
-    """The intents, ledgers and topics that one pass has read, by id. `deleted` are deleted topics
-    with the time; `without_tree` are deleted topics that had no tree when the pass began;
-    `assumed_closed` are ledgers that count as closed in a dry run."""
+    """The intents, ledgers and topics that one pass has read, by id. `deleted` are deleted topics,
+    with the time of the deletion; `without_tree` are deleted topics that had no tree when the pass
+    began; `assumed_closed` are ledgers that count as closed in a dry run."""
 
     now_ms: int
     by_id: Mapping[str, Intent]
@@ -446,23 +451,23 @@ class _Pass:
     assumed_closed: dict[int, None] = field(default_factory=dict)
 
     def note_first_seen(self) -> None:
-        """Sets `closed_ms` of CLOSED ledgers to now, unless they were seen CLOSED before or the
+        """Sets `closed_ms` of CLOSED ledgers to now, unless an earlier pass saw them CLOSED, or the
         store's time is missing."""
         for id_, ledger in self.ledgers.items():
             if ledger.closed and ledger.closed_ms is None and self.now_ms != LONG_AGO_MS:
                 self.ledgers[id_] = replace(ledger, closed_ms=self.now_ms)
 
     def closed_ledgers(self) -> list[LedgerSeen]:
-        """The closed ledgers, and those that count as closed, by id."""
+        """The closed ledgers, and the ledgers that count as closed, ordered by id."""
         ordered = (self.ledgers[id_] for id_ in sorted(self.ledgers))
         closed = (ledger for ledger in ordered if ledger.closed or ledger.id in self.assumed_closed)
         return [replace(ledger, closed=True) for ledger in closed]
 
 
 def _unchanged(path: str, version: int | None) -> list[Operation]:
-    """Operations that check that the node has the version, or with None that no such node exists.
-    The store has no check for the latter: the multi makes the node and deletes it, and no read ever
-    sees it."""
+    """Operations that check that the node has this version (None: that the node does not exist).
+    The store has no check that a node does not exist: the multi makes the node and deletes it, and
+    no read ever sees the node."""
     if version is None:
         return [Create(path), Delete(path, ANY_VERSION)]
     return [Check(path, version)]
@@ -470,7 +475,7 @@ def _unchanged(path: str, version: int | None) -> list[Operation]:
 
 async def remove_tree(store: MetadataStore, topic_id: str) -> bool:
     """Removes the topic's node and all nodes below it, NODES_PER_CALL nodes at most. Returns
-    whether all nodes are gone; if not, call it again.
+    whether all nodes are gone; if not, the caller calls this again.
 
     Raises StoreUnavailable.
     """
@@ -478,8 +483,8 @@ async def remove_tree(store: MetadataStore, topic_id: str) -> bool:
 
 
 async def _remove(store: MetadataStore, path: str, budget: int) -> int:
-    """Removes the node and all nodes below it; returns the rest of the budget, 0 if a node is
-    left."""
+    """Removes the node and all nodes below it, `budget` nodes at most. Returns the rest of the
+    budget, or 0 if a node is left."""
     try:
         names = await store.children(path)
     except NoNode:
@@ -492,7 +497,7 @@ async def _remove(store: MetadataStore, path: str, budget: int) -> int:
 
 
 async def _delete(store: MetadataStore, path: str) -> bool:
-    """Deletes the node; returns whether it certainly does not exist afterwards."""
+    """Deletes the node; returns whether it is certain that the node does not exist afterwards."""
     try:
         await store.delete(path)
     except NoNode:

@@ -1,16 +1,17 @@
 """Lists the ledgers that were made for topics, and the ledgers to which topics refer: the ledgers
 of their rows, of their log, and of their subscriptions.
 
-Always true: the inventory lists the ids in the blocks recorded under an intent, never all ledgers,
-and a ledger counts only if its record names that intent: ledgers of LedgerClient are not in it. Any
-listing that fails ends the call (hazard 46). A closed ledger is read once. The ids of an ended
-intent without a ledger are read again, but seldom: a late writer may still make such a ledger.
+Always true: the inventory lists the ids in the blocks recorded under an intent, never all ledgers.
+A ledger counts only if its record names the intent, so ledgers of LedgerClient are not in the
+inventory. Any listing that fails ends the call (hazard 46). A closed ledger is read once. An id of
+an ended intent that has no ledger is read again, but seldom: a late writer may still make the
+ledger.
 
-A topic's references include all commits that were acknowledged before the call. They are read from
-its newest checkpoint on, because a checkpoint moves rows to other ledgers; the ledgers of the
-newest root, of the root before, and of their chunks count too. If a part of a topic cannot be read,
-the topic has a problem, and keeps all of its ledgers. Only a metadata store that does not respond
-ends the call for all topics.
+A topic's references include all commits that were acknowledged before the call. The topic is folded
+from its newest checkpoint, because a checkpoint moves rows to other ledgers; the ledgers of the
+newest root, of the previous root, and of their chunks count too. If a part of a topic cannot be
+read, the topic has a problem, and all its ledgers are kept. Only a metadata store that does not
+respond ends the call for all topics.
 """
 
 import asyncio
@@ -47,8 +48,8 @@ READS_AT_ONCE = 64
 
 @dataclass(slots=True)
 class _EndedIntent:
-    """The ledger ids of an ended intent, the ids without a ledger (`absent`), and when these were
-    last read."""
+    """The ledger ids of an ended intent, the ids without a ledger (`absent`), and when the absent
+    ids were last read."""
 
     ids: tuple[int, ...]
     absent: tuple[int, ...] = ()
@@ -57,9 +58,9 @@ class _EndedIntent:
 
 @dataclass(slots=True)
 class LedgerInventory:
-    """The inventory of one janitor. `closed` are remembered ledgers, whose records do not change.
-    `recovering` are the ledgers in recovery, and `of_open_intents` the ledgers of open intents, at
-    the last look."""
+    """The inventory of one janitor. `closed` are remembered CLOSED ledgers, whose records do not
+    change. `recovering` are the ledgers that were in recovery at the last `look`, `of_open_intents`
+    the ledgers that open intents had then."""
 
     store: MetadataStore
     closed: dict[int, LedgerSeen] = field(default_factory=dict)
@@ -71,9 +72,9 @@ class LedgerInventory:
     async def look(
         self, intents: Sequence[Intent], *, reread_ended: bool = False
     ) -> list[LedgerSeen]:
-        """The ledgers of these intents, by intent and id. A ledger is `stuck` if it was in recovery
-        at this look and at the last. `reread_ended`: read all ids of ended intents now. Raises
-        StoreError, and errors.UnsupportedFormat for a record that cannot be read."""
+        """The ledgers of these intents, by intent and id. A ledger is `stuck` if it is in recovery
+        now, and was in recovery at the last call. `reread_ended`: read all ids of ended intents
+        now. Raises StoreError, and errors.UnsupportedFormat for a record that cannot be read."""
         if reread_ended:
             for ended in self._ended_intents.values():
                 ended.read_s = None
@@ -105,8 +106,8 @@ class LedgerInventory:
             self.closed.pop(ledger_id, None)
 
     async def read(self, ledger_id: int, intent_id: str) -> LedgerSeen | None:
-        """The ledger, `stuck` if it is in recovery; None if it does not exist, or is not the
-        intent's."""
+        """The ledger, `stuck` if it is in recovery; None if the ledger does not exist, or belongs
+        to another intent."""
         node = await read(self.store, paths.ledger(ledger_id))
         if node is None:
             return None
@@ -141,7 +142,7 @@ class LedgerInventory:
         return ledgers
 
     async def _ledgers_of_open(self, intent: Intent) -> list[LedgerSeen]:
-        """Reads no known block again, as blocks do not change, and no id of a deleted ledger."""
+        """Reads each block only once, as blocks do not change, and no id of a deleted ledger."""
         path, before = paths.intent_blocks(intent.id), self._blocks.get(intent.id, {})
 
         names = await self.store.children(path)
@@ -158,7 +159,7 @@ class LedgerInventory:
         return ledgers
 
     async def _block(self, path: str) -> list[int]:
-        """The block's ids; empty if the block was removed just now."""
+        """The block's ids; empty if the block was removed meanwhile."""
         node = await read(self.store, path)
         if node is None:
             return []
@@ -172,7 +173,7 @@ class LedgerInventory:
         except NoNode:
             if await look_up(self.store, paths.intent(intent_id)) is not None:
                 raise  # the listing failed
-            return ()  # removed just now
+            return ()  # the intent was removed meanwhile
         blocks = await call_each(lambda name: self._block(f"{path}/{name}"), names)
         return tuple(i for ids in blocks for i in ids)
 
@@ -186,8 +187,8 @@ class LedgerInventory:
 
 @dataclass(frozen=True, slots=True)
 class _FoldedReferences:
-    """The ledgers of a topic's rows and log, by a state and a checkpoint; and the ledgers that the
-    topic dropped, with the time."""
+    """The ledgers of a topic's rows and log, at commit `next` and with the `checkpoint` node of
+    this version; and the ledgers that the topic dropped, with the time."""
 
     next: int
     checkpoint: int | None
@@ -196,7 +197,7 @@ class _FoldedReferences:
 
 
 class References:
-    """Reads topics for one observer; it remembers topics that have not changed since a call."""
+    """Reads the references of topics, for one observer. Reads a topic again only if it changed."""
 
     def __init__(self, store: MetadataStore, ledgers: LedgerStore) -> None:
         self.store = store
@@ -206,8 +207,8 @@ class References:
         self._references: dict[str, _FoldedReferences] = {}
 
     async def deleted(self) -> dict[str, int]:
-        """The deleted topics whose deletion is still recorded, with its time (the store's
-        clock)."""
+        """The deleted topics whose deletion is still recorded, with the time of the deletion (the
+        store's clock)."""
         names = await names_in(self.store, paths.TOPICS_DELETED)
         nodes = await call_each(lambda name: read(self.store, paths.topic_deleted(name)), names)
         by_name = zip(names, nodes, strict=True)
@@ -227,7 +228,8 @@ class References:
             return None
 
     async def of(self, topic_ids: Sequence[str], deleted: dict[str, int]) -> dict[str, TopicSeen]:
-        """The topics as they are now. `deleted` is an earlier result of the method `deleted`."""
+        """The topics as they are now, by id. `deleted` is an earlier result of the method
+        `deleted`."""
 
         async def seen(topic_id: str) -> TopicSeen:
             return await self._of(topic_id, deleted.get(topic_id))
@@ -239,7 +241,7 @@ class References:
         if deleted_ms is not None:
             return TopicSeen(topic_id, policies or TopicPolicies(), deleted_ms=deleted_ms)
         if policies is None:
-            return TopicSeen(topic_id, problem=f"its topic {topic_id} is not known")
+            return TopicSeen(topic_id, problem=f"its topic {topic_id} does not exist")
         try:
             return await self._folded_topic(topic_id, policies)
         except errors.LedgerError as error:
@@ -251,14 +253,13 @@ class References:
         while True:
             state, newest = await self._log(topic_id).fold_from_checkpoint()
             if newest is not None and newest.root.state.next != newest.record.next:
+                # only the newest root names some of the topic's ledgers
                 what = f"the newest checkpoint of topic {topic_id} cannot be read"
-                raise errors.DataUnavailable(
-                    what
-                )  # only this root names some of the topic's ledgers
+                raise errors.DataUnavailable(what)
             try:
                 rows = await self._of_rows(topic_id, state, newest)
-            except errors.NoSuchLedger:  # of a chunk: a newer checkpoint replaced it
-                missing = f"chunks of topic {topic_id} are not there"
+            except errors.NoSuchLedger:  # a newer checkpoint replaced the chunk in this ledger
+                missing = f"chunks of topic {topic_id} are missing"
                 await tries.retry_or_raise(errors.DataUnavailable(missing))
                 continue
             cursors = await self._of_subscriptions(topic_id)
@@ -315,8 +316,8 @@ class References:
 
 
 async def referred_by(topics: TopicClient) -> dict[str, Container[int] | None]:
-    """By topic id the ledgers to which the topic refers now; None: it may refer to any ledger.
-    Raises LedgerError."""
+    """By topic id the ledgers to which the topic refers now. None: the topic cannot be read, and
+    may refer to any ledger. Raises LedgerError."""
     references = References(topics.store, topics.ledgers)
     with reachable("looking up what topics refer to"):
         ids = [info.id for info in await topics.topics.list()]

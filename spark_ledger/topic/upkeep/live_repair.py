@@ -4,8 +4,9 @@ fault, and the repair that a person can request.
     the CLOSED ledger's last entries -> a fault with the bytes, the copies, the offsets -> a person
     agrees -> a seal, and a hole for rows that are given up
 
-Always true: `find_unopened` changes no_offsets, and reads only closed ledgers: where an open ledger
-ends is for its owner to decide. Rows that are given up keep their offsets: no other row gets them.
+Always true: `find_unopened` changes nothing and reads only closed ledgers, because the owner of an
+open ledger decides where it ends. The offsets of rows that are given up stay: no other row gets
+these offsets.
 """
 
 from dataclasses import dataclass
@@ -32,17 +33,17 @@ class Fault(Enum):
 
 
 _REPAIR_EFFECTS = {
-    Fault.FOREIGN: "the partition ends in front of them, as its next owner would have it, too",
+    Fault.FOREIGN: "the partition ends before these entries, as its next owner would decide, too",
     Fault.DAMAGED: "the rows at these offsets are given up: they become a hole",
-    Fault.LATER: "nothing: start a broker of that version, which opens the partition",
-    Fault.UNDECIDED: "nothing: start the bookies that have it, or `ledger recover` without them",
+    Fault.LATER: "nothing: start a broker of the later version, which opens the partition",
+    Fault.UNDECIDED: "nothing: start the bookies of its ledger, or `ledger recover` without them",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class FaultyEntry:
-    """An entry at the end of a live ledger, and why it cannot be sealed. `begins` are the first
-    bytes of its payload (None: no copy can be read), `payload_bytes` is the payload's size;
+    """An entry at the end of a live ledger, and why it prevents a seal. `begins` are the first
+    bytes of its payload (None: no copy can be read); `payload_bytes` is the payload's size;
     `copies` are the bookies that keep the entry."""
 
     entry_id: int
@@ -54,8 +55,8 @@ class FaultyEntry:
 
 @dataclass(frozen=True, slots=True)
 class UnopenedPartition:
-    """A partition that cannot be opened. The rows at `offsets` [first, end) would be given up; the
-    range may be empty."""
+    """A partition that no owner can open. The repair would give up the rows at `offsets`
+    [first, end), which may be empty."""
 
     live: LiveSegment
     fault: Fault
@@ -72,9 +73,10 @@ class UnopenedPartition:
 
 
 async def find_unopened(client: TopicClient, info: TopicInfo) -> list[UnopenedPartition]:
-    """The partitions of a topic that cannot be opened. Raises errors.MetadataHeld (no partition is
-    opened then), errors.Unavailable, errors.DataUnavailable, errors.NoSuchLedger."""
-    with reachable(f"asking for partitions of {info.name.short} that cannot be opened"):
+    """The partitions of a topic that no owner can open. Raises errors.MetadataHeld (in a held
+    cluster no partition is opened), errors.Unavailable, errors.DataUnavailable,
+    errors.NoSuchLedger."""
+    with reachable(f"looking for partitions of {info.name.short} that cannot be opened"):
         await not_held_checks(client.store)
     state = await client.log(info.id).fold(fresh=True)
     lives = (partition.live for partition in state.partitions if partition.live is not None)
@@ -83,10 +85,11 @@ async def find_unopened(client: TopicClient, info: TopicInfo) -> list[UnopenedPa
 
 
 async def repair(client: TopicClient, info: TopicInfo, partition: UnopenedPartition) -> None:
-    """Seals the partition as `repair_effect` describes, in one commit; its next owner opens it.
-    Raises errors.TxnConflict if an owner opened it meanwhile, and as seal.seal_live_segment."""
+    """Seals the partition's live segment as `repair_effect` describes, in one commit; the next
+    owner opens the partition. Raises errors.TxnConflict if an owner opened the partition meanwhile,
+    and as seal.seal_live_segment."""
     if not partition.is_repairable:
-        raise ValueError(f"{partition.fault} is not mended by a commit")
+        raise ValueError(f"a commit cannot repair {partition.fault}")
     live, (lo, hi) = partition.live, partition.offsets
     actions: list[Action] = [await seal_live_segment(client.ledgers, live, accept_damaged=True)]
     if lo < hi:

@@ -3,9 +3,9 @@ row; batches of producers unchanged, without decoding them.
 
 Always true: the rows of a partition stay in their order. A batch keeps its bytes and its messages,
 and shares an entry with neighbouring batches of its partition, in order; the last chunk of a
-message is in an entry by itself, as before. If a trim cut a batch, its remaining rows become
-columns. Rows of a segment born live keep the times at which they were stored, but at most
-STORED_TIMES_MAX times a merge: each stretch of rows gets the time of its last row, so that a read
+message stays in an entry by itself. If a trim cut a batch, the remaining rows become columns. Rows
+of a segment born live keep the times at which they were stored, but a merge keeps at most
+STORED_TIMES_MAX times: each stretch of rows gets the time of its last row, so that a read
 from a time on misses no row.
 """
 
@@ -47,11 +47,12 @@ COMPRESSION = "zstd"
 ENTRY_BYTES = 1 << 20
 STORED_TIMES_MAX = 256
 EVENT_MS = (-(2**62), 2**62)
-"""Event times of an entry of batches: batches are not decoded, so the bounds allow all times."""
+"""The bounds of the event times of an entry with batches: all times, since batches are not decoded.
+"""
 GATHER_BYTES_MAX = 4 << 20
-TIMES_MAX = 4096  # rows of a partition that wait for an entry have at most so many times
-TIME_PART = 256  # an entry has at most one time for so many of its bytes,
-TIME_PART_SHARED = 128  # a shared entry at most one time for so many bytes
+TIMES_MAX = 4096  # of a partition's rows that wait for an entry, at most
+TIME_PART = 256  # an entry has at most one time for this many of its bytes
+TIME_PART_SHARED = 128  # a shared entry has at most one time for this many of its bytes
 _EXTRA_COLUMNS = frozenset(TYPED_NAMES.values())
 
 
@@ -65,7 +66,7 @@ class BatchCopy:
 
 
 class StoredRows(NamedTuple):
-    """`rows` rows from an offset on, and the time at which they were stored."""
+    """The `rows` rows from `offset` on, and the time at which they were stored."""
 
     offset: int
     rows: int
@@ -161,8 +162,8 @@ class BatchCopies:
 
 
 def with_stored_times(merge: Merge, stored: Iterable[StoredRows]) -> CommitTimes:
-    """The commit times of the merge's rows: the times of the plan, but the times in `stored` where
-    these are earlier. Times never fall."""
+    """The commit times of the merge's rows: for each row the earlier of the plan's time and the
+    time in `stored`. Times never fall."""
     times = np.repeat(
         np.array([ms for _, ms in merge.commit_times], dtype=np.int64),
         [rows for rows, _ in merge.commit_times],
@@ -177,8 +178,8 @@ def with_stored_times(merge: Merge, stored: Iterable[StoredRows]) -> CommitTimes
 
 
 def _join_runs(stored: list[StoredRows]) -> Iterator[StoredRows]:
-    """Joins neighbouring runs into at most STORED_TIMES_MAX runs (or a few more, if there are other
-    rows between them). A joined run has the last time of its rows."""
+    """Joins neighbouring runs into at most STORED_TIMES_MAX runs (or a few more, if other rows are
+    between the runs). A joined run has the last time of its rows."""
     size = -(-len(stored) // STORED_TIMES_MAX)
     gathered: list[StoredRows] = []
     for run in stored:
@@ -197,8 +198,8 @@ def _join(gathered: list[StoredRows]) -> StoredRows:
 
 
 class MergeEncoder:
-    """Puts rows and batches into entries; a part that does not fit into the entry of the parts
-    before begins a new entry."""
+    """Puts rows and batches into entries. A part begins a new entry if it cannot be in the entry of
+    the earlier parts."""
 
     def __init__(self, merges: Sequence[Merge], entry_bytes_max: int) -> None:
         self._merges = merges
@@ -235,7 +236,7 @@ class _Encoding:
         self._first = first
         self._has_several_partitions = len(merges) > 1
         self._times: dict[int, RunQueue] = {}
-        self._waiting = 0  # times of rows that are in no entry yet
+        self._waiting = 0  # the number of times of rows that are in no entry yet
         self._times_max = min(TIMES_MAX, entry_bytes_max // TIME_PART)
         self._waiting_max = entry_bytes_max // TIME_PART_SHARED
         last_partition = merges[-1].partition
@@ -259,11 +260,13 @@ class _Encoding:
     def accepts(self, rows: Block) -> bool:
         """Whether the rows may be in an entry with the first rows."""
         first = self._first
-        same = (first.typed, first.schema_version) == (rows.typed, rows.schema_version)
+        has_same_schema = (first.typed, first.schema_version) == (rows.typed, rows.schema_version)
         runs_max = max(map(len, self._times.values()), default=0)
         if runs_max >= self._times_max or self._waiting >= self._waiting_max:
             return False
-        return same and (not first.typed or first.record_batch.schema == rows.record_batch.schema)
+        return has_same_schema and (
+            not first.typed or first.record_batch.schema == rows.record_batch.schema
+        )
 
     def add(self, rows: Block) -> Iterator[EncodedEntry]:
         batch = rows.record_batch

@@ -1,15 +1,16 @@
 """Plans which small segments of a partition are worth merging into one. Pure.
 
-Always true: a merge covers consecutive offsets without a hole, of at least SEGMENTS_MIN whole
-segments, all of them small, of about `bytes_max` bytes at most, and committed within one slot of
-`slot_ms` by the store's clock: retention trims the rows of a merge together. Slots do not move, so
-merged segments are not merged again only because time has passed. If the partition's start cuts the
-first segment, only its remaining rows count.
+Always true: a merge covers consecutive offsets without a hole. They belong to at least SEGMENTS_MIN
+whole segments, all small, of about `bytes_max` bytes together at most, and all committed within one
+slot of `slot_ms` by the store's clock, since retention trims the rows of a merge together. Slots do
+not move, so merged segments are not merged again only because time has passed. If the partition's
+start cuts the first segment, only its remaining rows count.
 
-Merging by upkeep (`UpkeepLimits`) copies each byte a bounded number of times. While a slot still
+Merging by upkeep (`UpkeepLimits`) copies each byte a limited number of times. While a slot still
 takes commits, it merges only segments that together are GROWTH times as large as the largest
-segment among them. After the slot has closed, it merges once more, by LAST_GROWTH. From 4 KiB to 8
-MiB, a row is merged four times and once more at the end. New segments are not merged for QUIET_MS.
+segment among them. After the slot has closed, it merges once more; then LAST_GROWTH times is
+enough. From 4 KiB to 8 MiB, a row is merged four times and once more at the end. New segments are
+not merged for QUIET_MS.
 """
 
 import itertools
@@ -37,9 +38,9 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class UpkeepLimits:
-    """Limits merging to merges that are worth copying, at `now_ms` by the store's clock, as the
-    head of this file describes. Segments committed less than `quiet_ms` ago are not merged. A
-    segment below `counted_bytes_min` counts as so many bytes."""
+    """Limits merging to merges that are worth their copying, at `now_ms` by the store's clock, as
+    the head of this file describes. Segments that were committed less than `quiet_ms` ago are not
+    merged. A smaller segment counts as `counted_bytes_min` bytes."""
 
     now_ms: int
     quiet_ms: int = QUIET_MS
@@ -64,7 +65,7 @@ class MergeLimits:
         if self.bytes_max < 1:
             raise errors.BadConfig(
                 f"a merged segment has {self.bytes_max} bytes at most",
-                "Give merged_bytes of 1 or more, or leave it out: 64 MiB.",
+                "Give merged_bytes of 1 or more, or leave it out for 64 MiB.",
             )
 
     @property
@@ -81,14 +82,15 @@ class MergeLimits:
         )
 
     def growth(self, slot: int) -> int:
-        """A merge in the slot must be so many times as large as its largest segment."""
+        """How many times as large as its largest segment a merge in the slot must be."""
         if self.upkeep_limits is None:
             return 1
         return LAST_GROWTH if self.is_closed(slot) else GROWTH
 
     def next_look_ms(self, commit_ms: int) -> int | None:
-        """When time alone makes other merges of a topic worth it, if its last commit was at
-        `commit_ms`: once that commit may be merged, and once its slot is closed."""
+        """The next time at which other merges of a topic become worth it without a new commit, if
+        its last commit was at `commit_ms`: when this commit may be merged, or when its slot closes.
+        """
         if self.upkeep_limits is None:
             return None
         begin, quiet_ms = self.slot(commit_ms) * self.slot_ms, self.upkeep_limits.quiet_ms
@@ -102,9 +104,9 @@ ALL_MERGEABLE = MergeLimits()
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Offsets [start, end) of a partition to merge. They have `segments` segments now, of about
-    `bytes` bytes, in `ledgers`. `commit_times` and `commit_tokens` are of the commits that made the
-    rows. `shared`: the entries also have rows of other partitions."""
+    """Offsets [start, end) of a partition to merge. Their rows are in `segments` segments now, of
+    about `bytes` bytes, in `ledgers`. `commit_times` and `commit_tokens` are those of the commits
+    that made the rows. `shared`: whether the entries also have rows of other partitions."""
 
     partition: int
     start: int
@@ -120,21 +122,21 @@ class Merge:
 def ranges_to_search(
     partition: PartitionState, lo: int, limits: MergeLimits = ALL_MERGEABLE
 ) -> list[tuple[int, int]]:
-    """Ranges of offsets from `lo` on that may have merges, by the intervals alone. Merging by
-    upkeep skips a chunk whose segments are not small on average, even if some of its segments are
-    small."""
+    """The ranges of offsets from `lo` on that may have merges, as far as the intervals show.
+    Merging by upkeep skips a chunk whose segments are not small on average, although some of its
+    segments may be small."""
     ranges: list[tuple[int, int]] = []
     for interval in partition.intervals.between(lo, partition.end_offset):
         if limits.upkeep_limits is None or not _has_large_segments(interval, limits.small_bytes):
-            joins = bool(ranges) and ranges[-1][1] == interval.lo
-            start = ranges.pop()[0] if joins else max(lo, interval.lo)
+            is_adjacent = bool(ranges) and ranges[-1][1] == interval.lo
+            start = ranges.pop()[0] if is_adjacent else max(lo, interval.lo)
             ranges.append((start, interval.hi))
     return ranges
 
 
 def _has_large_segments(interval: Interval, small_bytes: int) -> bool:
-    """Whether the segments of the interval's chunk are not small on average, if the rest of the
-    chunk is like the interval."""
+    """Whether the segments of the interval's chunk are not small on average; assumes that the rest
+    of the chunk is like the interval."""
     chunk = interval.source
     if not isinstance(chunk, TableChunk):
         return False
@@ -143,8 +145,8 @@ def _has_large_segments(interval: Interval, small_bytes: int) -> bool:
 
 
 def merged_up_to(partition: PartitionState, lo: int, limits: MergeLimits) -> int:
-    """The offset below which no merge will ever be worth it, once all merges from `lo` on are done:
-    only closed slots are below it."""
+    """The offset below which all slots are closed. Once all merges from `lo` on are done, no merge
+    below this offset will ever be worth it."""
     for interval in partition.intervals.between(lo, partition.end_offset):
         if not limits.is_closed(limits.slot(interval.last_ms)):
             return max(lo, interval.lo)
@@ -168,8 +170,8 @@ def plan_merges(
 def _whole_segment_stretches(
     partition: PartitionState, lo: int, hi: int, read: Tables
 ) -> Iterator[Stretch]:
-    """The stretches of [lo, hi), without segments that [lo, hi) has only in part (except for rows
-    below the partition's start)."""
+    """The stretches of [lo, hi), without segments that [lo, hi) cuts. (A segment may be cut by the
+    partition's start.)"""
     for stretch in partition.stretches(lo, hi, read):
         bases, ends = stretch.table.bases, stretch.table.ends
         first = int(bases[0]) if bases[0] >= partition.start_offset else partition.start_offset
@@ -205,7 +207,7 @@ def _merges_of_stretch(partition: int, stretch: Stretch, limits: MergeLimits) ->
 
 
 def _mergeable_runs(small: Mask, slots: Longs) -> Iterator[tuple[int, int]]:
-    """Runs [first, last) of small segments of one slot."""
+    """The runs [first, last) of small segments of one slot."""
     edges = np.flatnonzero((np.diff(slots) != 0) | (np.diff(small.astype(np.int8)) != 0)) + 1
     bounds = [0, *edges.tolist(), len(small)]
     for first, last in itertools.pairwise(bounds):
@@ -227,9 +229,10 @@ def _cut_by_bytes(
 def _worth_merging(
     piece: tuple[int, int], sizes: Longs, slot: int, limits: MergeLimits
 ) -> list[tuple[int, int]]:
-    """The parts of a piece that are worth merging, in order: the whole piece if it is large enough
-    compared with its largest segment; else the parts on both sides of that segment, by the same
-    rule. Each cut removes a fixed share of the bytes, so there are few cuts."""
+    """The parts of a piece that are worth merging, in order. If the piece is large enough compared
+    with its largest segment, the whole piece; otherwise the same rule decides about the parts on
+    both sides of the largest segment. Each cut removes a fixed share of the bytes, so there are few
+    cuts."""
     growth = limits.growth(slot)
     bytes_min = 1 if limits.upkeep_limits is None else limits.upkeep_limits.counted_bytes_min
     counted_bytes = np.maximum(sizes[piece[0] : piece[1]], bytes_min)

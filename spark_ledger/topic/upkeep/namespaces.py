@@ -1,8 +1,9 @@
 """Tenants and namespaces: made, listed, deleted. Policies of namespaces: log/topics.py.
 
-Always true: a tenant or namespace is there as long as its node is; `public` and `public/default`
-are there without one. One that has namespaces, or topics, is not deleted: the store refuses that,
-so no topic is ever left without its namespace. Nothing here changes while the cluster is held.
+Always true: a tenant or namespace exists as long as its node exists; `public` and `public/default`
+exist without a node. The store refuses to delete a tenant that has namespaces, or a namespace that
+has topics, so no topic is ever left without its namespace. No tenant or namespace changes while the
+cluster is held.
 """
 
 import random
@@ -37,8 +38,8 @@ from spark_ledger.topic.log.topics import namespace_not_found
 
 
 class Namespaces:
-    """Methods raise errors.TopicNameInvalid, errors.Unavailable, and where they change something
-    errors.MetadataHeld, errors.CommitContended."""
+    """Methods raise errors.TopicNameInvalid, errors.Unavailable. Methods that change something also
+    raise errors.MetadataHeld, errors.CommitContended."""
 
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:
         self._store = store
@@ -66,10 +67,10 @@ class Namespaces:
         path = paths.tenant(parse_tenant(tenant))
         with reachable(f"creating tenant '{tenant}'"):
             await ensure(self._store, paths.TOPICS)
-            made = tenant != DEFAULT_TENANT and await self._create(
+            is_made = tenant != DEFAULT_TENANT and await self._create(
                 path, records.encode_tenant(record)
             )
-        if not made:
+        if not is_made:
             raise errors.NamespaceExists(f"there is a tenant '{tenant}' already")
 
     async def change_tenant(self, tenant: str, record: TenantRecord) -> None:
@@ -93,7 +94,7 @@ class Namespaces:
                 await self._store.sync(path)
 
     async def delete_tenant(self, tenant: str) -> None:
-        """Raises errors.NamespaceNotFound, errors.NamespaceInUse (it has namespaces)."""
+        """Raises errors.NamespaceNotFound, errors.NamespaceInUse (the tenant has namespaces)."""
         await self.tenant(tenant)
         if tenant == DEFAULT_TENANT:
             raise _always_there(f"tenant '{tenant}'")
@@ -103,7 +104,7 @@ class Namespaces:
     # -- namespaces --------------------------------------------------------------------------
 
     async def of_tenant(self, tenant: str) -> list[str]:
-        """Its namespaces, as `tenant/name`. Raises errors.NamespaceNotFound."""
+        """The tenant's namespaces, as `tenant/name`. Raises errors.NamespaceNotFound."""
         await self.tenant(tenant)
         with reachable(f"listing the namespaces of tenant '{tenant}'"):
             names = {*await names_in(self._store, paths.tenant(tenant))}
@@ -123,24 +124,24 @@ class Namespaces:
             raise namespace_not_found(namespace)
 
     async def create(self, namespace: str, policies: NamespacePolicies) -> None:
-        """Makes it with these policies, in one step. Raises errors.NamespaceNotFound (there is no
-        such tenant), errors.NamespaceExists."""
+        """Makes the namespace with these policies, in one step. Raises errors.NamespaceNotFound (no
+        such tenant exists), errors.NamespaceExists."""
         tenant, name = parse_namespace(namespace)
         await self.tenant(tenant)
         with reachable(f"creating namespace '{namespace}'"):
             if tenant == DEFAULT_TENANT:
                 await ensure(self._store, paths.tenant(tenant))
             try:
-                made = namespace != DEFAULT_FULL_NAMESPACE and await self._create(
+                is_made = namespace != DEFAULT_FULL_NAMESPACE and await self._create(
                     paths.namespace(tenant, name), records.encode_namespace(policies)
                 )
-            except MultiFailed:  # it was deleted meanwhile
+            except MultiFailed:  # the tenant was deleted meanwhile
                 raise _no_tenant(tenant) from None
-        if not made:
+        if not is_made:
             raise errors.NamespaceExists(f"there is a namespace '{namespace}' already")
 
     async def delete(self, namespace: str) -> None:
-        """Raises errors.NamespaceNotFound, errors.NamespaceInUse (it has topics)."""
+        """Raises errors.NamespaceNotFound, errors.NamespaceInUse (the namespace has topics)."""
         await self.check(namespace)
         if namespace == DEFAULT_FULL_NAMESPACE:
             raise _always_there(f"namespace '{namespace}'")
@@ -151,8 +152,8 @@ class Namespaces:
     # -- nodes -------------------------------------------------------------------------------
 
     async def _create(self, path: str, value: bytes) -> bool:
-        """Returns whether this call made the node; also if the response was lost and the node has
-        the value. Raises StoreError: its parent is gone."""
+        """Returns whether this call made the node (after a lost response: whether the node has this
+        value). Raises StoreError if the parent node is gone."""
         operations: list[Operation] = [Create(path, value)]
         try:
             await multi_unless_held(self._store, operations)
@@ -188,4 +189,4 @@ def _no_tenant(tenant: str) -> errors.NamespaceNotFound:
 
 
 def _always_there(what: str) -> errors.NamespaceInUse:
-    return errors.NamespaceInUse(f"{what} is always there", "Delete topics in it instead.")
+    return errors.NamespaceInUse(f"{what} always exists", "Delete the topics in it instead.")

@@ -1,12 +1,12 @@
 """Decides which rows a topic need not keep any longer. Pure.
 
-Always true: whole segments go, oldest first, but no segment with a row at or after a partition's
-hold (the first row that a subscription has not read yet); a trim point is never below the
-partition's start. Times are commit times, by the store's clock (hazard 35); a row's own timestamp
-has no effect.
+Always true: whole segments are trimmed, oldest first, but no segment with a row at or after a
+partition's hold (the first row that a subscription has not read yet). A trim point is never below
+the partition's start. Times are commit times, by the store's clock (hazard 35); a row's own
+timestamp has no effect.
 
 An interval has the number of bytes and the first and last commit time of its segments. So at most
-one chunk a partition is read: the chunk with the trim point (`chunks_needed`).
+one chunk of each partition is read: the chunk with the trim point (`chunks_needed`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,14 +20,15 @@ from spark_ledger.topic.log.segment_table import Interval, SegmentTable, TableCh
 from spark_ledger.topic.log.state import NO_TABLES, PartitionState, Tables, TopicState
 
 Points = Mapping[int, int]
-"""By partition an offset: rows below a trim point go, rows from a hold on stay."""
+"""By partition an offset: a trim point (rows below it go), or a hold (rows from it on stay)."""
 NO_HOLDS: Points = {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
     """Rows go if they were committed before `before_ms`, or if `bytes_max` bytes or more follow
-    them. With `acknowledged`, all rows go that every subscription of the partition has passed."""
+    these rows. With `acknowledged`, all rows go that every subscription of the partition has
+    passed."""
 
     before_ms: int | None
     bytes_max: int | None
@@ -40,13 +41,13 @@ class _Limits:
         return cls(None if age is None else now_ms - age, size, by_acknowledgement)
 
     def may_go(self, last_ms: int, bytes_from: int) -> bool:
-        """Whether rows committed up to `last_ms` may go if `bytes_from` bytes follow them."""
+        """Whether rows that were committed up to `last_ms` may go if `bytes_from` bytes follow."""
         is_old = self.before_ms is not None and last_ms < self.before_ms
         is_over_size = self.bytes_max is not None and bytes_from >= self.bytes_max
         return self.acknowledged or is_old or is_over_size
 
     def top(self, partition: PartitionState, holds: Points) -> int:
-        """The offset from which on rows stay, whatever the limits: the lowest offset that a
+        """The offset from which on rows stay under all limits: the lowest offset that a
         subscription holds. Without a subscription no row counts as acknowledged."""
         without_hold = partition.start_offset if self.acknowledged else partition.end_offset
         return min(holds.get(partition.number, without_hold), partition.end_offset)
@@ -55,7 +56,7 @@ class _Limits:
 def chunks_needed(
     state: TopicState, policies: TopicPolicies, now_ms: int, holds: Points = NO_HOLDS
 ) -> list[TableChunk]:
-    """The chunks that `trim_points` needs."""
+    """The chunks whose tables `trim_points` needs."""
     limits = _Limits.of(policies, now_ms)
     edges = (
         _first_kept_interval(partition, limits, holds).interval for partition in state.partitions
@@ -71,7 +72,7 @@ def trim_points(
     holds: Points = NO_HOLDS,
     tables: Tables = NO_TABLES,
 ) -> dict[int, int]:
-    """By partition the offset below which rows go. Partitions that keep all rows are left out.
+    """By partition the offset below which rows go. A partition that keeps all rows is left out.
 
     `now_ms` is by the store's clock; `holds` are the lowest offsets that a subscription still
     needs.
@@ -86,8 +87,8 @@ def trim_points(
 
 
 class _KeptEdge(NamedTuple):
-    """`point` is the end of the intervals that go as a whole. `interval` is the interval after
-    them, if a part of it may go; `bytes_after` are the bytes after that interval."""
+    """`point` is the end of the intervals that go as a whole. `interval` is the next interval, if
+    a part of it may go (else None); `bytes_after` are the bytes after this interval."""
 
     point: int
     interval: Interval | None
@@ -103,7 +104,8 @@ class _SegmentEnd(NamedTuple):
 
 
 def _first_kept_interval(partition: PartitionState, limits: _Limits, holds: Points) -> _KeptEdge:
-    """A hole has no rows to keep: it goes with the interval before."""
+    """The edge between the intervals that go and those that stay. A hole goes with the interval
+    before, since it has no rows to keep."""
     top = limits.top(partition, holds)
     bytes_left = sum(interval.bytes for interval in partition.intervals)
     point = partition.start_offset

@@ -1,10 +1,11 @@
-"""Moving a subscription, as an operator and Pulsar's admin API do: past messages, to their end or
-beginning, to a time.
+"""Moving a subscription, as an operator and Pulsar's admin API do: past a number of messages, to
+the end or the beginning of the messages, or to a time.
 
-Always true: consumers that are connected are sent away, and come back at the new position. What
-they acknowledged beyond it stays acknowledged by `skip` and `expire`, and is forgotten by `reset`
-and `clear`. A subscription that a query of Spark uses is neither moved nor deleted: the query would
-go on without it. Only `reset` moves a position back.
+Always true: consumers that are connected are disconnected, and come back at the new position. Rows
+that they acknowledged beyond the new position stay acknowledged after `skip` and `expire`; `reset`
+and `clear` forget these acknowledgements. A subscription that a query of Spark uses is neither
+moved nor deleted, because the query would go on without the subscription. Only `reset` moves a
+position back.
 """
 
 from spark_ledger import errors
@@ -20,7 +21,8 @@ Offsets = dict[int, int]
 
 
 class SubscriptionMoves:
-    """Of one topic. Methods return the positions of the partitions that were to be moved. They
+    """Moves the subscriptions of one topic. Methods return the new positions of the partitions that
+    were to be moved. They
     raise errors.SubscriptionNotFound, errors.SubscriptionBusy, errors.TopicDeleted,
     errors.Unavailable."""
 
@@ -39,8 +41,8 @@ class SubscriptionMoves:
         return await self.reset(name, End.LATEST)
 
     async def skip(self, name: str, count: int, partition: int | None = None) -> Offsets:
-        """Past `count` offsets of the partition that are not acknowledged, or to its end. Raises
-        errors.BadConfig without a partition if the topic has several."""
+        """Moves past `count` offsets of the partition that are not acknowledged, or to the
+        partition's end. Raises errors.BadConfig without a partition if the topic has several."""
         now_ms = 0
         lags = await self._client.subscriptions.lag(self._topic_id, name, now_ms)
         if partition is None and len(lags) == 1:
@@ -66,7 +68,7 @@ class SubscriptionMoves:
         return await self._client.subscriptions.move_up(self._topic_id, name, to)
 
     async def expire(self, name: str, before_ms: int) -> Offsets:
-        """Past the messages that were stored before that time, by the store's clock."""
+        """Moves past the messages that were stored before this time, by the store's clock."""
         target = CommittedSince(before_ms)
         state = await self._client.log(self._topic_id).fold(fresh=True)
         read = await self._client.chunks.load(seek_target.chunks_needed(state, target))
@@ -81,12 +83,12 @@ class SubscriptionMoves:
         )
 
     async def delete(self, name: str) -> None:
-        """Also under connected consumers, which are sent away."""
+        """Deletes the subscription; connected consumers are disconnected."""
         await self.check_no_query(name)
         await self._client.subscriptions.delete(self._topic_id, name, force=True)
 
     async def check_no_query(self, name: str) -> None:
-        """Whether the subscription may be moved: it exists, and no query uses it."""
+        """Checks that the subscription exists and no query uses it, so that it may be moved."""
         listed = await self._client.subscriptions.list(self._topic_id, unreadable={})
         subscription = next((of for of in listed if of.name == name), None)
         if subscription is None:

@@ -1,16 +1,19 @@
 """The repeated upkeep of topics: trims rows that retention does not keep, checkpoints long logs,
 deletes garbage, removes old intents, merges small segments. One elected process in a cluster does
-the upkeep. The election only saves work: every step is guarded, so two processes may do it at once.
+the upkeep. The election only saves work: every step is guarded, so two processes may do the upkeep
+at once.
 
 Always true: a failure for one topic is reported and does not hinder the other topics. The janitor
 works after retention, so that it sees the ledgers that retention dropped. Intents are removed after
-the janitor's pass, which finds ledgers by intents. Merging comes last, because it may take long.
+the janitor's pass, because the janitor finds ledgers by intents. Merging comes last, because it may
+take long.
 
 Merging: a pass copies about `pass_bytes` at most, one topic after the other, `bytes_per_s` on
 average. The next pass begins after the last topic of this pass. A topic whose policy `merging` is
-false is not merged, nor a topic without new commits, until time alone makes other merges worth it.
-merge_plan.py decides which segments are merged, and how often; compactor.py merges them. A merge
-that failed, or that another commit made impossible, is tried again in a later pass.
+false is not merged. A topic without new commits is not merged either, until other merges become
+worth it because time has passed. merge_plan.py decides which segments are merged, and how often;
+compactor.py merges the segments. A merge that failed, or that another commit made impossible, is
+tried again in a later pass.
 """
 
 import logging
@@ -43,7 +46,9 @@ from spark_ledger.topic.upkeep.merge_plan import (
 _log = logging.getLogger(__name__)
 
 BYTES_PER_S = 8 << 20
-INTENT_MS = 3600 * 1000  # then the intent ends, and the janitor deletes ledgers of failed merges
+INTENT_MS = (
+    3600 * 1000
+)  # then the intent ends, so that the janitor deletes ledgers of failed merges
 LONG_LOG = 2 * CHECKPOINT_EVERY  # committers make checkpoints at shorter logs
 TOPICS_AT_ONCE = 8
 
@@ -58,8 +63,9 @@ class TopicHead:
 
 @dataclass(frozen=True, slots=True)
 class _MergeState:
-    """When the next commit of a topic was `next`, no merge was worth it. Without a commit this
-    changes only at `next_look_ms`. Below `since` (by partition) no merge will ever be worth it."""
+    """What the last pass found for a topic: before commit `next` no merge was worth it. Without a
+    commit this changes only at `next_look_ms`. Below the offsets `since` (by partition) no merge
+    will ever be worth it."""
 
     next: int
     next_look_ms: int | None
@@ -71,14 +77,14 @@ NEVER_MERGED = _MergeState(-1, None)
 
 @dataclass(slots=True)
 class MergingReport:
-    """By topic the results of merges, and the failures."""
+    """The results of merges, and the failures, by topic."""
 
     merged: dict[str, CompactionResult] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
 
 
 class Merging:
-    """Merges the segments of topics, for one process. Close it."""
+    """Merges the segments of topics, for one process. The caller has to close it."""
 
     def __init__(
         self,
@@ -100,7 +106,7 @@ class Merging:
         self._intent_ms = 0
 
     async def once(self, heads: Sequence[TopicHead], now_ms: int) -> MergingReport:
-        """A pass over these topics, at `now_ms` by the store's clock."""
+        """One pass over these topics, at `now_ms` by the store's clock."""
         report = MergingReport()
         topic_ids = {head.topic.id for head in heads}
         self._merge_states = {
@@ -116,7 +122,7 @@ class Merging:
                 break
             name = head.topic.name.short
             try:
-                done = await self._merge(head.topic, now_ms, bytes_left, pace)
+                result = await self._merge(head.topic, now_ms, bytes_left, pace)
             except (errors.TxnConflict, errors.TopicDeleted, errors.TopicNotFound):
                 continue  # a later pass reads the topic again
             except errors.LedgerFenced as error:  # condemned: the next pass opens a new intent
@@ -130,9 +136,9 @@ class Merging:
                 _log.exception("merging in topic %s ended: a defect", name)
                 report.problems[name] = repr(error)
                 continue
-            if done.commits:
-                report.merged[name] = done
-                bytes_left -= done.bytes
+            if result.commits:
+                report.merged[name] = result
+                bytes_left -= result.bytes
                 self._last_topic = head.topic.name.full
         return report
 
@@ -168,8 +174,8 @@ class Merging:
         return compaction.total
 
     def _has_nothing_to_merge(self, head: TopicHead, now_ms: int) -> bool:
-        """Whether no merge is worth it, by the topic's head alone. Such a topic's folded state is
-        dropped from memory."""
+        """Whether the topic's head alone shows that no merge is worth it. Then the topic's folded
+        state is dropped from memory."""
         merge_state = self._merge_states.get(head.topic.id, NEVER_MERGED)
         is_due = merge_state.next_look_ms is not None and now_ms >= merge_state.next_look_ms
         is_unchanged = merge_state.next == head.next and not is_due
@@ -179,8 +185,8 @@ class Merging:
         return is_unchanged
 
     async def _open_intent(self) -> Intent:
-        """One intent for all merges of this process in INTENT_MS: each intent makes nodes that
-        stay for days."""
+        """The intent for all merges of this process in INTENT_MS. An intent for each merge would
+        make many nodes, which stay for days."""
         if self._intent is None:
             self._intent = await self._client.intents.open_system_intent("merge", "topics")
         return self._intent
@@ -193,7 +199,7 @@ class Merging:
             await self._client.intents.heartbeat(self._intent)
 
     def _in_turn(self, heads: Sequence[TopicHead]) -> list[TopicHead]:
-        """Sorted by name, beginning after the last topic of the last pass."""
+        """The heads sorted by topic name, beginning after the last topic of the last pass."""
         by_name = sorted(heads, key=lambda head: head.topic.name.full)
         later_topics = [head for head in by_name if head.topic.name.full > self._last_topic]
         return [*later_topics, *by_name[: len(by_name) - len(later_topics)]]
@@ -201,9 +207,9 @@ class Merging:
 
 @dataclass(frozen=True, slots=True)
 class UpkeepReport:
-    """By topic the trimmed rows (in a dry run: the rows that would be trimmed), the merges and the
-    problems; the topics whose logs were checkpointed; the janitor's report; the number of removed
-    intents."""
+    """The trimmed rows (in a dry run: the rows that would be trimmed), the merges and the problems,
+    by topic; the topics whose logs were checkpointed; the janitor's report; the numbers of removed
+    intents and blocks."""
 
     clean: CleanReport
     expired: ExpiryResult = NOTHING_EXPIRED
@@ -214,7 +220,7 @@ class UpkeepReport:
 
     @property
     def is_eventful(self) -> bool:
-        """Whether there is something to report."""
+        """Whether the pass did something, or met a problem."""
         reports = (
             self.trimmed,
             self.checkpointed,
@@ -229,7 +235,7 @@ class UpkeepReport:
         verb = "would be " if self.clean.dry_run else ""
         rows = sum(trimmed.rows for trimmed in self.trimmed.values())
         parts = [
-            f"{rows} row(s) of {len(self.trimmed)} topic(s) {verb}let go",
+            f"{rows} row(s) of {len(self.trimmed)} topic(s) {verb}trimmed",
             f"{len(self.clean.condemned)} abandoned writer(s) {verb}ended",
             f"{len(self.clean.closed)} ledger(s) {verb}closed",
             f"{len(self.clean.deleted)} {verb}deleted",
@@ -247,7 +253,7 @@ class UpkeepReport:
         return ", ".join(parts)
 
     def warnings(self) -> list[str]:
-        """The warnings for an operator, a line each."""
+        """The warnings for an operator, one line for each."""
         unclosed = (f"ledger {ledger}: {why}" for ledger, why in self.clean.unclosed.items())
         topics = (f"topic {name}: {why}" for name, why in self.problems.items())
         lines = (self.clean.alarm, self.clean.refused, *unclosed, *topics)
@@ -255,8 +261,8 @@ class UpkeepReport:
 
 
 class Upkeep:
-    """The upkeep by one process. Close it. A pass copies about `merge_bytes` bytes at most to merge
-    segments; with 0 it merges no segments."""
+    """The upkeep by one process. A pass copies about `merge_bytes` bytes at most to merge segments;
+    with 0 it merges no segments. The caller has to close it."""
 
     def __init__(self, client: TopicClient, *, merge_bytes: int = PASS_BYTES) -> None:
         self._client = client
@@ -267,8 +273,8 @@ class Upkeep:
         self._chain = Extender(client.store, EXTEND_S, loop_clock)
 
     async def once(self, *, dry_run: bool = False, force: bool = False) -> UpkeepReport:
-        """One pass; it also appends to the chain of links (metadata/chain.py). `force` as in
-        Janitor.clean. Raises errors.Unavailable, errors.MetadataHeld: then nothing was done."""
+        """One pass, which also appends to the chain of links (metadata/chain.py). `force` as in
+        Janitor.clean. If it raises errors.Unavailable or errors.MetadataHeld, nothing was done."""
         with reachable("maintaining topics"):
             await self._client.committer.check_cluster_epoch()
             if not dry_run:
@@ -332,7 +338,7 @@ class Upkeep:
             raise
 
     async def _checkpoint_if_long(self, head: TopicHead) -> bool:
-        """Makes a checkpoint if the topic's log is long; returns whether it did."""
+        """Makes a checkpoint if the topic's log is long; returns whether it made a checkpoint."""
         if head.next < LONG_LOG:
             return False
         topic_id = head.topic.id
