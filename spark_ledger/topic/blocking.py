@@ -1,10 +1,10 @@
 """The topic layer for callers without an event loop: Spark's driver and tasks, the CLI, notebooks.
 
-Always true: rows are decoded in the caller's thread; only fetching runs on the background loop, so
-both run at once; at most AHEAD_BYTES and one further run are fetched ahead.
+Always true: rows are decoded in the caller's thread, and entries are fetched on the background
+loop, so both happen at once; at most AHEAD_BYTES and one more list of entries are fetched ahead.
 
 A cursor's `advance` and `check` never wait, neither for a bookie nor for the metadata store
-(hazard 38): the cursor writes in the background. A process has one cursor of a subscription and
+(hazard 38): the cursor writes in the background. A process has one cursor for each subscription and
 run, because Spark may make a query's source again at any time.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-AHEAD_BYTES = 4 * 1024 * 1024  # twice: for the entries being decoded, and those being fetched
+AHEAD_BYTES = 4 * 1024 * 1024  # in memory twice: entries being decoded, and entries being fetched
 
 _clients: OncePerProcess[tuple[str, float], "BlockingTopics"] = OncePerProcess()
 
@@ -59,9 +59,9 @@ def topics(
     fail_fast: bool = False,
 ) -> "BlockingTopics":
     """The process's client of the cluster, connected at first use. In an outage of the metadata
-    store, connecting and all calls wait up to `outage_timeout_s` for its end (0: the default). With
-    `fail_fast` connecting waits `connect_timeout_s` only, so that a new query with a wrong URL
-    fails soon.
+    store, the connection and all calls wait up to `outage_timeout_s` for the outage's end (0: the
+    default). With `fail_fast` the connection waits only `connect_timeout_s`, so that a new query
+    with a wrong URL fails soon.
 
     Raises errors.Unavailable, errors.BadConfig.
     """
@@ -69,7 +69,7 @@ def topics(
     return _clients.get(
         (service_url, outage_timeout_s),
         lambda: BlockingTopics(background_loop().run(_wire(ledgers))),
-        lambda found: found.client.ledgers is ledgers,
+        lambda client: client.client.ledgers is ledgers,
     )
 
 
@@ -90,20 +90,20 @@ async def _wire(ledgers: LedgerStore) -> TopicClient:
 
 
 class BlockingTopics:
-    """`run(coroutine)` runs a coroutine of `.client` (a TopicClient) and waits for it:
-    `b.run(b.client.topics.open("t"))`. It raises the coroutine's errors, but every error
-    of the metadata store as errors.Unavailable."""
+    """A TopicClient (`client`) for blocking callers. `run` runs a coroutine of the client and waits
+    for its result: `b.run(b.client.topics.open("t"))`. It raises the coroutine's errors; an error
+    of the metadata store becomes errors.Unavailable."""
 
     def __init__(self, client: TopicClient) -> None:
         self.client = client
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        with reachable("topics were worked on"):
+        with reachable("a call on topics ran"):
             return background_loop().run(coroutine)
 
     @property
     def is_disconnected(self) -> bool:
-        """Whether the process has no contact to the metadata store, as far as it knows."""
+        """Whether the process's connection to the metadata store is interrupted."""
         return self.client.store.session_state is not SessionState.CONNECTED
 
     def wait_for_store(self) -> None:
@@ -140,10 +140,10 @@ class BlockingTopics:
         lossy: bool = False,
         on_bad_entry: OnBadEntry = OnBadEntry.FAIL,
     ) -> Iterator[Block]:
-        """The task's rows, fetched ahead; the rows of a partition are in order. `columns` are the
-        columns to decode, by their names in entries (None: all). With `keys`, some entries that
-        have none of these keys are left out. Raises as task_reader.fetch_with_replans, and
-        errors.BadEntry if `on_bad_entry` is FAIL."""
+        """The task's rows; entries are fetched ahead. The rows of a partition are in order.
+        `columns` are the columns to decode, by their names in entries (None: all columns). With
+        `keys`, some entries that have none of these keys are left out. Raises as
+        task_reader.fetch_with_replans, and errors.BadEntry if `on_bad_entry` is FAIL."""
         loop = background_loop()
         hashes = None if keys is None else hashes_of(keys)
         fetched_runs = fetch_with_replans(self.client, task, keys=hashes, lossy=lossy)
@@ -162,7 +162,7 @@ class BlockingTopics:
 
 
 class _ReadAhead:
-    """Fetches the next entries while the caller decodes the entries before. Belongs to the loop."""
+    """Fetches the next entries while the caller decodes earlier entries. Belongs to the loop."""
 
     def __init__(self, runs: FetchedRuns) -> None:
         self._runs = runs
@@ -181,7 +181,7 @@ class _ReadAhead:
         await self._runs.aclose()
 
     async def _fetch(self) -> list[FetchedEntry]:
-        """Whole runs, up to the run that reaches AHEAD_BYTES."""
+        """The next entries, in whole runs, until they reach AHEAD_BYTES."""
         entries: list[FetchedEntry] = []
         size = 0
         async for run in self._runs:
@@ -208,7 +208,8 @@ def open_cursor(
     start: SeekTarget = End.LATEST,
     partitions: tuple[int, ...] | None = None,
 ) -> "BlockingCursor":
-    """See Subscriptions.open. Returns the same cursor for the same run until it is released."""
+    """Opens a cursor (Subscriptions.open). Until it is released, calls for the same run return the
+    same cursor."""
 
     def open_anew() -> BlockingCursor:
         return BlockingCursor(
@@ -238,7 +239,7 @@ class BlockingCursor:
         self._last_positions: dict[int, int] = {}
 
     def advance(self, positions: Mapping[int, int]) -> None:
-        """See Cursor.advance. The same positions again cost nothing."""
+        """See Cursor.advance. A call with unchanged positions does nothing."""
         if positions != self._last_positions:
             self._last_positions = dict(positions)
             background_loop().loop.call_soon_threadsafe(self.cursor.advance, self._last_positions)
@@ -254,7 +255,7 @@ class BlockingCursor:
 
     def release(self, timeout_s: float = 10.0) -> None:
         """See Cursor.release. Never raises: a query that ends could not act on an error. A signal
-        handler may call this while the interrupted thread runs this method: both calls wait for the
+        handler may call this method while the interrupted thread is in it: both calls wait for the
         same release."""
         try:
             if self._releasing is None:

@@ -2,10 +2,10 @@
 
 Always true: a checkpoint is published by compare-and-set, and only if it covers more commits than
 the present checkpoint (hazard 6). The multi also checks the intent under which the checkpoint was
-made, and the record of each ledger that it newly names; every copy of these ledgers was made and
-read back (hazard 8). Only after that, commits are deleted: only the commits below the *previous*
-checkpoint, oldest first, by number and never by listing, so the newest commit is never deleted.
-Each step is one multi with the checkpoint's record, set at the version that was read: if another
+made, and the record of each ledger that the checkpoint newly names; every copy in these ledgers was
+made and read back (hazard 8). After the publication the commits below the *previous* checkpoint are
+deleted, oldest first, by number and never by listing, so the newest commit is never deleted. Each
+step is one multi that also sets the checkpoint's record at the version that was read: if another
 process changed the record meanwhile, the step fails. So `trimmed` is exactly the end of the deleted
 commits (hazards 1, 6, 7). After a lost response the record is read again. A checkpoint that fails
 changes nothing.
@@ -52,23 +52,23 @@ from spark_ledger.topic.log.topics import read_policies
 
 CHECKPOINT_EVERY = 64
 LOG_NODES_MAX = 2000
-UNFOLDED_MAX = 100  # so many commits of the log may be unknown to this process
-DROPPED_CHECKED_MAX = 64  # a checkpoint looks whether so many ledgers, dropped longest ago, exist
+UNFOLDED_MAX = 100  # how many commits of the log this process may not have seen
+DROPPED_CHECKED_MAX = 64  # how many of the ledgers dropped longest ago a checkpoint looks up
 PARTITIONS_AT_ONCE = 16  # compacted in one turn of the event loop
 PAUSE_S = 0.1
-"""Between a commit and the checkpoint after it. In this time, clients that wait for the commit
-(such as a producer whose partition was handed over) use the processor and the bookies."""
+"""The time between a commit and the checkpoint after it. In this time, clients that wait for the
+commit (such as a producer whose partition was handed over) use the processor and the bookies."""
 PURPOSE = "checkpoint"
 LAST_TRIES_MAX = 10_000
-"""A process remembers its last try of a checkpoint for so many topics."""
+"""For how many topics a process remembers its last try of a checkpoint."""
 
 _log = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """Makes the checkpoints of one process, on one event loop; of a topic one at a time.
+    """Makes the checkpoints of one process, on one event loop, for each topic one at a time.
 
-    A checkpoint is due `commits_apart` commits after the one before."""
+    A checkpoint is due `commits_apart` commits after the previous checkpoint."""
 
     def __init__(
         self,
@@ -92,9 +92,9 @@ class Checkpointer:
         self._background = BackgroundTasks()
 
     def after_commit(self, topic_id: str, number: int, intent_id: str | None) -> None:
-        """If a checkpoint is due after commit `number`, make it in the background, PAUSE_S from
-        now. The commit was made under the intent (None: the intent has ended). A failure is
-        logged; the next try comes `commits_apart` commits later."""
+        """If a checkpoint is due after commit `number`, makes the checkpoint in the background,
+        PAUSE_S from now. The commit was made under the intent (None: the intent has ended). A
+        failure is logged; the next try is `commits_apart` commits later."""
         log = self._log_of(topic_id)
         commits_since = number + 1 - max(log.root_next, self._last_tries.get(topic_id) or 0)
         if commits_since < self._commits_apart or topic_id in self._background:
@@ -103,8 +103,8 @@ class Checkpointer:
         self._background.start(self._make_quietly(topic_id, intent_id), name=topic_id)
 
     async def before_commit(self, topic_id: str, intent_id: str) -> None:
-        """If the log is full of commits, make a checkpoint (hazard 15). Raises as `make`; after an
-        error the caller must not commit."""
+        """Makes a checkpoint if the log has too many commits (hazard 15). Raises as `make`; after
+        an error the caller must not commit."""
         log = self._log_of(topic_id)
         try:
             state = log.last_state or await log.fold()
@@ -116,12 +116,13 @@ class Checkpointer:
     async def make(
         self, topic_id: str, intent_id: str | None = None, *, commits_min: int = 1
     ) -> CheckpointRecord | None:
-        """Checkpoint the topic as it is now and trim its log. Returns the record in force
-        afterwards: the new record, the record of a faster process, or the old record if it has
-        fewer than `commits_min` commits after it; None without any checkpoint.
+        """Makes a checkpoint of the topic as it is now, and trims its log. If fewer than
+        `commits_min` commits came since the last checkpoint, it only trims. Returns the record that
+        is in force afterwards, which may be that of a faster process; None if there is no
+        checkpoint.
 
-        The checkpoint is made under the intent if it is open, else under a new intent. Raises
-        errors.Unavailable, errors.NotEnoughBookies, errors.LedgerFenced (the intent ended
+        The checkpoint is made under the intent if the intent is open, else under a new intent.
+        Raises errors.Unavailable, errors.NotEnoughBookies, errors.LedgerFenced (the intent ended
         meanwhile), and as a fold.
         """
         with reachable(f"making a checkpoint of topic {topic_id}"):
@@ -191,8 +192,8 @@ class Checkpointer:
     async def _compact(
         self, state: TopicState, newest: NewestCheckpoint | None, writer: BlobWriter
     ) -> TopicState:
-        """The state for the new root: tails become chunks, and inline rows become entries, in the
-        held ledgers."""
+        """The state for the new root: in the writer's ledgers a long tail becomes chunks, and
+        inline rows become entries."""
         if newest is not None:
             state = await with_losses(state, newest.root.state, self._chunks)
         read_again = await self._chunks.load(checkpoint.sparse_chunks(state))
@@ -247,7 +248,7 @@ class Checkpointer:
         intent: Intent,
         writer: BlobWriter,
     ) -> bool:
-        """Whether the record is in force; False if another process set another record meanwhile."""
+        """Publishes the record. Returns False if another process published a record meanwhile."""
         path, value = paths.topic_checkpoint(topic_id), checkpoint.encode_record(record)
         write = Create(path, value) if version is None else Set(path, value, version)
         for _ in range(TRIES_MAX):
@@ -267,7 +268,7 @@ class Checkpointer:
                     return node is not None and node.value == value
                 if isinstance(error, MultiFailed) and error.index == 0:
                     raise (await self._intents.get(intent.id)).ended_error() from error
-        raise errors.Unavailable(f"the checkpoint of {topic_id} lost {TRIES_MAX} answers")
+        raise errors.Unavailable(f"the checkpoint of {topic_id} lost {TRIES_MAX} responses")
 
 
 def _named(newest: NewestCheckpoint | None) -> list[int]:
@@ -280,8 +281,8 @@ def _named(newest: NewestCheckpoint | None) -> list[int]:
 
 
 def _unnamed(newest: NewestCheckpoint | None) -> list[int]:
-    """The ledgers that the checkpoint before the newest named and that the newest does not name: no
-    later checkpoint names them."""
+    """The ledgers that the previous checkpoint named and the newest does not name; no later
+    checkpoint will name these ledgers."""
     if newest is None:
         return []
     named = _named(newest)
@@ -289,15 +290,15 @@ def _unnamed(newest: NewestCheckpoint | None) -> list[int]:
 
 
 DELETED_AT_ONCE = 256
-_LOG_VERSION = 0  # commits are written once
+_LOG_VERSION = 0  # of a commit's node, which is written once
 
 
 async def trim_log(store: MetadataStore, topic_id: str) -> CheckpointRecord | None:
-    """Delete the commits below the previous checkpoint; return the checkpoint's record afterwards
-    (None: no checkpoint).
+    """Deletes the commits below the previous checkpoint; returns the checkpoint's record after this
+    (None: there is no checkpoint).
 
-    If another process trims or publishes at the same time, this call stops without harm. Raises
-    store.StoreUnavailable.
+    If another process trims the log or publishes a checkpoint at the same time, this call stops
+    without harm. Raises store.StoreUnavailable.
     """
     path = paths.topic_checkpoint(topic_id)
     record: CheckpointRecord | None = None
@@ -332,28 +333,28 @@ async def _trim_batch(
     except MultiFailed as failed:
         if failed.index == 0 or not isinstance(failed.cause, NoNode):
             raise
-        present = [
-            path for path in commit_paths if await read(store, path) is not None
-        ]  # removed by hand
-        await store.multi([mark, *(Delete(path, _LOG_VERSION) for path in present)])
+        # a person removed commits by hand
+        existing_paths = [path for path in commit_paths if await read(store, path) is not None]
+        await store.multi([mark, *(Delete(path, _LOG_VERSION) for path in existing_paths)])
     return trimmed
 
 
 # -- ledgers that lost rows since a checkpoint, if only its chunks name these ledgers --------------
 #
-# A commit that takes rows away names the ledgers with these rows, as far as it knows them. But a
-# checkpoint moves inline rows of commits to ledgers of its own, and an action planned on commits
-# alone does not know these ledgers. If they are in the checkpoint's tail, the fold notes them
-# (state.py). If they are in a chunk, the chunk must be read: this part does it. Always true: if the
-# newest checkpoint refers to a ledger, and after a later commit nothing refers to it, the ledger is
-# found here or dropped by the state: so the delete delay holds for it (hazard 34).
+# A commit that takes rows away names the ledgers with these rows, as far as its author sees these
+# ledgers. But a checkpoint moves inline rows of commits to ledgers of its own, and an author who
+# folded only commits does not see these ledgers. If such a ledger is in the checkpoint's tail, the
+# fold notes it (state.py). If it is in a chunk, the chunk must be read, which this part does.
+# Always true: if the newest checkpoint refers to a ledger, and after a later commit nothing refers
+# to the ledger, then this part or the fold adds it to `dropped`, so the delete delay holds for the
+# ledger (hazard 34).
 
 CHUNKS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Rows [lo, hi) of a partition that a chunk had and that a later state does not have in it."""
+    """Rows [lo, hi) of a partition that were in a chunk, and in a later state are not in it."""
 
     partition: int
     lo: int
@@ -361,7 +362,8 @@ class Loss:
 
 
 def losses(before: TopicState, after: TopicState) -> dict[TableChunk, list[Loss]]:
-    """By chunk of `before`, the rows that the later state `after` does not have in this chunk."""
+    """By chunk of `before` the rows that were in the chunk and in the later state `after` are
+    not."""
     by_chunk: dict[TableChunk, list[Loss]] = {}
     for earlier, later in zip(before.partitions, after.partitions, strict=False):
         if earlier.intervals is not later.intervals:
@@ -371,9 +373,9 @@ def losses(before: TopicState, after: TopicState) -> dict[TableChunk, list[Loss]
 
 
 async def with_losses(state: TopicState, before: TopicState, chunks: ChunkStore) -> TopicState:
-    """The state, with the ledgers that lost rows of `before`'s chunks added to `dropped`. Their
-    delete delay begins with the last commit, because the commit that took the rows is not known.
-    Raises as ChunkStore.load."""
+    """The state; `dropped` also has the ledgers that lost rows of the chunks of `before`. Their
+    delete delay begins with the last commit, because the commit that took the rows away is not
+    known. Raises as ChunkStore.load."""
     lost = losses(before, state)
     ledgers: dict[int, None] = {}
     lossy_chunks = list(lost)

@@ -1,6 +1,7 @@
-"""The topic layer of one process and cluster, wired: drivers, tasks, the CLI and plain Python use
-it. Nothing is decided here; each part is in its own file. Most processes of a cluster only read as
-tasks: parts that other processes need are loaded and made at their first use."""
+"""The client of the topic layer, for one process and cluster: it makes the parts of the layer and
+connects them. Drivers, tasks, the CLI and plain Python use it. It decides nothing; each part is in
+its own file. Most processes of a cluster only read rows as tasks, so parts that only other
+processes need are loaded and made at their first use."""
 
 import asyncio
 import random
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 
 LOGS_KEPT_MAX = 1000
 POLICIES_S = 60.0
-"""How long a commit goes by the quotas that were read for the commit before."""
+"""How long later commits use the quotas that were read for a commit."""
 
 
 NO_KINDS: Mapping[str, RowKind] = MappingProxyType({})
@@ -79,8 +80,8 @@ class PoliciesRead(NamedTuple):
 
 
 class TopicClient:
-    """Belongs to one event loop. `now_ms` is the clock that stamps rows; `ask` reaches the owners
-    of live segments (by default over TCP)."""
+    """Belongs to one event loop. `now_ms` is the clock for the times of rows; `ask` sends requests
+    to the owners of live segments (by default over TCP)."""
 
     def __init__(
         self,
@@ -144,14 +145,14 @@ class TopicClient:
         )
 
     def log(self, topic_id: str) -> TopicLog:
-        """The topic's log; the same object for the same topic, so folds are incremental. Kept are
-        the logs of followed topics, and the LOGS_KEPT_MAX other logs used last: any other log is
-        folded from the start."""
+        """The topic's log; calls for one topic return one object, so that a fold reads only new
+        commits. The client keeps the logs of followed topics, and the LOGS_KEPT_MAX other logs used
+        last; any other log is folded from the start."""
         log = self._logs.pop(topic_id, None) or TopicLog(self.store, topic_id, self.ledgers)
         self._logs[topic_id] = log
         if len(self._logs) > LOGS_KEPT_MAX + len(self._followers):
-            idle = next(topic for topic in self._logs if topic not in self._followers)
-            del self._logs[idle]
+            unfollowed = next(topic for topic in self._logs if topic not in self._followers)
+            del self._logs[unfollowed]
         return log
 
     def forget_log(self, topic_id: str) -> None:
@@ -168,9 +169,9 @@ class TopicClient:
     async def follow(
         self, topic_id: str, name: str | None = None, reread_s: float | None = None
     ) -> TopicFollower:
-        """The topic's follower, started. Each topic has one follower, made with the arguments of
-        the first call; after a failed start the next call tries again. With `name` its errors name
-        the topic."""
+        """The topic's follower, after its start. Each topic has one follower, made with the
+        arguments of the first call; after a failed start the next call tries again. With `name` the
+        follower's errors name the topic."""
         return await self._followers.result(
             topic_id, lambda: self._start_follower(topic_id, name, reread_s)
         )
@@ -207,7 +208,7 @@ class TopicClient:
     def sender(
         self, topic: TopicInfo, intent: Intent, settings: TaskSettings = DEFAULT_SETTINGS
     ) -> EntrySender:
-        """The sender of a task's entries. Call this on the loop."""
+        """The sender of a task's entries. Must be called on the loop."""
         policies = settings.policies or topic.policies
         return EntrySender(
             self.cache,
@@ -233,23 +234,24 @@ class TopicClient:
         kinds: Mapping[str, RowKind] = NO_KINDS,
         timeout_s: float = 60.0,
     ) -> CommitOutcome:
-        """Commit the results of tasks, by topic id, to all topics or to none, in order of task
-        index.
+        """Commits the results of tasks, by topic id, in order of task index: to all topics or to
+        none.
 
-        In the topics whose ids `overwrite` has, the rows replace all rows that were there when the
-        intent to overwrite was made (Intents.open_...(overwrites=)) and this app's own rows since.
-        Rows of others since raise errors.TxnConflict; rows that a subscription holds raise
-        errors.SubscriptionBusy, unless `overwrite_held`. With `finish_intent` the intent is done
-        afterwards in any case. `batch` has the counts of a streaming query's tasks; without it a
-        version that is recorded changes nothing. `kinds` as in CommitRequest. Raises as
-        Committer.commit; errors.TopicRecreated (results of another topic), errors.LedgerFenced (of
-        another intent), ValueError for results that claim a task or an entry twice."""
+        In the topics whose ids are in `overwrite`, the rows replace all rows that the topic had
+        when the intent to overwrite was made (Intents.open_...(overwrites=)), and this app's own
+        later rows. Later rows of others raise errors.TxnConflict; rows that a subscription holds
+        raise errors.SubscriptionBusy, unless `overwrite_held`. With `finish_intent` the intent is
+        done afterwards in any case. `batch` has the counts of a streaming query's tasks; without
+        `batch`, a version that is recorded already changes nothing. `kinds` as in CommitRequest.
+        Raises as Committer.commit; errors.TopicRecreated for results of another topic,
+        errors.LedgerFenced for results of another intent, ValueError for results that claim a task
+        or an entry twice."""
         check_one_attempt(result for task_results in results.values() for result in task_results)
         drafts: dict[str, tuple[Action, ...]] = {}
         for id_, task_results in results.items():
             rows = ordered_segments(id_, intent_id, task_results)
-            replaced = id_ in overwrite
-            drafts[id_] = (Overwrite(rows, SNAPSHOT_OF_INTENT) if replaced else Append(rows),)
+            is_overwritten = id_ in overwrite
+            drafts[id_] = (Overwrite(rows, SNAPSHOT_OF_INTENT) if is_overwritten else Append(rows),)
         request = CommitRequest(
             txn,
             intent_id,
@@ -281,9 +283,9 @@ class TopicClient:
         kinds: Mapping[str, RowKind] = NO_KINDS,
         timeout_s: float = 60.0,
     ) -> CommitOutcome:
-        """Commit any actions to one topic, for maintenance. Only this process commits under the
-        intent (Intents.open_system_intent). The committer adds to each action the ledgers that it
-        drops. The multi also contains `checks`: a node with another version raises
+        """Commits any actions to one topic, for maintenance. No other process may commit under the
+        intent (Intents.open_system_intent). The committer adds to each action the ledgers that the
+        action drops. The multi also has the `checks`: a node with another version raises
         errors.TxnConflict. Raises as Committer.commit."""
         key = txn or TxnKey(intent.app_id, intent.target, NEXT_VERSION, intent.run_id)
         drafts = {topic_id: tuple(actions)}
@@ -310,10 +312,11 @@ class TopicClient:
     async def lags(
         self, topic_id: str, now_ms: int, marks: Mapping[str, Positions] | None = None
     ) -> dict[str, LagOfSubscription]:
-        """The lag of each subscription of the topic, by name; `now_ms` is by the store's clock.
-        Positions are the durable ones; with `marks`, positions by name that the caller has in
-        memory, they are the marks and else those of the nodes. So a lag may be larger than it is,
-        never smaller. Raises as TopicLog.fold, live.ends_of and Subscriptions.list."""
+        """The lag of each subscription of the topic, by name; `now_ms` is by the store's clock. It
+        counts from the durable positions. `marks` has positions by subscription that the caller has
+        in memory; with `marks`, other positions are those of the nodes. So a lag may be larger than
+        it really is, never smaller. Raises as TopicLog.fold, live.ends_of and Subscriptions.list.
+        """
         infos = await self.subscriptions.list(topic_id, exact=marks is None)
         if not infos:
             return {}
@@ -335,27 +338,30 @@ class TopicClient:
         }
 
     async def _check_quotas(self, rows: RowsOfTopics) -> None:
-        """Whether the topics take rows in these partitions, by policies read within POLICIES_S.
-        Raises errors.BacklogQuotaExceeded."""
+        """Checks that the topics take rows in these partitions, by policies that were read within
+        POLICIES_S. Raises errors.BacklogQuotaExceeded."""
         now_s = asyncio.get_running_loop().time()
         for topic_id, partitions in rows.items():
-            kept = self._policies.get(topic_id)
-            if kept is None or kept.read_s + POLICIES_S < now_s:
-                kept = PoliciesRead((await read_policies(self.store, topic_id)).policies, now_s)
-                self._policies.put(topic_id, kept)
-            if has_quota(kept.policies) and kept.policies.on_backlog != EVICTION:
+            policies_read = self._policies.get(topic_id)
+            if policies_read is None or policies_read.read_s + POLICIES_S < now_s:
+                policies_read = PoliciesRead(
+                    (await read_policies(self.store, topic_id)).policies, now_s
+                )
+                self._policies.put(topic_id, policies_read)
+            if has_quota(policies_read.policies) and policies_read.policies.on_backlog != EVICTION:
                 lags = await self.lags(topic_id, await store_now_ms(self.store))
-                check_backlogs(topic_id, lags, kept.policies, partitions)
+                check_backlogs(topic_id, lags, policies_read.policies, partitions)
 
     async def tables(self, state: TopicState, ranges: Ranges) -> Tables:
-        """The chunks for `plan_read(state, ranges, read=...)`. Raises as ChunkStore.load."""
+        """The tables for `plan_read(state, ranges, read=...)`. Raises as ChunkStore.load."""
         return await self.chunks.load(chunks_to_read(state, ranges))
 
     async def state_with_tables(
         self, state: TopicState, ranges: Ranges
     ) -> tuple[TopicState, Tables]:
-        """The state with its `tables`. If a newer checkpoint replaced a chunk, which then is gone,
-        folds again. Raises as TopicLog.fold and ChunkStore.load."""
+        """The state and its `tables` for the ranges. If a chunk is gone, because a newer checkpoint
+        replaced it, folds again and returns the newer state. Raises as TopicLog.fold and
+        ChunkStore.load."""
         try:
             return state, await self.tables(state, ranges)
         except NoSuchLedger:
@@ -363,7 +369,7 @@ class TopicClient:
             return newer, await self.tables(newer, ranges)
 
     async def close(self) -> None:
-        """Close cached ledgers and followers; the ledger store stays open."""
+        """Closes cached ledgers and followers; the ledger store stays open."""
         for follower in await self._followers.close():
             await follower.close()
         if "subscriptions" in vars(self):
@@ -388,8 +394,8 @@ class TopicClient:
         return follower
 
     def _stopped_following(self, topic_id: str, follower: TopicFollower) -> None:
-        """Drop a follower that failed, or whose topic was deleted: the next `follow` makes a new
-        one."""
+        """Drops a follower that failed, or whose topic was deleted: the next `follow` makes a new
+        follower."""
         if self._followers.kept(topic_id) is follower:
             self._followers.pop(topic_id)
             self.forget_log(topic_id)

@@ -2,12 +2,12 @@
 is repeated unchanged.
 
 A caller cuts each of its epochs into parts: with Spark's `foreach`, a part is a partition of Spark.
-A repeated epoch may be cut another way, so a part's number alone proves nothing: if that number
-counted as committed, the rows that are in the part now could be lost. Always true: a part is left
-out only if the last commit of this part and epoch had the same content.
+A repeated epoch may be cut in another way, so a part may have other rows than the committed part
+with its number. Always true: a part is left out only if the last commit of this part and epoch had
+the same content.
 
-The transaction record (`app id#part-number`, target) has as version the epoch and the number of
-commits in it, and as run the digest of the content.
+The transaction record (`app id#part-number`, target) has the epoch and the number of the part's
+commits in this epoch as its version, and the digest of the content as its run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,8 @@ COMMITS_OF_EPOCH = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part `number` of an epoch; only the same rows in the same order have the same `digest`."""
+    """Part `number` of an epoch. Parts have equal digests only if they have the same rows in the
+    same order."""
 
     number: int
     epoch: int
@@ -52,9 +53,9 @@ async def commit_part(
     user_metadata: str = "",
     kinds: Mapping[str, RowKind] = NO_KINDS,
 ) -> CommitOutcome:
-    """Commit the results of the part, by topic id, under the intent of the run that wrote them
-    (of kind PARTS). The next part that this process writes goes to other ledgers: no two commits
-    name the same ledger, so dropped ledgers may be deleted while the run goes on. `kinds` as of
+    """Commits the results of the part, by topic id, under the intent (of kind PARTS) of the run
+    that wrote them. The next part that this process writes goes to other ledgers: no two commits
+    name the same ledger, so dropped ledgers may be deleted while the run goes on. `kinds` as in
     TopicClient.commit_topics.
     Raises as TopicClient.commit_topics; errors.LedgerFenced when a newer run has taken over."""
     try:

@@ -1,20 +1,20 @@
 """Reading a task to its end although the topic changes meanwhile.
 
-Always true: the rows of each partition come in order of offsets, each once. If a ledger is gone,
-the reader folds the topic again, plans the remaining rows anew (*replans*), and goes on in each
-partition at the next offset. It reads moved rows at their new place. Trimmed rows raise
-errors.RowsTrimmed with the count; rows that the topic still has in the missing ledger raise
-errors.RowsLost. A reader that accepts losses (`lossy`) gets exactly the other rows.
+Always true: the rows of each partition come in order of offsets, each row once. If a ledger is
+gone, the reader folds the topic again, plans the remaining rows again (*replans*), and goes on in
+each partition at the next offset. It reads moved rows from their new ledgers. If rows were trimmed,
+it raises errors.RowsTrimmed with their number; if the topic still has rows in the missing ledger,
+it raises errors.RowsLost. A reader that accepts losses (`lossy`) gets exactly the other rows.
 
 The chunks of a message are joined here: the row of a last chunk has the bytes of all chunks.
 
     an entry with a last chunk -> the offsets of earlier chunks that the last chunk names -> these
     chunks, cached by this read or read now -> the row
 
-A message is one row, at its last chunk's offset, wherever a read begins: the reader finds the
-earlier chunks in the ledger that has their offsets now. A message that lost a chunk (by retention,
-or in a hole) has no row. A read caches at most CHUNK_CACHE_BYTES of chunks, and reads other chunks
-again.
+A message is one row, at its last chunk's offset, also if a read begins between its chunks: the
+reader reads the earlier chunks from the ledger that has their offsets now. A message that lost a
+chunk (by retention, or in a hole) has no row. A read caches at most CHUNK_CACHE_BYTES of chunks,
+and reads other chunks again.
 """
 
 import asyncio
@@ -61,11 +61,11 @@ _log = logging.getLogger(__name__)
 def fetch_with_replans(
     client: TopicClient, task: ReadTask, *, keys: Hashes | None = None, lossy: bool = False
 ) -> FetchedRuns:
-    """The entries of the task, in order, in runs, not decoded yet; replans the task if the topic
-    changes. With `keys` (hashes), entries that certainly lack all these keys are left out.
+    """The entries of the task, in order, in lists, not decoded yet; replans the task if the topic
+    changes. With `keys` (hashes), entries that certainly have none of these keys are left out.
 
-    Raises errors.RowsTrimmed, errors.RowsLost (neither if `lossy`), errors.TopicDeleted,
-    errors.NoSuchLedger if a ledger is gone after each of FOLDS_MAX folds,
+    Raises errors.RowsTrimmed and errors.RowsLost (neither if `lossy`), errors.TopicDeleted,
+    errors.NoSuchLedger if after each of FOLDS_MAX folds a ledger is gone,
     errors.DataUnavailable, errors.DigestMismatch, errors.UnsupportedFormat, errors.Unavailable.
     """
     tries = itertools.count()
@@ -98,7 +98,7 @@ def _without_lost(task: ReadTask, error: errors.RowsLost) -> ReadTask:
 async def _replan(
     client: TopicClient, task: ReadTask, error: errors.NoSuchLedger, lossy: bool
 ) -> ReadTask:
-    """The rest of the task, planned on the newest state."""
+    """The rest of the task, planned for the newest state."""
     remaining = [OffsetRange(span.partition, span.lo, span.hi) for span in task.spans]
     if task.live is not None:
         remaining.append(OffsetRange(task.live.live.partition, task.live.start, task.live.end))
@@ -120,8 +120,8 @@ async def _replan(
 async def _newest_state(
     client: TopicClient, task: ReadTask, remaining: list[OffsetRange]
 ) -> tuple[TopicState, Tables]:
-    """The topic's newest state, with the chunks needed for the remaining rows. If a chunk is
-    deleted before it is read, folds again."""
+    """The topic's newest state, and the tables for the remaining rows. If a chunk is deleted before
+    it is read, folds again."""
     for tries in range(FOLDS_MAX):
         if (state := await _fold(client, task.topic_id)) is None:
             raise errors.TopicDeleted(
@@ -148,7 +148,7 @@ async def _fold(client: TopicClient, topic_id: str) -> TopicState | None:
 
 
 def _committed_part(state: TopicState, remaining: list[OffsetRange]) -> list[OffsetRange]:
-    """The part of these offsets that commits hold and that is not trimmed."""
+    """Those of the offsets that are in commits and not trimmed."""
     committed = []
     for p, lo, hi in remaining:
         state_now = state.partitions[p]
@@ -159,7 +159,7 @@ def _committed_part(state: TopicState, remaining: list[OffsetRange]) -> list[Off
 
 
 def _live_part(state_now: PartitionState, live: LiveRows) -> LiveRows | None:
-    """The rows of the live segment that no commit has yet."""
+    """Those of the live rows that no commit has yet; None if there are no such rows."""
     start = max(live.start, state_now.end_offset)
     live_now, before = state_now.live, live.live
     if start >= live.end or live_now is None or live_now.ledger_id != before.ledger_id:
@@ -168,7 +168,8 @@ def _live_part(state_now: PartitionState, live: LiveRows) -> LiveRows | None:
 
 
 def _end_in_topic(state: TopicState, live_rows: LiveRows, live: LiveRows | None) -> int:
-    """The end of the part of `live_rows` that is in a commit or still live (`live`)."""
+    """The end of those of `live_rows` that are in a commit, or still in the live segment
+    (`live`)."""
     state_now = state.partitions[live_rows.live.partition]
     end = (
         max(live_rows.start, state_now.start_offset, state_now.end_offset)
@@ -182,7 +183,7 @@ def _confirmed_lost(task: ReadTask, live: LiveRows, start: int) -> errors.RowsLo
     return errors.RowsLost(
         f"{live.end - start} confirmed rows are gone: offsets {start} to {live.end - 1} of"
         f" partition {live.live.partition} of topic {task.topic!r}, whose live segment ended"
-        " before",
+        " before these rows",
         rows=live.end - start,
     )
 
@@ -208,7 +209,8 @@ def _live_until(task: ReadTask, start: int, lost: errors.RowsLost) -> ReadTask:
 
 
 def _without_ledger(task: ReadTask, error: errors.NoSuchLedger, lossy: bool) -> ReadTask:
-    """The task if it no longer reads the missing ledger; without the ledger's rows if `lossy`."""
+    """The task without the rows in the missing ledger. Raises errors.RowsLost if there are such
+    rows, unless `lossy`."""
     ledger_id = error.facts.get("ledger_id")
     if not isinstance(ledger_id, int):
         return task
@@ -226,9 +228,9 @@ def with_chunks(
     *,
     lossy: bool = False,
 ) -> FetchedRuns:
-    """The task's entries with the chunks of messages joined, as far as `columns` need it; an entry
-    with a last chunk is a run by itself. FetchedEntry.blocks handles messages that cannot be
-    joined, and entries that cannot be decoded. Raises as task_reader.fetch_with_replans."""
+    """The task's entries. The chunks of messages are joined if `columns` has the value; an entry
+    with chunks is a list by itself. FetchedEntry.blocks handles messages that cannot be joined, and
+    entries that cannot be decoded. Raises as fetch_with_replans."""
     if not task.chunked:
         return runs
     value = columns is None or VALUE in columns
@@ -238,23 +240,23 @@ def with_chunks(
 async def _join_chunks(runs: FetchedRuns, joiner: "_ChunkJoiner") -> FetchedRuns:
     async with aclosing(runs):
         async for run in runs:
-            plain: list[FetchedEntry] = []
+            without_chunks: list[FetchedEntry] = []
             for fetched in run:
                 chunks = _chunks_in(fetched)
                 if not chunks:
-                    plain.append(fetched)
+                    without_chunks.append(fetched)
                     continue
-                if plain:
-                    yield plain
-                plain = []
+                if without_chunks:
+                    yield without_chunks
+                without_chunks = []
                 yield [await joiner.join(fetched, chunks)]
-            if plain:
-                yield plain
+            if without_chunks:
+                yield without_chunks
 
 
 async def read_blocks(client: TopicClient, task: ReadTask) -> AsyncGenerator[Block, None]:
-    """The rows of a task; the rows of each partition are in order. Raises as
-    task_reader.fetch_with_replans, and errors.BadEntry."""
+    """The rows of a task; the rows of each partition are in order. Raises as fetch_with_replans,
+    and errors.BadEntry."""
     bad = BadEntries(task.topic)
     async with aclosing(with_chunks(client, task, fetch_with_replans(client, task))) as runs:
         async for run in runs:
@@ -290,20 +292,22 @@ class _ChunkJoiner:
                 needed_offsets = pulsar_batch.earlier_offsets(data)
                 if any(earlier >= offset for earlier in needed_offsets):
                     raise errors.BadEntry(
-                        f"a chunk at offset {offset} that names {max(needed_offsets)}"
+                        f"a chunk at offset {offset} names the later offset {max(needed_offsets)}"
                     )
-                earlier = await self._earlier_payloads(fetched, partition, offset, needed_offsets)
+                earlier_payloads = await self._earlier_payloads(
+                    fetched, partition, offset, needed_offsets
+                )
             except errors.BadEntry as error:  # a bad earlier chunk fails again at the last chunk
                 faults[row] = error
                 continue
-            if earlier is None:
+            if earlier_payloads is None:
                 _log.warning(
                     "a message of %d chunks is left out: its last chunk is at offset %d of"
-                    " partition %d of topic %s, and chunks before it are gone",
+                    " partition %d of topic %s, and earlier chunks are gone",
                     *(len(needed_offsets) + 1, offset, partition, self._task.topic),
                 )
             else:
-                earlier_chunks[row] = earlier
+                earlier_chunks[row] = earlier_payloads
         return replace(fetched, chunks=Chunks(earlier_chunks, faults))
 
     def _keep_chunk(self, partition: int, offset: int, payload: Buffer) -> None:
@@ -332,7 +336,8 @@ class _ChunkJoiner:
         missing_offsets: list[int],
         payloads: dict[int, Buffer],
     ) -> None:
-        """Read the missing chunks that the topic still has; add their payloads."""
+        """Reads the missing chunks that the topic still has, and adds their payloads to
+        `payloads`."""
         state = await self._client.log(self._task.topic_id).fold(fresh=True)
         if missing_offsets[0] < state.partitions[partition].start_offset:
             return
@@ -357,8 +362,8 @@ class _ChunkJoiner:
     async def _plan_reads(
         self, state: TopicState, fetched: FetchedEntry, partition: int, lo: int, hi: int
     ) -> list[ReadTask]:
-        """Reads of the offsets [lo, hi). Committed offsets are read from commits; the other offsets
-        before the entry are in the entry's own live ledger."""
+        """The reads of the offsets [lo, hi), all before the entry. Committed offsets are read as in
+        any plan; the other offsets are in the entry's live ledger."""
         name, state_now = self._task.topic, state.partitions[partition]
         tasks: list[ReadTask] = []
         if lo < state_now.end_offset:
@@ -379,7 +384,7 @@ class _ChunkJoiner:
 
 
 class _Chunk(NamedTuple):
-    """A chunk in an entry. `row` is its number among the entry's rows."""
+    """A chunk in an entry; `row` is its number among the entry's rows."""
 
     offset: int
     row: int
@@ -387,7 +392,7 @@ class _Chunk(NamedTuple):
 
 
 def _chunks_in(fetched: FetchedEntry) -> list[_Chunk]:
-    """The chunks in the pieces of an entry; no chunks if it cannot be decoded."""
+    """The chunks in the pieces of an entry; none if the entry cannot be decoded."""
     with suppress(errors.UnsupportedFormat):
         header = decode_header(fetched.entry.payload)
         if header.chunks:

@@ -2,10 +2,10 @@
 commits, bookies. SCHEMAS has the columns of each table; docs/spark.md explains them.
 
 Always true: a view is planned as parts that fit into memory. Each part is read by itself, maybe in
-another process, so a view is no snapshot: it leaves out objects that are deleted between plan and
-read. A listing changes nothing, and keeps no state of the topics that it read. Times are by the
-store's clock. No row has offsets that were trimmed or taken out by a hole: a segment that was
-trimmed in part is listed with its remaining offsets and rows, and with all its bytes and entries.
+another process, so a view is not a snapshot: it leaves out objects that are deleted between plan
+and read. A listing changes nothing, and keeps no state of the topics that it read. Times are by the
+store's clock. No row of a table has offsets that were trimmed or are in a hole. A segment that was
+trimmed in part is listed with its remaining offsets and rows, but with all its bytes and entries.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -103,9 +103,9 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class ViewPart:
-    """A part of a view. Picklable. `topics` are the topics that it lists. For segments, `ranges`
-    are the offsets whose segments it lists; for ledgers, `ledgers` are the ids to list, and
-    `only_topics` leaves out ledgers of other topics than `topics`."""
+    """A part of a view. Picklable. `topics` are the topics to list. In the view "segments",
+    `ranges` are the offsets whose segments are listed. In the view "ledgers", `ledgers` are the ids
+    to list; with `only_topics`, ledgers of other topics than `topics` are left out."""
 
     view: str
     topics: tuple[TopicInfo, ...] = ()
@@ -117,7 +117,7 @@ class ViewPart:
 async def plan(
     client: TopicClient, view: str, names: Iterable[str] | None = None
 ) -> list[ViewPart]:
-    """The parts of a view of these topics (None: of all topics), maybe an empty list.
+    """The parts of a view of these topics (None: of all topics); maybe there are none.
 
     Raises errors.TopicNotFound for a named topic that does not exist, errors.Unavailable.
     """
@@ -129,20 +129,25 @@ async def _plan(client: TopicClient, view: str, names: Iterable[str] | None) -> 
     if view == "bookies":
         return [ViewPart(view)]
     topics = client.topics
-    named = None if names is None else tuple([await topics.open(name) for name in names])
+    named_topics = None if names is None else tuple([await topics.open(name) for name in names])
     if view == "ledgers":
         ids = [ledger_id async for ledger_id in client.ledgers.list()]
         runs = _batches(ids, LEDGERS_PER_PART)
-        return [ViewPart(view, named or (), (), tuple(few), named is not None) for few in runs]
-    infos = tuple(await topics.list()) if named is None else named
+        return [
+            ViewPart(view, named_topics or (), (), tuple(few), named_topics is not None)
+            for few in runs
+        ]
+    infos = tuple(await topics.list()) if named_topics is None else named_topics
     if view == "segments":
-        planned = await call_each(lambda info: _segment_parts(client, info), infos, CALLS_AT_ONCE)
-        return [part for parts in planned for part in parts]
+        parts_by_topic = await call_each(
+            lambda info: _segment_parts(client, info), infos, CALLS_AT_ONCE
+        )
+        return [part for parts in parts_by_topic for part in parts]
     return [ViewPart(view, tuple(few)) for few in _batches(infos, TOPICS_PER_PART)]
 
 
 async def read(client: TopicClient, part: ViewPart) -> list[pa.RecordBatch]:
-    """The part's rows, sorted by topic and the columns after it. Raises errors.Unavailable,
+    """The part's rows, sorted by topic, then by the next columns. Raises errors.Unavailable,
     errors.UnsupportedFormat, errors.DataUnavailable, errors.DigestMismatch."""
     with reachable(f"listing {part.view}"):
         if part.view == "segments":
@@ -152,11 +157,11 @@ async def read(client: TopicClient, part: ViewPart) -> list[pa.RecordBatch]:
         if part.view == "bookies":
             bookies = await directory.registered(client.store)
             return [_table("bookies", map(_bookie_row, bookies))]
-        of_topic = _TOPIC_VIEWS[part.view]
-        of_topics = await call_each(
-            lambda info: _unless_deleted(of_topic(client, info)), part.topics, CALLS_AT_ONCE
+        rows_of_topic = _TOPIC_VIEWS[part.view]
+        rows_by_topic = await call_each(
+            lambda info: _unless_deleted(rows_of_topic(client, info)), part.topics, CALLS_AT_ONCE
         )
-        return [_table(part.view, rows) for rows in of_topics if rows]
+        return [_table(part.view, rows) for rows in rows_by_topic if rows]
 
 
 # -- of one topic ------------------------------------------------------------------------------
@@ -166,11 +171,11 @@ async def _topic(client: TopicClient, info: TopicInfo) -> list[Row]:
     state = await _state(client, info)
     node = await client.store.get(paths.topic(info.id))
     schema = await client.schemas.of(info, fresh=False)
-    held = state.partitions
+    partitions = state.partitions
     row = (
-        *(info.name.short, info.id, len(held)),
-        sum(p.rows_between(p.start_offset, p.end_offset) for p in held),
-        sum(p.bytes_between(p.start_offset, p.end_offset) for p in held),
+        *(info.name.short, info.id, len(partitions)),
+        sum(p.rows_between(p.start_offset, p.end_offset) for p in partitions),
+        sum(p.bytes_between(p.start_offset, p.end_offset) for p in partitions),
         *(_us(node.created_ms), state.next, _us(state.commit_ms) if state.next else None),
         *(state.terminated, info.policies.retention_ms, info.policies.retention_bytes),
         schema.head.current,
@@ -181,12 +186,12 @@ async def _topic(client: TopicClient, info: TopicInfo) -> list[Row]:
 async def _partitions(client: TopicClient, info: TopicInfo) -> list[Row]:
     state = await _state(client, info)
     rows = []
-    for held in state.partitions:
-        start, end, live = held.start_offset, held.end_offset, held.live
+    for partition in state.partitions:
+        start, end, live = partition.start_offset, partition.end_offset, partition.live
         rows.append(
             (
-                *(info.name.short, held.number, start, end),
-                *(held.rows_between(start, end), held.bytes_between(start, end)),
+                *(info.name.short, partition.number, start, end),
+                *(partition.rows_between(start, end), partition.bytes_between(start, end)),
                 *((None, None) if live is None else (live.ledger_id, live.owner)),
             )
         )
@@ -235,7 +240,7 @@ async def _commits(client: TopicClient, info: TopicInfo) -> list[Row]:
 
 
 def _commit_row(info: TopicInfo, number: int, created_ms: int, commit: Commit) -> Row:
-    added = [
+    added_segments = [
         segment
         for action in commit.actions
         if not isinstance(action, actions.Replace)
@@ -244,7 +249,10 @@ def _commit_row(info: TopicInfo, number: int, created_ms: int, commit: Commit) -
     return (
         *(info.name.short, number, _us(created_ms)),
         list(dict.fromkeys(actions.name_of(action) for action in commit.actions)),
-        *(sum(segment.rows for segment in added), sum(segment.bytes for segment in added)),
+        *(
+            sum(segment.rows for segment in added_segments),
+            sum(segment.bytes for segment in added_segments),
+        ),
         *(commit.app_id, commit.version, commit.run_id, commit.target, commit.commit_id),
         *(commit.user_metadata or None, list(commit.others), commit.body_ledger),
     )
@@ -263,7 +271,7 @@ _TOPIC_VIEWS: Mapping[str, Callable[[TopicClient, TopicInfo], Awaitable[list[Row
 
 
 async def _segment_parts(client: TopicClient, info: TopicInfo) -> list[ViewPart]:
-    """One part for the offsets whose segments are in no chunk, and parts of several chunks each."""
+    """A part for the offsets whose segments are in no chunk, and parts with several chunks each."""
     state = await _unless_deleted(_state(client, info))
     if state is None:
         return []
@@ -286,42 +294,44 @@ async def _segments(client: TopicClient, part: ViewPart) -> pa.RecordBatch:
 
 
 def _ranges_by_chunk(state: TopicState) -> dict[TableChunk | None, list[OffsetRange]]:
-    """By chunk the offsets whose segments it has; by None the offsets whose segments are in no
-    chunk."""
+    """The offsets whose segments are in a chunk, by chunk; by None the offsets whose segments are
+    in no chunk."""
     by_chunk: dict[TableChunk | None, list[OffsetRange]] = {}
-    for held in state.partitions:
-        for interval in held.intervals.between(held.start_offset, held.end_offset):
+    for partition in state.partitions:
+        for interval in partition.intervals.between(partition.start_offset, partition.end_offset):
             if interval.source is not None:
                 chunk = interval.source if isinstance(interval.source, TableChunk) else None
-                lo = max(interval.lo, held.start_offset)
-                by_chunk.setdefault(chunk, []).append(OffsetRange(held.number, lo, interval.hi))
+                lo = max(interval.lo, partition.start_offset)
+                by_chunk.setdefault(chunk, []).append(
+                    OffsetRange(partition.number, lo, interval.hi)
+                )
     return by_chunk
 
 
 def _chunks_needed(state: TopicState, ranges: Iterable[OffsetRange]) -> list[TableChunk]:
     """The chunks that `_of_ranges` needs in `tables`."""
     partitions = state.partitions
-    needed = (
+    chunk_lists = (
         partitions[p].chunks_between(max(lo, partitions[p].start_offset), hi)
         for p, lo, hi in ranges
     )
-    return list(dict.fromkeys(chunk for chunks in needed for chunk in chunks))
+    return list(dict.fromkeys(chunk for chunks in chunk_lists for chunk in chunks))
 
 
 def _of_ranges(
     state: TopicState, topic: str, ranges: Iterable[OffsetRange], tables: Tables
 ) -> pa.RecordBatch:
-    """The segments with a row in the ranges, in their order."""
+    """The segments with a row in the ranges, in the order of the ranges."""
     parts = []
     for partition, lo, hi in ranges:
-        held = state.partitions[partition]
-        for stretch in held.stretches(max(lo, held.start_offset), hi, tables):
+        partition_state = state.partitions[partition]
+        for stretch in partition_state.stretches(max(lo, partition_state.start_offset), hi, tables):
             parts.append(_part(stretch.table, partition, stretch.lo, stretch.hi))
     return _joined_batch(parts, topic)
 
 
 def _part(table: SegmentTable, partition: int, lo: int, hi: int) -> pa.RecordBatch:
-    """The segments with a row in [lo, hi), without their topic."""
+    """The segments with a row in [lo, hi), without the column `topic`."""
     part = table.between(partition, lo, hi)
     first, last = np.maximum(part.bases, lo), np.minimum(part.ends, hi) - 1
     column = part.batch.column
@@ -346,9 +356,9 @@ def _joined_batch(parts: Iterable[pa.RecordBatch], topic: str) -> pa.RecordBatch
     batches = [part for part in parts if part.num_rows]
     if not batches:
         return pa.RecordBatch.from_pylist([], schema=schema)
-    whole = pa.Table.from_batches(batches).combine_chunks()
-    names = of_list([topic], pa.string()).take(of_numpy(np.zeros(len(whole), dtype=np.int64)))
-    table = whole.add_column(0, "topic", names).cast(schema)
+    joined = pa.Table.from_batches(batches).combine_chunks()
+    names = of_list([topic], pa.string()).take(of_numpy(np.zeros(len(joined), dtype=np.int64)))
+    table = joined.add_column(0, "topic", names).cast(schema)
     (batch,) = table.combine_chunks().to_batches()
     return batch
 
@@ -358,7 +368,7 @@ def _joined_batch(parts: Iterable[pa.RecordBatch], topic: str) -> pa.RecordBatch
 
 async def _ledgers(client: TopicClient, part: ViewPart) -> list[Row]:
     await client.store.sync()
-    alive = await directory.alive(client.store)
+    alive_bookies = await directory.alive(client.store)
 
     async def record_of(ledger_id: int) -> LedgerRecord | None:
         try:
@@ -378,7 +388,7 @@ async def _ledgers(client: TopicClient, part: ViewPart) -> list[Row]:
     topic_names = await call_each(client.topics.name_of, ids, CALLS_AT_ONCE)
     pairs = zip(ids, topic_names, strict=True)
     names = {id_: id_ if name is None else name.short for id_, name in pairs}
-    return [_ledger_row(record, names, alive) for record in records]
+    return [_ledger_row(record, names, alive_bookies) for record in records]
 
 
 def _ledger_row(record: LedgerRecord, names: Mapping[str, str], alive: frozenset[str]) -> Row:
@@ -402,7 +412,7 @@ def _bookie_row(bookie: dict[str, Any]) -> Row:
 
 
 async def _state(client: TopicClient, info: TopicInfo) -> TopicState:
-    """The state, folded for this listing only: the process does not keep it."""
+    """The topic's state, folded for this listing only: the process does not keep the state."""
     state = await TopicLog(client.store, info.id, client.ledgers).fold(fresh=True)
     if state.deleted:
         raise errors.TopicDeleted(f"topic {info.name} was deleted", topic=info.name.full)

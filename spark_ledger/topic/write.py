@@ -1,17 +1,18 @@
 """A task's writing: rows to partitions, to entries, to ledgers, to a result that can be committed.
 
 Always true: a result names exactly the entries that were acknowledged, in order, to this task
-(hazard 18); no row of a call is sent before all its rows are checked to fit; rows of a partition
-keep the order in which they were written. When a ledger fails, its acknowledged entries stay in the
-result, and the other entries go to the next ledger, once and in the same order (hazard 21). A task
-whose entries take at most `inline_bytes_max` in all sends no entry: its result has the entries
-inline, without a ledger. Rows are encoded in the task's thread, and sent on the background loop, so
-both run at once.
+(hazard 18). Before a row of a call is sent, all rows of the call are checked to fit. Rows of a
+partition keep the order in which they were written. When a ledger fails, its acknowledged entries
+stay in the result, and the other entries go to the next ledger, once and in the same order (hazard
+21). A task whose entries take at most `inline_bytes_max` in all sends no entry: its result has the
+entries inline, without a ledger. Rows are encoded in the task's thread, and sent on the background
+loop, so both happen at once.
 
-The writer's `room` and `unacked_bytes_max` bound the bytes that were sent and not acknowledged.
-`held_bytes_max` bounds these bytes and the bytes that wait for their last copies, in this ledger
-and in earlier ledgers. FILTER_BYTES_MAX bounds filters of keys: beyond it the filters are written,
-and new segments begin. A filter that cannot be written is left out: filters only save reading.
+The ledger writer's `room` and `unacked_bytes_max` limit the bytes that were sent and not yet
+acknowledged. `held_bytes_max` limits these bytes together with the bytes that wait for their last
+copies, in this ledger and in earlier ledgers. FILTER_BYTES_MAX limits filters of keys: when they
+take more, the filters are written, and new segments begin. A filter that cannot be written is left
+out, since filters only save reading.
 """
 
 import asyncio
@@ -46,11 +47,11 @@ HANDED_OVER_BYTES_MAX = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """How a task writes. `inflight_bytes_max` bounds the rows in memory: a fifth for gathered rows
-    (nearly a second fifth while they are sorted), an eighth for encoded entries, three eighths for
-    entries sent and not yet on every bookie; of these, at most a quarter is not acknowledged. Each
-    share may be exceeded by one row or entry. `schema_version` is the version of the topic's own
-    columns; `policies` replace the topic's policies."""
+    """How a task writes. `inflight_bytes_max` limits the rows in memory: a fifth is for gathered
+    rows (nearly another fifth while they are sorted), an eighth for encoded entries, three eighths
+    for entries that were sent and are not yet on every bookie. Unacknowledged entries may take a
+    quarter at most. Each share may be exceeded by one row or entry. `schema_version` is the version
+    of the topic's own columns; `policies` replace the topic's policies."""
 
     compression: str = "none"
     routing: Routing = Routing.HASH
@@ -90,8 +91,8 @@ DEFAULT_SETTINGS = TaskSettings()
 @dataclass(frozen=True, slots=True)
 class TaskResult:
     """A task's message to the driver. Picklable; a task without rows has no segments. `creators`
-    has the creator token of each ledger of the segments, from the ledger's record: the commit
-    distinguishes the ledger by it from another ledger of the same id (commit/guards.py)."""
+    has the creator token of each ledger of the segments, from the ledger's record. By the token the
+    commit distinguishes the ledger from another ledger with the same id (commit/guards.py)."""
 
     topic_id: str
     intent_id: str
@@ -103,8 +104,8 @@ class TaskResult:
 
 class TaskWriter:
     """One task's writer to one topic, for one thread that is not the loop's. Made by
-    blocking.BlockingTopics.task_writer. A call may raise the error of an entry sent earlier.
-    `empty_result` is the result of a task without rows."""
+    blocking.BlockingTopics.task_writer. A call may raise the error of an entry that an earlier call
+    sent. `empty_result` is the result of a task without rows."""
 
     def __init__(
         self,
@@ -129,13 +130,13 @@ class TaskWriter:
         headers: pa.Array | None = None,
         partitions: pa.Array | None = None,
     ) -> None:
-        """Write rows: columns of equal length, None for a column of nulls. `keys` and `values` are
-        (large_)binary or (large_)string or their views, or `values` is a record batch of the
-        topic's own columns; `event_times` are timestamps, `headers` lists of structs of key and
-        value, or maps; `partitions` are integers, needed by Routing.COLUMN only. Returns when the
-        rows are gathered or the ledger writer has them; waits while the in-flight bytes are used
-        up. The writer may keep the arrays and send them without a copy: do not change their memory
-        afterwards.
+        """Writes rows, given as columns of equal length (None: a column of nulls). `keys` and
+        `values` are (large_)binary or (large_)string or their views, or `values` is a record batch
+        of the topic's own columns. `event_times` are timestamps; `headers` are lists of structs of
+        key and value, or maps; `partitions` are integers, needed only by Routing.COLUMN. Returns
+        when the rows are gathered or the ledger writer has them; waits while the in-flight bytes
+        are used up. The writer may keep the arrays and send them without a copy: the caller must
+        not change their memory afterwards.
 
         Raises errors.MessageTooBig, errors.ColumnTypeMismatch and errors.PartitionInvalid (before
         a row of the call is sent), errors.LedgerFenced, errors.NotEnoughBookies,
@@ -148,28 +149,28 @@ class TaskWriter:
 
     @property
     def held_bytes(self) -> int:
-        """An estimate of the bytes of rows in memory: gathered, being sent, not yet on every
-        bookie."""
+        """An estimate of the bytes of rows in memory: rows that are gathered, that are being sent,
+        or that are not yet on every bookie."""
         return self._encoder.waiting_bytes + self._pending_bytes + self._sender.held_bytes
 
     def drain(self) -> None:
-        """Send the gathered rows and wait for every ack. Further rows may be written afterwards."""
+        """Sends the gathered rows and waits for every ack. More rows may be written afterwards."""
         self._hand_over_all()
         background_loop().run(self._sender.drain())
 
     def drain_copies(self) -> None:
-        """`drain`, then wait until every copy is made or its bookie's time is over. Afterwards the
+        """Drains, then waits until every copy is made or its bookie's time is over. Afterwards the
         writer holds no bytes."""
         self.drain()
         background_loop().run(self._sender.wait_for_copies())
 
     def start_finish(self) -> Callable[[], TaskResult]:
-        """Send the gathered rows; the returned function waits for every ack, then up to 0.5 s for
-        all copies. So several writers may end at once. A task with few bytes sends no entry: its
-        result has the entries inline."""
-        small = self._encoder.flush_small(self._settings.inline_bytes_max)
-        if small is not None:
-            return lambda: replace(self._empty_result, segments=inline_segments(small))
+        """Sends the gathered rows. The returned function waits for every ack, then up to 0.5 s for
+        all copies, so several writers may end at the same time. A task with few bytes sends no
+        entry: its result has the entries inline."""
+        small_entries = self._encoder.flush_small(self._settings.inline_bytes_max)
+        if small_entries is not None:
+            return lambda: replace(self._empty_result, segments=inline_segments(small_entries))
         self._hand_over_all()
         finished = background_loop().submit(self._sender.finish())
 
@@ -189,7 +190,7 @@ class TaskWriter:
         background_loop().run(self._sender.abort())
 
     def _hand_over_all(self) -> None:
-        """Send the gathered rows; returns when the ledger writer has them."""
+        """Sends the gathered rows; returns when the ledger writer has all of them."""
         for entry in self._encoder.flush():
             self._hand_over(entry)
         self._wait_until(0)
@@ -201,7 +202,7 @@ class TaskWriter:
         self._wait_until(self._settings.handed_over_bytes_max)
 
     def _wait_until(self, bytes_left: int) -> None:
-        """Collect the results of sends; wait until at most `bytes_left` bytes are being sent."""
+        """Collects the results of sends; waits until at most `bytes_left` bytes are being sent."""
         while self._pending_sends and (
             self._pending_bytes > bytes_left or self._pending_sends[0][0].done()
         ):
@@ -211,7 +212,7 @@ class TaskWriter:
 
 
 def inline_segments(entries: Iterable[EncodedEntry]) -> tuple[Segment, ...]:
-    """A segment for each entry, with the entry's payload. Each entry has one partition."""
+    """An inline segment for each entry. Each entry must have one partition."""
     return tuple(map(_inline_segment, entries))
 
 
@@ -253,8 +254,8 @@ class _SentEntry:
 
 @dataclass(frozen=True, slots=True)
 class _SegmentPlace:
-    """Where a segment is. `part` counts the parts of the task's ledgers: writing filters ends a
-    part."""
+    """Which segment of the task this is. `part` is the number of a part of a ledger: a part ends
+    when filters are written."""
 
     ledger_id: int
     part: int
@@ -306,16 +307,16 @@ class _AckedEntries:
 
 def event_bounds(event_ms: Iterable[int]) -> tuple[int, int]:
     """The least and the greatest event time of a segment; NO_MS if no row has an event time. A
-    bound that is NO_MS by chance is moved outwards."""
+    bound that would be equal to NO_MS is moved outwards by 1."""
     times = list(event_ms)
     if not times:
         return NO_MS, NO_MS
-    low, high = min(times), max(times)
-    return low - (low == NO_MS), high + (high == NO_MS)
+    least, high = min(times), max(times)
+    return least - (least == NO_MS), high + (high == NO_MS)
 
 
 class EntrySender:
-    """Sends one task's entries to its ledgers. Overlapping calls are carried out in order."""
+    """Sends one task's entries to its ledgers. Calls that overlap run one after the other."""
 
     def __init__(
         self,
@@ -339,22 +340,23 @@ class EntrySender:
         self._unacked_bytes_max = unacked_bytes_max
         self._unacked_bytes = 0
         self._held_bytes_max = held_bytes_max
-        self._earlier_writers: list[AsyncLedgerWriter] = []  # some may wait for last copies
+        self._earlier_writers: list[AsyncLedgerWriter] = []  # which may wait for last copies
         self._part = 0
         self._filter_bytes = 0
         self._next_row: dict[int, int] = {}  # by partition, in the current part of the ledger
         self._segment_entries: dict[_SegmentPlace, _AckedEntries] = {}
         self.creators: dict[int, str] = {}
-        """By ledger id the creator tokens of the ledgers with acknowledged entries."""
+        """The creator tokens of the ledgers with acknowledged entries, by ledger id."""
         self._failures = 0
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of entries to which not every bookie has responded; any thread may read it."""
+        """The bytes of entries to which not every bookie has responded. Any thread may read
+        this."""
         return sum(writer.held_bytes for writer in self._writers())
 
     async def send(self, entry: EncodedEntry) -> None:
-        """Append the entry; returns when the ledger's writer has it.
+        """Appends the entry; returns when the ledger's writer has the entry.
 
         Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable,
         or the error of the last of FAILED_LEDGERS_MAX ledgers.
@@ -365,7 +367,7 @@ class EntrySender:
             await self._send_waiting()
 
     async def drain(self) -> None:
-        """Wait for every ack. Further entries may be sent afterwards. Raises as `send`."""
+        """Waits for every ack. More entries may be sent afterwards. Raises as `send`."""
         async with self._lock:
             await self._wait_for_acks()
 
@@ -463,8 +465,8 @@ class EntrySender:
     def _has_failed(self) -> bool:
         assert self._ledger is not None
         first = self._unacked[0].ack if self._unacked else None
-        broken = first is not None and first.done() and first.exception() is not None
-        return broken or self._ledger.writer.failure is not None
+        is_broken = first is not None and first.done() and first.exception() is not None
+        return is_broken or self._ledger.writer.failure is not None
 
     def _record_acknowledged(self) -> None:
         """Move the acknowledged entries, in order, from `_unacked` to `_segment_entries`."""
@@ -494,8 +496,8 @@ class EntrySender:
         self._record_acknowledged()
 
     async def _leave_failed_ledger(self) -> None:
-        """Keep the acknowledged entries, and send the other entries to the next ledger. Raises the
-        ledger's error if it is permanent, or after too many ledgers."""
+        """Keeps the acknowledged entries, and sends the other entries to the next ledger. Raises
+        the ledger's error if the error is permanent, or after too many failed ledgers."""
         assert self._ledger is not None
         await self._wait_for_outcomes()
         cause = self._first_error(self._unacked)
@@ -521,8 +523,8 @@ class EntrySender:
         return self._ledger.writer.failure
 
     async def _leave_ledger(self) -> None:
-        """Give the ledger back once its copies are complete, or their time is over: repair makes
-        the copies that are missing then (hazard 20)."""
+        """Gives the ledger back once its copies are complete, or their time is over. Repair makes
+        copies that are still missing (hazard 20)."""
         if self._ledger is None:
             return
         writer = self._ledger.writer
@@ -541,24 +543,24 @@ class EntrySender:
         self._ledger = None
 
     async def _write_filters(self, ledger: TaskLedger) -> None:
-        """Write the filters of the part's longer segments as one entry, and begin a new part. Call
-        this when no entry is unacknowledged."""
-        due = {
+        """Writes the filters of the part's longer segments as one entry, and begins a new part. All
+        entries must be acknowledged before."""
+        to_write = {
             place: segment_entries
             for place, segment_entries in self._segment_entries.items()
             if segment_entries.filters and len(segment_entries.ids) >= ENTRIES_MIN
         }
-        if due:
+        if to_write:
             payload = encode_filters(
                 (place.partition, *entry_filter)
-                for place, segment_entries in due.items()
+                for place, segment_entries in to_write.items()
                 for entry_filter in segment_entries.filters
             )
             ledger.bytes += len(payload)
             ack = ledger.writer.append([payload], 0)
             await asyncio.gather(ack, return_exceptions=True)
             if ack.exception() is None:
-                for segment_entries in due.values():
+                for segment_entries in to_write.values():
                     segment_entries.filter_entry = ack.result()
                     segment_entries.metadata_version = max(
                         segment_entries.metadata_version, ledger.writer.version
@@ -566,7 +568,7 @@ class EntrySender:
         self._begin_part()
 
     def _begin_part(self) -> None:
-        """Begin new segments with the next entry; drop filters that were not written."""
+        """Begins new segments with the next entry, and drops filters that were not written."""
         for segment_entries in self._segment_entries.values():
             segment_entries.filters.clear()
         self._filter_bytes = 0
@@ -575,6 +577,6 @@ class EntrySender:
 
 
 def _ignore_outcome(ack: "asyncio.Future[int]") -> None:
-    """Without this, asyncio warns of an unread exception."""
+    """Reads the exception: for an unread exception asyncio would log a warning."""
     if not ack.cancelled():
         ack.exception()

@@ -194,16 +194,16 @@ class SchemaRegistry:
         version: SchemaVersion | None = None
 
         def change(current: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
-            nonlocal chosen
-            chosen = decide(current)
-            number, head = chosen.number, current.head
+            nonlocal version
+            version = decide(current)
+            number, head = version.number, current.head
             if in_force:
                 head = replace(head.with_version(number), in_force=True)
             elif not head.has(number):
                 head = replace(head, proposed=head.proposed | {number})
             if number <= current.head.last:
                 return None if head == current.head else (head, [])
-            record = schema_records.encode_version(chosen)
+            record = schema_records.encode_version(version)
             return head, [Create(paths.topic_schema(topic.id, number), record)]
 
         with reachable(f"registering a schema of topic '{topic.name}'"):
