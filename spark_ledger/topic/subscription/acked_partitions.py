@@ -1,8 +1,9 @@
-"""What a subscription's consumers acknowledged in the partitions that this broker owns, between the
-dispatchers, the partitions' ack ledgers and the broker's share.
+"""What a subscription's consumers acknowledged in the partitions that this broker owns: it connects
+the dispatchers, the partitions' ack ledgers and the broker's share.
 
-Always true: the share never shows more than an ack ledger has, or than a state without gaps: an
-owner of a later epoch that reads the share alone loses no acknowledgement whose receipt was given.
+Always true: the share never shows more than an ack ledger has, or than a state without gaps. So an
+owner of a later epoch that reads only the share loses no acknowledgement for which a receipt was
+given.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,8 +25,8 @@ from spark_ledger.topic.subscription.records import SubscriptionShare, newest
 
 
 class Floor(NamedTuple):
-    """What the nodes have of a partition: the position, and the epoch of the owner that wrote it
-    (0: the position when the subscription was made or moved)."""
+    """What the nodes have of a partition: the position, and the epoch of the owner that wrote the
+    position (0: it is the position at which the subscription was made or to which it was moved)."""
 
     epoch: int
     position: int
@@ -39,7 +40,8 @@ class _Used(NamedTuple):
 def floor_of(
     subscription: SubscriptionView, own: Mapping[int, tuple[int, int]], partition: int
 ) -> Floor:
-    """`own`: the positions in the broker's share that are not written yet."""
+    """The floor of the partition. `own`: the positions in the broker's share that are not written
+    yet."""
     record = subscription.record
     shares = [share for share, _ in subscription.shares.values()]
     shares.append(SubscriptionShare(record.epoch, True, own))
@@ -48,7 +50,8 @@ def floor_of(
 
 
 class AckedPartitions:
-    """Of one subscription at one broker, as long as its record has the token and epoch of `key`."""
+    """The acknowledgements of one subscription at one broker, as long as the subscription's record
+    has the token and epoch of `key`."""
 
     def __init__(self, topic_acks: TopicAcks, key: AckKey) -> None:
         self.topic_acks = topic_acks
@@ -57,15 +60,16 @@ class AckedPartitions:
         self._used: dict[int, _Used] = {}
 
     async def partition_acks(self, partition: int, epoch: int) -> PartitionAcks:
-        """Raises as TopicAcks.of, errors.Unavailable, StoreError."""
+        """The acknowledgements of a partition. Raises as TopicAcks.of, errors.Unavailable,
+        StoreError."""
         partition_acks = await self.topic_acks.of(partition, epoch)
-        if self.key.epoch and not partition_acks.has_state(self.key):  # others moved it, maybe now
+        if self.key.epoch and not partition_acks.has_state(self.key):  # it was moved, maybe now
             await partition_acks.check_node()
         return partition_acks
 
     def adopt(self, partition_acks: PartitionAcks, floor: Floor) -> AckState:
-        """What counts: the state of the ack ledger, or the floor if an owner of a later epoch wrote
-        that: one of an older version, which writes no ack ledger."""
+        """The state that counts: that of the ack ledger; or the floor, if an owner of a later epoch
+        wrote the floor (an owner with older software, which writes no ack ledger)."""
         partition, state = partition_acks.partition, partition_acks.state(self.key)
         is_state = state is not None and state.owner_epoch >= floor.epoch
         self._adopted[partition] = (partition_acks, state if is_state else None)
@@ -74,7 +78,7 @@ class AckedPartitions:
         return state
 
     def track(self, partition: int, served: Served, acks: AckedSet) -> None:
-        """A dispatcher goes on from what was adopted, with these acknowledgements."""
+        """Called when a dispatcher goes on from the adopted state, with these acknowledgements."""
         partition_acks, state = self._adopted.pop(partition)
         is_state = state is not None and (state.position, state.rows) == (acks.durable, acks.rows)
         partition_acks.serve(self.key, served, acks, is_state=is_state)
@@ -94,8 +98,8 @@ class AckedPartitions:
         await self._used[partition].partition_acks.durable(self.key)
 
     async def all_durable(self) -> None:
-        """All that was acknowledged is durable when this returns, but for partitions that this
-        broker has no more."""
+        """When this returns, all acknowledgements are durable, apart from those of partitions that
+        this broker no longer owns."""
         for partition, used in list(self._used.items()):
             if used.partition_acks.failure is None:
                 try:
@@ -105,7 +109,7 @@ class AckedPartitions:
                         raise
 
     def without_gaps(self) -> Iterator[tuple[int, Floor]]:
-        """Each partition of which the position is all, and is durable."""
+        """The partitions without gaps whose position is durable, each with its floor."""
         for partition, (partition_acks, acks) in self._used.items():
             if partition_acks.failure is None and self._is_written(partition_acks, acks):
                 yield partition, Floor(partition_acks.epoch, acks.durable)
@@ -114,8 +118,9 @@ class AckedPartitions:
         return not acks.rows and partition_acks.is_written(self.key)
 
     def release(self, *, is_written: bool, is_gone: bool = False) -> None:
-        """Nothing here uses the subscription any more. `is_written`: the broker's share has what
-        `without_gaps` gives; `is_gone`: the subscription was deleted."""
+        """Called when no dispatcher of this broker uses the subscription any more. `is_written`:
+        the broker's share has what `without_gaps` returns; `is_gone`: the subscription was
+        deleted."""
         for partition_acks, _ in self._used.values():
             partition_acks.release(self.key, is_written=is_written, is_gone=is_gone)
         self._used.clear()

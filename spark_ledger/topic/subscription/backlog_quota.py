@@ -1,10 +1,10 @@
-"""Whether the subscriptions of a topic leave more unread than its policies allow, and which one an
-eviction moves. Pure.
+"""Whether the subscriptions of a topic leave more unread than its policies allow, and which
+subscription an eviction moves. Pure.
 
 Always true: a backlog is judged for each partition by itself, as in Pulsar; its bytes and its age
-are those of the slowest subscription; the age is the time since the owner stored the first unread
-message (a row of Spark: since its commit), whatever time its producer gave it. A topic without a
-subscription has no backlog. An eviction never moves a query's subscription.
+are those of the slowest subscription. The age is the time since the owner stored the first unread
+message (for a row of Spark: since its commit); the time that a producer gave has no effect. A topic
+without a subscription has no backlog. An eviction never moves a query's subscription.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,15 +16,16 @@ from spark_ledger.topic.subscription.lag import PartitionLag
 from spark_ledger.topic.subscription.records import SubscriptionKind
 
 EVICTION = "eviction"
-"""The value of `on_backlog` by which new rows are taken, and the slowest subscription is moved."""
+"""The value of `on_backlog` with which a topic takes new rows, and the slowest subscription is
+moved."""
 KEPT_OF_QUOTA = 0.9
-"""An eviction leaves this part of the quota unread."""
+"""The part of the quota that an eviction leaves unread."""
 
 
 @dataclass(frozen=True, slots=True)
 class LargeBacklog:
-    """What one subscription leaves unread in a partition that is over its quota. `what`: the part
-    of the quota that is exceeded, with its value, for an error's text."""
+    """What one subscription leaves unread in a partition that is over its quota. `what`: the
+    exceeded policy with its value, for an error's text."""
 
     subscription: str
     partition: int
@@ -45,7 +46,7 @@ def has_quota(policies: TopicPolicies) -> bool:
 
 
 def exceeded(lag: PartitionLag, policies: TopicPolicies) -> str:
-    """The policy that the lag exceeds, with its value; "" if it exceeds neither."""
+    """The policy that the lag exceeds, with its value; "" if the lag exceeds neither policy."""
     bytes_max, ms_max = policies.backlog_bytes_max, policies.backlog_ms_max
     if bytes_max is not None and lag.bytes > bytes_max:
         return f"backlog_bytes_max={bytes_max}: {lag.bytes} bytes are not consumed"
@@ -57,7 +58,7 @@ def exceeded(lag: PartitionLag, policies: TopicPolicies) -> str:
 def over_quota(
     lags: Mapping[str, LagOfSubscription], policies: TopicPolicies
 ) -> dict[int, LargeBacklog]:
-    """By partition that is over its quota the slowest subscription."""
+    """The partitions that are over their quota, each with the slowest subscription."""
     slowest: dict[int, LargeBacklog] = {}
     for name, subscription in sorted(lags.items()):
         for partition, lag in subscription.lags.items():
@@ -69,8 +70,8 @@ def over_quota(
 
 
 def to_evict(lags: Mapping[str, LagOfSubscription], policies: TopicPolicies) -> list[LargeBacklog]:
-    """All backlogs of consumers' subscriptions that are over the quota: an eviction moves each of
-    them forward until KEPT_OF_QUOTA is left unread."""
+    """All backlogs of consumers' subscriptions that are over the quota. An eviction moves each such
+    subscription forward until KEPT_OF_QUOTA is left unread."""
     return [
         LargeBacklog(name, partition, lag, what)
         for name, subscription in sorted(lags.items())
@@ -86,7 +87,7 @@ def check_backlogs(
     policies: TopicPolicies,
     partitions: Collection[int],
 ) -> None:
-    """Whether these partitions are within the quota. Raises errors.BacklogQuotaExceeded."""
+    """Checks that these partitions are within the quota. Raises errors.BacklogQuotaExceeded."""
     over = over_quota(lags, policies)
     for partition in sorted(over.keys() & set(partitions)):
         backlog = over[partition]

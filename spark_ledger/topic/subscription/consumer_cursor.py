@@ -1,8 +1,8 @@
 """One subscription at one broker: the broker's share of its positions, in memory and as written.
 
-Always true: `share` is what is to be written, `_written` what the node has, by this broker's own
-writes and reads; once `failure` is set, nothing more is written. The rules for all cursors of a
-broker together are in consumer_cursors.py, which writes them.
+Always true: `share` is the share to write, and `_written` the share that the node has by this
+broker's own writes and reads. Once `failure` is set, nothing more is written. The rules for all
+cursors of a broker together are in consumer_cursors.py, which writes the shares.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ async def one_history() -> int:
 
 
 class SharesOfBroker(Protocol):
-    """What a cursor uses of all cursors of its broker (ConsumerCursors)."""
+    """What a cursor needs from ConsumerCursors, which has all cursors of its broker."""
 
     broker_id: str
     ack_budget: AckBudget
@@ -58,8 +58,8 @@ class ConsumerCursor:
         self.failure: errors.LedgerError | None = None
         self.on_failure: Callable[[], None] = do_nothing
         self.used = True
-        self.doubt = False  # a write failed: the nodes are to be read again
-        self.changes = 0  # how often its position or use changed
+        self.doubt = False  # a write failed: the nodes must be read again
+        self.changes = 0  # how often the position or `used` changed
         self.durable = 0  # how many of these changes are durable
         self.looked_s = float("-inf")
         self.written_s = asyncio.get_running_loop().time()
@@ -78,7 +78,7 @@ class ConsumerCursor:
         topic_acks = cursors.acks_of(nodes.topic_id)
         key = key_of(subscription)
         self.acked = None if topic_acks is None else AckedPartitions(topic_acks, key)
-        """None: no ack ledger is used; the share has the positions."""
+        """None: the cursor uses no ack ledger, and the share has the positions."""
 
     @property
     def topic_id(self) -> str:
@@ -86,7 +86,7 @@ class ConsumerCursor:
 
     @property
     def ack_budget(self) -> AckBudget:
-        """Of all subscriptions of this broker."""
+        """The budget of acknowledgements, for all subscriptions of this broker."""
         return self._cursors.ack_budget
 
     @property
@@ -99,8 +99,8 @@ class ConsumerCursor:
             raise self.failure
 
     async def adopt(self, partition: int, epoch: int) -> AckState:
-        """What the subscription acknowledged in a partition that this broker owns in that epoch.
-        Raises as `check`, errors.Unavailable, and as TopicAcks.of."""
+        """What the subscription's consumers acknowledged in a partition that this broker owns, in
+        this epoch of the owner. Raises as `check`, errors.Unavailable, and as TopicAcks.of."""
         if self.acked is None:
             subscription = await self._present()
             position = floor_of(subscription, self._at, partition).position
@@ -117,7 +117,7 @@ class ConsumerCursor:
         state = self.acked.adopt(acks, floor)
         self._epochs[partition] = epoch
         self._highest[partition] = max(floor, self._highest.get(partition, floor))
-        if state.position < floor.position:  # a seek back was not carried through
+        if state.position < floor.position:  # a seek back ended early
             self._set(partition, state.position)
         return state
 
@@ -130,34 +130,35 @@ class ConsumerCursor:
         return subscription
 
     def track(self, partition: int, acks: AckedSet) -> None:
-        """What was adopted goes on in `acks`: `advance` after each change of it."""
+        """From now on `acks` has the acknowledgements of the adopted partition; after each change
+        of `acks` the caller calls `advance`."""
         if self.acked is not None:
             self.acked.track(partition, self, acks)
 
     def advance(self, partition: int, offset: int) -> None:
-        """What was acknowledged in a partition that was adopted has changed, and consumers begin
-        at `offset`; it is written soon."""
+        """Called when the acknowledgements of an adopted partition changed; consumers now begin at
+        `offset`. The change is written soon."""
         if self.acked is None:
             self._set(partition, offset)
         else:
             self.acked.changed(partition)
 
     def seek(self, partition: int, offset: int) -> None:
-        """As `advance`, where the position may go back."""
+        """As `advance`, but the position may go back."""
         self._set(partition, offset)
         if self.acked is not None:
             self.acked.reset(partition)
 
     def when_durable(self, partition: int, receipt: Receipt) -> None:
-        """Calls `receipt` once what was acknowledged so far in the partition is durable; at once if
-        this broker does not know when that is."""
+        """Calls `receipt` once the present acknowledgements of the partition are durable; calls it
+        at once if this broker cannot see when they are."""
         if self.acked is None:
             receipt(self.failure)
         else:
             self.acked.when_durable(partition, receipt)
 
     async def acks_durable(self, partition: int) -> None:
-        """Waits until what was acknowledged so far in the partition is durable. Raises
+        """Waits until the present acknowledgements of the partition are durable. Raises
         errors.LedgerError."""
         if self.acked is not None:
             await self.acked.durable(partition)
@@ -166,8 +167,8 @@ class ConsumerCursor:
         self._at[partition] = (epoch, position)
 
     async def acked_settled(self) -> None:
-        """What consumers acknowledged is durable when this returns, and the share has the positions
-        of partitions without gaps. Raises errors.LedgerError."""
+        """When this returns, all acknowledgements are durable, and the share has the positions of
+        partitions without gaps. Raises errors.LedgerError."""
         if self.acked is not None:
             try:
                 await self.acked.all_durable()
@@ -188,7 +189,8 @@ class ConsumerCursor:
         self._cursors.changed()
 
     def leave(self) -> None:
-        """No consumer at this broker uses it now; that is written soon, then it is released."""
+        """Called when no consumer at this broker uses the subscription any more. This is written
+        soon, and then the subscription is released."""
         self.used = False
         self.changes += 1
         self._cursors.changed()
@@ -204,7 +206,7 @@ class ConsumerCursor:
         self._cursors.changed()
 
     def end(self, why: str) -> None:
-        """It writes nothing more, except for writes under way."""
+        """Ends the cursor: it writes nothing more, except for writes under way."""
         text = f"subscription '{self.name}' {why}"
         self.fail(errors.LedgerFenced(text, subscription=self.name))
 
@@ -213,7 +215,8 @@ class ConsumerCursor:
         return self.failure is None and self.share() != self._written
 
     def is_due(self, now_s: float) -> bool:
-        """Whether the share is to be written now: the acknowledged positions alone may wait."""
+        """Whether the share must be written now. A share that changed only by acknowledgements,
+        which ack ledgers have, may wait."""
         is_urgent = self.acked is None or self.durable < self.changes
         return self.dirty and (is_urgent or now_s >= self.written_s + SHARE_EVERY_S)
 
@@ -242,17 +245,18 @@ class ConsumerCursor:
         return [Set(nodes.path(self.name), record, subscription.version), write, *back]
 
     def was_written(self, share: SubscriptionShare, changes: int, *, back: bool) -> None:
-        """`changes`: their number when the share was made."""
+        """Called after the share was written. `changes`: the number of changes when the share was
+        made."""
         self._written, self._version = share, self._version + 1
         self.durable = changes
         self.looked_s = self.written_s = asyncio.get_running_loop().time()
         if back:
             self._highest = dict(share.at)
-            self.doubt = True  # about the record's version
+            self.doubt = True  # the record has a version that was not read
 
     def is_to_be_read(self, late_s: float) -> bool:
-        """Whether to read the nodes: a cursor that writes meets the changes of others by its write,
-        but a cursor at rest gets them only by the watch."""
+        """Whether to read the nodes. A cursor that writes notices changes of others, because its
+        write fails; a cursor without writes notices them only by its watch."""
         rests = self.failure is None and not self.is_due(asyncio.get_running_loop().time())
         return self.doubt or (rests and not (self._watching and self.looked_s >= late_s))
 
@@ -263,7 +267,7 @@ class ConsumerCursor:
         try:
             subscription = await self._nodes.read(self.name, watch=watch)
         except BaseException:
-            if watch is not None:  # it may not be set
+            if watch is not None:  # the watch may not be set
                 self._watching = False
             raise
         self._judge(subscription)
@@ -278,7 +282,8 @@ class ConsumerCursor:
         self._cursors.changed()
 
     def _judge(self, subscription: SubscriptionView | None) -> None:
-        """Fails unless this is the subscription that was opened, with this broker's share."""
+        """Fails the cursor unless this is the subscription that was opened, with this broker's
+        share."""
         if subscription is None:
             gone = f"subscription '{self.name}' was deleted"
             self.fail(errors.SubscriptionNotFound(gone, subscription=self.name))
@@ -286,13 +291,13 @@ class ConsumerCursor:
         mine = subscription.shares.get(self._cursors.broker_id)
         before = (self._subscription.record.epoch, self._subscription.record.owner)
         if (subscription.record.epoch, subscription.record.owner) != before or mine is None:
-            why = "another broker has what this one knew" if mine is None else "it was sought"
+            why = "another broker took over its share" if mine is None else "it was sought"
             self._open_again(why)
 
     async def compare(self) -> None:
-        """Fails if the topic has another history than when this was opened: the offsets belong to
-        rows of a metadata store that was given up, and this store has other rows at them.
-        Raises errors.Unavailable, errors.LedgerError as `history`."""
+        """Fails the cursor if the topic has another history than when the cursor was opened: its
+        offsets belong to rows of a metadata store that was given up, and the present store has
+        other rows at these offsets. Raises errors.Unavailable, errors.LedgerError as `history`."""
         connections = self._nodes.store.connections
         if connections != self._compared:
             if await self.history() != self.opened_in:
@@ -309,7 +314,7 @@ class ConsumerCursor:
         self.fail(errors.LedgerFenced(text, subscription=self.name))
 
     def fail(self, error: errors.LedgerError) -> None:
-        """It writes nothing more."""
+        """Fails the cursor: it writes nothing more."""
         if self.failure is None:
             self.failure = error
             self.release_acks()
@@ -317,7 +322,7 @@ class ConsumerCursor:
 
 
 def is_on(store: MetadataStore, connection: int) -> bool:
-    """Whether a write that begins now is sent on that connection."""
+    """Whether a write that begins now is sent on this connection."""
     return store.session_state is SessionState.CONNECTED and store.connections == connection
 
 

@@ -4,25 +4,25 @@
                                                    (one multi writes several shares)
 
 Always true:
-- a broker writes only its own share, so brokers do not wait for each other; if two shares have a
-  partition, the one of the higher owner's epoch counts, so that an earlier owner changes nothing;
-- a broker has one cursor of a subscription. If it opens the subscription again (it lost the
-  partitions and has them back), the earlier cursor fails, and its positions that were not written
-  are dropped; a released cursor fails too, however long its last write waited;
-- a write checks that the subscription has not changed since it was read: after a seek or a
-  deletion, or when another broker counted this one as dead and put its share into its own,
-  `failure` is set, nothing more is written, and `on_failure` is called;
-- a position is not written to an older metadata store, where other rows may have its offset: the
-  topic's history is compared after each new connection, no write is made while the store is held,
+- a broker writes only its own share, so brokers do not wait for each other. If two shares have a
+  partition, the share of the higher owner's epoch counts, so an earlier owner changes nothing;
+- a broker has one cursor for each subscription. If it opens the subscription again (it lost the
+  partitions and has them back), the earlier cursor fails, and its unwritten positions are dropped.
+  A released cursor fails too, however long its last write waited;
+- a write checks that the subscription has not changed since it was read. After a seek or a
+  deletion, or after another broker counted this broker as dead and took over its share, `failure`
+  is set, nothing more is written, and `on_failure` is called;
+- a position is not written to an older metadata store, where other rows may have its offset. The
+  topic's history is compared after each new connection; no write is made while the store is held;
   and all cursors fail once a person accepted another store;
 - if one subscription cannot be read, only its cursor fails;
-- `advance` waits for nothing; a write has the last positions, MULTI_BYTES_MAX of values in a multi;
+- `advance` never waits. A write has the last positions; a multi has MULTI_BYTES_MAX of values;
 - a step back is written with a new version of the subscriptions' node and of the subscription's
-  record: a trim planned before it fails, and no mark hides it (hazard 37);
-- consumers may take over a query's subscription once the query is over, and a query may have it
-  back once the consumers are gone; its position stays the same;
-- the next broker that opens the subscription puts the shares of brokers that are not alive into its
-  own, in one multi, so there are no more shares than brokers.
+  record, so a trim that was planned before it fails, and no mark hides it (hazard 37);
+- consumers may take over a query's subscription once the query is over, and a query may take it
+  back once the consumers are gone; the position stays;
+- the next broker that opens the subscription moves the shares of brokers that are not alive into
+  its own share, in one multi, so there are no more shares than brokers.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ from spark_ledger.topic.subscription.subscriptions import Subscriptions
 
 WRITE_EVERY_S = 1.0
 LOOK_EVERY_S = 60.0
-"""A subscription without writes is read this often: it may have been deleted or sought, and the
+"""How often a subscription without writes is read: it may have been deleted or sought, and the
 watch on its record may have been lost."""
 WRITTEN_S = 5.0
 MULTI_BYTES_MAX = 256 << 10
@@ -87,7 +87,8 @@ T = TypeVar("T")
 
 
 class ConsumerCursors:
-    """The cursors of one broker; its id is the name of its ephemeral below /brokers/alive."""
+    """The cursors of one broker. The broker's id is the name of its ephemeral node below
+    /brokers/alive."""
 
     def __init__(
         self,
@@ -115,15 +116,15 @@ class ConsumerCursors:
         self._changed.set()
 
     def acks_of(self, topic_id: str) -> TopicAcks | None:
-        """The acknowledgements of a topic whose partitions this broker has, None if it writes no
-        ack ledgers."""
+        """The acknowledgements of a topic with partitions of this broker; None if the broker writes
+        no ack ledgers for the topic."""
         return self._acks.get(topic_id)
 
     def use_acks(
         self, topic: TopicInfo, make_ledger: Callable[[], Awaitable[MadeForAcks]]
     ) -> TopicAcks:
-        """From now on subscriptions of the topic are opened with ack ledgers, as long as the result
-        is not closed."""
+        """From now on, and until the returned object is closed, subscriptions of the topic are
+        opened with ack ledgers."""
         ledgers, nodes = self._subscriptions.ledgers, SubscriptionNodes(self._store, topic.id)
 
         async def is_current(key: AckKey) -> bool:
@@ -143,7 +144,8 @@ class ConsumerCursors:
         return made
 
     def doubt_all(self) -> None:
-        """Another broker counted this one as dead, and may have put its shares into its own."""
+        """Called when another broker counted this broker as dead: it may have taken over this
+        broker's shares."""
         for cursor in self._open.values():
             cursor.doubt = True
         self.changed()
@@ -160,18 +162,19 @@ class ConsumerCursors:
         start: Callable[[], Awaitable[Mapping[int, int]]],
         history: History = one_history,
     ) -> ConsumerCursor:
-        """The subscription, made at `start()` if it does not exist. This broker's earlier cursor of
-        it fails; the new one fails once `history()` changes. Raises errors.SubscriptionBusy (a
-        query uses it), errors.LedgerFenced (it is opened again meanwhile), errors.TopicNotFound,
+        """A cursor of the subscription, which is made at `start()` if it does not exist. This
+        broker's earlier cursor of the subscription fails; the new cursor fails once `history()`
+        changes. Raises errors.SubscriptionBusy (a query uses the subscription), errors.LedgerFenced
+        (the subscription is opened again meanwhile), errors.TopicNotFound,
         errors.TopicDeleted, errors.OptionInvalid, errors.Unavailable."""
         nodes = SubscriptionNodes(self._store, topic.id)
         path = nodes.path(name)
         turn = self._opening[path] = object()
-        if path in self._open:  # before its share is read: later writes of that cursor fail
+        if path in self._open:  # before the share is read: later writes of the old cursor fail
             self._open.pop(path).end("is opened again at this broker")
         try:
             with reachable(f"opening subscription '{name}' of topic '{topic.name}'"):
-                opened_in = await history()  # first: the nodes are of this history or a later one
+                opened_in = await history()  # before the nodes, which may be of a later history
                 tries = Tries(self._rng)
                 while True:
                     opened = await self._try_open(topic, nodes, name, start)
@@ -220,8 +223,8 @@ class ConsumerCursors:
         return await self._with_share(nodes, subscription, connection)
 
     async def _take_from_cursor(self, topic: TopicInfo, name: str) -> None:
-        """A query owned it, or a single broker: puts the position of its cursor ledger into the
-        record. Raises errors.SubscriptionBusy, errors.LedgerFenced."""
+        """Takes over a subscription that a query, or a single broker, owned: puts the position in
+        its cursor ledger into the record. Raises errors.SubscriptionBusy, errors.LedgerFenced."""
         cursor = await self._subscriptions.open(
             topic,
             name,
@@ -258,16 +261,17 @@ class ConsumerCursors:
         return ConsumerCursor(self, nodes, subscription, share, version) if written else None
 
     async def _multi(self, operations: Sequence[Operation]) -> bool:
-        """Whether all is written. False: none of it, or the outcome is unknown until the nodes are
-        read again."""
+        """Whether all operations were applied. False: no operation was, or the outcome is unknown
+        until the nodes are read again."""
         with suppress(MultiFailed, OutcomeUnknown):
             await self._store.multi(operations)
             return True
         return False
 
     async def release(self, cursor: ConsumerCursor, timeout_s: float) -> None:
-        """No consumer here uses it: writes its position and releases it, and it fails. If the store
-        does not respond in time, that is written later, unless the subscription is opened again."""
+        """Called when no consumer here uses the subscription: writes its position, releases it, and
+        fails the cursor. If the store does not respond in time, the position is written later,
+        unless the subscription is opened again."""
         cursor.on_failure = do_nothing
         try:
             async with asyncio.timeout(timeout_s):
@@ -284,12 +288,13 @@ class ConsumerCursors:
         self._end_released([cursor])
 
     async def delete(self, cursor: ConsumerCursor, within_s: float) -> None:
-        """Its last consumer here unsubscribes: deletes the subscription, unless consumers at other
-        brokers use it: then the last of them does. Durable when this returns, even if responses of
-        the store were lost: the nodes are read again, for `within_s` at most.
+        """Called when the last consumer here unsubscribes: deletes the subscription. If consumers
+        at other brokers use it, the last of these deletes it instead. The deletion is durable when
+        this returns, even if responses of the store were lost: the nodes are read again, for
+        `within_s` at most.
 
-        Raises errors.Unavailable: it may be deleted or not, and is used as before;
-        errors.SubscriptionBusy, errors.CommitContended."""
+        Raises errors.Unavailable (it is unknown whether the subscription was deleted; the cursor
+        stays in use), errors.SubscriptionBusy, errors.CommitContended."""
         on_failure, cursor.on_failure = cursor.on_failure, do_nothing
         until_s = asyncio.get_running_loop().time() + within_s
         cursor.leave()
@@ -311,7 +316,8 @@ class ConsumerCursors:
         self._forget_failed([cursor])
 
     async def _delete(self, cursor: ConsumerCursor) -> None:
-        """Writes first that it is not used here; so the last of several that leave deletes it."""
+        """First writes that the subscription is not used here; so if several brokers leave it, the
+        last of them deletes it."""
         with suppress(errors.LedgerFenced, errors.SubscriptionNotFound):  # released
             await self.written(cursor, WRITTEN_S)
         if not await self._subscriptions.used_by_consumers(cursor.topic_id, cursor.name):
@@ -321,7 +327,7 @@ class ConsumerCursors:
 
     async def written(self, cursor: ConsumerCursor, timeout_s: float) -> None:
         """Returns once the changes before this call are durable; more changes may come meanwhile.
-        Raises as ConsumerCursor.check, errors.Unavailable if that takes longer than `timeout_s`."""
+        Raises as ConsumerCursor.check, and errors.Unavailable after `timeout_s`."""
         changes = cursor.changes
 
         def left() -> bool:
@@ -341,7 +347,8 @@ class ConsumerCursors:
         cursor.check()
 
     async def close(self) -> None:
-        """Cursors that still have to be written must be released before."""
+        """Stops writing: the caller must release before the cursors that are still to be
+        written."""
         if self._task is not None:
             await cancel(self._task)
 
@@ -355,7 +362,7 @@ class ConsumerCursors:
             try:
                 await self._round(cursors)
                 self._end_released(cursors)
-            except Exception:  # a defect: the next round is made all the same
+            except Exception:  # a defect: the next round tries again
                 _log.exception("the positions of consumers are not written")
                 self.changed()
             await asyncio.sleep(WRITE_EVERY_S)
@@ -387,7 +394,7 @@ class ConsumerCursors:
             await _apart(cursor, cursor.compare())
 
     def _end_released(self, cursors: list[ConsumerCursor]) -> None:
-        """Ends and forgets cursors that are written and that no consumer uses."""
+        """Ends and forgets the cursors that are written and that no consumer uses."""
         for cursor in cursors:
             if not (cursor.used or cursor.dirty or cursor.doubt):
                 cursor.release_acks(is_written=True)
@@ -400,7 +407,8 @@ class ConsumerCursors:
                 del self._open[cursor.path]
 
     async def _write(self, cursors: list[ConsumerCursor]) -> None:
-        """Writes them together; if a subscription has changed since it was read, each by itself."""
+        """Writes the cursors together; if a subscription has changed since it was read, writes each
+        cursor by itself."""
         await asyncio.gather(*map(self._compare, cursors))
         cursors = [cursor for cursor in cursors if cursor.dirty and cursor.is_compared]
         at = 0
@@ -439,8 +447,8 @@ class ConsumerCursors:
 
 
 async def _apart(cursor: ConsumerCursor, doing: Coroutine[Any, Any, T]) -> T | None:
-    """The result of `doing`; None if the subscription cannot be read, which fails only its cursor,
-    or if there is a defect. Raises StoreError, errors.Unavailable."""
+    """The result of `doing`. None if the subscription cannot be read, which fails only its cursor,
+    or after a defect. Raises StoreError, errors.Unavailable."""
     try:
         return await doing
     except (StoreError, errors.Unavailable):

@@ -1,20 +1,22 @@
-"""A subscription in the hands of its owner: gets its positions and makes them durable by itself.
+"""A subscription in the hands of its owner: a cursor takes the owner's positions and makes them
+durable in the background.
 
     advance(position) ... at most once a second ... -> the record, or an entry of the cursor ledger
 
 Always true:
-- `advance` waits for nothing; a write has the last positions, and skips those before;
-- `confirmed` is durable: the next owner reads these positions or later ones (T12);
-- only the owner of the current epoch writes: each write of the record is a compare-and-set that
-  also checks the intent, and a ledger's entry counts only while the record names the ledger; a new
+- `advance` never waits; a write has the last positions, and skips earlier positions;
+- `confirmed` is durable: the next owner reads these positions or later positions (T12);
+- only the owner of the current epoch writes. Each write of the record is a compare-and-set that
+  also checks the intent. A ledger's entry counts only while the record names the ledger. A new
   owner raises the epoch, then fences the ledger. A cursor that reads another epoch sets `failure`
   and writes nothing more;
 - a step back is written to the record with a new version of the subscriptions' node, so that a trim
-  planned before it fails, and is then clipped to the rows that are kept (hazard 37);
-- a new ledger has the position before the record names it, and the old one is deleted after that; a
-  ledger that was made and never named is deleted too, or left to the janitor;
-- writes are a second apart at least; a subscription that moves seldom keeps no ledger (its position
-  is in the record), so a thousand queries that trigger every two minutes keep no ledger open; small
+  that was planned before it fails; then the positions are raised to the first rows kept (hazard
+  37);
+- a new ledger has the position before the record names the ledger; then the old ledger is deleted.
+  A ledger that was made and never named is deleted too, by the cursor or by the janitor;
+- writes are a second apart at least. A subscription that moves seldom keeps no ledger (its position
+  is in the record), so a thousand queries that trigger every two minutes keep no ledger open. Small
   positions go into the record now and then, so that a reader of only the record is not far behind.
 After a failure of the store or the bookies the cursor reads the nodes, and tries again.
 """
@@ -57,28 +59,28 @@ from spark_ledger.topic.subscription.records import (
 
 WRITE_EVERY_S = 1.0
 OFTEN_S = 30.0
-"""A write that comes sooner after the last one goes to a ledger."""
+"""A write that comes sooner after the last write goes to a ledger."""
 IDLE_S = 120.0
-"""A ledger without a write for that long is left. OFTEN_S is less: else a subscription that moves
-regularly would open and leave a ledger with every write."""
+"""A ledger without a write for this time is left. OFTEN_S must be less; otherwise a subscription
+that moves regularly would open and leave a ledger with every write."""
 FLOOR_EVERY_S = 300.0
 
 
 class Step(Enum):
     NOTHING = "nothing"
-    INLINE = "inline"  # into the record, which names no ledger then
-    FLOOR = "floor"  # into the record, which goes on naming the ledger
-    APPEND = "append"  # to the open ledger
-    NEW_LEDGER = "new ledger"  # to a new one, and its name into the record
-    LEAVE = "leave"  # close the ledger; its last entry has the position
+    INLINE = "inline"  # write the positions into the record, which then names no ledger
+    FLOOR = "floor"  # write the positions into the record, which still names the ledger
+    APPEND = "append"  # append the positions to the open ledger
+    NEW_LEDGER = "new ledger"  # append to a new ledger, and write its id into the record
+    LEAVE = "leave"  # close the ledger, whose last entry has the positions
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Times by the loop's clock. `dirty`: there is a position that is not durable; `behind`: the
-    record's floor is not the position; `small`: the position fits into the record; `refused`: a
-    ledger could not be made or written lately; `open`, `full`: there is an open ledger, it is full.
-    """
+    """What `next_step` decides by; times are by the loop's clock. `dirty`: a position is not
+    durable. `behind`: the record's floor is not the position. `small`: the positions fit into the
+    record. `refused`: a ledger could not be made or written lately. `open`: the cursor has an open
+    ledger; `full`: this ledger is full."""
 
     now_s: float
     written_s: float
@@ -106,8 +108,8 @@ def next_step(now: Situation) -> Step:
 
 
 def next_look_s(now: Situation) -> float:
-    """The time until which `next_step` stays the same if nothing happens; not before the pause
-    after a write has passed."""
+    """The time until which `next_step` does not change if nothing happens; not before the end of
+    the pause after a write."""
     soonest_s = now.written_s + WRITE_EVERY_S
     if now.dirty:
         return soonest_s
@@ -148,10 +150,10 @@ class Cursor:
         *,
         new: bool,
     ) -> None:
-        """`new`: the subscription was made just now; its first rows may have been trimmed."""
+        """`new`: the subscription was just made, and its first rows may have been trimmed since."""
         self.name = subscription.name
         self.failure: errors.LedgerError | None = None
-        """Why it writes nothing more, once it was taken over or deleted."""
+        """Why the cursor writes nothing more: the subscription was taken over or deleted."""
         self.confirmed: Positions = dict(subscription.record.floor)
         self._context = context
         self._subscription = subscription
@@ -159,12 +161,12 @@ class Cursor:
         self._intent = intent
         self._loop = asyncio.get_running_loop()
         self._wanted: dict[int, int] = {}
-        self._unheard: Positions = {}  # of writes after `confirmed` that may have been applied
+        self._unheard: Positions = {}  # positions of writes without a response
         self._starts: Mapping[int, int] = {}  # first rows kept, by the last fold
-        self._clip = new  # it went back, and that was not yet compared with the first rows kept
-        self._doubt = False  # something failed: the record and the intent are to be read again
+        self._clip = new  # the position went back, and must be compared with the first rows kept
+        self._doubt = False  # a call failed: the record and the intent must be read again
         self._ledger: CursorLedger | None = None
-        self._left: dict[int, None] = {}  # our ledgers that the record is not to name any more
+        self._left: dict[int, None] = {}  # our ledgers that the record must not name any more
         self._written_s = self._floor_s = self._refused_s = LONG_AGO_S
         self._looked_s = self._loop.time()
         self._changed = asyncio.Event()
@@ -176,8 +178,8 @@ class Cursor:
     # -- the owner's calls -------------------------------------------------------------------
 
     def advance(self, positions: Positions) -> None:
-        """Sets the subscription's positions in these partitions; they are written soon. They may go
-        back. Raises nothing and waits for nothing."""
+        """Sets the subscription's positions in these partitions; they are written soon, and may go
+        back. Never raises and never waits."""
         advanced = {**self._wanted, **clipped(positions, self._starts)}
         if advanced != self._wanted and self.failure is None:
             self._wanted = advanced
@@ -191,8 +193,8 @@ class Cursor:
             raise self.failure
 
     async def recovered(self) -> dict[int, int]:
-        """The subscription's positions when it was opened, at least the confirmed ones. Waits as
-        long as the bookies that have them do not respond. Raises as `check`."""
+        """The subscription's positions when it was opened, at or after its confirmed positions.
+        Waits as long as the bookies that have the positions do not respond. Raises as `check`."""
         return dict(await asyncio.shield(self._recovered))
 
     async def durable(self) -> None:
@@ -201,9 +203,9 @@ class Cursor:
         self.check()
 
     async def release(self, timeout_s: float = 10.0) -> None:
-        """Writes the last position and releases the subscription: any query may open it at once.
-        If that cannot be written in time, its own query may open it, or another one after a lease.
-        """
+        """Writes the last position and releases the subscription, so that any query may open it at
+        once. If the release cannot be written in time, its own query may open it at once, and
+        another query after a lease."""
         await self._stop()
         try:
             async with asyncio.timeout(timeout_s):
@@ -234,7 +236,7 @@ class Cursor:
                 await asyncio.sleep(self._context.rng.uniform(0.5, 1.0) * pause_s)
 
     async def _patiently(self, doing: Coroutine[Any, Any, None]) -> bool:
-        """Whether it succeeded. If not, and we are still the owner, the caller tries again."""
+        """Whether `doing` succeeded. If not, and we are still the owner, the caller tries again."""
         try:
             await doing
             return True
@@ -272,8 +274,8 @@ class Cursor:
 
     async def _settle(self) -> None:
         """Makes sure that the record and the intent are up to date, and that the subscription's
-        earlier position was read. Others may count a silent owner as dead, so it reads them now and
-        then."""
+        earlier position was read. Reads record and intent now and then, since others may count a
+        silent owner as dead."""
         if self._doubt or self._loop.time() >= self._looked_s + HEARTBEAT_S:
             await self._look()
         if not self._recovered.done():
@@ -313,7 +315,8 @@ class Cursor:
         await self._move(self._subscription.record)
 
     async def _recover(self) -> None:
-        """Reads and thereby fences the ledger of the earlier owner, and goes on without it."""
+        """Reads the ledger of the earlier owner, which fences the ledger, and goes on without
+        it."""
         record = self._subscription.record
         recovered: Positions = record.floor
         if record.ledger_id is not None:
@@ -434,21 +437,22 @@ class Cursor:
         self._fail(errors.LedgerFenced(f"subscription '{self.name}' was released"))
 
     def _leave_ledger(self) -> None:
-        """Appends go to another ledger from now on; this one is deleted once the record does not
-        name it."""
+        """Later appends go to another ledger; this ledger is deleted once the record does not name
+        it."""
         if self._ledger is not None:
             self._left[self._ledger.id] = None
             self._ledger.writer.abandon()
             self._ledger = None
 
     async def _close_ledger(self) -> None:
-        """Closes the ledger and keeps it: the record goes on naming it."""
+        """Closes the ledger and keeps it: the record still names it."""
         if self._ledger is not None:
             ledger, self._ledger = self._ledger, None
             await ledger.writer.close()
 
     def _discard_left(self) -> None:
-        """Deletes the left ledgers that the record, which was just written, does not name."""
+        """Deletes those of the left ledgers that the record, which was just written, does not
+        name."""
         for ledger_id in [
             left for left in self._left if left != self._subscription.record.ledger_id
         ]:
@@ -489,11 +493,11 @@ class Cursor:
             self._ledger.writer.abandon()
         if not self._recovered.done():
             self._recovered.set_exception(error)
-            self._recovered.exception()  # for a caller that asks; there may be none
+            self._recovered.exception()  # read here, as maybe no caller reads it
         self._durable.set()
 
     async def _stop(self) -> None:
-        """Writes that were under way may have been applied or not."""
+        """Stops the background work; writes that were under way may have been applied or not."""
         await cancel(self._task)
         self._doubt = True
 
@@ -504,9 +508,9 @@ class Cursor:
 
 
 async def open_intent(intents: Intents, claim: Claim, topic_id: str, name: str) -> Intent:
-    """The intent of the claim's run on the subscription: the first call of a run ends the older
-    run's intent. No topic has such a target. Raises errors.LedgerFenced if a newer run has taken
-    over."""
+    """The intent of the claim's run on the subscription. The first call of a run ends the older
+    run's intent. No topic's name is equal to the intent's target. Raises errors.LedgerFenced if a
+    newer run has taken over."""
     target = f"subscription:{topic_id}/{name}"
     return await intents.open_query_intent(claim.query_id, claim.run_id, target, kind=CURSOR)
 

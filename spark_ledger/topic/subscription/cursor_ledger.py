@@ -1,11 +1,11 @@
-"""The ledger of a cursor's positions: appending them, and reading the last ones.
+"""The ledger of a cursor's positions: to append positions, and to read the last positions.
 
-Always true: an entry counts once it is acknowledged, synced on Qa bookies; a process that reads the
-last entry to go on from it fences the ledger first, so the writer adds no entry that this process
-misses; an entry that is damaged on every copy is skipped, and the entry before it counts; an entry
-that cannot be read now is an error. One entry is under way at a time.
+Always true: an entry counts once it is acknowledged, synced on Qa bookies. A process that goes on
+from the last entry fences the ledger before it reads the entry, so the writer adds no entry that
+this process misses. An entry that is damaged on every copy is skipped, and the entry before counts;
+an entry that cannot be read now is an error. One entry is under way at a time.
 
-An entry has all positions of the subscription, so the last good one is enough. Always true:
+An entry has all positions of the subscription, so the last good entry is enough. Always true:
 partitions rise, no position is negative.
 
     0        4     5       6          8          16           20         24
@@ -55,14 +55,14 @@ Column = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class CursorEntry:
-    """`epoch` is that of the subscription when the entry was written."""
+    """`epoch` is the subscription's epoch when the entry was written."""
 
     epoch: int
     positions: Positions
 
 
 def encode(entry: CursorEntry) -> bytes:
-    """Raises ValueError for positions that break the rules above."""
+    """Raises ValueError for positions that break the rules at the head of this file."""
     partitions = sorted(entry.positions)
     columns = (
         np.array(partitions, _U32),
@@ -98,11 +98,11 @@ def decode(payload: bytes | memoryview) -> CursorEntry:
 
 
 class BadCursorEntry(Exception):
-    """Malformed bytes of a cursor's entry: the entry before it counts."""
+    """The bytes of a cursor's entry are malformed: the entry before counts."""
 
 
 def _problem(partitions: Column, positions: Column) -> str:
-    """The rule that is broken, "" if all hold."""
+    """The rule that the positions break; "" if they break no rule."""
     if bool((np.diff(partitions.astype(np.int64)) <= 0).any()):
         return "the partitions of a cursor's positions do not rise"
     if bool((positions < 0).any()):
@@ -124,8 +124,8 @@ class CursorLedger:
         return self.writer.ledger_id
 
     def full(self, now_s: float) -> bool:
-        """Whether the next entry goes to another ledger: this one failed, or is long, old or
-        fragmented."""
+        """Whether the next entry goes to another ledger, because this ledger failed, is too long or
+        too old, or has too many fragments."""
         return (
             self.writer.failure is not None
             or self.entries >= ENTRIES_MAX
@@ -165,8 +165,8 @@ async def create(
 
 
 async def last_entry(ledgers: LedgerStore, ledger_id: int, *, fence: bool) -> CursorEntry | None:
-    """The last good entry; None if there is no good entry. With `fence` the writer adds nothing
-    after it; without, a later entry may be under way.
+    """The last good entry; None if there is no good entry. With `fence` the writer can add no later
+    entry; without `fence` a later entry may be under way.
 
     Raises errors.NoSuchLedger, errors.DataUnavailable, errors.Unavailable, errors.NotEnoughBookies,
     errors.UnsupportedFormat.

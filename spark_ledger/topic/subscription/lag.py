@@ -1,7 +1,7 @@
 """How far behind a topic's end a position is: rows, bytes and time. Pure.
 
-Always true: offsets without a row (trimmed, in a hole, or of a message's chunks before the last)
-are no lag; no value is negative; the lag is computed from the given state, without reading a chunk:
+Always true: offsets without a row (trimmed, in a hole, or of a message's earlier chunks) do not
+count as lag; no value is negative. The lag is computed from the given state and reads no chunk, so
 bytes, and times inside a live segment or a chunk that was not read, are estimates.
 """
 
@@ -41,8 +41,9 @@ def topic_lag(
     acked: Mapping[int, int] = NO_ACKED,
 ) -> dict[int, PartitionLag]:
     """The lag of each partition in `positions` that the topic has; `now_ms` is by the store's
-    clock. `live_ends` are the ends of live segments; their rows count up to `ends`, if given.
-    `acked`: how many rows beyond a position were acknowledged one by one, which are no lag."""
+    clock. `live_ends` are the ends of live segments; with `ends`, their rows count only up to these
+    offsets. `acked`: by partition the number of rows beyond the position that were acknowledged one
+    by one; they do not count as lag."""
     lags = {}
     for partition in sorted(positions):
         if partition < len(state.partitions):
@@ -63,8 +64,8 @@ def partition_lag(
     now_ms: int,
     read: Tables = NO_TABLES,
 ) -> PartitionLag:
-    """The lag of one partition whose rows end at `end`; otherwise as `topic_lag`. Bytes and times
-    of a live segment count as spread evenly over its rows."""
+    """The lag of one partition whose rows end at `end`; otherwise as `topic_lag`. The bytes and
+    times of a live segment are assumed to be spread evenly over its rows."""
     lo, hi = max(position, held.start_offset), held.end_offset
     left = max(0, end - max(hi, lo))
     size = held.bytes_between(lo, hi)
@@ -83,7 +84,7 @@ def partition_lag(
 
 def first_commit_ms(held: PartitionState, offset: int, read: Tables = NO_TABLES) -> int | None:
     """When the first row at or after the offset was committed; None if no commit has such a row.
-    Within a chunk that was not read, and within a segment born live, times count as rising
+    Within a chunk that was not read, and within a segment born live, times are assumed to rise
     evenly."""
     for interval in held.intervals.between(offset, held.end_offset):
         source = interval.source
@@ -106,8 +107,8 @@ def first_commit_ms(held: PartitionState, offset: int, read: Tables = NO_TABLES)
 
 
 def spark_metrics(lags: Iterable[PartitionLag]) -> dict[str, str]:
-    """The lag of all partitions of a query, under the names of Spark's Kafka source, and the time;
-    numbers as text, as in a query's progress."""
+    """The lag of all partitions of a query, with the names of Spark's Kafka source, and the lag in
+    time; numbers are text, as in a query's progress."""
     every = list(lags)
     rows = [lag.rows for lag in every] or [0]
     return {

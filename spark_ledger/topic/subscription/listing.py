@@ -20,10 +20,11 @@ READS_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionInfo:
-    """A subscription in a listing. `positions` are its positions, exact once it is released; while
-    it is used they may be some seconds behind. `acked_beyond`: how many rows beyond each
-    position consumers acknowledged. `floor_ms`: when the metadata store got the positions that it
-    has, by its clock; those of a cursor ledger or an ack ledger are newer."""
+    """A subscription in a listing. `positions` are its positions: exact once the subscription is
+    released; while it is used they may be some seconds behind. `acked_beyond`: by partition the
+    number of rows beyond the position that consumers acknowledged. `floor_ms`: when the metadata
+    store got its positions, by its clock; positions in a cursor ledger or an ack ledger are newer.
+    """
 
     name: str
     kind: SubscriptionKind

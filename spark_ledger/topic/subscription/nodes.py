@@ -1,10 +1,10 @@
 """The nodes of a topic's subscriptions, read and written.
 
-Always true: a record is written by compare-and-set on the version that was judged, in one multi
-with all other checks; a lost response is resolved by sync and reading the record again: every
-record has its owner's random token and its epoch, so equal bytes under the next version are ours.
-While the cluster is held no subscription is made, sought or deleted; an existing one stays in use,
-as no rows are lost if its position goes back.
+Always true: a record is written by compare-and-set on the version that was read, in one multi with
+all other checks. After a lost response the record is read again after a sync: every record has its
+owner's random token and its epoch, so equal bytes under the next version are ours. While the
+cluster is held no subscription is made, sought or deleted; an existing subscription stays in use,
+since no rows are lost if its position goes back.
 """
 
 import difflib
@@ -58,8 +58,8 @@ NEAREST_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionView:
-    """A subscription as it was read. `created_ms`, and `written_ms` of the node that was written
-    last, are by the store's clock; `shares` are by broker, each with its node's version."""
+    """A subscription as it was read. `created_ms` and `written_ms` (of the node that was written
+    last) are by the store's clock. `shares` are by broker, each with its node's version."""
 
     name: str
     record: SubscriptionRecord
@@ -70,12 +70,12 @@ class SubscriptionView:
 
     @property
     def floor(self) -> dict[int, int]:
-        """Positions by the nodes: the subscription is at or after them."""
+        """The positions in the nodes: the subscription is at or after these positions."""
         shares = (share for share, _ in self.shares.values())
         return with_shares(self.record.floor, self.record.epoch, shares)
 
     def used_by(self, brokers: Container[str]) -> bool:
-        """Whether consumers are connected at one of these."""
+        """Whether consumers are connected at one of these brokers."""
         return any(
             share.used and share.epoch == self.record.epoch and broker in brokers
             for broker, (share, _) in self.shares.items()
@@ -114,8 +114,8 @@ class SubscriptionNodes:
     async def read(
         self, name: str, *, fresh: bool = True, watch: Watcher | None = None
     ) -> SubscriptionView | None:
-        """The subscription, not older than this call if `fresh`; None if it does not exist. `watch`
-        is set on its record before the record is read."""
+        """The subscription; None if it does not exist. With `fresh` it is not older than this call.
+        `watch` is set on the record before the record is read."""
         path = self.path(name)
         if fresh:
             await self.store.sync(path)
@@ -133,8 +133,8 @@ class SubscriptionNodes:
         return SubscriptionView(name, record, node.version, node.created_ms, shares, written_ms)
 
     async def _shares(self, name: str) -> dict[str, Versioned]:
-        """The nodes of the shares by broker. The multi that removes a share puts its positions into
-        another one: so if one goes while they are read, they are all read again."""
+        """The nodes of the shares, by broker. The multi that removes a share puts its positions
+        into another share: so if a share is removed during the read, all shares are read again."""
         for _ in range(TRIES_MAX):
             brokers = await names_in(self.store, self.share(name))
             nodes = await self.store.get_many([self.share(name, broker) for broker in brokers])
@@ -150,7 +150,8 @@ class SubscriptionNodes:
                 await self.store.create(self.share(name))
 
     def first_share(self, name: str, record: SubscriptionRecord, broker_id: str) -> list[Operation]:
-        """The operations that give a broker a share of a subscription that is made with them."""
+        """The operations that give a broker a share of a subscription; they belong to the multi
+        that makes the subscription."""
         share = SubscriptionShare(record.epoch, True, {})
         value = subscription_records.encode_share(share)
         return [Create(self.share(name)), Create(self.share(name, broker_id), value)]
@@ -164,7 +165,7 @@ class SubscriptionNodes:
 
     async def not_found(self, name: str) -> errors.SubscriptionNotFound:
         nearest = difflib.get_close_matches(name, await self.names(), n=NEAREST_MAX)
-        hint = f"; near to it: {', '.join(sorted(nearest))}" if nearest else ""
+        hint = f"; similar names: {', '.join(sorted(nearest))}" if nearest else ""
         what = f"there is no subscription '{name}'{hint}"
         return errors.SubscriptionNotFound(what, subscription=name)
 
@@ -182,7 +183,8 @@ class SubscriptionNodes:
     async def create(
         self, name: str, record: SubscriptionRecord, *others: Operation
     ) -> SubscriptionView | None:
-        """Makes it, with its first mark; None: it exists, or one of `others` did not hold."""
+        """Makes the subscription, with its first mark. None: the subscription exists, or one of
+        `others` failed."""
         value = subscription_records.encode_subscription(record)
         operations = [
             Create(self.path(name), value),
@@ -199,9 +201,9 @@ class SubscriptionNodes:
         *others: Operation,
         unless_held: bool = False,
     ) -> SubscriptionView | None:
-        """Replaces the record that was read; None: it has changed since, or one of `others` did not
-        hold. `unless_held`: only while the cluster is not held, for a user's request; the process
-        that uses the subscription goes on under a hold."""
+        """Replaces the record that was read. None: the record has changed since, or one of `others`
+        failed. With `unless_held` (for a user's request) only while the cluster is not held; the
+        process that uses the subscription goes on writing while the cluster is held."""
         value = subscription_records.encode_subscription(record)
         operation = Set(self.path(subscription.name), value, subscription.version)
         operations = [operation, *others]
@@ -210,8 +212,8 @@ class SubscriptionNodes:
         )
 
     async def delete(self, subscription: SubscriptionView, *others: Operation) -> bool:
-        """Removes it with its marks; False: it has changed since, or one of `others` did not hold.
-        Raises OutcomeUnknown if it may be gone."""
+        """Removes the subscription with its marks. False: the record has changed since, or one of
+        `others` failed. Raises OutcomeUnknown if the subscription may be gone."""
         numbers = [mark.number for mark in await self.marks(subscription.name)]
         operations: list[Operation] = [
             *(
@@ -234,20 +236,21 @@ class SubscriptionNodes:
             return False
 
     def without_shares(self, subscription: SubscriptionView) -> list[Operation]:
-        """The operations that remove its shares, if they have not changed since they were read."""
+        """The operations that remove the shares, if the shares have not changed since they were
+        read."""
         return [
             Delete(self.share(subscription.name, broker), version)
             for broker, (_, version) in subscription.shares.items()
         ]
 
     def touch(self) -> Operation:
-        """The operation that makes every trim fail that was planned before."""
+        """The operation that makes every earlier planned trim fail."""
         return Set(self.folder, subscription_records.encode_subscriptions(), ANY_VERSION)
 
     def step_back(self, name: str, marks: Sequence[Mark], positions: Positions) -> list[Operation]:
         """The operations of a step back to `positions`; `marks` were read for it. If the newest
-        mark is already as low, no mark is made; but then the multi checks that no mark came since:
-        it would hide the step back once it is the mark that counts."""
+        mark is already as low, no mark is made. But then the multi checks that no mark was made
+        since: such a mark would hide the step back once it is the mark that counts."""
         number = needed_before_going_back(marks, positions) if marks else 0
         if number is not None:
             return [self.touch(), self.mark(name, number, positions)]
@@ -263,9 +266,9 @@ class SubscriptionNodes:
         self, subscription: SubscriptionView, add: int | None, forget: Sequence[int]
     ) -> None:
         """Makes the mark with number `add`, of the positions in `subscription`, if the record has
-        not changed since it was read (else it may have gone back, and the mark would hide that);
-        removes the marks in `forget`. A lost race or response is not an error: the next caller does
-        it."""
+        not changed since it was read (otherwise the subscription may have gone back, and the mark
+        would hide this). Removes the marks in `forget`. A lost race or response is not an error:
+        the next caller does both."""
         name = subscription.name
         operations: list[Operation] = [
             Delete(self._marks(name, number), ANY_VERSION) for number in forget
@@ -323,9 +326,9 @@ class SubscriptionNodes:
 def counted_acks(
     subscription: SubscriptionView, states: Mapping[int, States]
 ) -> dict[int, AckState]:
-    """By partition what consumers acknowledged of their subscription: the state of the ack ledger,
-    or the position in the shares if an owner of a later epoch wrote that: one of an older version,
-    which writes no ack ledger. Partitions without either are left out."""
+    """By partition what the subscription's consumers acknowledged: the state of the ack ledger; or
+    the position in the shares, if an owner of a later epoch wrote the position (an owner with older
+    software, which writes no ack ledger). A partition without either is left out."""
     key = key_of(subscription)
     shares = (share for share, _ in subscription.shares.values())
     counted = {
@@ -349,8 +352,8 @@ async def brokers_alive(store: MetadataStore) -> frozenset[str]:
 
 async def brokers_serving(store: MetadataStore, topic_id: str) -> frozenset[str]:
     """The living brokers that have a partition of the topic; all living brokers if the record of
-    owners is missing or not readable. A broker that has lost all of them does not count: it sends
-    its consumers away once it notices the loss."""
+    owners is missing or not readable. A broker that lost all its partitions does not count: it
+    disconnects its consumers once it notices the loss."""
     alive = await brokers_alive(store)
     node = await read(store, paths.brokers_of_topic(topic_id))
     if node is None:

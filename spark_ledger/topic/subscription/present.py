@@ -1,8 +1,9 @@
-"""Where a subscription is now: read without disturbing its owner, or for a process that moves it.
+"""The present positions of a subscription: read without disturbing its owner, or for a process that
+moves the subscription.
 
-Always true: a position that is read here is at or after the one in the nodes, and may lack a write
-under way; one that a process got as it moves the subscription lacks nothing for which a receipt was
-given, if that process's multi succeeds.
+Always true: a position that is read here is at or after the position in the nodes, and may lack a
+write under way. If a process moves the subscription and its multi succeeds, the positions that it
+got lack no acknowledgement for which a receipt was given.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,7 +29,8 @@ from spark_ledger.topic.subscription.records import Positions, SubscriptionKind,
 
 @dataclass(frozen=True, slots=True)
 class PresentPositions:
-    """`acked_beyond`: how many rows beyond each position are acknowledged, where any is."""
+    """`acked_beyond`: by partition the number of acknowledged rows beyond the position; without
+    partitions that have none."""
 
     positions: dict[int, int]
     acked_beyond: Mapping[int, int] = field(default_factory=dict)
@@ -36,8 +38,8 @@ class PresentPositions:
 
 @dataclass(frozen=True, slots=True)
 class MovedPositions:
-    """The positions of a subscription that is moved. `move`: its consumers' acknowledgements; None
-    for a query's subscription."""
+    """The positions of a subscription that is moved. `move` has its consumers' acknowledgements
+    (None: it is a query's subscription)."""
 
     subscription: SubscriptionView
     positions: dict[int, int]
@@ -45,7 +47,7 @@ class MovedPositions:
 
     @property
     def operations(self) -> list[Operation]:
-        """What the multi that moves it has to check."""
+        """The checks for the multi that moves the subscription."""
         return [] if self.move is None else self.move.operations()
 
     @property
@@ -75,8 +77,8 @@ async def present_positions(
     subscription: SubscriptionView,
     states: Mapping[int, States] | None = None,
 ) -> PresentPositions:
-    """`states`: what the topic's ack ledgers have; None: they are read. Raises errors.LedgerError,
-    StoreError."""
+    """The subscription's present positions. `states` is the content of the topic's ack ledgers
+    (None: they are read). Raises errors.LedgerError, StoreError."""
     for _ in range(TRIES_MAX):
         if subscription.record.ledger_id is None:
             break
@@ -87,7 +89,7 @@ async def present_positions(
             floor = later(subscription.record.floor, {} if last is None else last.positions)
             record = replace(subscription.record, floor=floor)
             return PresentPositions(replace(subscription, record=record).floor)
-        except errors.NoSuchLedger:  # its owner went on in another ledger, or it is lost
+        except errors.NoSuchLedger:  # the owner went on in another ledger, or the ledger is lost
             reread = await nodes.get(subscription.name)
             if reread.record.ledger_id == subscription.record.ledger_id:
                 break
@@ -108,9 +110,10 @@ async def moved_from_owners(
     subscription: SubscriptionView,
     owned: Collection[int] = (),
 ) -> MovedPositions:
-    """For a process that moves, deletes or takes a subscription: from now on no owner of a
-    partition gives a receipt for it that the multi with these operations would not know of, but the
-    caller for the partitions that it owns. Raises errors.LedgerError, StoreError."""
+    """For a process that moves, deletes or takes over a subscription. After this call an owner of a
+    partition that gives a receipt makes the multi with these operations fail; only for the
+    partitions in `owned` the caller itself must give no receipt. Raises errors.LedgerError,
+    StoreError."""
     if subscription.record.kind is not SubscriptionKind.CONSUMER:
         present: Positions = (await present_positions(ledgers, nodes, subscription)).positions
         return MovedPositions(subscription, dict(present))

@@ -6,14 +6,14 @@ their changes, and the rows that they hold against retention. Pure.
     /topic-ids/<id>/subscriptions/<name>/marks/<n>    its positions when the mark was made
     /topic-ids/<id>/subscriptions/<name>/shares/<b>   positions of consumers at broker b
 
-Always true: a position is the first offset that is not consumed; `floor` is never above the
-subscription's position, and the position in a partition that it leaves out may be any: all of the
-partition is held. A record of a later version, or malformed bytes, raise errors.UnsupportedFormat.
-docs/topics.md ("Subscriptions") shows the records.
+Always true: a position is the first offset that is not consumed. `floor` is never above the
+subscription's position; in a partition that `floor` leaves out the position may be any, so all rows
+of this partition are held. A record of a later version, or malformed bytes, raise
+errors.UnsupportedFormat. docs/topics.md ("Subscriptions") shows the records.
 
     (absent) -> LIVE epoch 1           a query creates and opens it
     (absent) -> RELEASED epoch 0       a user creates it, or a query that has no id yet
-    LIVE or RELEASED -> LIVE epoch+1   its own query opens it (at once), or another one when its
+    LIVE or RELEASED -> LIVE epoch+1   its own query opens it (at once), or another query once its
                                        owner is gone or released it; else LEDGER_SUBSCRIPTION.BUSY
     LIVE -> LIVE, same epoch           its owner moves the position or the cursor ledger
     LIVE -> RELEASED, same epoch       its owner is done
@@ -22,16 +22,16 @@ docs/topics.md ("Subscriptions") shows the records.
 A subscription goes from a query to Pulsar's consumers and back in the same way: the new owner sets
 its kind, and its position stays the same.
 
-Only the owner of the current epoch writes without raising it, so an earlier owner reads another
-epoch and writes nothing more; a position goes back only together with a new version of the
+Only the owner of the current epoch writes without raising the epoch, so an earlier owner reads
+another epoch and writes nothing more. A position goes back only together with a new version of the
 subscriptions' node, which every trim checks (hazard 37).
 
-A mark has the positions of a subscription at a time, by the store's clock (the mark node's own):
-one is made with the subscription, one whenever it goes back, and one now and then by a process that
-reads the holds. Between two marks a subscription only goes forward; so its position since
-`now - grace` was never below the lowest of these: the newest mark that is older than that time, the
-marks after it, and the position now. The lowest of these is held (hazard 38). Marks before that
-newest older mark are removed, that mark never.
+A mark has the positions of a subscription at a time of the store's clock, at which the mark's node
+was made. A mark is made with the subscription, whenever the subscription goes back, and now and
+then by a process that reads the holds. Between two marks a subscription only goes forward. So since
+`now - grace` its position was never below the lowest of these: the newest mark that is older than
+`now - grace`, the later marks, and the present position. This lowest position is held (hazard 38).
+Marks before the newest older mark are removed, but this mark is not.
 """
 
 import json
@@ -45,8 +45,8 @@ from spark_ledger import errors
 from spark_ledger.topic.log.records import FIRST_VERSION, load
 
 POSITIONS_BYTES_MAX = 64 * 1024
-"""Longest JSON of positions in one node: about 4,000 partitions. Longer ones are left out of the
-node: the cursor ledger has them, and the subscription holds all rows of its partitions."""
+"""The longest JSON of positions in one node: about 4,000 partitions. Longer positions are left out
+of the node: the cursor ledger has them, and the subscription holds all rows of its partitions."""
 
 Positions = Mapping[int, int]
 """By partition the first offset that is not consumed."""
@@ -58,16 +58,17 @@ class SubscriptionKind(Enum):
 
 
 class SubscriptionLife(Enum):
-    LIVE = "live"  # its owner opened it and did not release it; it may have died
+    LIVE = "live"  # the owner opened the subscription and did not release it; it may have died
     RELEASED = "released"
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRecord:
-    """`epoch` counts the owners; `owner` is the random token of the present owner (the last one,
-    once it is released), `query_id`, `run_id` and `intent` identify the owner, "" if there was
-    none yet. `ledger_id` is the cursor ledger whose last entry has the position, if that is after
-    `floor`; None: the position is `floor`. `partitions` are those that it reads, None: all."""
+    """`epoch` counts the owners. `owner` is the random token of the present owner (after a release:
+    of the last owner); `query_id`, `run_id` and `intent` identify the owner, "" if there was no
+    owner yet. `ledger_id` is the cursor ledger whose last entry has the position, if this is after
+    `floor`; None: the position is `floor`. `partitions` are the partitions that the owner reads
+    (None: all)."""
 
     kind: SubscriptionKind
     epoch: int = 0
@@ -88,9 +89,9 @@ class SubscriptionRecord:
 @dataclass(frozen=True, slots=True)
 class SubscriptionShare:
     """The positions of a subscription's consumers at one broker. A share counts while the
-    subscription has its `epoch`. `used`: consumers are connected there. `at`: by partition the
-    epoch of its owner, and the position; of two shares the one of the higher owner's epoch counts.
-    """
+    subscription has the share's `epoch`. `used`: consumers are connected at the broker. `at`: by
+    partition the epoch of the partition's owner, and the position; of two shares the share with the
+    higher owner's epoch counts."""
 
     epoch: int
     used: bool
@@ -100,7 +101,7 @@ class SubscriptionShare:
 def with_shares(
     floor: Positions, epoch: int, shares: Iterable[SubscriptionShare]
 ) -> dict[int, int]:
-    """The positions of a subscription whose record has that floor and epoch."""
+    """The positions of a subscription whose record has this floor and epoch."""
     best = newest(epoch, shares)
     return {**floor, **{partition: offset for partition, (_, offset) in best.items()}}
 
@@ -193,8 +194,8 @@ def _dump(plain: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim to own a subscription. `owner` is a random token of this claim alone. A claim of kind
-    CONSUMER is that of a broker, for Pulsar's consumers of that name."""
+    """A claim to own a subscription. `owner` is a random token that only this claim has. A broker
+    makes a claim of kind CONSUMER, for Pulsar's consumers of the subscription."""
 
     query_id: str
     run_id: str
@@ -205,7 +206,7 @@ class Claim:
 
 
 def created(claim: Claim, positions: Positions) -> SubscriptionRecord:
-    """A subscription that its first owner makes."""
+    """The record of a subscription that its first owner makes."""
     return SubscriptionRecord(
         claim.kind,
         1,
@@ -226,8 +227,8 @@ def busy(name: str, record: SubscriptionRecord) -> errors.SubscriptionBusy:
 
 
 def too_many(name: str) -> errors.OptionInvalid:
-    """The error for a subscription that consumers cannot use, as its positions do not fit into the
-    nodes."""
+    """The error for a subscription that consumers cannot use, because its positions do not fit into
+    the nodes."""
     return errors.OptionInvalid(
         f"the positions of subscription '{name}' do not fit into one record: the topic has too many"
         " partitions (some 4,000 fit)",
@@ -237,7 +238,8 @@ def too_many(name: str) -> errors.OptionInvalid:
 
 
 def taken(record: SubscriptionRecord, claim: Claim) -> SubscriptionRecord:
-    """The record once the claim owns it: the position stays as the earlier owner wrote it."""
+    """The record after the claim took the subscription; the position stays as the earlier owner
+    wrote it."""
     return replace(
         record,
         kind=claim.kind,
@@ -252,8 +254,8 @@ def taken(record: SubscriptionRecord, claim: Claim) -> SubscriptionRecord:
 
 
 def sought(record: SubscriptionRecord, owner: str, positions: Positions) -> SubscriptionRecord:
-    """The record once another process than its owner has set these positions; the owner loses
-    it."""
+    """The record after another process than the owner set these positions; the owner loses the
+    subscription."""
     released = SubscriptionLife.RELEASED
     floor = storable(positions)
     moved = replace(record, owner=owner, life=released, ledger_id=None, floor=floor)
@@ -261,13 +263,14 @@ def sought(record: SubscriptionRecord, owner: str, positions: Positions) -> Subs
 
 
 def inline(record: SubscriptionRecord, positions: Positions) -> SubscriptionRecord:
-    """The record with these positions, without a cursor ledger; they must fit."""
+    """The record with these positions, which must fit, and without a cursor ledger."""
     assert fits(positions), "positions that do not fit stay in a cursor ledger"
     return replace(record, ledger_id=None, floor=dict(positions))
 
 
 def storable(positions: Positions) -> dict[int, int]:
-    """The positions that a node keeps: all, or none if they are too many (all rows are held)."""
+    """The positions that a node keeps: all; or none if they are too many, so that all rows are
+    held."""
     return dict(positions) if fits(positions) else {}
 
 
@@ -278,12 +281,13 @@ def goes_back(positions: Positions, since: Positions) -> bool:
 
 
 def later(left: Positions, right: Positions) -> dict[int, int]:
-    """By partition the higher of the two."""
+    """By partition the higher of the two positions."""
     return {**left, **{p: max(offset, left.get(p, 0)) for p, offset in right.items()}}
 
 
 def earlier(left: Positions, right: Positions) -> dict[int, int]:
-    """By partition the lower of the two, without partitions that only one of them has."""
+    """By partition the lower of the two positions, without partitions that are missing on a
+    side."""
     return {p: min(left[p], right[p]) for p in left if p in right}
 
 
@@ -295,8 +299,8 @@ def clipped(positions: Positions, starts: Positions) -> dict[int, int]:
 def held_offsets(
     record: SubscriptionRecord, since: Positions, partitions: int
 ) -> Mapping[int, int]:
-    """The first held offset of each of the topic's partitions, by a subscription whose lowest
-    positions in the grace period are `since`; a partition that it does not read is not held."""
+    """By partition the first offset that a subscription holds, if its lowest positions in the grace
+    period are `since`. It holds no rows of a partition that it does not read."""
     read = range(partitions) if record.partitions is None else record.partitions
     return {p: since.get(p, 0) for p in read}
 
@@ -315,9 +319,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class LowestPositions:
-    """The lowest positions of the grace period; in a partition left out the position may have been
-    any. `forget` are marks that do not count any more, `add` is the number of a mark to make now
-    (None: make no mark)."""
+    """The lowest positions of the grace period; in a missing partition the position may have been
+    any. `forget` are the numbers of marks that do not count any more; `add` is the number of a mark
+    to make now (None: make no mark)."""
 
     positions: Positions
     forget: tuple[int, ...] = ()
@@ -327,9 +331,9 @@ class LowestPositions:
 def lowest_positions(
     marks: Sequence[Mark], floor: Positions, now_ms: int, grace_ms: int
 ) -> LowestPositions:
-    """`marks` are in the order in which they were made, `floor` is at or before the present
-    position, `now_ms` is by the store's clock. Without a mark the earlier positions are unknown,
-    and all rows are held."""
+    """The lowest positions since `now_ms - grace_ms`, by the store's clock. `marks` are in the
+    order in which they were made; `floor` is at or before the present positions. Without a mark the
+    earlier positions are unknown, and all rows are held."""
     if not marks:
         return LowestPositions({}, add=0)
     old = [at for at, mark in enumerate(marks) if mark.created_ms <= now_ms - grace_ms]
@@ -346,7 +350,7 @@ def lowest_positions(
 
 
 def needed_before_going_back(marks: Sequence[Mark], positions: Positions) -> int | None:
-    """The number of the mark that a step back to `positions` must make, None if the newest mark is
+    """The number of the mark that a step back to `positions` must make; None if the newest mark is
     already as low."""
     newest = marks[-1]
     lowest = earlier(newest.positions, positions)

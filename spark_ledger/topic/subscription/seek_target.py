@@ -1,11 +1,11 @@
 """The target of a seek: the first row kept, the end, an offset, or a time.
 
-Always true: a time is a commit time, by the store's clock, and means the first row that was
-committed at or after it, or the end if there is no such row; rows of a segment born live have the
-time at which its owner stored them, by that clock (hazard 35). Offsets below the first row kept
-mean that row (hazard 38). The end includes the rows of live segments that `live_ends` has. The
-given state decides all of this, except the row within a segment born live: its entries decide that
-(`exactly`).
+Always true: a time is a commit time, by the store's clock. It means the first row that was
+committed at or after this time, or the end if there is no such row; rows of a segment born live
+have the time at which the owner stored them, by the same clock (hazard 35). Offsets below the first
+row kept mean the first row kept (hazard 38). The end includes the rows of live segments that
+`live_ends` has. The given state decides all this, except which row of a segment born live is meant:
+the segment's entries decide this (`exactly`).
 """
 
 from collections.abc import Mapping
@@ -40,13 +40,14 @@ MS_MIN = 10**11
 
 
 def in_seconds(number: int) -> bool:
-    """Whether a time that was given in milliseconds must be in seconds: as milliseconds it is
-    before March 1973. 0 is the beginning in both."""
+    """Whether a number that was given as a time in milliseconds must be in seconds: in milliseconds
+    it would be before March 1973. 0 is the beginning in both units."""
     return 0 < number < MS_MIN
 
 
 def needs_live_ends(state: TopicState, target: SeekTarget) -> bool:
-    """Whether `exactly` needs the ends of live segments: offsets before them do not need them."""
+    """Whether `exactly` needs the ends of live segments; committed offsets do not need these
+    ends."""
     if target is End.EARLIEST or all(held.live is None for held in state.partitions):
         return False
     if isinstance(target, Mapping):
@@ -56,7 +57,7 @@ def needs_live_ends(state: TopicState, target: SeekTarget) -> bool:
 
 
 def chunks_needed(state: TopicState, target: SeekTarget) -> list[TableChunk]:
-    """The chunks that `resolve` must have read."""
+    """The chunks whose tables `resolve` needs."""
     if not isinstance(target, CommittedSince):
         return []
     intervals = (_first_since(held, target.ms) for held in state.partitions)
@@ -70,8 +71,8 @@ def resolve(
     read: Tables = NO_TABLES,
     live_ends: Mapping[int, LiveEnd] = NO_LIVE_ENDS,
 ) -> dict[int, int]:
-    """The position in each partition; if the target is offsets, in their partitions. A time within
-    a segment born live means its first row.
+    """The position in each partition (for offsets: only in the partitions of the offsets). A time
+    within a segment born live means the segment's first row.
 
     Raises errors.OffsetsOutOfRange, errors.OffsetsNotAssigned.
     """
@@ -93,13 +94,13 @@ async def exactly(
     live_ends: Mapping[int, LiveEnd] = NO_LIVE_ENDS,
 ) -> dict[int, int]:
     """As `resolve`, but a time within a live segment, or a segment born live, means the row that
-    was stored then. Raises errors.NoSuchLedger if such a segment was merged and is gone,
-    errors.DataUnavailable."""
+    was stored at this time. Raises errors.NoSuchLedger if the segment was merged and its ledger is
+    gone, errors.DataUnavailable."""
     positions = resolve(state, target, read, live_ends)
     if isinstance(target, CommittedSince):
         for held in state.partitions:
             rows = rows_around(held, target.ms, read)
-            if positions[held.number] == held.end_offset:  # no committed row is so late
+            if positions[held.number] == held.end_offset:  # all committed rows are earlier
                 rows = _live_rows(held, live_ends)
             if rows is not None:
                 positions[held.number] = await first_stored_since(ledgers, rows, target.ms)
@@ -107,8 +108,8 @@ async def exactly(
 
 
 def offset_since(held: PartitionState, ms: int, read: Tables = NO_TABLES) -> int:
-    """The first offset of the partition that was committed at or after `ms`, or its end; for a
-    segment born live with rows from before and after `ms` its first offset."""
+    """The first offset of the partition that was committed at or after `ms`, or the partition's
+    end. If a segment born live has rows from before and after `ms`, the segment's first offset."""
     first = _segment_since(held, ms, read)
     if first is None:
         return held.end_offset
@@ -123,8 +124,8 @@ def offset_since(held: PartitionState, ms: int, read: Tables = NO_TABLES) -> int
 
 
 def rows_around(held: PartitionState, ms: int, read: Tables = NO_TABLES) -> LiveRows | None:
-    """The rows of a segment born live that have the first row since `ms` among them, if only their
-    entries show which row that is."""
+    """The rows of a segment born live that has the first row since `ms`, if only the segment's
+    entries show which row is the first; else None."""
     first = _segment_since(held, ms, read)
     if first is None or not len(first[1]):
         return None
@@ -137,8 +138,8 @@ def rows_around(held: PartitionState, ms: int, read: Tables = NO_TABLES) -> Live
 def _segment_since(
     held: PartitionState, ms: int, read: Tables
 ) -> tuple[Interval, SegmentTable] | None:
-    """The first interval that may have a row since `ms`, and its first segment with such a row; no
-    segment if the interval was cut before it."""
+    """The first interval that may have a row since `ms`, and its first segment with such a row; an
+    empty table if the interval was cut before such a segment."""
     interval = _first_since(held, ms)
     if interval is None:
         return None

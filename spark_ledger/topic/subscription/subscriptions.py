@@ -1,11 +1,12 @@
 """Subscriptions of a topic by name: opened by queries, created, sought, deleted, listed, and the
 rows that they hold against retention.
 
-Always true: a subscription has one owner at a time, that of the record's epoch. A new run of the
-owner's query takes over at once. Another query takes over once the owner has released it, or its
-intent has ended, or this process has seen no heartbeat of that intent for a lease, in one unbroken
-session; clocks are never compared. Creating, deleting, seeking and taking over give the
-subscriptions' node a new version, which a trim checks (hazards 37, 38).
+Always true: a subscription has one owner at a time, the owner of the record's epoch. A new run of
+the owner's query takes over at once. Another query takes over once the owner has released the
+subscription, or the owner's intent has ended, or this process has seen no heartbeat of this intent
+for a lease, in one unbroken session; clocks are never compared. To create, delete, seek or take
+over a subscription gives the subscriptions' node a new version, which a trim checks (hazards 37,
+38).
 """
 
 import asyncio
@@ -119,9 +120,9 @@ class Subscriptions:
         partitions: tuple[int, ...] | None = None,
         kind: SubscriptionKind = SubscriptionKind.QUERY,
     ) -> Cursor:
-        """The subscription in the hands of this run, made at `start` if it does not exist; an
-        existing one keeps its position. `partitions`: the query reads only these. `kind` CONSUMER:
-        a broker opens it for Pulsar's consumers.
+        """Opens the subscription for this run, and returns its cursor. If the subscription does not
+        exist, it is made at `start`; an existing subscription keeps its position. `partitions`: the
+        query reads only these. `kind` CONSUMER: a broker opens it for Pulsar's consumers.
 
         Reads only the metadata store: the cursor reads the earlier position in the background.
         Raises errors.SubscriptionBusy, errors.LedgerFenced (a newer run of the query has it),
@@ -156,8 +157,9 @@ class Subscriptions:
         start: SeekTarget,
         partitions: tuple[int, ...] | None = None,
     ) -> None:
-        """For a query that has no id yet: checks that it could open the subscription. If that does
-        not exist, it is made at `start`, unused, and holds the rows from there on.
+        """For a query that has no id yet: checks that it could open the subscription. If the
+        subscription does not exist, it is made at `start`, unused, and holds the rows from `start`
+        on.
 
         Raises errors.SubscriptionBusy, errors.TopicNotFound, errors.TopicDeleted.
         """
@@ -177,7 +179,7 @@ class Subscriptions:
                 await tries.retry_or_raise(f"others took subscription '{name}' again and again")
 
     async def close(self) -> None:
-        """Gives up every open cursor, as a crash would; the caller releases them before."""
+        """Gives up every open cursor, as a crash would; the caller releases cursors before."""
         await asyncio.gather(*(cursor.abandon() for cursor in list(self._cursors)))
         self._cursors.clear()
 
@@ -192,9 +194,9 @@ class Subscriptions:
         kind: SubscriptionKind = SubscriptionKind.QUERY,
         exist_ok: bool = False,
     ) -> dict[int, int]:
-        """Makes a subscription that no query uses yet; returns its positions: all rows from there
-        on are held when this returns. Raises errors.SubscriptionExists, errors.TopicNotFound,
-        errors.TopicDeleted, errors.OffsetsOutOfRange."""
+        """Makes a subscription that no query uses yet, and returns its positions. When this
+        returns, all rows from these positions on are held. Raises errors.SubscriptionExists,
+        errors.TopicNotFound, errors.TopicDeleted, errors.OffsetsOutOfRange."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"creating subscription '{name}'"):
             await nodes.ensure_folder()
@@ -214,10 +216,10 @@ class Subscriptions:
         self, topic_id: str, name: str, at: Positions, broker_id: str = ""
     ) -> SubscriptionView | None:
         """Makes a subscription for Pulsar's consumers, at these positions, which may be in live
-        segments; does nothing if it exists. With `broker_id` that broker has a share from the
-        beginning, and the subscription is returned, unless it existed or was moved to the first
-        rows kept: then it is to be read. Positions that do not fit into the record are refused,
-        unless they are those of the first rows kept.
+        segments; does nothing if the subscription exists. With `broker_id` this broker has a share
+        from the beginning, and the subscription is returned. None if the subscription existed, or
+        was moved to the first rows kept: then the caller reads it. Positions that do not fit into
+        the record are refused, unless they are those of the first rows kept.
 
         Raises errors.OptionInvalid, errors.TopicNotFound, errors.TopicDeleted.
         """
@@ -236,9 +238,10 @@ class Subscriptions:
     async def delete(
         self, topic_id: str, name: str, *, force: bool = False, owned: Collection[int] = ()
     ) -> None:
-        """Removes it: it holds no rows any more. If it is in use, only with `force`; its query then
-        goes on without it. `owned`: the caller owns these partitions, and gives no receipt for the
-        subscription any more. Raises errors.SubscriptionNotFound, errors.SubscriptionBusy."""
+        """Removes the subscription: it holds no rows any more. If it is in use, it is removed only
+        with `force`; its query then goes on without it. `owned`: the caller owns these partitions,
+        and gives no receipt for the subscription any more. Raises errors.SubscriptionNotFound,
+        errors.SubscriptionBusy."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"deleting subscription '{name}'"):
             tries = Tries(self._rng)
@@ -264,8 +267,9 @@ class Subscriptions:
     async def seek(
         self, topic_id: str, name: str, target: SeekTarget, *, force: bool = False
     ) -> dict[int, int]:
-        """Sets it to `target`, or to the first row kept if that is later; returns its positions.
-        If it is in use, only with `force`, which takes it from its query.
+        """Sets the subscription to `target`, or to the first row kept if this is later. Returns its
+        positions. If the subscription is in use, it is set only with `force`, which takes it from
+        its query.
 
         Raises errors.SubscriptionNotFound, errors.SubscriptionBusy, errors.OffsetsOutOfRange,
         errors.OffsetsNotAssigned, errors.TopicDeleted.
@@ -279,10 +283,11 @@ class Subscriptions:
     async def move_up(
         self, topic_id: str, name: str, to: Callable[[int, AckState], int]
     ) -> dict[int, int]:
-        """Moves it forward in each partition to the offset that `to` returns for the partition's
-        number and acknowledgements; a lower offset changes nothing. What its consumers
-        acknowledged beyond stays acknowledged; they are sent away, as by a forced seek. Returns
-        its positions. Raises as `seek`."""
+        """Moves the subscription forward in each partition to the offset that `to` returns for the
+        partition's number and acknowledgements; a lower offset changes nothing. Rows that its
+        consumers acknowledged beyond the new position stay acknowledged; the consumers are
+        disconnected, as by a forced seek. Returns the subscription's positions. Raises as `seek`.
+        """
 
         async def placed(moved: MovedPositions) -> dict[int, int]:
             return {
@@ -328,12 +333,13 @@ class Subscriptions:
         unreadable: dict[str, errors.LedgerError] | None = None,
     ) -> list[SubscriptionInfo]:
         """Every subscription of the topic, by name. With `exact` it also reads positions from
-        cursor ledgers. If a subscription cannot be read, its error goes into `unreadable`, by its
-        name, and the others are returned; without `unreadable` the error is raised."""
+        cursor ledgers. If a subscription cannot be read, the error goes into `unreadable` under the
+        subscription's name, and the others are returned; without `unreadable` it is raised."""
         return await listed(self.ledgers, topic_id, exact=exact, unreadable=unreadable)
 
     async def used_by_consumers(self, topic_id: str, name: str) -> bool:
-        """Whether its consumers are connected at a broker that has a partition of the topic."""
+        """Whether consumers of the subscription are connected at a broker that has a partition of
+        the topic."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"reading subscription '{name}'"):
             subscription = await nodes.read(name)
@@ -342,16 +348,16 @@ class Subscriptions:
             )
 
     async def positions(self, topic_id: str, name: str) -> dict[int, int]:
-        """The subscription's positions, from the record and its cursor ledger, without disturbing
-        its owner: they may lack a write under way. Raises errors.SubscriptionNotFound."""
+        """The subscription's positions, from the record and the cursor ledger, without disturbing
+        the owner: a write under way may be missing. Raises errors.SubscriptionNotFound."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"reading subscription '{name}'"):
             subscription = await nodes.get(name)
             return (await present_positions(self.ledgers, nodes, subscription)).positions
 
     async def lag(self, topic_id: str, name: str, now_ms: int) -> dict[int, PartitionLag]:
-        """Its lag by partition, which includes confirmed rows of live segments; `now_ms` is by the
-        store's clock. Raises as `positions` and `live.ends_of`."""
+        """The subscription's lag by partition, which includes confirmed rows of live segments;
+        `now_ms` is by the store's clock. Raises as `positions` and `live.ends_of`."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"reading topic {topic_id}"):
             present = await present_positions(self.ledgers, nodes, await nodes.get(name))
@@ -366,11 +372,11 @@ class Subscriptions:
     async def holds(
         self, topic_id: str, partitions: int, now_ms: int | None = None, grace_ms: int = GRACE_MS
     ) -> Holds:
-        """The rows that the topic's subscriptions hold: each holds the rows from the lowest
-        position on that it has had in the last `grace_ms`; `now_ms` is by the store's clock (None:
-        the time is read if there is a subscription). Makes and removes marks of these positions.
-        The multi of a trim or an overwrite has the `check` that is returned: it fails if a
-        subscription was made or went back since. Raises errors.TopicNotFound."""
+        """The rows that the topic's subscriptions hold. Each subscription holds the rows from the
+        lowest position on that it had in the last `grace_ms`. `now_ms` is by the store's clock
+        (None: the time is read if there is a subscription). Makes and removes marks of these
+        positions. The multi of a trim or an overwrite must have the `check` of the result: it fails
+        if a subscription was made or went back since. Raises errors.TopicNotFound."""
         nodes = SubscriptionNodes(self.store, topic_id)
         offsets: dict[int, int] = {}
         holders: dict[int, str] = {}
@@ -394,7 +400,8 @@ class Subscriptions:
     async def _lowest(
         self, nodes: SubscriptionNodes, now_ms: int, grace_ms: int, name: str
     ) -> tuple[SubscriptionRecord, Positions] | None:
-        """A subscription with its lowest position of the grace period; its marks are renewed."""
+        """A subscription's record, and its lowest positions of the grace period; renews its
+        marks."""
         subscription = await nodes.read(name, fresh=False)
         if subscription is None:
             return None
@@ -408,7 +415,7 @@ class Subscriptions:
     async def _read_claimable(
         self, nodes: SubscriptionNodes, name: str, claim: Claim
     ) -> SubscriptionView | None:
-        """The subscription, if `claim` may take it; None: it does not exist. Raises
+        """The subscription, if `claim` may take it; None if it does not exist. Raises
         errors.SubscriptionBusy."""
         subscription = await nodes.read(name)
         if subscription is None:
@@ -445,8 +452,8 @@ class Subscriptions:
         return await nodes.write(subscription, record, *operations)
 
     async def _alive(self, record: SubscriptionRecord) -> bool:
-        """Whether its owner may be at work: the owner did not release it, the owner's intent is
-        open, and this process has not observed the intent silent for a lease."""
+        """Whether the owner may be at work: it did not release the subscription, its intent is
+        open, and this process has not seen the intent silent for a lease."""
         if not record.live:
             return False
         intent = await self._intent(record.intent)
@@ -470,7 +477,7 @@ class Subscriptions:
         self, record: SubscriptionRecord, except_intent: str = ""
     ) -> builtins.list[Operation]:
         """The operations that end the owner's intent, for a multi that takes the subscription from
-        it; none if the intent is `except_intent`."""
+        the owner; an empty list if the intent is `except_intent`."""
         intent = await self._intent(record.intent)
         if intent is None or not intent.is_open or intent.id == except_intent:
             return []
@@ -486,7 +493,7 @@ class Subscriptions:
             return None
 
     async def _check_free(self, topic_id: str, subscription: SubscriptionView, force: bool) -> None:
-        """Raises errors.SubscriptionBusy if it must not be taken from its owner."""
+        """Raises errors.SubscriptionBusy if the subscription must not be taken from its owner."""
         if force:
             return
         if await self._alive(subscription.record):
@@ -504,7 +511,7 @@ class Subscriptions:
             )
 
     async def _discard(self, record: SubscriptionRecord) -> None:
-        """Fence and delete a ledger that the record does not name any more."""
+        """Fences and deletes the record's ledger, which a newer record does not name any more."""
         if record.ledger_id is not None:
             await discard_ledger(self.ledgers, record.ledger_id)
 
@@ -513,14 +520,14 @@ class Subscriptions:
     async def _create_record(
         self, nodes: SubscriptionNodes, name: str, record: SubscriptionRecord
     ) -> dict[int, int] | None:
-        """Makes it; returns its positions. None: it exists already."""
+        """Makes the subscription; returns its positions. None: the subscription exists already."""
         made = await nodes.create(name, record)
         return None if made is None else await self._clip(nodes, made)
 
     async def _resolve(
         self, topic_id: str, target: SeekTarget, partitions: tuple[int, ...] | None = None
     ) -> dict[int, int]:
-        """The target's positions in these partitions (None: in all)."""
+        """The target's positions in these partitions (None: in all partitions)."""
         state = await self._state(topic_id)
         chunks = seek_target.chunks_needed(state, target)
         tables = await self._read_chunks(chunks) if chunks else NO_TABLES
@@ -539,8 +546,8 @@ class Subscriptions:
     async def _clip(
         self, nodes: SubscriptionNodes, subscription: SubscriptionView
     ) -> dict[int, int]:
-        """Raises the positions to the first rows kept. No trim passes a position once the step back
-        to it is written, so only earlier trims matter."""
+        """Raises the positions to the first rows kept. Once a step back is written, no trim passes
+        its positions, so only earlier trims matter."""
         state = await self._state(nodes.topic_id)
         positions = subscription_records.clipped(subscription.record.floor, state.start_offsets())
         if positions != subscription.record.floor:
@@ -548,7 +555,7 @@ class Subscriptions:
         return positions
 
     def _remember(self, cursor: Cursor) -> Cursor:
-        """Keeps the cursor for `close`, and forgets those that have failed."""
+        """Keeps the cursor for `close`, and forgets cursors that have failed."""
         failed = [open_cursor for open_cursor in self._cursors if open_cursor.failure is not None]
         for open_cursor in failed:
             del self._cursors[open_cursor]
