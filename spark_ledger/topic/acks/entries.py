@@ -1,11 +1,11 @@
 """The entries of an ack ledger: what the subscriptions of one partition acknowledged. Pure.
 
-Always true: a write is one entry or several in a row, and counts only when whole; so a snapshot
-whose last part is missing changes nothing. A whole snapshot replaces all states before it. A state
-belongs to a subscription's name, owner token and epoch: an entry of another token or epoch does not
-change it. A state without a first whole record is unknown, never guessed: damage between two
-snapshots makes all states unknown, and their subscriptions begin at the position in the metadata
-store (at least once).
+Always true: a write is one entry, or several consecutive entries, and counts only when all its
+entries are there; so a snapshot whose last part is missing changes nothing. A complete snapshot
+replaces all earlier states. A state belongs to a subscription's name, owner token and epoch: an
+entry with another token or epoch does not change the state. A state without a first complete record
+is unknown, never guessed: damage between two snapshots makes all states unknown, and their
+subscriptions begin at the position in the metadata store (at least once).
 
     0        4     5      6          8            16         24     28      32        36
     +--------+-----+------+----------+------------+----------+------+-------+---------+----------+
@@ -19,11 +19,12 @@ store (at least once).
         +------------+---------------+----------+-------+--------+-------+----------+------+
         36  token, name (UTF-8), rows (a roaring bitmap of 64 bit, portable format)
 
-`kind`: 0 changes, 1 snapshot. `own. epoch`: of the partition's owner that wrote the entry; `owner's
-epoch`: of the one that wrote the state last. `snapshot`: the entry at which the last whole snapshot
-begins that was written before this write, -1 if none was; a reader begins there. `parts`: the
-entries of this write, `part` the number of this one, from 0. `flags`: 1, the record replaces the
-state; else its rows are added. `rows` are acknowledged offsets at or beyond the position. All
+`kind`: 0 changes, 1 snapshot. `own. epoch`: the epoch of the partition's owner that wrote the
+entry; `owner's epoch`: the epoch of the owner that wrote the state last. `snapshot`: the entry at
+which the last complete snapshot before this write begins (-1: there is no snapshot); a reader
+begins at this entry. `parts`: the number of entries of this write; `part`: the number of this
+entry, from 0. `flags`: with 1 the record replaces the state; with 0 its rows are added to the
+state. `rows` are acknowledged offsets at or beyond the position. All
 integers are little-endian: epochs, position and snapshot signed 64-bit, `token bytes` and `name
 bytes` unsigned 16-bit, the rest unsigned 32-bit or bytes. The CRC is in the ledger entry's own
 header.
@@ -42,7 +43,7 @@ from spark_ledger import errors
 MAGIC = b"SLA1"
 VERSION = 1
 ENTRY_BYTES_MAX = 1 << 20
-"""About how large an entry becomes; a record is never larger than ROWS_BYTES_MAX and its names."""
+"""About the largest size of an entry; a record takes ROWS_BYTES_MAX and its names at most."""
 ROWS_BYTES_MAX = 256 << 10
 PARTS_MAX = 1 << 16
 NO_SNAPSHOT = -1
@@ -60,8 +61,8 @@ class WriteKind(IntEnum):
 
 
 class AckKey(NamedTuple):
-    """Of a subscription as long as no other process moved or made it anew: `token` is the random
-    token of the owner in its record."""
+    """Identifies a subscription until another process moves it or makes it again. `token` is the
+    random token of the owner in the subscription's record."""
 
     name: str
     token: str
@@ -71,7 +72,7 @@ class AckKey(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class AckState:
     """What a subscription acknowledged in the partition: all rows below `position`, and `rows`
-    beyond. `owner_epoch`: of the partition's owner that wrote it."""
+    beyond the position. `owner_epoch`: the epoch of the partition's owner that wrote the state."""
 
     position: int
     rows: BitMap64
@@ -80,7 +81,7 @@ class AckState:
 
 @dataclass(frozen=True, slots=True)
 class AckRecord:
-    """A state (`replaces`), or rows to add to a state, and its new position."""
+    """A whole state (`replaces`), or rows to add to a state and the state's new position."""
 
     key: AckKey
     owner_epoch: int
@@ -117,8 +118,8 @@ def encode(
     snapshot: int = NO_SNAPSHOT,
     bytes_max: int = ENTRY_BYTES_MAX,
 ) -> list[bytes]:
-    """The entries of one write, in order; one at least. Raises ValueError for records that break
-    the rules above, and for more than PARTS_MAX entries."""
+    """The entries of one write, in order, at least one entry. Raises ValueError for records that
+    break the rules at the head of this file, and for more than PARTS_MAX entries."""
     entries: list[list[bytes]] = [[]]
     size = _HEADER.size
     for record in records:
@@ -164,7 +165,7 @@ def decode(payload: bytes | memoryview) -> AckEntry:
 
 
 def _pieces(record: AckRecord, bytes_max: int) -> Iterator[AckRecord]:
-    """The record, in as many records as its rows need to be of `bytes_max` each."""
+    """The record, cut into records with rows of `bytes_max` each at most."""
     first = True
     for rows in _split(record.rows, bytes_max):
         yield replace(record, rows=rows, replaces=record.replaces and first)
@@ -198,7 +199,7 @@ def _encode_record(record: AckRecord) -> bytes:
 
 
 def record_bytes(record: AckRecord) -> int:
-    """What the record takes in an entry."""
+    """How many bytes the record takes in an entry."""
     names = len(record.key.token.encode()) + len(record.key.name.encode())
     return _RECORD.size + names + len(record.rows.serialize())
 
@@ -218,7 +219,7 @@ def _decode_record(payload: memoryview, at: int) -> tuple[AckRecord, int]:
         token = bytes(payload[at + _RECORD.size : name_at]).decode()
         name = bytes(payload[name_at:rows_at]).decode()
         rows = BitMap64.deserialize(bytes(payload[rows_at:end]))
-    except (ValueError, IndexError) as error:  # the latter for no bytes at all
+    except (ValueError, IndexError) as error:  # IndexError for empty rows
         raise BadAckEntry(f"an acknowledged set at byte {at}: {error}") from error
     record = AckRecord(
         AckKey(name, token, epoch), owner_epoch, position, rows, replaces=flags == _REPLACES
@@ -230,7 +231,7 @@ def _decode_record(payload: memoryview, at: int) -> tuple[AckRecord, int]:
 
 
 def _problem(record: AckRecord) -> str:
-    """The rule that is broken, "" if all hold."""
+    """The rule that the record breaks; "" if it breaks no rule."""
     if not 0 <= record.position < _OFFSET_END:
         return f"an acknowledged position is {record.position}"
     if record.rows and not record.position <= record.rows.min() <= record.rows.max() < _OFFSET_END:
@@ -248,8 +249,10 @@ class AckFold:
 
     states: dict[AckKey, AckState] = field(default_factory=dict)
     is_lost: bool = False
-    """Whether an entry was damaged and no whole snapshot came since."""
-    _parts: list[AckEntry] = field(default_factory=list)  # of the write that is not whole yet
+    """Whether an entry was damaged, and no complete snapshot came after it."""
+    _parts: list[AckEntry] = field(
+        default_factory=list
+    )  # of the write whose entries are not all added yet
 
     def add(self, entry: AckEntry) -> None:
         if entry.part != len(self._parts) or not self._continues(entry):
@@ -263,7 +266,7 @@ class AckFold:
             self._apply(entry.kind, [record for part in parts for record in part.records])
 
     def damaged(self) -> None:
-        """An entry cannot be read: what was acknowledged in it, or taken back, is unknown."""
+        """Called for an entry that cannot be read: its acknowledgements and resets are unknown."""
         self._parts.clear()
         self.states.clear()
         self.is_lost = True
@@ -275,8 +278,8 @@ class AckFold:
         return (first.kind, first.parts) == (entry.kind, entry.parts)
 
     def _give_up_parts(self) -> None:
-        """The write before did not become whole. A snapshot changes nothing then; but changes after
-        it may count on the changes that are not whole."""
+        """Called if entries of the previous write are missing. A snapshot then changes nothing; but
+        later changes may depend on changes whose entries are missing."""
         if self._parts and self._parts[0].kind is WriteKind.CHANGES:
             self.damaged()
         self._parts.clear()

@@ -1,20 +1,21 @@
-"""The nodes that name the ack ledgers of a topic's partitions, what these ledgers have, and how a
-process takes subscriptions from the owners of partitions.
+"""The nodes that name the ack ledgers of a topic's partitions, the states in these ledgers, and how
+a process takes subscriptions from the owners of partitions.
 
     /topic-ids/<id>/acks               {}; its version counts the nodes that were made
     /topic-ids/<id>/acks/<partition>   the owner's epoch, and the ack ledger or a small state
     /topic-ids/<id>/acks/moves         {}; its version counts subscriptions that others moved
 
 Always true: only the owner of a partition writes its node, by compare-and-set on the version that
-it read, together with a check of `moves` as it read it before it read the records of the
-subscriptions that it serves. A process that moves, deletes or takes a subscription fences the ack
-ledgers, and then raises `moves` and changes the record in one multi that checks that no node was
-written or made meanwhile. So an owner adds nothing for the subscription afterwards: its ledger is
-fenced, and before it names another it reads the record again. If what consumers acknowledged beyond
-the new position is to stay acknowledged, that multi also notes a succession in the node: the state
-that the node's ledger has of the subscription is its state under its new key. The owner takes the
-succession over before it writes the node again. A ledger that was made before a
-person accepted an older metadata store has no states: its offsets may be other rows now.
+it read. The same multi checks `moves` at the version that the owner read before it read the records
+of the subscriptions that it serves. A process that moves, deletes or takes over a subscription
+fences the ack ledgers. Then one multi raises `moves`, changes the subscription's record, and checks
+that no node was written or made meanwhile. So an owner adds nothing for the subscription
+afterwards: its ledger is fenced, and before it names another ledger it reads the record again. Rows
+that consumers acknowledged beyond the new position may have to stay acknowledged: then the multi
+also notes a succession in the node, by which the subscription's state in the node's ledger becomes
+its state under its new key. The owner takes the succession over before it writes the node again. A
+ledger that was made before a person accepted an older metadata store has no states, because its
+offsets may belong to other rows now.
 """
 
 import asyncio
@@ -59,7 +60,8 @@ from spark_ledger.topic.log.records import FIRST_VERSION, load
 
 LEDGERS_AT_ONCE = 64
 SUCCESSIONS_MAX = 200
-"""How many successions a node has, some 250 bytes each: until an owner writes the node anew."""
+"""How many successions, of some 250 bytes each, a node may have until an owner writes the node
+again."""
 NEW = -1  # the version of a node that does not exist yet
 
 States = Mapping[AckKey, AckState]
@@ -68,15 +70,15 @@ _log = logging.getLogger(__name__)
 
 
 class Succession(NamedTuple):
-    """What a subscription had acknowledged when its key was `before` counts for its key `after`,
-    from `position` on; all rows below that are acknowledged."""
+    """The acknowledgements of a subscription under its key `before` count for its key `after`, from
+    `position` on; all rows below `position` are acknowledged."""
 
     before: AckKey
     after: AckKey
     position: int
 
     def state(self, before: AckState) -> AckState:
-        """The state under the new key, with rows of its own."""
+        """The state under the new key; its set of rows is a copy."""
         rows = before.rows.copy()
         position = run_end(rows, max(self.position, before.position))
         rows.remove_range(0, position)
@@ -85,9 +87,9 @@ class Succession(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AckPointer:
-    """The record of a partition's node: `epoch` is that of the partition's owner; the states are in
-    the ledger, or in `inline` (the entries of one snapshot), and the `successions` change them in
-    their order."""
+    """The record of a partition's node. `epoch` is the epoch of the partition's owner. The states
+    are in the ledger, or in `inline` (the entries of one snapshot); the `successions` change the
+    states, in order."""
 
     epoch: int
     ledger_id: int | None = None
@@ -133,7 +135,7 @@ NO_SUCCESSIONS: Mapping[int, Succession] = {}
 
 
 class AckNodesSeen(NamedTuple):
-    """The versions of `moves` and of the folder, and a partition's node if it was asked for."""
+    """The versions of `moves` and of the folder, and a partition's node if it was requested."""
 
     moves: int
     folder: int
@@ -141,7 +143,8 @@ class AckNodesSeen(NamedTuple):
 
 
 class FencedAcks(NamedTuple):
-    """A partition's node, and the states of its ledger, to which its owner adds nothing more."""
+    """A partition's node, and the states in its ledger, which is fenced: the owner adds nothing
+    more."""
 
     node: AckNode
     states: States
@@ -149,7 +152,7 @@ class FencedAcks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AckMove:
-    """What a process knows that has fenced a topic's ack ledgers, by partition."""
+    """What a process read that has fenced a topic's ack ledgers; `fenced` is by partition."""
 
     seen: AckNodesSeen
     nodes: "AckNodes"
@@ -160,9 +163,9 @@ class AckMove:
         return {partition: fenced.states for partition, fenced in self.fenced.items()}
 
     def operations(self, successions: Mapping[int, Succession] = NO_SUCCESSIONS) -> list[Operation]:
-        """Those of the multi with which the process moves a subscription. `successions`: by
-        partition what is to stay acknowledged. Raises errors.Unavailable if a node has too many
-        of them."""
+        """The operations for the multi with which the process moves a subscription. `successions`:
+        by partition the succession to note in the node. Raises errors.Unavailable if a node has too
+        many successions."""
         return [
             *self.nodes.checks(self.seen),
             *(
@@ -196,7 +199,7 @@ class AckNodes:
         self._store = ledgers.metadata
         self.topic_id = topic_id
         self.last_put: AckNode | None = None
-        """What `put` wrote last, or may have written."""
+        """The node that `put` wrote last, or may have written."""
         self._folder = paths.acks(topic_id)
         self._moves = paths.ack_moves(topic_id)
 
@@ -204,15 +207,15 @@ class AckNodes:
         return paths.acks(self.topic_id, partition)
 
     async def get(self, partition: int, *, fresh: bool = True) -> AckNode | None:
-        """The partition's node, not older than this call if `fresh`."""
+        """The partition's node; None if it has no node. With `fresh` not older than this call."""
         if fresh:
             await self._store.sync(self.path(partition))
         node = await read(self._store, self.path(partition))
         return None if node is None else AckNode(decode_pointer(node.value), node.version)
 
     async def seen(self, partition: int | None = None) -> AckNodesSeen:
-        """The partition's node, and how often subscriptions were moved, not older than this call;
-        makes the folder. Raises errors.TopicNotFound."""
+        """The versions of `moves` and of the folder, and the partition's node, not older than this
+        call. Makes the folder if it is missing. Raises errors.TopicNotFound."""
         read_paths = [self._moves, self._folder]
         if partition is not None:
             read_paths.append(self.path(partition))
@@ -238,9 +241,9 @@ class AckNodes:
     async def put(
         self, partition: int, pointer: AckPointer, version: int, moves: int, *checks: Operation
     ) -> int | None:
-        """Writes the node as its owner, or makes it (version NEW); returns its new version. None:
-        the node or `moves` has changed, one of `checks` did not hold, or the outcome is unknown
-        until the node is read again."""
+        """Writes the node as its owner, or makes the node (version NEW); returns the node's new
+        version. None: the node or `moves` has changed, one of `checks` failed, or the outcome is
+        unknown until the node is read again."""
         self.last_put = AckNode(pointer, version + 1)
         path, value = self.path(partition), encode_pointer(pointer)
         write: list[Operation] = [Set(path, value, version)]
@@ -258,7 +261,7 @@ class AckNodes:
         return sorted(int(name) for name in names if name.isdigit())
 
     async def states(self, partition: int) -> States:
-        """The states of a partition as far as they are durable, without fencing its ledger. Raises
+        """The durable states of a partition; does not fence its ledger. Raises
         errors.LedgerError."""
         node, states = await self.get(partition, fresh=False), None
         for _ in range(TRIES_MAX):
@@ -280,7 +283,8 @@ class AckNodes:
         )
 
     async def states_of(self, pointer: AckPointer, *, fence: bool) -> dict[AckKey, AckState] | None:
-        """What the pointer names; None if its ledger is not there. Raises errors.LedgerError."""
+        """The states to which the pointer points; None if its ledger does not exist. Raises
+        errors.LedgerError."""
         fold = AckFold()
         if pointer.ledger_id is None:
             for entry in pointer.inline:
@@ -302,14 +306,14 @@ class AckNodes:
         return 0 if node is None else cluster.decode(node.value).epoch
 
     def checks(self, seen: AckNodesSeen) -> list[Operation]:
-        """The operations with which a subscription is moved, if no owner made a node since."""
+        """The operations that make the multi of a move fail if an owner made a node since."""
         return [Set(self._moves, b"{}", seen.moves), Check(self._folder, seen.folder)]
 
     async def move(self, except_partitions: Collection[int] = ()) -> AckMove:
-        """For a process that moves, deletes or takes a subscription: fences the ack ledgers of the
-        topic's partitions but these, which this process owns and in which it has stopped. The
-        caller's multi has the operations of the result; if it fails, all is done again. Raises
-        errors.LedgerError."""
+        """For a process that moves, deletes or takes over a subscription: fences the ack ledgers of
+        the topic's partitions, except `except_partitions`, which this process owns and in which it
+        has stopped. The caller's multi must have the operations of the result; if the multi fails,
+        the caller begins again. Raises errors.LedgerError."""
         seen = await self.seen()
         numbers = [number for number in await self.partitions() if number not in except_partitions]
 
@@ -326,7 +330,7 @@ class AckNodes:
 
 @dataclass(slots=True)
 class OpenAckLedger:
-    """The ledger that the owner appends to, one write at a time."""
+    """The ledger to which the owner appends, one write at a time."""
 
     writer: AsyncLedgerWriter
     opened_s: float
@@ -348,7 +352,8 @@ class OpenAckLedger:
         )
 
     async def append(self, kind: WriteKind, entries: Sequence[bytes]) -> None:
-        """All entries of a write are durable when this returns. Raises errors.LedgerError."""
+        """Appends the entries of a write; all are durable when this returns. Raises
+        errors.LedgerError."""
         first, before = self.entries, self.appended
         self.entries += len(entries)
         self.appended += sum(map(len, entries))
@@ -363,7 +368,7 @@ class OpenAckLedger:
 
 
 async def _folded(ledgers: LedgerStore, ledger_id: int, *, fence: bool) -> AckFold:
-    """What the entries of an ack ledger have; with `fence` its writer adds nothing more. Raises
+    """The fold of an ack ledger's entries; with `fence` its writer adds nothing more. Raises
     errors.NoSuchLedger, errors.DataUnavailable, errors.Unavailable, errors.NotEnoughBookies,
     errors.UnsupportedFormat."""
     reader = await ledgers.open(ledger_id, recover=fence)
@@ -384,7 +389,7 @@ async def _folded(ledgers: LedgerStore, ledger_id: int, *, fence: bool) -> AckFo
 
 
 async def _first_needed(reader: AsyncLedgerReader, last: int) -> int:
-    """The entry at which the last whole snapshot begins, by the last good entry."""
+    """The entry at which the last complete snapshot begins, as the last good entry names it."""
     for entry_id in range(last, max(last - GOOD_ENTRY_WITHIN, -1), -1):
         try:
             snapshot = decode((await reader.read_entry(entry_id)).payload).snapshot
@@ -407,7 +412,7 @@ def _add(fold: AckFold, payload: bytes | memoryview, where: str) -> None:
 
 async def discard_ledger(ledgers: LedgerStore, ledger_id: int) -> None:
     """Closes and deletes a ledger of positions or acknowledgements that no node names any more. If
-    that fails, the janitor deletes it after its intent has ended."""
+    this fails, the janitor deletes the ledger after its intent has ended."""
     try:
         await ledgers.recover(ledger_id)
         await ledgers.delete(ledger_id)

@@ -3,20 +3,20 @@
     changed(key) ... a second, or at once for a receipt ... -> one write for all subscriptions
 
 Always true:
-- one write is under way at a time; changes and receipts that come meanwhile share the next;
+- one write is under way at a time; changes and receipts that come meanwhile share the next write;
 - a receipt is given after a write that began after its acknowledgement, and only if the
   subscription is still served then: `verify` has seen its record since the node was read last;
 - the owner writes its epoch into the node, then fences the ledger that the node names, then reads
-  it; so an earlier owner adds nothing that this one does not read. A partition without a node gets
-  one with the first write, which fails if another owner has made it; and a node that this object
-  neither read at its take-over nor wrote is not written over: the acknowledgements are taken over
-  anew, unless the node has nothing new but successions (nodes.py);
-- a new ledger has a whole snapshot before the node names it, and the old one is deleted after that;
+  the ledger. So an earlier owner adds nothing that this owner does not read. If a partition has no
+  node, the first write makes the node, and fails if another owner has made it. A node that this
+  object neither read at its take-over nor wrote is not written over: the acknowledgements are taken
+  over again, unless the node has nothing new but successions (nodes.py);
+- a new ledger has a complete snapshot before the node names it; then the old ledger is deleted;
 - after any failure the node is read again, and then the record of every subscription served here;
-- the states of subscriptions that no consumer uses stay, as long as they have gaps: a state without
-  gaps is in the broker's share; what such a subscription acknowledged before its release is written
-  however late.
-What to do when is decided in steps.py.
+- the states of subscriptions that no consumer uses stay as long as they have gaps: a state without
+  gaps is in the broker's share. The acknowledgements of such a subscription before its release are
+  written, however late.
+steps.py decides which step to take at which time.
 """
 
 import asyncio
@@ -63,7 +63,8 @@ from spark_ledger.topic.acks.steps import (
 VERIFIED_AT_ONCE = 16
 FORGET_EVERY_S = 600.0
 Receipt = Callable[[errors.LedgerError | None], None]
-"""Called with None once the acknowledgement is durable, else with the reason."""
+"""Called with None once the acknowledgement is durable; with an error if it cannot become durable.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -83,19 +84,21 @@ class Served(Protocol):
     failure: errors.LedgerError | None
 
     def fail(self, error: errors.LedgerError) -> None:
-        """Nothing more is written for it."""
+        """Called when nothing more is written for the subscription."""
 
     async def verify(self) -> None:
-        """Reads its record; it fails if the record names another owner. Raises StoreError."""
+        """Reads the subscription's record, and fails the subscription if the record names another
+        owner. Raises StoreError."""
 
     def was_durable(self, partition: int, epoch: int, position: int) -> None:
-        """The position in the partition is durable in the owner's epoch."""
+        """Called when the position in the partition is durable, in this epoch of the owner."""
 
 
 @dataclass(slots=True)
 class _User:
-    """A subscription that consumers use here. `is_known`: the open ledger has its state, so its
-    changes are enough. `position`: that of the write under way, or of the last one."""
+    """A subscription that consumers use here. `is_known`: the open ledger has its state, so it is
+    enough to write its changes. `position`: its position in the write under way, or in the last
+    write."""
 
     served: Served
     acks: AckedSet
@@ -112,20 +115,21 @@ class PartitionAcks:
         self.epoch = epoch
         self.failure: errors.LedgerError | None = None
         self.looks = 0
-        """How often the node was read again: what was read of subscriptions before may be old."""
+        """How often the node was read again. Records of subscriptions that were read before the
+        last time may be old."""
         self._context = context
         self._nodes = AckNodes(context.ledgers, context.topic.id)
         self._node = AckNode(AckPointer(epoch), NEW)
         self._moves = 0
         self._states: dict[AckKey, AckState] = {}  # of subscriptions that no consumer uses
-        # Of these, those of which the ledger lacks something; True: no other place has it either.
+        # Those of `_states` of which the ledger lacks a part; True: no other place has the part.
         self._unwritten: dict[AckKey, bool] = {}
         self._users: dict[AckKey, _User] = {}
         self._receipts: list[tuple[Served | None, Receipt]] = []  # that wait for the next write
         self._under_way: list[tuple[Served | None, Receipt]] | None = None  # for the present write
         self._ledger: OpenAckLedger | None = None
-        self._left: dict[int, None] = {}  # ledgers that the node is not to name any more
-        self._doubt = False  # something failed: the node is to be read again
+        self._left: dict[int, None] = {}  # ledgers that the node must not name any more
+        self._doubt = False  # a call failed: the node must be read again
         self._written_s = self._node_s = self._refused_s = LONG_AGO_S
         self._forgot_s = LONG_AGO_S
         self._wake = asyncio.Event()
@@ -135,7 +139,7 @@ class PartitionAcks:
     @staticmethod
     async def opened(context: AckContext, partition: int, epoch: int) -> "PartitionAcks":
         """Takes the partition's acknowledgements over. Raises errors.LedgerFenced (a later owner
-        has them), errors.Unavailable and others of errors.LedgerError (they cannot be read now)."""
+        has them), errors.Unavailable or another errors.LedgerError (they cannot be read now)."""
         made = PartitionAcks(context, partition, epoch)
         with reachable(f"taking over the acknowledgements of {made._title}"):
             await made._take_over()
@@ -144,7 +148,7 @@ class PartitionAcks:
     async def _take_over(self) -> None:
         self._moves, _, node = await self._nodes.seen(self.partition)
         if node is None:
-            return  # the first write makes it
+            return  # the first write makes the node
         self._check_epoch(node)
         pointer = replace(node.pointer, epoch=self.epoch)
         version = await self._put(pointer, node.version)
@@ -169,13 +173,13 @@ class PartitionAcks:
             raise self.failure
 
     def state(self, key: AckKey) -> AckState | None:
-        """What a subscription that is not served here acknowledged, in a copy."""
+        """A copy of the state of a subscription that is not served here; None without a state."""
         state = self._states.get(key)
         return None if state is None else replace(state, rows=state.rows.copy())
 
     async def check_node(self) -> None:
-        """Raises errors.Unavailable if another process wrote the node: then it is read again, for
-        later calls. Raises StoreError."""
+        """Raises errors.Unavailable if another process wrote the node; the node is then read again,
+        so that a later call succeeds. Raises StoreError."""
         node = await self._nodes.get(self.partition)
         is_new = node is not None and node.version > self._node.version
         if is_new and node != self._nodes.last_put:
@@ -188,8 +192,8 @@ class PartitionAcks:
         return key in self._states
 
     def serve(self, key: AckKey, served: Served, acks: AckedSet, *, is_state: bool) -> None:
-        """Consumers use the subscription from now on; `acks` has what it acknowledged:
-        `is_state`, that of `state`, without any change."""
+        """Called when consumers begin to use the subscription; `acks` has its acknowledgements.
+        `is_state`: they are those that `state` returned, unchanged."""
         is_known = is_state and key in self._states and key not in self._unwritten
         self._states.pop(key, None)
         is_dirty = self._unwritten.pop(key, False)
@@ -198,8 +202,9 @@ class PartitionAcks:
             self.changed(key)
 
     def release(self, key: AckKey, *, is_written: bool, is_gone: bool = False) -> None:
-        """No consumer uses the subscription here. `is_written`: its position is in the broker's
-        share, so its state is needed only if it has gaps; `is_gone`: it was deleted."""
+        """Called when no consumer uses the subscription here any more. `is_written`: its position
+        is in the broker's share, so its state is needed only if it has gaps. `is_gone`: the
+        subscription was deleted."""
         user = self._users.pop(key, None)
         if user is None or is_gone:
             return
@@ -213,26 +218,28 @@ class PartitionAcks:
                 self._start()
 
     def changed(self, key: AckKey) -> None:
-        """The subscription has acknowledged something."""
+        """Called when the subscription's acknowledgements changed."""
         user = self._users.get(key)
         if user is not None and not user.is_dirty:
             user.is_dirty = True
             self._start()
 
     def reset(self, key: AckKey) -> None:
-        """The subscription's acknowledgements were reset: a write under way has older ones."""
+        """Called when the subscription's acknowledgements were reset: a write under way has older
+        acknowledgements."""
         user = self._users.get(key)
         if user is not None:
             user.position = None
             self.changed(key)
 
     def is_written(self, key: AckKey) -> bool:
-        """Whether all that the subscription acknowledged is durable, and no write is under way."""
+        """Whether all acknowledgements of the subscription are durable, and no write is under
+        way."""
         user = self._users.get(key)
         return user is None or not (user.is_dirty or self._under_way is not None)
 
     def when_durable(self, key: AckKey, receipt: Receipt) -> None:
-        """Calls `receipt` once what the subscription has acknowledged so far is durable."""
+        """Calls `receipt` once the present acknowledgements of the subscription are durable."""
         user = self._users.get(key)
         if self.failure is not None or user is None:
             receipt(self.failure or _released(key))
@@ -245,8 +252,8 @@ class PartitionAcks:
             receipt(user.served.failure)
 
     async def durable(self, key: AckKey) -> None:
-        """Waits until what the subscription has acknowledged so far is durable. Raises the reason
-        why it never will be."""
+        """Waits until the present acknowledgements of the subscription are durable. Raises the
+        error because of which they cannot become durable."""
         await _given(lambda receipt: self.when_durable(key, receipt))
 
     def _when_released_durable(self, receipt: Receipt) -> None:
@@ -264,7 +271,8 @@ class PartitionAcks:
         return any(self._unwritten.values())
 
     def drop(self, error: errors.LedgerError) -> None:
-        """The partition is another broker's, or this broker closes it: nothing more is written."""
+        """Called when another broker has the partition, or this broker closes it: nothing more is
+        written."""
         if self.failure is None:
             self.failure = error
             if self._task is not None and self._task is not asyncio.current_task():
@@ -277,7 +285,7 @@ class PartitionAcks:
             receipt(error)
 
     async def close(self, timeout_s: float) -> None:
-        """Writes what is dirty, closes the ledger, and ends."""
+        """Writes the changes that are not durable, closes the ledger, and ends."""
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(
@@ -304,7 +312,7 @@ class PartitionAcks:
         self._wake.set()
 
     async def _work(self) -> None:
-        """Ends once there is nothing to write and no open ledger."""
+        """Writes in the background. Ends once there is nothing to write and no open ledger."""
         failures = 0
         while self.failure is None:
             self._wake.clear()
@@ -392,8 +400,9 @@ class PartitionAcks:
         self._doubt = False
 
     def _take_successions(self, node: AckNode) -> None:
-        """Another process moved subscriptions: what they acknowledged counts for their new keys.
-        Raises errors.LedgerFenced if another owner wrote the node."""
+        """Applies the successions of the node, which another process noted as it moved
+        subscriptions: their acknowledgements count for their new keys. Raises errors.LedgerFenced
+        if another owner wrote the node."""
         mine, states = self._node.pointer, dict(self._states)
         if replace(node.pointer, successions=mine.successions) != mine:
             raise errors.LedgerFenced(f"another owner wrote the node of {self._title}")
@@ -442,7 +451,7 @@ class PartitionAcks:
             receipt(None if served is None else served.failure)
 
     def _encoded(self, kind: WriteKind, snapshot: int = NO_SNAPSHOT) -> list[bytes]:
-        """The entries of a write that begins now: it has all that was acknowledged so far."""
+        """The entries of a write that begins now; it has all present acknowledgements."""
         is_changes = kind is WriteKind.CHANGES
         records = self._changes() if is_changes else self._snapshot()
         for user in self._users.values():
@@ -515,7 +524,8 @@ class PartitionAcks:
             user.is_known = False
 
     async def _name(self, pointer: AckPointer, *checks: Check) -> None:
-        """Writes the node. Raises errors.Unavailable if it was not written, or may not be."""
+        """Writes the node. Raises errors.Unavailable if the node was not written, or the outcome is
+        unknown."""
         version = await self._put(pointer, self._node.version, *checks)
         if version is None:
             raise errors.Unavailable(f"the node of {self._title} has changed, or its intent")
@@ -532,7 +542,7 @@ class PartitionAcks:
         return await self._nodes.put(self.partition, pointer, version, self._moves, *all_checks)
 
     def _leave_ledger(self) -> None:
-        """Appends go to another ledger from now on; this one is deleted once the node does not name
+        """Later appends go to another ledger; this ledger is deleted once the node does not name
         it."""
         if self._ledger is not None:
             self._left[self._ledger.writer.ledger_id] = None
@@ -540,7 +550,7 @@ class PartitionAcks:
             self._ledger = None
 
     async def _leave(self) -> None:
-        """Closes the ledger, which the node goes on naming."""
+        """Closes the ledger; the node still names it."""
         ledger, self._ledger = self._ledger, None
         for user in self._users.values():
             user.is_known = False
@@ -564,7 +574,7 @@ def _released(key: AckKey) -> errors.LedgerFenced:
 
 
 async def _given(ask: Callable[[Receipt], None]) -> None:
-    """Waits for the receipt that `ask` asks for. Raises its error."""
+    """Calls `ask` with a receipt, and waits until the receipt is called. Raises its error."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def receipt(error: errors.LedgerError | None) -> None:

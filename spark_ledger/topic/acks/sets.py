@@ -1,8 +1,8 @@
-"""Sets of acknowledged offsets as roaring bitmaps: runs in them, what they take in memory, and how
-much of it all subscriptions of a broker may have. Pure.
+"""Sets of acknowledged offsets as roaring bitmaps: their runs, how much memory they take, and how
+much memory all subscriptions of a broker may take. Pure.
 
-Always true: a function here costs no more than the containers (of 65,536 offsets) of the range that
-it is asked about; none changes a set.
+Always true: a function here visits only the containers (of 65,536 offsets) of the requested range,
+and changes no set.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -11,22 +11,22 @@ import numpy as np
 from pyroaring import BitMap64
 
 ACK_BYTES_MAX = 16 << 20
-"""Of one subscription in one partition."""
+"""The most bytes of one subscription in one partition."""
 BROKER_ACK_BYTES_MAX = 64 << 20
 CONTAINER_BYTES = 64
-"""What a container takes beside its values."""
+"""How many bytes a container takes beside its values."""
 
 
 class AckChanges(NamedTuple):
-    """What an acknowledged set got since it was asked before: `was_reset` if all that was before is
-    gone, and the rows that were added after that, beyond the mark."""
+    """The changes of an acknowledged set since the last call. `was_reset`: earlier rows are gone.
+    `added`: the rows that were added after this, beyond the mark."""
 
     was_reset: bool
     added: BitMap64
 
 
 class Sized(Protocol):
-    """A set of acknowledgements; `end` is one past the highest of them."""
+    """A set of acknowledged offsets; `end` is one past the highest offset."""
 
     @property
     def bytes(self) -> int: ...
@@ -36,13 +36,13 @@ class Sized(Protocol):
 
 
 class AckBudget:
-    """What the acknowledgements of all subscriptions of a broker take. Beyond `bytes_max`, or
-    beyond ACK_BYTES_MAX of one set, nothing is sent from the set's end on. What is below its end
-    may be sent: it fills gaps."""
+    """How many bytes the acknowledgements of all subscriptions of a broker take. If they take more
+    than `bytes_max`, or one set more than ACK_BYTES_MAX, no message at or after the set's end is
+    sent. Messages below its end may be sent, since they fill gaps."""
 
     def __init__(self, bytes_max: int = BROKER_ACK_BYTES_MAX) -> None:
         self.bytes = 0
-        """Raised and lowered by the sets themselves."""
+        """The sets themselves raise and lower this number."""
         self._bytes_max = bytes_max
 
     def allows(self, acks: Sized, offset: int) -> bool:
@@ -77,8 +77,8 @@ def run_end(offsets: BitMap64, at: int) -> int:
 
 
 def after_missing(offsets: BitMap64, at: int, count: int, end: int) -> int:
-    """The offset such that `count` offsets from `at` on, below it, are not in the set; `end` if
-    there are fewer below that, but `at` at least."""
+    """The offset below which `count` offsets from `at` on are not in the set. `end` if fewer
+    offsets below `end` are missing; at least `at`."""
     low, high = at, max(at, end)
     while low < high:
         middle = (low + high) // 2
@@ -108,7 +108,7 @@ def ranges_of(offsets: BitMap64) -> list[tuple[int, int]]:
 
 
 def bytes_of(offsets: BitMap64) -> int:
-    """About what the set takes in memory."""
+    """About how many bytes the set takes in memory."""
     if not offsets:
         return 0
     counts = offsets.get_statistics()

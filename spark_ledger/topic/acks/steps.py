@@ -1,9 +1,9 @@
-"""When the acknowledgements of a partition are written, and where to. Pure.
+"""When the acknowledgements of a partition are written, and to which place. Pure.
 
-Always true: a receipt's write waits for no clock, unless no ledger can be made; other writes are
-WRITE_EVERY_S apart; the metadata store gets a write only when a ledger begins or ends, or at a
-limited rate (INLINE_EVERY_S, REFUSED_EVERY_S); so a partition in use costs it less than one write a
-minute, and one that is not used nothing.
+Always true: a write for a receipt is made at once, unless no ledger can be made; other writes are
+WRITE_EVERY_S apart. The metadata store gets a write only when a ledger begins or ends, or at a
+limited rate (INLINE_EVERY_S, REFUSED_EVERY_S). So a partition in use costs the store less than one
+write a minute, and a partition without use costs nothing.
 """
 
 from dataclasses import dataclass
@@ -13,33 +13,37 @@ from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX
 
 WRITE_EVERY_S = 1.0
 INLINE_EVERY_S = 120.0
-"""A change that comes so long after the last write of the node needs no ledger, if it is small."""
+"""A change needs no ledger if the last write of the node is this long ago and the states are small.
+"""
 REFUSED_S = 10.0
 """How long, after a ledger could not be made or written, changes go into the node."""
 REFUSED_EVERY_S = 2.0
 IDLE_S = 120.0
-"""A ledger without a write for that long is left."""
+"""A ledger without a write for this time is left."""
 INLINE_BYTES_MAX = 32 << 10
 LEDGER_ENTRIES_MAX = 500_000
 ENTRIES_READ_MAX = 2_000
 BYTES_READ_MAX = 2 << 20
-"""What a reader of a ledger reads after its last snapshot, about: then another one is written."""
+"""After about this many entries or bytes since the last snapshot, the next snapshot is written: a
+reader of the ledger reads no more than these."""
 
 
 class AckStep(Enum):
     NOTHING = "nothing"
-    APPEND = "append"  # the changes, to the open ledger
-    SNAPSHOT = "snapshot"  # all states, to the open ledger
-    NEW_LEDGER = "new ledger"  # all states to a new one, and its name into the node
-    INLINE = "inline"  # all states into the node, which names no ledger then
-    LEAVE = "leave"  # close the ledger, which the node goes on naming
+    APPEND = "append"  # append the changes to the open ledger
+    SNAPSHOT = "snapshot"  # append all states to the open ledger
+    NEW_LEDGER = "new ledger"  # append all states to a new ledger, and write its id into the node
+    INLINE = "inline"  # write all states into the node, which then names no ledger
+    LEAVE = "leave"  # close the ledger; the node still names it
 
 
 @dataclass(frozen=True, slots=True)
 class AckSituation:
-    """Times by the loop's clock, of the last write, of the last write of the node, and of the last
-    failure of a ledger. `dirty`: there is a change that is not durable; `urgent`: a receipt waits
-    for it; `small`: the states fit into the node; `whole`: changes alone are not enough for it."""
+    """What `next_ack_step` decides by. Times are by the loop's clock: of the last write, of the
+    last write of the node, and of the last failure of a ledger. `dirty`: a change is not durable.
+    `urgent`: a receipt waits for this change. `small`: the states fit into the node. `open`: there
+    is an open ledger; `full`: it takes no more entries; `long`: a snapshot is due. `whole`: the
+    change needs a snapshot."""
 
     now_s: float
     written_s: float
@@ -59,7 +63,7 @@ class AckSituation:
 
     @property
     def write_at_s(self) -> float:
-        """The soonest time for the next write."""
+        """The earliest time for the next write."""
         soonest_s = float("-inf") if self.urgent else self.written_s + WRITE_EVERY_S
         if not self.open and self.is_refused:
             pause_s = REFUSED_EVERY_S if self.small else REFUSED_S
@@ -69,8 +73,8 @@ class AckSituation:
 
 @dataclass(frozen=True, slots=True)
 class AckLedgerSize:
-    """Of an open ledger: its entries, and the entries and bytes since its last snapshot began,
-    which has `snapshot_bytes`."""
+    """The size of an open ledger: its entries, the entries and bytes since the begin of its last
+    snapshot, and the bytes of this snapshot."""
 
     entries: int
     entries_since: int
@@ -107,7 +111,7 @@ def next_ack_step(now: AckSituation) -> AckStep:
 
 
 def next_ack_look_s(now: AckSituation) -> float:
-    """The time until which `next_ack_step` stays the same if nothing happens."""
+    """The time until which `next_ack_step` does not change if nothing happens."""
     if now.dirty:
         return now.write_at_s
     return now.written_s + IDLE_S if now.open else float("inf")

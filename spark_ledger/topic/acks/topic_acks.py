@@ -1,8 +1,9 @@
-"""The acknowledgements of a topic's partitions that one broker owns, each taken over when its first
-consumer comes.
+"""The acknowledgements of a topic's partitions that one broker owns. The broker takes over those of
+a partition when the partition's first consumer comes.
 
-Always true: a partition has one PartitionAcks here, that of the broker's present epoch; one of an
-earlier epoch writes nothing more, nor does one that was left while it was taken over.
+Always true: a partition has one PartitionAcks here, made in the broker's present epoch of the
+partition. A PartitionAcks of an earlier epoch writes nothing more, and so does one that the broker
+left while it took the acknowledgements over.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from spark_ledger.topic.acks.partition_acks import PartitionAcks
 
 class TopicAcks:
     """The acknowledgements of the partitions of a topic that this broker owns. `on_end` is called
-    once the broker has the topic no more."""
+    once the broker no longer has the topic."""
 
     def __init__(self, context: AckContext, on_end: Callable[["TopicAcks"], None]) -> None:
         self._context = context
@@ -24,7 +25,8 @@ class TopicAcks:
         self._open = SharedTasks[int, PartitionAcks](keep=True)
 
     async def of(self, partition: int, epoch: int) -> PartitionAcks:
-        """Those of the partition, taken over in that epoch. Raises as PartitionAcks.opened."""
+        """The acknowledgements of the partition, taken over in this epoch of the owner. Raises as
+        PartitionAcks.opened."""
         while True:
             acks = await self._open.result(
                 partition, lambda: PartitionAcks.opened(self._context, partition, epoch)
@@ -41,7 +43,7 @@ class TopicAcks:
             self.leave(partition)
 
     def leave(self, partition: int) -> None:
-        """This broker has the partition no more."""
+        """Called when this broker no longer has the partition."""
         acks = self._open.kept(partition)
         self._open.pop(partition)
         if acks is not None:
@@ -49,11 +51,11 @@ class TopicAcks:
 
     @property
     def partitions(self) -> list[int]:
-        """Those whose acknowledgements this broker has taken over."""
+        """The partitions whose acknowledgements this broker has taken over."""
         return [partition for partition in self._open if self._open.kept(partition) is not None]
 
     def end(self) -> None:
-        """The broker has the topic no more."""
+        """Called when the broker no longer has the topic."""
         for partition in list(self._open):
             self.leave(partition)
         self._on_end(self)
