@@ -1,25 +1,28 @@
 """When the delayed messages of a partition are due. Pure.
 
 Always true: the index is a hint that all subscriptions of the partition share. The messages
-themselves have the time, so an index that was lost is made again by reading. A message is due once
-the lower bound of the store's clock has reached its time, so no message is early. Each subscription
-asks for what became due since it last asked (`due_between`), whatever other subscriptions have
-acknowledged.
+themselves have the time, so what is missing from an index is found again by reading. A message is
+due once the lower bound of the store's clock has reached its time, so no message is early. Each
+subscription asks for what became due since it last asked (`due_between`), whatever other
+subscriptions have acknowledged. The partition's ack ledger has the index too (topic/acks): the next
+owner passes over what is not due without reading it.
 
-A message takes 32 bytes: its place by offset, and its place by time in the bucket of its second.
+A message takes 32 bytes: its place by offset, and its place by time in one of a few sorted runs.
 """
 
 from array import array
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
+from spark_ledger.topic.acks.delayed import DelayedRows
+from spark_ledger.topic.acks.sets import within
 from spark_ledger.topic.entry import pulsar_batch
 
 MESSAGE_BYTES = 32
@@ -28,34 +31,82 @@ INDEX_BYTES_MAX = 64 << 20
 below the marks of all subscriptions."""
 FULL_WAIT_S = 1.0
 """So often a subscription looks whether a full index has room again."""
-FORGOTTEN_MAX = 50_000
-"""So many messages are forgotten in one step, at most; then others have their turn."""
+FORGOTTEN_EVERY_MS = 1_000
+"""How often messages that are due are forgotten: each time all are moved."""
+UNSORTED_MAX = 1_000
 _FORGOTTEN_SHARE = 64
 """Messages below the marks are forgotten once they are one of so many: each time all are moved."""
-_RUN_ROWS = 1024
+WINDOW_ROWS = 1 << 14
+"""How far ahead of a reader one step looks for messages that it need not read."""
 _TAG = b"\x98\x01"
 """Protobuf's tag of `deliver_at_time`: without it in its bytes, metadata has no such time."""
-_BUCKET_MS = 1000
+_NO_NUMBERS = np.empty(0, np.int64)
+Numbers = npt.NDArray[np.int64]
 
 
-@dataclass(slots=True)
-class _Bucket:
-    """The delayed messages that are due in one second."""
+class _Run(NamedTuple):
+    """Messages by time."""
 
-    offsets: "array[int]" = field(default_factory=lambda: array("q"))
-    dues_ms: "array[int]" = field(default_factory=lambda: array("q"))
-    first_ms: int = 1 << 62
-    """None of them is due earlier."""
+    dues_ms: Numbers
+    offsets: Numbers
 
-    def add(self, offset: int, due_ms: int) -> None:
-        self.offsets.append(offset)
-        self.dues_ms.append(due_ms)
-        self.first_ms = min(self.first_ms, due_ms)
+    def between(self, after_ms: int, until_ms: int) -> Numbers:
+        lo, hi = np.searchsorted(self.dues_ms, (after_ms, until_ms), "right")
+        return self.offsets[lo:hi]
 
-    def forget_below(self, offset: int) -> None:
-        kept = np.frombuffer(self.offsets, np.int64) >= offset
-        self.offsets = _kept(self.offsets, kept)
-        self.dues_ms = _kept(self.dues_ms, kept)
+
+class DueOrder:
+    """Messages in the order of their times: the last ones that were added in that order, the others
+    in sorted runs, each at least twice as long as the next. So adding a message costs the sorting
+    of few, and a look a search in some twenty runs."""
+
+    def __init__(self) -> None:
+        self._runs: list[_Run] = []
+        self._dues_ms, self._offsets = array("q"), array("q")
+
+    def add(self, due_ms: int, offset: int) -> None:
+        self._dues_ms.append(due_ms)
+        self._offsets.append(offset)
+        if len(self._offsets) >= UNSORTED_MAX:
+            self._sort_added()
+
+    def add_many(self, dues_ms: Numbers, offsets: Numbers) -> None:
+        order = np.argsort(dues_ms, kind="stable")
+        self._runs.append(_Run(dues_ms[order], offsets[order]))
+        while len(self._runs) > 1 and len(self._runs[-2].offsets) < 2 * len(self._runs[-1].offsets):
+            last, before = self._runs.pop(), self._runs.pop()
+            dues_ms = np.concatenate((before.dues_ms, last.dues_ms))
+            order = np.argsort(dues_ms, kind="stable")
+            offsets = np.concatenate((before.offsets, last.offsets))
+            self._runs.append(_Run(dues_ms[order], offsets[order]))
+
+    def between(self, after_ms: int, until_ms: int) -> Numbers:
+        """The offsets, rising, of messages due after `after_ms` and not after `until_ms`."""
+        self._sort_added()
+        parts = [run.between(after_ms, until_ms) for run in self._runs]
+        return np.sort(np.concatenate([_NO_NUMBERS, *parts]))
+
+    def next_ms(self, after_ms: int) -> int | None:
+        """The first time after `after_ms`."""
+        self._sort_added()
+        firsts = []
+        for run in self._runs:
+            at = np.searchsorted(run.dues_ms, after_ms, "right")
+            firsts += run.dues_ms[at : at + 1].tolist()
+        return min(firsts, default=None)
+
+    def forget(self, is_kept: Callable[[_Run], npt.NDArray[np.bool_]]) -> None:
+        """Keep of each run what `is_kept` has True for."""
+        self._sort_added()
+        kept = [(run, is_kept(run)) for run in self._runs]
+        runs = [_Run(run.dues_ms[rows], run.offsets[rows]) for run, rows in kept]
+        self._runs = [run for run in runs if len(run.offsets)]
+
+    def _sort_added(self) -> None:
+        if self._offsets:
+            added = (np.frombuffer(column, np.int64) for column in (self._dues_ms, self._offsets))
+            self.add_many(*added)
+            self._dues_ms, self._offsets = array("q"), array("q")
 
 
 class DelayIndex:
@@ -64,8 +115,11 @@ class DelayIndex:
     def __init__(self) -> None:
         self._offsets = array("q")  # rising
         self._dues_ms = array("q")
-        self._buckets: dict[int, _Bucket] = {}
-        self._seconds: list[int] = []  # the keys of `_buckets`, rising
+        self._order = DueOrder()
+        self._added = BitMap64()
+        """Offsets that the partition's ack ledger lacks; some may be forgotten since."""
+        self._forgot_ms = 0
+        self.on_added: Callable[[], None] = _do_nothing
         self.asked_ms: dict[object, int] = {}
         """By subscription that holds messages the time up to which it has asked for what is due."""
         self.marks: dict[object, int] = {}
@@ -91,94 +145,110 @@ class DelayIndex:
                 return
         self._offsets.insert(at, offset)
         self._dues_ms.insert(at, due_ms)
-        second = due_ms // _BUCKET_MS
-        bucket = self._buckets.get(second)
-        if bucket is None:
-            bucket = self._buckets[second] = _Bucket()
-            insort(self._seconds, second)
-        bucket.add(offset, due_ms)
+        self._order.add(due_ms, offset)
+        self._added.add(offset)
+        self.on_added()
 
-    def due_between(self, after_ms: int, until_ms: int) -> list[int]:
+    # -- for the partition's ack ledger --------------------------------------------------------
+
+    def load(self, rows: DelayedRows) -> None:
+        """As DelaySource."""
+        offsets, dues_ms = self._columns()
+        self._added |= _bitmap(offsets)
+        is_new = ~np.isin(rows.offsets, offsets, assume_unique=True)
+        new, new_dues_ms = rows.offsets[is_new], rows.dues_ms[is_new]
+        offsets = np.concatenate((offsets, new))
+        order = np.argsort(offsets, kind="stable")
+        self._order.add_many(new_dues_ms, new)
+        self._dues_ms = array("q", np.concatenate((dues_ms, new_dues_ms))[order].tobytes())
+        self._offsets = array("q", offsets[order].tobytes())
+
+    def take_added(self) -> DelayedRows:
+        """As DelaySource."""
+        offsets, dues_ms = self._columns()
+        added = _numbers(self._added)
+        self._added = BitMap64()
+        places = np.searchsorted(offsets, added)
+        is_there = places < len(offsets)
+        is_there[is_there] = offsets[places[is_there]] == added[is_there]
+        return DelayedRows(added[is_there], dues_ms[places[is_there]])
+
+    def take_all(self) -> DelayedRows:
+        """As DelaySource."""
+        self._added = BitMap64()
+        offsets, dues_ms = self._columns()
+        return DelayedRows(offsets.copy(), dues_ms.copy())
+
+    def _columns(self) -> DelayedRows:
+        """Views: no message may be added as long as they are used."""
+        return DelayedRows(
+            np.frombuffer(self._offsets, np.int64), np.frombuffer(self._dues_ms, np.int64)
+        )
+
+    # -- for subscriptions ---------------------------------------------------------------------
+
+    def due_between(self, after_ms: int, until_ms: int) -> Numbers:
         """The offsets, rising, of messages that are due after `after_ms` and not after
         `until_ms`."""
-        offsets: list[int] = []
-        for second in self._seconds_between(after_ms, until_ms):
-            bucket = self._buckets[second]
-            dues = np.frombuffer(bucket.dues_ms, np.int64)
-            is_due = (dues > after_ms) & (dues <= until_ms)
-            offsets += np.frombuffer(bucket.offsets, np.int64)[is_due].tolist()
-        return sorted(offsets)
+        return self._order.between(after_ms, until_ms)
 
     def next_due_ms(self, after_ms: int) -> int | None:
-        """The first time after `after_ms` at which a message may be due; None if no message is due
-        after it. It is exact unless messages were forgotten before they were due."""
-        for at in range(bisect_left(self._seconds, after_ms // _BUCKET_MS), len(self._seconds)):
-            bucket = self._buckets[self._seconds[at]]
-            if bucket.first_ms > after_ms:
-                return bucket.first_ms
-            dues = np.frombuffer(bucket.dues_ms, np.int64)
-            later = dues[dues > after_ms]
-            if len(later):
-                return int(later.min())
-        return None
+        """The first time after `after_ms` at which a message is due; None if no message is due
+        after it."""
+        return self._order.next_ms(after_ms)
 
-    def held_until(self, offset: int, now_ms: int) -> int:
-        """The end of the run of delayed messages, one after the other from `offset` on, that are
-        not due at `now_ms`; `offset` itself if that message is due, or is not in the index. So a
-        reader passes over messages that it would only hold."""
-        at, rows = bisect_left(self._offsets, offset), _RUN_ROWS
-        all_offsets = np.frombuffer(self._offsets, np.int64)
-        all_dues = np.frombuffer(self._dues_ms, np.int64)
-        while at < len(all_offsets):
-            offsets, dues = all_offsets[at : at + rows], all_dues[at : at + rows]
-            runs = (offsets == np.arange(offset, offset + len(offsets))) & (dues > now_ms)
-            if not runs.all():
-                return offset + int(runs.argmin())
-            at, offset, rows = at + len(runs), offset + len(runs), 2 * rows
-        return offset
+    def held_in(self, start: int, end: int, now_ms: int) -> Numbers:
+        """The offsets in [start, end), rising, of messages that are not due at `now_ms`."""
+        lo, hi = bisect_left(self._offsets, start), bisect_left(self._offsets, end)
+        if lo == hi:
+            return _NO_NUMBERS
+        offsets, dues_ms = self._columns()
+        rows: Numbers = offsets[lo:hi][dues_ms[lo:hi] > now_ms]
+        return rows
 
     def forget_due(self, until_ms: int) -> None:
-        """Forget the messages of the seconds that are over at `until_ms`: every subscription has
-        asked for them. It takes as long as many messages there are, but once in a second only."""
-        past = bisect_left(self._seconds, (until_ms + 1) // _BUCKET_MS)
-        if not past:
+        """Forget the messages that are due at `until_ms`: every subscription has asked for them. It
+        takes as long as many messages there are, but once in a second only."""
+        if until_ms < self._forgot_ms + FORGOTTEN_EVERY_MS:
             return
-        gone = array("q")
-        for second in self._seconds[:past]:
-            gone += self._buckets.pop(second).offsets
-        del self._seconds[:past]
+        self._forgot_ms = until_ms
+        due = self._order.between(-1, until_ms)
+        if not len(due):
+            return
+        self._order.forget(lambda run: run.dues_ms > until_ms)
         kept = np.ones(len(self._offsets), dtype=np.bool_)
-        kept[np.searchsorted(self._offsets, gone)] = False
+        kept[np.searchsorted(self._offsets, due)] = False
         self._offsets = _kept(self._offsets, kept)
         self._dues_ms = _kept(self._dues_ms, kept)
 
     def forget_passed(self) -> None:
-        """Forget messages below the marks of all subscriptions, unless they are too few to be worth
-        it."""
+        """If the index is half full: forget messages below the marks of all subscriptions, unless
+        they are too few to be worth it. A subscription without consumers has no mark."""
+        if 2 * self.bytes < INDEX_BYTES_MAX:
+            return
         at = bisect_left(self._offsets, min(self.marks.values(), default=0))
         if at and at * _FORGOTTEN_SHARE >= len(self._offsets):
-            self.forget_below(self._offsets[min(at, FORGOTTEN_MAX) - 1] + 1)
+            self.forget_below(self._offsets[at - 1] + 1)
 
     def forget_below(self, offset: int) -> None:
         """Forget the messages below the offset, which no subscription gets any more."""
         at = bisect_left(self._offsets, offset)
-        if not at:
-            return
-        is_emptied = False
-        for second in {due_ms // _BUCKET_MS for due_ms in self._dues_ms[:at]}:
-            bucket = self._buckets[second]
-            bucket.forget_below(offset)
-            if not bucket.offsets:
-                del self._buckets[second]
-                is_emptied = True
-        if is_emptied:
-            self._seconds = [second for second in self._seconds if second in self._buckets]
-        del self._offsets[:at]
-        del self._dues_ms[:at]
+        if at:
+            self._order.forget(lambda run: run.offsets >= offset)
+            del self._offsets[:at]
+            del self._dues_ms[:at]
 
-    def _seconds_between(self, after_ms: int, until_ms: int) -> list[int]:
-        first = bisect_left(self._seconds, after_ms // _BUCKET_MS)
-        return self._seconds[first : bisect_right(self._seconds, until_ms // _BUCKET_MS)]
+
+def _do_nothing() -> None:
+    """Nothing keeps the index."""
+
+
+def _bitmap(offsets: Numbers) -> BitMap64:
+    return BitMap64(array("Q", offsets.tobytes()))
+
+
+def _numbers(offsets: BitMap64) -> Numbers:
+    return np.frombuffer(offsets.to_array(), np.int64)
 
 
 def _kept(column: "array[int]", kept: npt.NDArray[np.bool_]) -> "array[int]":
@@ -193,7 +263,7 @@ class HeldMessages:
     def __init__(self, index: DelayIndex, earliest_ms: Callable[[], int | None]) -> None:
         self.rows = BitMap64()
         self.due = BitMap64()
-        self._index = index
+        self.index = index
         self._earliest_ms = earliest_ms
         self._last_ms = 0
         self._next_ms: int | None = None
@@ -207,19 +277,19 @@ class HeldMessages:
 
     @property
     def is_full(self) -> bool:
-        return self._index.is_full
+        return self.index.is_full
 
     def begin(self) -> None:
         """The subscription reads from its mark on: what it has met before is forgotten."""
         self.end()
-        self._index.marks[self] = 0
+        self.index.marks[self] = 0
 
     def end(self) -> None:
         """The subscription reads no more."""
         self.rows.clear()
         self.due.clear()
-        self._index.asked_ms.pop(self, None)
-        self._index.marks.pop(self, None)
+        self.index.asked_ms.pop(self, None)
+        self.index.marks.pop(self, None)
 
     def holds(self, batch: Stored) -> bool:
         """Whether the batch is a message that is not due; the subscription has met it then."""
@@ -229,28 +299,50 @@ class HeldMessages:
         now_ms = self.now_ms
         if due_ms <= now_ms:
             return False
-        self._index.add(batch.offset, due_ms)
+        self.index.add(batch.offset, due_ms)
         self._hold(now_ms, due_ms)
         self.rows.add(batch.offset)
         return True
 
-    def pass_over(self, offset: int) -> int:
-        """The end of the run of messages from `offset` on that are known not to be due: the
-        subscription has met them, and need not read them."""
-        if not len(self._index):
+    def pass_over(self, offset: int, acked: BitMap64) -> int:
+        """The end of the run of messages from `offset` on that need not be read, since they are
+        `acked` or known not to be due; the subscription holds the latter then. It looks no further
+        than the next multiple of WINDOW_ROWS."""
+        if not len(self.index):
             return offset
-        now_ms = self.now_ms
-        end = self._index.held_until(offset, now_ms)
-        if end > offset:
-            self._hold(now_ms, None)
-            self.rows.add_range(offset, end)
+        now_ms, window_end = self.now_ms, (offset // WINDOW_ROWS + 1) * WINDOW_ROWS
+        held = self.index.held_in(offset, window_end, now_ms)
+        is_known = self._known(offset, window_end, held, acked)
+        end = window_end if is_known.all() else offset + int(is_known.argmin())
+        held = held[: np.searchsorted(held, end)]
+        if len(held):
+            rows = _bitmap(held) - acked
+            if rows:
+                self._hold(now_ms, None)
+                self.rows |= rows
         return end
+
+    def reads_many(self, offset: int, acked: BitMap64) -> bool:
+        """Whether most of the messages that follow are to be read."""
+        if not len(self.index):
+            return True
+        end = offset + STEP_BATCHES_MAX
+        held = self.index.held_in(offset, end, self.now_ms)
+        return 2 * int(self._known(offset, end, held, acked).sum()) <= STEP_BATCHES_MAX
+
+    def _known(self, start: int, end: int, held: Numbers, acked: BitMap64) -> npt.NDArray[np.bool_]:
+        """By offset of [start, end), whether the message is held or acknowledged."""
+        is_known = np.zeros(end - start, np.bool_)
+        is_known[held - start] = True
+        if acked:
+            is_known[_numbers(within(acked, start, end)) - start] = True
+        return is_known
 
     def _hold(self, now_ms: int, due_ms: int | None) -> None:
         """Messages are to be held that are not due at `now_ms`: the first one is due at `due_ms`,
         None if that is not known. Without rows so far, there was nothing to ask for."""
         if not self.rows:
-            self._index.asked_ms[self] = now_ms
+            self.index.asked_ms[self] = now_ms
             self._next_ms = due_ms
         elif due_ms is None or self._next_ms is None:
             self._next_ms = None
@@ -259,7 +351,7 @@ class HeldMessages:
 
     def look(self, mark: int) -> None:
         """Find out what became due; below `mark` the subscription gets nothing any more."""
-        index, now_ms = self._index, self.now_ms
+        index, now_ms = self.index, self.now_ms
         if mark != index.marks.get(self):
             self.drop(0, mark)
             index.marks[self] = mark
@@ -274,10 +366,10 @@ class HeldMessages:
             index.forget_passed()
 
     def _find_due(self, after_ms: int, now_ms: int) -> None:
-        became_due = BitMap64(self._index.due_between(after_ms, now_ms)) & self.rows
+        became_due = _bitmap(self.index.due_between(after_ms, now_ms)) & self.rows
         self.due |= became_due
         self.rows -= became_due
-        self._next_ms = self._index.next_due_ms(now_ms)
+        self._next_ms = self.index.next_due_ms(now_ms)
 
     def drop(self, lo: int, hi: int) -> None:
         """Rows of [lo, hi) are acknowledged, sent, or do not exist any more."""
@@ -292,7 +384,7 @@ class HeldMessages:
         if self.rows:
             now_ms = self.now_ms
             if self._next_ms is None:
-                self._next_ms = self._index.next_due_ms(self._index.asked_ms[self])
+                self._next_ms = self.index.next_due_ms(self.index.asked_ms[self])
             if self._next_ms is not None:
                 waits_s.append(max(0, self._next_ms - now_ms) / 1000)
         return min(waits_s, default=None)

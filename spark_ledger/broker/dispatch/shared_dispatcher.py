@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 
 from spark_ledger.async_tasks import woken
 from spark_ledger.broker.dispatch.acks import ack_set
-from spark_ledger.broker.dispatch.delays import HeldMessages
+from spark_ledger.broker.dispatch.delays import WINDOW_ROWS, HeldMessages
 from spark_ledger.broker.dispatch.dispatcher import (
     CROWDED_S,
     SOON_S,
@@ -63,6 +63,8 @@ class SharedDispatcher(Dispatcher):
     ) -> None:
         super().__init__(partition, policy, mark, cursor, rows)
         self.held = held
+        if cursor is not None:
+            cursor.keep_delays(partition.number, held.index)
         self.sharing = Sharing(self.acks, limits, choice, self._wake.set, partition.messages_at)
         self._sending: asyncio.Task[None] | None = None
         self._failure: Exception | None = None  # why a message in chunks could not be read
@@ -252,10 +254,12 @@ class SharedDispatcher(Dispatcher):
         rewinds = self._rewinds
         self._pass_over(self.partition.start)
         begin = self.position
-        self.position = self._read_at = self.held.pass_over(self.position)
-        if self.position >= self.partition.end:
+        self.position = self._read_at = self.held.pass_over(self.position, self.acks.rows)
+        is_window_end = self.position > begin and not self.position % WINDOW_ROWS
+        if self.position >= self.partition.end or is_window_end:
             return True
-        batches = await self.partition.read(self.position, lossy=lossy)
+        many = self.held.reads_many(self.position, self.acks.rows)
+        batches = await self.partition.read(self.position, READ_BYTES if many else 1, lossy=lossy)
         if rewinds != self._rewinds:
             return True
         if not batches:

@@ -33,6 +33,7 @@ from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check, StoreError
 from spark_ledger.metadata.store_calls import call_each, pause_s, reachable
 from spark_ledger.topic.acks.context import LONG_AGO_S, AckContext
+from spark_ledger.topic.acks.delayed import DelayRecords
 from spark_ledger.topic.acks.entries import (
     NO_SNAPSHOT,
     AckKey,
@@ -54,6 +55,7 @@ from spark_ledger.topic.acks.nodes import (
 from spark_ledger.topic.acks.sets import AckChanges
 from spark_ledger.topic.acks.steps import (
     INLINE_BYTES_MAX,
+    REFUSED_S,
     AckSituation,
     AckStep,
     next_ack_look_s,
@@ -62,6 +64,7 @@ from spark_ledger.topic.acks.steps import (
 
 VERIFIED_AT_ONCE = 16
 FORGET_EVERY_S = 600.0
+INFINITE = float("inf")
 Receipt = Callable[[errors.LedgerError | None], None]
 """Called with None once the acknowledgement is durable; with an error if it cannot become durable.
 """
@@ -125,6 +128,7 @@ class PartitionAcks:
         # Those of `_states` of which the ledger lacks a part; True: no other place has the part.
         self._unwritten: dict[AckKey, bool] = {}
         self._users: dict[AckKey, _User] = {}
+        self.delays = DelayRecords(self._start)
         self._receipts: list[tuple[Served | None, Receipt]] = []  # that wait for the next write
         self._under_way: list[tuple[Served | None, Receipt]] | None = None  # for the present write
         self._ledger: OpenAckLedger | None = None
@@ -162,6 +166,7 @@ class PartitionAcks:
                 *(node.pointer.ledger_id, self._title),
             )
         self._states = states or {}
+        self.delays.take_from(self._states)
         if node.pointer.ledger_id is not None:
             self._left[node.pointer.ledger_id] = None
 
@@ -339,9 +344,9 @@ class PartitionAcks:
             if step is not AckStep.NOTHING:
                 continue
             look_s = next_ack_look_s(now)
-            if look_s == float("inf") and not self._wake.is_set():
+            if look_s == INFINITE and not self._wake.is_set():
                 return
-            within_s = None if look_s == float("inf") else max(0.0, look_s - now.now_s)
+            within_s = None if look_s == INFINITE else max(0.0, look_s - now.now_s)
             await woken(self._wake, within_s)
 
     def _fail(self, error: errors.LedgerError) -> None:
@@ -353,7 +358,7 @@ class PartitionAcks:
         now_s, ledger = asyncio.get_running_loop().time(), self._ledger
         has_released_dirty = self._has_released_dirty
         is_dirty = any(user.is_dirty for user in self._users.values()) or bool(self._receipts)
-        is_dirty |= has_released_dirty
+        is_dirty |= has_released_dirty or self.delays.is_dirty
         fragments_max = self._context.ledgers.config.fragments_max
         size = None if ledger is None else ledger.size
         is_judged_by_size = is_dirty is (ledger is None)
@@ -369,8 +374,10 @@ class PartitionAcks:
         )
 
     def _is_small(self) -> bool:
-        left = INLINE_BYTES_MAX
-        for record in self._snapshot():
+        now_s, left = asyncio.get_running_loop().time(), INLINE_BYTES_MAX
+        if self.delays.bytes > left and now_s >= self._refused_s + REFUSED_S:
+            return False  # while ledgers are refused, delays are left out
+        for record in self._state_records():
             left -= record_bytes(record)
             if left < 0:
                 return False
@@ -438,6 +445,7 @@ class PartitionAcks:
                 self._receipts = [*self._under_way, *self._receipts]
                 self._under_way = None
                 self._unwritten |= dict.fromkeys(self._states, True)
+                self.delays.is_dirty = True
                 for user in self._users.values():
                     user.is_known, user.is_dirty = False, True
 
@@ -450,10 +458,14 @@ class PartitionAcks:
         for served, receipt in receipts:
             receipt(None if served is None else served.failure)
 
-    def _encoded(self, kind: WriteKind, snapshot: int = NO_SNAPSHOT) -> list[bytes]:
+    def _encoded(
+        self, kind: WriteKind, snapshot: int = NO_SNAPSHOT, delay_bytes_max: float = INFINITE
+    ) -> list[bytes]:
         """The entries of a write that begins now; it has all present acknowledgements."""
         is_changes = kind is WriteKind.CHANGES
-        records = self._changes() if is_changes else self._snapshot()
+        records = self._changes() if is_changes else self._state_records()
+        if self.delays.bytes <= delay_bytes_max:
+            records += (self.delays.changes if is_changes else self.delays.whole)(self.epoch)
         for user in self._users.values():
             if not is_changes:
                 user.acks.take_changes()
@@ -475,7 +487,7 @@ class PartitionAcks:
                 records.append(record)
         return records
 
-    def _snapshot(self) -> list[AckRecord]:
+    def _state_records(self) -> list[AckRecord]:
         states = dict(self._states)
         for key, user in self._users.items():
             states[key] = AckState(user.acks.durable, user.acks.rows, self.epoch)
@@ -517,8 +529,9 @@ class PartitionAcks:
     async def _write_inline(self) -> None:
         await self._context.pace.turn()
         self._leave_ledger()
-        entries = self._encoded(WriteKind.SNAPSHOT)
-        has_states = bool(self._states or self._users)
+        entries = self._encoded(WriteKind.SNAPSHOT, delay_bytes_max=INLINE_BYTES_MAX)
+        self.delays.is_dirty = False
+        has_states = bool(self._states or self._users or self.delays.bytes)
         await self._name(AckPointer(self.epoch, None, tuple(entries) if has_states else ()))
         for user in self._users.values():
             user.is_known = False

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from spark_ledger import errors
+from spark_ledger.topic.acks.delayed import DelaySource
 from spark_ledger.topic.acks.entries import AckKey, AckState
 from spark_ledger.topic.acks.partition_acks import (
     AckedSet,
@@ -83,6 +84,9 @@ class AckedPartitions:
         is_state = state is not None and (state.position, state.rows) == (acks.durable, acks.rows)
         partition_acks.serve(self.key, served, acks, is_state=is_state)
         self._used[partition] = _Used(partition_acks, acks)
+
+    def keep_delays(self, partition: int, source: DelaySource) -> None:
+        self._used[partition].partition_acks.delays.keep(source)
 
     def changed(self, partition: int) -> None:
         self._used[partition].partition_acks.changed(self.key)

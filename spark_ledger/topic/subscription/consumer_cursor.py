@@ -14,6 +14,7 @@ from pyroaring import BitMap64
 from spark_ledger import errors
 from spark_ledger.metadata.store import Check, MetadataStore, Operation, SessionState, Set
 from spark_ledger.metadata.store_calls import reachable
+from spark_ledger.topic.acks.delayed import DelaySource
 from spark_ledger.topic.acks.entries import AckState
 from spark_ledger.topic.acks.partition_acks import AckedSet, Receipt
 from spark_ledger.topic.acks.sets import AckBudget
@@ -134,6 +135,12 @@ class ConsumerCursor:
         of `acks` the caller calls `advance`."""
         if self.acked is not None:
             self.acked.track(partition, self, acks)
+
+    def keep_delays(self, partition: int, source: DelaySource) -> None:
+        """The partition's delay index, which goes on from what its ack ledger has, is durable with
+        what is tracked."""
+        if self.acked is not None:
+            self.acked.keep_delays(partition, source)
 
     def advance(self, partition: int, offset: int) -> None:
         """Called when the acknowledgements of an adopted partition changed; consumers now begin at

@@ -1,14 +1,22 @@
 """When delayed messages are due: the index beside plain dictionaries."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroaring import BitMap64
 
 from spark_ledger.broker.dispatch import delays
-from spark_ledger.broker.dispatch.delays import MESSAGE_BYTES, DelayIndex, HeldMessages
+from spark_ledger.broker.dispatch.delays import (
+    FORGOTTEN_EVERY_MS,
+    MESSAGE_BYTES,
+    DelayIndex,
+    HeldMessages,
+)
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
 from spark_ledger.broker.dispatch.subscriptions import SharingRules, Subscription
 from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.topic.acks.delayed import DelayedRows
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
 from tests.unit.spark_ledger.broker.consumers import (
@@ -37,7 +45,7 @@ def test_what_became_due_between_two_times_is_found_whatever_the_order_of_adding
     delayed, after_ms, until_ms
 ):
     due = [offset for offset, ms in delayed.items() if after_ms < ms <= until_ms]
-    assert index_of(delayed).due_between(after_ms, until_ms) == sorted(due)
+    assert index_of(delayed).due_between(after_ms, until_ms).tolist() == sorted(due)
 
 
 @given(DELAYED, TIMES)
@@ -51,31 +59,66 @@ def test_what_is_forgotten_is_what_is_due_and_what_is_below(delayed, due_ms, aft
     index = index_of(delayed)
     index.forget_due(due_ms)
     index.forget_below(offset)
-    over_ms = (due_ms + 1) // 1000 * 1000  # the seconds before are over
-    kept = {o: ms for o, ms in delayed.items() if ms >= over_ms and o >= offset}
-    assert index.due_between(-1, 10_000) == sorted(kept)
-    later = {o: ms for o, ms in kept.items() if ms > due_ms}
-    assert index.due_between(due_ms, 10_000) == sorted(later)
-    after_ms = max(after_ms, due_ms)
-    next_ms = min((ms for ms in kept.values() if ms > after_ms), default=None)
-    found_ms = index.next_due_ms(after_ms)
-    assert (found_ms is None) == (next_ms is None)
-    assert next_ms is None or after_ms < found_ms <= next_ms
+    until_ms = due_ms if due_ms >= FORGOTTEN_EVERY_MS else -1
+    kept = {o: ms for o, ms in delayed.items() if ms > until_ms and o >= offset}
+    assert index.due_between(-1, 10_000).tolist() == sorted(kept)
+    assert index.held_in(0, 100, -1).tolist() == sorted(kept)
+    later_ms = [ms for ms in kept.values() if ms > after_ms]
+    assert index.next_due_ms(after_ms) == min(later_ms, default=None)
     assert index.bytes == MESSAGE_BYTES * len(kept)
 
 
-@given(DELAYED, OFFSETS, TIMES)
-def test_a_reader_passes_over_the_run_of_messages_that_it_would_hold(delayed, offset, now_ms):
-    end = offset
-    while delayed.get(end, now_ms) > now_ms:
+@given(DELAYED, st.sets(OFFSETS), OFFSETS, TIMES)
+def test_a_reader_passes_over_the_run_of_messages_that_are_held_or_acknowledged(
+    delayed, acked, offset, now_ms
+):
+    (held,) = held_of(lambda: now_ms, 1, index_of(delayed))
+    end, rows = offset, set()
+    while end in acked or delayed.get(end, now_ms) > now_ms:
+        rows |= {end} - acked
         end += 1
-    assert index_of(delayed).held_until(offset, now_ms) == end
+    if not delayed:
+        end = offset
+    assert held.pass_over(offset, BitMap64(acked)) == end
+    assert set(held.rows) == rows
+    held.look(0)
+    assert not held.due
+
+
+@given(DELAYED, DELAYED, st.integers(0, 20))
+def test_an_index_has_what_was_loaded_and_gives_the_rest_as_added(loaded, added, taken):
+    index = index_of(added)
+    index.load(rows_of(loaded))
+    both = loaded | added
+    assert index.held_in(0, 100, -1).tolist() == sorted(both)
+    assert index.due_between(-1, 10_000).tolist() == sorted(both)
+    index.forget_below(taken)
+    expected = {o: ms for o, ms in added.items() if o >= taken}
+    assert plain(index.take_added()) == expected
+    assert plain(index.take_added()) == {}
+    index.add(50, 7)
+    assert plain(index.take_added()) == {50: 7}
+    index.add(51, 8)
+    everything = {o: ms for o, ms in both.items() if o >= taken} | {50: 7, 51: 8}
+    assert plain(index.take_all()) == everything
+    assert plain(index.take_added()) == {}
+
+
+def rows_of(delayed):
+    offsets = sorted(delayed)
+    return DelayedRows(
+        np.array(offsets, np.int64), np.array([delayed[o] for o in offsets], np.int64)
+    )
+
+
+def plain(rows):
+    return dict(zip(rows.offsets.tolist(), rows.dues_ms.tolist(), strict=True))
 
 
 def test_a_message_that_is_added_twice_is_due_once():
     index = index_of({3: 50})
     index.add(3, 50)
-    assert index.due_between(0, 100) == [3]
+    assert index.due_between(0, 100).tolist() == [3]
 
 
 # -- messages that a subscription holds ------------------------------------------------------------
@@ -238,7 +281,7 @@ def test_messages_below_the_marks_of_all_subscriptions_make_room_in_a_full_index
     first, second = held_of(Clock(), 2)
     for offset in range(3):
         first.holds(delayed_batch(offset, 9000 + offset))
-    assert second.pass_over(0) == 3
+    assert second.pass_over(0, BitMap64()) == 3
     first.look(2)
     assert first.is_full  # the other one may still get them
     second.look(1)
@@ -309,7 +352,7 @@ def test_each_subscription_gets_every_message_once_it_is_due_and_never_before(st
 
     def read(which):
         held = subscriptions[which]
-        at = held.pass_over(positions[which])
+        at = held.pass_over(positions[which], BitMap64())
         for offset in range(at, len(dues_ms)):
             if not held.holds(delayed_batch(offset, dues_ms[offset])):
                 assert dues_ms[offset] <= clock.ms

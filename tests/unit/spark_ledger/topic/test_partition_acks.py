@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from spark_ledger import errors
+from spark_ledger.broker.dispatch.delays import DelayIndex
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MultiFailed
 from spark_ledger.topic.acks import partition_acks, steps
@@ -463,5 +464,78 @@ def test_the_janitor_keeps_the_named_ledger_of_a_dead_owner_and_deletes_those_wi
             deleted += (await janitor.clean()).deleted
         assert deleted == [orphan, made.ledgers[0]]
         assert stage.world.store.peek_children(paths.TOPIC_IDS) == []
+
+    play_here(act)
+
+
+# -- delayed messages ----------------------------------------------------------------------------
+
+
+def index_of(delayed):
+    index = DelayIndex()
+    for offset, due_ms in delayed.items():
+        index.add(offset, due_ms)
+    return index
+
+
+def delayed_by(index):
+    rows = index.take_all()
+    return dict(zip(rows.offsets.tolist(), rows.dues_ms.tolist(), strict=True))
+
+
+def test_delayed_messages_are_written_with_acknowledgements_and_read_by_the_next_owner():
+    async def act(stage):
+        first = await owner(stage, 1)
+        _, acks = first.serve()
+        index = index_of({1: 1000, 2: 500})
+        first.acks.delays.keep(index)
+        await first.acknowledge(acks, 3)
+        index.add(8, 700)
+        await first.acknowledge(acks, 4)
+        index.add(9, 800)  # without an acknowledgement it is written within a second
+        await asyncio.sleep(3)
+        second = await owner(stage, 2)
+        _, acks = second.serve()
+        assert list(acks.rows) == [3, 4]
+        index = index_of({20: 9})
+        second.acks.delays.keep(index)
+        expected = {1: 1000, 2: 500, 8: 700, 9: 800, 20: 9}
+        assert delayed_by(index) == expected
+        await second.acknowledge(acks, 5)
+        third = await owner(stage, 3)
+        _, acks = third.serve(OTHER)
+        await third.acknowledge(acks, 0, key=OTHER)  # nothing here delays messages
+        fourth = await owner(stage, 4)
+        fourth.acks.delays.keep(index := DelayIndex())
+        assert delayed_by(index) == expected
+
+    play_here(act)
+
+
+def test_a_large_index_stays_in_its_ledger_and_keeps_no_position_from_the_node_without_bookies():
+    async def act(stage):
+        first = await owner(stage, 1)
+        _, acks = first.serve()
+        large = {offset: offset for offset in range(steps.INLINE_BYTES_MAX // 32 + 1)}
+        first.acks.delays.keep(index := index_of(large))
+        await first.acknowledge(acks, 3)
+        await asyncio.sleep(2 * steps.IDLE_S)
+        assert (await pointer(stage)).ledger_id == first.ledgers[-1]
+        acks.add(5, 6)
+        first.acks.changed(KEY)  # no receipt waits for it
+        await asyncio.sleep(2)
+        assert len(first.ledgers) == 2
+        first.refuses = True
+        await first.client.ledgers.recover(first.ledgers[-1])
+        index.add(1 << 20, 1)
+        await first.acknowledge(acks, 7)
+        assert (await pointer(stage)).ledger_id is None
+        assert await durable(stage) == (0, [3, 5, 7])
+        first.refuses = False
+        await asyncio.sleep(steps.REFUSED_S + 1)
+        await first.acknowledge(acks, 9)
+        second = await owner(stage, 2)
+        second.acks.delays.keep(index := DelayIndex())
+        assert delayed_by(index) == large | {1 << 20: 1}
 
     play_here(act)

@@ -1,0 +1,184 @@
+"""Which messages of a partition are delayed until when, in the records of its ack ledger.
+
+Always true: what is stored is a hint. A message has its time itself, so a record that is missing or
+damaged costs a read, and nothing else. A record looks like a state of a subscription that cannot
+exist: owners of versions that do not know delays carry it on until they ask for that subscription,
+and drop it then. A change is a record of its own, so nothing is folded; a snapshot has the whole
+index. While no subscription here delays messages, the records are carried on as they are.
+
+The record's name is DELAYED, its rows are empty, and its token is PREFIX and, in base64,
+
+    0       4              12            20              21           22
+    +-------+--------------+-------------+---------------+------------+---------+------+
+    | count | first offset | first due   | offsets' size | dues' size | offsets | dues |
+    +-------+--------------+-------------+---------------+------------+---------+------+
+
+`offsets` are the distances between the offsets, which rise, the first distance is 0; `dues` are
+times after `first due`, in ms. All are unsigned and little-endian, of 1, 2, 4 or 8 bytes each, as
+`offsets' size` and `dues' size` have it.
+"""
+
+import base64
+import binascii
+import logging
+import struct
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap64
+
+from spark_ledger.topic.acks.entries import AckKey, AckRecord, AckState
+
+DELAYED = "delayed messages"
+PREFIX = "delayed:"
+"""No owner's token begins so: those are random."""
+ROWS_MAX = 3_000
+"""Of a record: its token has 64 KiB at most."""
+_HEAD = struct.Struct("<IqqBB")
+_SIZES = (1, 2, 4, 8)
+_NUMBER_END = 1 << 62
+_DISTANCE_END = 1 << 48
+
+Numbers = npt.NDArray[np.int64]
+
+_log = logging.getLogger(__name__)
+
+
+class DelayedRows(NamedTuple):
+    """Offsets, rising, and when their messages are due, in ms since the epoch."""
+
+    offsets: Numbers
+    dues_ms: Numbers
+
+
+class DelaySource(Protocol):
+    """The delay index of a partition, in memory."""
+
+    on_added: Callable[[], None]
+    """Called after a message was added."""
+
+    @property
+    def bytes(self) -> int: ...
+
+    def load(self, rows: DelayedRows) -> None:
+        """These messages are in the ledger. All others count as added."""
+
+    def take_added(self) -> DelayedRows:
+        """The messages that were added since this was called before."""
+
+    def take_all(self) -> DelayedRows:
+        """All messages; none of them counts as added any more."""
+
+
+class DelayRecords:
+    """What the ack ledger of a partition has of its delayed messages, at the partition's owner.
+    `on_dirty` is called when something is to be written."""
+
+    def __init__(self, on_dirty: Callable[[], None]) -> None:
+        self.is_dirty = False
+        self._on_dirty = on_dirty
+        self._source: DelaySource | None = None
+        self._carried: list[AckRecord] = []
+
+    def take_from(self, states: MutableMapping[AckKey, AckState]) -> None:
+        """What a ledger has, which was read at the take-over."""
+        for key in [key for key in states if key.name == DELAYED and key.token.startswith(PREFIX)]:
+            state = states.pop(key)
+            self._carried.append(_record(key, state.owner_epoch))
+
+    def keep(self, source: DelaySource) -> None:
+        """From now on `source` has the index; it gets what the ledger has."""
+        if source is self._source:
+            return
+        source.load(decoded(self._carried))
+        self._carried.clear()
+        self._source, source.on_added = source, self.changed
+        self.changed()
+
+    def changed(self) -> None:
+        if not self.is_dirty:
+            self.is_dirty = True
+            self._on_dirty()
+
+    @property
+    def bytes(self) -> int:
+        """About what the index takes."""
+        carried = sum(len(record.key.token) for record in self._carried)
+        return carried + (0 if self._source is None else self._source.bytes)
+
+    def changes(self, owner_epoch: int) -> Iterator[AckRecord]:
+        """The records of what was added since the last write began."""
+        self.is_dirty = False
+        if self._source is not None:
+            yield from encoded(self._source.take_added(), owner_epoch)
+
+    def whole(self, owner_epoch: int) -> Iterator[AckRecord]:
+        """The records of a snapshot."""
+        self.is_dirty = False
+        yield from self._carried
+        if self._source is not None:
+            yield from encoded(self._source.take_all(), owner_epoch)
+
+
+def encoded(rows: DelayedRows, owner_epoch: int) -> Iterator[AckRecord]:
+    for at in range(0, len(rows.offsets), ROWS_MAX):
+        offsets, dues_ms = rows.offsets[at : at + ROWS_MAX], rows.dues_ms[at : at + ROWS_MAX]
+        first, first_ms = int(offsets[0]), int(dues_ms.min())
+        distances, size = _narrow(np.diff(offsets, prepend=first))
+        times, time_size = _narrow(dues_ms - first_ms)
+        head = _HEAD.pack(len(offsets), first, first_ms, size, time_size)
+        token = PREFIX + base64.b64encode(head + distances + times).decode()
+        yield _record(AckKey(DELAYED, token, 0), owner_epoch)
+
+
+def decoded(records: list[AckRecord]) -> DelayedRows:
+    """All of the records, each offset once; a malformed record is left out."""
+    offsets, dues_ms = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for record in records:
+        try:
+            part = _decode(record.key.token)
+        except ValueError as error:
+            _log.error("delayed messages are read again: their record is damaged: %s", error)
+            continue
+        offsets.append(part.offsets)
+        dues_ms.append(part.dues_ms)
+    all_offsets, firsts = np.unique(np.concatenate(offsets), return_index=True)
+    return DelayedRows(all_offsets, np.concatenate(dues_ms)[firsts])
+
+
+def _decode(token: str) -> DelayedRows:
+    """Raises ValueError."""
+    try:
+        payload = base64.b64decode(token.removeprefix(PREFIX), validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"no base64: {error}") from error
+    if len(payload) < _HEAD.size:
+        raise ValueError(f"{len(payload)} bytes")
+    count, first, first_ms, size, time_size = _HEAD.unpack_from(payload)
+    if size not in _SIZES or time_size not in _SIZES or not 0 < count <= ROWS_MAX:
+        raise ValueError(f"{count} messages, in {size} and {time_size} bytes each")
+    times_at = _HEAD.size + count * size
+    if len(payload) != times_at + count * time_size:
+        raise ValueError(f"{len(payload)} bytes for {count} messages")
+    distances = np.frombuffer(payload, f"<u{size}", count, _HEAD.size)
+    times = np.frombuffer(payload, f"<u{time_size}", count, times_at)
+    is_rising = distances[0] == 0 and bool(np.all(distances[1:] > 0))
+    if not is_rising or max(int(distances.max()), int(times.max())) >= _DISTANCE_END:
+        raise ValueError("offsets that do not rise, or a time that is too late")
+    if not (0 <= first < _NUMBER_END and 0 <= first_ms < _NUMBER_END):
+        raise ValueError(f"offset {first}, due at {first_ms} ms")
+    offsets = first + np.cumsum(distances.astype(np.int64))
+    return DelayedRows(offsets, first_ms + times.astype(np.int64))
+
+
+def _record(key: AckKey, owner_epoch: int) -> AckRecord:
+    return AckRecord(key, owner_epoch, 0, BitMap64(), replaces=True)
+
+
+def _narrow(numbers: Numbers) -> tuple[bytes, int]:
+    """The numbers in as few bytes each as the largest of them needs, and how many that are."""
+    most = int(numbers.max())
+    size = next(size for size in _SIZES if most < 1 << 8 * size)
+    return numbers.astype(f"<u{size}").tobytes(), size
