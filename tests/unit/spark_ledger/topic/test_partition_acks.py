@@ -512,11 +512,15 @@ def test_delayed_messages_are_written_with_acknowledgements_and_read_by_the_next
     play_here(act)
 
 
-def test_a_large_index_stays_in_its_ledger_and_keeps_no_position_from_the_node_without_bookies():
+def test_a_large_index_stays_in_its_ledger_and_keeps_no_position_from_the_node_without_bookies(
+    monkeypatch,
+):
+    monkeypatch.setattr(partition_acks, "INLINE_BYTES_MAX", 1024)
+
     async def act(stage):
         first = await owner(stage, 1)
         _, acks = first.serve()
-        large = {offset: offset for offset in range(steps.INLINE_BYTES_MAX // 32 + 1)}
+        large = {offset: offset for offset in range(1024 // 32 + 1)}
         first.acks.delays.keep(index := index_of(large))
         await first.acknowledge(acks, 3)
         await asyncio.sleep(2 * steps.IDLE_S)
