@@ -5,7 +5,7 @@ is answered; messages of a consumer go to its `on_message`.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -79,18 +79,21 @@ class SocketClient:
         """One by one; durable when this returns."""
         await self.ask("ack", consumer_id=number, ack_type=0, message_id=ids)
 
-    async def produce(self, topic: str, number: int, batches: int, batch: bytes) -> None:
-        """So many lone messages, each with its receipt when this returns."""
+    async def produce(
+        self, topic: str, number: int, messages: int, batches: Sequence[bytes]
+    ) -> None:
+        """So many lone messages, these in turn, each with its receipt when this returns."""
         await self.ask("producer", topic=topic, producer_id=number)
         loop = asyncio.get_running_loop()
         waits = []
-        for sequence in range(batches):
+        for sequence in range(messages):
             wait = self._receipts[number << 32 | sequence] = loop.create_future()
             waits.append(wait)
             self.send(
-                command("send", producer_id=number, sequence_id=sequence, num_messages=1), batch
+                command("send", producer_id=number, sequence_id=sequence, num_messages=1),
+                batches[sequence % len(batches)],
             )
-            if len(waits) >= 1000:
+            if not len(waits) % 1000:
                 await self._writer.drain()
                 await waits[len(waits) - 1000]
         await asyncio.gather(*waits)

@@ -137,11 +137,11 @@ def partition_names(topic: str, partitions: int) -> list[str]:
 async def fill(url: str, names: list[str], messages: int) -> None:
     """Messages in every partition; the broker has all of them then."""
     client = await SocketClient.connected(url)
-    batch = batch_of(0, 100)
+    batches = [batch_of(0, 100)]
 
     async def one(number: int, name: str) -> None:
         await client.look_up(name)
-        await client.produce(name, number, messages, batch)
+        await client.produce(name, number, messages, batches)
 
     await call_many([lambda n=n, name=name: one(n, name) for n, name in enumerate(names)])
     await client.close()
