@@ -198,7 +198,7 @@ async def make_idle(url: str, names: list[str], count: int) -> None:
         await client.acknowledge(number, [consumed.ids[offset]])
         await client.close_consumer(number)
 
-    await call_many([lambda n=n: one(n) for n in range(count)], 16)
+    await call_many([lambda n=n: one(n) for n in range(count)])
     await client.close()
 
 
@@ -217,7 +217,10 @@ def partitions_taken_over(count: int, topics: int, rounds: int) -> None:
             ]
             asyncio.run(fill(first.url, names, 3))
             took = asyncio.run(killed(made, first, names, is_durable=how == "subscriptions"))
-            print(f"{count} partitions, {topics} topics, {how}: all served {took:.2f} s after")
+            print(
+                f"{count} partitions, {topics} topics, {how}: all served {took:.2f} s after",
+                flush=True,
+            )
 
 
 async def killed(made: World, first: LocalBroker, names: list[str], *, is_durable: bool) -> float:
@@ -274,15 +277,16 @@ def earliest() -> MessageId:
 
 
 def holes(subscriptions: int, holes_each: int, rounds: int) -> None:
-    for count in (0, subscriptions) * rounds:
+    for count, each in ((0, 0), (subscriptions, 1), (subscriptions, holes_each)) * rounds:
         with world() as made:
             first = made.broker()
             name = made.topic(1) + "-partition-0"
             asyncio.run(fill(first.url, [name], 2 * holes_each + 1))
-            first_s, all_s = asyncio.run(holes_taken_over(made, first, name, count, holes_each))
+            first_s, all_s = asyncio.run(holes_taken_over(made, first, name, count, each))
             print(
-                f"{count} subscriptions, {count * holes_each} holes: first served {first_s:.2f} s,"
-                f" all {all_s:.2f} s after the kill"
+                f"{count} subscriptions, {count * each} holes: first served {first_s:.2f} s,"
+                f" all {all_s:.2f} s after the kill",
+                flush=True,
             )
 
 
@@ -291,7 +295,7 @@ async def holes_taken_over(
 ) -> tuple[float, float]:
     """Seconds from the kill until the first consumer has a message again, and until each has."""
     client = await SocketClient.connected(first.url)
-    reading = Consumed(2 * holes_each + 1)
+    reading = Consumed(2 * max(holes_each, 1) + 1)
     reader = {"durable": False, "start_message_id": earliest()}
     await client.subscribe(name, "reader", 10**6, reading, 10**6, **reader)
     await reading.done
