@@ -55,7 +55,7 @@ FIELDS = {
     "Journal": (17, _STATE_OF_AN_ALGORITHM),
     "Auditor": (16, _STATE_OF_AN_ALGORITHM),
     "TopicFollower": (16, _STATE_OF_AN_ALGORITHM),
-    "PartitionAcks": (23, "the I/O around pure steps, with what waits for each write"),
+    "PartitionAcks": (22, "the I/O around pure steps, with what waits for each write"),
 }
 """By class how many fields it has, and why they are in one class. The list only shrinks."""
 

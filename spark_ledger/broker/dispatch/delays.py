@@ -20,6 +20,7 @@ import numpy.typing as npt
 from pyroaring import BitMap64
 
 from spark_ledger import errors
+from spark_ledger.broker.owner.partition import READ_BYTES
 from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.topic.acks.delayed import DelayedRows
 from spark_ledger.topic.acks.sets import within
@@ -322,13 +323,15 @@ class HeldMessages:
                 self.rows |= rows
         return end
 
-    def reads_many(self, offset: int, acked: BitMap64) -> bool:
-        """Whether most of the messages that follow are to be read."""
+    def read_bytes(self, offset: int, acked: BitMap64) -> int:
+        """How many bytes to read from `offset` on: one batch, unless most of the messages that
+        follow are to be read."""
         if not len(self.index):
-            return True
+            return READ_BYTES
         end = offset + STEP_BATCHES_MAX
         held = self.index.held_in(offset, end, self.now_ms)
-        return 2 * int(self._known(offset, end, held, acked).sum()) <= STEP_BATCHES_MAX
+        known = int(self._known(offset, end, held, acked).sum())
+        return READ_BYTES if 2 * known <= STEP_BATCHES_MAX else 1
 
     def _known(self, start: int, end: int, held: Numbers, acked: BitMap64) -> npt.NDArray[np.bool_]:
         """By offset of [start, end), whether the message is held or acknowledged."""

@@ -63,8 +63,6 @@ class SharedDispatcher(Dispatcher):
     ) -> None:
         super().__init__(partition, policy, mark, cursor, rows)
         self.held = held
-        if cursor is not None:
-            cursor.keep_delays(partition.number, held.index)
         self.sharing = Sharing(self.acks, limits, choice, self._wake.set, partition.messages_at)
         self._sending: asyncio.Task[None] | None = None
         self._failure: Exception | None = None  # why a message in chunks could not be read
@@ -255,11 +253,11 @@ class SharedDispatcher(Dispatcher):
         self._pass_over(self.partition.start)
         begin = self.position
         self.position = self._read_at = self.held.pass_over(self.position, self.acks.rows)
-        is_window_end = self.position > begin and not self.position % WINDOW_ROWS
-        if self.position >= self.partition.end or is_window_end:
+        may_go_on = self.position > begin and not self.position % WINDOW_ROWS
+        if may_go_on or self.position >= self.partition.end:
             return True
-        many = self.held.reads_many(self.position, self.acks.rows)
-        batches = await self.partition.read(self.position, READ_BYTES if many else 1, lossy=lossy)
+        read_bytes = self.held.read_bytes(self.position, self.acks.rows)
+        batches = await self.partition.read(self.position, read_bytes, lossy=lossy)
         if rewinds != self._rewinds:
             return True
         if not batches:

@@ -152,11 +152,13 @@ class Subscription:
             if choice is None:
                 dispatcher = ActiveDispatcher(partition, self.policy, mark, self.cursor, rows)
             else:
-                rules = self._sharing
+                rules, held = self._sharing, self._sharing.held(partition.number)
                 dispatcher = SharedDispatcher(
                     *(partition, self.policy, mark, self.cursor, choice, rules.limits),
-                    *(rules.held(partition.number), rows),
+                    *(held, rows),
                 )
+                if self.cursor is not None:
+                    self.cursor.keep_delays(partition.number, held.index)
             self._dispatchers[partition.number] = dispatcher
         return dispatcher
 

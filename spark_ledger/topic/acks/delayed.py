@@ -108,18 +108,17 @@ class DelayRecords:
         carried = sum(len(record.key.token) for record in self._carried)
         return carried + (0 if self._source is None else self._source.bytes)
 
-    def changes(self, owner_epoch: int) -> Iterator[AckRecord]:
-        """The records of what was added since the last write began."""
+    def records(self, owner_epoch: int, bytes_max: float, *, is_whole: bool) -> Iterator[AckRecord]:
+        """Of a write: of what was added since the last write began, or all (`is_whole`); none if
+        the index takes more than `bytes_max`."""
         self.is_dirty = False
+        if self.bytes > bytes_max:
+            return
+        if is_whole:
+            yield from self._carried
         if self._source is not None:
-            yield from encoded(self._source.take_added(), owner_epoch)
-
-    def whole(self, owner_epoch: int) -> Iterator[AckRecord]:
-        """The records of a snapshot."""
-        self.is_dirty = False
-        yield from self._carried
-        if self._source is not None:
-            yield from encoded(self._source.take_all(), owner_epoch)
+            rows = self._source.take_all() if is_whole else self._source.take_added()
+            yield from encoded(rows, owner_epoch)
 
 
 def encoded(rows: DelayedRows, owner_epoch: int) -> Iterator[AckRecord]:

@@ -58,6 +58,7 @@ from spark_ledger.topic.acks.steps import (
     REFUSED_S,
     AckSituation,
     AckStep,
+    AckTimes,
     next_ack_look_s,
     next_ack_step,
 )
@@ -134,7 +135,7 @@ class PartitionAcks:
         self._ledger: OpenAckLedger | None = None
         self._left: dict[int, None] = {}  # ledgers that the node must not name any more
         self._doubt = False  # a call failed: the node must be read again
-        self._written_s = self._node_s = self._refused_s = LONG_AGO_S
+        self._times = AckTimes()
         self._forgot_s = LONG_AGO_S
         self._wake = asyncio.Event()
         self._beside = BackgroundTasks()
@@ -363,7 +364,7 @@ class PartitionAcks:
         size = None if ledger is None else ledger.size
         is_judged_by_size = is_dirty is (ledger is None)
         return AckSituation(
-            *(now_s, self._written_s, self._node_s, self._refused_s),
+            *(now_s, self._times.written_s, self._times.node_s, self._times.refused_s),
             dirty=is_dirty,
             urgent=bool(self._receipts),
             small=is_judged_by_size and self._is_small(),
@@ -375,7 +376,7 @@ class PartitionAcks:
 
     def _is_small(self) -> bool:
         now_s, left = asyncio.get_running_loop().time(), INLINE_BYTES_MAX
-        if self.delays.bytes > left and now_s >= self._refused_s + REFUSED_S:
+        if self.delays.bytes > left and now_s >= self._times.refused_s + REFUSED_S:
             return False  # while ledgers are refused, delays are left out
         for record in self._state_records():
             left -= record_bytes(record)
@@ -450,7 +451,7 @@ class PartitionAcks:
                     user.is_known, user.is_dirty = False, True
 
     def _was_written(self) -> None:
-        self._written_s = asyncio.get_running_loop().time()
+        self._times.written_s = asyncio.get_running_loop().time()
         receipts, self._under_way = self._under_way or [], None
         for user in list(self._users.values()):
             if user.served.failure is None and user.position is not None:
@@ -458,14 +459,11 @@ class PartitionAcks:
         for served, receipt in receipts:
             receipt(None if served is None else served.failure)
 
-    def _encoded(
-        self, kind: WriteKind, snapshot: int = NO_SNAPSHOT, delay_bytes_max: float = INFINITE
-    ) -> list[bytes]:
+    def _encoded(self, kind: WriteKind, snapshot: int, delays_max: float = INFINITE) -> list[bytes]:
         """The entries of a write that begins now; it has all present acknowledgements."""
         is_changes = kind is WriteKind.CHANGES
         records = self._changes() if is_changes else self._state_records()
-        if self.delays.bytes <= delay_bytes_max:
-            records += (self.delays.changes if is_changes else self.delays.whole)(self.epoch)
+        records += self.delays.records(self.epoch, delays_max, is_whole=not is_changes)
         for user in self._users.values():
             if not is_changes:
                 user.acks.take_changes()
@@ -505,7 +503,7 @@ class PartitionAcks:
 
     def _note_refused(self, error: errors.LedgerError) -> None:
         if not isinstance(error, errors.LedgerFenced | errors.LedgerClosed):
-            self._refused_s = asyncio.get_running_loop().time()
+            self._times.refused_s = asyncio.get_running_loop().time()
 
     async def _move_to_new_ledger(self) -> None:
         self._leave_ledger()
@@ -514,7 +512,8 @@ class PartitionAcks:
             made = await self._context.make_ledger()
             ledger = OpenAckLedger(made.writer, asyncio.get_running_loop().time())
             self._left[made.writer.ledger_id] = None
-            await ledger.append(WriteKind.SNAPSHOT, self._encoded(WriteKind.SNAPSHOT))
+            entries = self._encoded(WriteKind.SNAPSHOT, NO_SNAPSHOT)
+            await ledger.append(WriteKind.SNAPSHOT, entries)
         except errors.LedgerError as error:
             self._note_refused(error)
             raise
@@ -529,8 +528,7 @@ class PartitionAcks:
     async def _write_inline(self) -> None:
         await self._context.pace.turn()
         self._leave_ledger()
-        entries = self._encoded(WriteKind.SNAPSHOT, delay_bytes_max=INLINE_BYTES_MAX)
-        self.delays.is_dirty = False
+        entries = self._encoded(WriteKind.SNAPSHOT, NO_SNAPSHOT, INLINE_BYTES_MAX)
         has_states = bool(self._states or self._users or self.delays.bytes)
         await self._name(AckPointer(self.epoch, None, tuple(entries) if has_states else ()))
         for user in self._users.values():
@@ -543,7 +541,7 @@ class PartitionAcks:
         if version is None:
             raise errors.Unavailable(f"the node of {self._title} has changed, or its intent")
         before, self._node = self._node.pointer.ledger_id, AckNode(pointer, version)
-        self._node_s = asyncio.get_running_loop().time()
+        self._times.node_s = asyncio.get_running_loop().time()
         if before is not None:
             self._left[before] = None
         for ledger_id in [left for left in self._left if left != pointer.ledger_id]:

@@ -28,6 +28,16 @@ BYTES_READ_MAX = 2 << 20
 reader of the ledger reads no more than these."""
 
 
+@dataclass(slots=True)
+class AckTimes:
+    """By the loop's clock, of the last write, of the last write of the node, and of the last
+    failure of a ledger."""
+
+    written_s: float = float("-inf")
+    node_s: float = float("-inf")
+    refused_s: float = float("-inf")
+
+
 class AckStep(Enum):
     NOTHING = "nothing"
     APPEND = "append"  # append the changes to the open ledger

@@ -98,10 +98,10 @@ def test_changes_and_snapshots_give_the_index_to_the_next_owner():
         for entry in encode(kind, 1, [*state_records({KEY: STATE}), *records]):
             fold.add(decode(entry))
 
-    write(WriteKind.SNAPSHOT, owner.whole(1))
+    write(WriteKind.SNAPSHOT, owner.records(1, 1000, is_whole=True))
     index.added = {4: 40, 9: 90}
     index.delayed |= index.added
-    write(WriteKind.CHANGES, owner.changes(1))
+    write(WriteKind.CHANGES, owner.records(1, 1000, is_whole=False))
     states = fold.states
     following = DelayRecords(lambda: dirty.append(1))
     following.take_from(states)
@@ -128,7 +128,7 @@ def test_an_index_that_nothing_uses_is_carried_on_by_owners_that_know_it_and_by_
         again.take_from(
             {
                 record.key: AckState(record.position, record.rows, record.owner_epoch)
-                for record in owner.whole(2)
+                for record in owner.records(2, 1000, is_whole=True)
             }
         )
         again.keep(index)
