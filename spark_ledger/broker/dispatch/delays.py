@@ -323,6 +323,10 @@ class HeldMessages:
                 self.rows |= rows
         return end
 
+    def may_pass_on(self, begin: int, end: int) -> bool:
+        """Whether `pass_over`, from `begin` to `end`, may pass over more."""
+        return end > begin and not end % WINDOW_ROWS
+
     def read_bytes(self, offset: int, acked: BitMap64) -> int:
         """How many bytes to read from `offset` on: one batch, unless most of the messages that
         follow are to be read."""
@@ -330,8 +334,8 @@ class HeldMessages:
             return READ_BYTES
         end = offset + STEP_BATCHES_MAX
         held = self.index.held_in(offset, end, self.now_ms)
-        known = int(self._known(offset, end, held, acked).sum())
-        return READ_BYTES if 2 * known <= STEP_BATCHES_MAX else 1
+        rows_passed = int(self._known(offset, end, held, acked).sum())
+        return READ_BYTES if 2 * rows_passed <= STEP_BATCHES_MAX else 1
 
     def _known(self, start: int, end: int, held: Numbers, acked: BitMap64) -> npt.NDArray[np.bool_]:
         """By offset of [start, end), whether the message is held or acknowledged."""

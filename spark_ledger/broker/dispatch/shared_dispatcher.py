@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 
 from spark_ledger.async_tasks import woken
 from spark_ledger.broker.dispatch.acks import ack_set
-from spark_ledger.broker.dispatch.delays import WINDOW_ROWS, HeldMessages
+from spark_ledger.broker.dispatch.delays import HeldMessages
 from spark_ledger.broker.dispatch.dispatcher import (
     CROWDED_S,
     SOON_S,
@@ -251,13 +251,12 @@ class SharedDispatcher(Dispatcher):
         changed."""
         rewinds = self._rewinds
         self._pass_over(self.partition.start)
-        begin = self.position
-        self.position = self._read_at = self.held.pass_over(self.position, self.acks.rows)
-        may_go_on = self.position > begin and not self.position % WINDOW_ROWS
-        if may_go_on or self.position >= self.partition.end:
+        begin, acked = self.position, self.acks.rows
+        self.position = self._read_at = self.held.pass_over(begin, acked)
+        if self.position >= self.partition.end or self.held.may_pass_on(begin, self.position):
             return True
-        read_bytes = self.held.read_bytes(self.position, self.acks.rows)
-        batches = await self.partition.read(self.position, read_bytes, lossy=lossy)
+        size = self.held.read_bytes(self.position, acked)
+        batches = await self.partition.read(self.position, size, lossy=lossy)
         if rewinds != self._rewinds:
             return True
         if not batches:
