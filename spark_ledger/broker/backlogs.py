@@ -1,11 +1,12 @@
-"""What the subscriptions of a topic leave unread at its owner: messages that expire, and the quota.
+"""The backlogs of a topic's subscriptions, judged by the topic's owner: expiry of messages, and the
+quota.
 
-Always true: only partitions of this broker are judged, by the policies that the topic has now. An
-expired message, or one that an eviction passes over, counts as acknowledged; the subscriptions of
-queries are never moved. While a partition is over a quota that holds or refuses producers, it takes
-no producer: those that send already are sent away, and are refused when they come back. A quota is
-judged every `look_s`, and whenever a producer comes. A broker notices a new quota within
-POLICIES_S.
+Always true: a broker judges only its own partitions, by the policies that the topic has now. An
+expired message counts as acknowledged, and so does a message that an eviction passes over; the
+positions of queries' subscriptions are never moved. While a partition is over a quota that holds or
+refuses producers, it takes no producer: the producers that it had are sent away, and are refused
+when they come back. A quota is judged every `look_s`, and whenever a producer comes. A broker
+notices a new quota within POLICIES_S.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class MovedSubscriptions(Protocol):
-    """The subscriptions of one topic, as they are moved without their consumers' request."""
+    """The subscriptions of one topic, whose positions expiry and eviction move."""
 
     def marks(self) -> Mapping[str, Positions]:
         """As TopicSubscriptions.marks."""
@@ -75,8 +76,8 @@ class Backlogs:
         self._looking = asyncio.Lock()
 
     async def go_on(self) -> None:
-        """Judge the backlogs every `look_s`, if the policies ask for it, until this task is
-        cancelled."""
+        """Until this task is cancelled, judge the backlogs every `look_s` if the policies have a
+        quota or expiry."""
         while True:
             is_limited = has_quota(self._policies) or self._policies.message_ttl_ms is not None
             await asyncio.sleep(self.look_s if is_limited else POLICIES_S)
@@ -88,7 +89,7 @@ class Backlogs:
                 _log.exception("backlogs of topic %s are not judged: a defect", self._name)
 
     async def check(self, partition: int) -> None:
-        """Whether the partition takes a producer. Raises Refusal, and as `look`."""
+        """Raises Refusal if the partition takes no producer now; and as `look`."""
         if not has_quota(self._policies):
             return
         if asyncio.get_running_loop().time() >= self._looked_s + FRESH_S:
@@ -121,7 +122,7 @@ class Backlogs:
             if info.kind is SubscriptionKind.CONSUMER:
                 for number, end in ends.items():
                     if info.positions.get(number, 0) < end:
-                        await self._topic.subscriptions.move_up(info.name, number, _to(end))
+                        await self._move_up(info.name, number, end)
 
     async def _judge(self) -> None:
         refusals: dict[int, Refusal] = {}
@@ -144,8 +145,8 @@ class Backlogs:
                 _log.warning("producers are sent away: %s", refusal.message)
 
     def _refusal(self, backlog: LargeBacklog) -> Refusal:
-        hold = self._policies.on_backlog == "hold"
-        code = ServerError.QUOTA_HOLD if hold else ServerError.QUOTA_EXCEEDED
+        holds = self._policies.on_backlog == "hold"
+        code = ServerError.QUOTA_HOLD if holds else ServerError.QUOTA_EXCEEDED
         return Refusal(
             code,
             f"partition {backlog.partition} of topic {self._name} is over its quota"
@@ -156,7 +157,7 @@ class Backlogs:
         owned = self._topic.partitions.get(backlog.partition)
         if owned is None:
             return
-        offset = kept_from(owned.log.held, backlog, self._policies)
+        offset = end_of_eviction(owned.log.held, backlog, self._policies)
         if self._policies.backlog_ms_max is not None:
             kept_ms = int(KEPT_OF_QUOTA * self._policies.backlog_ms_max)
             offset = max(offset, await owned.log.since(self._commits.now_ms() - kept_ms))
@@ -167,32 +168,31 @@ class Backlogs:
                 *(backlog.subscription, self._name, backlog.lag.position, offset),
                 *(backlog.partition, backlog.what),
             )
-            await self._topic.subscriptions.move_up(
-                backlog.subscription, backlog.partition, _to(offset)
-            )
+            await self._move_up(backlog.subscription, backlog.partition, offset)
+
+    async def _move_up(self, name: str, number: int, offset: int) -> None:
+        await self._topic.subscriptions.move_up(name, number, lambda _: offset)
 
 
-def kept_from(held: PartitionState, backlog: LargeBacklog, policies: TopicPolicies) -> int:
-    """The first offset that an eviction leaves unread, by the quota of bytes: the rows from there
-    on have at most KEPT_OF_QUOTA of it. Rows that no commit has yet count with the average size of
-    the backlog's rows."""
+def end_of_eviction(
+    partition: PartitionState, backlog: LargeBacklog, policies: TopicPolicies
+) -> int:
+    """The first offset that an eviction leaves unread: the rows from this offset on have at most
+    KEPT_OF_QUOTA of the quota of bytes. A row that is in no commit yet counts with the average size
+    of such rows of the backlog."""
     lag, bytes_max = backlog.lag, policies.backlog_bytes_max
     if bytes_max is None or lag.bytes <= bytes_max:
         return lag.position
-    kept, committed = KEPT_OF_QUOTA * bytes_max, held.end_offset
-    live_bytes = lag.bytes - held.bytes_between(lag.position, committed)
-    lo, hi = lag.position, max(lag.position, committed)
+    bytes_left, committed_end = KEPT_OF_QUOTA * bytes_max, partition.end_offset
+    live_bytes = lag.bytes - partition.bytes_between(lag.position, committed_end)
+    lo, hi = lag.position, max(lag.position, committed_end)
     while lo < hi:
         middle = (lo + hi) // 2
-        if held.bytes_between(middle, committed) + live_bytes > kept:
+        if partition.bytes_between(middle, committed_end) + live_bytes > bytes_left:
             lo = middle + 1
         else:
             hi = middle
-    if lo < committed or live_bytes <= kept:
+    if lo < committed_end or live_bytes <= bytes_left:
         return lo
-    live_rows = lag.end - max(lag.position, committed)
-    return lag.end - int(live_rows * kept / live_bytes)
-
-
-def _to(offset: int) -> Callable[[Acks], int]:
-    return lambda _: offset
+    live_rows = lag.end - max(lag.position, committed_end)
+    return lag.end - int(live_rows * bytes_left / live_bytes)

@@ -85,12 +85,13 @@ class Broker:
 
     @property
     def incomplete(self) -> Counter:
-        """Counts the chunked messages that this broker's producers left incomplete."""
+        """The number of chunked messages that this broker's producers left incomplete."""
         return self.ownership.membership.incomplete
 
     async def start(self, listen: Callable[[], None] = lambda: None) -> None:
-        """`listen` is called before other brokers see this one: they bury a broker that does not
-        answer. Raises errors.BadConfig (another broker has its URL), errors.Unavailable."""
+        """`listen` is called before this broker registers: other brokers remove a registered broker
+        that does not respond. Raises errors.BadConfig (another broker has the URL),
+        errors.Unavailable."""
         await self.clock.measure(self.client)
         self.ownership.membership.since_ms = self.clock.now_ms()
         await self.ownership.membership.check_url()
@@ -101,37 +102,39 @@ class Broker:
         self.watch.start()
 
     async def seal(self) -> None:
-        """Take no more messages; store and seal what waits, before other brokers take over."""
+        """Take no more messages; store the waiting ones and seal the live segments, before other
+        brokers take over."""
         self._phase = Phase.STOPPING
         await self.watch.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(SEAL_S):
-                await self._contact.as_far_as_it_responds(self._seal())
+                await self._contact.run_until_silent(self._seal())
 
     async def _seal(self) -> None:
-        await asyncio.gather(*(one.seal() for one in self.open_topics()))
+        await asyncio.gather(*(topic.seal() for topic in self.open_topics()))
 
     def open_topics(self) -> list[OwnedTopic]:
         """The topics that are open at this broker."""
-        return [one for one in map(self._topics.kept, self._topics) if one is not None]
+        topics = map(self._topics.kept, self._topics)
+        return [topic for topic in topics if topic is not None]
 
     def open_topic(self, topic_id: str) -> OwnedTopic | None:
         return self._topics.kept(topic_id)
 
     async def close(self) -> None:
-        """Store what waits, seal every live segment, release every subscription."""
+        """Store the waiting messages, seal every live segment, release every subscription."""
         await self.seal()
-        await self._contact.as_far_as_it_responds(self._close())
-        await self._contact.as_far_as_it_responds(self.client.close())
+        await self._contact.run_until_silent(self._close())
+        await self._contact.run_until_silent(self.client.close())
 
     async def _close(self) -> None:
         with suppress(StoreError, errors.LedgerError):
             await self.ownership.membership.leave()
         await self._topics.idle()
         closes = (topic.close() for topic in self.open_topics())
-        for failed in await asyncio.gather(*closes, return_exceptions=True):
-            if isinstance(failed, BaseException):
-                _log.warning("a topic is left as a crash would leave it: %s", failed)
+        for outcome in await asyncio.gather(*closes, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                _log.warning("a topic is left as a crash would leave it: %s", outcome)
         await self.cursors.close()
 
     def new_name(self) -> str:
@@ -154,18 +157,19 @@ class Broker:
         no more."""
         self.waiting_bytes += size
         if self._relief_listeners and not self.is_crowded:
-            waiting, self._relief_listeners = list(self._relief_listeners), {}
-            for resume in waiting:
+            listeners, self._relief_listeners = list(self._relief_listeners), {}
+            for resume in listeners:
                 resume()
 
     # -- partitions --------------------------------------------------------------------------
 
     async def lookup(self, name: PartitionName, *, authoritative: bool) -> tuple[str, bool]:
-        """The URL of the broker that has the partition, and whether that is this broker. No topic
-        is made: if the topic does not exist, and a producer or a consumer may make it, the URL is
-        this broker's. Raises Refusal, errors of the topic layer."""
+        """The URL of the broker that has the partition, and whether this broker has it. A lookup
+        makes no topic: for a topic that does not exist and that clients may make, the URL is this
+        broker's. Raises Refusal, errors of the topic layer."""
         if name.partition is None and await self.client.topics.find(name.topic.full) is None:
             self._check_open()
+            # raises if clients may not make the topic
             await self.catalog.partitions_when_made(name.topic, create=True)
             return self.ownership.url, True
         self._check_open()
@@ -200,10 +204,10 @@ class Broker:
     async def _pass_on_if_later(
         self, info: TopicInfo, number: int, failure: BaseException
     ) -> BaseException:
-        """Returns why this broker does not have the partition. If a later version wrote its live
-        segment, the partition is passed on: another broker owns it from now on."""
-        is_later = isinstance(failure, errors.UnsupportedFormat)
-        if not is_later or isinstance(failure, errors.BadEntry):
+        """Returns why this broker does not have the partition. If a later version of Spark Ledger
+        wrote the partition's live segment, another broker owns the partition from now on."""
+        is_later_version = isinstance(failure, errors.UnsupportedFormat)
+        if not is_later_version or isinstance(failure, errors.BadEntry):
             return failure
         if not await self.ownership.pass_on(info.id, number):
             return failure
@@ -226,7 +230,7 @@ class Broker:
         commits = TopicCommits(self.client, info, self.ownership, self.clock.now_ms)
         follower = await self.client.follow(info.id, info.name.short, REREAD_S)
         limits = RollLimits.of(self.settings, info.policies)
-        made = OwnedTopic(
+        topic = OwnedTopic(
             *(
                 commits,
                 self.cursors,
@@ -237,12 +241,12 @@ class Broker:
                 self._unfollow,
             )
         )
-        made.subscriptions.sharing = SharingRules(
+        topic.subscriptions.sharing = SharingRules(
             UnackedLimits.of(self.settings), self.clock.earliest_ms
         )
-        made.backlogs.look_s = self.settings.backlog_look_s
-        await made.start()
-        return made
+        topic.backlogs.look_s = self.settings.backlog_look_s
+        await topic.start()
+        return topic
 
     def _drop_topic(self, topic: OwnedTopic) -> None:
         self._topics.pop(topic.info.id)
@@ -257,7 +261,7 @@ class Broker:
         name = await self.client.topics.name_of(topic_id)
         info = None if name is None else await self.client.topics.find(name.full)
         if info is None or info.id != topic_id:
-            return  # it was deleted
+            return  # the topic was deleted
         topic = await self._topic(info)
         for number, failure in (await topic.serve_partitions(owners.epochs_of(self.id))).items():
             error = await self._pass_on_if_later(info, number, failure)

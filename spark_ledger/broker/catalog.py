@@ -30,8 +30,8 @@ class Catalog:
     settings: BrokerSettings
 
     async def find(self, name: TopicName, *, create: bool) -> TopicInfo:
-        """The topic; it is made if it does not exist, settings allow it, and so does the client by
-        `create`. Raises Refusal, errors.Unavailable."""
+        """The topic. A topic that does not exist is made if `create` and the settings allow it.
+        Raises Refusal, errors.Unavailable."""
         info = await self.client.topics.find(name.full)
         if info is not None:
             return info
@@ -54,16 +54,16 @@ class Catalog:
                 f"there is no namespace '{namespace}': `spark-ledger namespace set` makes it",
             )
         policies = policies or NamespacePolicies()
-        may, partitions = policies.auto_create, policies.auto_create_partitions
-        if not (create and (self.settings.auto_create if may is None else may)):
+        may_create, partitions = policies.auto_create, policies.auto_create_partitions
+        if not (create and (self.settings.auto_create if may_create is None else may_create)):
             raise Refusal(ServerError.TOPIC_NOT_FOUND, f"there is no topic '{name}'")
         return self.settings.auto_create_partitions if partitions is None else partitions
 
     async def partitions_of(self, name: PartitionName, *, create: bool) -> int:
         """The number of partitions as clients count them: 0 for a topic that is not partitioned,
-        and for the name of a partition. For a topic that does not exist it is
-        `partitions_when_made`; with `create` a topic that will be partitioned is made now, since
-        its producers and consumers come by the names of its partitions. Raises as `find`."""
+        and for the name of a partition. For a topic that does not exist the number is
+        `partitions_when_made`. With `create` this method makes a topic that will be partitioned,
+        since its clients then open it by the names of its partitions. Raises as `find`."""
         if name.partition is not None:
             return 0
         info = await self.client.topics.find(name.topic.full)

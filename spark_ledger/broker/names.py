@@ -1,9 +1,10 @@
 """Names and message ids as Pulsar's clients know them. Pure.
 
-`persistent://tenant/namespace/t-partition-3` is partition 3 of topic `t`; the topic's own name is
-partition 0 where it has one. A message id is (ledger, entry, batch index): the ledger is a number
-made from the topic's id, so that ids of a deleted topic with the same name differ; the entry is the
-offset of the first message of the batch. Always true: offset = entry + max(batch index, 0).
+`persistent://tenant/namespace/t-partition-3` is partition 3 of topic `t`. Of a topic with one
+partition, the topic's own name also means partition 0. A message id is (ledger, entry, batch
+index): the ledger is a number made from the topic's id, so that ids of a deleted topic with the
+same name differ; the entry is the offset of the first message of the batch.
+Always true: offset = entry + max(batch index, 0).
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ NOT_PARTITIONED = -1
 
 @dataclass(frozen=True, slots=True)
 class PartitionName:
-    """A topic, and the partition that a name has; None: the name is the topic's own."""
+    """A topic, and the number of the partition in a name; None: the name has no number."""
 
     topic: TopicName
     partition: int | None
@@ -37,25 +38,25 @@ def parse(text: str) -> PartitionName:
     try:
         topic = parse_topic(text)
     except errors.TopicNameInvalid as error:
-        # by InvalidTopicName the C++ client would ask again until it times out
+        # after InvalidTopicName the C++ client would repeat the request until it times out
         raise Refusal(ServerError.NOT_ALLOWED, str(error)[:_TEXT_MAX]) from error
     return PartitionName(*(parse_partition_name(topic) or (topic, None)))
 
 
-def fault_of_name(of: str, name: str | bytes) -> str | None:
-    """Why a client's name for a producer, a consumer, a subscription or a chunked message is
-    refused; None: it is taken. A name takes memory here for as long as it is used (hazard 95).
-    `name` is bytes if it is not UTF-8."""
+def fault_of_name(kind: str, name: str | bytes) -> str | None:
+    """Why a client's name for a `kind` (producer, consumer, subscription, chunked message) is
+    refused; None: the name is allowed. A name takes memory of the broker while a client uses it
+    (hazard 95). `name` is bytes if it is not UTF-8."""
     size = len(name.encode() if isinstance(name, str) else name)
     if size <= PRODUCER_NAME_BYTES_MAX:
         return None
-    return f"the name of a {of} has {size} bytes, at most {PRODUCER_NAME_BYTES_MAX} are taken"
+    return f"the name of a {kind} has {size} bytes, at most {PRODUCER_NAME_BYTES_MAX} are allowed"
 
 
-def check_name(of: str, name: str) -> None:
+def check_name(kind: str, name: str) -> None:
     """Raises Refusal."""
-    if (fault := fault_of_name(of, name)) is not None:
-        raise Refusal(ServerError.NOT_ALLOWED, f"{fault}: give it a shorter one")
+    if (fault := fault_of_name(kind, name)) is not None:
+        raise Refusal(ServerError.NOT_ALLOWED, f"{fault}: give a shorter name")
 
 
 def ledger_number(topic_id: str) -> int:
@@ -64,10 +65,10 @@ def ledger_number(topic_id: str) -> int:
 
 
 def message_id(ledger: int, offset: int, partition: int, batch_index: int = NO_BATCH) -> MessageId:
-    made = MessageId(ledgerId=ledger, entryId=unsigned(offset), partition=partition)
+    id_ = MessageId(ledgerId=ledger, entryId=unsigned(offset), partition=partition)
     if batch_index != NO_BATCH:
-        made.batch_index = batch_index
-    return made
+        id_.batch_index = batch_index
+    return id_
 
 
 def nothing(partition: int) -> MessageId:
@@ -80,8 +81,8 @@ def offset_of(id_: MessageId, ledger: int) -> int:
     if id_.ledgerId != ledger:
         raise Refusal(
             ServerError.NOT_ALLOWED,
-            f"message id {signed(id_.ledgerId)}:{signed(id_.entryId)} is of another topic than"
-            f" this, whose ids begin with {ledger}",
+            f"message id {signed(id_.ledgerId)}:{signed(id_.entryId)} is of another topic: the ids"
+            f" of this topic begin with {ledger}",
         )
     offset: int = signed(id_.entryId) + max(0, id_.batch_index)
     return offset

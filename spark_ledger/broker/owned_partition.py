@@ -1,7 +1,7 @@
 """A partition that this broker owns: its log, its writer, its producers.
 
-Always true: a producer that takes another one's place gets receipts only once nothing more of that
-other producer is stored. A partition that this broker has left takes no producer any more.
+Always true: a producer that takes another producer's place gets receipts only once no more messages
+of that other producer are stored. A partition that this broker has left takes no producer.
 """
 
 import asyncio
@@ -19,19 +19,20 @@ from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
 from spark_ledger.topic.log.topics import TopicInfo
 
 FENCED_S = 1.0
-"""How long bookies may take to answer whether a ledger is fenced: one of them may hang."""
+"""How long a broker waits for bookies that it asks whether a ledger is fenced: a bookie may
+hang."""
 
 _log = logging.getLogger(__name__)
 
 
 def owned_elsewhere(topic: TopicInfo, partition: int) -> Refusal:
     """The refusal after which a client looks the partition up."""
-    why = f"another broker has partition {partition} of topic {topic.name}: look it up"
-    return Refusal(ServerError.SERVICE_NOT_READY, why)
+    message = f"another broker has partition {partition} of topic {topic.name}: look it up"
+    return Refusal(ServerError.SERVICE_NOT_READY, message)
 
 
 class OwnedPartition:
-    """`beside` runs a coroutine as a task, beside the caller."""
+    """`start_task` runs a coroutine as a task, beside the caller."""
 
     def __init__(
         self,
@@ -39,16 +40,17 @@ class OwnedPartition:
         log: Partition,
         writer: LiveWriter,
         epoch: int,
-        beside: Callable[[Coroutine[Any, Any, None]], object],
+        start_task: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self.number = log.number
         self.log = log
         self.writer = writer
         self.refused = RefusedMessages()
         self.is_left = False
-        """Whether another broker owns it, or it is closed. Batches under way are still decided."""
+        """Whether another broker owns the partition, or this broker has closed it. Whether batches
+        under way are stored is still decided."""
         self._topic = topic
-        self._beside = beside
+        self._start_task = start_task
         self._admission: Admission[Producer] = Admission(str(topic.name), epoch)
 
     @property
@@ -75,23 +77,23 @@ class OwnedPartition:
             self._displace(replaced)
 
     def _displace(self, producers: list[Producer]) -> None:
-        """Send these producers away. Their messages that are not stored yet are dropped: they send
-        them again, if they may."""
+        """Send these producers away, and drop their messages that are not stored yet: a producer
+        that may come back sends them again."""
         for producer in producers:
             producer.send_away()
         if producers:
             self.writer.backlog.drop(producers)
 
     async def await_turn(self, producer: Producer) -> None:
-        """Let the producer send once nothing more is stored of the producers before it: of all that
-        have gone, or, if it shares the partition, of those with its name. Raises Refusal if another
-        producer has its place by then, or this broker gives the partition up (then batches under
-        way may still be stored)."""
+        """Let the producer send once no more messages of the producers before it are stored. For a
+        producer that shares the partition, only earlier producers of its name count. Raises Refusal
+        if another producer takes its place meanwhile, or this broker gives the partition up (then
+        batches under way may still be stored)."""
         present = self._admission.there
 
         def has_gone(other: Any) -> bool:
-            alone = producer.mode is not AccessMode.SHARED
-            return other not in present and (alone or other.name == producer.name)
+            is_alone = producer.mode is not AccessMode.SHARED
+            return other not in present and (is_alone or other.name == producer.name)
 
         is_decided = await self.writer.until_decided(has_gone)
         if producer in present:
@@ -102,15 +104,15 @@ class OwnedPartition:
             producer.send_away()
         if not self.is_left and self._admission.is_fenced(producer):
             raise self._admission.fenced(producer)
-        what = f"producer '{producer.name}' of topic {self._topic.name} was sent away meanwhile"
-        raise Refusal(ServerError.SERVICE_NOT_READY, what)
+        message = f"producer '{producer.name}' of topic {self._topic.name} was sent away meanwhile"
+        raise Refusal(ServerError.SERVICE_NOT_READY, message)
 
     def remove_producer(self, producer: Producer) -> None:
         self._admission.remove(producer)
         while not self.is_left and (following := self._admission.following()) is not None:
             if following in self._admission.there:
-                self._beside(self._let_follow(following))
-            else:  # fenced while it waited: it is refused when it comes back
+                self._start_task(self._let_follow(following))
+            else:  # another producer fenced it: it is refused when it comes back
                 following.send_away()
 
     async def _let_follow(self, producer: Producer) -> None:
@@ -118,7 +120,7 @@ class OwnedPartition:
             await self.await_turn(producer)
 
     def send_producers_away(self) -> int:
-        """Returns how many there were."""
+        """Returns the number of producers sent away."""
         producers = self._admission.clear()
         for producer in producers:
             producer.send_away()

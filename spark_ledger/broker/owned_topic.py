@@ -1,4 +1,4 @@
-"""A topic at a broker that owns some of its partitions: these partitions, and its subscriptions.
+"""A topic at a broker: the partitions of the topic that this broker owns, and the subscriptions.
 
 Always true: a partition is served only once the segment that an earlier owner left open is sealed.
 When another broker has the partition, or the topic was deleted, the producers and consumers of the
@@ -28,21 +28,24 @@ from spark_ledger.topic.read.live import LiveEnds
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
 REREAD_S = 60.0
-"""How often the head of a topic is read without a change."""
+"""The head of a topic is read this often even if no watch reports a change."""
 CATCH_UP_S, CERTAIN_S = 0.1, 5.0
-"""How long a read of a partition waits, at most, for the fold of a commit that a watch reported;
+"""How long a read of a partition waits, at most: for the fold of a commit that a watch reported;
 and, after a new connection to the store, for the check that the store did not go back."""
 LEDGERS_ASKED_AT_ONCE = 8
 DECIDE_S, UNDECIDED_S = 10.0, 0.5
+"""How long a partition that is given up waits until batches under way are decided: with the store,
+and without the store."""
 ACKS_CLOSED_S = 5.0
-"""How long the broker's end waits until what its consumers acknowledged is durable, at most."""
+"""How long a broker that stops waits, at most, until its consumers' acknowledgements are
+durable."""
 
 _log = logging.getLogger(__name__)
 
 
 class OwnedTopic:
-    """`on_end` is called once, when this broker no longer has the topic; `on_closed` when nothing
-    of the topic is under way any more."""
+    """`on_end` is called once, when this broker no longer has the topic; `on_closed` once all work
+    for the topic has ended."""
 
     def __init__(
         self,
@@ -131,7 +134,8 @@ class OwnedTopic:
         return self._partitions
 
     def send_clients_away(self, number: int) -> None:
-        """The partition stays here: its clients look the topic up, and come back."""
+        """Send the partition's clients away, although the partition stays at this broker: they look
+        the topic up, and come back."""
         self._partitions[number].send_producers_away()
         self.subscriptions.send_away(number)
 
@@ -149,14 +153,15 @@ class OwnedTopic:
         for number, partition in list(self._partitions.items()):
             if another_store:
                 partition.log.forget()
-                # the positions of its subscriptions are of the earlier store, too
+                # the positions of the partition's subscriptions are of the earlier store, too
                 self.subscriptions.send_consumers_away(number)
                 self._acks.leave(number)
             partition.log.wake()
 
     async def look(self, *, fresh: bool = True, watch: Watcher | None = None) -> None:
-        """Give up the partitions that other brokers have by now, and the topic once no partition is
-        left. `fresh` and `watch` as in TopicCommits.lost_partitions. Raises errors.Unavailable."""
+        """Give up the partitions that other brokers have by now; without any partition, end the
+        topic here. `fresh` and `watch` as in TopicCommits.lost_partitions. Raises
+        errors.Unavailable."""
         await self.look_for_lost(fresh=fresh, watch=watch)
         async with self._owning:
             if not self._partitions and not self._leaving and not self.is_ended:
@@ -169,30 +174,30 @@ class OwnedTopic:
         self._lose([number for number in lost if number in self._partitions])
 
     def learn(self, number: int, epoch: int) -> None:
-        """By the record this broker has the partition in `epoch`. If the partition is open
-        here in an earlier epoch, another broker had it meanwhile: the state here is no longer true,
-        so the partition is given up."""
+        """Note that the record gives this broker the partition in `epoch`. If the partition is open
+        here in an earlier epoch, another broker had it meanwhile and the state here is out of date:
+        the partition is given up."""
         if self.has(number) and self._commits.epochs[number] < epoch:
             self._lose([number])
 
     async def leave_fenced(self) -> None:
         """For a broker that does not reach the store: give up the partitions whose live ledger is
-        fenced, so that their clients go to the owner that fenced it. Batches under way cannot be
-        decided without the store: their producers send them again."""
+        fenced, so that their clients go to the owner that fenced the ledger. Batches under way
+        cannot be decided without the store: their producers send them again."""
 
-        async def look(number: int) -> None:
+        async def leave_if_fenced(number: int) -> None:
             partition = self._partitions.get(number)
             if partition is None or not await partition.is_fenced():
                 return
             if self._partitions.get(number) is partition:
                 self._lose([number], UNDECIDED_S)
 
-        await call_each(look, list(self._partitions), LEDGERS_ASKED_AT_ONCE)
+        await call_each(leave_if_fenced, list(self._partitions), LEDGERS_ASKED_AT_ONCE)
 
     def _lose(self, numbers: list[int], decide_s: float = DECIDE_S) -> None:
         for number in numbers:
             self._leave(number)
-            # at once, so that no consumer here keeps its subscription in use
+            # at once: a consumer that stayed here would keep its subscription in use
             self.subscriptions.send_consumers_away(number)
             self._acks.leave(number)
         if numbers:
@@ -204,8 +209,8 @@ class OwnedTopic:
         partition.is_left = True
 
     def give_up(self, error: Exception) -> None:
-        """No broker has the topic any more: send all clients away, once it is decided which batches
-        under way are stored (a producer sends the others again)."""
+        """End a topic that no broker has any more. All clients are sent away, once it is decided
+        which batches under way are stored (a producer sends the others again)."""
         if self.is_ended:
             return
         self.is_ended = True
@@ -221,7 +226,7 @@ class OwnedTopic:
         writers = [self._leaving[number].writer for number in numbers]
         with suppress(TimeoutError):
             async with asyncio.timeout(decide_s):
-                await asyncio.gather(*(one.close() for one in writers))
+                await asyncio.gather(*(writer.close() for writer in writers))
         for number in numbers:
             self._send_away(self._leaving[number])
             self._acks.leave(number)
@@ -243,21 +248,22 @@ class OwnedTopic:
         self.subscriptions.send_consumers_away(partition.number)
 
     async def seal(self) -> None:
-        """Take no more messages; store what waits, and seal."""
-        await asyncio.gather(*(one.writer.close() for one in list(self._partitions.values())))
+        """Take no more messages; store the waiting ones, and seal the live segments."""
+        await asyncio.gather(*(owned.writer.close() for owned in list(self._partitions.values())))
 
     async def close(self) -> None:
-        """Store what waits, seal, write the subscriptions' positions, and end the topic here."""
+        """Store the waiting messages, seal the live segments, write the subscriptions' positions,
+        and end the topic here."""
         await cancel(*self._background)
         self.is_ended = True
-        await asyncio.gather(*(one.writer.close() for one in self._partitions.values()))
+        await asyncio.gather(*(owned.writer.close() for owned in self._partitions.values()))
         for partition in list(self._partitions.values()):
             self._send_away(partition)
         await self.subscriptions.release_all()
         await self._acks.close(ACKS_CLOSED_S)
         await self._close()
 
-    # -- for its subscriptions -----------------------------------------------------------------
+    # -- for the topic's subscriptions ---------------------------------------------------------
 
     def readable_partition(self, number: int) -> Partition:
         """Raises Refusal if this broker does not have the partition."""
@@ -270,15 +276,16 @@ class OwnedTopic:
         return self.state.start_offsets() if earliest else await self._ends()
 
     async def _ends(self) -> dict[int, int]:
-        """The end of each partition, also at other brokers; rows of live segments are counted."""
+        """The end of each partition, also of the partitions that other brokers own; rows of live
+        segments are counted."""
         state = await self._commits.state()
-        others = [held for held in state.partitions if held.number not in self._partitions]
-        lives = LiveEnds(self._commits.client.ledgers)
-        await lives.refresh(held.live for held in others if held.live is not None)
+        others = [other for other in state.partitions if other.number not in self._partitions]
+        live_ends = LiveEnds(self._commits.client.ledgers)
+        await live_ends.refresh(other.live for other in others if other.live is not None)
         ends = state.end_offsets()
-        for held in others:
-            if held.live is not None:
-                ends[held.number] = held.live.base + lives.end_of(held.live).rows
+        for other in others:
+            if other.live is not None:
+                ends[other.number] = other.live.base + live_ends.end_of(other.live).rows
         return {**ends, **{number: owned.log.end for number, owned in self._partitions.items()}}
 
     def _log_failed_task(self, error: BaseException) -> None:

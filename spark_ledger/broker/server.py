@@ -20,8 +20,8 @@ from spark_ledger.errors import BadConfig
 from spark_ledger.process import connect, end_with_parent
 
 GC_THRESHOLDS = 50_000, 20, 100
-"""A message that is kept consists of objects that are in no cycle. With Python's own thresholds the
-search for cycles took a quarter of the time of a lone message."""
+"""The objects of the messages in memory are in no cycle. With Python's own thresholds the search
+for cycles took a quarter of the time of a lone message."""
 
 
 def serve(service_url: str, settings: BrokerSettings, *, parent_pipe: bool = False) -> None:
@@ -40,7 +40,7 @@ async def _serve(service_url: str, settings: BrokerSettings) -> None:
     connections: dict[Connection, None] = {}
 
     def accept() -> Connection:
-        connection = Connection(broker, lambda gone: connections.pop(gone, None))
+        connection = Connection(broker, lambda closed: connections.pop(closed, None))
         connections[connection] = None
         return connection
 
@@ -70,11 +70,11 @@ async def _serve(service_url: str, settings: BrokerSettings) -> None:
         loop.add_signal_handler(signal_number, stop.set)
     print(json.dumps({"broker_url": url, "admin_url": admin_url}), flush=True)
     await stop.wait()
-    await broker.seal()  # takes no more, and stores what waits
-    clients.close()  # from now on others take over
+    await broker.seal()
+    clients.close()  # from now on other brokers take over
     lookups.close()
     await broker.close()
-    await asyncio.gather(*(one.close_and_wait() for one in list(connections)))
+    await asyncio.gather(*(connection.close_and_wait() for connection in list(connections)))
     await ledgers.close()
     if broker.watch.failure is not None:
         raise broker.watch.failure

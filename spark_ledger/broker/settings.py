@@ -23,7 +23,7 @@ class BrokerSettings(Settings):
         "message_bytes_max": "messages",
         "consumer_unacked_max": "consumers that share a subscription",
         "ack_receipt": "acknowledgements",
-        "roll_bytes": "when a live ledger is followed by another: whichever comes first",
+        "roll_bytes": "when the next live ledger begins: at the limit that is reached first",
     }
     """The headings of conf/broker.toml, each above the setting with this name."""
 
@@ -34,31 +34,31 @@ class BrokerSettings(Settings):
     session_timeout_s: float = Field(
         10.0,
         gt=0,
-        description="Without contact for this long, ZooKeeper removes the broker from the list.",
+        description="Without contact for this long, ZooKeeper removes the broker's registration.",
     )
 
-    host: str = Field("127.0.0.1", description="The address it listens on.")
+    host: str = Field("127.0.0.1", description="The address on which the broker listens.")
     broker_port: int = Field(
-        6650, ge=0, le=PORT_MAX, description="Where Pulsar's clients connect; 0: a free port."
+        6650, ge=0, le=PORT_MAX, description="The port for Pulsar's clients; 0: a free port."
     )
     admin_port: int = Field(
         8080,
         ge=0,
         le=PORT_MAX,
-        description="Where it answers lookups and the admin API by HTTP; 0: a free port.",
+        description="The port for lookups and the admin API by HTTP; 0: a free port.",
     )
     advertised_host: str = Field(
-        "", description="The host that clients connect to; empty: as in host."
+        "", description="The host to which clients connect; empty: the value of host."
     )
     admin_open: bool = Field(
         False,
         description="Let other machines change topics, namespaces and subscriptions by HTTP."
-        " There are no rights yet: every program that reaches the port may do it.",
+        " There are no rights yet: every program that reaches the port may make such changes.",
     )
     admin_hosts: str = Field(
         "",
-        description="Other host names by which it is asked by HTTP, separated by commas: requests"
-        " for other hosts are refused.",
+        description="Further host names that HTTP requests may have, separated by commas: a request"
+        " for any other host is refused.",
     )
     cluster: str = Field("standalone", description="The cluster's name in the admin API.")
 
@@ -66,7 +66,7 @@ class BrokerSettings(Settings):
         True, description="Make a topic that a client names and that does not exist."
     )
     auto_create_partitions: int = Field(
-        0, ge=0, description="How many partitions it gets; 0: it is not partitioned."
+        0, ge=0, description="How many partitions such a topic gets; 0: it is not partitioned."
     )
 
     tail_bytes: int = Field(
@@ -77,8 +77,8 @@ class BrokerSettings(Settings):
         MESSAGE_BYTES_MAX,
         ge=64 << 10,
         le=MESSAGE_BYTES_MAX,
-        description="Largest message that it takes, without metadata; clients cut larger ones into"
-        " chunks, or refuse them.",
+        description="Largest message that the broker takes, without metadata; clients cut larger"
+        " messages into chunks, or refuse them.",
     )
     backlog_look_s: float = Field(
         60.0, gt=0, description="How often backlog quotas and expiry are judged."
@@ -92,13 +92,15 @@ class BrokerSettings(Settings):
     subscription_unacked_max: int = Field(
         200_000,
         ge=0,
-        description="And all its consumers of a partition together.",
+        description="Messages that all consumers of a subscription may have of one partition"
+        " without acknowledging them; 0: no limit.",
     )
 
     ack_receipt: Literal["durable", "memory"] = Field(
         "durable",
-        description="When a client that asks gets the receipt of an acknowledgement: once it is"
-        " stored as a message is, or (memory) once the broker knows it.",
+        description="When a client that asks for a receipt of an acknowledgement gets the receipt."
+        " durable: once the acknowledgement is stored like a message. memory: once the broker has"
+        " it.",
     )
 
     roll_bytes: int = Field(1024 * MIB, gt=0, description="Size of a live ledger.")
@@ -107,13 +109,13 @@ class BrokerSettings(Settings):
         float(OWN_ROLL_S_MAX),
         gt=0,
         le=OWN_ROLL_S_MAX,
-        description="Age of a live ledger; maintenance fences an older one as abandoned.",
+        description="Age of a live ledger; maintenance fences an older ledger as abandoned.",
     )
     roll_entries_read: int = Field(
         20_000,
         gt=0,
-        description="Of a topic with deduplication: entries of a live segment, all of which the"
-        " next owner reads.",
+        description="Of a topic with deduplication: entries of a live segment; the next owner reads"
+        " them all.",
     )
     roll_bytes_read: int = Field(
         32 * MIB, gt=0, description="Of a topic with deduplication: bytes of a live segment."

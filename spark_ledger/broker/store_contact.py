@@ -16,12 +16,13 @@ DRIFT = 1e-4
 """How much faster than the store's clock this machine's may run: 30 ms between two
 measurements."""
 AWAY_S, AWAY_LOOK_S = 1.0, 0.2
+"""A store that gives no response for AWAY_S counts as silent; it is asked every AWAY_LOOK_S."""
 
 _log = logging.getLogger(__name__)
 
 
 class StoreClock:
-    """About the metadata store's time: this machine's clock, and its measured offset."""
+    """The metadata store's time, about: this machine's clock plus a measured offset."""
 
     def __init__(self) -> None:
         self._offset_ms = 0
@@ -32,9 +33,9 @@ class StoreClock:
         return time.time_ns() // 1_000_000 + self._offset_ms
 
     def earliest_ms(self) -> int | None:
-        """A time that the store's clock has passed for certain: the store's time when it last
-        responded, and what has passed here since, by a clock that no person sets; DRIFT is taken
-        off. None before the first response."""
+        """A time that the store's clock has passed for certain: the store's time in its last
+        measured response, plus the monotonic time that has passed here since, less DRIFT. None
+        before the first response."""
         if self._earliest is None:
             return None
         store_ms, at_ns = self._earliest
@@ -42,10 +43,10 @@ class StoreClock:
         return store_ms + passed_ms - int(passed_ms * DRIFT)
 
     async def measure(self, client: TopicClient) -> None:
-        """Measure again, if the last time is CLOCK_EVERY_S ago. The clock may be wrong by half of
-        the time of the response: after a response that took longer than CLOCK_WITHIN_MS the store
-        is asked again, and the fastest response counts. Raises StoreError if the store never
-        responds."""
+        """Measure the offset, if the last measurement is CLOCK_EVERY_S ago. The clock may be wrong
+        by half of the time that the response took: after a response that took longer than
+        CLOCK_WITHIN_MS the store is asked again, and the fastest response counts. Raises StoreError
+        if the store never responds."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._measured_s + CLOCK_EVERY_S:
             return
@@ -83,11 +84,11 @@ class StoreContact:
     def is_lost(self) -> bool:
         return self._store.session_state is not SessionState.CONNECTED
 
-    async def as_far_as_it_responds(self, doing: Coroutine[Any, Any, None]) -> None:
-        """Run the coroutine until it is done, or the store gives no response for AWAY_S, whatever
-        the state of its session: then the rest is left as a crash would leave it, and the next
-        owner decides it."""
-        task = asyncio.get_running_loop().create_task(doing)
+    async def run_until_silent(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run the coroutine until it is done. If the store gives no response for AWAY_S, whatever
+        the state of its session, the coroutine is cancelled: it then leaves what a crash would
+        leave, and the next owner decides that."""
+        task = asyncio.get_running_loop().create_task(work)
         try:
             while not (await asyncio.wait([task], timeout=AWAY_LOOK_S))[0]:
                 if not await self._responds():
@@ -100,7 +101,8 @@ class StoreContact:
             raise outcome
 
     async def _responds(self) -> bool:
-        """Whether the store responds within AWAY_S. After one silence it is not asked again."""
+        """Whether the store responds within AWAY_S. After one silence the store is not asked
+        again."""
         if not self._is_silent:
             try:
                 async with asyncio.timeout(AWAY_S):

@@ -1,7 +1,7 @@
 """What a broker watches as long as it runs: its registration, the other brokers, the store.
 
-Always true: a broker that registers again looks at each topic again, since others may have its
-partitions; while no broker reaches the store, none counts as dead.
+Always true: a broker that registers again checks each topic, since other brokers may have its
+partitions by then; while no broker reaches the store, no broker counts as dead.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ TICK_S = 2.0
 PROBE_EVERY_S = 0.5
 FENCED_EVERY_S, RETURN_S = 2.0, 5.0
 CLUSTER_EVERY_S = 10.0
-"""How often the cluster's record is read, which shows whether a person accepted an older store."""
+"""How often the cluster's record is read: it shows whether a person accepted an older store."""
 TOPICS_ASKED_AT_ONCE = 32
-"""Of each topic up to 8 ledgers are asked at once, for 1 s at most: so a thousand partitions take 5
-s."""
+"""For each topic bookies are asked about up to 8 ledgers at once, for 1 s at most: a thousand
+partitions take 5 s."""
 SETTLE_S = 30.0
-"""Partitions move to the brokers on which they fall once the set of brokers has not changed for so
-long."""
+"""Partitions move to the brokers on which they fall once the set of brokers has not changed for
+this time."""
 GIVE_EVERY_S, GIVE_MAX = 2.0, 10
 
 _log = logging.getLogger(__name__)
@@ -60,16 +60,16 @@ class Watch:
         self._tasks: list[asyncio.Task[None]] = []
         self._guard, self._cluster_s = ClusterGuard(store), float("-inf")
         self._others_return_s = float("-inf")
-        """Until then no broker counts as dead: all brokers may have lost the store, and register
-        again."""
+        """Until this time no broker counts as dead: all brokers may have lost the store, and may
+        still be about to register again."""
         self.failure: errors.BadConfig | None = None
-        """Why the process is to end, although no signal asked for it."""
+        """Why the process has to end without a signal."""
         self.on_failure: Callable[[], None] = lambda: None
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
-        work = self._tick(), self._watch_others(), self._without_store()
-        self._tasks = [loop.create_task(loops) for loops in work]
+        loops = self._tick(), self._watch_others(), self._watch_without_store()
+        self._tasks = [loop.create_task(coroutine) for coroutine in loops]
 
     async def stop(self) -> None:
         await cancel(*self._tasks)
@@ -92,8 +92,9 @@ class Watch:
                 _log.exception("the broker cannot register now: a defect")
 
     async def _look_at_cluster(self) -> None:
-        """Give all topics up once a person accepted an older metadata store: what this broker has
-        of them in memory may come from commits that this store does not have. Raises StoreError."""
+        """Give all topics up once a person accepted an older metadata store: this broker's memory
+        of the topics may come from commits that the older store does not have. Raises
+        StoreError."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._cluster_s + CLUSTER_EVERY_S:
             return
@@ -139,10 +140,10 @@ class Watch:
                 await asyncio.sleep(TICK_S)
             await asyncio.sleep(PROBE_EVERY_S)
 
-    async def _without_store(self) -> None:
+    async def _watch_without_store(self) -> None:
         """While the store cannot be reached, ask bookies whether the live ledgers are fenced: only
-        another owner or a commit past a ledger fences it. Partitions whose ledger is not fenced are
-        still served."""
+        another owner, or a commit past its segment, fences a ledger. Partitions whose ledger is not
+        fenced are still served."""
         was_lost = False
         while True:
             await asyncio.sleep(FENCED_EVERY_S)
@@ -157,7 +158,8 @@ class Watch:
             was_lost = self._contact.is_lost
 
     async def give(self) -> int:
-        """Give partitions to brokers that have fewer, some of each topic; returns how many."""
+        """Give partitions to brokers that have fewer, some of each topic; returns how many
+        partitions were given."""
         count = 0
         for topic in self._broker.open_topics():
             try:
@@ -174,7 +176,7 @@ class Watch:
         for topic_id, owners in (await self._broker.ownership.take_over()).items():
             try:
                 await self._broker.serve(topic_id, owners)
-            except errors.LedgerError as error:  # a client's lookup leads here, and it tries again
+            except errors.LedgerError as error:  # a client's next lookup opens the topic again
                 _log.warning("topic %s is not served yet: %s", topic_id, error)
             except Exception:
                 _log.exception("topic %s is not served yet: a defect", topic_id)

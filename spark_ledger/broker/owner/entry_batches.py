@@ -1,10 +1,10 @@
 """The batches of an entry, for consumers, made in bounded steps. Pure.
 
 Always true: batches of Pulsar's producers are returned byte for byte. Rows of Spark are cut into
-batches of ROWS_MAX, counted from the first row of their entry, and these are cut by their bytes, so
-that each read finds the same batches. Batches are made in steps, and each step yields the batches
-that are complete: a step has at most STEP_BATCHES_MAX batches of producers, or rows of Spark with
-STEP_CELLS_MAX cells (one row may have more).
+batches of ROWS_MAX, counted from the first row of their entry, and large batches are cut again by
+their bytes, so that each read finds the same batches. Batches are made in steps, and each step
+yields the batches that are complete: a step has at most STEP_BATCHES_MAX batches of producers, or
+rows of Spark with STEP_CELLS_MAX cells (a single row may have more).
 """
 
 from collections.abc import Iterator
@@ -37,8 +37,8 @@ STEP_CELLS_MAX = 8000
 
 
 def batches_in(fetched: FetchedEntry) -> Iterator[list[Stored]]:
-    """The batches with the requested rows of an entry, in order; a step yields its batches, at
-    times none. Raises errors.BadEntry, errors.UnsupportedFormat."""
+    """The batches with the requested rows of an entry, in order. Each step yields a list of
+    batches, which may be empty. Raises errors.BadEntry, errors.UnsupportedFormat."""
     payload = fetched.entry.payload
     header = decode_header(payload)
     fetched.check(header)
@@ -71,8 +71,7 @@ def _is_batched(data: memoryview) -> bool:
 def _batches_of_rows(
     fetched: FetchedEntry, header: Header, piece: np.void
 ) -> Iterator[list[Stored]]:
-    """The batches that have rows of the piece: the entry's rows of the partition are cut into
-    batches of ROWS_MAX from the first row on. The entry is decoded once."""
+    """The batches that have rows of the piece. The entry is decoded once."""
     partition, first_row, skip, take, offset = piece.tolist()
     rows = next(share.rows for share in header.shares if share.partition == partition)
     start = skip - skip % ROWS_MAX
@@ -87,21 +86,21 @@ def _batches_of_rows(
         place, until = base + start + at, min(at + ROWS_MAX, end - start)
         places = [at, *ends[(ends > at) & (ends < until)].tolist(), until]
         steps = (untyped(columns.slice(lo, hi - lo), block.typed) for lo, hi in pairwise(places))
-        for made in pulsar_batch.encode_rows(steps, times[at:until].tolist(), place):
-            if made is None:
+        for batch in pulsar_batch.encode_rows(steps, times[at:until].tolist(), place):
+            if batch is None:
                 yield []
                 continue
-            yield [Stored(place, made.rows, made.data, made.batched)]
-            place += made.rows
+            yield [Stored(place, batch.rows, batch.data, batch.batched)]
+            place += batch.rows
 
 
 def untyped(rows: pa.RecordBatch, typed: bool) -> pa.RecordBatch:
     """Rows with the columns of message_batch.TYPES; other columns of typed rows become JSON."""
     if not typed:
         return rows
-    own = [name for name in rows.schema.names if name not in TYPED_NAMES.values()]
-    beside = {name: column_of(rows, TYPED_NAMES[name]) for name in (KEY, EVENT_TIME, HEADERS)}
-    columns = {**beside, VALUE: encode_for_display(rows.select(own))}
+    payload = [name for name in rows.schema.names if name not in TYPED_NAMES.values()]
+    others = {name: column_of(rows, TYPED_NAMES[name]) for name in (KEY, EVENT_TIME, HEADERS)}
+    columns = {**others, VALUE: encode_for_display(rows.select(payload))}
     return pa.RecordBatch.from_arrays([columns[name] for name in TYPES], names=list(TYPES))
 
 

@@ -1,11 +1,12 @@
 """Holds of live segments: while a committer commits past a live segment, the segment's owner opens
 no other segment by itself.
 
-    asked -> handed over, or refused -> over: in a commit, without a holder, or too late
+    asked -> handed over, or refused -> over: a commit came, all committers left, or time is up
 
-Always true: a hold begins once for a segment, however many committers ask, and all get one answer;
-a later committer does not prolong it. However many segments of a topic are held, the owner finds
-the commits past them through the topic's follower, and looks once when the last hold ends.
+Always true: a segment has one hold, however many committers ask for the segment, and all of them
+get one answer; a later committer does not prolong the hold. However many segments of a topic are
+held, the owner learns of the commits past them from the topic's follower, and reads the log once
+when the last hold ends.
 """
 
 import asyncio
@@ -39,31 +40,31 @@ class SegmentHold:
         return live is not None and (live.ledger_id, live.opened) == (self.ledger_id, self.opened)
 
     def join(self) -> None:
-        """One more committer holds the segment."""
+        """Count a committer that begins to hold the segment."""
         self._holders += 1
 
     def leave(self) -> None:
-        """One of the committers that hold the segment has gone."""
+        """Count off a committer that held the segment."""
         self._holders -= 1
         if not self._holders:
             self.end()
 
     def end(self) -> None:
-        """No committer holds the segment from now on."""
+        """End the hold: no committer holds the segment from now on."""
         self.over.set()
         if self.when_over is not None:
             self.when_over()
 
-    def hand(self, handed: HandOver | None) -> None:
+    def reply(self, hand_over: HandOver | None) -> None:
         """Set `answer`. Only the first call counts."""
         if not self.answer.done():
-            self.answer.set_result(handed)
+            self.answer.set_result(hand_over)
 
 
 class AskedSegments:
-    """The segments of one partition that committers asked for: `current` is the hold of the open
-    segment, or of the last one; `hold` is the one after whose end the owner opens the next
-    segment."""
+    """The holds of one partition's segments. `current` is the hold of the open segment, or, while
+    no segment is open, of the last open segment. The owner opens the next segment once `hold` has
+    ended."""
 
     def __init__(self) -> None:
         self.current: SegmentHold | None = None
@@ -73,35 +74,35 @@ class AskedSegments:
     def ask_next(
         self, ledger_id: int, opened: int, until_s: float, *, new: bool
     ) -> SegmentHold | None:
-        """The hold of the segment that commit `opened` begins in that ledger. Without one, a hold
-        begins if it may be `new`."""
+        """The hold of the segment that commit `opened` begins in that ledger. If the segment has no
+        hold and `new` is set, its hold begins."""
         if self._next is None and new:
             self._next = SegmentHold(ledger_id, opened, until_s)
         return self._next
 
     def begin(self, live: LiveSegment | None) -> None:
-        """The next segment is open, and it got the runs that waited; None: no segment is open."""
-        asked, self._next = self._next, None
-        if asked is not None and live is not None and asked.ledger_id == live.ledger_id:
-            asked.opened, self.current = live.opened, asked
-        elif asked is not None:
-            asked.hand(None)
+        """The next segment is open, and the waiting runs are in it; None: no segment is open."""
+        hold, self._next = self._next, None
+        if hold is not None and live is not None and hold.ledger_id == live.ledger_id:
+            hold.opened, self.current = live.opened, hold
+        elif hold is not None:
+            hold.reply(None)
 
-    def hand(self, handed: HandOver) -> None:
+    def hand(self, hand_over: HandOver) -> None:
         """Answer the committers that asked for the open segment, and wait for their commit."""
         if self.current is not None:
             self.hold = self.current
-            self.current.hand(handed)
+            self.current.reply(hand_over)
 
     def forget(self) -> None:
         """The wait for a commit after the last segment is over."""
         self.current = self.hold = None
 
     def refuse(self) -> None:
-        """No segment is handed over."""
-        for asked in (self.current, self._next):
-            if asked is not None:
-                asked.hand(None)
+        """Answer all committers that no segment is handed over."""
+        for hold in (self.current, self._next):
+            if hold is not None:
+                hold.reply(None)
         self.current = self._next = self.hold = None
 
 
@@ -119,31 +120,32 @@ class SegmentHolds:
     async def past(self, partition: int, hold: SegmentHold) -> TopicState | None:
         """The topic's state as soon as the held segment is no longer live; None if it is still live
         when the hold is over. Raises as TopicFollower.state and `look`."""
-        stirred = asyncio.Event()
+        change = asyncio.Event()
 
-        def stir(_: TopicState) -> None:
-            stirred.set()
+        def note_change(_: TopicState) -> None:
+            change.set()
 
         def is_past(state: TopicState) -> bool:
-            knows = state.next > hold.opened
-            return state.deleted or (knows and not hold.holds(state.partitions[partition].live))
+            has_opening = state.next > hold.opened
+            held = has_opening and hold.holds(state.partitions[partition].live)
+            return state.deleted or (has_opening and not held)
 
         follower = await self._follow()
-        follower.listeners[stir] = None
-        hold.when_over = stirred.set
+        follower.listeners[note_change] = None
+        hold.when_over = change.set
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(hold.until_s):
                     while not is_past(follower.state()) and not hold.over.is_set():
-                        stirred.clear()
-                        await stirred.wait()
+                        change.clear()
+                        await change.wait()
             if not is_past(state := follower.state()):
-                # mostly a commit ended the hold: this process hears of it at about the same time
+                # mostly a commit ended the hold, and the follower has not folded that commit yet
                 state = await self._look()
             return state if is_past(state) else None
         finally:
             hold.when_over = None
-            del follower.listeners[stir]
+            del follower.listeners[note_change]
 
 
 class SharedLook:
@@ -152,13 +154,13 @@ class SharedLook:
 
     def __init__(self, look: Callable[[], Awaitable[TopicState]]) -> None:
         self._look = look
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._next = SharedTasks[None, TopicState]()
 
     async def __call__(self) -> TopicState:
         return await self._next.result(None, self._work)
 
     async def _work(self) -> TopicState:
-        async with self._one:
-            self._next.pop(None)  # callers from now on need the next look
+        async with self._lock:
+            self._next.pop(None)  # later callers need the next look
             return await self._look()

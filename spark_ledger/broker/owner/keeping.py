@@ -1,9 +1,9 @@
-"""How a broker keeps a topic that it has, even if nothing happens for months: it raises its
-heartbeat, and notices when another broker has partitions of the topic.
+"""How a broker keeps a topic, even one that is idle for months: it raises its heartbeat, and
+notices when another broker has partitions of the topic.
 
 Always true: the record of owners has one watch, so that a change is seen at once. Even if the watch
-is lost, the record is read every LOOK_S; it is read without a sync, so thousands of idle topics
-cost the metadata store little. No write of the broker depends on these reads.
+is lost, the record is read every LOOK_S. These reads need no sync, so thousands of idle topics cost
+the metadata store little: no write of the broker depends on them.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class Keeping:
         try:
             await self._look(fresh=False, watch=watch)
         except BaseException:
-            if watch is not None:  # the watch may not be set
+            if watch is not None:  # it is not known whether the store set the watch
                 self._is_watched = False
             raise
 
@@ -78,15 +78,15 @@ async def follow(
     on_commit: Callable[[bool], None],
     on_end: Callable[[Exception], None],
 ) -> None:
-    """Call `on_commit` after each commit to the topic, with whether the state known before came
-    from a store that was given up. When the topic is deleted, or its follower has failed for good,
-    call `on_end` with the reason, and return. An error that may pass is logged once as long as it
-    lasts, and followed by a pause."""
-    seen, history_number, pause_s = -1, follower.log.history_number, AGAIN_S
+    """Call `on_commit` after each commit to the topic; its argument: whether the state before came
+    from a metadata store that was given up. When the topic is deleted, or its follower has failed
+    for good, call `on_end` with the reason, and return. After a transient error wait, and try
+    again; an error that lasts is logged once."""
+    next_commit, history_number, pause_s = -1, follower.log.history_number, AGAIN_S
     while True:
         try:
-            state = await follower.wait_for_commit(seen)
-            seen, pause_s = state.next, AGAIN_S
+            state = await follower.wait_for_commit(next_commit)
+            next_commit, pause_s = state.next, AGAIN_S
             if state.deleted:
                 on_end(errors.TopicDeleted(f"topic {name} was deleted"))
                 return
@@ -97,7 +97,7 @@ async def follow(
                 on_end(follower.failure)
                 return
             if pause_s == AGAIN_S:
-                defect = not isinstance(error, errors.LedgerError | StoreError)
-                _log.warning("topic %s is not followed now: %s", name, error, exc_info=defect)
+                is_defect = not isinstance(error, errors.LedgerError | StoreError)
+                _log.warning("topic %s is not followed now: %s", name, error, exc_info=is_defect)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, AGAIN_S_MAX)

@@ -1,13 +1,13 @@
 """Which brokers there are: the registration of this broker, and whether the others live.
 
-    /brokers/alive/<id>          ephemeral: {"url": where the broker is reached, "incomplete": how
-                                 many chunked messages its producers left incomplete, "since_ms":
-                                 when the broker was started, by the store's clock, "admin_url":
-                                 where it is asked by HTTP}
+    /brokers/alive/<id>          ephemeral: {"url": the address for clients, "incomplete": the
+                                 number of chunked messages that the broker's producers left
+                                 incomplete, "since_ms": the broker's start, by the store's clock,
+                                 "admin_url": the address for HTTP}
 
-Always true: a node that cannot be decoded is no broker, and hides no other one. Of two brokers that
-live and advertise one URL the one that was started later ends: no client could choose between them,
-and neither could ask the other. Whether another broker lives is asked in probes.py.
+Always true: a node that cannot be decoded counts as no broker, and other nodes are still read. Of
+two living brokers that advertise one URL the later one ends: no client could choose between them,
+and neither could probe the other. probes.py finds out whether another broker lives.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A broker as its node has it; `session` and `created_ms` are the node's."""
+    """The registration of a broker; `session` and `created_ms` are those of its node."""
 
     url: str
     incomplete: int = 0
@@ -48,16 +48,16 @@ class Registered:
     session: int = 0
     created_ms: int = 0
     admin_url: str = ""
-    """Empty: a version that does not say it."""
+    """Empty: the broker's version registers no such address."""
 
     def encoded(self) -> bytes:
-        plain = {
+        fields = {
             "url": self.url,
             "incomplete": self.incomplete,
             "since_ms": self.since_ms,
             "admin_url": self.admin_url,
         }
-        return json.dumps(plain).encode()
+        return json.dumps(fields).encode()
 
 
 async def brokers_alive(
@@ -71,39 +71,39 @@ async def brokers_alive(
         except NoNode:
             return {}
         nodes = await store.get_many([paths.broker(broker_id) for broker_id in ids])
-    decoded = {
-        broker_id: _registered(broker_id, node)
+    brokers = {
+        broker_id: _decode(broker_id, node)
         for broker_id, node in zip(ids, nodes, strict=True)
         if node is not None
     }
     if unreadable is not None:
-        damaged = errors.UnsupportedFormat("its node cannot be decoded")
-        unreadable |= {id_: damaged for id_, broker in decoded.items() if broker is None}
-    return {broker_id: broker for broker_id, broker in decoded.items() if broker is not None}
+        damage = errors.UnsupportedFormat("its node cannot be decoded")
+        unreadable |= {id_: damage for id_, broker in brokers.items() if broker is None}
+    return {broker_id: broker for broker_id, broker in brokers.items() if broker is not None}
 
 
-def _registered(broker_id: str, node: Versioned) -> Registered | None:
+def _decode(broker_id: str, node: Versioned) -> Registered | None:
     try:
-        plain = json.loads(node.value)
-        url, incomplete = plain["url"], int(plain.get("incomplete", 0))
+        fields = json.loads(node.value)
+        url, incomplete = fields["url"], int(fields.get("incomplete", 0))
         if not isinstance(url, str):
             raise ValueError(f"a URL of {url!r}")
-        since_ms = int(plain.get("since_ms", 0))
-        admin_url = str(plain.get("admin_url", ""))
+        since_ms = int(fields.get("since_ms", 0))
+        admin_url = str(fields.get("admin_url", ""))
         return Registered(url, incomplete, since_ms, node.owner, node.created_ms, admin_url)
-    except errors.MALFORMED as why:
-        _unreadable(broker_id, node.value[:100], repr(why))
+    except errors.MALFORMED as error:
+        _log_malformed(broker_id, node.value[:100], repr(error))
         return None
 
 
 @lru_cache(maxsize=NODES_KEPT)
-def _unreadable(broker_id: str, value: bytes, why: str) -> None:
-    """Log it once for a node, not each time that the node is read."""
-    _log.warning("the node of broker %s cannot be decoded: %s (%r)", broker_id, why, value)
+def _log_malformed(broker_id: str, value: bytes, error: str) -> None:
+    """Logs a malformed node once, not each time that the node is read."""
+    _log.warning("the node of broker %s cannot be decoded: %s (%r)", broker_id, error, value)
 
 
 class UrlTaken(errors.BadConfig):
-    """Another broker serves at this one's URL, and was there before."""
+    """Another broker serves at this broker's URL, and was started earlier."""
 
     def __init__(self, url: str, broker_id: str) -> None:
         super().__init__(
@@ -114,8 +114,8 @@ class UrlTaken(errors.BadConfig):
 
 class Membership:
     """The registration of one broker, whose clients reach it at `url`, and its view of the others.
-    Methods raise errors.Unavailable; methods that look at other brokers also raise UrlTaken: then
-    this broker is to end."""
+    Methods raise errors.Unavailable. Methods that look at other brokers also raise UrlTaken, after
+    which this broker has to end."""
 
     def __init__(
         self,
@@ -130,27 +130,27 @@ class Membership:
         self.incomplete = Counter(
             "incomplete_messages", "chunked messages that producers left incomplete"
         )
-        """`keep` writes its value into this broker's node."""
+        """`keep` writes the counter's value into this broker's node."""
         self.since_ms = 0
-        """When this broker was started, by the store's clock."""
+        """The time of this broker's start, by the store's clock."""
         self.admin_url = ""
-        """Where this broker is asked by HTTP."""
+        """This broker's address for HTTP."""
         self.has_buried = False
         """Whether a broker was buried since the last `take_over`."""
         self.stirred = asyncio.Event()
-        """The event that is set when `keep` is to be called at once."""
+        """Set when `keep` has to be called at once."""
         self._store = store
         self._answers = answers or Probes().answers
         self._burials = Burials()
         self._earlier_here: dict[str, Registered] | None = None
-        """The brokers with this URL that were registered before this one; None until it
+        """The brokers with this URL that were registered before this broker; None until this broker
         registers."""
         self._is_url_free = False
         self._session_lost = False
         store.add_session_listener(self._session_changed)
 
     async def check_url(self) -> None:
-        """To be called before this broker listens: raises UrlTaken if another broker answers at its
+        """Call this before the broker listens. Raises UrlTaken if another broker answers at its
         URL."""
         for broker_id in await self._of_this_url():
             if await self._answers(self._url):
@@ -158,8 +158,8 @@ class Membership:
         self._is_url_free = True
 
     async def register(self) -> None:
-        """Register this broker, for the first time or after its session was lost. Another broker
-        that is registered with this URL before the first time was killed, unless it answers. Raises
+        """Register this broker, for the first time or after its session was lost. A broker that was
+        registered with this URL before the first time counts as killed, unless it answers. Raises
         UrlTaken."""
         if not self._is_url_free:
             await self.check_url()
@@ -176,7 +176,7 @@ class Membership:
                 await self.bury(broker_id)
 
     async def _of_this_url(self) -> dict[str, Registered]:
-        """The other brokers that are registered with this one's URL."""
+        """The other brokers that are registered with this broker's URL."""
         registered = await brokers_alive(self._store)
         return {
             broker_id: broker
@@ -186,8 +186,8 @@ class Membership:
 
     async def keep(self) -> bool:
         """Register again if the session of the registration is over, or another broker took this
-        one for dead; returns whether it registered again. If this broker is still registered, write
-        the count of incomplete messages into its node when it has changed."""
+        broker for dead; returns whether this broker registered again. If it is still registered,
+        write the count of incomplete messages into its node when the count has changed."""
         if self._store.session_state is not SessionState.CONNECTED:
             return False
         with reachable("looking whether this broker is registered"), suppress(NoNode):
@@ -214,15 +214,15 @@ class Membership:
 
     async def bury(self, broker_id: str) -> None:
         """Remove the node of a dead broker, even if its session still lives, so that all brokers
-        see it is dead. A broker that is not dead registers again."""
+        take it for dead. A broker that lives registers again."""
         _log.warning("broker %s does not answer: others take its partitions over", broker_id)
         with reachable("removing a dead broker"), suppress(NoNode, OutcomeUnknown):
             await self._store.delete(paths.broker(broker_id))
         self._burials.buried(broker_id, asyncio.get_running_loop().time())
 
     async def probe(self) -> frozenset[str]:
-        """Ask some of the others whether they live, and bury those that do not; returns the
-        brokers that are alive."""
+        """Probe some of the other brokers, and bury those that do not live; returns the brokers
+        that are alive."""
         others = await self.others_alive()
         asked = neighbours(self._broker_id, others)
         lives = await asyncio.gather(
@@ -247,7 +247,7 @@ class Membership:
         for broker_id, broker in registered.items():
             if broker.url != self._url:
                 others[broker_id] = broker.url
-            elif before.get(broker_id) == broker:  # its burial did not reach the store
+            elif before.get(broker_id) == broker:  # the deletion of its node failed
                 await self.bury(broker_id)
             elif broker_id in before or self._is_later_than(broker_id, broker):
                 raise UrlTaken(self._url, broker_id)
@@ -259,7 +259,7 @@ class Membership:
         return broker_id != self._broker_id and (other.since_ms, broker_id) < mine
 
     async def lives(self, broker_id: str, url: str) -> bool:
-        """Whether the other broker answers, or is spared."""
+        """Whether the other broker answers a probe, or is spared."""
         loop = asyncio.get_running_loop()
         if self._burials.spares(broker_id, loop.time()):
             return True

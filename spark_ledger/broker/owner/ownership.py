@@ -3,12 +3,12 @@
     /brokers/topics/<topic id>   {"brokers": {id: {"url": ..., "partitions": [[number, epoch]]}}},
                                  stays when the brokers go
 
-Always true: a partition has one owner in the record, which only decides where clients are sent; it
-changes by compare-and-set with the partition's epoch raised. The fence of the live ledger decides
-that an owner's successor may write (hazard 45: one ephemeral a process, however many topics), and
-no owner opens a live ledger in a commit that is made after the record has changed. A broker that
-finds another one in the record gives the partition up, and keeps its other partitions. Which
-brokers there are: membership.py.
+Always true: a partition has one owner in the record, which only decides where clients are sent
+(hazard 45: one ephemeral a process, however many topics). The owner changes by compare-and-set, and
+the partition's epoch rises. The fence of the live ledger decides that an owner's successor may
+write, and no owner opens a live ledger in a commit that is made after the record has changed. A
+broker that finds another broker in the record gives the partition up, and keeps its other
+partitions. Which brokers there are: membership.py.
 """
 
 import hashlib
@@ -62,15 +62,16 @@ class Owners:
 
     def epochs_of(self, broker: str) -> dict[int, int]:
         """The partitions of that broker, each with its epoch."""
-        return {p: one.epoch for p, one in self.by_partition.items() if one.broker == broker}
+        owners = self.by_partition
+        return {number: owner.epoch for number, owner in owners.items() if owner.broker == broker}
 
-    def with_taken(self, broker: str, url: str, numbers: Iterable[int]) -> "Owners":
-        """The owners once that broker has taken these partitions."""
-        made = dict(self.by_partition)
+    def with_owner(self, broker: str, url: str, numbers: Iterable[int]) -> "Owners":
+        """The owners once that broker has these partitions."""
+        owners = dict(self.by_partition)
         for number in numbers:
-            before = made.get(number)
-            made[number] = Owner(broker, 1 if before is None else before.epoch + 1, url)
-        return Owners(made, self.version)
+            before = owners.get(number)
+            owners[number] = Owner(broker, 1 if before is None else before.epoch + 1, url)
+        return Owners(owners, self.version)
 
 
 class Deposed(errors.LedgerFenced):
@@ -79,8 +80,8 @@ class Deposed(errors.LedgerFenced):
 
 class Ownership:
     """Takes and gives partitions for one broker, whose clients reach it at `url`. Methods raise
-    errors.Unavailable; methods that look at other brokers also raise UrlTaken: then this broker is
-    to end."""
+    errors.Unavailable. Methods that look at other brokers also raise UrlTaken, after which this
+    broker has to end."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class Ownership:
             topics = await self._store.children(paths.BROKERS_TOPICS)
             nodes = await self._store.get_many([paths.brokers_of_topic(id_) for id_ in topics])
         alive = await self.membership.others_alive()
-        self.membership.has_buried = False  # if the rest fails, clients' lookups do it
+        self.membership.has_buried = False  # if the rest fails, clients' lookups take the topics
         taken = {}
         for topic_id, node in zip(topics, nodes, strict=True):
             try:
@@ -118,8 +119,8 @@ class Ownership:
     async def _take_vacant(
         self, topic_id: str, node: Versioned | None, alive: Mapping[str, str]
     ) -> bool:
-        """Take the topic's partitions that need an owner; returns whether any was taken. `node`:
-        the topic's record as it was read last."""
+        """Take the topic's partitions that need an owner; returns whether this broker took any.
+        `node`: the topic's record as it was read last."""
         now = Owners() if node is None else _decoded(node.value, node.version)
         for _ in range(TRIES_MAX):
             vacant = self._vacant(topic_id, now, sorted(now.by_partition), alive)
@@ -146,30 +147,30 @@ class Ownership:
         """A check that holds as long as the record does not change. Raises Deposed unless this
         broker has the partition in that epoch."""
         owners = await self.owners(topic_id, fresh=True)
-        now, version = owners.of(partition), owners.version
-        if now is None or (now.broker, now.epoch) != (self.broker_id, epoch):
+        owner = owners.of(partition)
+        if owner is None or (owner.broker, owner.epoch) != (self.broker_id, epoch):
             raise Deposed(
-                f"broker {now.broker if now else 'none'} has partition {partition} of topic"
+                f"broker {owner.broker if owner else 'none'} has partition {partition} of topic"
                 f" {topic_id} now"
             )
-        return Check(paths.brokers_of_topic(topic_id), version)
+        return Check(paths.brokers_of_topic(topic_id), owners.version)
 
-    async def give(self, topic_id: str, some_max: int) -> int:
-        """Give partitions that fall on other brokers to those brokers, `some_max` at most; returns
-        how many. This broker then gives them up, as if another broker had taken them."""
+    async def give(self, topic_id: str, partitions_max: int) -> int:
+        """Give partitions that fall on other brokers to those brokers, `partitions_max` at most;
+        returns how many are given. This broker then notices that other brokers own them."""
         now = await self.owners(topic_id, fresh=True)
         others = await self.membership.others_alive()
         mine = now.epochs_of(self.broker_id)
-        falls = {number: self._falls_on(topic_id, number, others) for number in mine}
-        given = {number: to for number, to in falls.items() if to != self.broker_id}
-        given = dict(list(given.items())[:some_max])
+        targets = {number: self._falls_on(topic_id, number, others) for number in mine}
+        moves = {number: to for number, to in targets.items() if to != self.broker_id}
+        moves = dict(list(moves.items())[:partitions_max])
         after = now
-        for to in sorted(set(given.values())):
-            numbers = [number for number, broker in given.items() if broker == to]
-            after = after.with_taken(to, others[to], numbers)
-        if given and not await self._put(topic_id, after):
+        for to in sorted(set(moves.values())):
+            numbers = [number for number, broker in moves.items() if broker == to]
+            after = after.with_owner(to, others[to], numbers)
+        if moves and not await self._put(topic_id, after):
             return 0
-        return len(given)
+        return len(moves)
 
     async def pass_on(self, topic_id: str, partition: int) -> bool:
         """Give a partition that this broker cannot open to the next broker. All brokers have the
@@ -180,15 +181,15 @@ class Ownership:
         if owner is None or owner.broker != self.broker_id or not others:
             return False
         to = min(others, key=lambda broker: (broker < self.broker_id, broker))
-        return await self._put(topic_id, now.with_taken(to, others[to], [partition]))
+        return await self._put(topic_id, now.with_owner(to, others[to], [partition]))
 
     async def choose(
         self, topic_id: str, partition: int = 0, partitions: int = 1, *, here: bool
     ) -> Owner:
         """The owner to which clients of the partition are sent. A partition without a living owner
-        gets one: this broker if `here` (another broker has chosen it), else the living broker on
-        which it falls. A broker that takes a partition also takes the topic's other partitions that
-        fall on it and have no living owner."""
+        gets an owner: this broker if `here` (another broker has chosen this broker), else the
+        living broker on which the partition falls. A broker that takes a partition also takes the
+        topic's other partitions that fall on this broker and have no living owner."""
         tries = Tries()
         while True:
             now = await self.owners(topic_id, fresh=True)
@@ -225,10 +226,10 @@ class Ownership:
         ]
 
     async def _take(self, topic_id: str, now: Owners, numbers: list[int]) -> bool:
-        """Try once to take these partitions; False: the record has changed, or this is not
-        known."""
-        mine = now.with_taken(self.broker_id, self.url, dict.fromkeys(numbers))
-        return await self._put(topic_id, mine)
+        """Try once to take these partitions; False: the record has changed, or the outcome is
+        unknown."""
+        after = now.with_owner(self.broker_id, self.url, dict.fromkeys(numbers))
+        return await self._put(topic_id, after)
 
     async def _put(self, topic_id: str, owners: Owners) -> bool:
         """Write the record, if its version is still that of `owners`; returns whether it was
@@ -246,29 +247,29 @@ class Ownership:
         return False
 
 
-def _choose_broker(what: str, brokers: list[str]) -> str:
-    """The broker on which a partition falls: every process chooses the same one. Partitions spread
-    over brokers, and stay where they are when another broker comes or goes."""
+def _choose_broker(partition: str, brokers: list[str]) -> str:
+    """The broker on which a partition falls: every process chooses the same broker. Partitions
+    spread over brokers, and few of them move when a broker comes or goes."""
 
     def weight(broker: str) -> bytes:
-        return hashlib.blake2b(f"{what}/{broker}".encode(), digest_size=8).digest()
+        return hashlib.blake2b(f"{partition}/{broker}".encode(), digest_size=8).digest()
 
     return max(sorted(dict.fromkeys(brokers)), key=weight)
 
 
 def _encoded(owners: Owners) -> bytes:
-    plain: dict[str, dict[str, Any]] = {}
+    brokers: dict[str, dict[str, Any]] = {}
     for number, owner in sorted(owners.by_partition.items()):
-        item = plain.setdefault(owner.broker, {"url": owner.url, "partitions": []})
+        item = brokers.setdefault(owner.broker, {"url": owner.url, "partitions": []})
         item["partitions"].append([number, owner.epoch])
-    return json.dumps({"brokers": plain}, separators=(",", ":")).encode()
+    return json.dumps({"brokers": brokers}, separators=(",", ":")).encode()
 
 
 @lru_cache(maxsize=RECORDS_KEPT)
 def _decoded(value: bytes, version: int) -> Owners:
     """Cached: each lookup reads the record, which changes seldom and may have thousands of
-    partitions. A record without "brokers" was written when one broker owned all of a topic; none of
-    those brokers lives any more."""
+    partitions. A record without "brokers" is of a version in which one broker owned a whole topic:
+    no such broker lives any more."""
     try:
         by_partition = {
             int(number): Owner(broker, int(epoch), str(item["url"]))

@@ -2,12 +2,12 @@
 
     the tail in memory -> the live ledger -> the rows of commits
 
-Always true: only confirmed rows are returned: rows of commits, and rows of the live ledger that Qa
-bookies have synced. Batches are in the order of offsets, and the first batch may begin before the
-requested offset. Offsets that no batch has are holes. A chunk of a message is a batch here, with an
-offset of its own. The newest batches are kept in memory for consumers at the end (tail.py). Entries
-read from ledgers become batches in bounded steps (entry_batches.py), and between two steps the
-event loop does its other work.
+Always true: a read returns only confirmed rows: rows of commits, and rows of the live ledger that
+Qa bookies have synced. Batches are in the order of offsets, and the first batch may begin before
+the requested offset. Offsets between two batches are holes. A chunk of a message counts as a batch
+here, with its own offset. The newest batches are kept in memory for consumers at the end (tail.py).
+Entries read from ledgers become batches in bounded steps (entry_batches.py), and between two steps
+the event loop does its other work.
 """
 
 import asyncio
@@ -41,26 +41,28 @@ from spark_ledger.topic.task_reader import fetch_with_replans
 
 READ_BYTES = 2 << 20
 READ_BYTES_MAX = 8 << 20
-"""A read with so many bytes ends also within an entry; the next read fetches that entry again."""
+"""A read ends at this size even within an entry; the next read fetches that entry again."""
 PLANNED_ROWS_MAX = 200_000
 LOST = (errors.RowsLost, errors.NoSuchLedger)
-"""Rows that no bookie has any more."""
+"""Errors of rows that no bookie has any more."""
 UNREADABLE = (*LOST, errors.BadEntry)
-"""Also rows in whose place are bytes that no version writes. on_lost_rows=skip passes over both."""
+"""Errors of rows that on_lost_rows=skip passes over: lost rows, and entries whose bytes no version
+writes."""
 LOOK_S, SEALED_S = 0.02, 10.0
-"""How often, and for how long, a read looks whether a ledger that ended was sealed."""
+"""How often, and for how long, a read checks whether a ledger that ended was sealed."""
 
 
 async def _same_history() -> int:
-    """For a state that is always the newest, of one history."""
+    """The number of the history for a store that never goes back."""
     return 0
 
 
 @dataclass(slots=True)
 class OpenEnd:
-    """The open end of a partition; its writer moves it, and readers read it. `live` is the live
-    segment to which this owner appends, once it was read back; `end` is one past the last confirmed
-    offset of that segment, and `last_entry` its last confirmed entry."""
+    """The open end of a partition: the partition's writer moves this end, and readers read it.
+    `live` is the live segment to which this owner appends, once the segment was read back; `end` is
+    one past the last confirmed offset of that segment, and `last_entry` its last confirmed
+    entry."""
 
     live: LiveSegment | None = None
     end: int = 0
@@ -98,9 +100,9 @@ class Partition:
         self.number = number
         self.title = f"partition {number} of topic {topic.name}"
         self.shown = number if topic.policies.partitioned else names.NOT_PARTITIONED
-        """The partition's number in message ids."""
+        """The partition's number in its message ids."""
         self.ledger = names.ledger_number(topic.id)
-        """The ledger in the partition's message ids."""
+        """The ledger number in the partition's message ids."""
         self.deduplicates = topic.policies.deduplication
         self.open_end = OpenEnd()
         """The open end that the partition's writer moves."""
@@ -124,16 +126,16 @@ class Partition:
 
     @property
     def start(self) -> int:
-        """The first offset that is kept: batches below it are not read from memory. While the
-        metadata store is unreachable the offset stays where it was."""
+        """The first offset that the topic keeps: batches below this offset are not read from
+        memory. While the metadata store is unreachable `start` does not change."""
         with suppress(errors.Unavailable):
             self._start = max(self._start, self.held.start_offset)
         return self._start
 
     @property
     def end(self) -> int:
-        """One past the last confirmed offset. It never goes back, even while a ledger that ended is
-        not in a commit yet (hazard 33), or the metadata store is unreachable."""
+        """One past the last confirmed offset. The end never goes back, even while a ledger that
+        ended is not in a commit yet (hazard 33), or the metadata store is unreachable."""
         with suppress(errors.Unavailable):
             self._end = max(self._end, self.held.end_offset)
         self._end = max(self._end, self.open_end.end)
@@ -145,7 +147,7 @@ class Partition:
             listener.set()
 
     def stored(self, offset: int, run: StoredRun) -> None:
-        """A producer's batches are confirmed."""
+        """Note that the batches of a run are confirmed from this offset on."""
         if offset < self._recent.end:
             self.forget()
         self._recent.add(offset, run)
@@ -153,26 +155,29 @@ class Partition:
         self.wake()
 
     async def _forget_other_history(self) -> None:
-        """Forget the rows in memory if the metadata store went back since. Raises as `state`."""
+        """Forget the rows in memory if the metadata store went back since the last call. Raises as
+        `state`."""
         history = await self._catch_up()
         if history != self._history:
             self.forget()
             self._history = history
 
     def forget(self) -> None:
-        """The metadata store went back in time: rows in memory are no rows of the topic any more,
-        and their offsets are others' now."""
+        """Forget all rows, after the metadata store went back in time: the rows in memory are no
+        longer rows of the topic, and other rows may have their offsets."""
         self._recent.forget()
         self._start = self._end = 0
 
     async def read(
         self, offset: int, bytes_max: int = READ_BYTES, *, lossy: bool = False
     ) -> list[Stored]:
-        """Batches from the offset on, about `bytes_max` bytes, and at least one batch if a row is
-        confirmed there; else none. A batch is returned whole, even if rows of it were removed. If
-        rows cannot be read, the batches before these rows are returned first, by themselves.
-        `lossy`: leave out rows that are lost; if commits have no other rows, an empty batch marks
-        their end, as it marks the end of each entry that no version wrote. Raises as
+        """Batches from the offset on, about `bytes_max` bytes; at least one batch if a row there is
+        confirmed, else an empty list. A batch is returned whole, even if some of its rows were
+        removed. If rows cannot be read, a read returns the batches before these rows; the next read
+        raises the error.
+
+        `lossy`: leave out rows that are lost. An empty batch then marks the end of lost rows, if
+        commits have no other rows, and the end of each entry that no version wrote. Raises as
         task_reader.fetch_with_replans."""
         await self._forget_other_history()
         offset = max(offset, self.start)
@@ -182,7 +187,8 @@ class Partition:
         try:
             await self._fetch(batches, offset, bytes_max, lossy)
         except LOST as error:
-            if not batches and not lossy:  # a read of several ledgers fails before its first row
+            # a read of several ledgers raises this error before its first row
+            if not batches and not lossy:
                 await self._fetch(batches, offset, bytes_max, lossy=True)
                 batches = self._before_gap(batches, offset)
             if not batches:
@@ -217,7 +223,7 @@ class Partition:
         intervals = self.held.intervals
         for at, batch in enumerate(batches):
             between = intervals.between(offset, batch.offset) if offset < batch.offset else ()
-            if any(one.source is not None for one in between):
+            if any(interval.source is not None for interval in between):
                 return batches[:at]
             offset = batch.end
         return batches
@@ -230,21 +236,21 @@ class Partition:
         return False
 
     def _batches(self, fetched: FetchedEntry, lossy: bool) -> Iterator[list[Stored]]:
-        """As `batches_in`. `lossy`: an entry that no version wrote becomes an empty batch at its
-        end. Raises errors.BadEntry, errors.UnsupportedFormat, with the place."""
+        """As `batches_in`. `lossy`: for an entry that no version wrote, yields an empty batch at
+        the entry's end. Raises errors.BadEntry, errors.UnsupportedFormat, with the place."""
         try:
             yield from batches_in(fetched)
-        except errors.UnsupportedFormat as why:
+        except errors.UnsupportedFormat as error:
             place = fetched.entry.header.ledger_id, fetched.entry.header.entry_id
             lo = int(fetched.pieces["offset"][0])
             rows = BadRows(self.number, lo, lo + int(fetched.pieces["take"].sum()), *place)
             policy = OnBadEntry.SKIP if lossy else OnBadEntry.FAIL
-            BadEntries(self._topic.name.full, policy).count_or_raise(rows, why)
+            BadEntries(self._topic.name.full, policy).count_or_raise(rows, error)
             yield [Stored(rows.hi, 0, b"", False)]
 
     def messages_at(self, offset: int) -> int | None:
-        """How many messages the batch that begins at the offset has; None if it is not in
-        memory."""
+        """The number of messages of the batch that begins at the offset; None if the batch is not
+        in memory."""
         batches = self._recent.since(offset, 1)
         return batches[0].messages if batches else None
 
@@ -267,21 +273,22 @@ class Partition:
         return None
 
     def _is_removed(self, end: int) -> bool:
-        """Whether the message before the offset `end` was trimmed or taken out."""
+        """Whether the message before the offset `end` was removed."""
         return bool(self.removed(end - 1, end))
 
     def removed(self, lo: int, hi: int) -> list[tuple[int, int]]:
-        """The ranges of [lo, hi) that were trimmed or taken out: no consumer gets them."""
+        """The ranges of [lo, hi) that were trimmed or became holes: no consumer gets them."""
         start = self.start
         ranges = [(lo, min(hi, start))] if lo < start else []
         with suppress(errors.Unavailable):
-            kept = self.held.intervals.between(max(lo, start), hi)
-            ranges += [(max(lo, one.lo), min(hi, one.hi)) for one in kept if one.source is None]
+            intervals = self.held.intervals.between(max(lo, start), hi)
+            holes = [interval for interval in intervals if interval.source is None]
+            ranges += [(max(lo, hole.lo), min(hi, hole.hi)) for hole in holes]
         return ranges
 
     async def chunk(self, offset: int) -> Stored | None:
-        """The chunk of a message at a confirmed offset; None if it is not kept any more. Raises as
-        `_read_at`."""
+        """The chunk of a message at a confirmed offset; None if the topic does not keep the chunk
+        any more. Raises as `_read_at`."""
         if offset < self.start:
             return None
         batches = await self._read_at(offset, 1)
@@ -289,8 +296,8 @@ class Partition:
         return chunk if chunk and chunk.offset == offset and not chunk.has_rows else None
 
     async def _read_at(self, offset: int, bytes_max: int = READ_BYTES) -> list[Stored]:
-        """As `read`, for a confirmed offset: the result is empty only if no batch has it. Raises as
-        `read` and `_wait_until_readable`."""
+        """As `read`, for a confirmed offset: the result is empty only if the offset is in no batch.
+        Raises as `read` and `_wait_until_readable`."""
         batches = await self.read(offset, bytes_max)
         if not batches:
             await self._wait_until_readable(offset)
@@ -298,15 +305,16 @@ class Partition:
         return batches
 
     def _before_hole(self, end: int) -> int:
-        """The end of the last rows that are kept below `end`."""
-        stretches = self.held.intervals.between(self.start, min(end, self.held.end_offset))
-        ends = [one.hi for one in stretches if one.source is not None and one.hi < end]
-        return max(ends, default=self.start)
+        """The end of the last rows below `end` that the topic keeps."""
+        intervals = self.held.intervals.between(self.start, min(end, self.held.end_offset))
+        with_rows = [interval for interval in intervals if interval.source is not None]
+        return max((rows.hi for rows in with_rows if rows.hi < end), default=self.start)
 
     async def since(self, ms: int) -> int:
-        """The first offset that was written at or after `ms` by its owner's clock (rows of Spark:
-        that was committed at or after `ms`); the end if no offset is so late. Raises as
-        seek_target.exactly, and errors.Unavailable if a ledger that ended is not sealed."""
+        """The first offset whose row is of the time `ms` or later; the end if no row is. A row of
+        Spark has the time of its commit, a row of a producer has the time at which the owner wrote
+        it. Raises as seek_target.exactly, and errors.Unavailable if a ledger that ended is not
+        sealed."""
         ms = max(0, min(ms, pulsar_batch.TIME_MS_MAX))
         await self._wait_until_readable(self.end - 1)
         live, confirmed = self.open_end.live, self.open_end.end
@@ -315,15 +323,15 @@ class Partition:
             await self._wait_until_readable(live.base - 1)
         state = self._state()
         held = state.partitions[self.number]
-        read = await self._client.chunks.load(chunks_needed(state, CommittedSince(ms)))
-        first, rows = offset_since(held, ms, read), rows_around(held, ms, read)
-        if live is not None and first == held.end_offset < confirmed:  # no commit is so late
+        chunks = await self._client.chunks.load(chunks_needed(state, CommittedSince(ms)))
+        first, rows = offset_since(held, ms, chunks), rows_around(held, ms, chunks)
+        if live is not None and first == held.end_offset < confirmed:  # every commit is earlier
             rows = LiveRows(live, first, confirmed, last_entry)
         return first if rows is None else await first_stored_since(self._client.ledgers, rows, ms)
 
     async def _wait_until_readable(self, offset: int) -> None:
-        """Wait until the offset is in a commit or in the open ledger: for a moment it may be in a
-        ledger that has ended and is not sealed yet. Raises errors.Unavailable."""
+        """Wait until the offset is in a commit or in the open ledger. For a moment the offset may
+        be in a ledger that has ended and is not sealed yet. Raises errors.Unavailable."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + SEALED_S
         while offset >= self.held.end_offset and not self._is_live(offset):
@@ -339,8 +347,8 @@ class Partition:
         return live is not None and live.base <= offset < self.open_end.end
 
     async def _plan(self, offset: int) -> list[ReadTask]:
-        """Plan reads of confirmed rows from the offset on: of commits, or else of the live
-        ledger."""
+        """Plan reads of confirmed rows from the offset on: of rows in commits; after the last
+        commit, of rows in the live ledger."""
         state = self._state()
         held = state.partitions[self.number]
         end = min(held.end_offset, offset + PLANNED_ROWS_MAX)

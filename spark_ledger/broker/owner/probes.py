@@ -1,17 +1,17 @@
-"""Whether other brokers live: they are probed by the protocol that they serve. And which buried
-brokers live all the same.
+"""Whether other brokers live: they are probed by the protocol that they serve. And which brokers
+are alive although this broker buried them (removed their registration).
 
 Always true: a broker counts as dead when its port refuses a connection, or when it misses
-PROBES_MAX probes of PROBE_S, NEXT_S apart (a broker that itself stood still gives the last of them
-its whole time): one that is stopped or hangs has a port that accepts, and a session that lives on,
-but its loop answers nothing. An answer counts for FRESH_S, and a broker is asked once at a time,
-however many callers want to know.
+PROBES_MAX probes of PROBE_S, NEXT_S apart. (After a standstill of the broker that probes, the last
+probe still has its whole time.) A broker that is stopped or hangs has a port that accepts and a
+session that lives on, but its loop answers nothing. An answer counts for FRESH_S. A broker is
+probed once at a time, however many callers ask.
 
 A wrong decision does no harm to stored data: the fence decides which broker writes. But two brokers
-that cannot reach each other's address would bury each other for ever. So a broker that was buried
-and registers again within BACK_S is alive, and its burier spares it for SPARED_S, twice as long
-after each further burial, SPARED_S_MAX at most. Another session is another registration: when the
-spared session ends, the sparing ends too, for then the store has seen that broker die.
+that cannot reach each other's address would bury each other for ever. So a buried broker that
+registers again within BACK_S counts as alive, and the broker that buried it spares it for SPARED_S,
+twice as long after each further burial, SPARED_S_MAX at most. When the spared session ends, the
+sparing ends too: the store has then seen that broker die.
 """
 
 import asyncio
@@ -50,12 +50,12 @@ async def connects(url: str) -> Heard:
     try:
         async with asyncio.timeout(PROBE_S):
             reader, writer = await net.dial_streams(url)
-            asked = command(
+            request = command(
                 "connect",
                 client_version="Spark Ledger probe",
                 protocol_version=PROTOCOL_VERSION,
             )
-            writer.write(encode(asked))
+            writer.write(encode(request))
             frames = PulsarFrameReader()
             while data := await reader.read(_READ_BYTES):
                 if any(name_of(frame.command) == "connected" for frame in frames.feed(data)):
@@ -90,9 +90,9 @@ class Probes:
     async def _probe(self, url: str) -> bool:
         self._answered_s.pop(url, None)
         loop = asyncio.get_running_loop()
-        asked = [loop.create_task(self._ask_later(url, n * NEXT_S)) for n in range(PROBES_MAX)]
+        probes = [loop.create_task(self._ask_later(url, n * NEXT_S)) for n in range(PROBES_MAX)]
         try:
-            for probe in asyncio.as_completed(asked):
+            for probe in asyncio.as_completed(probes):
                 heard = await probe
                 if heard is Heard.ANSWER:
                     self._note_answer(url, loop.time())
@@ -100,12 +100,12 @@ class Probes:
                     return heard is Heard.ANSWER
             return False
         finally:
-            await cancel(*asked)
+            await cancel(*probes)
 
     def _note_answer(self, url: str, now_s: float) -> None:
-        """Answers that are no longer fresh are forgotten: brokers come and go, each with its own
-        URL."""
-        fresh = {one: s for one, s in self._answered_s.items() if now_s < s + FRESH_S}
+        """Note an answer, and forget answers that are no longer fresh: brokers come and go, each
+        with its own URL."""
+        fresh = {other: s for other, s in self._answered_s.items() if now_s < s + FRESH_S}
         self._answered_s = {**fresh, url: now_s}
 
     async def _ask_later(self, url: str, after_s: float) -> Heard:
@@ -114,16 +114,17 @@ class Probes:
 
 
 def neighbours(broker_id: str, others: Iterable[str]) -> list[str]:
-    """The brokers that a broker probes: the next ones in the ring of ids. So each broker is probed
-    by NEIGHBOURS_MAX others at most, however many brokers there are, and by one at least."""
+    """The brokers that a broker probes: its successors in the ring of ids. So one to NEIGHBOURS_MAX
+    brokers probe each broker, however many brokers there are."""
     ordered = sorted(others)
-    after = [one for one in ordered if one > broker_id]
-    return [*after, *(one for one in ordered if one < broker_id)][:NEIGHBOURS_MAX]
+    after = [other for other in ordered if other > broker_id]
+    return [*after, *(other for other in ordered if other < broker_id)][:NEIGHBOURS_MAX]
 
 
 @dataclass(slots=True)
 class _Burial:
-    """The last burial of a broker. `session` is that of its registration since then, 0 without."""
+    """The last burial of a broker. `session` is the session of its registration since then, 0 if it
+    has not registered since then."""
 
     at_s: float
     session: int = 0
@@ -139,12 +140,12 @@ class Burials:
         self._by_broker: dict[str, _Burial] = {}
 
     def buried(self, broker_id: str, now_s: float) -> None:
-        """This broker has removed the registration of `broker_id`."""
+        """Note that this broker has removed the registration of `broker_id`."""
         burial = self._by_broker.setdefault(broker_id, _Burial(now_s))
         burial.at_s, burial.session = now_s, 0
 
     def registered(self, sessions: Mapping[str, int], now_s: float) -> None:
-        """The brokers that are registered now, each with the session that holds its
+        """Note which brokers are registered now, each with the session that holds its
         registration."""
         for broker_id, burial in list(self._by_broker.items()):
             session = sessions.get(broker_id, 0)
@@ -161,12 +162,13 @@ class Burials:
                 del self._by_broker[broker_id]
 
     def spares(self, broker_id: str, now_s: float) -> bool:
-        """Whether that broker is not to be buried, whether it answers or not."""
+        """Whether that broker is not buried now, even if it does not answer."""
         burial = self._by_broker.get(broker_id)
         return burial is not None and now_s < burial.spared_until_s and burial.session != 0
 
     def answered(self, broker_id: str, now_s: float) -> None:
-        """That broker answers a probe: if it is no longer spared, its burials are forgotten."""
+        """Note that the broker answered a probe: if it is no longer spared, its burials are
+        forgotten."""
         burial = self._by_broker.get(broker_id)
         if burial is not None and burial.session and now_s >= burial.spared_until_s:
             del self._by_broker[broker_id]

@@ -1,9 +1,10 @@
 """The newest batches of partitions in memory, for consumers at the end. Pure.
 
 Always true: the batches of all partitions of a broker take at most `bytes_max` of memory, overhead
-included (the newest block is always kept). The oldest blocks are evicted first, whatever their
-partition. Batches are kept in blocks of columns: with one object for each batch, small messages
-took five times their bytes, and the garbage collector looked through all these objects.
+included (the newest block always stays). The oldest blocks are evicted first, whatever their
+partition. A block has one list for each property of its batches: with one object for each batch,
+small messages took five times their bytes, and the garbage collector went through all these
+objects.
 """
 
 from bisect import bisect_left, bisect_right
@@ -19,11 +20,12 @@ from spark_ledger.topic.entry import pulsar_batch
 STEP_BATCHES_MAX = 1000
 """How many batches are read, encoded or sent in one step of the loop."""
 BATCH_OVERHEAD_BYTES, BLOCK_OVERHEAD_BYTES = 80, 1024
-"""What a batch takes in memory beside its bytes: the object, and its places in two lists, with the
-room that lists keep. And what a block takes."""
+"""The memory that a batch takes beside its bytes (the object, and its places in two lists with
+spare room); and the memory that a block takes."""
 BLOCK_BYTES_MAX = 256 << 10
 _FRESH_PARTS = 8
-"""A block takes more batches until 1/8 of `bytes_max` was added, anywhere, since it began."""
+"""A block takes more batches until 1/8 of `bytes_max` was added to any tails since the block
+began."""
 
 
 class Stored(NamedTuple):
@@ -37,7 +39,7 @@ class Stored(NamedTuple):
 
     @property
     def has_rows(self) -> bool:
-        """Whether it counts as a row: a chunk that is not the last one of its message has no
+        """Whether the batch has a row: a chunk that is not the last chunk of its message has no
         row."""
         return self.messages > 1 or not pulsar_batch.is_earlier_chunk(self.data)
 
@@ -47,7 +49,7 @@ class Stored(NamedTuple):
 
 
 class BatchBlock:
-    """Batches that follow each other: some that came together, and later ones."""
+    """Batches that follow each other without a gap."""
 
     __slots__ = ("batched", "batches", "began", "bytes", "counts", "end", "first")
 
@@ -70,7 +72,7 @@ class BatchBlock:
         return follows and len(self.batches) < STEP_BATCHES_MAX and self.bytes < BLOCK_BYTES_MAX
 
     def since(self, offset: int) -> Iterator[Stored]:
-        """The batches from `offset` on; none if no batch begins there."""
+        """The batches from `offset` on; no batches if none begins at `offset`."""
         if offset >= self.end:
             return
         at = offset - self.first
@@ -85,7 +87,7 @@ class BatchBlock:
 
 
 def bytes_of(batches: Sequence[Buffer]) -> int:
-    """What the batches take in memory."""
+    """The memory that the batches take."""
     return sum(map(len, batches)) + BATCH_OVERHEAD_BYTES * len(batches)
 
 
@@ -95,18 +97,18 @@ class TailBudget:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self.bytes = 0
-        """What the tails take now."""
+        """The memory that the tails take now."""
         self._added_bytes = 0
         self._order: deque[tuple[Tail, BatchBlock]] = deque()
 
     @cached_property
-    def apart(self) -> "TailBudget":
-        """A quarter more, for batches that are read from ledgers: they must not evict the
-        newest."""
+    def for_reads(self) -> "TailBudget":
+        """A budget of a quarter more, for batches that are read from ledgers: they must not evict
+        the newest batches."""
         return TailBudget(self._bytes_max // 4)
 
     def block(self, tail: "Tail", first: int, batched: bool) -> BatchBlock:
-        """A new block of that tail."""
+        """Returns a new block of that tail."""
         block = BatchBlock(first, batched, self._added_bytes)
         self._order.append((tail, block))
         self.bytes += block.bytes
@@ -153,8 +155,8 @@ class Tail:
             first, last = batches[begin], batches[at - 1]
             if at < len(batches) and batches[at][::3] == (last.end, first.batched):
                 continue
-            alike = batches[begin:at]
-            counts, payloads = [batch.messages for batch in alike], [batch.data for batch in alike]
+            run = batches[begin:at]
+            counts, payloads = [batch.messages for batch in run], [batch.data for batch in run]
             self.add(first.offset, counts, payloads, first.batched)
             begin = at
 
@@ -175,7 +177,7 @@ class Tail:
 
     def since(self, offset: int, bytes_max: int) -> list[Stored]:
         """The batches that follow each other from `offset` on: about `bytes_max` bytes, and
-        STEP_BATCHES_MAX batches at most; none if no batch here begins at `offset`."""
+        STEP_BATCHES_MAX batches at most; an empty list if no batch here begins at `offset`."""
         batches: list[Stored] = []
         size = 0
         while at := bisect_right(self._firsts, offset):
@@ -200,8 +202,8 @@ class StoredRun(Protocol):
 
 
 class RecentBatches:
-    """The batches that a partition has in memory: its newest ones, those that were read from
-    ledgers, and the last one with a row. `end` is one past the newest batch."""
+    """The batches that a partition has in memory: its newest batches, batches that were read from
+    ledgers, and the last batch with a row. `end` is one past the newest batch."""
 
     def __init__(self, budget: TailBudget) -> None:
         self.end = 0
@@ -209,12 +211,12 @@ class RecentBatches:
         self.forget()
 
     def forget(self) -> None:
-        self._newest, self._read = Tail(self._budget), Tail(self._budget.apart)
+        self._newest, self._read = Tail(self._budget), Tail(self._budget.for_reads)
         self._last: Stored | None = None
-        self._last_until = 0  # no other batch with a row is between `_last` and here
+        self._last_until = 0  # no batch with a row is between `_last` and this offset
 
     def add(self, offset: int, run: StoredRun) -> None:
-        """Batches are confirmed from the offset on."""
+        """Add a run of batches that are confirmed, from the offset on."""
         self.end = end = offset + sum(run.counts)
         last = Stored(end - run.counts[-1], run.counts[-1], run.batches[-1], run.batched)
         if last.has_rows:
@@ -227,12 +229,12 @@ class RecentBatches:
         self._read.add_read(batches)
 
     def since(self, offset: int, bytes_max: int) -> list[Stored]:
-        """As Tail.since. Batches that were read, and for which a consumer had no permits, are still
-        here."""
+        """As Tail.since. Batches that were read from ledgers stay here until consumers have permits
+        for them."""
         return self._newest.since(offset, bytes_max) or self._read.since(offset, bytes_max)
 
     def note_last(self, batch: Stored, until: int) -> None:
-        """`batch` is the last one with a row before `until`."""
+        """Note that `batch` is the last batch with a row before `until`."""
         self._last, self._last_until = batch, until
 
     def last_before(self, end: int) -> Stored | None:

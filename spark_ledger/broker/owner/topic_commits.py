@@ -1,11 +1,11 @@
 """What a broker commits to a topic's log: opens and seals of all partitions that it has, together.
 
 Always true: one commit is under way for a topic at a time, and requests of partitions that come
-meanwhile go into the next commit (hazard 16); if one request cannot be committed, the others are,
-each by itself. All commits are under one intent of this broker, whose heartbeat shows that the
-broker is alive; a ledger made under an intent that has ended is not committed under the next intent
-(hazard 4: a janitor deletes it). Once another broker has taken a partition, this one opens no
-ledger there: a ledger that the other broker did not find when it looked does not come later (hazard
+meanwhile go into the next commit (hazard 16). If one request cannot be committed, every other
+request is committed by itself. All commits are under one intent of this broker, whose heartbeat
+shows that the broker is alive; a ledger made under an intent that has ended is not committed under
+the next intent (hazard 4: a janitor deletes the ledger). Once another broker has taken a partition,
+this broker opens no ledger in it: no ledger appears after the other broker has read the log (hazard
 31).
 """
 
@@ -48,10 +48,10 @@ TAKES_NO_ROWS = (
     *(Deposed, errors.TopicDeleted, errors.TopicNotFound, errors.TopicTerminated),
     errors.SchemaIncompatible,
 )
-"""Errors that do not pass: no ledger is opened here for producers' messages."""
+"""Lasting errors: after them this broker opens no ledger for producers' messages."""
 _OF_ONE_PARTITION = (errors.TxnConflict, errors.SchemaIncompatible, ValueError)
-"""Errors that may come from the actions of one partition: the others are then committed without
-it."""
+"""Errors that may come from the actions of one partition: the actions of other partitions are then
+committed without that partition."""
 
 
 class MadeLedger(NamedTuple):
@@ -62,8 +62,8 @@ class MadeLedger(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """Actions to commit: `made_under` is the intent of a ledger that they open, `owned` the check
-    of the partition's owner."""
+    """Actions to commit: `made_under` is the intent of a ledger that they open, `owned` a check
+    that this broker still owns the partition."""
 
     actions: tuple[Action, ...]
     made_under: Intent | None
@@ -73,14 +73,14 @@ class _Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RollLimits:
-    """When a live ledger is followed by another: at the limit that is reached first. Neither the
-    seal nor a reader's search takes longer in a larger ledger. The limits are for two things:
-    retention can delete a partition in parts, and the copies of one ledger that a failed bookie had
-    are not too many bytes at once.
+    """When the next live ledger begins: at the limit that is reached first. Neither a seal nor a
+    reader's search takes longer in a larger ledger. The limits have two reasons: retention can
+    delete a partition in parts, and after a bookie has failed the repair of one ledger does not
+    copy too many bytes at once.
 
     If the topic has deduplication, the owner's successor reads the whole live segment, to learn how
     far each producer had come. So a segment with `entries_read` entries or `bytes_read` bytes is
-    sealed, and another is opened after it in the same ledger."""
+    sealed, and the next segment is opened in the same ledger."""
 
     bytes: int = DEFAULTS.roll_bytes
     entries: int = DEFAULTS.roll_entries
@@ -90,8 +90,8 @@ class RollLimits:
 
     @staticmethod
     def of(settings: BrokerSettings, policies: TopicPolicies) -> "RollLimits":
-        """The limits by settings and policies: a live ledger is never older, nor larger, than a
-        quarter of what the topic's retention keeps."""
+        """The limits by settings and policies: a live ledger never has more than a quarter of the
+        time or the bytes that the topic's retention keeps."""
         size, age_s = settings.roll_bytes, settings.roll_age_s
         if policies.retention_ms is not None:
             age_s = min(age_s, max(1.0, policies.retention_ms / 1000 / RETENTION_PARTS))
@@ -104,8 +104,8 @@ class RollLimits:
         return size >= self.bytes or entries >= self.entries or age_s >= self.age_s
 
     def is_long(self, live: LiveSegment | None, size: int, entries: int) -> bool:
-        """Whether the live segment is so long that it is sealed, to bound what the owner's
-        successor reads. `size` and `entries` are those of its ledger."""
+        """Whether the live segment has to be sealed, to bound what the owner's successor reads.
+        `size` and `entries` are those of its ledger."""
         return live is not None and (
             size - live.bytes_before >= self.bytes_read
             or entries - live.first_entry >= self.entries_read
@@ -114,9 +114,9 @@ class RollLimits:
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """The ledger that is opened next, made under `intent`. It is new, or it was live before: then
-    `extent` is what it has, commit `after` opened its last segment, and its first segment was
-    opened at `opened_s` of the loop's clock."""
+    """The ledger that is opened next, made under `intent`. The ledger is new, or it was live
+    before. If it was live before, `extent` has its size, commit `after` opened its last segment,
+    and its first segment was opened at `opened_s` of the loop's clock."""
 
     writer: AsyncLedgerWriter
     intent: Intent
@@ -131,8 +131,8 @@ class Next:
     def is_open_in(self, live: LiveSegment) -> bool:
         """Whether `live`, by the topic's log, is a new segment in this ledger, and the ledger can
         still be written."""
-        same = self.writer.ledger_id == live.ledger_id and self.after != live.opened
-        return same and self.writer.failure is None
+        is_here = self.writer.ledger_id == live.ledger_id and self.after != live.opened
+        return is_here and self.writer.failure is None
 
 
 class TopicCommits:
@@ -168,7 +168,7 @@ class TopicCommits:
         return owner_name(self._ownership.broker_id)
 
     def now_ms(self) -> int:
-        """The time for a new entry: that of the store, and it never falls."""
+        """The time for a new entry: the store's time, about; it never falls."""
         self._last_ms = max(self._last_ms, self._clock_ms())
         return self._last_ms
 
@@ -182,8 +182,8 @@ class TopicCommits:
     async def lost_partitions(
         self, *, fresh: bool = True, watch: Watcher | None = None
     ) -> list[int]:
-        """The partitions that this broker has no more: as of this call if `fresh`, else as far as
-        its session to the store knows. `watch` is set on the record. Raises errors.Unavailable."""
+        """The partitions that this broker no longer owns by the record. `fresh`: the record is read
+        after a sync of the store. `watch` is set on the record. Raises errors.Unavailable."""
         epochs = dict(self.epochs)
         now = await self._ownership.owners(self.topic.id, fresh=fresh, watch=watch)
         mine = now.epochs_of(self._ownership.broker_id)
@@ -208,13 +208,13 @@ class TopicCommits:
     async def intent(self) -> Intent:
         async with self._opening:
             if self._intent is None:
-                made = await self.client.intents.open_system_intent("broker", self.topic.id)
-                self._intent = made
+                intents = self.client.intents
+                self._intent = await intents.open_system_intent("broker", self.topic.id)
             return self._intent
 
     async def renew_intent(self, ended: Intent | None) -> None:
-        """`ended` may have ended: the next call of `intent` opens another. An intent that was
-        opened meanwhile stays, since other ledgers are made under it."""
+        """Make the next call of `intent` open another intent, as `ended` may have ended. An intent
+        that was opened meanwhile stays, since other ledgers are made under it."""
         async with self._opening:
             if ended is not None and ended is self._intent:
                 await self.client.intents.try_finish(ended)
@@ -247,14 +247,14 @@ class TopicCommits:
                 intent: Intent | None = None
                 try:
                     intent = await self.intent()
-                    made = await self._create_ledgers(intent, len(futures))
+                    ledgers = await self._create_ledgers(intent, len(futures))
                 except Exception as error:
                     if isinstance(error, errors.LedgerFenced):
                         await self.renew_intent(intent)
                     _fail(futures, error)
                     continue
-                for future, ledger in zip(futures, made, strict=True):
-                    if future.done():  # its partition waits no longer
+                for future, ledger in zip(futures, ledgers, strict=True):
+                    if future.done():  # the request was cancelled
                         ledger.writer.abandon()
                     else:
                         future.set_result(ledger)
@@ -282,8 +282,8 @@ class TopicCommits:
         self, ledger_id: int, partition: int, stops: Callable[[], bool]
     ) -> VersionedRecord:
         """Recover a ledger that has failed; returns its CLOSED record. Recovery is tried again
-        until `stops()`. Raises Deposed if another broker has the partition; once it stops, as
-        LedgerStore.recover."""
+        until `stops()`. Raises Deposed if another broker has the partition; after `stops()`, raises
+        as LedgerStore.recover."""
         pause_s = PAUSE_S
         while True:
             try:
@@ -312,10 +312,10 @@ class TopicCommits:
         made_under: Intent | None = None,
         owned: Check | None = None,
     ) -> None:
-        """Commit these actions, together with those of other partitions. `made_under`: the intent
-        of a ledger that they open; `owned`: the result of `check_owner` before. Raises as
-        TopicClient.commit_actions, and errors.LedgerFenced if `made_under` is no longer this
-        broker's intent."""
+        """Commit these actions, together with the actions of other partitions. `made_under`: the
+        intent of a ledger that the actions open; `owned`: an earlier result of `check_owner`.
+        Raises as TopicClient.commit_actions, and errors.LedgerFenced if `made_under` is no longer
+        this broker's intent."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._requests.append(_Request(tuple(actions), made_under, owned, future))
         if self._commit_task is None:
@@ -365,10 +365,10 @@ class TopicCommits:
 def _made_under(intent: Intent, requests: list[_Request]) -> list[_Request]:
     """The requests that open no ledger, or a ledger made under `intent`. The other requests
     fail."""
-    good = [r for r in requests if r.made_under is None or r.made_under.id == intent.id]
-    error = errors.LedgerFenced("the intent has ended that a ledger was made under")
-    _fail([request.done for request in requests if request not in good], error)
-    return good
+    valid = [r for r in requests if r.made_under is None or r.made_under.id == intent.id]
+    error = errors.LedgerFenced("the intent under which a ledger was made has ended")
+    _fail([request.done for request in requests if request not in valid], error)
+    return valid
 
 
 def _fail(futures: Sequence["asyncio.Future[Any]"], error: Exception) -> None:

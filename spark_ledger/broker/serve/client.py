@@ -30,11 +30,11 @@ from spark_ledger.broker.wire.link import ClientFacts, Link, properties_of
 
 REQUESTS_MAX = 1000
 FRAMES_MAX = 500
-"""How many commands are taken one by one in one step of the loop."""
+"""How many commands are carried out in one step of the loop (batches of SENDs are not counted)."""
 _CPP = "Pulsar-CPP"
-"""The name of the C++ client, on which other clients are built. It drops a message that is refused
-by ChecksumError; after another error it connects again, and sends the message again. Other clients
-drop a message that is refused by NotAllowedError."""
+"""The name of the C++ client, on which other clients are built. The C++ client drops a message that
+is refused by ChecksumError; after any other error it connects again, and sends the message again.
+The remaining clients drop a message that is refused by NotAllowedError."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,11 +56,11 @@ class Client:
         )
         self._requests = BackgroundTasks(ended=self.link.go_on)
         self._waiting_frames: deque[tuple[bytes, Sequence[Span]]] = deque()
-        self._next_span = 0  # in the first of the waiting frames
+        self._next_span = 0  # in the first item of `_waiting_frames`
 
     @property
     def is_busy(self) -> bool:
-        """Whether so much is under way that the client's connection is not read."""
+        """Whether so many commands are under way that the client's connection is not read."""
         return self._is_full or bool(self._waiting_frames)
 
     @property
@@ -79,16 +79,15 @@ class Client:
     # -- commands ----------------------------------------------------------------------------
 
     def take(self, data: bytes, spans: Sequence[Span]) -> None:
-        """Carry commands out, or begin to, in the order in which they came. Raises
-        MalformedFrame."""
+        """Begin the commands in the order in which they came. Raises MalformedFrame."""
         if spans:
             self._waiting_frames.append((data, spans))
             self.take_more()
 
     def take_more(self) -> None:
-        """Take waiting commands in their order, until too much is under way, or one step of the
-        loop has taken enough: FRAMES_MAX, fewer if batches take long. Batches that a producer sent
-        together are handed on together. Raises MalformedFrame."""
+        """Take waiting commands in their order, until too many are under way, or one step of the
+        loop has taken enough: FRAMES_MAX commands, fewer if batches take long. Batches that a
+        producer sent together are handed on together. Raises MalformedFrame."""
         taken = 0
         self.intake.begin_step()
         try:
@@ -123,15 +122,15 @@ class Client:
         part = getattr(frame.command, name)
         if not self.connected and name != "connect":
             raise MalformedFrame(f"{name} before CONNECT")
-        damaged = not_text(part)
+        damaged_field = not_text(part)
         match COMMANDS.get(name):
-            case Request() as request if damaged is not None:
-                why = Refusal(ServerError.NOT_ALLOWED, f"{damaged} is not UTF-8")
-                request.refuse(self, part, why)
+            case Request() as request if damaged_field is not None:
+                refusal = Refusal(ServerError.NOT_ALLOWED, f"{damaged_field} is not UTF-8")
+                request.refuse(self, part, refusal)
             case Request() as request:
                 self._requests.start(self._carry_out(request, part))
-            case _ if damaged is not None:
-                raise MalformedFrame(f"{name} with a {damaged} that is not UTF-8")
+            case _ if damaged_field is not None:
+                raise MalformedFrame(f"{name} with a {damaged_field} that is not UTF-8")
             case AtOnce() as at_once:
                 at_once.carry_out(self, part)
             case None:
@@ -147,14 +146,14 @@ class Client:
             request.refuse(self, part, refusal)
 
     def set_version(self, version: str) -> None:
-        """The client's CONNECT."""
+        """Note that the client sent CONNECT with this name and version."""
         self.connected = True
         self._version = version
         if version.startswith(_CPP):
             self.intake.drop = ServerError.CHECKSUM
 
     def facts(self, properties: Any) -> ClientFacts:
-        """For a producer or a consumer that gave these properties."""
+        """As Caller.facts."""
         since_ms = self.broker.clock.now_ms()
         return ClientFacts(self.link, self._version, since_ms, properties_of(properties))
 

@@ -1,8 +1,8 @@
 """The commands of Pulsar's clients: how each is carried out and refused, and which right it needs.
 
 Always true: a feature that is not built is refused by NotAllowedError, and the message names the
-feature. An error of the topic layer becomes the code after which a client does the right thing:
-errors that pass become ServiceNotReady, so that the client looks the topic up and tries again.
+feature. An error of the topic layer becomes the code after which a client does the right thing: a
+transient error becomes ServiceNotReady, so that the client looks the topic up and tries again.
 """
 
 import asyncio
@@ -70,10 +70,11 @@ class Caller(Protocol):
     """By consumer id, the request id of the SUBSCRIBE that is being carried out."""
 
     def set_version(self, version: str) -> None:
-        """The client has sent CONNECT, with its name and version."""
+        """Note that the client sent CONNECT with this name and version."""
 
     def facts(self, properties: Any) -> ClientFacts:
-        """What is shown of this client, for a producer or a consumer with these properties."""
+        """What statistics show of this client, for a producer or consumer with these
+        properties."""
 
     def forget_consumer(self, consumer: Consumer) -> bool:
         """Returns whether the client had this consumer."""
@@ -101,7 +102,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """A command that is carried out before the next one is looked at."""
+    """A command that is carried out before the next command is taken."""
 
     carry_out: Callable[[Caller, Any], None]
     right: Right | None
@@ -131,13 +132,13 @@ def _reply(client: Caller, part: Any, name: str, **fields: Any) -> None:
 
 
 def _refuse_by(
-    name: str, code: str = "error", message: str = "message", **fields: Any
+    name: str, code_field: str = "error", message_field: str = "message", **fields: Any
 ) -> Callable[[Caller, Any, Refusal], None]:
-    """A `refuse` that sends the response `name`; `code` and `message` are the fields of the
-    reason."""
+    """A `Request.refuse` that sends the response `name`, with the refusal's code and message in
+    these fields."""
 
     def refuse(client: Caller, part: Any, refusal: Refusal) -> None:
-        reason = {code: refusal.code, message: refusal.message}
+        reason = {code_field: refusal.code, message_field: refusal.message}
         _reply(client, part, name, **fields, **reason)
 
     return refuse
@@ -166,8 +167,8 @@ async def _lookup(client: Caller, part: Any) -> None:
     check_listener(part.advertised_listener_name)
     name = names.parse(part.topic)
     url, is_here = await client.broker.lookup(name, authoritative=part.authoritative)
-    where = LookupType.CONNECT if is_here else LookupType.REDIRECT
-    fields = {"brokerServiceUrl": url, "response": where, "authoritative": True}
+    kind = LookupType.CONNECT if is_here else LookupType.REDIRECT
+    fields = {"brokerServiceUrl": url, "response": kind, "authoritative": True}
     _reply(client, part, "lookup_response", **fields)
 
 
@@ -208,7 +209,7 @@ async def _producer(client: Caller, part: Any) -> None:
         schema_version,
     )
     producer.client = client.facts(part.metadata)
-    await _ask_whether_there(other.connection for other in partition.producers_before(producer))
+    await _probe_clients(other.connection for other in partition.producers_before(producer))
     may_send = partition.add_producer(producer)
     if not client.link.open:
         partition.remove_producer(producer)
@@ -220,8 +221,8 @@ async def _producer(client: Caller, part: Any) -> None:
         _reply(client, part, "producer_success", producer_name=producer.name, producer_ready=False)
 
 
-async def _ask_whether_there(connections: Iterable[ProducersLink | Link]) -> None:
-    """Ask the clients that have what another client wants whether they are there: a client that
+async def _probe_clients(connections: Iterable[ProducersLink | Link]) -> None:
+    """Ask clients whether they live, before another client is refused for their sake: a client that
     hangs loses its connection."""
     await asyncio.gather(*(connection.answers() for connection in dict.fromkeys(connections)))
 
@@ -246,10 +247,10 @@ async def _close_producer(client: Caller, part: Any) -> None:
 
 
 async def _subscribe(client: Caller, part: Any) -> None:
-    """A consumer that the client has already gets another success, and stays as it is."""
+    """A second SUBSCRIBE for a consumer that the client has changes nothing, and succeeds."""
     if part.consumer_id in client.subscribing:
-        why = f"consumer {part.consumer_id} is being made: wait, then subscribe again"
-        raise Refusal(ServerError.SERVICE_NOT_READY, why)
+        message = f"consumer {part.consumer_id} is being made: wait, then subscribe again"
+        raise Refusal(ServerError.SERVICE_NOT_READY, message)
     if part.consumer_id not in client.consumers:
         client.subscribing[part.consumer_id] = part.request_id
         try:
@@ -289,7 +290,7 @@ async def _make_consumer(client: Caller, part: Any) -> None:
         )
 
     rivals = subscriptions.rivals(part.subscription, kind, partition.number)
-    await _ask_whether_there(other.link for other in rivals if other.link is not client.link)
+    await _probe_clients(other.link for other in rivals if other.link is not client.link)
     consumer = await subscriptions.subscribe(
         partition,
         part.subscription,
@@ -304,8 +305,8 @@ async def _make_consumer(client: Caller, part: Any) -> None:
     is_awaited = client.subscribing.get(part.consumer_id) == part.request_id
     if not (is_awaited and client.link.open):
         subscriptions.leave(part.subscription, consumer)
-        why = f"consumer {part.consumer_id} was closed before it was made"
-        raise Refusal(ServerError.SERVICE_NOT_READY, why)
+        message = f"consumer {part.consumer_id} was closed before it was made"
+        raise Refusal(ServerError.SERVICE_NOT_READY, message)
     consumer.client = client.facts(part.metadata)
     client.consumers[part.consumer_id] = Consuming(consumer, subscriptions, part.subscription)
 
@@ -318,13 +319,13 @@ def _consuming_of(client: Caller, part: Any) -> Consuming:
 
 
 async def _close_consumer(client: Caller, part: Any) -> None:
-    """A consumer that is being made is given up once it is made."""
+    """A consumer that SUBSCRIBE is still making is given up once it is made."""
     client.subscribing.pop(part.consumer_id, None)
     consuming = client.consumers.get(part.consumer_id)
     if consuming is not None:
         consumer, subscriptions, name = consuming
         client.forget_consumer(consumer)
-        await subscriptions.wait_released(name)  # then a query may use the subscription
+        await subscriptions.wait_released(name)  # so that a query may use the subscription
     _reply(client, part, "success")
 
 
@@ -352,12 +353,13 @@ async def _get_last_message_id(client: Caller, part: Any) -> None:
 
 
 CLIENTS_VERSION = bytes(8)
-"""The number 0, as clients have it in their messages: the version of the schema of text."""
+"""The version of the schema of text: the number 0, in the 8 bytes that messages have for it."""
 
 
 async def _version_to_send(broker: Broker, topic: TopicInfo, part: Any) -> bytes:
-    """The schema version with which a client sends: a schema of text is registered and has one,
-    bytes have none. Raises Refusal if the topic takes no bytes."""
+    """The schema version of a client's messages: a client that sends text registers the schema of
+    text and gets its version, a client that sends bytes gets an empty version. Raises Refusal if
+    the topic takes no bytes."""
     registered = await broker.client.schemas.of(topic)
     if not registered.head.takes_bytes:
         raise Refusal(
@@ -372,8 +374,9 @@ async def _version_to_send(broker: Broker, topic: TopicInfo, part: Any) -> bytes
 
 
 async def _get_schema(client: Caller, part: Any) -> None:
-    """Answer with the schema of a version, or the latest. An empty version, which the client for Go
-    gives to messages of a producer of bytes, has the schema of bytes."""
+    """Answer with the schema of the requested version; without a version, with the latest schema.
+    An empty version means the schema of bytes: the client for Go sends it in messages of
+    bytes."""
     broker, name = client.broker, names.parse(part.topic)
     topic = await broker.catalog.find(name.topic, create=False)
     version, kind = part.schema_version, SchemaType.NONE
@@ -381,13 +384,13 @@ async def _get_schema(client: Caller, part: Any) -> None:
         clients = (await broker.client.schemas.of(topic)).head.clients
         if clients is None or version not in (b"", CLIENTS_VERSION):
             missing = f"version {version.hex()} of its schema" if clients else "schema"
-            why = f"topic {topic.name} has no {missing} for Pulsar"
-            raise Refusal(ServerError.TOPIC_NOT_FOUND, why)
+            message = f"topic {topic.name} has no {missing} for Pulsar"
+            raise Refusal(ServerError.TOPIC_NOT_FOUND, message)
         version, kind = CLIENTS_VERSION, SchemaType[clients.name]
     response = command("get_schema_response", request_id=part.request_id)
-    answer = response.get_schema_response
-    answer.schema_version = version
-    schema = answer.schema
+    fields = response.get_schema_response
+    fields.schema_version = version
+    schema = fields.schema
     schema.name, schema.type, schema.schema_data = topic.name.name, kind, b""
     client.link.send(encode(response))
 
@@ -413,7 +416,7 @@ def _ping(client: Caller, _: Any) -> None:
 
 
 def _pong(client: Caller, _: Any) -> None:
-    """Nothing to do: the connection noted already that the client is there."""
+    """Nothing to do: the connection has noted already that the client lives."""
 
 
 def _flow(client: Caller, part: Any) -> None:

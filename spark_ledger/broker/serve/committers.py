@@ -1,8 +1,8 @@
 """A committer's own connection to the broker's port: the committer asks for live segments past
 which it commits, holds them while it commits, and closes (hand_over.py has the frames).
 
-Always true: a connection asks once, and ends after LASTS_S whatever happens; when it ends, no
-segment is held for it any more.
+Always true: a connection has one request, and ends after LASTS_S whatever happens; when the
+connection ends, its holds end.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class CommitterConnection(asyncio.Protocol):
-    """The protocol of such a connection, from its first byte on."""
+    """The protocol of a committer's connection, from its first byte on."""
 
     def __init__(self, broker: Broker, transport: asyncio.Transport) -> None:
         self._broker = broker
@@ -64,7 +64,7 @@ class CommitterConnection(asyncio.Protocol):
         self._answer()
 
     def _answer(self) -> None:
-        """Answer with the segments that are handed over by now; the others are not handed over."""
+        """Answer with the segments that are handed over by now: the committer gets no others."""
         answers = [hold.answer.result() for hold in self._holds or () if hold.answer.done()]
         self._transport.write(
             hand_over.encode_response([answer for answer in answers if answer is not None])

@@ -3,7 +3,7 @@
 Always true: the bytes that wait for one connection are bounded. A connection is not read while
 CONNECTION_BYTES_MAX of its batches are not stored, while the broker is crowded, while the client
 does not take its responses, or while REQUESTS_MAX requests are under way. presence.py judges
-whether the client is there.
+whether the client lives.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from spark_ledger.topic.commit.hand_over import MAGIC
 CONNECTION_BYTES_MAX = 16 << 20
 UNSENT_BYTES_MAX = 1 << 20
 TURN_BYTES_MAX = 64 << 10
-"""Frames that are sent in one turn of the loop are written together, up to so many bytes."""
+"""Frames that are sent in one turn of the loop are written together, up to this size."""
 CLOSE_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
         self._take(lambda: self.client.take(*self._frames.whole(data)))
 
     def go_on(self) -> None:
-        """Less is under way than before: take what waits."""
+        """Take waiting commands, as fewer commands are under way than before."""
         if self.open and not self._transport.is_closing():
             self._take(self.client.take_more)
 
@@ -86,11 +86,11 @@ class Connection(asyncio.Protocol):
         self.read_or_not()
 
     def _switch_to_committer(self, data: bytes) -> None:
-        """The peer is no client of Pulsar, but a committer that commits past live segments."""
-        other = CommitterConnection(self._broker, self._transport)
-        self._transport.set_protocol(other)
+        """Serve the peer as a committer: it is no client of Pulsar."""
+        committer = CommitterConnection(self._broker, self._transport)
+        self._transport.set_protocol(committer)
         self.connection_lost(None)
-        other.data_received(data)
+        committer.data_received(data)
 
     def pause_writing(self) -> None:
         self.has_room.clear()
@@ -116,8 +116,8 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def send(self, frame: bytes) -> None:
-        """Send the frame together with the other frames of this turn of the loop. Many bytes are
-        written at once, so that `room` shows the sender that there are many."""
+        """Send the frame together with the other frames of this turn of the loop. From
+        TURN_BYTES_MAX on they are written at once, so that `room` soon makes the sender wait."""
         if not self.open:
             return
         self._out.append(frame)
@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     async def answers(self) -> bool:
-        """Whether the client is there; if not, the connection has ended when this returns."""
+        """Whether the client lives; if not, the connection has ended when this method returns."""
         return await self._presence.answers(self._end_event)
 
     async def close_and_wait(self) -> None:

@@ -1,9 +1,9 @@
-"""Whether a client is there, by what is heard from it.
+"""Whether a client lives, by the bytes that come from it.
 
 Always true: a client that is silent for SILENT_S, although it got PINGs, loses its connection. If
-another client asks for its place, it gets a PING at once, and has ANSWER_S to answer. While a
-connection is not read, its client gets a PONG now and then, without its PINGs being read: else it
-would take the broker for dead, connect again, and send everything again.
+another client asks for its place, the client gets a PING at once, and has ANSWER_S to answer. While
+a connection is not read, the broker sends its client a PONG now and then, without having read a
+PING: else the client would take the broker for dead, connect again, and send everything again.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ from spark_ledger.broker.wire.link import Link
 
 ASK_S, SILENT_S = 30.0, 90.0
 HELD_PONG_S = 2.0
-"""Clients wait some 30 s for the answer to a PING, or for anything else that comes."""
+"""How often the client of a connection that is not read gets a PONG. Clients wait some 30 s for the
+answer to a PING, or for any other frame."""
 ANSWER_S = 5.0
 """How long a client may take to answer a PING when another client asks for its place."""
 
@@ -30,7 +31,7 @@ class Presence:
         self._loop = asyncio.get_running_loop()
         self.heard_s = self._loop.time()
         self.heard = asyncio.Event()
-        self._askers = 0  # how many callers wait for the client to be heard
+        self._askers = 0  # the number of callers that wait for a sign of the client
         self._timer: asyncio.TimerHandle | None = None
         self._pong_timer: asyncio.TimerHandle | None = None  # while the connection is not read
 
@@ -43,7 +44,7 @@ class Presence:
         self._timer = self._loop.call_later(ASK_S, self._ask)
 
     def end(self) -> None:
-        """The connection is gone."""
+        """Stop: the connection has ended."""
         self.heard.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -64,8 +65,8 @@ class Presence:
 
     def _ask(self) -> None:
         silent_s, link = self._loop.time() - self.heard_s, self._link
-        takes_nothing = link.is_closing or not link.has_room.is_set()
-        if silent_s >= SILENT_S and (takes_nothing or link.is_read):
+        is_blocked = link.is_closing or not link.has_room.is_set()
+        if silent_s >= SILENT_S and (is_blocked or link.is_read):
             self._abort(silent_s)
             return
         if silent_s >= ASK_S:
@@ -77,9 +78,9 @@ class Presence:
         _log.info("a connection ends: nothing was heard for %.0f s", silent_s)
         self._link.abort()
 
-    async def answers(self, gone: asyncio.Event) -> bool:
-        """Ask the client whether it is there, and wait ANSWER_S at most. The connection of a silent
-        client is aborted; then this returns once the connection is `gone`."""
+    async def answers(self, end_event: asyncio.Event) -> bool:
+        """Ask the client for a sign of life, and wait ANSWER_S at most. The connection of a silent
+        client is aborted; this method then waits for `end_event`, the connection's end."""
         link = self._link
         link.send(encode(command("ping")))
         link.flush()
@@ -91,9 +92,10 @@ class Presence:
                 while link.open and not self.heard.is_set():
                     await self.heard.wait()
         except TimeoutError:
-            if link.open and not self.heard.is_set():  # else both came after a standstill
+            # after a standstill of this process the answer may have come with the timeout
+            if link.open and not self.heard.is_set():
                 self._abort(ANSWER_S)
-                await gone.wait()
+                await end_event.wait()
         finally:
             self._askers -= 1
             link.read_or_not()

@@ -1,10 +1,10 @@
 """The broker's routes by HTTP: lookups, for clients whose service URL begins with http://, and the
 verbs of the admin API that are built.
 
-Always true: a refused request has the status by which Pulsar's clients know the error, and the
-reason in words. Only requests that access.py admits reach a verb; a GET changes nothing, but for a
-topic that a client may make. What is not in ROUTES is answered with 501 below /admin/v2, and with
-404 elsewhere.
+Always true: the response to a refused request has the status by which Pulsar's clients know the
+error, and the reason in words. Only requests that access.py admits reach a verb; a GET changes
+nothing, except that it makes a topic where a client may make one. A request that is not in ROUTES
+gets 501 below /admin/v2, and 404 elsewhere.
 """
 
 import logging
@@ -26,7 +26,7 @@ from spark_ledger.http import HttpRequest, HttpResponse, Route
 _log = logging.getLogger(__name__)
 
 Verb = Callable[[Call], Awaitable[Any]]
-"""As Call: it returns the JSON of the response, None for none, or the response itself."""
+"""A verb returns the response, or the JSON of the response; None: a response without content."""
 
 
 class RouteEntry(NamedTuple):
@@ -104,32 +104,32 @@ async def _not_built(call: Call) -> Any:
     raise not_built(call.request)
 
 
-async def _nothing_there(call: Call) -> Any:
+async def _not_found(call: Call) -> Any:
     raise HttpRefusal(HTTPStatus.NOT_FOUND, f"there is nothing at {call.request.path}")
 
 
 def routes(broker: Callable[[], Broker], settings: BrokerSettings) -> list[Route]:
-    """`broker` is called once a request comes."""
+    """`broker` is called for each request, not before."""
     access = access_of(settings)
 
     def route(method: str, path: str, verb: Verb) -> Route:
         async def handle(request: HttpRequest) -> HttpResponse:
             try:
                 access.check(request, changes=request.method != "GET")
-                plain = await verb(Call(broker(), request))
+                result = await verb(Call(broker(), request))
             except Exception as error:
-                return _refused(error)
-            if isinstance(plain, HttpResponse):
-                return plain
-            if plain is None:
+                return _response_to(error)
+            if isinstance(result, HttpResponse):
+                return result
+            if result is None:
                 return HttpResponse(status=HTTPStatus.NO_CONTENT)
-            return HttpResponse(plain)
+            return HttpResponse(result)
 
         return Route(method, path, handle)
 
     rest: Sequence[RouteEntry] = (
         RouteEntry("*", f"{_V2}/{{rest:.*}}", _not_built),
-        RouteEntry("*", "/{rest:.*}", _nothing_there),
+        RouteEntry("*", "/{rest:.*}", _not_found),
     )
     return [route(*entry) for entry in (*ROUTES, *rest)]
 
@@ -141,7 +141,7 @@ def access_of(settings: BrokerSettings) -> Access:
     return Access(hosts, settings.admin_open)
 
 
-def _refused(error: Exception) -> HttpResponse:
+def _response_to(error: Exception) -> HttpResponse:
     refusal = refusal_of(error)
     if refusal is not None:
         return HttpResponse({"reason": refusal.reason}, refusal.status)

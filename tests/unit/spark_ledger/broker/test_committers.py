@@ -71,7 +71,7 @@ def test_what_is_handed_over_is_held_until_the_connection_ends():
             asking = asyncio.create_task(ask_over_tcp(url, encode_request(wanted, 2.0)))
             await soon(writer.asked)
             (hold,) = writer.holds
-            hold.hand(HANDED)
+            hold.reply(HANDED)
             answer, let_go = await asking
             assert decode_response(answer) == [HANDED]
             assert len(ended) == 1  # it is no client's any more
