@@ -55,11 +55,11 @@ class OwnedPartition:
 
     @property
     def producers(self) -> list[Producer]:
-        return list(self._admission.there)
+        return list(self._admission.present)
 
     def producers_before(self, producer: Producer) -> list[Producer]:
         """The producers on other connections because of which this producer is refused or waits."""
-        return self._admission.barring(producer)
+        return self._admission.blockers_of(producer)
 
     def add_producer(self, producer: Producer) -> bool:
         """Returns whether the producer may send at once; if not, it waits for its turn, and then
@@ -89,7 +89,7 @@ class OwnedPartition:
         producer that shares the partition, only earlier producers of its name count. Raises Refusal
         if another producer takes its place meanwhile, or this broker gives the partition up (then
         batches under way may still be stored)."""
-        present = self._admission.there
+        present = self._admission.present
 
         def has_gone(other: Any) -> bool:
             is_alone = producer.mode is not AccessMode.SHARED
@@ -103,14 +103,14 @@ class OwnedPartition:
             self.remove_producer(producer)
             producer.send_away()
         if not self.is_left and self._admission.is_fenced(producer):
-            raise self._admission.fenced(producer)
+            raise self._admission.refusal_of_fenced(producer)
         message = f"producer '{producer.name}' of topic {self._topic.name} was sent away meanwhile"
         raise Refusal(ServerError.SERVICE_NOT_READY, message)
 
     def remove_producer(self, producer: Producer) -> None:
         self._admission.remove(producer)
-        while not self.is_left and (following := self._admission.following()) is not None:
-            if following in self._admission.there:
+        while not self.is_left and (following := self._admission.take_next()) is not None:
+            if following in self._admission.present:
                 self._start_task(self._let_follow(following))
             else:  # another producer fenced it: it is refused when it comes back
                 following.send_away()

@@ -1,9 +1,9 @@
 """Which requests by HTTP are admitted, until there are rights. Pure.
 
-Always true: a request that changes something comes from this machine, unless the broker is open to
-others (`admin_open`); it carries no Origin, so no web page sent it; its body is JSON. Every request
-names this broker as its Host: a page whose name was pointed at this address (DNS rebinding) names
-itself.
+Always true: a request that makes a change comes from this machine, unless the broker is open to
+other machines (`admin_open`); it has no Origin header, so no web page sent it; its body is JSON.
+Every request has this broker as its Host: a web page whose host name was pointed at this address
+(DNS rebinding) sends its own name.
 """
 
 import json
@@ -20,7 +20,7 @@ _TEXT_MAX = 1000
 
 
 class HttpRefusal(Exception):
-    """A request that is refused with this status, and the reason in words."""
+    """The broker refuses a request with this status, and the reason in words."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
         super().__init__(reason)
@@ -30,8 +30,8 @@ class HttpRefusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """`hosts` are the names and addresses of this broker, beside those of the machine itself.
-    `is_open`: requests from other machines may change something."""
+    """`hosts`: names and addresses of this broker, beside those of the machine itself. `is_open`:
+    requests from other machines may make changes."""
 
     hosts: frozenset[str]
     is_open: bool = False
@@ -42,7 +42,7 @@ class Access:
         if host not in (*LOCAL, *self.hosts, _plain(request.own)):
             raise HttpRefusal(
                 HTTPStatus.FORBIDDEN,
-                f"this broker is not '{host}': ask for it by its address, or name that host in"
+                f"this broker is not '{host}': use the broker's address, or add that host to"
                 " admin_hosts",
             )
         if not changes:
@@ -50,25 +50,25 @@ class Access:
         if not self.is_open and not _is_loopback(request.peer):
             raise HttpRefusal(
                 HTTPStatus.FORBIDDEN,
-                f"{request.method} is answered on the broker's own machine only: ask there, or"
-                " start the broker with --admin-open",
+                f"{request.method} is only allowed from the broker's own machine: send it from"
+                " there, or start the broker with --admin-open",
             )
         if "origin" in request.headers:
             raise HttpRefusal(
                 HTTPStatus.FORBIDDEN,
-                f"{request.method} is not answered to the web page {request.headers['origin']}",
+                f"{request.method} is not allowed from the web page {request.headers['origin']}",
             )
 
 
 def json_of(request: HttpRequest) -> Any:
-    """The body's value; None: there is no body. Raises HttpRefusal."""
+    """The decoded body; None: there is no body. Raises HttpRefusal."""
     if not request.body.strip():
         return None
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json" and not media.endswith("+json"):
         raise HttpRefusal(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            f"a body of '{media}' is not taken: send JSON as application/json",
+            f"a body of type '{media}' is refused: send JSON as application/json",
         )
     try:
         return json.loads(request.body)
@@ -84,7 +84,7 @@ def _host_of(header: str) -> str:
 
 
 def _plain(address: str) -> str:
-    """An IPv4 address that a socket for IPv6 gives, as IPv4."""
+    """The address, as IPv4 if a socket for IPv6 gave an IPv4 address."""
     return address.lower().removeprefix("::ffff:")
 
 

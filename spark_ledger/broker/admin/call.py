@@ -1,4 +1,4 @@
-"""One call of a verb: the broker, the request, and what its path and body name."""
+"""One call of a verb: the broker, the request, and the names in the request's path and body."""
 
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -18,8 +18,8 @@ from spark_ledger.topic.upkeep.namespaces import Namespaces
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A verb returns the JSON of the response; None: it has no body. It raises HttpRefusal,
-    Refusal, errors of the topic layer."""
+    """The argument of a verb. A verb returns the JSON of the response; None: a response without a
+    body. It raises HttpRefusal, Refusal, errors of the topic layer."""
 
     broker: Broker
     request: HttpRequest
@@ -51,7 +51,7 @@ class Call:
         return names.parse(text)
 
     def is_on(self, flag: str) -> bool:
-        """Whether the query has the flag as true."""
+        """Whether the query has flag=true."""
         return self.request.query.get(flag, "").lower() == "true"
 
     def json(self) -> Any:
@@ -59,8 +59,8 @@ class Call:
         return json_of(self.request)
 
     async def whole_topic(self) -> TopicName:
-        """The topic's name, which is not that of a partition, in a namespace that is there. Raises
-        HttpRefusal, errors.NamespaceNotFound."""
+        """The topic's name, once it is checked that this is no name of a partition, and that the
+        namespace exists. Raises HttpRefusal, errors.NamespaceNotFound."""
         name = self.name
         if name.partition is not None:
             raise HttpRefusal(
@@ -72,8 +72,8 @@ class Call:
         return name.topic
 
     async def existing(self) -> TopicInfo:
-        """The topic, also where the name is that of one of its partitions. Raises
-        errors.TopicNotFound, errors.NamespaceNotFound."""
+        """The topic with this name, or with a partition of this name. Raises errors.TopicNotFound,
+        errors.NamespaceNotFound."""
         await self.namespaces.check(self.namespace)
         name = self.name
         info = await self.client.topics.find(name.topic.full)
@@ -88,5 +88,5 @@ class Call:
 def not_built(request: HttpRequest) -> HttpRefusal:
     return HttpRefusal(
         HTTPStatus.NOT_IMPLEMENTED,
-        f"{request.method} {request.path} is not built: docs/pulsar.md lists what is answered",
+        f"{request.method} {request.path} is not built: docs/pulsar.md lists the verbs",
     )

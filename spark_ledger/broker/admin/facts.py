@@ -1,4 +1,4 @@
-"""Facts about clients and subscriptions in Pulsar's JSON; and sums of them. Pure."""
+"""Statistics of clients and subscriptions in Pulsar's JSON; and their sums. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,11 +33,12 @@ class PartitionSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionFacts:
-    """A subscription in one partition. `type` is the name of the type that its consumers have;
-    "None": no consumer is connected. `backlog` counts messages that are not acknowledged, `unacked`
-    those of them that are sent, `redelivered` entries that a client asked for again. `is_blocked`:
-    so many are unacknowledged that nothing is sent. `position` is the first offset that is not
-    acknowledged. `active` is the consumer that gets all messages; None if several share them."""
+    """A subscription in one partition. `type` is the subscription type of its consumers; "None": no
+    consumer is connected. `backlog` counts the messages that are not acknowledged, `unacked` the
+    unacknowledged messages that are sent, `redelivered` the entries that a client asked for again.
+    `is_blocked`: so many messages are unacknowledged that no message is sent. `position` is the
+    first offset that is not acknowledged. `active` is the consumer that gets all messages; None if
+    several consumers share them."""
 
     type: str
     is_durable: bool
@@ -126,7 +127,7 @@ def partition_stats(
         "msgThroughputIn": 0.0,
         "averageMsgSize": size.bytes / size.rows if size.rows else 0.0,
         "storageSize": size.bytes,
-        "backlogSize": max((of["backlogSize"] for of in subscriptions.values()), default=0),
+        "backlogSize": max((sub["backlogSize"] for sub in subscriptions.values()), default=0),
         "publishers": publishers,
         "subscriptions": subscriptions,
         "replication": {},
@@ -142,8 +143,9 @@ SUMMED = (
 
 
 def merged(stats: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The sum of partitions, or of one subscription in them. Lists of clients are joined; of other
-    fields the first partition's value counts, unless another one has a type."""
+    """The sum of partitions, or of one subscription in several partitions. Numbers are added, lists
+    of clients are joined. The type is the first one that is not "None"; any other field has the
+    first partition's value."""
     parts = list(stats)
     whole: dict[str, Any] = dict(parts[0]) if parts else {}
     whole.pop("position", None)

@@ -1,7 +1,7 @@
-"""One stored message or batch: by its id, or the next one of a subscription.
+"""One stored message or batch: by its id, or the next message of a subscription.
 
-Always true: a broker that does not have the partition sends the request on to its owner. The
-payload is as its producer made it, decompressed: of a batch with the metadata of each message.
+Always true: a broker that does not have the partition redirects the request to the owner. The
+payload has the producer's bytes, decompressed; a batch also has the metadata of each message.
 """
 
 import asyncio
@@ -43,7 +43,8 @@ async def peek(call: Call) -> HttpResponse:
     info, number = await call.existing(), _number_of(call, "position")
     if not 1 <= number <= PEEK_MAX:
         raise HttpRefusal(
-            HTTPStatus.PRECONDITION_FAILED, f"messages 1 to {PEEK_MAX} are shown, not {number}"
+            HTTPStatus.PRECONDITION_FAILED,
+            f"only messages 1 to {PEEK_MAX} can be shown, not message {number}",
         )
     name = call.request.parts["subscription"]
     positions = await call.client.subscriptions.positions(info.id, name)
@@ -72,7 +73,7 @@ def _nth_missing(acks: Acks, end: int, number: int) -> int:
 async def _stored_at(
     call: Call, owned: OwnedPartition, ledger: int, offset: int, *, is_first: bool
 ) -> HttpResponse:
-    """The batch that has the offset, as its first one if `is_first`."""
+    """The batch that has the offset; `is_first`: only a batch that begins with the offset."""
     if not owned.log.start <= offset < owned.log.end:
         raise _missing(call)
     for stored in await owned.log.read(offset):
@@ -103,10 +104,10 @@ def _response(message_id: str, stored: Stored) -> HttpResponse:
             f"a batch of more than {SHOWN_BYTES_MAX} bytes is not shown by HTTP: consume it",
         )
     metadata = batch.metadata
-    made = datetime.fromtimestamp(metadata.publish_time / 1000, UTC)
+    published = datetime.fromtimestamp(metadata.publish_time / 1000, UTC)
     headers = {
         "X-Pulsar-Message-ID": message_id,
-        "X-Pulsar-publish-time": made.isoformat(timespec="milliseconds"),
+        "X-Pulsar-publish-time": published.isoformat(timespec="milliseconds"),
     }
     if batch.batched:
         headers["X-Pulsar-num-batch-message"] = str(batch.messages)
@@ -122,7 +123,7 @@ def _response(message_id: str, stored: Stored) -> HttpResponse:
 def _number_of(call: Call, name: str) -> int:
     text = call.request.parts[name]
     if not (text.isascii() and text.isdecimal()) or len(text) > DIGITS_MAX:
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"'{text}' is no number of a {name}")
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"'{text}' is not a number: it stands for {name}")
     return int(text)
 
 

@@ -34,7 +34,7 @@ async def clusters(call: Call) -> Any:
 
 
 async def health(call: Call) -> Any:
-    """Whether this broker takes requests."""
+    """The response shows that this broker takes requests."""
     return "ok"
 
 
@@ -66,20 +66,20 @@ async def delete_tenant(call: Call) -> None:
 
 
 def _tenant_of(call: Call) -> TenantRecord:
-    plain = call.json()
-    if not isinstance(plain, dict):
+    body = call.json()
+    if not isinstance(body, dict):
         raise HttpRefusal(
             HTTPStatus.PRECONDITION_FAILED,
             'a tenant is {"adminRoles": [], "allowedClusters": ["' + call.cluster + '"]}',
         )
-    clusters, roles = plain.get("allowedClusters") or [], plain.get("adminRoles") or []
+    clusters, roles = body.get("allowedClusters") or [], body.get("adminRoles") or []
     if not clusters:
         raise HttpRefusal(HTTPStatus.PRECONDITION_FAILED, "Clusters can not be empty")
     check_clusters(clusters, call.cluster)
     if not isinstance(roles, list) or any(role != ANONYMOUS for role in roles):
         raise HttpRefusal(
             HTTPStatus.NOT_IMPLEMENTED,
-            f"rights are not built yet, so no adminRoles but {ANONYMOUS} are taken",
+            f"rights are not built yet: adminRoles may only have {ANONYMOUS}",
         )
     return TenantRecord(tuple(roles), tuple(clusters))
 
@@ -101,7 +101,8 @@ async def create_namespace(call: Call) -> None:
 
 
 async def delete_namespace(call: Call) -> None:
-    """With `force` its topics go first, one by one; the namespace goes once it is empty."""
+    """With `force` the namespace's topics are deleted first, one by one; the namespace is deleted
+    only if it is empty then."""
     if call.is_on("force"):
         await call.namespaces.check(call.namespace)
         admin = TopicAdmin(call.client)

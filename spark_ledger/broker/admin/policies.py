@@ -1,8 +1,8 @@
-"""Policies of a namespace in Pulsar's JSON, and as namespaces have them here. Pure.
+"""Policies of a namespace: from Pulsar's JSON to NamespacePolicies, and back. Pure.
 
-Always true: a policy that is taken is enforced. One that is not built is refused, unless its value
-is the one that it has in Pulsar before it is set: then there is nothing to enforce. Grants to
-`anonymous` are taken, as every client may do everything until there are rights, and are not kept.
+Always true: an accepted policy is enforced. A policy that is not built is refused, unless it has
+Pulsar's value of a policy that is not set: then there is nothing to enforce. Grants to `anonymous`
+are accepted and not kept, as every client may do everything until there are rights.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,8 @@ UNSET: Mapping[str, tuple[Any, ...]] = {
     "schema_compatibility_strategy": ("UNDEFINED", ""),
     "schema_auto_update_compatibility_strategy": ("Full", ""),
 }
-"""What a client sends for a policy that is not set, beside null and empty lists and objects."""
+"""The values that a client sends for a policy that is not set, beside null and empty lists and
+objects."""
 ON_BACKLOG = {
     "producer_request_hold": "hold",
     "producer_exception": "exception",
@@ -46,7 +47,7 @@ def from_pulsar(plain: Any, cluster: str) -> NamespacePolicies:
     topics: dict[str, Any] = {}
     for name, value in _object({} if plain is None else plain).items():
         if value is None or value == {} or value == [] or name == "bundles":
-            continue  # a namespace is not divided into bundles: partitions are owned one by one
+            continue  # a namespace is not divided into bundles: each partition has its owner
         if name == "replication_clusters":
             check_clusters(value, cluster)
         elif name == "auth_policies":
@@ -118,7 +119,8 @@ def _object(plain: Any) -> dict[str, Any]:
 
 
 def message_ttl(seconds: Any) -> dict[str, Any]:
-    """The changes of a namespace's policies; 0: messages do not expire. Raises HttpRefusal."""
+    """The changes to a namespace's policies for this TTL; 0: messages do not expire. Raises
+    HttpRefusal."""
     if type(seconds) is not int or seconds < 0:
         raise HttpRefusal(
             HTTPStatus.PRECONDITION_FAILED, f"Invalid value for message TTL: {seconds!r}"
@@ -127,15 +129,16 @@ def message_ttl(seconds: Any) -> dict[str, Any]:
 
 
 def ttl_of(policies: NamespacePolicies) -> int | None:
-    """In seconds; 0: messages do not expire; None: it is not set."""
+    """The TTL in seconds; 0: messages do not expire; None: the policy is not set."""
     if "message_ttl_ms" not in policies.topics:
         return None
     return (policies.topics["message_ttl_ms"] or 0) // 1000
 
 
 def backlog_quota(kind: str, plain: Any, topics: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes of a namespace's policies, which has those in `topics`; `limit` is an older name
-    of `limitSize`, whose value older clients send as text. Raises HttpRefusal."""
+    """The changes to a namespace's policies for this quota; `topics` has the policies before.
+    `limit` is an older name of `limitSize`; older clients send its value as text. Raises
+    HttpRefusal."""
     if kind not in QUOTAS:
         raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"there is no backlogQuotaType '{kind}'")
     quota = _object(plain)
@@ -147,14 +150,15 @@ def backlog_quota(kind: str, plain: Any, topics: Mapping[str, Any]) -> dict[str,
     try:
         number = int(limit)
     except (ValueError, TypeError, OverflowError):
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"the limit {limit!r} is no number") from None
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"the limit {limit!r} is not a number") from None
     others = [QUOTAS[other] for other in QUOTAS if other != kind]
     if any(topics.get(other) is not None for other in others) and (
         topics.get("on_backlog", "hold") != on_backlog
     ):
         raise HttpRefusal(
             HTTPStatus.NOT_IMPLEMENTED,
-            f"{STORAGE} and {AGE} have one policy here, which is {topics.get('on_backlog')}",
+            f"{STORAGE} and {AGE} share one policy here, which is now {topics.get('on_backlog')}:"
+            " give the same policy for both",
         )
     scale = 1 if kind == STORAGE else 1000
     limited = None if number < 0 else number * scale
@@ -188,7 +192,7 @@ def auto_creation_of(policies: NamespacePolicies) -> dict[str, Any] | None:
 
 
 def auto_creation(plain: Any) -> dict[str, Any]:
-    """The changes of a namespace's policies. Raises HttpRefusal."""
+    """The changes to a namespace's policies. Raises HttpRefusal."""
     _object(plain)
     changes: dict[str, Any] = {"auto_create": switch(plain.get("allowAutoTopicCreation"))}
     kind, partitions = plain.get("topicType"), plain.get("defaultNumPartitions")
@@ -214,5 +218,5 @@ def _check_grants(plain: Any) -> None:
     if roles - {ANONYMOUS} or others:
         raise HttpRefusal(
             HTTPStatus.NOT_IMPLEMENTED,
-            f"rights are not built yet, so grants to others than {ANONYMOUS} are not taken",
+            f"rights are not built yet: only {ANONYMOUS} may have grants",
         )

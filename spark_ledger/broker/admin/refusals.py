@@ -1,4 +1,4 @@
-"""The status by which an admin client knows an error."""
+"""The HTTP status of each error: admin clients know an error by its status."""
 
 from http import HTTPStatus
 
@@ -33,7 +33,7 @@ _STATUS_OF_CODE = {
 
 
 def refusal_of(error: Exception) -> HttpRefusal | None:
-    """None: the error is a defect of the broker."""
+    """The refusal that an error becomes; None: the error is a defect of the broker."""
     if isinstance(error, HttpRefusal):
         return error
     if isinstance(error, Refusal):

@@ -1,8 +1,9 @@
-"""What brokers know of a topic's clients and subscriptions, as Pulsar's JSON.
+"""Statistics of a topic's clients and subscriptions, as Pulsar's JSON.
 
-Always true: a partition's facts come from its owner; where no broker has it, or its owner cannot be
-asked, from the records: then no client is shown, and positions are those that are durable. Rates
-are 0: they are not measured. What brokers ask of each other is what any client may ask.
+Always true: a partition's statistics come from its owner. If no broker has the partition, or its
+owner cannot be asked, they come from the records: then no client is shown, and positions are the
+durable ones. Rates are 0: they are not measured. Brokers ask each other by requests that any client
+may send.
 """
 
 import asyncio
@@ -37,14 +38,14 @@ from spark_ledger.topic.subscription.lag import PartitionLag, partition_lag
 from spark_ledger.topic.subscription.listing import SubscriptionInfo
 
 HERE = "here"
-"""The flag with which a broker is asked for the partitions that it has itself, and no others."""
+"""The flag of a request that a broker answers only for its own partitions."""
 _log = logging.getLogger(__name__)
 
 Stats = dict[str, Any]
 
 
 async def topic_stats(call: Call) -> Any:
-    """Of a topic that is not partitioned, or of one partition."""
+    """The statistics of a topic that is not partitioned, or of one partition."""
     info, number = await call.existing(), call.name.partition
     if number is None and info.policies.partitioned:
         raise errors.TopicNotFound(
@@ -82,36 +83,37 @@ async def is_in_use(broker: Broker, info: TopicInfo) -> bool:
             " or give force=true",
         )
     return any(
-        of["publishers"] or any(sub["consumers"] for sub in of["subscriptions"].values())
-        for of in stats.values()
+        part["publishers"] or any(sub["consumers"] for sub in part["subscriptions"].values())
+        for part in stats.values()
     )
 
 
 def _named(info: TopicInfo, by_partition: Mapping[int, Stats]) -> dict[str, Stats]:
-    return {f"{info.name.full}-partition-{number}": of for number, of in by_partition.items()}
+    return {f"{info.name.full}-partition-{number}": part for number, part in by_partition.items()}
 
 
 async def _of_all(broker: Broker, info: TopicInfo) -> dict[int, Stats]:
-    """Of every partition: as its owner has it, or else by the records."""
+    """The statistics of every partition: from its owner, else from the records."""
     state = await broker.client.log(info.id).fold(fresh=True)
     stats, _ = await _of_owners(broker, info)
-    rest = [held for held in state.partitions if held.number not in stats]
-    if rest:
+    others = [partition for partition in state.partitions if partition.number not in stats]
+    if others:
         durable = await _durable(broker, info)
-        lives = await _live_ends(broker, state, rest)
-        for held in rest:
-            live = lives.get(held.number, EMPTY_END)
-            end = held.end_offset + live.rows
-            sizes = _Sizes(held, live, end, broker.clock.now_ms())
+        live_ends = await _live_ends(broker, state, others)
+        for partition in others:
+            live = live_ends.get(partition.number, EMPTY_END)
+            end = partition.end_offset + live.rows
+            sizes = _Sizes(partition, live, end, broker.clock.now_ms())
             subscriptions = {
                 name: _of_records(sizes, subscription) for name, subscription in durable.items()
             }
-            stats[held.number] = partition_stats(info, sizes.whole, [], subscriptions)
+            stats[partition.number] = partition_stats(info, sizes.whole, [], subscriptions)
     return dict(sorted(stats.items()))
 
 
 async def _of_owners(broker: Broker, info: TopicInfo) -> tuple[dict[int, Stats], list[str]]:
-    """What the owners of the topic's partitions answer, and the ids of brokers that did not."""
+    """The statistics from the owners of the topic's partitions, and the ids of owners that gave no
+    answer."""
     owners = await broker.ownership.owners(info.id, fresh=True)
     others = {owner.broker for owner in owners.by_partition.values()} - {broker.id}
     registered = await brokers_alive(broker.client.store) if others else {}
@@ -128,8 +130,8 @@ async def _of_owners(broker: Broker, info: TopicInfo) -> tuple[dict[int, Stats],
 
 
 async def ask_other_owners(broker: Broker, info: TopicInfo, path: str, method: str) -> None:
-    """The same request to each other broker that has a partition of the topic. Raises HttpRefusal
-    if one of them does not carry it out."""
+    """Send a request to each other broker that has a partition of the topic. Raises HttpRefusal if
+    a broker does not carry the request out."""
     owners = await broker.ownership.owners(info.id, fresh=True)
     others = {owner.broker for owner in owners.by_partition.values()} - {broker.id}
     registered = await brokers_alive(broker.client.store) if others else {}
@@ -137,18 +139,18 @@ async def ask_other_owners(broker: Broker, info: TopicInfo, path: str, method: s
         try:
             await http.ask(f"{registered[id_].admin_url}{path}", method)
         except HttpFailure as error:
-            why = f"broker {id_} has not done it: {error}"
-            raise HttpRefusal(HTTPStatus.SERVICE_UNAVAILABLE, why) from error
+            message = f"broker {id_} has not carried out {method} {path}: {error}"
+            raise HttpRefusal(HTTPStatus.SERVICE_UNAVAILABLE, message) from error
 
 
 async def _of_another(admin_url: str, info: TopicInfo) -> dict[int, Stats] | None:
     name = info.name
     path = f"admin/v2/persistent/{name.tenant}/{name.namespace}/{name.name}/partitioned-stats"
     if not admin_url:
-        return None  # a version that does not answer it
+        return None  # the broker's version does not answer this request
     try:
         plain = await http.ask(f"{admin_url}/{path}?{HERE}=true")
-        return {int(key.rpartition("-")[2]): of for key, of in plain["partitions"].items()}
+        return {int(key.rpartition("-")[2]): part for key, part in plain["partitions"].items()}
     except (HttpFailure, *errors.MALFORMED) as error:
         _log.warning("the broker at %s does not give its part of %s: %s", admin_url, name, error)
         return None
@@ -163,12 +165,12 @@ async def _of_this_broker(broker: Broker, info: TopicInfo) -> dict[int, Stats]:
     if topic is None or not owned:
         return {}
     state, durable = topic.state, await _durable(broker, info)
-    held = [state.partitions[partition.number] for partition in owned]
-    lives = await _live_ends(broker, state, held)
+    states = [state.partitions[partition.number] for partition in owned]
+    live_ends = await _live_ends(broker, state, states)
     now_ms = broker.clock.now_ms()
     return {
         partition.number: _of_owned(
-            topic, partition, durable, lives.get(partition.number, EMPTY_END), now_ms
+            topic, partition, durable, live_ends.get(partition.number, EMPTY_END), now_ms
         )
         for partition in owned
     }
@@ -182,7 +184,7 @@ def _of_owned(
     now_ms: int,
 ) -> Stats:
     sizes = _Sizes(partition.log.held, live, partition.log.end, now_ms)
-    subscriptions = {name: _of_records(sizes, of) for name, of in durable.items()}
+    subscriptions = {name: _of_records(sizes, info) for name, info in durable.items()}
     for subscription in topic.subscriptions.used_here():
         if subscription.has_dispatcher(partition.number):
             subscriptions[subscription.name] = _of_used(sizes, subscription, partition.number)
@@ -192,7 +194,7 @@ def _of_owned(
 
 def _of_used(sizes: "_Sizes", subscription: Subscription, number: int) -> Stats:
     dispatcher = subscription.dispatcher_of(number)
-    assert dispatcher is not None, "the caller looked"
+    assert dispatcher is not None, "the caller has checked this"
     acks = dispatcher.acks
     lag = sizes.lag(acks.mark)
     missing = sum(hi - lo for lo, hi in acks.missing(acks.mark, lag.end))
@@ -251,14 +253,14 @@ class _Sizes:
 
 async def _durable(broker: Broker, info: TopicInfo) -> dict[str, SubscriptionInfo]:
     unreadable: dict[str, errors.LedgerError] = {}
-    listed = await broker.client.subscriptions.list(info.id, exact=True, unreadable=unreadable)
-    return {subscription.name: subscription for subscription in listed}
+    infos = await broker.client.subscriptions.list(info.id, exact=True, unreadable=unreadable)
+    return {subscription.name: subscription for subscription in infos}
 
 
 async def _live_ends(
     broker: Broker, state: TopicState, held: list[PartitionState]
 ) -> dict[int, LiveEnd]:
-    """The bytes of live segments; a segment whose bookies do not answer counts none."""
+    """The ends of live segments, by partition; empty if bookies do not respond."""
     try:
         return await ends_of(broker.client.ledgers, state, [part.number for part in held])
     except errors.LedgerError as error:

@@ -1,9 +1,9 @@
 """Verbs on subscriptions of a topic.
 
-Always true: a subscription is of the whole topic, so a verb that names one partition is refused.
-Moving or deleting one that consumers use sends them away, and they come back by themselves, except
-where the broker that owns the whole topic moves it forward; one that a query of Spark uses is left
-as it is.
+Always true: a subscription is of the whole topic, so a verb on one partition is refused. When a
+subscription is moved or deleted, its consumers are sent away, and come back by themselves. When the
+broker that owns the whole topic moves a subscription forward, its consumers stay. A subscription
+that a query of Spark uses is not changed.
 """
 
 from contextlib import suppress
@@ -31,7 +31,8 @@ DIGITS_MAX = 15
 
 async def subscriptions(call: Call) -> Any:
     info = await call.existing()
-    return [of.name for of in await call.client.subscriptions.list(info.id, unreadable={})]
+    infos = await call.client.subscriptions.list(info.id, unreadable={})
+    return [subscription.name for subscription in infos]
 
 
 async def create_subscription(call: Call) -> None:
@@ -84,11 +85,12 @@ def _at_least(end: int, acks: Acks) -> int:
 
 
 async def _owned_whole(call: Call, info: TopicInfo) -> OwnedTopic | None:
-    """The topic, if this broker owns all its partitions: then a subscription moves forward with
-    what it has acknowledged beyond, and its consumers stay. None: it moves as by a seek."""
+    """The topic, if this broker owns all its partitions: then a subscription that moves forward
+    keeps its acknowledgements beyond the new position, and its consumers stay. None: the
+    subscription moves as by a seek."""
     if info.partitions == 1:
         number = 0 if info.policies.partitioned else None
-        with suppress(Refusal):  # another broker owns it
+        with suppress(Refusal):  # another broker owns the partition
             return (await call.broker.partition(PartitionName(info.name, number), create=False))[0]
     topics = (topic for topic in call.broker.open_topics() if topic.info.id == info.id)
     topic = next(topics, None)
@@ -109,7 +111,7 @@ async def reset_to_time(call: Call) -> None:
 def _number_of(call: Call, name: str) -> int:
     text = call.request.parts[name]
     if not (text.isascii() and text.isdecimal()) or len(text) > DIGITS_MAX:
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"'{text}' is no number of {name}")
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"'{text}' is not a number: it stands for {name}")
     return int(text)
 
 
@@ -118,13 +120,14 @@ async def _subscription_of(call: Call) -> tuple[TopicInfo, str]:
     if call.name.partition is not None:
         raise HttpRefusal(
             HTTPStatus.NOT_IMPLEMENTED,
-            f"a subscription is of all partitions: name topic {info.name} as a whole",
+            f"a subscription is of all partitions: give the name of topic {info.name}, not of a"
+            " partition",
         )
     return info, call.request.parts["subscription"]
 
 
 def _target_of(plain: Any, info: TopicInfo) -> SeekTarget:
-    """The position that a message id names; without one it is the end. Raises HttpRefusal."""
+    """The position of a message id; without an id, the end. Raises HttpRefusal."""
     if plain is None or plain == "latest":
         return End.LATEST
     if plain == "earliest":
@@ -135,7 +138,7 @@ def _target_of(plain: Any, info: TopicInfo) -> SeekTarget:
         partition = max(0, int(plain.get("partitionIndex", 0)))
         after = 1 if plain.get("isExcluded") else 0
     except (*errors.MALFORMED, OverflowError) as error:
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"{plain!r} is no message id") from error
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"{plain!r} is not a message id") from error
     if ledger == LATEST_LEDGER:
         return End.LATEST
     if ledger == EARLIEST_LEDGER:

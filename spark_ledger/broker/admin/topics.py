@@ -1,8 +1,8 @@
-"""Verbs on topics: made, grown, listed, deleted.
+"""Verbs on topics: make, grow, list, delete.
 
-Always true: each is one step of the topic layer, so no client ever sees a part of it. A topic whose
-clients are connected is deleted only with `force`; that is asked before, and a client that connects
-in between loses its topic as one that comes later finds none.
+Always true: each verb is one step of the topic layer, so no client ever sees half of a change. A
+topic with connected clients is deleted only with `force`. The check for clients comes before the
+deletion: a client that connects in between is sent away.
 """
 
 from http import HTTPStatus
@@ -25,8 +25,8 @@ UNPROCESSABLE = HTTPStatus.UNPROCESSABLE_ENTITY
 
 
 async def partitions(call: Call) -> Any:
-    """With `checkAllowAutoCreation` a topic may be made, as Pulsar's clients need it; not for a web
-    page."""
+    """With `checkAllowAutoCreation` a topic may be made, as Pulsar's clients need this; not for a
+    request from a web page."""
     create = call.is_on("checkAllowAutoCreation") and "origin" not in call.request.headers
     return {"partitions": await call.broker.catalog.partitions_of(call.name, create=create)}
 
@@ -63,25 +63,24 @@ async def delete_partitioned(call: Call) -> None:
 
 
 def _count_of(call: Call) -> int:
-    """The number of partitions that the body gives, alone or with properties. Raises
-    HttpRefusal."""
-    plain = call.json()
-    if isinstance(plain, dict):
-        _check_properties(plain.get("properties"))
-        plain = plain.get("partitions")
-    if type(plain) is not int:
+    """The number of partitions in the body, alone or with properties. Raises HttpRefusal."""
+    count = call.json()
+    if isinstance(count, dict):
+        _check_properties(count.get("properties"))
+        count = count.get("partitions")
+    if type(count) is not int:
         raise HttpRefusal(
-            HTTPStatus.BAD_REQUEST, f"a number of partitions is needed, not {plain!r}"
+            HTTPStatus.BAD_REQUEST, f"a number of partitions is needed, not {count!r}"
         )
-    if not 1 <= plain <= PARTITIONS_MAX:
+    if not 1 <= count <= PARTITIONS_MAX:
         raise HttpRefusal(
-            HTTPStatus.NOT_ACCEPTABLE, f"partitions must be 1 to {PARTITIONS_MAX}, not {plain}"
+            HTTPStatus.NOT_ACCEPTABLE, f"partitions must be 1 to {PARTITIONS_MAX}, not {count}"
         )
-    return plain
+    return count
 
 
-def _check_properties(plain: Any) -> None:
-    if plain:
+def _check_properties(properties: Any) -> None:
+    if properties:
         raise HttpRefusal(
             HTTPStatus.NOT_IMPLEMENTED, "properties of topics are not built yet: leave them out"
         )
@@ -130,7 +129,7 @@ async def _has_partition(call: Call, number: int) -> bool:
 
 
 async def terminate(call: Call) -> Any:
-    """The topic takes no more messages; returns the id of its last one."""
+    """End the topic: it takes no more messages. Returns the id of its last message."""
     info = await call.existing()
     if info.policies.partitioned:
         raise HttpRefusal(
@@ -143,14 +142,14 @@ async def terminate(call: Call) -> Any:
 
 
 async def unload(call: Call) -> None:
-    """The topic's clients are sent away, by every broker, and come back by themselves."""
+    """Send the topic's clients away, at every broker; they come back by themselves."""
     info = await call.existing()
     topic = call.broker.open_topic(info.id)
     numbers = [] if topic is None else list(topic.partitions)
     if call.name.partition is not None:
         numbers = [number for number in numbers if number == call.name.partition]
     for number in numbers:
-        assert topic is not None, "it has partitions"
+        assert topic is not None, "numbers come from an open topic"
         topic.send_clients_away(number)
     if not call.is_on(HERE):
         await ask_other_owners(call.broker, info, f"{call.request.path}?{HERE}=true", "PUT")

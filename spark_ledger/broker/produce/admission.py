@@ -1,8 +1,9 @@
 """Which producers of a partition may send, wait or are fenced.
 
-Always true: two exclusive producers, or two of one name, are never there together; a producer that
-was exclusive before another one is fenced, also when it comes back. Nothing here reads a clock or a
-socket: the caller sends the fenced producers away, and stores nothing more of them.
+Always true: a partition never has two exclusive producers, or two producers of one name, at a time.
+A producer that was exclusive before another exclusive producer is fenced, also when it comes back.
+Nothing here reads a clock or a socket: the caller sends the fenced producers away, and stores no
+more messages of them.
 """
 
 from dataclasses import dataclass
@@ -10,13 +11,14 @@ from typing import Generic, Protocol, TypeVar
 
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
 
-EPOCH_BITS = 32  # of an epoch of exclusive producers, below the owner's
+EPOCH_BITS = 32
+"""The low bits of a producer's `topic_epoch`; the owner's epoch is above them."""
 
 
 class Candidate(Protocol):
-    """A producer, as its admission is decided. `epoch`: how often its client connected it.
-    `topic_epoch`: of an exclusive one which of those that followed each other it is; 0 of a new
-    one, until it is admitted."""
+    """A producer whose admission is decided. `epoch`: how often its client connected it.
+    `topic_epoch` rises with each exclusive producer of the partition; it is 0 for a new producer,
+    until it is admitted."""
 
     name: str
     mode: AccessMode
@@ -32,109 +34,112 @@ P = TypeVar("P", bound=Candidate)
 
 @dataclass(frozen=True, slots=True)
 class Admitted(Generic[P]):
-    """A producer `may_send`, or waits until it is the only one. `fenced` are those that go."""
+    """The producer `may_send`, or waits until it is the only producer. `fenced`: the producers that
+    have to go."""
 
     may_send: bool
     fenced: list[P]
 
 
 class Admission(Generic[P]):
-    """Of one partition of `topic`, in the hands of an owner of that epoch."""
+    """The producers of one partition of `topic`, at the partition's owner of this epoch."""
 
     def __init__(self, topic: str, owner_epoch: int) -> None:
-        self.there: list[P] = []
+        self.present: list[P] = []
         self.waiting: list[P] = []
         self._topic = topic
         self._first_epoch = owner_epoch << EPOCH_BITS
         self._exclusive_epoch = 0
 
-    def barring(self, producer: P) -> list[P]:
-        """Those on other connections because of which it cannot come, or has to wait."""
+    def blockers_of(self, producer: P) -> list[P]:
+        """The producers on other connections because of which this producer is refused, or has to
+        wait."""
         if producer.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
             return []
-        alone = producer.mode is not AccessMode.SHARED
-        barring = []
-        for other in self.there:
-            same = other.name == producer.name
-            bars = producer.epoch <= other.epoch if same else alone or is_exclusive(other)
-            if bars and other.connection is not producer.connection:
-                barring.append(other)
-        return barring
+        is_alone = producer.mode is not AccessMode.SHARED
+        blockers = []
+        for other in self.present:
+            has_same_name = other.name == producer.name
+            is_later = producer.epoch > other.epoch
+            blocks = not is_later if has_same_name else is_alone or is_exclusive(other)
+            if blocks and other.connection is not producer.connection:
+                blockers.append(other)
+        return blockers
 
     def replace(self, producer: P) -> list[P]:
-        """Take out those of its name, which it replaces. Raises Refusal where one of them is not
-        the same producer that comes again, but another of its name."""
-        replaced = [other for other in (*self.there, *self.waiting) if other.name == producer.name]
+        """Take out and return the producers of the same name, which this producer replaces. Raises
+        Refusal if such a producer is not an earlier connection of this producer."""
+        present = self.present
+        replaced = [other for other in (*present, *self.waiting) if other.name == producer.name]
         for other in replaced:
             if producer.epoch <= other.epoch:
                 raise Refusal(
                     ServerError.PRODUCER_BUSY,
                     f"producer '{other.name}' is connected to topic {self._topic} already",
                 )
-        for producers in (self.there, self.waiting):
+        for producers in (self.present, self.waiting):
             producers[:] = [other for other in producers if other not in replaced]
         return replaced
 
     def admit(self, producer: P) -> Admitted[P]:
         """Raises Refusal."""
-        exclusive = any(map(is_exclusive, self.there))
+        has_exclusive = any(map(is_exclusive, self.present))
         if self.is_fenced(producer):
-            raise self.fenced(producer)
+            raise self.refusal_of_fenced(producer)
         if producer.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
-            fenced, self.there[:] = list(self.there), [producer]
+            fenced, self.present[:] = list(self.present), [producer]
             self._note_exclusive(producer)
             return Admitted(True, fenced)
-        if producer.mode is AccessMode.WAIT_FOR_EXCLUSIVE and self.there:
+        if producer.mode is AccessMode.WAIT_FOR_EXCLUSIVE and self.present:
             self.waiting.append(producer)
             return Admitted(False, [])
-        if producer.mode is AccessMode.SHARED and exclusive:
+        if producer.mode is AccessMode.SHARED and has_exclusive:
             raise Refusal(
                 ServerError.PRODUCER_BUSY, f"topic {self._topic} has an exclusive producer"
             )
-        if producer.mode is AccessMode.EXCLUSIVE and self.there:
-            raise Refusal(
-                ServerError.PRODUCER_FENCED,
-                f"topic {self._topic} has {'an exclusive' if exclusive else 'another'} producer",
-            )
-        self.there.append(producer)
+        if producer.mode is AccessMode.EXCLUSIVE and self.present:
+            other = "an exclusive" if has_exclusive else "another"
+            raise Refusal(ServerError.PRODUCER_FENCED, f"topic {self._topic} has {other} producer")
+        self.present.append(producer)
         self._note_exclusive(producer)
         return Admitted(True, [])
 
     def remove(self, producer: P) -> None:
-        for producers in (self.there, self.waiting):
+        for producers in (self.present, self.waiting):
             if producer in producers:
                 producers.remove(producer)
 
-    def following(self) -> P | None:
-        """The producer that waited longest, once no other is there. It is there now, unless it was
-        fenced while it waited: then the caller sends it away."""
-        if self.there or not self.waiting:
+    def take_next(self) -> P | None:
+        """Take the producer that has waited longest, if no producer is present. It is present from
+        now on, unless another producer fenced it: then the caller sends it away."""
+        if self.present or not self.waiting:
             return None
         following = self.waiting.pop(0)
         if not self.is_fenced(following):
-            self.there.append(following)
+            self.present.append(following)
             self._note_exclusive(following)
         return following
 
     def clear(self) -> list[P]:
-        """Take all out, those that wait first."""
-        producers = [*self.waiting, *self.there]
+        """Take out and return all producers, the waiting ones first."""
+        producers = [*self.waiting, *self.present]
         self.waiting.clear()
-        self.there.clear()
+        self.present.clear()
         return producers
 
     def is_fenced(self, producer: P) -> bool:
-        """Whether another has been the only one since it was."""
+        """Whether the producer was exclusive once, and another producer was exclusive later."""
         return 0 < producer.topic_epoch < self._exclusive_epoch
 
-    def fenced(self, producer: P) -> Refusal:
+    def refusal_of_fenced(self, producer: P) -> Refusal:
         return Refusal(
             ServerError.PRODUCER_FENCED,
             f"another producer has taken topic {self._topic} from '{producer.name}'",
         )
 
     def _note_exclusive(self, producer: P) -> None:
-        """It is the only one from now on: those before it are fenced, also where they come back."""
+        """If the producer is exclusive, fence the exclusive producers before it, also for the time
+        when they come back."""
         if not is_exclusive(producer):
             return
         if not producer.topic_epoch:

@@ -1,7 +1,7 @@
 """The runs of one partition that wait to be stored or are under way, until each has its outcome.
 
 Always true: runs are sent, and sent again, in the order in which they came; runs of a producer that
-has gone are not sent; what was under way has its outcome from the ledger alone.
+has gone are not sent; only the ledger decides the outcome of runs under way.
 """
 
 from collections import deque
@@ -22,8 +22,8 @@ from spark_ledger.broker.produce.waiting import (
 
 
 class Backlog:
-    """`on_stored` is called with the first offset of each stored run and the run, in order, before
-    the run's own `stored`."""
+    """`on_stored` is called for each stored run in order, with its first offset, before
+    `run.stored`."""
 
     def __init__(
         self, on_stored: Callable[[int, WaitingRun], None], bytes_max: int, deduplicates: bool
@@ -33,31 +33,33 @@ class Backlog:
         self.under_way: deque[PendingEntry] = deque()
         self.ids = SequenceIds()
         self._on_stored = on_stored
-        self._late: deque[WaitingRun] = deque()  # that came while the partition was given up
-        self._gone: dict[object, None] = {}  # producers, of which something is under way
-        self._runs = Undecided()  # of the three queues above
+        self._late_runs: deque[WaitingRun] = deque()  # came while the partition was given up
+        self._gone_producers: dict[object, None] = {}  # only those with runs under way
+        self._runs = Undecided()  # the runs of the three queues above
         self._joining = Joining(bytes_max)
-        self._decided = Changes()  # something is stored, or fails
+        self._outcomes = Changes()  # a run is stored, or fails
         self._failures = 0
 
     @property
     def is_broken(self) -> bool:
-        """Whether the first entry under way has failed, once `next_stored` has no more."""
+        """Whether the first entry under way has failed; call this once `next_stored` has returned
+        None."""
         return bool(self.under_way) and self.under_way[0].acked.done()
 
     def add(self, run: WaitingRun) -> None:
-        """The run waits; without batches that were sent before, of a topic with deduplication."""
-        new = self.ids.new_of(run) if self.deduplicates else (run,)
-        self.waiting.extend(new)
-        self._runs.add(new)
+        """Put the run into the queue; with deduplication, without the batches that were sent
+        before."""
+        new_runs = self.ids.new_of(run) if self.deduplicates else (run,)
+        self.waiting.extend(new_runs)
+        self._runs.add(new_runs)
 
     def add_late(self, run: WaitingRun) -> None:
-        """The run is not sent any more, and fails after what came before it has its outcome."""
-        self._late.append(run)
+        """Note a run that is never sent: it fails after the runs before it have their outcome."""
+        self._late_runs.append(run)
         self._runs.add((run,))
 
     def begin(self, last_ids: Mapping[str, int]) -> None:
-        """A segment begins, and these are each producer's last sequence ids in the log."""
+        """Begin a segment; `last_ids` has each producer's last sequence id in the log."""
         if self.deduplicates:
             self.ids.begin(last_ids)
             self.waiting = self.ids.new_in(self.waiting)
@@ -68,7 +70,7 @@ class Backlog:
         return take_runs(self.waiting, self._joining.bytes_max)
 
     def next_stored(self) -> PendingEntry | None:
-        """The first entry under way, which was acknowledged; it is under way no more."""
+        """Take the first entry under way off its queue, if the entry was acknowledged."""
         if not self.under_way or not self.under_way[0].acked.done():
             return None
         acked = self.under_way[0].acked
@@ -77,7 +79,7 @@ class Backlog:
         return self.under_way.popleft()
 
     def store(self, entry: PendingEntry, offset: int) -> None:
-        """The entry is stored, from that offset on."""
+        """Note that the entry is stored, from this offset on."""
         self._runs.remove(entry.runs)
         for run in entry.runs:
             self._on_stored(offset, run)
@@ -92,31 +94,33 @@ class Backlog:
         return stored
 
     def take_back(self, entry_id: int) -> None:
-        """What is under way, from that entry on, is not stored, and waits again."""
-        refused = self._joining.refused(self.under_way, entry_id)
+        """Let the runs under way wait again: they are not stored, and the first entry under way has
+        this id."""
+        producers = self._joining.shrink(self.under_way, entry_id)
         for entry in reversed(self.under_way):
             self.waiting.extendleft(reversed(entry.runs))
         self.under_way.clear()
-        self.drop(refused)
+        self.drop(producers)
 
     def drop(self, gone: Iterable[object]) -> None:
-        """These producers have gone: what they sent fails, unless it is under way and is stored."""
-        self._gone.update(dict.fromkeys(gone))
-        if not self._gone:
+        """Note that these producers have gone: their waiting runs fail. Their runs under way are
+        stored, or fail once they would have to be sent again."""
+        self._gone_producers.update(dict.fromkeys(gone))
+        if not self._gone_producers:
             return
         ids = self.ids if self.deduplicates else None
-        self.waiting, out = without(self.waiting, self._gone, ids, self.under_way)
+        self.waiting, dropped = without(self.waiting, self._gone_producers, ids, self.under_way)
         self._recount()
         sent = [run.producer for entry in self.under_way for run in entry.runs]
-        self._gone = {producer: None for producer in sent if producer in self._gone}
-        for run in out:
+        self._gone_producers = {it: None for it in sent if it in self._gone_producers}
+        for run in dropped:
             run.failed(errors.LedgerClosed("its producer has gone"))
         self.wake_waiters()
 
     def fail(self, error: errors.LedgerError) -> None:
-        """Whatever waits has failed; what was sent may be stored all the same."""
-        waiting = [run for entry in self.under_way for run in entry.runs]
-        waiting += [*self.waiting, *self.ids.take_again()]
+        """Fail all runs, waiting or under way; the runs under way may be stored all the same."""
+        runs = [run for entry in self.under_way for run in entry.runs]
+        runs += [*self.waiting, *self.ids.take_again()]
         for entry in self.under_way:
             entry.drop()
         self.under_way.clear()
@@ -125,33 +129,36 @@ class Backlog:
         self._failures += 1
         self.take_ids()
         self.ids.doubt()
-        for run in waiting:
+        for run in runs:
             run.failed(error)
         self.wake_waiters()
 
     def fail_late(self, error: errors.LedgerError) -> None:
-        """What came late fails: its producer is sent away, and sends again what has no receipt."""
-        while self._late:
-            self._late.popleft().failed(error)
+        """Fail the late runs: their producers are sent away, and send again the messages without a
+        receipt."""
+        while self._late_runs:
+            self._late_runs.popleft().failed(error)
         self._recount()
         self.wake_waiters()
 
     def wake_waiters(self) -> None:
-        """Some run has its outcome, or the ledger that was undecided is sealed."""
-        self._decided.tell()
+        """Wake the callers of `until_decided`: a run has its outcome, or the ledger that was
+        undecided is sealed."""
+        self._outcomes.tell()
 
     async def until_decided(
         self, matches: Callable[[object], bool], is_undecided: Callable[[], bool]
     ) -> bool:
-        """Wait until no run of the producers that match waits or is under way, and `is_undecided`
-        does not hold. False: what waited has failed meanwhile."""
+        """Wait until `is_undecided` does not hold and no run of the producers that match waits or
+        is under way. False: all runs have failed meanwhile."""
         failures = self._failures
 
         def is_decided() -> bool:
             return self._failures != failures or not (is_undecided() or self._runs.has_any(matches))
 
-        await self._decided.until(is_decided)
+        await self._outcomes.until(is_decided)
         return self._failures == failures
 
     def _recount(self) -> None:
-        self._runs.count(*(entry.runs for entry in self.under_way), self.waiting, self._late)
+        entries = (entry.runs for entry in self.under_way)
+        self._runs.count(*entries, self.waiting, self._late_runs)

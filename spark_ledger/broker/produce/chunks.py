@@ -1,16 +1,17 @@
 """Messages that come in chunks, from their first chunk until all have their receipts.
 
-Always true: each chunk is stored as it comes, and the message is there with its last one. The
-chunks have their receipts once all are stored, all with the id of the last one. So a producer that
-is sent away in the middle sends the message again from its first chunk, to the broker that owns the
-partition then, and what was stored of it before is of no message. A producer that sends a later
-chunk without the first has had receipts before: the message is stored.
+Always true: each chunk is stored when it comes, and readers see the message once its last chunk is
+stored. The chunks get their receipts together, once all are stored, all with the id of the last
+chunk. So a producer that is sent away in the middle sends the message again from its first chunk,
+to the broker that owns the partition then; the chunks that were stored before belong to no message.
+A producer that sends a later chunk without the first chunk had the receipts before: the message is
+stored.
 
-A producer may send other messages, also in chunks, between the chunks of one, and a chunk again,
-which is not stored twice. A message whose producer goes before its last chunk, or sends others and
-no chunk of it for GIVE_UP_S, is given up, counted and logged. Where sequence ids are looked at
-(deduplication), messages are whole in the order of these, so another message gives up the one
-before it at once.
+Between the chunks of a message, a producer may send other messages, also in chunks. A chunk that
+comes twice is stored once. A message is given up, counted and logged if its producer goes before
+the last chunk, or sends other messages and no chunk of this message for GIVE_UP_S. With
+deduplication messages have to be complete in the order of their sequence ids, so another message
+gives up an incomplete message at once.
 """
 
 import logging
@@ -26,18 +27,21 @@ from spark_ledger.topic.entry import pulsar_batch
 
 GIVE_UP_S = 2.0
 BEGUN_MAX = 16
-"""Messages in chunks that a producer has begun; of more the oldest is given up."""
+"""How many messages in chunks of a producer may be incomplete; beyond that the oldest is given
+up."""
 KEPT_RATIO_MAX = 10_000
-"""Of a producer's answers that wait for a message in chunks; beyond that it is given up."""
+"""How many of a producer's answers may wait for an incomplete message; beyond that the message is
+given up."""
 
 _log = logging.getLogger(__name__)
 
 
 class ChunkedMessage:
-    """A message of `count` chunks that has begun to come: the offsets of the chunks, each NOWHERE
-    until the chunk is sent to a ledger, and their SENDs with their numbers, repeated ones too."""
+    """A message of `count` chunks of which at least one has come. `offsets` has the offset of each
+    chunk, NOWHERE until the chunk is sent to a ledger; `sends` has the SENDs of the chunks with
+    their numbers, repeated SENDs too."""
 
-    __slots__ = ("bytes", "count", "forget", "offsets", "producer", "quiet", "sends", "uuid")
+    __slots__ = ("bytes", "count", "forget", "is_quiet", "offsets", "producer", "sends", "uuid")
 
     def __init__(
         self, producer: Producer, uuid: str, count: int, forget: Callable[[str, Refusal], None]
@@ -49,35 +53,35 @@ class ChunkedMessage:
         self.offsets: list[int] = []
         self.sends: list[tuple[Send, int]] = []
         self.bytes = 0
-        self.quiet = False
-        """No chunk of the message has come since the last look."""
+        self.is_quiet = False
+        """Whether no chunk of the message has come since the last look."""
 
-    def stored(self, offset: int) -> None:
-        """The message is stored: all its chunks get their receipts, with the id of the last one;
-        NOWHERE: it was stored before."""
+    def send_receipts(self, offset: int) -> None:
+        """Send the receipts of all chunks, with the id of the last chunk; NOWHERE: the message was
+        stored before."""
         for send, number in self.sends:
             self.producer.answer(number, 1, self.producer.receipt(send, offset))
 
-    def refused(self, why: Refusal) -> None:
-        """No chunk of the message gets a receipt, and later chunks are refused."""
-        self.forget(self.uuid, why)
+    def refuse(self, refusal: Refusal) -> None:
+        """Refuse the chunks that came, and the chunks that will come."""
+        self.forget(self.uuid, refusal)
         sends, self.sends = self.sends, []
         for send, number in sends:
-            self.producer.answer(number, 1, self.producer.error(send.sequence_id, why))
+            self.producer.answer(number, 1, self.producer.error(send.sequence_id, refusal))
 
 
 class ChunksOfProducer:
-    """The messages that a producer sends in chunks now. `drop` is the error by which its client
+    """A producer's messages in chunks that are incomplete. `drop` is the error by which its client
     drops a message; `incomplete` counts the messages that are given up."""
 
     def __init__(self, producer: Producer, incomplete: Counter, drop: ServerError) -> None:
         self._producer = producer
-        self._refused = producer.partition.refused
+        self._refused_messages = producer.partition.refused
         self._incomplete = incomplete
         self._drop = drop
-        self._begun: dict[str, ChunkedMessage] = {}
-        self._damaged = False
-        self._looks = False
+        self._messages: dict[str, ChunkedMessage] = {}
+        self._had_damage = False
+        self._is_look_due = False
 
     def take(
         self,
@@ -88,116 +92,118 @@ class ChunksOfProducer:
     ) -> None:
         """`append` the chunk, as a run by itself."""
         metadata, producer = parsed.metadata, self._producer
-        self._others_come(metadata.uuid)
-        message = self._begun.get(metadata.uuid)
+        self._check_others(metadata.uuid)
+        message = self._messages.get(metadata.uuid)
         try:
             self._check(parsed, message)
-        except Refusal as why:
-            self._refuse(metadata.uuid, why)
-            producer.refuse(send.sequence_id, why)
+        except Refusal as refusal:
+            self._refuse(metadata.uuid, refusal)
+            producer.refuse(send.sequence_id, refusal)
             return
         if message is None and metadata.chunk_id:
-            producer.answer(producer.came(1), 1, producer.receipt(send, NOWHERE))
+            producer.answer(producer.count_sends(1), 1, producer.receipt(send, NOWHERE))
             return
         if message is None:
-            self._refused.begins(producer.name, metadata.uuid)
+            self._refused_messages.begins(producer.name, metadata.uuid)
             count = metadata.num_chunks_from_msg
             message = ChunkedMessage(producer, metadata.uuid, count, self._refuse)
-            self._begun[metadata.uuid] = message
-        message.quiet = False
-        message.sends.append((send, producer.came(1)))
+            self._messages[metadata.uuid] = message
+        message.is_quiet = False
+        message.sends.append((send, producer.count_sends(1)))
         if metadata.chunk_id < len(message.offsets):
-            return  # it came again
+            return  # the chunk came before
         message.bytes += len(data) - parsed.payload_at
         run = ChunkRun(send, data, parsed, message)
         message.offsets.append(NOWHERE)
         if len(message.offsets) == message.count:
-            del self._begun[message.uuid]
+            del self._messages[message.uuid]
         append(run)
 
-    def another(self) -> None:
-        """The producer sends a message that is not in chunks."""
-        self._others_come(None)
+    def note_other_message(self) -> None:
+        """Note that the producer sends a message that is not in chunks."""
+        self._check_others(None)
 
-    def damaged(self) -> None:
-        """A chunk is damaged, and its message unknown: the messages that were begun are refused,
-        and later chunks of a message that was not begun."""
-        self.give_up("one that is damaged")
-        self._damaged = True
+    def note_damaged_chunk(self) -> None:
+        """Refuse all incomplete messages, as a damaged chunk may be of any of them; and from now on
+        any chunk that is not a first chunk and whose message has not begun."""
+        self.give_up("a damaged chunk")
+        self._had_damage = True
 
     def forget(self) -> None:
-        """The producer goes; its client sends again the messages without a receipt."""
-        self._begun.clear()
+        """Forget the incomplete messages of a producer that goes: its client sends them again."""
+        self._messages.clear()
 
-    def give_up(self, why: str, *, refuse: bool = True) -> None:
-        """The last chunks of the messages that were begun will not come."""
-        for message in list(self._begun.values()):
-            self._give_up(message, why, refuse=refuse)
+    def give_up(self, event: str, *, refuse: bool = True) -> None:
+        """Give up all incomplete messages; `event` came in place of their last chunks."""
+        for message in list(self._messages.values()):
+            self._give_up(message, event, refuse=refuse)
 
-    def _others_come(self, uuid: str | None) -> None:
-        """Another message, or a chunk of it, comes between the chunks of those that were begun."""
-        others = [message for message in self._begun.values() if message.uuid != uuid]
+    def _check_others(self, uuid: str | None) -> None:
+        """Look at the incomplete messages but `uuid`, of which a chunk comes (None: of another
+        message), and give up those that may not go on."""
+        others = [message for message in self._messages.values() if message.uuid != uuid]
         if not others:
             return
-        full = len(others) >= BEGUN_MAX and uuid not in self._begun
+        is_full = len(others) >= BEGUN_MAX and uuid not in self._messages
         if self._producer.partition.log.deduplicates:
             for message in others:
-                self._give_up(message, "it sent another message")
-        elif full or self._producer.held > KEPT_RATIO_MAX:
-            self._give_up(others[0], "many others")
-        elif not self._looks:
-            self._looks = True
+                self._give_up(message, "another message")
+        elif is_full or self._producer.held_count > KEPT_RATIO_MAX:
+            self._give_up(others[0], "many other messages")
+        elif not self._is_look_due:
+            self._is_look_due = True
             self._producer.connection.later(GIVE_UP_S, self._look)
 
     def _look(self) -> None:
         """Give up messages without a chunk since the last look, if later SENDs have come."""
-        self._looks = False
-        read = self._producer.connection.is_read
-        for message in list(self._begun.values()):
-            if message.quiet and self._producer.sends > message.sends[-1][1] + 1:
-                self._give_up(message, "others")
+        self._is_look_due = False
+        is_read = self._producer.connection.is_read
+        for message in list(self._messages.values()):
+            if message.is_quiet and self._producer.sends > message.sends[-1][1] + 1:
+                self._give_up(message, "other messages")
             else:
-                message.quiet = read
-        if self._begun:
-            self._looks = True
+                message.is_quiet = is_read
+        if self._messages:
+            self._is_look_due = True
             self._producer.connection.later(GIVE_UP_S, self._look)
 
-    def _give_up(self, message: ChunkedMessage, why: str, *, refuse: bool = True) -> None:
+    def _give_up(self, message: ChunkedMessage, event: str, *, refuse: bool = True) -> None:
         self._incomplete.add()
-        what = (
+        text = (
             f"a chunked message of producer '{self._producer.name}' is incomplete:"
-            f" {len(message.offsets)} of {message.count} chunks came, then {why}"
+            f" {len(message.offsets)} of {message.count} chunks came, then {event}"
         )
-        _log.warning("%s; %d such messages since the start", what, self._incomplete.value)
+        _log.warning("%s; %d such messages since the start", text, self._incomplete.value)
         if refuse:
-            self._refuse(message.uuid, Refusal(self._drop, what))
+            self._refuse(message.uuid, Refusal(self._drop, text))
         else:
-            del self._begun[message.uuid]
+            del self._messages[message.uuid]
 
-    def _refuse(self, uuid: str, why: Refusal) -> None:
-        """The chunks of the message that came get no receipts, and later ones are refused."""
-        self._refused.add(self._producer.name, uuid)
-        message = self._begun.pop(uuid, None)
+    def _refuse(self, uuid: str, refusal: Refusal) -> None:
+        """Refuse the chunks of the message that came, and the chunks that will come."""
+        self._refused_messages.add(self._producer.name, uuid)
+        message = self._messages.pop(uuid, None)
         if message is not None:
-            message.refused(why)
+            message.refuse(refusal)
 
     def _check(self, parsed: pulsar_batch.Batch, message: ChunkedMessage | None) -> None:
         """Raises Refusal."""
         metadata = parsed.metadata
-        refused = self._damaged or self._refused.has(self._producer.name, metadata.uuid)
-        if message is None and metadata.chunk_id > 0 and refused:
+        was_refused = self._refused_messages.has(self._producer.name, metadata.uuid)
+        if message is None and metadata.chunk_id > 0 and (was_refused or self._had_damage):
             raise Refusal(self._drop, "a chunk of a message that was refused")
-        came = len(parsed.data) - parsed.payload_at + (0 if message is None else message.bytes)
-        size = max(metadata.total_chunk_msg_size, metadata.uncompressed_size, came)
+        bytes_before = 0 if message is None else message.bytes
+        received = len(parsed.data) - parsed.payload_at + bytes_before
+        size = max(metadata.total_chunk_msg_size, metadata.uncompressed_size, received)
         if size > pulsar_batch.CHUNKED_BYTES_MAX:
-            most = pulsar_batch.CHUNKED_BYTES_MAX
+            limit = pulsar_batch.CHUNKED_BYTES_MAX
             raise Refusal(
-                self._drop, f"a message of {size} bytes in chunks, at most {most} are taken"
+                self._drop, f"a message of {size} bytes in chunks, at most {limit} are allowed"
             )
         count = metadata.num_chunks_from_msg
         if count > pulsar_batch.CHUNKS_MAX:
-            most = pulsar_batch.CHUNKS_MAX
-            raise Refusal(self._drop, f"a message in {count} chunks, at most {most} are taken")
+            limit = pulsar_batch.CHUNKS_MAX
+            raise Refusal(self._drop, f"a message in {count} chunks, at most {limit} are allowed")
         if parsed.batched or not 0 <= metadata.chunk_id < count:
             raise Refusal(self._drop, f"chunk {metadata.chunk_id} of {count}")
         if message is None:
@@ -206,14 +212,15 @@ class ChunksOfProducer:
         if metadata.chunk_id > expected or count != message.count:
             raise Refusal(
                 self._drop,
-                f"chunk {metadata.chunk_id} of {count}, where chunk {expected} of {message.count}"
-                " was to come",
+                f"chunk {metadata.chunk_id} of {count} in place of chunk {expected} of"
+                f" {message.count}",
             )
 
 
 class ChunkRun(Run):
     """A chunk until it is stored; its message is stored with the last chunk. Each chunk notes its
-    offset when it is sent, and the last one is stored with the offsets of the others."""
+    offset in the message when it is sent; the last chunk is stored with the offsets of all earlier
+    chunks."""
 
     __slots__ = ("_data", "_index", "_message")
 
@@ -224,28 +231,28 @@ class ChunkRun(Run):
         super().__init__(producer, name, batched=False)
         self._data, self._index = data, parsed.metadata.chunk_id
         self._message = message
-        last = self._index == message.count - 1
-        self.chunk = Chunk.LAST if last else Chunk.EARLIER
+        is_last = self._index == message.count - 1
+        self.chunk = Chunk.LAST if is_last else Chunk.EARLIER
         sequence_id = parsed.last_sequence_id if producer.partition.log.deduplicates else NO_ID
-        stored = data if last else pulsar_batch.earlier_chunk(data)
-        self.add(send, stored, name, False, 1, sequence_id)
+        stored_data = data if is_last else pulsar_batch.earlier_chunk(data)
+        self.add(send, stored_data, name, False, 1, sequence_id)
 
     def hand_on(self) -> None:
-        """The chunk's number is in its message."""
+        """Nothing to do: the chunk's SEND has its number already."""
 
     def sent(self, offset: int) -> None:
         offsets = self._message.offsets
         if self.chunk is Chunk.LAST:
-            before = offsets[: self._index]
-            assert NOWHERE not in before, "the chunks before the last one were sent before it"
-            self.batches = [pulsar_batch.last_chunk(before, self._data)]
+            earlier = offsets[: self._index]
+            assert NOWHERE not in earlier, "the earlier chunks were sent before the last chunk"
+            self.batches = [pulsar_batch.last_chunk(earlier, self._data)]
         else:
             offsets[self._index] = offset
 
     def _received(self, ledger: int, entries: Iterable[int]) -> None:
         if self.chunk is Chunk.LAST:
-            self._message.stored(next(iter(entries)))
+            self._message.send_receipts(next(iter(entries)))
         self.producer.connection.stored(self.waiting_bytes)
 
-    def _refused(self, why: Refusal) -> None:
-        self._message.refused(why)
+    def _refuse(self, refusal: Refusal) -> None:
+        self._message.refuse(refusal)

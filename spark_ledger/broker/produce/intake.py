@@ -1,8 +1,9 @@
 """What producers of one connection send: SENDs that came together become runs.
 
-Always true: batches of a producer are handed on in the order in which they came, and before what
-its connection asks for next; a batch that is refused is answered between the receipts of those
-around it. The bytes of its batches that are not stored are counted here alone, up and down.
+Always true: batches of a producer are handed on in the order in which they came, and before the
+next request of the connection is carried out. The answer to a refused batch comes between the
+receipts of the batches before and after it. Only this file counts the bytes of the connection's
+batches that are not stored.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from spark_ledger import errors
 from spark_ledger.broker.names import fault_of_name
 from spark_ledger.broker.produce.chunks import ChunksOfProducer
 from spark_ledger.broker.produce.live_writer import LiveWriter
-from spark_ledger.broker.produce.producer import NO_ID, Producer, Run, closed
+from spark_ledger.broker.produce.producer import NO_ID, Producer, Run, close_command
 from spark_ledger.broker.wire.commands import NO_TRANSACTIONS, Refusal, ServerError
 from spark_ledger.broker.wire.frames import MalformedFrame, Span, encode
 from spark_ledger.broker.wire.link import Link
@@ -22,25 +23,30 @@ from spark_ledger.metrics import Counter
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_batch import WALKED_MESSAGES_MAX
 
-METADATA_BYTES_MAX = 10 << 10  # beside a message of the largest size
+METADATA_BYTES_MAX = 10 << 10
+"""Limit of a batch's metadata, which comes beside a message of the largest size."""
 BYTES_AS_A_MESSAGE = 400
-"""So many bytes take as long to decompress as a message to walk (ZLIB; others are faster)."""
+"""Decompressing this number of bytes takes as long as walking one message (ZLIB; other codecs are
+faster)."""
 SHAPES_MAX = 1_000
-"""How lone messages look, by producer; what is forgotten is read by protobuf once more."""
+"""How many shapes of lone messages are kept; the next message of a forgotten shape is read by
+protobuf."""
 
 
 class ThisBroker(Protocol):
-    """This broker, which counts the messages that were given up as `incomplete`."""
+    """The broker of the connection."""
 
     @property
-    def incomplete(self) -> Counter: ...
+    def incomplete(self) -> Counter:
+        """As Broker.incomplete."""
 
     def count_waiting(self, size: int) -> None:
-        """So many bytes of clients wait from now on, or wait no more where it is negative."""
+        """As Broker.count_waiting."""
 
 
 class Intake:
-    """Of the producers of one connection, by their ids there; their ProducersLink."""
+    """The producers of one connection, by their ids in it; the ProducersLink of these
+    producers."""
 
     def __init__(self, link: Link, broker: ThisBroker, message_bytes_max: int) -> None:
         self.producers: dict[int, Producer] = {}
@@ -50,11 +56,11 @@ class Intake:
         self._link = link
         self._broker = broker
         self._bytes_max = message_bytes_max + METADATA_BYTES_MAX
-        self._chunks: dict[Producer, ChunksOfProducer] = {}  # of those here that have sent a chunk
-        self._runs: dict[int, Run] = {}  # of the bytes at hand, by producer
+        self._chunks: dict[Producer, ChunksOfProducer] = {}  # of producers that have sent a chunk
+        self._runs: dict[int, Run] = {}  # not handed on yet, by producer id
         self._shapes: dict[bytes, Shape] = {}
-        self._walked = 0  # messages in this step
-        self._away: dict[int, None] = {}  # producers that were sent away, and are not back
+        self._walked = 0  # number of messages walked in this step
+        self._ids_away: dict[int, None] = {}  # of producers sent away that are not back
 
     @property
     def is_read(self) -> bool:
@@ -69,22 +75,23 @@ class Intake:
         self._link.read_or_not()
 
     def add(self, producer: Producer) -> None:
-        self._away.pop(producer.id, None)
+        self._ids_away.pop(producer.id, None)
         self.producers[producer.id] = producer
 
     def remove(self, producer: Producer) -> bool:
-        """Whether it was here."""
+        """Returns whether the connection had this producer."""
         producer.leave(producer)
         chunks = self._chunks.pop(producer, None)
         if self.producers.get(producer.id) is not producer:
             return False
         del self.producers[producer.id]
         if chunks is not None:
-            chunks.give_up("it left", refuse=False)
+            chunks.give_up("the producer left", refuse=False)
         return True
 
     def remove_all(self) -> None:
-        """The connection is gone: its client sends again, on another one, what was not stored."""
+        """Remove all producers, as the connection has ended: the client sends the messages that
+        were not stored again on another connection."""
         left: dict[LiveWriter, list[Producer]] = {}
         for producer in list(self.producers.values()):
             self.remove(producer)
@@ -93,15 +100,16 @@ class Intake:
             writer.backlog.drop(producers)
 
     def send_producer_away(self, producer: Producer) -> None:
-        """It is to look its topic up again."""
+        """As ProducersLink.send_producer_away."""
         if producer in self._chunks:
-            self._chunks[producer].forget()  # they come again
+            self._chunks[producer].forget()  # the client sends these messages again
         if self.remove(producer):
-            self._away[producer.id] = None
-            self.send(encode(closed(producer.id)))
+            self._ids_away[producer.id] = None
+            self.send(encode(close_command(producer.id)))
 
     def take_alike(self, data: bytes, spans: Sequence[Span], at: int) -> int:
-        """Lone messages of a producer that look as those before; how many there are."""
+        """Take the successive SENDs from span `at` on that have the shape of an earlier lone
+        message; returns how many there are."""
         begin = spans[at][0]
         shape = self._shapes.get(data[begin : begin + KEY_BYTES])
         producer = None if shape is None else self.producers.get(shape.producer_id)
@@ -121,20 +129,20 @@ class Intake:
         return len(alike.sends)
 
     def begin_step(self) -> None:
-        """The loop did what else there was to do."""
+        """Begin to count the work of one step of the loop."""
         self._walked = 0
 
     @property
     def step_is_over(self) -> bool:
-        """Whether so much was walked for sequence ids that others are to have their turn."""
+        """Whether so many messages were walked for sequence ids that the step has to end."""
         return self._walked >= WALKED_MESSAGES_MAX
 
     def take(self, part: Any, batch: bytes) -> None:
         producer = self.producers.get(part.producer_id)
         if producer is None or not producer.may_send:
-            if part.producer_id not in self._away:
-                self.send(encode(closed(part.producer_id)))
-            return  # one that was sent away sends again
+            if part.producer_id not in self._ids_away:
+                self.send(encode(close_command(part.producer_id)))
+            return  # a producer that was sent away sends the batch again
         if not batch:
             raise MalformedFrame("SEND without a batch")
         ids = (part.producer_id, part.sequence_id, part.highest_sequence_id)
@@ -148,51 +156,51 @@ class Intake:
             return
         name, batched = parsed.metadata.producer_name, parsed.batched
         unpacked = pulsar_batch.unpacked_bytes(parsed)
-        last = NO_ID
+        last_sequence_id = NO_ID
         if producer.partition.log.deduplicates:
-            last = parsed.last_sequence_id
+            last_sequence_id = parsed.last_sequence_id
             if parsed.needs_walk:
                 self._walked += parsed.messages + unpacked // BYTES_AS_A_MESSAGE
-        given = (send, batch, name, batched, parsed.messages, last)
+        arguments = (send, batch, name, batched, parsed.messages, last_sequence_id)
         run = self._runs.get(producer.id)
-        if run is None or not run.add(*given, unpacked):
+        if run is None or not run.add(*arguments, unpacked):
             if run is not None:
                 self._append(run)
             run = self._runs[producer.id] = Run(producer, name, batched)
-            run.add(*given, unpacked)
+            run.add(*arguments, unpacked)
         if not batched:
             self._learn(Shape.of(send, part.HasField("num_messages"), name))
 
     def _learn(self, shape: Shape | None) -> None:
-        """How a producer's lone messages look, for those that follow."""
+        """Note the shape of a producer's lone messages, for the following ones."""
         if shape is not None:
-            if len(self._shapes) >= SHAPES_MAX:  # of producers that left, too: those here come anew
+            if len(self._shapes) >= SHAPES_MAX:  # some are of producers that have left
                 self._shapes.clear()
             self._shapes[shape.key] = shape
 
     def _parsed(self, producer: Producer, send: Send, batch: bytes) -> pulsar_batch.Batch | None:
-        """What its producer sent; None of what is refused, or a chunk."""
+        """The parsed batch; None if it was refused, or was a chunk, which is then taken."""
         try:
             parsed = self._checked(batch, producer.partition.log.deduplicates)
-        except Refusal as why:
+        except Refusal as refusal:
             self.hand_on()
             if send.is_chunk:
-                self._chunks_of(producer).damaged()
-            producer.refuse(send.sequence_id, why)
+                self._chunks_of(producer).note_damaged_chunk()
+            producer.refuse(send.sequence_id, refusal)
             return None
         if parsed.is_chunk:
             self.hand_on()
             self._chunks_of(producer).take(send, batch, parsed, self._append)
             return None
         if producer in self._chunks:
-            self._chunks[producer].another()
+            self._chunks[producer].note_other_message()
         return parsed
 
     def _checked(self, batch: bytes, deduplicates: bool) -> pulsar_batch.Batch:
         """Raises Refusal."""
         if len(batch) > self._bytes_max:
-            most = self._bytes_max - METADATA_BYTES_MAX
-            raise Refusal(self.drop, f"a batch of {len(batch)} bytes, at most {most} are taken")
+            limit = self._bytes_max - METADATA_BYTES_MAX
+            raise Refusal(self.drop, f"a batch of {len(batch)} bytes, at most {limit} are allowed")
         try:
             parsed = pulsar_batch.parse(batch, check=True)
         except errors.BadEntry as error:
@@ -200,7 +208,7 @@ class Intake:
         if parsed.metadata.HasField("txnid_most_bits"):
             raise Refusal(self.drop, NO_TRANSACTIONS)
         if not isinstance(parsed.metadata.producer_name, str):
-            raise Refusal(self.drop, "its producer's name is not UTF-8")
+            raise Refusal(self.drop, "the producer's name in the batch is not UTF-8")
         fault = fault_of_name("producer", parsed.metadata.producer_name)
         fault = fault or fault_of_name("chunked message", parsed.metadata.uuid)
         fault = fault or pulsar_batch.fault_of(parsed, whole=not parsed.is_chunk)
@@ -224,6 +232,6 @@ class Intake:
 
     def _chunks_of(self, producer: Producer) -> ChunksOfProducer:
         if producer not in self._chunks:
-            made = ChunksOfProducer(producer, self._broker.incomplete, self.drop)
-            self._chunks[producer] = made
+            chunks = ChunksOfProducer(producer, self._broker.incomplete, self.drop)
+            self._chunks[producer] = chunks
         return self._chunks[producer]

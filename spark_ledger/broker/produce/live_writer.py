@@ -1,30 +1,31 @@
-"""The open end of one partition in its owner's hands: batches go to the live ledger, in order.
+"""The open end of one partition at its owner: batches go to the live ledger, in order.
 
-step.py decides what comes next and has the states of a segment; backlog.py has what waits and what
-is under way; opening.py has the open ledger and the commit between two segments. LiveWriter does
-what is decided.
+step.py decides the next step and has the states of a segment; backlog.py has the runs that wait or
+are under way; opening.py has the open ledger and the commit between two segments. LiveWriter
+carries the steps out.
 
 Always true:
 - no batch is sent before this owner's own `open` was read back in the folded log (hazard 28);
-- a batch is stored once Qa bookies have synced it and all before it; it then has the offset it will
-  always have;
-- batches sent to a ledger that failed or was fenced are decided by its CLOSED record alone: those
-  in it are stored, the others go to the next ledger, once and in order (hazard 31);
+- a batch is stored once Qa bookies have synced it and all batches before it; its offset then never
+  changes;
+- if a ledger failed or was fenced, its CLOSED record alone decides about the batches sent to it:
+  batches in the record are stored, the others go to the next ledger, once and in order (hazard 31);
 - the owner hands the live segment to a committer that asks for it: the owner stops, and the commit
-  seals the segment and reopens its ledger; if no commit comes before the hold ends, this owner does
-  both, so that a late commit is refused. A partition whose ledger was fenced instead is reopened
-  after the commit of the fencing process, or after HOLD_S (hazard 29);
-- a new segment gets the batches that wait before it is handed over, so producers make progress
+  seals the segment and reopens its ledger. If no commit comes before the hold ends, this owner
+  seals and reopens, so that a late commit is refused. If the committer fenced the ledger instead,
+  the partition is reopened after its commit, or after HOLD_S (hazard 29);
+- a new segment gets the waiting batches before it is handed over, so producers make progress
   between two commits;
 - from the second segment of a ledger on, each entry has its own offset, for readers of an old log;
 - seal + open is one commit; a partition without batches for IDLE_S has no ledger open;
-- INFLIGHT_ENTRIES_MAX entries are under way at most, and batches that wait meanwhile share the next
+- at most INFLIGHT_ENTRIES_MAX entries are under way, and batches that wait meanwhile share the next
   entry; a chunk has an entry by itself;
-- waiting batches of a producer that has gone are not sent to a ledger; those under way are decided;
-- the chunks of a message are stored before its last one, whichever ledgers they go to, and the last
-  one is sent with the offsets of the others;
+- waiting batches of a producer that has gone are not sent to a ledger; its batches under way are
+  decided;
+- the earlier chunks of a message are stored before its last chunk, whichever ledgers they go to,
+  and the last chunk is sent with the offsets of the earlier chunks;
 - with deduplication no batch is stored twice: seals have each producer's last sequence id.
-Connections bound the bytes that wait (connection.py), step.py the entries under way.
+Connections bound the bytes that wait (connection.py), step.py bounds the entries under way.
 """
 
 import asyncio
@@ -63,7 +64,7 @@ from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
 
 ENTRY_BYTES_MAX = 1 << 20
-"""An entry takes more batches up to so many bytes; one batch may be larger."""
+"""Batches share an entry up to this size; a single batch may be larger."""
 IDLE_S = 60.0
 GIVEN_UP = "the broker gives this partition up"
 
@@ -89,9 +90,9 @@ class LiveWriter:
         self._state = WriterState.NOTHING
         self._ledger: OpenLedger | None = None  # in state OPEN
         self._openings = Openings(commits, number)
-        self._wake, self._is_waiting = asyncio.Event(), False  # of `_wait`; an event wakes it
+        self._wake, self._is_waiting = asyncio.Event(), False  # `_wait` waits for `_wake`
         self._task: asyncio.Task[None] | None = None
-        self._used_s = 0.0  # when something waited or was under way last
+        self._used_s = 0.0  # the last time at which a batch waited or was under way
         self._closing = False
 
     async def is_fenced(self) -> bool:
@@ -99,22 +100,22 @@ class LiveWriter:
         return self._ledger is not None and await self._ledger.writer.is_fenced()
 
     def append(self, run: WaitingRun) -> None:
-        """Store the run after all that were appended before it."""
+        """Store the run after all runs that were appended before it."""
         if self._closing:
             self.backlog.add_late(run)
             if self._task is None:
                 self.backlog.fail_late(errors.LedgerClosed(GIVEN_UP))
             return
-        idle = not self.backlog.waiting
+        was_empty = not self.backlog.waiting
         self.backlog.add(run)
         if self.backlog.waiting and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._work())
-        elif self.backlog.waiting and idle:
+        elif self.backlog.waiting and was_empty:
             self._wake.set()
 
     async def start(self) -> None:
-        """Seal what another owner left open, if it did: then all its rows are in commits. Raises
-        as `seal.seal_live_segment` and a commit."""
+        """Seal the segment that another owner left open, if there is one: then all rows of the
+        partition are in commits. Raises as `seal.seal_live_segment` and a commit."""
         if (await self._commits.state()).partitions[self._number].live is not None:
             await self._open(seal_only=True)
         if self.backlog.deduplicates:
@@ -122,9 +123,9 @@ class LiveWriter:
             self.backlog.begin(state.partitions[self._number].producers)
 
     def hand_over(self, ledger_id: int, opened: int, until_s: float) -> SegmentHold | None:
-        """For a committer: stop the live segment of that ledger, if commit `opened` or a later one
-        opened it, and hold until `until_s` of the loop's clock, or until the last committer leaves.
-        None: the segment is not handed over. The caller leaves the hold."""
+        """For a committer: stop the live segment of that ledger, if commit `opened` or a later
+        commit opened it. The segment is held until `until_s` of the loop's clock, or until the last
+        committer leaves. None: the segment is not handed over. The caller leaves the hold."""
         live, asked = self.open_end.live, self._openings.asked
         before = asked.current
         hold = self._openings.ask(live, ledger_id, opened, until_s, new=not self._closing)
@@ -137,9 +138,10 @@ class LiveWriter:
         return hold
 
     async def until_decided(self, matches: Callable[[object], bool]) -> bool:
-        """Wait until every run of the producers that match is stored or has failed for good: none
-        of them waits or is under way, and a ledger that the work left UNDECIDED is sealed. False if
-        the work fails meanwhile, or the partition is given up: then such runs may be stored yet."""
+        """Wait until every run of the producers that match is stored or has failed for good: no
+        such run waits or is under way, and a ledger that the work left UNDECIDED is sealed. False
+        if the work fails meanwhile, or the partition is given up: such runs may still be
+        stored."""
 
         def is_undecided() -> bool:
             return self._state is WriterState.UNDECIDED and not self._closing
@@ -149,8 +151,9 @@ class LiveWriter:
         return await self.backlog.until_decided(matches, is_undecided) and not self._closing
 
     async def close(self) -> None:
-        """Store what was appended, seal, and take no more batches. Batches that cannot be stored
-        fail; if another owner has fenced the ledger, its CLOSED record decides first which fail."""
+        """Store the appended batches, seal, and take no more batches. Batches that cannot be stored
+        fail; if another owner has fenced the ledger, its CLOSED record decides which batches
+        fail."""
         self._closing = True
         self._wake.set()
         if self._openings.asked.current is not None:
@@ -164,10 +167,10 @@ class LiveWriter:
             await self._until_idle()
         except errors.LedgerError as error:
             self._fail(error)
-        except asyncio.CancelledError:  # `close` waits no longer
+        except asyncio.CancelledError:  # the caller of `close` gave up
             self._fail(errors.LedgerClosed(GIVEN_UP))
             raise
-        except Exception as error:  # a defect: what waits fails with it
+        except Exception as error:  # a defect: all waiting batches fail
             _log.exception("partition %d of topic %s ends", self._number, self._commits.topic.name)
             self._fail(errors.LedgerError(f"a partition's writer has failed: {error!r}"))
         finally:
@@ -181,7 +184,7 @@ class LiveWriter:
             if step is WriterStep.APPEND:
                 self._send(now)
                 await self._wait()
-                if self._ledger is not None:  # else it was handed over meanwhile
+                if self._ledger is not None:  # None: the segment was handed over meanwhile
                     self._store_acknowledged()
             elif step is WriterStep.DECIDE:
                 await self._decide()
@@ -215,21 +218,23 @@ class LiveWriter:
         )
 
     def _send(self, now: WriterSituation) -> None:
-        """Entries of what waits, as long as there is room and the ledger is not to be left."""
+        """Send entries of the waiting runs, as long as there is room and the ledger stays in
+        use."""
         ledger, live = self._current()
         while has_room(now):
-            taken = self.backlog.take_runs()
+            runs = self.backlog.take_runs()
             try:
-                entry = ledger.append(live, taken, self._commits.now_ms())
-            except Exception:  # a defect: these fail with all that waits
-                self.backlog.waiting.extendleft(reversed(taken.runs))
+                entry = ledger.append(live, runs, self._commits.now_ms())
+            except Exception:  # a defect: these runs fail with all waiting runs
+                self.backlog.waiting.extendleft(reversed(runs.runs))
                 raise
             entry.acked.add_done_callback(lambda _: self._wake.set())
             self.backlog.under_way.append(entry)
             now = self._situation()
 
     async def _wait(self) -> None:
-        """Until something was stored or refused or came, or the ledger is to be left."""
+        """Wait until an entry has its outcome, a run comes, a committer asks, or the ledger has to
+        be left."""
         ledger, _ = self._current()
         now_s, under_way = asyncio.get_running_loop().time(), bool(self.backlog.under_way)
         if under_way or self.backlog.waiting:
@@ -262,38 +267,38 @@ class LiveWriter:
         return ledger, live
 
     def _stop(self) -> None:
-        """Hand the segment over, whose entries are all stored. The next commit, of this owner or of
-        a committer, has its seal and the opening of another segment in the same ledger."""
+        """Hand over the segment, whose entries are all stored. The next commit, of this owner or of
+        a committer, seals it and opens another segment in the same ledger."""
         ledger, live = self._current()
         assert self.open_end.end == live.origin + ledger.counts.rows, "nothing is under way"
         stopped = ledger.stopped(live)
         self._end_segment(WriterState.STOPPED, ledger.writer.version, stopped.extent, stopped)
 
     async def _leave(self) -> None:
-        """Close the ledger, whose entries are all stored. The next commit has its seal, and
-        the opening of another ledger if this one was in use lately."""
-        (ledger, live), left = self._current(), state_after_leaving(self._situation())
+        """Close the ledger, whose entries are all stored. The next commit seals its segment, and
+        opens another ledger if this ledger was in use lately."""
+        (ledger, live), after = self._current(), state_after_leaving(self._situation())
         try:
             closed = await ledger.close()
         except (errors.LedgerError, StoreError) as error:
             _log.warning("ledger %d is recovered: %s", live.ledger_id, error)
-            await self._decide(left)
+            await self._decide(after)
         else:
             extent = closed_extent(closed, ledger.counts.entries, ledger.counts.rows)
-            self._end_segment(left, closed.version, extent)
+            self._end_segment(after, closed.version, extent)
 
     async def _decide(self, after: WriterState = WriterState.FAILED) -> None:
-        """The ledger failed, or was fenced: what its CLOSED record has is stored, and the rest is
-        to be sent again (hazard 31). Raises Deposed."""
+        """Recover a ledger that failed or was fenced: entries in its CLOSED record are stored, the
+        others have to be sent again (hazard 31). Raises Deposed."""
         (ledger, live), end = self._current(), self.open_end
-        fenced = isinstance(ledger.writer.failure, errors.LedgerFenced)
+        was_fenced = isinstance(ledger.writer.failure, errors.LedgerFenced)
         ledger.writer.abandon()
         closed = await self._commits.recovered(live.ledger_id, self._number, lambda: self._closing)
         rows = end.end - live.origin
         for _ in range(stored_count(end.last_entry + 1, live.ledger_id, closed.record, rows)):
             self._store_entry(self.backlog.under_way.popleft())
         self.backlog.take_back(end.last_entry + 1)
-        if fenced:
+        if was_fenced:
             until_s = asyncio.get_running_loop().time() + HOLD_S
             self._openings.asked.hold = SegmentHold(live.ledger_id, live.opened, until_s)
         extent = closed_extent(closed, end.last_entry + 1, end.end - live.origin)
@@ -302,7 +307,7 @@ class LiveWriter:
     def _end_segment(
         self, after: WriterState, version: int, extent: Extent, stopped: Next | None = None
     ) -> None:
-        """The open segment is over. `stopped`: its ledger, if that takes the next segment."""
+        """End the open segment. `stopped`: its ledger, if the ledger takes the next segment."""
         ledger, live = self._current()
         counts = ledger.counts
         last_ids, rowless = self.backlog.take_ids(), counts.rowless_stored
@@ -311,14 +316,14 @@ class LiveWriter:
         self._openings.end(seal, stopped, goes_on=not self._closing)
 
     def _close(self, after: WriterState, cause: str) -> None:
-        """No segment is open any more."""
+        """Note that no segment is open any more."""
         self._state = moved(self._state, after, cause)
         self._ledger = None
         self.open_end.close()
 
     async def _patiently_open(self) -> bool:
-        """Commit what `next_step` asks for: an opening, or the seal of the last segment alone.
-        Tries again after a failure that may pass. Returns whether a segment is open."""
+        """Commit an opening, or only the seal of the last segment, as `next_step` decides. Tries
+        again after a transient failure. Returns whether a segment is open."""
         pause_s = PAUSE_S
         while (step := next_step(self._situation())) is not WriterStep.REST:
             try:
@@ -327,10 +332,10 @@ class LiveWriter:
             except TAKES_NO_ROWS:
                 raise
             except (errors.LedgerFenced, errors.CommitOutcomeUnknown) as error:
-                _log.warning("%s", error)  # the intent ended, or others ended what was opened
+                _log.warning("%s", error)  # the intent ended, or others ended the new segment
                 await self._openings.drop_next()
             except errors.TxnConflict as error:
-                _log.info("another was faster: %s", error)
+                _log.info("another commit was faster: %s", error)
             except (errors.LedgerError, StoreError) as error:
                 topic = self._commits.topic.name
                 _log.warning("partition %d of %s stays closed: %s", self._number, topic, error)
@@ -346,24 +351,24 @@ class LiveWriter:
             self._begin_segment(*opened)
             return
         if self._state is not WriterState.NOTHING:
-            self._close(WriterState.NOTHING, "what was live is sealed")
+            self._close(WriterState.NOTHING, "the live segment is sealed")
         self.backlog.wake_waiters()
         await self._openings.drop_next()
 
     def _begin_segment(self, live: LiveSegment, state: TopicState, following: Next) -> None:
-        """The opening of the next ledger was read back. All segments before it are sealed, also
-        those of other owners, and one that this owner left undecided."""
+        """Begin the segment of the next ledger, whose opening was read back. All segments before it
+        are sealed, also segments of other owners, and a segment that this owner left undecided."""
         self.backlog.begin(state.partitions[self._number].producers)
         self._state = moved(self._state, WriterState.OPEN, "its opening was read back")
         now_s = asyncio.get_running_loop().time()
         self._ledger = OpenLedger.of(following, now_s)
         self.open_end.open(live)
-        if self.backlog.waiting:  # without batches `_used_s` stays, so that the partition gets idle
+        if self.backlog.waiting:  # else `_used_s` does not change, so that the partition gets idle
             self._used_s = now_s
         self.backlog.wake_waiters()
 
     def _fail(self, error: errors.LedgerError) -> None:
-        """Whatever waits has failed; what was sent may be stored all the same."""
+        """Fail all runs, waiting or under way; the runs under way may be stored all the same."""
         if self._ledger is not None:
             self._ledger.writer.abandon()
             after = WriterState.UNDECIDED if self.backlog.under_way else WriterState.NOTHING

@@ -1,10 +1,10 @@
-"""The ledger of a partition's live segment, and the commit between two segments: the seal of the
-last one with the opening of the next.
+"""The ledger of a partition's live segment, and the commit between two segments, which seals the
+last segment and opens the next.
 
-Always true: no segment is open here before its opening was read back in the folded log (hazard 28);
-what is live in the log and is not this owner's next segment is sealed in the commit that opens the
-next one; a ledger that stopped takes the next segment if the topic's intent is still that under
-which it was made, else it is closed.
+Always true: no segment is open here before its opening was read back in the folded log (hazard 28).
+A segment that is live in the log and is not this owner's next segment is sealed in the commit that
+opens the next segment. A ledger that stopped takes the next segment if the topic's intent is still
+the intent under which the ledger was made; else the ledger is closed.
 """
 
 from contextlib import suppress
@@ -30,8 +30,8 @@ from spark_ledger.topic.log.state import TopicState, is_seal_of
 
 @dataclass(slots=True)
 class OpenLedger:
-    """The ledger of the live segment. `reopened`: it had segments before this one; `opened_s`: when
-    its first one was opened."""
+    """The ledger of the live segment. `reopened`: whether it had segments before this segment;
+    `opened_s`: the time at which its first segment was opened."""
 
     writer: AsyncLedgerWriter
     intent: Intent
@@ -42,14 +42,14 @@ class OpenLedger:
     @staticmethod
     def of(following: Next, now_s: float) -> "OpenLedger":
         """The ledger `following`, after its opening was read back."""
-        has, reopened = following.extent, following.after != ANY_OPENING
+        extent, reopened = following.extent, following.after != ANY_OPENING
         opened_s = following.opened_s if reopened else now_s
-        counts = LedgerCounts(has.entries, has.rows, has.bytes)
+        counts = LedgerCounts(extent.entries, extent.rows, extent.bytes)
         return OpenLedger(following.writer, following.intent, counts, opened_s, reopened)
 
-    def append(self, live: LiveSegment, taken: EntryRuns, now_ms: int) -> PendingEntry:
+    def append(self, live: LiveSegment, entry_runs: EntryRuns, now_ms: int) -> PendingEntry:
         """Send an entry of these runs."""
-        runs, size, rows = taken
+        runs, size, rows = entry_runs
         counts, writer = self.counts, self.writer
         offset = live.origin + counts.rows
         share = Share(live.partition, rows, offset if self.reopened else counts.rows)
@@ -60,7 +60,7 @@ class OpenLedger:
         parts = parts_of_entry(runs, size, share, now_ms, rowless, at_offset=self.reopened)
         acked = writer.append(parts, rows)
         if acked.done() and isinstance(failure := acked.exception(), errors.LedgerError):
-            writer.abandon(failure)  # else the entries after it had its id
+            writer.abandon(failure)  # else the next entry would get the id of the failed entry
         counts.add(rows, size, rowless, now_ms)
         return PendingEntry(runs, rows, rowless, acked)
 
@@ -69,13 +69,13 @@ class OpenLedger:
         return VersionedRecord(await self.writer.close(), self.writer.version)
 
     def stopped(self, live: LiveSegment) -> Next:
-        """The ledger as it takes the next segment; all entries are acknowledged."""
-        has = Extent(self.counts.entries, self.counts.rows, self.writer.confirmed_bytes)
-        return Next(self.writer, self.intent, has, live.opened, self.opened_s)
+        """This ledger as the ledger of the next segment; all entries are acknowledged."""
+        extent = Extent(self.counts.entries, self.counts.rows, self.writer.confirmed_bytes)
+        return Next(self.writer, self.intent, extent, live.opened, self.opened_s)
 
 
 class Opened(NamedTuple):
-    """A segment of this owner that is live in that state of the topic, and its ledger."""
+    """A live segment of this owner, the state of the topic that has it, and its ledger."""
 
     live: LiveSegment
     state: TopicState
@@ -83,46 +83,47 @@ class Opened(NamedTuple):
 
 
 class Openings:
-    """Of partition `number`; `asked` are the committers that commit past its live segment."""
+    """The openings of partition `number`; `asked` has the holds of committers that commit past its
+    live segment."""
 
     def __init__(self, commits: TopicCommits, number: int) -> None:
         self.asked = AskedSegments()
         self._commits = commits
         self._number = number
-        self._ended: SealLive | None = None  # of the last segment, until it is in a commit
+        self._ended: SealLive | None = None  # the last segment's seal, until a commit has it
         self._next: Next | None = None
 
     def ask(
         self, live: LiveSegment | None, ledger_id: int, opened: int, until_s: float, *, new: bool
     ) -> SegmentHold | None:
         """The hold of a committer that commits past the segment that commit `opened`, or a later
-        one, began in that ledger; None without such a hold, where no
-        `new` one begins."""
-        asked, following = self.asked.current, self._next
-        if asked is None and live is not None:
+        commit, began in that ledger. If the segment has no hold, a hold begins if `new`, else the
+        result is None."""
+        hold, following = self.asked.current, self._next
+        if hold is None and live is not None:
             if live.ledger_id == ledger_id and new:
-                asked = self.asked.current = SegmentHold(ledger_id, live.opened, until_s)
-        elif following is not None and (asked is None or asked.opened < opened):
+                hold = self.asked.current = SegmentHold(ledger_id, live.opened, until_s)
+        elif following is not None and (hold is None or hold.opened < opened):
             new = new and following.writer.ledger_id == ledger_id
-            asked = self.asked.ask_next(ledger_id, opened, until_s, new=new)
-        return asked if asked is not None and asked.ledger_id == ledger_id else None
+            hold = self.asked.ask_next(ledger_id, opened, until_s, new=new)
+        return hold if hold is not None and hold.ledger_id == ledger_id else None
 
-    def end(self, ended: SealLive, stopped: Next | None, *, goes_on: bool) -> None:
-        """The live segment is over, and this seal goes into the next commit. Answers the committers
-        that asked for it; if it `goes_on`, with the opening of the next segment in the ledger that
-        stopped."""
-        self._ended, self._next = ended, stopped
-        opened = None
+    def end(self, seal: SealLive, stopped: Next | None, *, goes_on: bool) -> None:
+        """End the live segment: `seal` goes into the next commit. Answers the committers that asked
+        for the segment: with the seal, and, if the writer `goes_on`, with the opening of the next
+        segment in the `stopped` ledger."""
+        self._ended, self._next = seal, stopped
+        opening = None
         if stopped is not None and goes_on and self._number in self._commits.epochs:
-            opened = self._commits.opening(self._number, stopped)
-        self.asked.hand(HandOver(self._commits.topic.id, ended, opened))
+            opening = self._commits.opening(self._number, stopped)
+        self.asked.hand(HandOver(self._commits.topic.id, seal, opening))
 
     async def commit(self, *, seal_only: bool) -> Opened | None:
-        """One commit: the seal of what is live, and with it the opening of what comes next, which
-        is read back; None: there is only the seal. Raises as `seal.seal_live_segment` and a
-        commit."""
+        """In one commit, seal the live segment and open the next segment; returns the next segment,
+        which was read back. `seal_only`: only seal, and return None. Raises as
+        `seal.seal_live_segment` and a commit."""
         try:
-            state = await self._held()
+            state = await self._state_after_hold()
         finally:
             self.asked.forget()
         live = state.partitions[self._number].live
@@ -131,10 +132,10 @@ class Openings:
         owned = await self._commits.check_owner(self._number)
         actions: list[Action] = []
         if live is not None:
-            ended = self._ended
-            if ended is None or not is_seal_of(ended, live):
-                ended = await seal_live_segment(self._commits.client.ledgers, live)
-            actions.append(ended)
+            seal = self._ended
+            if seal is None or not is_seal_of(seal, live):
+                seal = await seal_live_segment(self._commits.client.ledgers, live)
+            actions.append(seal)
         if seal_only:
             if actions:
                 await self._commits.commit(actions)
@@ -149,9 +150,9 @@ class Openings:
             raise errors.TxnConflict(f"ledger {opening.ledger_id} is not live any more")
         return self._opened(live, state)
 
-    async def _held(self) -> TopicState:
-        """The topic, not older than this call; during a hold, once the held segment is over: mostly
-        by a commit that this process hears of without asking."""
+    async def _state_after_hold(self) -> TopicState:
+        """The topic's state, not older than this call. If a committer holds the segment, waits
+        until its commit came or the hold has ended."""
         hold = self.asked.hold
         state = None if hold is None else await self._commits.past(self._number, hold)
         return state or await self._commits.state()
@@ -165,7 +166,8 @@ class Openings:
         return Opened(live, state, following)
 
     async def _next_ledger(self) -> Next:
-        """One of the topic's intent: that which stopped, or of a try before, else a new one."""
+        """A ledger of the topic's intent: the ledger that stopped, or the ledger of an earlier try,
+        else a new ledger."""
         intent = await self._commits.intent()
         following = self._next
         if following is not None and following.is_usable(intent):
@@ -182,7 +184,7 @@ class Openings:
                 await writer.close()
 
     def abandon(self) -> None:
-        """Nothing is handed over, and a ledger that stopped takes no segment."""
+        """Hand no segment over, and abandon a ledger that stopped."""
         self.asked.refuse()
         if self._next is not None and self._next.after != ANY_OPENING:
             self._next.writer.abandon()

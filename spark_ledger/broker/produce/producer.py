@@ -1,9 +1,9 @@
 """A producer on its connection, and its batches until their receipts.
 
-Always true: a batch has one receipt, with the id that it will always have, or its producer is sent
-away: then its client looks the topic up again and sends again what has no receipt. Receipts and
-refusals go out in the order in which a producer sent: a client drops only the oldest of the batches
-that it waits for.
+Always true: a batch gets one receipt, with an id that never changes, or its producer is sent away:
+then the client looks the topic up again, and sends the batches without a receipt again. Receipts
+and refusals go out in the order of the producer's SENDs: a client drops only the oldest of the
+batches that it waits for.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,38 +30,39 @@ NO_ID = -1
 RUN_BYTES_MAX = 256 << 10
 RUN_UNPACKED_MAX = 8 << 20
 RUN_MESSAGES_MAX = 1 << 24
-"""Limits of several batches; one alone may be larger. Messages are as the client counts them."""
+"""Limits of a run of several batches; a single batch may be larger. Messages are counted as the
+client counts them."""
 OVERHEAD_BYTES = 1024
-"""What a batch that waits takes beside its bytes, about."""
+"""The memory that a waiting batch takes beside its bytes, about."""
 
 
 class ProducersLink(Protocol):
-    """What one client sends (intake.py), as its producers use it."""
+    """The connection of one client (intake.py), as its producers use it."""
 
     def send(self, frame: bytes) -> None: ...
 
     def stored(self, size: int) -> None:
-        """So many bytes of batches wait no more."""
+        """Count off `size` bytes of batches, which wait no more."""
 
     async def answers(self) -> bool:
-        """Whether its client is there; if not, it has ended by then."""
+        """Whether the client lives; if not, the connection has ended when this method returns."""
 
     def send_producer_away(self, producer: "Producer") -> None:
-        """The producer's client is to look its topic up again."""
+        """End the producer; its client then looks the topic up again."""
 
     drop: ServerError
-    """The error by which its client drops a message, and does not send it again."""
+    """The error by which the client drops a message, and does not send it again."""
 
     @property
     def is_read(self) -> bool:
         """Whether the broker reads from this connection now."""
 
     def later(self, seconds: float, do: Callable[[], None]) -> object:
-        """Call `do` after that time."""
+        """Call `do` after this time."""
 
 
 class PartitionOfProducer(Protocol):
-    """A partition in its owner's hands (owned_partition.py), as its producers use it."""
+    """A partition at its owner (owned_partition.py), as its producers use it."""
 
     log: Partition
     writer: LiveWriter
@@ -69,8 +70,8 @@ class PartitionOfProducer(Protocol):
 
 
 class Producer:
-    """Of one partition, on one connection. `topic_epoch` numbers the exclusive producers that
-    followed each other; it is 0 for a new one. `leave` takes the producer out of its partition."""
+    """A producer of one partition, on one connection. `topic_epoch` is as in Candidate. `leave`
+    takes the producer out of its partition."""
 
     def __init__(
         self,
@@ -97,16 +98,18 @@ class Producer:
         self.schema_version = schema_version
         self.client: ClientFacts | None = None
         self.may_send = False
-        """Its client has this answer, or gets it in this turn of the loop."""
+        """Whether the producer may send: its client has been told, or is told in this turn of the
+        loop."""
         self.sends = 0
-        """How many SENDs came: each has its number, and the answers go out in that order."""
+        """The number of SENDs that came. Each SEND has its number, and the answers go out in the
+        order of these numbers."""
         self._answered = 0
-        self._held: dict[int, tuple[int, bytes]] = {}
+        self._held: dict[int, tuple[int, bytes]] = {}  # answers that wait for earlier answers
 
     def ready(self) -> None:
-        """The producer may send: answer its client's request."""
+        """Let the producer send, and answer its client's request."""
         self.may_send = True
-        made = command(
+        response = command(
             "producer_success",
             request_id=self.request_id,
             producer_name=self.name,
@@ -115,25 +118,26 @@ class Producer:
             producer_ready=True,
         )
         if self.topic_epoch:
-            made.producer_success.topic_epoch = self.topic_epoch
-        self.connection.send(encode(made))
+            response.producer_success.topic_epoch = self.topic_epoch
+        self.connection.send(encode(response))
 
     def send_away(self) -> None:
-        """The client looks its topic up again, and sends again the messages without a receipt."""
+        """End the producer: its client looks the topic up again, and sends the messages without a
+        receipt again."""
         self.connection.send_producer_away(self)
 
-    def refuse(self, sequence_id: int, why: Refusal) -> None:
-        """Refuse a batch for good, after the answers to those before it."""
-        self.answer(self.came(1), 1, self.error(sequence_id, why))
+    def refuse(self, sequence_id: int, refusal: Refusal) -> None:
+        """Refuse a batch for good, after the answers to the batches before it."""
+        self.answer(self.count_sends(1), 1, self.error(sequence_id, refusal))
 
-    def came(self, count: int) -> int:
-        """So many more SENDs have come; returns the number of the first."""
+    def count_sends(self, count: int) -> int:
+        """Count `count` more SENDs; returns the number of the first."""
         first = self.sends
         self.sends += count
         return first
 
     def answer(self, number: int, count: int, frames: bytes) -> None:
-        """Answer so many SENDs from that number on, once all SENDs before them are answered."""
+        """Answer `count` SENDs from this number on, once all SENDs before them are answered."""
         if number != self._answered:
             self._held[number] = (count, frames)
             return
@@ -144,22 +148,23 @@ class Producer:
             self._answered += held[0]
 
     @property
-    def held(self) -> int:
-        """How many answers wait for an earlier one."""
+    def held_count(self) -> int:
+        """The number of answers that wait for an earlier answer."""
         return len(self._held)
 
     def receipt(self, send: Send, offset: int) -> bytes:
-        """The receipt of a SEND; offset NOWHERE: its message was stored before."""
+        """The receipt of a SEND; with offset NOWHERE, of a message that was stored before."""
         ledger = NOWHERE if offset == NOWHERE else self.partition.log.ledger
         return receipts([(send, offset)], ledger, self.partition.log.shown)
 
-    def error(self, sequence_id: int, why: Refusal) -> bytes:
+    def error(self, sequence_id: int, refusal: Refusal) -> bytes:
         ids = {"producer_id": self.id, "sequence_id": sequence_id}
-        return encode(command("send_error", **ids, error=why.code, message=why.message))
+        return encode(command("send_error", **ids, error=refusal.code, message=refusal.message))
 
 
 class Run:
-    """Batches of a producer that came together, until their receipts: they are stored together."""
+    """Batches of a producer that came together, until their receipts. They are stored
+    together."""
 
     __slots__ = (
         "_last_sequence_ids",
@@ -189,8 +194,8 @@ class Run:
         self._number = 0
 
     def hand_on(self) -> None:
-        """The run is to be stored: its answers come after those to earlier SENDs of its client."""
-        self._number = self.producer.came(len(self.batches))
+        """Give the SENDs of the run their numbers, before the run is stored."""
+        self._number = self.producer.count_sends(len(self.batches))
 
     @property
     def first_sequence_id(self) -> int:
@@ -214,8 +219,8 @@ class Run:
         last_sequence_id: int,
         unpacked: int = 0,
     ) -> bool:
-        """Add a batch, which has `unpacked` bytes decompressed. False: it does not fit into this
-        run, and begins another one."""
+        """Add a batch, which has `unpacked` bytes decompressed. False: the batch does not fit into
+        this run, and has to begin another run."""
         unpacked = max(unpacked, len(data))
         if self.batches and (
             self.size + len(data) > RUN_BYTES_MAX
@@ -242,18 +247,19 @@ class Run:
 
     @property
     def takes_alike(self) -> bool:
-        """Whether it takes as much of lone messages as are read at a time, decompressed."""
+        """Whether the run has room for all the lone messages that one call of Shape.read may
+        return."""
         return self.unpacked + RUN_BYTES_MAX + UNPACKED_MAX <= RUN_UNPACKED_MAX
 
     @property
     def after(self) -> int | None:
-        """The next sequence id is to be above this one; None without deduplication."""
+        """The sequence id above which the next one has to be; None without deduplication."""
         if not self.producer.partition.log.deduplicates:
             return None
         return self._last_sequence_ids[-1] if self.batches else NO_ID
 
     def extend(self, alike: Alike) -> None:
-        """Lone messages of its producer that `room` and `after` allow."""
+        """Add lone messages of the producer, within `room` and above `after`."""
         count = len(alike.sends)
         self._sends += alike.sends
         self.batches += alike.batches
@@ -272,14 +278,14 @@ class Run:
         columns = (self._sends, self.batches, self.counts, self._last_sequence_ids)
         for send, data, messages, last in zip(*columns, strict=True):
             run = Run(self.producer, self.producer_name, self.batched)
-            about = self.unpacked * len(data) // self.size
-            run.add(send, data, self.producer_name, self.batched, messages, last, about)
+            unpacked = self.unpacked * len(data) // self.size  # about
+            run.add(send, data, self.producer_name, self.batched, messages, last, unpacked)
             run._number = self._number + len(runs)
             runs.append(run)
         return runs
 
     def sent(self, offset: int) -> None:
-        """What is stored does not depend on it."""
+        """Nothing to do: only a chunk needs its offset when it is sent."""
 
     def stored(self, offset: int) -> None:
         ledger = self.producer.partition.log.ledger
@@ -296,21 +302,21 @@ class Run:
         producer.connection.stored(self.waiting_bytes)
 
     def failed(self, error: errors.LedgerError) -> None:
-        """After another error than MessageTooBig the client comes back, and sends again or learns
-        why it cannot: that the topic is terminated, it understands only as the answer to PRODUCER
-        (the client for Go passes over a SEND_ERROR that has this reason)."""
+        """Refuse batches that are too large; after any other error send the producer away. Its
+        client then comes back, and sends the batches again or gets the reason in the answer to
+        PRODUCER: only there does the client for Go understand that a topic is terminated."""
         producer = self.producer
         if isinstance(error, errors.MessageTooBig):
-            self._refused(Refusal(producer.connection.drop, str(error)))
+            self._refuse(Refusal(producer.connection.drop, str(error)))
         else:
             producer.send_away()
         producer.connection.stored(self.waiting_bytes)
 
-    def _refused(self, why: Refusal) -> None:
-        frames = [self.producer.error(send.sequence_id, why) for send in self._sends]
+    def _refuse(self, refusal: Refusal) -> None:
+        frames = [self.producer.error(send.sequence_id, refusal) for send in self._sends]
         self.producer.answer(self._number, len(frames), b"".join(frames))
 
 
-def closed(producer_id: int) -> BaseCommand:
-    """What sends a client's producer away: it is to look its topic up again."""
+def close_command(producer_id: int) -> BaseCommand:
+    """The command that ends a client's producer: the client then looks the topic up again."""
     return command("close_producer", producer_id=producer_id, request_id=0)

@@ -1,8 +1,8 @@
-"""What the owner of a partition's open end does next. Pure: no clock, no I/O.
+"""The next step of the owner of a partition's open end. Pure: no clock, no I/O.
 
     nothing open -> open -> stopped, rolling, idle, failed or undecided -> open | nothing open
 
-Always true: a state changes along MOVES alone; a segment ends with nothing under way, or by the
+Always true: a state changes only along MOVES; a segment ends without an entry under way, or by the
 CLOSED record of its ledger; the work does not end while a batch waits.
 """
 
@@ -19,16 +19,16 @@ INFLIGHT_ENTRIES_MAX = 8
 
 
 class WriterState(Enum):
-    """The state of the last segment that this owner opened. In all but the first two states this
-    owner does not know whether a commit has its seal."""
+    """The state of the last segment that this owner opened. In all states but NOTHING and OPEN this
+    owner does not know whether a commit has the segment's seal."""
 
-    NOTHING = "nothing is open"
-    OPEN = "it is open, by the log that was read back"
-    STOPPED = "it has stopped, and its ledger takes the next segment"
-    ROLLING = "its ledger is closed, and the next one is opened at once"
-    IDLE = "its ledger is closed, and the next one is opened when something waits"
-    FAILED = "its ledger was recovered: the CLOSED record has decided what is stored"
-    UNDECIDED = "the work failed with entries under way, and its ledger is not closed"
+    NOTHING = "no segment is open"
+    OPEN = "the segment is open, by the log that was read back"
+    STOPPED = "the segment has stopped, and its ledger takes the next segment"
+    ROLLING = "the segment's ledger is closed, and the next ledger is opened at once"
+    IDLE = "the segment's ledger is closed, and the next ledger is opened when a batch waits"
+    FAILED = "the segment's ledger was recovered: the CLOSED record has decided what is stored"
+    UNDECIDED = "the work failed with entries under way, and the segment's ledger is not closed"
 
 
 _AFTER_A_SEGMENT = (WriterState.OPEN, WriterState.NOTHING)
@@ -44,27 +44,27 @@ MOVES: Mapping[WriterState, tuple[WriterState, ...]] = {
 
 
 def moved(before: WriterState, after: WriterState, cause: str) -> WriterState:
-    """`after`, if it may follow."""
+    """Returns `after`, once it is checked that it may follow `before`."""
     assert after in MOVES[before], f"from '{before.value}' to '{after.value}': {cause}"
     return after
 
 
 class WriterStep(Enum):
-    APPEND = "send what waits while there is room; then wait until something happens"
-    STOP = "end the segment: the next one is in the same ledger, and a committer may open it"
-    LEAVE = "close the ledger, of which all is stored"
-    DECIDE = "recover the ledger: its CLOSED record has what is stored"
-    OPEN = "commit the seal of the last segment with the opening of the next one"
+    APPEND = "send waiting batches while there is room; then wait until an event comes"
+    STOP = "end the segment: the next segment is in the same ledger, and a committer may open it"
+    LEAVE = "close the ledger, whose entries are all stored"
+    DECIDE = "recover the ledger: its CLOSED record decides which entries are stored"
+    OPEN = "commit the seal of the last segment with the opening of the next segment"
     SEAL = "commit the seal alone"
     REST = "end the work, until a batch comes"
 
 
 class WriterSituation(NamedTuple):
-    """`waits`: there is a batch to send; the others, but for `closing`, are of an open segment.
-    `under_way`: entries; `asked`: a committer asked for the segment; `broken`: its ledger failed,
-    or an entry did; `is_long`: an owner after this one would have much of it
-    to read; `full`: its ledger is to be left;
-    `idle`: nothing waited or was under way for long."""
+    """`waits`: a batch waits to be sent; `closing`: the writer takes no more batches. The other
+    fields are about an open segment. `under_way`: the number of entries under way; `asked`: a
+    committer asked for the segment; `broken`: its ledger or an entry failed; `is_long`: the owner's
+    successor would have to read too much of it; `full`: its ledger has reached a limit; `idle`: for
+    a long time no batch waited or was under way."""
 
     state: WriterState
     waits: bool
@@ -78,7 +78,7 @@ class WriterSituation(NamedTuple):
 
 
 def next_step(now: WriterSituation) -> WriterStep:
-    """The step to take now; the caller asks again after it."""
+    """The step to take now; the caller calls again after each step."""
     if now.state is not WriterState.OPEN:
         goes_on = now.state in (WriterState.STOPPED, WriterState.ROLLING) and not now.closing
         if now.waits or goes_on:
@@ -96,7 +96,7 @@ def next_step(now: WriterSituation) -> WriterStep:
 
 
 def has_room(now: WriterSituation) -> bool:
-    """Whether another entry goes to the open segment."""
+    """Whether the open segment takes another entry."""
     ends = now.asked or now.is_long or now.full
     return now.waits and now.under_way < INFLIGHT_ENTRIES_MAX and not ends
 
@@ -108,9 +108,9 @@ def state_after_leaving(now: WriterSituation) -> WriterState:
 
 @dataclass(slots=True)
 class LedgerCounts:
-    """The entries, rows and bytes that were sent to a ledger. Of its last segment: the offsets
-    without a row, `rowless` of all entries that were sent, `rowless_stored` of those that are
-    stored; `written_ms`: when the first and the last entry were made."""
+    """The entries, rows and bytes that were sent to a ledger. The other fields are about its last
+    segment: `rowless` has the offsets without a row in all entries that were sent, `rowless_stored`
+    those in stored entries; `written_ms` has the times of the first and the last entry."""
 
     entries: int = 0
     rows: int = 0
@@ -120,8 +120,8 @@ class LedgerCounts:
     written_ms: tuple[int, ...] = ()
 
     def add(self, rows: int, size: int, rowless: Rowless, now_ms: int) -> None:
-        """One more entry is sent. `rowless`: the segment's offsets without a row,
-        with those of this entry."""
+        """Count an entry that is sent. `rowless`: the segment's offsets without a row, this entry
+        included."""
         self.entries += 1
         self.rows += rows
         self.bytes += size
@@ -130,8 +130,9 @@ class LedgerCounts:
 
 
 def stored_count(first: int, ledger_id: int, closed: LedgerRecord, rows_before: int) -> int:
-    """How many entries from `first` on are in the CLOSED ledger. The entries before `first` are
-    acknowledged, and have `rows_before` rows. Raises errors.RowsLost if one of them is missing."""
+    """How many entries from `first` on the CLOSED ledger has. The entries before `first` are
+    acknowledged, and have `rows_before` rows. Raises errors.RowsLost if an acknowledged entry is
+    missing."""
     last = closed.last_entry
     assert last is not None
     if last + 1 < first:

@@ -3,9 +3,9 @@ producer.
 
 Always true: a batch whose last sequence id its producer has sent before is not sent again; its
 producer gets the answer for a duplicate once the first batch is stored (hazard 31). After batches
-have failed with unknown outcome, no batch counts as a duplicate until the log has shown what is
-stored. A message in chunks is known by its last chunk alone: earlier chunks are stored again, and
-belong to no message.
+have failed with unknown outcome, no batch counts as a duplicate until the log has shown which
+batches are stored. Of a message in chunks only the last chunk is recognised as a duplicate: earlier
+chunks are stored again, and belong to no message.
 """
 
 import asyncio
@@ -24,30 +24,32 @@ from spark_ledger.topic.log.producers import newest_producers
 
 ENTRY_ROWS_MAX = 1 << 26
 ENTRY_UNPACKED_MAX = 16 << 20
-"""Of an entry of several runs: messages, and bytes of these decompressed."""
+"""Limits of an entry of several runs: messages, and their bytes decompressed."""
 REFUSED_MAX = 1000
-"""Messages in chunks whose refusal the owner of a partition remembers."""
+"""How many refused messages in chunks the owner of a partition remembers."""
 JOINED_BYTES_MAX = 4096
-"""Batches of so many bytes on average are joined in an entry."""
+"""Batches of at most this average size are copied into one buffer for an entry."""
 NEW_BYTES_MAX, NAME_OVERHEAD_BYTES = 128 << 10, 24
-"""Names of producers that come before the owner of a partition forgets others; beside each."""
+"""The owner of a partition forgets producers once the names of new producers take more than
+NEW_BYTES_MAX; NAME_OVERHEAD_BYTES is added for each name."""
 
 
 class Chunk(Enum):
-    EARLIER = "not the last"
-    LAST = "the last, at whose offset the message has its row"
+    EARLIER = "not the last chunk of a message"
+    LAST = "the last chunk of a message, at whose offset the message has its row"
 
 
 class WaitingRun(Protocol):
     """A run: successive batches of a producer until they are stored, all in one entry. With
-    deduplication their last sequence ids rise."""
+    deduplication their last sequence ids rise. A method whose name is a participle notes that event
+    of the run."""
 
     batches: list[bytes]
     counts: list[int]
     """How many messages each batch has."""
     size: int
     unpacked: int
-    """Bytes of the batches decompressed, as these declare."""
+    """The size of the batches decompressed, as the batches declare it."""
     messages: int
     """How many messages the run has."""
     batched: bool
@@ -72,16 +74,16 @@ class WaitingRun(Protocol):
         """The run's batches, each as a run by itself."""
 
     def sent(self, offset: int) -> None:
-        """The run goes into an entry; if that is stored, the first message has that offset."""
+        """The run goes into an entry; if the entry is stored, the first message has this offset."""
 
     def duplicate(self) -> None:
         """The batches were stored before."""
 
     def stored(self, offset: int) -> None:
-        """The batches are stored, and the first message has that offset."""
+        """The batches are stored, and the first message has this offset."""
 
     def failed(self, error: errors.LedgerError) -> None:
-        """The batches are not known to be stored, and are not tried again here."""
+        """The batches may or may not be stored, and are not sent again here."""
 
 
 @dataclass(slots=True)
@@ -95,7 +97,7 @@ class PendingEntry:
     acked: "asyncio.Future[int]"
 
     def drop(self) -> None:
-        """The outcome of the entry is not used."""
+        """Ignore the outcome of the entry."""
         self.acked.add_done_callback(lambda acked: acked.cancelled() or acked.exception())
 
 
@@ -108,8 +110,8 @@ class EntryRuns(NamedTuple):
 
 
 def take_runs(queue: deque[WaitingRun], bytes_max: int) -> EntryRuns:
-    """The runs of the next entry, from the head of the queue: one run of any size, several within
-    `bytes_max` and the limits above, or a chunk by itself."""
+    """The runs of the next entry, from the head of the queue: one run of any size, several runs
+    within `bytes_max` and the limits above, or a chunk by itself."""
     runs = [queue.popleft()]
     size, rows, unpacked = runs[0].size, runs[0].messages, runs[0].unpacked
     while (
@@ -128,16 +130,17 @@ def take_runs(queue: deque[WaitingRun], bytes_max: int) -> EntryRuns:
 
 
 class Joining:
-    """How many bytes of runs are joined in an entry: fewer once a bookie has refused an entry as
-    too large, since the bookie's limit may be below that of this process."""
+    """How many bytes of runs go into an entry: fewer once a bookie has refused an entry as too
+    large, since the bookie's limit may be below that of this process."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
 
-    def refused(self, entries: Sequence[PendingEntry], entry_id: int) -> list[object]:
-        """`entries` are not stored; the first has that id. If the first was refused as too large
-        and holds one run, that run fails here. Returns the run's producer, which is to send again
-        what follows the run: without the failed chunk the later ones make no message."""
+    def shrink(self, entries: Sequence[PendingEntry], entry_id: int) -> list[object]:
+        """Lower `bytes_max` if the first of these entries, which are not stored, was refused as too
+        large; `entry_id` is the id of the first. If the refused entry has one run, that run fails
+        here; returns the run's producer, which then has to send the following runs again: without
+        the failed chunk the later chunks make no message."""
         head = entries[0] if entries else None
         if head is None or not head.acked.done() or head.acked.cancelled():
             return []
@@ -163,8 +166,8 @@ def parts_of_entry(
     *,
     at_offset: bool,
 ) -> list[Buffer]:
-    """The entry that has these runs of `size` bytes: what is appended, in parts. `rowless`: the
-    offsets without a row of its segment, with its own; `at_offset`: its header has the
+    """The bytes of the entry that has these runs of `size` bytes, in parts. `rowless`: the offsets
+    without a row in its segment, this entry included; `at_offset`: the header of the entry has its
     offset."""
     head = encode_header(
         [share],
@@ -176,7 +179,7 @@ def parts_of_entry(
     )
     pairs = (zip(run.counts, run.batches, strict=True) for run in runs)
     body = frame_batches(chain.from_iterable(pairs))
-    if size <= JOINED_BYTES_MAX * len(body):  # cheaper than each by itself
+    if size <= JOINED_BYTES_MAX * len(body):  # one copy is cheaper than many parts
         body = [b"".join(body)]
     return [head, *body]
 
@@ -188,25 +191,25 @@ class Changes:
         self._waiting: dict[asyncio.Event, None] = {}
 
     def tell(self) -> None:
-        """Something has changed."""
-        for changed in self._waiting:
-            changed.set()
+        """Wake the waiting tasks after a change."""
+        for change in self._waiting:
+            change.set()
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Return once the condition holds; it is checked again after each change."""
-        changed = asyncio.Event()
-        self._waiting[changed] = None
+        change = asyncio.Event()
+        self._waiting[change] = None
         try:
             while not holds():
-                changed.clear()
-                await changed.wait()
+                change.clear()
+                await change.wait()
         finally:
-            del self._waiting[changed]
+            del self._waiting[change]
 
 
 class Undecided:
-    """How many runs of each producer wait or are under way. A queue may have thousands of them, and
-    a writer asks for those of a producer each time that an entry is stored."""
+    """How many runs of each producer wait or are under way. Counted, not searched: a queue may have
+    thousands of runs, and a writer asks for a producer's runs each time that an entry is stored."""
 
     def __init__(self) -> None:
         self._counts: dict[object, int] = {}
@@ -222,13 +225,13 @@ class Undecided:
                 del self._counts[run.producer]
 
     def count(self, *queues: Iterable[WaitingRun]) -> None:
-        """Count anew: these queues have all the runs."""
+        """Count anew: these queues have all runs."""
         self._counts.clear()
         self.add(chain(*queues))
 
-    def has_any(self, of: Callable[[object], bool]) -> bool:
-        """Whether there is a run of such a producer."""
-        return any(map(of, self._counts))
+    def has_any(self, matches: Callable[[object], bool]) -> bool:
+        """Whether a producer that matches has a run."""
+        return any(map(matches, self._counts))
 
 
 def without(
@@ -237,9 +240,10 @@ def without(
     ids: "SequenceIds | None",
     sent: Iterable[PendingEntry],
 ) -> tuple[deque[WaitingRun], list[WaitingRun]]:
-    """The queue without the runs of producers that have gone, and the runs taken out; entries that
-    are `sent` stay. With `ids`, runs of other producers under the same names are taken out too:
-    they may follow those of the producers that have gone, and are to be sent again after them."""
+    """The queue without the runs of producers that have gone, and the runs taken out; `sent` are
+    the entries under way, which stay. With `ids`, runs of other producers of the same names are
+    taken out too: such a producer may continue a producer that has gone, and then has to send its
+    runs again after the runs of that producer."""
     names: dict[str, None] = {}
     if ids is not None:
         waiting = (*queue, *ids.again)
@@ -248,22 +252,23 @@ def without(
     def goes(run: WaitingRun) -> bool:
         return run.producer in gone or run.producer_name in names
 
-    out = [run for run in queue if goes(run)]
+    dropped = [run for run in queue if goes(run)]
     if ids is not None:
-        out += ids.drop(goes, names, [run for entry in sent for run in entry.runs])
-    return deque(run for run in queue if not goes(run)), out
+        dropped += ids.drop(goes, names, [run for entry in sent for run in entry.runs])
+    return deque(run for run in queue if not goes(run)), dropped
 
 
 class RefusedMessages:
     """Messages in chunks that the owner of a partition has refused, the newest REFUSED_MAX, by
-    producer and uuid. A client that got the refusal of the first chunk alone sends the later ones
-    again on its next connection: the owner does not take them for chunks of a stored message."""
+    producer and uuid. A client that got only the refusal of the first chunk sends the later chunks
+    again on its next connection: by this list the owner does not take them for chunks of a stored
+    message."""
 
     def __init__(self) -> None:
-        self._hashes: dict[int, None] = {}  # a client chooses how long a uuid is
+        self._hashes: dict[int, None] = {}  # hashes, as a client chooses how long a uuid is
 
     def add(self, producer_name: str, uuid: str) -> None:
-        """The message is refused."""
+        """Note that the message is refused."""
         key = hash((producer_name, uuid))
         self._hashes.pop(key, None)
         self._hashes[key] = None
@@ -271,7 +276,7 @@ class RefusedMessages:
             del self._hashes[next(iter(self._hashes))]
 
     def begins(self, producer_name: str, uuid: str) -> None:
-        """The message is sent anew, from its first chunk on."""
+        """Note that the message is sent anew, from its first chunk on."""
         self._hashes.pop(hash((producer_name, uuid)), None)
 
     def has(self, producer_name: str, uuid: str) -> bool:
@@ -280,15 +285,18 @@ class RefusedMessages:
 
 
 class SequenceIds:
-    """Of one partition; `of_segment` are those that are stored in the open segment, the producer
-    that sent last at the end. Always true: a producer that has something on its way is known; of
-    others those are that sent last, as many as a seal keeps, and at most NEW_BYTES_MAX more."""
+    """The producers' last sequence ids in one partition; `of_segment` has the ids that are stored
+    in the open segment, with the latest sender at the end. Always true: the id of a producer with a
+    run under way is kept. Of the other producers, the latest senders are kept: as many as a seal
+    keeps, and at most NEW_BYTES_MAX more."""
 
     def __init__(self) -> None:
         self.of_segment: dict[str, int] = {}
-        self._stored: dict[str, int] = {}  # the last one, by producer; the latest sender at the end
-        self._sent: dict[str, int] = {}  # that on its way, of producers that have one
-        self._new_bytes = 0  # of names that came since others were forgotten
+        self._stored: dict[
+            str, int
+        ] = {}  # last stored id by producer; the latest sender at the end
+        self._sent: dict[str, int] = {}  # last sent id, of producers with runs under way
+        self._new_bytes = 0  # of names that came since names were last forgotten
         self.again: deque[WaitingRun] = deque()
         """Runs that were sent again before the first sending was stored."""
         self._unsure = False
@@ -298,19 +306,19 @@ class SequenceIds:
         self._stored, self._sent, self._unsure = dict(last_ids), {}, False
 
     def doubt(self) -> None:
-        """The entries under way have failed, and may be stored."""
+        """Note that the entries under way have failed, and may still be stored."""
         self._unsure = True
         self._sent.clear()  # sent ids do not count until `begin`
 
     def last(self, producer_name: str) -> int:
-        """The producer's last id that is stored or on its way; -1 without one. Failed batches may
-        or may not be stored: a client sends them again."""
+        """The producer's last id that is stored or under way, else -1. Failed batches do not count:
+        a client sends them again."""
         stored = self._stored.get(producer_name, -1)
         return stored if self._unsure else max(stored, self._sent.get(producer_name, -1))
 
     def new_of(self, run: WaitingRun) -> list[WaitingRun]:
-        """The part that was not sent before; the rest is answered as duplicates, once the batches
-        that came first are stored."""
+        """The part of the run that was not sent before. The other batches are answered as
+        duplicates, once the batches that came first are stored."""
         name, last = run.producer_name, run.last_sequence_id
         if run.chunk is Chunk.EARLIER:
             return [run]
@@ -318,7 +326,7 @@ class SequenceIds:
             self._sent[name] = max(last, self._sent.get(name, last))
             return [run]
         if len(run.batches) > 1:
-            return [new for one in run.each() for new in self.new_of(one)]
+            return [new for single in run.each() for new in self.new_of(single)]
         if last <= self._stored.get(name, -1):
             run.duplicate()
         else:
@@ -326,11 +334,11 @@ class SequenceIds:
         return []
 
     def new_in(self, queue: Iterable[WaitingRun]) -> deque[WaitingRun]:
-        """What of these, and of what was sent again, is new after `begin`."""
+        """The runs that are new after `begin`, among these runs and the runs sent again."""
         return deque(new for run in (*queue, *self.take_again()) for new in self.new_of(run))
 
     def note(self, run: WaitingRun) -> None:
-        """It is stored."""
+        """Note that the run is stored."""
         if run.chunk is Chunk.EARLIER:
             return
         name, last = run.producer_name, run.last_sequence_id
@@ -351,7 +359,7 @@ class SequenceIds:
                     self.again.append(waiter)
 
     def _forget(self) -> None:
-        """Producers that sent longest ago, and have nothing on its way."""
+        """Forget the producers that sent longest ago and have no run under way."""
         kept = {**dict.fromkeys(newest_producers(self._stored)), **dict.fromkeys(self._sent)}
         self._stored = {name: last for name, last in self._stored.items() if name in kept}
         self.of_segment = newest_producers(self.of_segment)
@@ -363,9 +371,9 @@ class SequenceIds:
         names: Iterable[str],
         under_way: Iterable[WaitingRun],
     ) -> list[WaitingRun]:
-        """For these names only the runs `under_way` are on their way; returns the runs sent again
-        that `goes` selects, which are taken out."""
-        out = [run for run in self.again if goes(run)]
+        """Set the sent ids of these names by the runs `under_way` alone; takes out and returns the
+        runs sent again that `goes` selects."""
+        dropped = [run for run in self.again if goes(run)]
         self.again = deque(run for run in self.again if not goes(run))
         counted = [run for run in under_way if run.chunk is not Chunk.EARLIER]
         for name in names:
@@ -375,10 +383,9 @@ class SequenceIds:
                 self._sent[name] = last
             else:
                 self._sent.pop(name, None)
-        return out
+        return dropped
 
     def take_again(self) -> list[WaitingRun]:
-        """Take out the batches that wait for the one that came first: the caller fails them or
-        takes them in anew."""
+        """Take out the runs that were sent again: the caller fails them or adds them anew."""
         waiting, self.again = list(self.again), deque()
         return waiting

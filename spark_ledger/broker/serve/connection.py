@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
         self._is_client = True
         self._presence.heard_s = self._loop.time()
         self._presence.heard.set()
-        self._take(lambda: self.client.take(*self._frames.whole(data)))
+        self._take(lambda: self.client.take(*self._frames.split(data)))
 
     def go_on(self) -> None:
         """Take waiting commands, as fewer commands are under way than before."""

@@ -1,8 +1,8 @@
 """Pulsar's commands by name, with the numbers of its protocol. Pure.
 
-Always true: a command's number is the number of its field in BaseCommand, so what makes one sets
-both; a number that is not known here stays a number, so a frame with it can be refused by name of
-its request. The enums of Pulsar's clients are IntEnums here.
+Always true: the type of a command is the number of its field in BaseCommand, so `command` sets both
+from one name. An unknown number of an enum stays a number, so that its frame can still be decoded
+and refused. The enums of Pulsar's clients are IntEnums here.
 """
 
 from enum import IntEnum
@@ -15,7 +15,7 @@ __all__ = ["BaseCommand", "MessageId"]
 PROTOCOL_VERSION = 21
 NO_TRANSACTIONS = "there are no transactions here"
 EARLIEST, LATEST = -1, 2**63 - 1
-"""Ledger and entry of the ids that mean the two ends."""
+"""Ledger and entry in the message ids that stand for the two ends of a partition."""
 _FIELDS = {field.number: field.name for field in BaseCommand.DESCRIPTOR.fields if field.number > 1}
 _NUMBERS = {name: number for number, name in _FIELDS.items()}
 SEND = _NUMBERS["send"]
@@ -72,7 +72,8 @@ class TopicsMode(IntEnum):
 
 
 class SchemaType(IntEnum):
-    """Those that leave values bytes (NONE, as which BYTES comes, too), or only call them text."""
+    """The schema types whose values are plain bytes (NONE, which clients also send for BYTES) or
+    text."""
 
     NONE = 0
     STRING = 1
@@ -85,7 +86,7 @@ class LookupType(IntEnum):
 
 
 class Refusal(Exception):
-    """What a client asked for is refused, with the protocol's own error code."""
+    """The broker refuses a client's request, with an error code of the protocol."""
 
     def __init__(self, code: ServerError, message: str) -> None:
         super().__init__(message)
@@ -94,9 +95,9 @@ class Refusal(Exception):
 
 
 def command(name: str, **fields: Any) -> BaseCommand:
-    """The command of that name (a field of BaseCommand)."""
-    made = BaseCommand(type=_NUMBERS[name])
-    part = getattr(made, name)
+    """The command of this name (a field of BaseCommand), with these fields."""
+    base = BaseCommand(type=_NUMBERS[name])
+    part = getattr(base, name)
     part.SetInParent()
     for field, value in fields.items():
         if isinstance(value, MessageId):
@@ -105,17 +106,17 @@ def command(name: str, **fields: Any) -> BaseCommand:
             getattr(part, field).extend(value)
         else:
             setattr(part, field, value)
-    return made
+    return base
 
 
 def name_of(received: BaseCommand) -> str | None:
-    """Which command it is; None for an unknown one, or without the part that its type names."""
+    """The name of the command; None if its type is unknown, or it lacks the field of its type."""
     name = _FIELDS.get(received.type)
     return name if name is not None and received.HasField(name) else None
 
 
 def not_text(part: Any) -> str | None:
-    """The field of a command's part that is to be text and is not UTF-8: it reads as bytes."""
+    """The name of a text field of a command that is not UTF-8 (its value is bytes), or None."""
     for field, value in part.ListFields():
         if field.type == field.TYPE_STRING and isinstance(value, bytes):
             return str(field.name)
@@ -123,8 +124,8 @@ def not_text(part: Any) -> str | None:
 
 
 def signed(number: int) -> int:
-    """An unsigned number of the protocol where it stands for a signed one: ids of the two ends come
-    as -1 in 64 bits."""
+    """The signed number that an unsigned number of the protocol stands for: the ids of the two ends
+    have -1 in 64 bits."""
     return number - (1 << 64) if number >= 1 << 63 else number
 
 

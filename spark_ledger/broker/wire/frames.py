@@ -7,9 +7,9 @@
     | frame size | command size | BaseCommand | a batch (pulsar_batch) | SEND, MESSAGE
     +------------+--------------+-------------+------------------------+
 
-Big-endian; the frame size counts what follows it. Always true: what is kept of a connection is one
-frame that is not whole yet, of FRAME_BYTES_MAX at most; a frame that cannot be understood raises
-MalformedFrame, after which nothing of the connection can be.
+Big-endian; the frame size counts the bytes after it. Always true: a reader keeps at most one
+incomplete frame, of FRAME_BYTES_MAX at most. After a MalformedFrame the connection has to end: no
+later frame can be found.
 """
 
 import struct
@@ -21,14 +21,14 @@ from bookie_server.api.entry import Buffer
 from spark_ledger.broker.wire.commands import BaseCommand
 
 MESSAGE_BYTES_MAX = 5 << 20
-"""Of a batch, as its producer sends it: Pulsar's default."""
+"""The largest batch, as its producer sends it: Pulsar's default."""
 FRAME_BYTES_MAX = MESSAGE_BYTES_MAX + (64 << 10)
 _SIZE = struct.Struct(">I")
 SIZES = struct.Struct(">II")
 
 
 Span = tuple[int, int, int]
-"""Of a frame: where its command begins, where its batch does, and where it ends."""
+"""The positions of a frame: where its command begins, where its batch begins, and where it ends."""
 
 
 class MalformedFrame(Exception):
@@ -37,31 +37,31 @@ class MalformedFrame(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PulsarFrame:
-    """`batch` is what follows the command, None where nothing does."""
+    """`batch` has the bytes after the command; None if there are no such bytes."""
 
     command: BaseCommand
     batch: bytes | None = None
 
 
 class PulsarFrameReader:
-    """Of one connection."""
+    """Reads the frames of one connection."""
 
     def __init__(self) -> None:
-        self._kept = bytearray()
+        self._rest = bytearray()
 
     def feed(self, received: bytes) -> list[PulsarFrame]:
-        """The frames that are whole now. Raises MalformedFrame."""
-        data, spans = self.whole(received)
+        """The frames that are complete now. Raises MalformedFrame."""
+        data, spans = self.split(received)
         return [frame_of(data, *span) for span in spans]
 
-    def whole(self, received: bytes) -> tuple[bytes, list[Span]]:
-        """Bytes, and where the frames that are whole now are in them. Raises MalformedFrame."""
-        if self._kept:
-            self._kept += received
-            data = bytes(self._kept) if self._whole() else b""
+    def split(self, received: bytes) -> tuple[bytes, list[Span]]:
+        """Bytes, and the spans of the complete frames in them. Raises MalformedFrame."""
+        if self._rest:
+            self._rest += received
+            data = bytes(self._rest) if self._has_frame() else b""
             if not data:
                 return b"", []
-            self._kept.clear()
+            self._rest.clear()
         else:
             data = received
         spans, at, end = list[Span](), 0, len(data)
@@ -77,22 +77,22 @@ class PulsarFrameReader:
             spans.append((begin, begin + command_size, after))
             at = after
         if at < end:
-            self._kept += memoryview(data)[at:]
-            self._whole()
+            self._rest += memoryview(data)[at:]
+            self._has_frame()
         return data, spans
 
-    def _whole(self) -> bool:
-        """Whether the first frame kept is: a large one comes in many pieces."""
-        if len(self._kept) < _SIZE.size:
+    def _has_frame(self) -> bool:
+        """Whether `_rest` has a complete frame: a large frame comes in many pieces."""
+        if len(self._rest) < _SIZE.size:
             return False
-        size: int = _SIZE.unpack_from(self._kept)[0]
+        size: int = _SIZE.unpack_from(self._rest)[0]
         if not _SIZE.size <= size <= FRAME_BYTES_MAX:
             raise _no_frame(size)
-        return len(self._kept) - _SIZE.size >= size
+        return len(self._rest) - _SIZE.size >= size
 
 
 def _no_frame(size: int) -> MalformedFrame:
-    return MalformedFrame(f"a frame of {size} bytes, at most {FRAME_BYTES_MAX} are taken")
+    return MalformedFrame(f"a frame of {size} bytes, at most {FRAME_BYTES_MAX} are allowed")
 
 
 def frame_of(data: bytes, begin: int, batch_at: int, end: int) -> PulsarFrame:

@@ -9,20 +9,20 @@ PROPERTIES_BYTES_MAX = 64 << 10
 
 
 class Link(Protocol):
-    """`has_room`: what was sent before has gone out, all but a bounded rest."""
+    """`has_room` is set while the frames that wait to go out have a bounded size."""
 
     open: bool
     has_room: asyncio.Event
     room_listeners: dict[object, asyncio.Event]
-    """By the consumer that waits: the event that is set when there is room again."""
+    """The event of each waiting consumer, which is set when there is room again."""
 
     @property
     def address(self) -> str:
-        """The other end, as "/host:port"."""
+        """The client's address, as "/host:port"."""
 
     @property
     def is_read(self) -> bool:
-        """Whether the broker reads from it now."""
+        """Whether the broker reads from the connection now."""
 
     @property
     def is_closing(self) -> bool: ...
@@ -30,28 +30,28 @@ class Link(Protocol):
     def send(self, frame: bytes) -> None: ...
 
     def flush(self) -> None:
-        """Hand on what was sent in this turn of the loop."""
+        """Write the frames that were sent in this turn of the loop."""
 
     async def room(self) -> None:
         """Wait for `has_room`."""
 
     async def answers(self) -> bool:
-        """Whether its client is there; if not, it has ended by then."""
+        """Whether the client lives; if not, the connection has ended when this method returns."""
 
     def read_or_not(self) -> None:
-        """What decides whether it is read has changed."""
+        """Begin or stop to read, after a change of the conditions for reading."""
 
     def go_on(self) -> None:
-        """What is under way has become less: take what waits, and read more."""
+        """Take waiting commands and read on, as fewer commands are under way than before."""
 
     def abort(self) -> None:
-        """End it, whatever waits to be sent."""
+        """End the connection at once, without sending the waiting frames."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """What is shown of the client of a producer or a consumer: its version, since when it has been
-    connected (ms since the epoch), and the properties that it gave."""
+    """What statistics show of the client of a producer or a consumer: its version, since when it
+    has been connected (ms since the epoch), and the properties that it gave."""
 
     link: Link
     version: str = ""

@@ -1,9 +1,10 @@
-"""Frequent frames by hand: SENDs of lone messages that follow each other, receipts, MESSAGEs. Pure.
+"""Frequent frames, read and made without protobuf: successive SENDs of lone messages, receipts,
+MESSAGEs. Pure.
 
-Lone messages cost what their frames cost. Protobuf reads the first SEND of a producer, whose shape
-those after it have too, as clients send them: only numbers and values differ. Always true: a frame
-read here has the fields that protobuf would read; a frame of another shape is not read here. Frames
-made here have the bytes that protobuf would make.
+For lone messages most of the time goes into frames. Protobuf reads the first SEND of a producer;
+its later SENDs have the same shape: only numbers and values differ. Always true: for a frame that
+is read here, protobuf would give the same fields; a frame of another shape is left to protobuf.
+Frames made here have the bytes that protobuf would make.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,21 +19,22 @@ from spark_ledger.topic.entry import pulsar_batch, pulsar_codecs
 from spark_ledger.topic.entry.pulsar_batch import varint
 
 KEY_BYTES = 6
-"""By so many bytes of its command a SEND finds its shape: as a rule they have the producer's id."""
+"""The first bytes of a SEND's command, by which its shape is found; as a rule they have the
+producer's id."""
 _RECEIPT, _MESSAGE = b"\x08\x07\x3a", b"\x08\x09\x4a"
 _NAME_BYTES_MAX = 127
 _NUMBER_BYTES_MAX = 9
 _TIME_BYTES_MAX = 7
-"""Of a publish time up to the year 19,800: what is later is left to protobuf, and judged there."""
+"""The bytes of a publish time up to the year 19,800: a later time is left to protobuf."""
 _METADATA_BYTES_MAX = 1024
 """Longer metadata is left to protobuf, which takes less time for it than steps of Python."""
 UNPACKED_MAX = 4 << 20
-"""Larger ones are read by protobuf."""
+"""Messages that are larger decompressed are read by protobuf."""
 _SMALL_BYTES = 4096
-"""Up to so many a copy costs less than a view."""
+"""Up to this size a copy costs less than a view."""
 _COMPRESSION, _UNCOMPRESSED_SIZE = 0x40, 0x48
 _SEQUENCE_ID, _PUBLISH_TIME, _PARTITION_KEY = 0x10, 0x18, 0x32
-"""Tags of metadata: a field's number and its kind."""
+"""Tags of fields of a message's metadata: the field's number and its kind."""
 _NUMBERS = frozenset((_SEQUENCE_ID, _PUBLISH_TIME, 0x40, 0x48, 0x60))
 _SCHEMA_VERSION = b"\x82\x01"
 _BASE64_OR_NOT = (b"\x88\x01\x00", b"\x88\x01\x01")
@@ -47,19 +49,19 @@ class Send(NamedTuple):
 
 @dataclass(slots=True)
 class Alike:
-    """SENDs that were read: how, their batches, and the sequence ids in these, 0 if the caller does
-    not ask for them."""
+    """SENDs of one shape that were read: the SENDs, their batches, and the sequence ids in the
+    batches (0 if the caller does not ask for them)."""
 
     sends: list[Send] = field(default_factory=list)
     batches: list[bytes] = field(default_factory=list)
     sequence_ids: list[int] = field(default_factory=list)
     unpacked: int = 0
-    """Bytes of the compressed ones, decompressed."""
+    """The size of the compressed batches, decompressed."""
 
 
 class Shape:
-    """How a producer's lone messages look: `counted`, that their SENDs have the number of messages;
-    `name` is what their metadata calls it."""
+    """The shape of a producer's lone messages. `counted`: their SENDs have the number of messages;
+    `name` is the producer's name in their metadata."""
 
     def __init__(self, producer_id: int, sequence_id: int, counted: bool, name: str) -> None:
         self.name = name
@@ -68,13 +70,13 @@ class Shape:
         ids = b"\x08" + varint(producer_id) + b"\x10"
         size = len(ids) + len(varint(sequence_id)) + len(self._rest)
         self._head = b"\x08\x06\x32" + varint(size) + ids
-        self._command_bytes = 4 + size  # as long as sequence ids take as many bytes
+        self._command_bytes = 4 + size  # for sequence ids of the same length
         self.key = self._head[:KEY_BYTES]
         self._metadata = b"\x0a" + varint(len(name)) + name.encode()
 
     @staticmethod
     def of(send: Send, counted: bool, name: str) -> "Shape | None":
-        """None: such messages are left to protobuf."""
+        """The shape of a SEND; None: such messages are left to protobuf."""
         if not name.isascii() or len(name) > _NAME_BYTES_MAX:
             return None
         return Shape(send.producer_id, send.sequence_id, counted, name)
@@ -82,9 +84,10 @@ class Shape:
     def read(
         self, data: bytes, spans: Sequence[Span], at: int, size_max: int, after: int | None
     ) -> Alike:
-        """The frames from the one at `at` on that look so, of so many bytes at most, and of
-        UNPACKED_MAX of compressed ones, decompressed; with `after` as long as the sequence ids that
-        their messages say rise from there on."""
+        """The successive frames of this shape from span `at` on, of `size_max` bytes at most; their
+        compressed batches have UNPACKED_MAX bytes at most, decompressed. With `after` the sequence
+        ids in their messages rise from there on: the first id that does not rise ends the
+        frames."""
         alike, head, rest = Alike(), self._head, self._rest
         number, number_at = -1, len(head)
         for begin, batch_at, end in islice(spans, at, None):
@@ -101,7 +104,7 @@ class Shape:
             if data[begin + number_at : last] != varint(number):
                 number = _number(data[begin + number_at : last])
             batch = data[batch_at:end]
-            sequence_id = _said_of(batch, self._metadata, after is not None, alike)
+            sequence_id = _sequence_id_of(batch, self._metadata, after is not None, alike)
             if number < 0 or sequence_id < 0 or (after is not None and sequence_id <= after):
                 break
             if after is not None:
@@ -113,7 +116,7 @@ class Shape:
 
 
 def _number(data: bytes) -> int:
-    """The number that all of the bytes are; below 0: they are not one, or one of 64 bits."""
+    """The number that these bytes encode; below 0: they encode no number, or one of 64 bits."""
     if not data or len(data) > _NUMBER_BYTES_MAX or data[-1] > 127:
         return -1
     number = 0
@@ -122,10 +125,10 @@ def _number(data: bytes) -> int:
     return number if varint(number) == data else -1
 
 
-def _said_of(batch: bytes, metadata: bytes, numbered: bool, alike: Alike) -> int:
-    """The sequence id of a lone message whose metadata begins so, 0 unless `numbered`; below 0: it
-    is no such message, or damaged. Where it is compressed `found` counts what it decompresses
-    to."""
+def _sequence_id_of(batch: bytes, metadata: bytes, numbered: bool, alike: Alike) -> int:
+    """The sequence id of a lone message whose metadata begins with `metadata`; 0 unless `numbered`.
+    Below 0: the batch is no such message, or is damaged. The decompressed size of a compressed
+    batch is added to `alike.unpacked`."""
     begin = pulsar_batch.HEAD.size
     if not batch.startswith(metadata, begin):
         return -1
@@ -181,12 +184,12 @@ def _said_of(batch: bytes, metadata: bytes, numbered: bool, alike: Alike) -> int
 
 
 def receipts(batches: Iterable[tuple[Send, int]], ledger: int, partition: int) -> bytes:
-    """The frames of the SEND_RECEIPTs of batches: of each how it was sent and the entry of its
+    """The frames of the SEND_RECEIPTs of batches, each given by its SEND and the entry of its
     message id."""
     place = b"\x08" + varint(ledger) + b"\x10"
     shown = b"\x18" + varint(unsigned(partition))
     out: list[bytes] = []
-    shape = None  # of the one before: what is the same where it is
+    shape = None  # of the receipt before; receipts of one shape have the same bytes in between
     before = between = b""
     for (producer_id, sequence_id, highest, _), entry in batches:
         number, at = varint(sequence_id), varint(entry)
@@ -205,8 +208,9 @@ def receipts(batches: Iterable[tuple[Send, int]], ledger: int, partition: int) -
 
 
 class Messages:
-    """The MESSAGEs of one consumer. `epoch`: how often it has asked for all again, None where its
-    client does not count that; by it a client drops what was on its way before."""
+    """The MESSAGEs of one consumer. `epoch`: how often the consumer has asked for all messages
+    again, by which its client drops messages that were under way before; None: the client does not
+    count."""
 
     def __init__(self, consumer_id: int, ledger: int, partition: int) -> None:
         self._consumer = b"\x08" + varint(consumer_id) + b"\x12"
@@ -215,8 +219,8 @@ class Messages:
         self.epoch: int | None = None
 
     def command(self, entry: int, ack_set: Iterable[int], redeliveries: int = 0) -> bytes:
-        """The command that a batch with this entry in its id follows, which was asked for again so
-        often."""
+        """The command before a batch whose id has this entry, and which was redelivered
+        `redeliveries` times."""
         at = varint(entry)
         place = varint(len(self._place) + len(at) + len(self._shown))
         words = b"".join(b"\x20" + varint(unsigned(word)) for word in ack_set)

@@ -271,7 +271,7 @@ def goes_on_without_a_commit(commit: Any) -> Any:
     owner sends again."""
 
     async def at_once(self: Any, *, seal_only: bool) -> Any:
-        following, state = self._next, await self._held()
+        following, state = self._next, await self._state_after_hold()
         live = state.partitions[self._number].live
         if following is None or live is None or live.opened != following.after:
             return await commit(self, seal_only=seal_only)
@@ -358,7 +358,7 @@ def fences_nobody(admit: Any) -> Any:
     def admitted(self: Any, producer: Any) -> Any:
         if producer.mode is not AccessMode.EXCLUSIVE_WITH_FENCING:
             return admit(self, producer)
-        self.there[:] = [producer]
+        self.present[:] = [producer]
         self._note_exclusive(producer)
         return Admitted(True, [])
 

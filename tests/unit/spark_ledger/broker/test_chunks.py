@@ -42,7 +42,7 @@ class Sending:
 
     def lone(self, sequence_id):
         """A message between chunks."""
-        self.chunks.another()
+        self.chunks.note_other_message()
         run = Run(self.producer, "p", batched=False)
         run.add(Send(1, sequence_id, 0, False), b"x", "p", False, 1, sequence_id)
         self.append(run)
@@ -196,7 +196,7 @@ def test_a_message_is_given_up_once_others_come_and_no_chunk_of_it_does(freely):
     assert freely.link.said == []
     freely.link.look()
     assert [one[0] for one in freely.link.said] == [1, 2, 1, 3]
-    assert "2 of 3 chunks came, then others" in freely.link.said[0][1]
+    assert "2 of 3 chunks came, then other messages" in freely.link.said[0][1]
     assert (freely.link.said[1], freely.link.said[3]) == ((2, 1), (3, 3))
     assert freely.incomplete.value == 1
     freely.send(parts[2], sequence_id=1)
@@ -223,7 +223,7 @@ def test_the_oldest_of_many_messages_that_were_begun_is_given_up(freely):
 
 def test_after_a_damaged_chunk_its_message_is_refused_and_never_called_stored(sending):
     parts = chunked(b"abcdef", 3)
-    sending.chunks.damaged()  # the first
+    sending.chunks.note_damaged_chunk()  # the first
     sending.send(*parts[1:])
     assert all(isinstance(one[1], str) for one in sending.link.said)
     assert sending.appended == []

@@ -471,7 +471,7 @@ def test_a_ledger_of_an_intent_that_has_ended_is_not_opened_under_the_one_that_f
         with pytest.raises(errors.LedgerFenced):  # of another partition, that finds it out
             await commits.commit([OpenLive(0, 99, 0, commits.owner_name, 1)])
         assert (await commits.intent()).id != intent.id
-        with pytest.raises(errors.LedgerFenced, match="made under"):
+        with pytest.raises(errors.LedgerFenced, match="was made has ended"):
             await commits.commit([opening], intent)
         assert (await commits.state()).partitions[0].live is None
 

@@ -58,7 +58,7 @@ def by_protobuf(command_, batch):
 
 
 def stream_of(frames):
-    return PulsarFrameReader().whole(b"".join(frames))
+    return PulsarFrameReader().split(b"".join(frames))
 
 
 def read_of(shape, frames, *, size_max=1 << 20, after=-1):
