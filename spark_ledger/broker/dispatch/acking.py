@@ -1,7 +1,7 @@
 """Acknowledgements of one connection's consumers, in the order in which they came.
 
 Always true: one ACK is carried out at a time, in bounded steps, so no ACK blocks the loop for long;
-until it is done, no later command of its client is taken (serve/client.py).
+until the ACK is done, no later command of its client is taken (serve/client.py).
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from spark_ledger.broker.wire.commands import NO_TRANSACTIONS, Refusal, ServerEr
 from spark_ledger.broker.wire.frames import encode
 
 ACK_STEPS_MAX = 2000
-"""How many ids, or ranges of their sets, are acknowledged in one step of the loop; an ACK with more
+"""How many ids, or ranges of their sets, are acknowledged in one step of the loop; a larger ACK
 takes several steps."""
 _WORDS_PER_STEP = 16  # unpacking 16 words of an id's set takes as long as one range
 
@@ -31,9 +31,9 @@ class Consuming(NamedTuple):
 
 
 class Acking:
-    """`consumers` by their ids; `refusal_of` makes one of Pulsar's errors of an exception;
-    `on_idle` is called when an ACK of several steps is done. `awaits_durable`: a receipt is sent
-    once what the ACK acknowledged is durable; else once it is in memory."""
+    """`consumers` by their ids; `refusal_of` turns an exception into one of Pulsar's errors;
+    `on_idle` is called when an ACK of several steps is done. `awaits_durable`: the receipt of an
+    ACK is sent once its acknowledgements are durable; else once they are in memory."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Acking:
             self._task = asyncio.get_running_loop().create_task(self._finish(steps))
 
     def drop(self) -> None:
-        """The connection is gone: the client acknowledges on the next one."""
+        """Stop, as the connection has ended: the client acknowledges on its next connection."""
         self._steps = None
         self._is_dropped = True
 
@@ -85,9 +85,9 @@ class Acking:
     def _answer_in_steps(self, part: Any) -> Iterator[None]:
         consuming = self._consumers.get(part.consumer_id)
         refusal: Refusal | None = None
-        if consuming is None:  # sent away, for example: its messages are sent again
-            what = f"there is no consumer {part.consumer_id}"
-            refusal = Refusal(ServerError.CONSUMER_NOT_FOUND, what)
+        if consuming is None:  # e.g. a consumer that was sent away: its messages are sent again
+            text = f"there is no consumer {part.consumer_id}"
+            refusal = Refusal(ServerError.CONSUMER_NOT_FOUND, text)
         else:
             try:
                 yield from self._acknowledge(part, consuming)
@@ -102,7 +102,8 @@ class Acking:
                 consuming.consumer.dispatcher.when_durable(partial(self._receipt, part, consuming))
 
     def _receipt(self, part: Any, consuming: Consuming, error: Exception | None) -> None:
-        """What an ACK acknowledged is durable, or will not be."""
+        """Answer an ACK whose acknowledgements are durable (`error` None) or cannot become
+        durable."""
         if not self._is_dropped:
             self._respond(part, None if error is None else self._refusal_of(error))
             if error is not None:
@@ -138,8 +139,8 @@ class Acking:
                 yield
                 if self._consumers.get(consumer.id, (None,))[0] is not consumer:
                     consumer.dispatcher.save_position()
-                    what = f"consumer {consumer.id} was sent away"  # by a seek, for example
-                    raise Refusal(ServerError.CONSUMER_NOT_FOUND, what)
+                    text = f"consumer {consumer.id} was sent away"  # by a seek, for example
+                    raise Refusal(ServerError.CONSUMER_NOT_FOUND, text)
         consumer.dispatcher.save_position()
         if unclear is not None:
             raise unclear

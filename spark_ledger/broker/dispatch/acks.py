@@ -1,10 +1,11 @@
-"""What of a partition a subscription has acknowledged, and what was sent to a consumer. Pure.
+"""The rows of a partition that a subscription has acknowledged, and the batches that were sent to a
+consumer. Pure.
 
 Always true: every offset below `mark` is acknowledged or has no row; only `reset` moves `mark` and
-`durable` back. What a client's id acknowledges is judged by what was sent: the id's own counts are
-not used, so the work is bounded by the messages of the batch that the id names. For a batch that
-was not sent to the consumer (another broker sent it, for example) the id's set is ignored, and an
-id without a set acknowledges one message.
+`durable` back. Which messages a client's id acknowledges is decided by the batch that was sent: the
+counts in the id are not used, so the work is bounded by the messages of that batch. For a batch
+that was not sent to the consumer (another broker sent it, for example) the id's set is ignored, and
+an id without a set acknowledges one message.
 """
 
 from array import array
@@ -26,7 +27,7 @@ from spark_ledger.topic.acks.sets import (
 )
 
 SENT_BATCHES_MAX = 100_000
-"""Each takes 16 bytes."""
+"""How many sent batches are kept for a consumer, of 16 bytes each."""
 _BITS = 64
 MEASURED_AFTER_CALLS = 500
 """How many calls may change the sets before their bytes are counted anew."""
@@ -34,22 +35,22 @@ MEASURED_AFTER_CALLS = 500
 
 class Acks:
     """Always true: `mark` is not acknowledged, and has or may get a row; `rows` are the
-    acknowledged rows beyond it. No acknowledgement is forgotten: AckBudget bounds what they take,
-    since dispatch stops beyond it. Acknowledging twice changes nothing.
+    acknowledged rows beyond the mark. No acknowledgement is forgotten: AckBudget bounds their
+    memory, since dispatch stops beyond the budget. Acknowledging twice changes nothing.
 
-    `durable` is where a later consumer begins: one past the last acknowledged row below the mark.
-    Offsets between `durable` and the mark have no rows, but may be the first chunks of a message
-    that is not acknowledged: a consumer skips them, and retention must keep them."""
+    `durable` is the offset at which a later consumer begins: one past the last acknowledged row
+    below the mark. Offsets between `durable` and the mark have no rows, but may be the first chunks
+    of a message that is not acknowledged: a consumer skips them, and retention must keep them."""
 
     def __init__(
         self, mark: int, rows: BitMap64 | None = None, budget: AckBudget | None = None
     ) -> None:
-        """`rows`: those beyond the mark that were acknowledged before. `budget`: what the sets take
-        is counted there."""
+        """`rows`: the rows beyond the mark that were acknowledged before. `budget` counts the
+        memory of the sets."""
         self.mark = self.durable = mark
         self.rows = BitMap64() if rows is None else rows
-        self._rowless = BitMap64()  # beyond the mark, passed over; may have offsets of `rows`
-        self._added = BitMap64()  # of `rows`, since `take_changes`
+        self._rowless = BitMap64()  # offsets passed over beyond the mark; may overlap `rows`
+        self._added = BitMap64()  # the part of `rows` that was added since `take_changes`
         self._was_reset = False
         self._calls = 0
         self._bytes = 0
@@ -67,15 +68,15 @@ class Acks:
 
     @property
     def bytes(self) -> int:
-        """What the sets take in memory, as of some hundred calls ago at most."""
+        """The memory of the sets, measured at most some hundred calls ago."""
         return self._bytes
 
     def may_send(self, offset: int) -> bool:
-        """Whether the message at `offset` may be sent, or the sets take too much."""
+        """Whether the message at `offset` may be sent; not if the sets take too much memory."""
         return self._budget.allows(self, offset)
 
     def drop(self) -> None:
-        """The sets are not used any more."""
+        """Give the memory of the sets back to the budget: they are not used any more."""
         self._budget.bytes -= self._bytes
         self._bytes = 0
 
@@ -91,7 +92,7 @@ class Acks:
                 yield start, at
 
     def reset(self, mark: int) -> None:
-        """From `mark` on nothing is acknowledged."""
+        """Begin anew at `mark`: no row from `mark` on is acknowledged."""
         self.mark = self.durable = mark
         for offsets in (self.rows, self._rowless, self._added):
             offsets.clear()
@@ -99,11 +100,11 @@ class Acks:
         self._measure()
 
     def add_up_to(self, end: int) -> bool:
-        """Everything below `end` is acknowledged. Returns whether the mark moved."""
+        """Acknowledge all rows below `end`. Returns whether the mark moved."""
         return self._move(end, end)
 
     def add(self, start: int, end: int) -> bool:
-        """Offsets [start, end) are acknowledged. Returns whether the mark moved."""
+        """Acknowledge the offsets [start, end). Returns whether the mark moved."""
         if start <= self.mark:
             return self._move(end, end)
         if start < end:
@@ -113,7 +114,7 @@ class Acks:
         return False
 
     def pass_over(self, start: int, end: int) -> None:
-        """Offsets [start, end) have no row to acknowledge."""
+        """Note that the offsets [start, end) have no row to acknowledge."""
         if start <= self.mark:
             self._move(end, 0)
         elif start < end:
@@ -135,7 +136,7 @@ class Acks:
         return ranges_of(acked)
 
     def take_changes(self) -> AckChanges:
-        """What the rows beyond the mark got since the last call of this method."""
+        """The changes of the rows beyond the mark since the last call of this method."""
         changes = AckChanges(self._was_reset, self._added)
         self._was_reset, self._added = False, BitMap64()
         return changes
@@ -149,10 +150,10 @@ class Acks:
         return True
 
     def _raise_mark(self, mark: int) -> None:
-        """To `mark`, or to the end of the acknowledged run in which `mark` is."""
+        """Raise the mark to `mark`, or to the end of the acknowledged run that has `mark`."""
         before, self.mark = self.mark, self._run_end(mark)
-        if self.durable < self.mark and (below := within(self.rows, before, self.mark)):
-            self.durable = max(self.durable, below.max() + 1)
+        if self.durable < self.mark and (acked := within(self.rows, before, self.mark)):
+            self.durable = max(self.durable, acked.max() + 1)
         for offsets in (self.rows, self._rowless, self._added):
             offsets.remove_range(before, self.mark)
 
@@ -178,16 +179,15 @@ class Acks:
 
 
 class SentBatches:
-    """The batches that were sent to a consumer, by the offset of their first message. There are
-    SENT_BATCHES_MAX at most: when there are more, the batches at the lowest offsets are
-    forgotten."""
+    """The batches that were sent to a consumer, by the offset of their first message. Beyond
+    SENT_BATCHES_MAX the batches at the lowest offsets are forgotten."""
 
     def __init__(self) -> None:
         self._starts = array("q")
         self._message_counts = array("q")
 
     def note(self, start: int, messages: int) -> None:
-        """A batch is sent, for the first time or again."""
+        """Note that a batch is sent, for the first time or again."""
         at = len(self._starts)
         if at and start <= self._starts[-1]:
             at = bisect_left(self._starts, start)
@@ -201,17 +201,17 @@ class SentBatches:
             del self._message_counts[: SENT_BATCHES_MAX // 4 + 1]
 
     def message_count(self, start: int) -> int | None:
-        """How many messages the batch at `start` has; None if no batch was sent that begins
-        there."""
+        """The number of messages of the sent batch that begins at `start`; None if no such batch
+        was sent."""
         at = bisect_left(self._starts, start)
         was_sent = at < len(self._starts) and self._starts[at] == start
         return self._message_counts[at] if was_sent else None
 
 
 def cumulative_end(message_id: MessageId, offset: int, messages: int | None) -> int:
-    """One past the last offset that a cumulative ack names. An id whose entry is no batch that was
-    sent names the last message before a batch that the consumer acknowledges in part. `messages` as
-    of `acknowledged_ranges`."""
+    """One past the last offset that a cumulative ack acknowledges. If no sent batch begins at the
+    id's entry, the id names the last message before a batch that the consumer acknowledges in part.
+    `messages` as in `acknowledged_ranges`."""
     start = signed(message_id.entryId)
     if message_id.ack_set:
         parts = acked_in(message_id.ack_set, start, messages or 0)
@@ -225,8 +225,8 @@ def acknowledged_ranges(
     message_id: MessageId, offset: int, messages: int | None
 ) -> list[tuple[int, int]]:
     """The offsets that an id acknowledges in an individual ack: one message of a batch (`offset`),
-    a whole batch, or the messages of it in the id's set. `messages` is the size of the batch that
-    was sent; None if it is not known."""
+    a whole batch, or the batch's messages in the id's set. `messages` is the size of the batch that
+    was sent; None if the size is not known."""
     start = signed(message_id.entryId)
     if message_id.ack_set:
         return [] if messages is None else acked_in(message_id.ack_set, start, messages)
@@ -237,8 +237,8 @@ def acknowledged_ranges(
 
 
 def after_unacknowledged(acks: Acks, count: int, end: int) -> int:
-    """The offset below which there are `count` messages that are not acknowledged; `end` if there
-    are fewer below that."""
+    """The offset below which there are `count` messages that are not acknowledged; `end` if fewer
+    than `count` such messages are below `end`."""
     offset = acks.mark
     for lo, hi in acks.missing(acks.mark, end) if count else ():
         offset = min(hi, lo + count)
@@ -249,23 +249,24 @@ def after_unacknowledged(acks: Acks, count: int, end: int) -> int:
 
 
 def is_unclear(message_id: MessageId, messages: int | None) -> bool:
-    """Whether an id may name more messages than are acknowledged by it: it names a whole batch, or
-    a set of its messages, and the size of the batch is not known."""
+    """Whether an id may name more messages than it acknowledges: it names a whole batch, or a set
+    of a batch's messages, and the size of the batch is not known."""
     return messages is None and (bool(message_id.ack_set) or message_id.batch_index < 0)
 
 
 def not_sent(entry: int) -> Refusal:
-    """The refusal of a receipt: what the id names was acknowledged in part, or not at all."""
+    """The answer to an ack whose id names messages that were not, or not all, acknowledged."""
     return Refusal(
         ServerError.METADATA,
-        f"the batch at entry {entry} was not sent since the consumer came: it is sent again, then"
-        " acknowledge it",
+        f"the batch at entry {entry} was not sent since the consumer came: the broker sends it"
+        " again, acknowledge it then",
     )
 
 
 def ack_set(missing: list[tuple[int, int]], start: int, messages: int) -> list[int]:
-    """The set of a batch at `start` for CommandMessage, in signed words of 64 bits: a bit is 1
-    where the message is not acknowledged. The set is empty if no message is acknowledged."""
+    """The set of a batch at `start` for CommandMessage, in signed words of 64 bits: the bit of a
+    message is 1 if the message is not acknowledged. The set is empty if no message is
+    acknowledged."""
     if missing == [(start, start + messages)]:
         return []
     bits = np.zeros(-(-messages // _BITS) * _BITS, dtype=np.uint8)

@@ -1,11 +1,11 @@
 """The dispatcher of an Exclusive or Failover subscription: one consumer, the active one, gets all
 messages.
 
-Always true: another active consumer begins at the mark, and so does one that asks for everything
-again. A consumer that asks for ranges of keys' slots gets no other messages, and they are not
-acknowledged. After a Failover consumer that may still hold messages, the next one is sent messages
-only after a second: acknowledgements that are on their way come first, so fewer messages are sent
-twice.
+Always true: a new active consumer begins at the mark, and so does a consumer that asks for
+everything again. A consumer that asks for ranges of keys' slots gets only messages of these slots;
+other messages are not acknowledged. After a Failover consumer that may still hold messages, the
+next consumer gets messages only after a second: acknowledgements under way come first, so fewer
+messages are sent twice.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
 FAILOVER_DELAY_S = 1.0
 ANNOUNCE_S = 0.5
-"""How long after a change consumers learn which of them is active. Go's client passes over an
-announcement that comes before it has dealt with the response to its SUBSCRIBE."""
+"""How long after a change the consumers are told which consumer is active. Go's client ignores an
+announcement that comes before it has handled the response to its SUBSCRIBE."""
 
 
 class ActiveDispatcher(Dispatcher):
@@ -51,7 +51,7 @@ class ActiveDispatcher(Dispatcher):
     ) -> None:
         super().__init__(partition, policy, mark, cursor, rows)
         self._begin_s = 0.0
-        """When the active consumer may get its first message, by the loop's clock."""
+        """The time from which on the active consumer gets messages, by the loop's clock."""
         self._announcement: asyncio.TimerHandle | None = None
 
     def _has_joined(self, consumer: Consumer) -> None:
@@ -76,14 +76,15 @@ class ActiveDispatcher(Dispatcher):
             self._announcement = loop.call_later(ANNOUNCE_S, self._announce)
 
     def _announce(self) -> None:
-        """Let each consumer know whether it is the active one."""
+        """Tell each consumer whether it is the active consumer."""
         for consumer in self.consumers:
             is_active = consumer is self.active
             change = command("active_consumer_change", consumer_id=consumer.id, is_active=is_active)
             consumer.link.send(encode(change))
 
     def _delay_next(self) -> None:
-        """The consumer that was active may hold messages that it has not acknowledged."""
+        """Delay the next consumer, if the last one may hold messages that it has not
+        acknowledged."""
         if self._policy.announces and self.position > self.acks.mark:
             self._begin_s = asyncio.get_running_loop().time() + FAILOVER_DELAY_S
 
@@ -96,7 +97,7 @@ class ActiveDispatcher(Dispatcher):
         self._wake.set()
 
     def redeliver(self, consumer: Consumer, epoch: int | None, entries: Iterable[int] = ()) -> None:
-        """Whatever `entries` are named, everything is sent again, if the consumer is active."""
+        """If the consumer is active, send it everything again, not only `entries`."""
         consumer.messages.epoch = epoch
         if consumer is self.active:
             self.rewind()
@@ -107,7 +108,7 @@ class ActiveDispatcher(Dispatcher):
         partition, acks = self.partition, self.acks
         offset, entry = offset_of(message_id, partition.ledger), signed(message_id.entryId)
         messages = consumer.sent.message_count(entry)
-        if messages is None:  # it was sent before the consumer came, for example
+        if messages is None:  # the batch was sent before the consumer came, for example
             messages = partition.messages_at(entry)
         if ack_type == AckType.CUMULATIVE:
             end = cumulative_end(message_id, offset, messages)
@@ -124,7 +125,7 @@ class ActiveDispatcher(Dispatcher):
     # -- sending -----------------------------------------------------------------------------
 
     async def _send_to(self, consumer: Consumer) -> None:
-        """Send messages as long as the consumer is the active one."""
+        """Send messages as long as the consumer is active."""
 
         async def step(lossy: bool) -> bool:
             if not await self._may_send(consumer):
@@ -180,9 +181,9 @@ class ActiveDispatcher(Dispatcher):
             missing = self._missing(batch, self.position)
             takes_part = consumer.takes_rows
             if consumer.ranges and missing:
-                own = within(batch.offset, slots_of(batch), missing, consumer.ranges)
-                takes_part |= own != missing
-                missing = own
+                in_ranges = within(batch.offset, slots_of(batch), missing, consumer.ranges)
+                takes_part |= in_ranges != missing
+                missing = in_ranges
             if missing and is_in_chunks(batch):
                 consumer.sent.note(batch.offset, batch.messages)
                 await self._send_message(consumer, batch, 0, lossy)
@@ -200,8 +201,8 @@ class ActiveDispatcher(Dispatcher):
             self.position = batch.end
 
     async def _send_rows(self, consumer: Consumer, batch: Stored, missing: list[Range]) -> bool:
-        """Send rows of Spark in batches of neighbours that are cut out, or one by one to a client
-        that takes no batches; False if the consumer may get no more of them."""
+        """Send rows of Spark in batches of neighbouring rows that are cut out, or one by one to a
+        client that takes no batches; False if the consumer may get no more rows now."""
         rewinds, parts = self._rewinds, missing
         if consumer.takes_rows:
             parts = [(row, row + 1) for lo, hi in missing for row in range(lo, hi)]

@@ -1,13 +1,13 @@
-"""The dispatcher of a subscription in one partition: what both kinds share. It reads the partition
-from the subscription's position on, goes on after failures, and knows what is acknowledged.
+"""The base of both kinds of dispatchers of a subscription in one partition. It reads the partition
+from the subscription's position on, goes on after failures, and has the acknowledgements.
 
-Always true: the read position, and what is sent and not acknowledged, belong to the dispatcher;
-which consumers get messages is decided by its kind: one active consumer (active_dispatcher.py), or
-several that share (shared_dispatcher.py). Messages that were not acknowledged are sent again (at
-least once). A consumer's permits and its connection's room bound what is sent. All chunks of a
-message are sent when the dispatcher comes to the last chunk, with the last chunk's id, wherever the
-consumer began: so the broker never sends part of an incomplete message, and a client acknowledges
-only the last chunk.
+Always true: the dispatcher keeps the read position, and the messages that are sent and not
+acknowledged. Its kind decides which consumers get messages: one active consumer
+(active_dispatcher.py), or several consumers that share (shared_dispatcher.py). Messages that were
+not acknowledged are sent again (at least once). A consumer's permits and its connection's room
+bound the messages that are sent. All chunks of a message are sent when the dispatcher comes to the
+last chunk, with the last chunk's id, wherever the consumer began: so the broker never sends part of
+an incomplete message, and a client acknowledges only the last chunk.
 """
 
 import asyncio
@@ -51,8 +51,8 @@ _log = logging.getLogger(__name__)
 
 
 class Consumer(Member):
-    """What the dispatcher of a partition keeps of one consumer. `epoch` counts its client's
-    requests to send everything again; None if the client does not count them."""
+    """One consumer at the dispatcher of a partition. `epoch` counts its client's requests to send
+    everything again; None if the client does not count them."""
 
     def __init__(
         self,
@@ -75,19 +75,20 @@ class Consumer(Member):
         self.sending: asyncio.Task[None] | None = None
         self.on_end = on_end
         self.has_asked = False
-        """Whether its client has asked for messages: then it knows that it has subscribed."""
+        """Whether the client has asked for messages: then it has handled the response to
+        SUBSCRIBE."""
         self.has_reached_end = False
-        """Whether its client knows that it has all messages that the topic will ever have."""
+        """Whether the client was told that it has all messages that the topic will ever have."""
         self.client: ClientFacts | None = None
 
     def end(self) -> None:
-        """Send the consumer away: its client is to look the topic up again."""
+        """Send the consumer away: its client then looks the topic up again."""
         self.on_end(self)
 
 
 class Dispatcher(ABC):
-    """For a subscription that begins at `mark` in the partition, where `rows` beyond it are
-    acknowledged; `cursor` makes what is acknowledged durable, None if nothing is to be durable."""
+    """The dispatcher of a subscription that begins at `mark` in the partition; `rows` beyond the
+    mark are acknowledged. `cursor` makes acknowledgements durable; None: they stay in memory."""
 
     def __init__(
         self,
@@ -103,9 +104,10 @@ class Dispatcher(ABC):
             cursor.track(partition.number, self.acks)
         self.consumers: list[Consumer] = []
         self.active: Consumer | None = None
-        """The only consumer that gets messages; None if several share, or without consumers."""
+        """The only consumer that gets messages; None if several consumers share them, or there is
+        no consumer."""
         self.awaits_consumers = False
-        """Whether a seek has sent the consumers away, and none of them is back yet."""
+        """Whether a seek has sent the consumers away, and no consumer is back yet."""
         self.position = mark
         self._read_at = mark
         self._is_crowded = False
@@ -156,27 +158,28 @@ class Dispatcher(ABC):
 
     @abstractmethod
     def redeliver(self, consumer: Consumer, epoch: int | None, entries: Iterable[int] = ()) -> None:
-        """The consumer's client asks for these entries again, or without any for everything.
-        Messages that it gets from now on have that `epoch`."""
+        """Send these entries again, as the consumer's client asks; without entries, everything.
+        Messages that the client gets from now on have this `epoch`."""
 
     @abstractmethod
     def acknowledge(
         self, consumer: Consumer, message_id: MessageId, ack_type: AckType
     ) -> Iterator[bool]:
-        """Acknowledge in steps: one for each range of the id's set, and one at least. Yields
-        whether the step moved the mark. Offsets beyond the confirmed end were not sent, and are
-        ignored."""
+        """Acknowledge in steps: a step for each range of the id's set, and at least one step.
+        Yields whether the step moved the mark. Offsets beyond the confirmed end were not sent, and
+        are ignored."""
 
     def rewind(self) -> None:
-        """Send again what is not acknowledged."""
+        """Send the messages that are not acknowledged again."""
         self.position = self.acks.mark
         self._rewinds += 1
         self._rewind_event.set()
         self._wake.set()
 
     def seek(self, offset: int) -> None:
-        """From `offset` on nothing is acknowledged, and everything below it is. The consumers are
-        sent away, and begin there when they come back. Raises as ConsumerCursor.check."""
+        """Set the position: everything below `offset` is acknowledged, and nothing from `offset`
+        on. The consumers are sent away, and begin at `offset` when they come back. Raises as
+        ConsumerCursor.check."""
         if self._cursor is not None:
             self._cursor.check()
         self.acks.reset(offset)
@@ -190,15 +193,15 @@ class Dispatcher(ABC):
             consumer.end()
 
     def move_up(self, offset: int) -> None:
-        """Acknowledge everything below `offset`, and send none of it any more. Raises as
-        `save_position`."""
+        """Acknowledge everything below `offset`: no message below `offset` is sent any more. Raises
+        as `save_position`."""
         if self.acks.add_up_to(offset):
             self._pass_over(self.acks.mark)
             self.save_position()
 
     def announce_end(self) -> None:
-        """If the topic is terminated, and all its messages are acknowledged, let the consumers know
-        it, each one once."""
+        """If the topic is terminated, and all its messages are acknowledged, tell each consumer
+        once."""
         consumers = [c for c in self.consumers if c.has_asked and not c.has_reached_end]
         if self.acks.mark < self.partition.end or not consumers:
             return
@@ -218,8 +221,8 @@ class Dispatcher(ABC):
             self._cursor.advance(self.partition.number, self.acks.durable)
 
     def when_durable(self, receipt: Receipt) -> None:
-        """Call `receipt` once what is acknowledged so far is durable, with None, or with the reason
-        why it is not; at once if nothing is to be durable."""
+        """Call `receipt` once the acknowledgements so far are durable, with None, or with the error
+        because of which they are not; at once if acknowledgements stay in memory."""
         if self._cursor is None:
             receipt(None)
         else:
@@ -230,8 +233,9 @@ class Dispatcher(ABC):
     async def _go_on(
         self, title: str, step: Callable[[bool], Awaitable[bool]], end: Callable[[], None]
     ) -> None:
-        """Take steps until one returns False. A step gets whether its reads leave lost rows out.
-        One that fails is taken again after a pause; `end` is called if none can succeed."""
+        """Take steps until one returns False. The argument of a step: whether its reads leave lost
+        rows out. A step that fails is taken again after a pause; `end` is called if no further step
+        can succeed."""
         pause_s, lossy = RETRY_S, False
         while True:
             try:
@@ -255,7 +259,7 @@ class Dispatcher(ABC):
                     pause_s = min(2 * pause_s, LOST_RETRY_S)
 
     def _log_crowded(self) -> None:
-        """Log once that the acknowledged sets take too much."""
+        """Log once that the sets of acknowledgements take too much memory."""
         if not self._is_crowded:
             _log.warning(
                 "%s: a subscription pauses at offset %d: its sets of acknowledged messages take %d"
@@ -277,20 +281,19 @@ class Dispatcher(ABC):
             return
         self._logged_failure = place, now_s
         defect = None if isinstance(error, errors.LedgerError) else error
-        does = "passes over rows that cannot be read" if lossy else "pauses"
+        verb = "passes over rows that cannot be read" if lossy else "pauses"
         hint = ""
         if isinstance(error, UNREADABLE) and not lossy:
             hint = " The policy on_lost_rows=skip of the topic passes over such rows."
-        what = (title, does, self.partition.title, self._read_at)
         _log.error(
             "%s %s of %s at offset %d: %s%s",
-            *(*what, error, hint),
+            *(title, verb, self.partition.title, self._read_at, error, hint),
             exc_info=defect,
         )
 
     async def _pass_over_hole(self) -> None:
-        """Nothing was read: there is a hole up to the confirmed end, or the log will soon have a
-        seal."""
+        """Go on after a read without rows: there is a hole up to the confirmed end, or the log will
+        soon have a seal."""
         following = self._row_after(self.position)
         if following is None:
             await asyncio.sleep(SOON_S)
@@ -298,8 +301,8 @@ class Dispatcher(ABC):
             self._pass_over(following)
 
     def _row_after(self, offset: int) -> int | None:
-        """Where rows are stored again after the hole at `offset`; else the end of the log;
-        None if the offset is not below that end."""
+        """The first offset with a row after the hole at `offset`; without such a row, the end of
+        the log; None if `offset` is not below that end."""
         held = self.partition.held
         starts = [
             interval.lo
@@ -311,7 +314,7 @@ class Dispatcher(ABC):
         return held.end_offset if offset < held.end_offset and not starts else None
 
     def _pass_over(self, offset: int) -> None:
-        """Go on at `offset`: there is no row before it, thus nothing to acknowledge."""
+        """Go on at `offset`: no offset from the position up to `offset` has a row."""
         if offset > self.position:
             self.acks.pass_over(self.position, offset)
             self.position = offset
@@ -328,8 +331,8 @@ class Dispatcher(ABC):
     async def _send_message(
         self, consumer: Consumer, last: Stored, redeliveries: int, lossy: bool
     ) -> None:
-        """Send a message in its chunks, each of which takes a permit; `last` is the last chunk.
-        Once begun, all chunks are sent."""
+        """Send a message in its chunks, each of which takes a permit; `last` is the last chunk. All
+        chunks are sent, even without permits."""
         frame = consumer.messages.command(last.offset, (), redeliveries)
         if not is_last_chunk(last.data):
             first, *others = chunks_of(last.data)
@@ -343,8 +346,8 @@ class Dispatcher(ABC):
             earlier = await self._chunk(offset, lossy)
             if earlier is None:
                 _log.warning(
-                    "a message of %d chunks is passed over: the one at offset %d of %s is the"
-                    " last, and the one at offset %d is not kept any more",
+                    "a message of %d chunks is passed over: its last chunk is at offset %d of %s,"
+                    " and its chunk at offset %d is not kept any more",
                     *(len(offsets) + 1, last.offset, self.partition.title, offset),
                 )
                 self.acks.add(last.offset, last.end)
@@ -354,7 +357,8 @@ class Dispatcher(ABC):
         _send_chunk(consumer, frame, chunk_in(last.data))
 
     async def _chunk(self, offset: int, lossy: bool) -> Stored | None:
-        """The chunk at `offset`; None if it is not kept any more, or is lost and passed over."""
+        """The chunk at `offset`; None if the topic does not keep the chunk any more, or the chunk
+        is lost and `lossy`."""
         try:
             return await self.partition.chunk(offset)
         except UNREADABLE:
@@ -364,7 +368,7 @@ class Dispatcher(ABC):
 
 
 def is_in_chunks(batch: Stored) -> bool:
-    """Whether it is a message that is sent in several chunks."""
+    """Whether the batch is a message that is sent in several chunks."""
     return batch.messages == 1 and bytes(batch.data[:2]) in _CHUNKED_BEGINS
 
 

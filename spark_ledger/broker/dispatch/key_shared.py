@@ -1,18 +1,19 @@
 """Which consumer of a Key_Shared subscription gets a part. Pure.
 
 Always true, unless order is given up (`in_order` false): the rows of a slot that are sent and not
-acknowledged are at one consumer, the holder of the slot; a slot whose owner changed meanwhile goes
-to its new owner once the holder has no such row any more (PIP-379). While rows of a slot wait, no
-later row of the slot is sent. A consumer that cannot take more stops its own slots only.
+acknowledged are at one consumer, the holder of the slot. If the owner of the slot changes, the new
+owner gets rows of the slot once the holder has no such row any more (PIP-379). While rows of a slot
+wait, no later row of the slot is sent. A consumer that can take no more messages stops only its own
+slots.
 
-A consumer that owns all messages of a batch of Spark gets the batch; another one gets its rows in
-batches of neighbours, which are cut out: clients acknowledge a batch with masked messages only if
-they acknowledge by index, which is off by default. A cut batch whose messages come again never has
-more messages than before: a late acknowledgement of it would name messages that its client did not
-have.
+A consumer that owns all messages of a batch of Spark gets the batch; any other consumer gets its
+rows in batches of neighbouring rows, which are cut out: clients acknowledge a batch with masked
+messages only if they acknowledge by index, which is off by default. When messages of a cut batch
+are sent again, the new batch never has more messages than the cut one: a late acknowledgement would
+name messages that its client did not have.
 
-What waits is kept by slot, and its rows by the consumer that may get them now. Rows leave these
-sets lazily: `waiting`, which the model has, decides which rows still wait.
+Waiting rows are kept twice: by slot, and by the consumer that may get them now. Rows leave these
+sets lazily: the model's set `waiting` decides which rows still wait.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +29,8 @@ from spark_ledger.broker.dispatch.slot_owners import SlotOwners
 from spark_ledger.broker.owner.tail import Stored
 
 CUTS_MAX = 100_000
-"""How many cut batches are noted before those that are done with are forgotten."""
+"""After so many new cut batches, the bounds of cut batches below all unacknowledged rows are
+forgotten."""
 Longs = npt.NDArray[np.int64]
 
 
@@ -47,15 +49,16 @@ class KeyChoice:
         self._in_order = in_order
         self._members: list[Member] = []
         self._held: dict[int, tuple[Member, int]] = {}
-        """By slot its holder, and how many parts with rows of the slot are pending there."""
+        """The holder of each slot, and how many parts with rows of the slot are pending at it."""
         self._waiting_of: dict[int, BitMap64] = {}
         """The waiting rows of each slot."""
         self._ready: dict[Member, BitMap64] = {}
-        """By consumer the waiting rows of its slots that it holds, or that have no holder."""
+        """For each consumer, the waiting rows of its slots that it holds or that have no
+        holder."""
         self._waiting: BitMap64 | None = None
         self._keyed_batches = KeyedBatches(keyed)
         self._cut_begins, self._cut_ends = BitMap64(), BitMap64()
-        """Where batches that were cut out begin, and end."""
+        """The offsets at which cut batches begin, and end."""
         self._cuts_noted = 0
 
     # -- consumers -----------------------------------------------------------------------------
@@ -115,24 +118,23 @@ class KeyChoice:
             if member is None or not member.is_available:
                 yield whole  # it waits
             elif member.takes_rows:
-                one_by_one = [(row, row + 1) for row in of_member.tolist()]
-                yield from self._cut_parts(batch.offset, one_by_one, of_batch.slots)
+                single_rows = [(row, row + 1) for row in of_member.tolist()]
+                yield from self._cut_parts(batch.offset, single_rows, of_batch.slots)
             elif not whole.is_masked and self._gets_whole(member, batch, of_batch):
                 yield whole
             else:
                 yield from self._cut_parts(batch.offset, ranges, of_batch.slots)
 
     def _gets_whole(self, member: Member, batch: Stored, of_batch: KeyedBatch) -> bool:
-        """Whether the consumer gets the whole batch: it owns every slot of it. With messages that
-        are masked for others no client acknowledges the batch, unless it does so by index."""
+        """Whether the consumer gets the whole batch, as it owns every slot of the batch. (A client
+        that does not acknowledge by index cannot acknowledge a batch with masked messages.)"""
         is_new = batch.offset not in member.pending and batch.offset not in self._cut_begins
         return is_new and all(self._owners.owner_of(slot) is member for slot in of_batch.distinct)
 
     def _cut_parts(
         self, begin: int, ranges: Sequence[Range], slots: tuple[int, ...]
     ) -> Iterator[BatchPart]:
-        """The ranges as batches of their own; `slots` are those of the batch that begins at
-        `begin`."""
+        """The ranges as cut batches; `slots` are the slots of the batch that begins at `begin`."""
         for lo, hi in ranges:
             while lo < hi:
                 before = next_row(self._cut_ends, lo + 1) if lo in self._cut_begins else None
@@ -149,7 +151,7 @@ class KeyChoice:
         return self._keyed_batches.cut(batch, part.offset, part.messages)
 
     def begin_read(self) -> None:
-        """A key goes to its consumer, whatever is read together."""
+        """Nothing to do: a key goes to its consumer, whichever batches are read together."""
 
     def receiver_of(self, part: BatchPart) -> Member | None:
         slots = _firsts_of(part)
@@ -160,7 +162,7 @@ class KeyChoice:
         return member if member is not None and member.is_available else None
 
     def _free_owner(self, slot: int, first: int) -> Member | None:
-        """The owner of the slot, if a row of the slot may be sent to it whose first one is
+        """The owner of the slot, if it may get rows of the slot now, the first of which is
         `first`."""
         owner = self._owners.owner_of(slot)
         if owner is None or not self._in_order:
@@ -183,7 +185,7 @@ class KeyChoice:
         self._cut_begins.add(part.offset)
         self._cut_ends.add(part.offset + part.messages)
         self._cuts_noted += 1
-        if self._cuts_noted >= CUTS_MAX:  # those below all that is pending or waits came to an end
+        if self._cuts_noted >= CUTS_MAX:  # rows below all pending and waiting rows are acknowledged
             self._cuts_noted = 0
             lowest = [min(member.pending) for member in self._members if member.pending]
             firsts = [next_row(rows, 0) for rows in self._waiting_of.values()]
@@ -203,7 +205,7 @@ class KeyChoice:
             if slot in self._waiting_of and holder is not self._owners.owner_of(slot):
                 self._make_ready(slot)
 
-    # -- what waits ----------------------------------------------------------------------------
+    # -- waiting rows --------------------------------------------------------------------------
 
     def waits(self, part: BatchPart) -> None:
         if len(part.slots) == 1:
@@ -216,7 +218,7 @@ class KeyChoice:
                 rows.update(of_slot.tolist())
 
     def _sets_of(self, slot: int) -> list[BitMap64]:
-        """The sets that get a row of the slot that begins to wait."""
+        """The sets to which a row of the slot is added when it begins to wait."""
         sets = [self._waiting_of.setdefault(slot, BitMap64())]
         receiver = self._receiver_now(slot)
         if receiver is not None:
@@ -224,7 +226,8 @@ class KeyChoice:
         return sets
 
     def dropped(self, lo: int, hi: int) -> None:
-        """Rows that wait no more are left out when they are met, by the model's `waiting`."""
+        """As ReceiverChoice.dropped. Once `next_replay` has given the model's `waiting`, rows leave
+        the sets lazily."""
         if self._waiting is None:
             for rows in self._waiting_of.values():
                 rows.remove_range(lo, hi)
@@ -257,14 +260,14 @@ class KeyChoice:
         return owner if held is None or held[0] is owner else None
 
     def _make_ready(self, slot: int) -> None:
-        """Put the waiting rows of the slot to those that its owner may get now. It takes as long as
-        many rows wait: only if the owner could not get them before."""
+        """Let the slot's owner get the waiting rows of the slot. The time rises with the number of
+        these rows: call this only if the owner could not get them before."""
         receiver = self._receiver_now(slot)
         if receiver is not None:
             self._ready.setdefault(receiver, BitMap64()).update(self._waiting_of[slot])
 
     def _sort_waiting(self) -> None:
-        """The owners of slots have changed."""
+        """Sort the waiting rows by consumers anew, after the owners of slots have changed."""
         self._ready.clear()
         for slot in list(self._waiting_of):
             if self._first_waiting(slot) is not None:
@@ -282,7 +285,7 @@ def _next_waiting(rows: BitMap64, waiting: BitMap64, at: int) -> int | None:
 
 
 def _firsts_of(part: BatchPart) -> dict[int, int]:
-    """By slot of the part's rows the first row."""
+    """The first row of each slot in the part."""
     if len(part.slots) == 1:
         return {part.slots[0]: part.ranges[0][0]}
     firsts: dict[int, int] = {}

@@ -1,11 +1,11 @@
-"""The slot of each message's key, by which a Key_Shared consumer gets it, and the batches that are
-cut out of a batch of Spark. Pure.
+"""The slot of each message's key, which decides the Key_Shared consumer of the message; and the
+batches that are cut out of a batch of Spark. Pure.
 
-Always true: equal key bytes have one slot, whichever world wrote them. A client's batch has the
-slot of its metadata, as with Pulsar: its ordering key, else its key, else its producer and sequence
-id. Of Spark's rows each has a slot of its own; a row without a key has the slot of its block of
-offsets, so that neighbours stay together. A batch that is cut out has neighbours only, byte for
-byte, and its id is the offset of its first message.
+Always true: equal key bytes have one slot, whether Spark or a client of Pulsar wrote them. A
+client's batch has one slot, as with Pulsar: that of its ordering key, else of its key, else of its
+producer and sequence id. Each row of Spark has its own slot; a row without a key has the slot of
+its block of offsets, so that neighbouring rows stay together. A cut batch has neighbouring rows,
+byte for byte, and its id is the offset of its first message.
 """
 
 from base64 import b64decode
@@ -28,11 +28,11 @@ SLOTS = 65_536
 _POSITIVE = 0x7FFFFFFF
 NO_KEY = b"NONE_KEY"
 BLOCK_ROWS = 8
-"""So many neighbours without a key have one slot."""
+"""How many neighbouring rows without a key share a slot."""
 _SPREAD = 40_503
-"""SLOTS times the golden ratio: blocks that follow each other are spread evenly over all slots."""
+"""SLOTS divided by the golden ratio: successive blocks are spread evenly over all slots."""
 KEPT_ROWS_MAX = 50_000
-"""Of batches whose slots are kept: some 100 bytes each."""
+"""How many rows have their slots kept in memory: some 100 bytes each."""
 
 
 def slot_of(key: bytes) -> int:
@@ -41,7 +41,7 @@ def slot_of(key: bytes) -> int:
 
 
 def key_of(metadata: MessageMetadata) -> bytes:
-    """The bytes of the key by which a batch with that metadata is dispatched."""
+    """The bytes of the key by which a batch with this metadata is dispatched."""
     if metadata.HasField("ordering_key"):
         return bytes(metadata.ordering_key)
     if metadata.HasField("partition_key"):
@@ -59,22 +59,23 @@ def key_of(metadata: MessageMetadata) -> bytes:
 
 
 class KeyedBatch(NamedTuple):
-    """`slots`: one for all messages, or one for each; then `ends` has the place in the payload at
-    which each message ends, and `slots` are those of `distinct` at `indices`."""
+    """`slots` has one slot for all messages, or one for each message. In the second case, `ends`
+    has the position in the payload at which each message ends, and `slots` is `distinct` at
+    `indices`."""
 
     slots: tuple[int, ...]
     ends: Sequence[int] = ()
     distinct: Sequence[int] = ()
     indices: npt.NDArray[np.int64] = np.zeros(0, np.int64)
     metadata: MessageMetadata | None = None
-    """Of the batch, or of what was cut out of it last."""
+    """The metadata of the batch, or of the batch that was last cut out of it."""
     first_id: int = 0
     """The sequence id of the first message."""
     payload_at: int = 0
 
 
 def keyed(batch: Stored) -> KeyedBatch:
-    """A batch that cannot be decoded has one slot."""
+    """The batch with its slots; a batch that cannot be decoded has one slot."""
     data = batch.data
     try:
         if pulsar_batch.is_earlier_chunk(data) or pulsar_batch.is_last_chunk(data):
@@ -104,7 +105,7 @@ def keyed(batch: Stored) -> KeyedBatch:
 
 
 def keyed_by(slots: Sequence[int]) -> KeyedBatch:
-    """Of a batch whose messages have these slots."""
+    """The KeyedBatch of a batch whose messages have these slots."""
     distinct, indices = np.unique(np.array(slots, np.int64), return_inverse=True)
     return KeyedBatch(tuple(slots), (), distinct.tolist(), indices)
 
@@ -115,12 +116,13 @@ def slots_of(batch: Stored) -> tuple[int, ...]:
 
 
 def slot_of_offset(offset: int) -> int:
-    """Of a row of Spark without a key."""
+    """The slot of a row of Spark without a key."""
     return offset // BLOCK_ROWS * _SPREAD % SLOTS or 1
 
 
 class Place(NamedTuple):
-    """By which a batch is known again: those at an offset may be cut from an entry in two ways."""
+    """The key under which a batch is kept. Its offset is not enough: batches may be cut from an
+    entry in two ways."""
 
     offset: int
     messages: int
@@ -128,8 +130,8 @@ class Place(NamedTuple):
 
 
 class KeyedBatches:
-    """The last batches that were looked at, KEPT_ROWS_MAX rows at most: a batch whose rows go to
-    several consumers is looked at several times."""
+    """The batches that were used last, KEPT_ROWS_MAX rows at most: a batch whose rows go to several
+    consumers is used several times."""
 
     def __init__(self, keyed: Callable[[Stored], KeyedBatch] = keyed) -> None:
         self._keyed = keyed
@@ -153,7 +155,7 @@ class KeyedBatches:
             self.rows -= len(oldest.slots)
 
     def cut(self, batch: Stored, offset: int, messages: int) -> bytes:
-        """The messages from `offset` on as a batch of their own."""
+        """The messages from `offset` on as a new batch."""
         whole = self.of(batch)
         assert whole.metadata is not None, "only Spark's batches are cut"
         at = offset - batch.offset
@@ -166,7 +168,7 @@ class KeyedBatches:
         return pulsar_batch.build_batch(metadata, payload[begin : whole.ends[at + messages - 1]])
 
     def has_rows_of_spark(self, batch: Stored) -> bool:
-        """Whether it is a batch of several rows of Spark, of which `lone` makes messages."""
+        """Whether the batch has several rows of Spark, which `lone` can turn into messages."""
         return batch.messages > 1 and len(self.of(batch).ends) > 0
 
     def lone(self, batch: Stored, offset: int) -> bytes:

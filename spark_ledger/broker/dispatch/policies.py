@@ -2,8 +2,9 @@
 
 Always true: a policy decides by two things alone: the present consumers, in the order in which they
 came, and the partition's number. A policy remembers nothing. Exclusive and Failover give all
-messages to one consumer, the active one; the others get none, whatever permits they have. Shared
-and Key_Shared have no active consumer: sharing.py and key_shared.py decide which one gets what.
+messages to one consumer, the active consumer, whatever permits the others have. Shared and
+Key_Shared have no active consumer: sharing.py and key_shared.py decide which consumer gets a
+message.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ C = TypeVar("C", bound=Receiver)
 
 
 class Policy(Protocol):
-    """`announces`: consumers get a message about which of them is active."""
+    """`announces`: each consumer is told whether it is active."""
 
     announces: bool
 
@@ -36,10 +37,12 @@ class Policy(Protocol):
         """Whether one more consumer may join these."""
 
     def active(self, consumers: Sequence[C], partition: int) -> C | None:
-        """The consumer that gets all messages; None if there is no consumer, or several share."""
+        """The consumer that gets all messages; None if there is no consumer, or several consumers
+        share them."""
 
     def choice(self) -> ReceiverChoice | None:
-        """For a dispatcher: which consumer gets a part; None if one is active."""
+        """The choice of the consumer that gets a part; None for a policy with an active
+        consumer."""
 
 
 class Exclusive:
@@ -58,8 +61,8 @@ class Exclusive:
 
 
 class Failover:
-    """The n consumers with the best priority (the lowest number) are sorted by name; the one at
-    place `partition mod n` is active. So these consumers share the partitions."""
+    """The n consumers with the best priority (the lowest number) are sorted by name; the consumer
+    at index `partition mod n` is active. So these consumers share the partitions."""
 
     announces = True
 
@@ -92,8 +95,9 @@ class Shared:
 
 @dataclass(frozen=True)
 class KeyShared:
-    """All consumers get messages, each those of its keys. `sticky`: each consumer gives the ranges
-    of slots that it gets. Unless `in_order`, a key's messages may be sent before earlier ones."""
+    """Each consumer gets the messages of its keys. `sticky`: each consumer gives the ranges of
+    slots that it gets. Unless `in_order`, a message may be sent before an earlier message of its
+    key."""
 
     announces = False
     sticky: bool = False

@@ -1,7 +1,7 @@
-"""Which offset of a partition a client's request names, and which message ids the response has.
+"""The offset of a partition that a client's request asks for, and the message ids of the response.
 
-Always true: the offset is one that the partition still keeps, or its end. Message ids that clients
-compare have the entry of a batch (hazard 58).
+Always true: the partition still keeps the offset, or the offset is its end. Message ids that
+clients compare have the entry of a batch (hazard 58).
 """
 
 from typing import Any
@@ -15,9 +15,9 @@ from spark_ledger.broker.wire.commands import EARLIEST, LATEST, InitialPosition,
 
 
 def offset_named(partition: Partition, id_: MessageId) -> int:
-    """The offset of the message that an id names, or of the partition's start or end. A message in
-    a batch has its own offset, since a merge may have put rows of Spark into other batches. Raises
-    Refusal."""
+    """The offset of the message that an id names, moved into the range from the partition's start
+    to its end. The offset is that of the message, not of its batch, since a merge may have put rows
+    of Spark into other batches. Raises Refusal."""
     place = (signed(id_.ledgerId), signed(id_.entryId))
     if place == (EARLIEST, EARLIEST):
         return partition.start
@@ -44,8 +44,8 @@ async def target_of_seek(partition: Partition, part: Any) -> int:
 
 
 async def last_and_mark(dispatcher: Dispatcher) -> tuple[MessageId, MessageId]:
-    """The ids of the partition's last message, and of the last one below the subscription's mark.
-    Raises as Partition.last."""
+    """The id of the partition's last message, and the id of the last message below the
+    subscription's mark. Raises as Partition.last."""
     partition = dispatcher.partition
     last = await partition.last()
     number, ledger = partition.shown, partition.ledger
@@ -60,8 +60,8 @@ async def last_and_mark(dispatcher: Dispatcher) -> tuple[MessageId, MessageId]:
 
 
 def marked_entry(mark: int, last: Stored | None) -> int:
-    """The entry of the last batch that is wholly below the mark. Clients only compare this entry
-    with the entry of the partition's last batch; they never take it for a message within a
+    """The entry of the last batch that is completely below the mark. Clients only compare this
+    entry with the entry of the partition's last batch; they never take it for a message within a
     batch."""
     if last is None or mark <= last.offset:
         return mark - 1

@@ -1,10 +1,10 @@
 """The dispatcher of a subscription whose consumers share its messages.
 
-Always true: what waits to be sent again goes before what was not read yet, the oldest first. The
-model (sharing.py) decides which consumer gets what; one task reads and sends, and never waits for
-one consumer: a message in chunks, which takes as long as its consumer takes it, has a task of its
-own. No rows are kept here: what cannot be sent is read again, out of the partition's memory as a
-rule.
+Always true: rows that wait to be sent again go before rows that were not read yet, the oldest
+first. The model (sharing.py) decides which consumer gets which rows. One task reads and sends, and
+never waits for a single consumer: a message in chunks, which takes as long as its consumer needs,
+has its own task. No rows are kept here: rows that cannot be sent are read again, as a rule from the
+partition's memory.
 """
 
 import asyncio
@@ -40,9 +40,10 @@ from spark_ledger.broker.wire.frames import with_batch
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
 _DENSE_ROWS = STEP_BATCHES_MAX // 2
-"""If so many of the next rows are waiting, they are read together, else batch by batch."""
+"""If more than this number of the next rows are waiting, they are read together, else batch by
+batch."""
 STEP_CUTS_MAX = 500
-"""After so many batches that were cut out, some 10 us each, others have their turn."""
+"""How many batches are cut out, for some 10 us each, in one step of the loop."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,9 +66,9 @@ class SharedDispatcher(Dispatcher):
         self.held = held
         self.sharing = Sharing(self.acks, limits, choice, self._wake.set, partition.messages_at)
         self._sending: asyncio.Task[None] | None = None
-        self._failure: Exception | None = None  # why a message in chunks could not be read
+        self._failure: Exception | None = None  # of the last message in chunks that was sent
         self._cuts = 0
-        """Batches that were cut out in this step."""
+        """The number of batches that were cut out in this step."""
 
     def _has_joined(self, consumer: Consumer) -> None:
         if len(self.consumers) == 1:
@@ -116,7 +117,7 @@ class SharedDispatcher(Dispatcher):
         if ack_type == AckType.CUMULATIVE:
             _log.warning(
                 "consumer '%s' acknowledges offset %d of %s cumulatively: an acknowledgement of a"
-                " shared subscription names each message, so this one counts for nothing",
+                " shared subscription names each message, so this acknowledgement counts for nothing",
                 *(consumer.name, offset, self.partition.title),
             )
             return iter((False,))
@@ -129,8 +130,8 @@ class SharedDispatcher(Dispatcher):
         await self._go_on("a shared subscription", self._step, self._send_consumers_away)
 
     async def _step(self, lossy: bool) -> bool:
-        """Send what waits, or else what follows; wait if neither may be sent. False without
-        consumers."""
+        """Send waiting rows; without such rows, read on and send new rows; wait if no row may be
+        sent. False without consumers."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -157,8 +158,8 @@ class SharedDispatcher(Dispatcher):
         return has_more and self.sharing.may_read_on()
 
     async def _send_due(self, lossy: bool) -> bool:
-        """Send the delayed messages that are due, the oldest first, as far as consumers may get
-        them. Returns whether anything changed."""
+        """Send the delayed messages that are due and that consumers may get now, the oldest first.
+        Returns whether anything changed."""
         rewinds, due, has_changed = self._rewinds, self.held.due, False
         at = next_row(due, 0)
         while at is not None and self.sharing.may_read_on():
@@ -186,7 +187,7 @@ class SharedDispatcher(Dispatcher):
         return has_changed
 
     async def _replay(self, lossy: bool) -> bool:
-        """Send what waits, as far as consumers may get it. Returns whether anything changed."""
+        """Send the waiting rows that consumers may get now. Returns whether anything changed."""
         rewinds, has_changed = self._rewinds, False
         at = self.sharing.next_replay()
         while at is not None:
@@ -232,7 +233,8 @@ class SharedDispatcher(Dispatcher):
         return has_sent
 
     async def _forget_hole(self, at: int) -> bool:
-        """Nothing could be read at the waiting offset `at`. Returns whether that was a hole."""
+        """Forget a hole: no row could be read at the waiting offset `at`. Returns whether anything
+        changed."""
         following = self._row_after(at)
         if following is None:
             await asyncio.sleep(SOON_S)
@@ -241,13 +243,13 @@ class SharedDispatcher(Dispatcher):
         return True
 
     def _forget(self, lo: int, hi: int) -> None:
-        """There are no rows in [lo, hi) any more: nothing is sent or acknowledged."""
+        """Forget the rows in [lo, hi), which do not exist any more."""
         self.sharing.drop(lo, hi)
         self.held.drop(lo, hi)
         self.acks.pass_over(lo, hi)
 
     async def _read_on(self, lossy: bool) -> bool:
-        """Send what was not read yet, as far as consumers may get it. Returns whether anything
+        """Read new rows, and send those that consumers may get now. Returns whether anything
         changed."""
         rewinds = self._rewinds
         self._pass_over(self.partition.start)
@@ -286,7 +288,7 @@ class SharedDispatcher(Dispatcher):
             await asyncio.sleep(0)
 
     def _send_batch(self, batch: Stored, start: int, lossy: bool) -> bool:
-        """Send the rows of a batch from `start` on, or let them wait; False if it can do neither
+        """Send the rows of a batch from `start` on, or let them wait; False if neither is possible
         now."""
         sharing = self.sharing
         missing = given = self._missing(batch, batch.offset)
@@ -311,8 +313,8 @@ class SharedDispatcher(Dispatcher):
     def _give(
         self, member: object, batch: Stored, part: BatchPart, lossy: bool
     ) -> BatchPart | None:
-        """Send the part to the consumer; returns what it does not get, of rows of Spark that it
-        takes one by one."""
+        """Send the part to the consumer. A consumer that takes rows of Spark one by one gets only
+        the first row: returns the rest of the part, else None."""
         assert isinstance(member, Consumer)
         consumer, sharing = member, self.sharing
         if is_in_chunks(batch):

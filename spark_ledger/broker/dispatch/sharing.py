@@ -2,11 +2,11 @@
 
 Always true: a row is pending at one consumer at most, in one part; a row that was read is
 acknowledged, pending, or waiting to be sent again. A consumer gets a part only while it has
-permits, is not blocked by what it has not acknowledged, and its connection has room; its permits
-fall below zero by less than what one part takes. When a consumer goes, its pending rows wait, and
-their redelivery counts stay as they are; when the last one goes, all of this is forgotten, and the
-subscription begins at its mark. Which of the consumers gets a part is the choice's decision: round
-robin here (Shared), the slot of the key for Key_Shared.
+permits, is not blocked by its unacknowledged messages, and its connection has room; its permits
+fall below zero by less than the size of one part. When a consumer goes, its pending rows wait, and
+their redelivery counts do not change; when the last consumer goes, the whole state is forgotten,
+and the subscription begins at its mark. A ReceiverChoice decides which consumer gets a part: round
+robin for Shared (here), the slot of the key for Key_Shared (key_shared.py).
 """
 
 from collections import deque
@@ -29,13 +29,14 @@ from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.broker.wire.commands import MessageId, signed
 
 TURN_PARTS_MAX = 20
-"""How many parts a consumer gets before the next one has its turn."""
+"""How many parts a consumer gets before the next consumer has its turn."""
 LOOK_AHEAD_ROWS, LOOK_AHEAD_ROWS_MAX = 2_000, 20_000
-"""So many rows wait for each consumer, and for all, at most: then no new rows are read."""
+"""How many rows may wait, per consumer and in all, before no new rows are read."""
 PENDING_PARTS_MAX = 500_000
-"""Of a subscription in a partition, whatever its limits are: each takes 100 bytes, or some 350."""
+"""How many parts of a subscription may be pending in a partition, whatever UnackedLimits allow: a
+part takes 100 bytes, or some 350."""
 _NEW_SIZE_SHARE = 0.1
-"""By how much a part moves the average of its consumer's messages in a part."""
+"""The weight of a new part in the average number of messages in its consumer's parts."""
 
 Range = tuple[int, int]
 
@@ -43,7 +44,7 @@ Range = tuple[int, int]
 class UnackedLimits(NamedTuple):
     """How many messages may be sent and not acknowledged: at a consumer, and at all consumers of
     the subscription in a partition. 0: no limit. A consumer that has reached its limit gets more
-    messages once half of it is left."""
+    messages once only half the limit is unacknowledged."""
 
     consumer_max: int = DEFAULTS.consumer_unacked_max
     subscription_max: int = DEFAULTS.subscription_unacked_max
@@ -54,11 +55,12 @@ class UnackedLimits(NamedTuple):
 
 
 class BatchPart(NamedTuple):
-    """Rows of a batch that one MESSAGE gives to one consumer. `offset` is that of the batch's first
-    message, and the entry of the message's id; `messages` the size of the batch. `unacked` rows of
-    `ranges` are not acknowledged. `is_masked`: rows of the batch are left out that are not
-    acknowledged. `slots`, for Key_Shared only, are those of the keys: one for all messages, or one
-    for each. `is_cut`: the part is a batch of its own, cut out of a larger one."""
+    """Rows of a batch that one MESSAGE gives to one consumer. `offset` is the offset of the batch's
+    first message, and the entry of the MESSAGE's id; `messages` is the size of the batch. `unacked`
+    rows of `ranges` are not acknowledged. `is_masked`: some rows of the batch are neither
+    acknowledged nor in this part. `slots`, only for Key_Shared, has the slots of the keys: one for
+    all messages, or one for each message. `is_cut`: the part is sent as a new batch, cut out of a
+    larger batch."""
 
     offset: int
     messages: int
@@ -81,9 +83,9 @@ def part_of(batch: Stored, missing: list[Range], given: list[Range]) -> BatchPar
 
 
 def first_row_and_rest(part: BatchPart) -> tuple[BatchPart, BatchPart | None]:
-    """The first row of the part as a message of its own, and a part with its other rows. Other
-    messages of the batch have the same entry if the row is its first one: `is_masked` keeps an id
-    without a set from naming them."""
+    """The first row of the part as a lone message, and a part with the other rows. If the row is
+    the first of its batch, other messages of the batch have the same entry: because of `is_masked`
+    an id without a set does not name them."""
     (lo, hi), *others = part.ranges
     row = BatchPart(lo, 1, [(lo, lo + 1)], 1, True, part.slots)
     ranges = ([(lo + 1, hi)] if lo + 1 < hi else []) + others
@@ -94,7 +96,8 @@ def first_row_and_rest(part: BatchPart) -> tuple[BatchPart, BatchPart | None]:
 
 class PendingParts:
     """The parts that are pending at a consumer, by their entries, in the order in which they were
-    sent. A part of one message, as most are, is kept as its slot: 100 bytes instead of 350."""
+    sent. For a part of one message, as most are, only its slot is kept: 100 bytes instead of
+    350."""
 
     __slots__ = ("_parts",)
 
@@ -136,11 +139,11 @@ class PendingParts:
 
 
 class Member:
-    """A consumer of a shared subscription. `has_room` returns whether its connection takes more.
-    `is_busy`: a message in chunks is being sent to it. `kept_permits` came while it was blocked.
-    `ranges` are the slots of keys that its client asks for, first and last; empty: it gives no
-    ranges. `takes_rows`: its client asked for one message first: it has no queue, and takes no
-    batches."""
+    """A consumer of a shared subscription. `has_room` returns whether its connection takes more
+    frames. `is_busy`: a message in chunks is being sent to it. `kept_permits` came while it was
+    blocked. `ranges` are the slots of keys that its client asks for, first and last; empty: the
+    client gives no ranges. `takes_rows`: the client's first FLOW was for one message, so the client
+    has no queue, and takes no batches."""
 
     __slots__ = (
         "has_room",
@@ -169,45 +172,46 @@ class Member:
 
     @property
     def is_available(self) -> bool:
-        """Whether it may get a part."""
+        """Whether the consumer may get a part."""
         return self.permits > 0 and not self.is_blocked and not self.is_busy and self.has_room()
 
 
 class ReceiverChoice(Protocol):
-    """Which consumer gets a part; called for everything that becomes of a part."""
+    """Decides which consumer gets a part. Its other methods are called for each change of a
+    part."""
 
     def join(self, member: Member) -> None: ...
 
     def leave(self, member: Member) -> None:
-        """The consumer is gone; its pending parts were given back before."""
+        """Remove a consumer, whose pending parts were given back before."""
 
     def parts_of(
         self, batch: Stored, missing: list[Range], given: list[Range]
     ) -> Iterable[BatchPart]:
-        """The parts into which a batch is cut of which the ranges `given` may be sent; `missing`
-        are the ranges that are not acknowledged."""
+        """The parts of a batch for the ranges `given`, which may be sent; `missing` are all ranges
+        of the batch that are not acknowledged."""
 
     def begin_read(self) -> None:
-        """Rows are read that were not read together with those before."""
+        """Note that a new read begins: its rows come apart from the rows before."""
 
     def receiver_of(self, part: BatchPart) -> Member | None:
-        """The available consumer that gets the part; None if it cannot be sent now."""
+        """The available consumer that gets the part; None if the part cannot be sent now."""
 
     def cut(self, batch: Stored, part: BatchPart, *, is_lone: bool) -> Buffer:
-        """The bytes of a part of the batch that is a batch of its own, or a message outside of
-        one."""
+        """The bytes of a cut part: a new batch, or, if `is_lone`, a message outside of a batch."""
 
     def given(self, member: Member, part: BatchPart) -> None:
-        """The part is pending at the consumer, and no longer waiting."""
+        """Note that the part is pending at the consumer, and no longer waiting."""
 
     def taken(self, member: Member, part: BatchPart) -> None:
-        """The part is not pending at the consumer any more: acknowledged or given back."""
+        """Note that the part is not pending at the consumer any more: acknowledged or given
+        back."""
 
     def waits(self, part: BatchPart) -> None:
-        """The unacknowledged rows of the part are waiting, with their slots."""
+        """Note that the unacknowledged rows of the part are waiting, with their slots."""
 
     def dropped(self, lo: int, hi: int) -> None:
-        """Rows of [lo, hi) are acknowledged, and not waiting any more."""
+        """Note that rows of [lo, hi) are acknowledged, and not waiting any more."""
 
     def next_replay(self, waiting: BitMap64, at: int) -> int | None:
         """The first waiting row from `at` on that may be sent now."""
@@ -216,13 +220,13 @@ class ReceiverChoice(Protocol):
         """Whether new rows may be read, once no waiting row may be sent."""
 
     def forget(self) -> None:
-        """Nothing is pending or waiting any more."""
+        """Forget all parts: no row is pending or waiting any more."""
 
 
 class RoundRobin:
-    """The choice for Shared: of the available consumers with the best priority (the lowest number)
-    each has a turn of TURN_PARTS_MAX parts at most, or of as many as its permits are expected to
-    pay for. A turn ends with what was read together: messages that come one by one go round."""
+    """The choice for Shared. The available consumers with the best priority (the lowest number)
+    have turns: TURN_PARTS_MAX parts at most, or as many as the consumer's permits probably allow. A
+    turn also ends with the rows of one read, so that messages that come one by one go round."""
 
     def __init__(self) -> None:
         self._levels: dict[int, deque[Member]] = {}
@@ -297,8 +301,8 @@ class RoundRobin:
 
 
 class Sharing:
-    """The consumers of a subscription in a partition, and what became of the rows that were read.
-    `acks` is what the subscription has acknowledged; `wake` is called when rows may be sent that
+    """The consumers of a subscription in a partition, and the state of the rows that were read.
+    `acks` has the subscription's acknowledgements; `wake` is called when rows may be sent that
     could not be sent before."""
 
     def __init__(
@@ -313,7 +317,7 @@ class Sharing:
         self.acks = acks
         self.members: list[Member] = []
         self.waiting = BitMap64()
-        """The rows to be sent again: read, not acknowledged, and pending at no consumer."""
+        """The rows that wait to be sent: read, not acknowledged, and pending at no consumer."""
         self.unacked = self.pending_parts = 0
         self.is_blocked = False
         self.choice = choice
@@ -332,7 +336,7 @@ class Sharing:
         self._wake()
 
     def leave(self, member: Member) -> None:
-        """The consumer is gone. The redelivery counts of its parts are not raised."""
+        """Remove a consumer. The redelivery counts of its parts are not raised."""
         self.members.remove(member)
         for part in member.pending.values():
             self._give_back(member, part)
@@ -343,7 +347,7 @@ class Sharing:
         self._wake()
 
     def forget(self) -> None:
-        """The last consumer is gone, or the subscription was put elsewhere."""
+        """Forget all rows: the last consumer is gone, or a seek moved the subscription."""
         for member in self.members:
             member.pending.clear()
             member.unacked = 0
@@ -364,7 +368,7 @@ class Sharing:
         member.permits += permits
         self._wake()
 
-    # -- what is sent --------------------------------------------------------------------------
+    # -- sending -------------------------------------------------------------------------------
 
     def next_replay(self, at: int = 0) -> int | None:
         """The first waiting row from `at` on that may be sent now."""
@@ -379,9 +383,9 @@ class Sharing:
         return not self.is_blocked and not is_full and self.choice.may_read_on()
 
     def receiver_of(self, part: BatchPart) -> Member | None:
-        """The consumer that gets the part; None if it cannot be sent now. Other rows of the batch
-        may be pending there (the batch was stored anew with other bounds): an id without a set
-        would acknowledge both, so the part waits."""
+        """The consumer that gets the part; None if the part cannot be sent now. Other rows with the
+        same entry may be pending at that consumer (a merge gave the batch other bounds): an id
+        without a set would acknowledge both, so the part waits."""
         member = None if self.is_blocked else self.choice.receiver_of(part)
         if member is None:
             return None
@@ -389,7 +393,7 @@ class Sharing:
         return None if entry in member.pending else member
 
     def give(self, member: Member, part: BatchPart, permits: int) -> None:
-        """The part is sent to the consumer, and takes so many of its permits."""
+        """Note that the part is sent to the consumer, and takes `permits` of its permits."""
         assert part.offset not in member.pending, "a batch is pending in one part at a consumer"
         if self.waiting:
             for lo, hi in part.ranges:
@@ -404,29 +408,30 @@ class Sharing:
         if part.is_masked:
             self._masked.add(part.offset)
         self.choice.given(member, part)
-        most, most_of_all = self._limits
-        member.is_blocked = 0 < most <= member.unacked
-        if 0 < most_of_all <= self.unacked or self.pending_parts >= PENDING_PARTS_MAX:
+        consumer_max, subscription_max = self._limits
+        member.is_blocked = 0 < consumer_max <= member.unacked
+        if 0 < subscription_max <= self.unacked or self.pending_parts >= PENDING_PARTS_MAX:
             self.is_blocked = True
 
     def wait(self, part: BatchPart) -> None:
-        """The part was read, and cannot be sent now."""
+        """Let the rows of the part wait: they were read, and cannot be sent now."""
         for lo, hi in part.ranges:
             self.waiting.add_range(lo, hi)
         self.choice.waits(part)
 
     def waiting_ranges(self, ranges: Sequence[Range]) -> list[Range]:
-        """What of the ranges is waiting."""
+        """The waiting rows within the ranges."""
         return [inside for lo, hi in ranges for inside in rows_in(self.waiting, lo, hi)]
 
     def drop(self, lo: int, hi: int) -> None:
-        """Rows of [lo, hi) are acknowledged, or do not exist any more."""
+        """Take rows of [lo, hi) out of the waiting rows: they are acknowledged, or do not exist any
+        more."""
         if self.waiting and self.waiting.range_cardinality(lo, hi):
             self.waiting.remove_range(lo, hi)
             self.choice.dropped(lo, hi)
 
     def passed(self, mark: int) -> None:
-        """All rows below `mark` were acknowledged beside the consumers."""
+        """Note that all rows below `mark` were acknowledged, though not by the consumers."""
         self.drop(0, mark)
         for member in self.members:
             for part in member.pending.values():
@@ -435,18 +440,18 @@ class Sharing:
 
     @property
     def redelivered(self) -> int:
-        """How many entries a client has asked for again that are not acknowledged."""
+        """How many unacknowledged entries clients have asked for again."""
         return len(self._counts)
 
     def redeliveries(self, offset: int) -> int:
-        """How often the batch at `offset` was asked for again."""
+        """How often clients have asked for the batch at `offset` again."""
         return self._counts.get(offset, 0)
 
     # -- what comes back -----------------------------------------------------------------------
 
     def redeliver(self, member: Member, offsets: Iterable[int] | None) -> None:
-        """The consumer's client asks for these parts again, or for all that it has. Parts that are
-        not pending at it are ignored."""
+        """Let these parts wait to be sent again, as the consumer's client asks; None: all its
+        parts. Parts that are not pending at this consumer are ignored."""
         for offset in list(member.pending) if offsets is None else offsets:
             part = member.pending.get(offset)
             if part is not None:
@@ -458,9 +463,10 @@ class Sharing:
     def acknowledge(
         self, asker: Member, message_id: MessageId, offset: int, end: int
     ) -> Iterator[bool]:
-        """Acknowledge one by one, as Dispatcher.acknowledge, what an id names whose message has
-        that `offset`; nothing beyond `end`. A part that is pending at another consumer than the
-        asker is acknowledged too. Raises Refusal if the batch is not known that the id names."""
+        """Acknowledge the messages that an id names, in steps, as Dispatcher.acknowledge; `offset`
+        is that of the id's message, and nothing beyond `end` is acknowledged. A part that is
+        pending at another consumer than the asker is acknowledged too. Raises Refusal if the id's
+        batch is not known."""
         entry = signed(message_id.entryId)
         owner = self._owner(asker, entry)
         part = None if owner is None else owner.pending[entry]
@@ -487,7 +493,8 @@ class Sharing:
             raise not_sent(entry)
 
     def give_back(self, member: Member, offset: int) -> None:
-        """A part could not be sent whole, or not at all: it waits, and its count is not raised."""
+        """Let a part wait that could not be sent, or only in part; its redelivery count is not
+        raised."""
         part = member.pending.get(offset)
         if part is not None:
             self._give_back(member, part)
@@ -495,12 +502,13 @@ class Sharing:
             self._wake()
 
     def update(self, member: Member, offset: int) -> None:
-        """Rows of a part may have been acknowledged beside the consumer."""
+        """Look at a part again, as rows of it may have been acknowledged, though not by the
+        consumer."""
         self._update(member, offset)
 
     def _owner(self, asker: Member, entry: int) -> Member | None:
-        """Where the part with this entry in its id is pending. Several consumers may have parts
-        with one entry if one of these is masked: then only the asker's own counts."""
+        """The consumer at which the part with this entry in its id is pending. If a part with this
+        entry was masked, several consumers may have such parts: then only the asker counts."""
         if entry in asker.pending:
             return asker
         if entry in self._masked:
@@ -513,7 +521,7 @@ class Sharing:
         return has_moved
 
     def _update(self, member: Member, entry: int) -> None:
-        """Rows of a pending part may be acknowledged."""
+        """Look at a pending part again: some of its rows may be acknowledged."""
         part = member.pending.get(entry)
         if part is None:
             return
@@ -523,9 +531,9 @@ class Sharing:
             if self._counts:
                 self._counts.pop(entry, None)
         else:
-            left = sum(hi - lo for lo, hi in missing)
-            acked = part.unacked - left
-            member.pending[entry] = part._replace(unacked=left)
+            unacked = sum(hi - lo for lo, hi in missing)
+            acked = part.unacked - unacked
+            member.pending[entry] = part._replace(unacked=unacked)
             member.unacked -= acked
             self.unacked -= acked
         self._settle(member)
@@ -547,16 +555,16 @@ class Sharing:
             self.wait(part._replace(ranges=ranges, unacked=sum(hi - lo for lo, hi in ranges)))
 
     def _settle(self, member: Member) -> None:
-        """Fewer messages are unacknowledged: a blocked consumer may go on."""
-        most, most_of_all = self._limits
-        if member.is_blocked and member.unacked <= most // 2:
+        """Unblock the consumer and the subscription, if few enough messages are unacknowledged."""
+        consumer_max, subscription_max = self._limits
+        if member.is_blocked and member.unacked <= consumer_max // 2:
             member.is_blocked = False
             member.permits += member.kept_permits
             member.kept_permits = 0
             self._wake()
         if (
             self.is_blocked
-            and (not most_of_all or self.unacked < most_of_all / 2)
+            and (not subscription_max or self.unacked < subscription_max / 2)
             and self.pending_parts <= PENDING_PARTS_MAX // 2
         ):
             self.is_blocked = False
@@ -564,7 +572,7 @@ class Sharing:
 
 
 def next_row(rows: BitMap64, at: int) -> int | None:
-    """The first of the rows from `at` on."""
+    """The first row from `at` on."""
     if not rows or rows.max() < at:
         return None
     first: int = rows.next_set_bit(at)
@@ -588,7 +596,7 @@ def rows_in(rows: BitMap64, lo: int, hi: int) -> list[Range]:
 
 
 def common(ranges: Sequence[Range], others: Sequence[Range]) -> list[Range]:
-    """What rising ranges have in common with other rising ranges."""
+    """The intersection of two lists of rising ranges."""
     both, at = [], 0
     for lo, hi in ranges:
         while at < len(others) and others[at][1] <= lo:

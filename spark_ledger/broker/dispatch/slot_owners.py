@@ -1,9 +1,9 @@
 """Which consumer of a Key_Shared subscription has which slots. Pure.
 
-Always true: a slot has one owner at most. Shared out evenly (EvenSlots), every slot has an owner as
-long as there is a consumer, the numbers of two consumers' slots differ by one at most, and a join
-or a leave moves no more slots than that takes. With ranges that clients give (StickyRanges) no two
-consumers' ranges overlap, and slots in no range have no owner.
+Always true: a slot has one owner at most. If slots are shared out evenly (EvenSlots), every slot
+has an owner as long as there is a consumer, the numbers of two consumers' slots differ by one at
+most, and a join or a leave moves as few slots as possible. With ranges that clients give
+(StickyRanges) no two consumers' ranges overlap, and a slot in no range has no owner.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -19,7 +19,7 @@ M = TypeVar("M", bound=Hashable)
 SlotRange = tuple[int, int]
 """The first and the last slot."""
 Range = tuple[int, int]
-"""Of offsets: the first one, and one past the last one."""
+"""A range of offsets: the first one, and one past the last one."""
 Numbers = npt.NDArray[np.uint16]
 UNDIVIDED: Numbers = np.zeros(0, dtype=np.uint16)
 
@@ -39,7 +39,7 @@ class EvenSlots(Generic[M]):
         self._members: dict[int, M] = {}
         self._numbers: dict[M, int] = {}
         self._owners: Numbers = UNDIVIDED
-        """By slot the number of its owner, if there are several consumers."""
+        """The number of each slot's owner, if there are several consumers."""
 
     def owner_of(self, slot: int) -> M | None:
         if self._owners is UNDIVIDED:
@@ -47,7 +47,7 @@ class EvenSlots(Generic[M]):
         return self._members[int(self._owners[slot])]
 
     def join(self, member: M) -> None:
-        """The consumer gets slots from all others, so many that all have as many."""
+        """Add a consumer: it gets slots from all others, until all have equal shares."""
         number = next(free for free in range(SLOTS) if free not in self._members)
         self._members[number] = member
         self._numbers[member] = number
@@ -65,7 +65,7 @@ class EvenSlots(Generic[M]):
         self._owners[np.concatenate(taken)] = number
 
     def leave(self, member: M) -> None:
-        """The slots of the consumer go to the others, so many that all have as many."""
+        """Remove a consumer: its slots go to the others, so that all have equal shares."""
         number = self._numbers.pop(member)
         del self._members[number]
         free = np.flatnonzero(self._owners == number)
@@ -120,8 +120,8 @@ class StickyRanges(Generic[R]):
 
 
 def check_ranges(ranges: Sequence[SlotRange], others: Iterable[SlotRange] = ()) -> None:
-    """Whether these are ranges of slots, at least one, that overlap neither each other nor the
-    ranges of `others`. Raises Refusal."""
+    """Raises Refusal unless there is at least one range, the ranges are ranges of slots, and they
+    overlap neither each other nor `others`."""
     if not ranges:
         raise Refusal(ServerError.CONSUMER_ASSIGN, "no range of keys' hashes is given")
     before = -1
@@ -129,8 +129,8 @@ def check_ranges(ranges: Sequence[SlotRange], others: Iterable[SlotRange] = ()) 
         if not 0 <= lo <= hi < SLOTS or lo <= before:
             raise Refusal(
                 ServerError.CONSUMER_ASSIGN,
-                f"{lo} to {hi} is no range of keys' hashes of its own: ranges are within 0 to"
-                f" {SLOTS - 1}, begin before they end, and do not overlap",
+                f"the range {lo} to {hi} of keys' hashes is malformed or overlaps another: ranges"
+                f" are within 0 to {SLOTS - 1}, begin before they end, and do not overlap",
             )
         before = hi
     for lo, hi in others:
@@ -146,7 +146,7 @@ def check_ranges(ranges: Sequence[SlotRange], others: Iterable[SlotRange] = ()) 
 def within(
     batch_offset: int, slots: Sequence[int], missing: list[Range], ranges: Sequence[SlotRange]
 ) -> list[Range]:
-    """The rows of `missing` whose slots are in the ranges; `slots` are those of the batch at
+    """The rows of `missing` whose slots are in the ranges; `slots` are the slots of the batch at
     `batch_offset`."""
     if len(slots) == 1:
         return missing if any(lo <= slots[0] <= hi for lo, hi in ranges) else []

@@ -1,10 +1,10 @@
-"""Subscriptions of a topic at its broker: opened, used, moved by a seek, released, deleted.
+"""Subscriptions of a topic at its broker: open, use, seek, release, delete.
 
 Always true: a durable subscription has a cursor of the topic layer, of kind CONSUMER. After an
-acknowledgement the cursor writes the new position in the background, within a second; after the
-last consumer has left it writes the position and is released. The durable position is never beyond
-the first offset that is not acknowledged, and only a seek moves it back. All consumers of a
-subscription have one type. A subscription is opened and released by one call at a time.
+acknowledgement the cursor writes the new position in the background, within a second; when the last
+consumer has left, the cursor writes the position and is released. The durable position is never
+beyond the first offset that is not acknowledged, and only a seek moves it back. All consumers of a
+subscription have one type. One call at a time opens or releases a subscription.
 """
 
 import asyncio
@@ -47,8 +47,9 @@ def _unknown() -> int | None:
 
 @dataclass(slots=True)
 class SharingRules:
-    """What the Shared and Key_Shared subscriptions of a topic have in common: their limits, the
-    lower bound of the store's clock, and by partition which delayed messages are known."""
+    """The settings that the Shared and Key_Shared subscriptions of a topic have in common: their
+    limits, the lower bound of the store's clock, and the index of delayed messages of each
+    partition."""
 
     limits: UnackedLimits = UnackedLimits()  # noqa: RUF009
     earliest_ms: Callable[[], int | None] = _unknown
@@ -61,8 +62,9 @@ class SharingRules:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """How a client wants to consume: the type of the subscription, the rules of a Key_Shared one,
-    and the slots of keys that the consumer is to get (empty: it gives no ranges)."""
+    """How a client wants to consume: the type of the subscription, the rules of a Key_Shared
+    subscription, and the slots of keys that the consumer has to get (empty: it gives no
+    ranges)."""
 
     kind: SubscriptionType
     keys: KeyShared | None = None
@@ -79,8 +81,8 @@ class Wish:
 
 
 class Subscription:
-    """A subscription while consumers at this broker use it. `cursor` None: it is not durable (a
-    reader's)."""
+    """A subscription while consumers at this broker use it. `cursor` None: the subscription is not
+    durable (it is a reader's)."""
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class Subscription:
         return partition in self._dispatchers
 
     def leave_partition(self, partition: int) -> list[Consumer]:
-        """Forget the position in that partition, which another broker has from now on; returns the
+        """Forget the position in a partition that another broker has from now on; returns the
         partition's consumers."""
         dispatcher = self._dispatchers.pop(partition, None)
         if dispatcher is None:
@@ -134,15 +136,15 @@ class Subscription:
         return list(dispatcher.consumers)
 
     def drop(self) -> None:
-        """Nothing uses the subscription here any more."""
+        """Give memory back: the subscription is not used here any more."""
         for dispatcher in self._dispatchers.values():
             dispatcher.acks.drop()
 
     def dispatcher(
         self, partition: Partition, mark: int, rows: BitMap64 | None = None
     ) -> Dispatcher:
-        """The partition's dispatcher. A new one begins at `mark`, with `rows` acknowledged beyond
-        it; a reader gets a new one if the present one has no consumers."""
+        """The partition's dispatcher. A new dispatcher begins at `mark`, with `rows` acknowledged
+        beyond the mark; a reader gets a new dispatcher if the present one has no consumers."""
         dispatcher = self._dispatchers.get(partition.number)
         unused = dispatcher is not None and not (
             dispatcher.awaits_consumers or dispatcher.consumers
@@ -163,8 +165,8 @@ class Subscription:
         return dispatcher
 
     def rivals(self, kind: SubscriptionType, partition: int) -> list[Consumer]:
-        """The consumers whose presence keeps one more consumer of that type from joining, or from
-        being the active one."""
+        """The consumers because of which a further consumer of this type cannot join, or would not
+        be active."""
         if kind is not self.kind:
             return self.consumers
         dispatcher = self._dispatchers.get(partition)
@@ -172,7 +174,7 @@ class Subscription:
         return [] if active is None else [active]
 
     def check(self, wish: "Wish", partition: int) -> None:
-        """Whether one more consumer may come. Raises Refusal."""
+        """Raises Refusal if no further consumer with this wish may join."""
         if self.used and wish.kind is not self.kind:
             raise Refusal(
                 ServerError.CONSUMER_BUSY,
@@ -207,7 +209,8 @@ class ServedTopic(Protocol):
         """The first offset of each partition, or the end. Raises errors.Unavailable."""
 
     async def history(self) -> int:
-        """TopicLog.history_number, once compared with the store. Raises errors.Unavailable."""
+        """TopicLog.history_number, after a comparison with the store. Raises
+        errors.Unavailable."""
 
     async def look_for_lost(self) -> None:
         """Give up the partitions that other brokers have by now. Raises errors.Unavailable."""
@@ -230,8 +233,8 @@ class TopicSubscriptions:
         self.sharing = SharingRules()
         self._by_name: dict[str, Subscription] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By subscription, while a call holds the lock or waits for it: names of readers are many,
-        as each reader has a new one."""
+        """The lock of each subscription, only while a call holds it or waits for it: there are many
+        names, as each reader has a new name."""
 
     def used_here(self) -> list[Subscription]:
         """The subscriptions that this broker has open."""
@@ -264,9 +267,9 @@ class TopicSubscriptions:
         keys: KeyShared | None = None,
         ranges: Sequence[SlotRange] = (),
     ) -> Consumer:
-        """One more consumer. A reader begins at `start`, a new durable subscription at the
-        `earliest` offset of each partition, or at the end. Raises Refusal, errors of the topic
-        layer."""
+        """Let a further consumer join, and return it. A reader begins at `start`; a new durable
+        subscription begins at the first offset of each partition if `earliest`, else at the end.
+        Raises Refusal, errors of the topic layer."""
         wish = Wish(kind, keys, ranges)
         async with self._lock(name):
             subscription = self._by_name.get(name)
@@ -289,7 +292,7 @@ class TopicSubscriptions:
                 consumer.ranges = wish.ranges
                 dispatcher.join(consumer)
             finally:
-                if not subscription.used:  # else a query could not use the name
+                if not subscription.used:  # release it, so that a query may use the name
                     self._background.start(self._release_unused(name))
             return consumer
 
@@ -300,24 +303,24 @@ class TopicSubscriptions:
         partition: Partition,
         start: Callable[[], Awaitable[int]],
     ) -> Dispatcher:
-        """The dispatcher that one more consumer of the subscription joins."""
+        """The dispatcher that a further consumer of the subscription joins."""
         number = partition.number
         subscription.check(wish, number)
-        self._topic.readable_partition(number)  # raises Refusal if it is not this broker's
-        mark, rows = 0, None  # not used where the dispatcher keeps its own
+        self._topic.readable_partition(number)  # raises Refusal if the partition is not here
+        mark, rows = 0, None  # not used if the subscription has a dispatcher already
         if subscription.cursor is None:
             mark = await start()
         elif not subscription.has_dispatcher(number):
             state = await subscription.cursor.adopt(number, self._commits.epochs[number])
             mark, rows = max(state.position, partition.start), state.rows
-        partition = self._topic.readable_partition(number)  # it may be another broker's by now
+        partition = self._topic.readable_partition(number)  # another broker may have it by now
         return subscription.dispatcher(partition, mark, rows)
 
     async def _opened(
         self, name: str, wish: Wish, durable: bool, earliest: bool | None
     ) -> Subscription:
-        """`earliest` None: a subscription that does not exist is not made. Raises
-        errors.SubscriptionNotFound then."""
+        """Open the subscription, and make it if it does not exist. `earliest` None: raises
+        errors.SubscriptionNotFound instead of making it."""
         if not durable:
             return Subscription(name, wish.kind, None, self.sharing, wish.keys)
 
@@ -329,20 +332,20 @@ class TopicSubscriptions:
             return await self._topic.offsets(earliest=earliest)
 
         cursor = await self._cursors.open(self._commits.topic, name, start, self._topic.history)
-        made = Subscription(name, wish.kind, cursor, self.sharing, wish.keys)
+        subscription = Subscription(name, wish.kind, cursor, self.sharing, wish.keys)
 
-        def failed() -> None:
-            if self._by_name.get(name) is made:  # else it was opened anew meanwhile
+        def end() -> None:
+            if self._by_name.get(name) is subscription:  # else it was opened anew meanwhile
                 del self._by_name[name]
-                made.drop()
-            for consumer in made.consumers:
+                subscription.drop()
+            for consumer in subscription.consumers:
                 consumer.end()
 
-        cursor.on_failure = failed
-        return made
+        cursor.on_failure = end
+        return subscription
 
     def leave(self, name: str, consumer: Consumer) -> None:
-        """The consumer is gone; a subscription without consumers is written and released."""
+        """Remove a consumer; a subscription without consumers is written and released."""
         subscription = self._by_name.get(name)
         consumer.dispatcher.leave(consumer)
         if subscription is not None and not subscription.used:
@@ -350,8 +353,8 @@ class TopicSubscriptions:
 
     async def wait_released(self, name: str) -> None:
         """Wait until a subscription without consumers here is written and released, CLOSE_WAIT_S at
-        most; the release goes on after that. A subscription that awaits consumers after a seek is
-        kept."""
+        most; the release may go on after this call. A subscription that awaits consumers after a
+        seek is kept."""
         subscription = self._by_name.get(name)
         if subscription is not None and not subscription.used and not subscription.awaits_consumers:
             await asyncio.wait(
@@ -381,9 +384,10 @@ class TopicSubscriptions:
             await self._cursors.release(subscription.cursor, RELEASE_S)
 
     async def seek(self, name: str, dispatcher: Dispatcher, offset: int) -> None:
-        """Put the subscription to the offset in that partition; its consumers there are sent away.
-        If it is durable, its position is stored when this returns, for later owners of the
-        partition too. Raises Refusal, Deposed, errors of the topic layer."""
+        """Move the subscription to the offset in the dispatcher's partition; its consumers of this
+        partition are sent away. The position of a durable subscription is stored when this call
+        returns, also for later owners of the partition. Raises Refusal, Deposed, errors of the
+        topic layer."""
         subscription = self.named(name)
         dispatcher.seek(offset)
         if subscription.cursor is not None:
@@ -402,18 +406,18 @@ class TopicSubscriptions:
             await self._commits.check_owner(number)
 
     def marks(self) -> dict[str, dict[int, int]]:
-        """By name of a durable subscription, and partition, the first offset that consumers here
-        have not acknowledged."""
+        """The first offset that consumers here have not acknowledged, by name of a durable
+        subscription, and by partition."""
         durable = {name: s for name, s in self._by_name.items() if s.durable}
         return {name: subscription.marks() for name, subscription in durable.items()}
 
     async def move_up(
         self, name: str, number: int, to: Callable[[Acks], int], *, durable: bool = False
     ) -> None:
-        """Acknowledge all messages below the offset `to` in that partition, whether or not
-        consumers use the subscription. What is acknowledged beyond it stays so. With `durable` that
-        is durable on return. A subscription that was deleted stays deleted. Raises Refusal, errors
-        of the topic layer."""
+        """Acknowledge all messages below the offset that `to` returns in that partition, whether or
+        not consumers use the subscription. Acknowledgements beyond this offset stay. With `durable`
+        all this is durable on return. A subscription that was deleted stays deleted. Raises
+        Refusal, errors of the topic layer."""
         async with self._lock(name):
             partition = self._topic.readable_partition(number)
             subscription = self._by_name.get(name)
@@ -439,24 +443,24 @@ class TopicSubscriptions:
                     self._background.start(self._release_unused(name))
 
     async def make(self, name: str) -> None:
-        """Make the durable subscription at the first offsets, unless there is one of that name,
-        which may be in use. Raises Refusal, errors of the topic layer."""
+        """Make a durable subscription at the first offsets, unless a durable subscription of this
+        name exists (it may be in use). Raises Refusal, errors of the topic layer."""
         async with self._lock(name):
             subscription = self._by_name.get(name)
             if subscription is not None and subscription.durable:
                 return
             if subscription is not None and subscription.used:
-                why = f"subscription '{name}' is used by a reader: a durable one needs another name"
-                raise Refusal(ServerError.NOT_ALLOWED, why)
-            with suppress(errors.SubscriptionBusy):  # a query's
-                made = await self._opened(name, Wish(SubscriptionType.EXCLUSIVE), True, True)
-                self._by_name[name] = made
+                text = f"subscription '{name}' is used by a reader: choose another name"
+                raise Refusal(ServerError.NOT_ALLOWED, text)
+            with suppress(errors.SubscriptionBusy):  # a query uses it
+                wish = Wish(SubscriptionType.EXCLUSIVE)
+                self._by_name[name] = await self._opened(name, wish, True, True)
                 await self._release_locked(name)
 
     async def unsubscribe(self, name: str, consumer: Consumer, *, force: bool = False) -> None:
-        """Delete the subscription, which no other consumer uses: it is gone when this returns.
-        `force`: other consumers are sent away. Raises Refusal, and as ConsumerCursors.delete; then
-        the consumer stays."""
+        """Delete the subscription, which no other consumer may use; it is deleted when this call
+        returns. `force`: other consumers are sent away. Raises Refusal, and as
+        ConsumerCursors.delete; after an error the consumer stays."""
         async with self._lock(name):
             subscription = self.named(name)
             others = [
@@ -469,14 +473,12 @@ class TopicSubscriptions:
                 raise Refusal(ServerError.METADATA, f"subscription '{name}' has other consumers")
             for other in others:
                 other.end()
-            # the same client's consumers of other partitions stay: it unsubscribes each of them
+            # the client's consumers of other partitions stay: it unsubscribes each of them
             if any(other is not consumer for other in subscription.consumers):
                 with suppress(errors.Unavailable):
-                    await (
-                        self._topic.look_for_lost()
-                    )  # it sends away the consumers of lost partitions
-            last = all(other is consumer for other in subscription.consumers)
-            if last and subscription.cursor is not None:
+                    await self._topic.look_for_lost()  # sends consumers of lost partitions away
+            is_last = all(other is consumer for other in subscription.consumers)
+            if is_last and subscription.cursor is not None:
                 await self._cursors.delete(subscription.cursor, UNSUBSCRIBE_S)
             consumer.dispatcher.leave(consumer)
             if not subscription.used:
@@ -484,14 +486,15 @@ class TopicSubscriptions:
                 self._by_name.pop(name, None)
 
     def send_away(self, partition: int) -> None:
-        """End the consumers of the partition, whose positions stay here."""
+        """End the consumers of the partition; the subscriptions' positions in it stay here."""
         for subscription in self.used_here():
             dispatcher = subscription.dispatcher_of(partition)
             for consumer in [] if dispatcher is None else list(dispatcher.consumers):
                 consumer.end()
 
     def send_consumers_away(self, partition: int) -> None:
-        """Another broker has the partition, and the subscriptions' positions in it."""
+        """End the consumers of a partition that another broker has, and forget the subscriptions'
+        positions in it."""
         for subscription in list(self._by_name.values()):
             for consumer in subscription.leave_partition(partition):
                 consumer.end()
