@@ -1,14 +1,14 @@
 """PySpark's daemon, which loads the modules of its workers before it forks them.
 
 Spark starts one daemon for each kind of worker (planning, writing, commits, tasks), and the daemon
-forks the workers. Spark ends workers that were idle for a minute. A worker that loads its part of
-PySpark, Arrow and this package by itself takes most of a second for that, each time; a forked
-worker has them. `spark-ledger-python` runs this module as PySpark's daemon.
+forks the workers. Spark ends workers that were idle for a minute. A worker that loads PySpark,
+Arrow and this package by itself takes most of a second for it, each time; a forked worker has these
+modules. `spark-ledger-python` runs this module as PySpark's daemon.
 
-Always true: no module that this daemon loads opens a file or socket, or starts a Python thread, as
-a fork would have half of it. (jemalloc and OpenBLAS, under Arrow and numpy, start a thread each,
-and both handle a fork.) If a module cannot be loaded, the worker loads it and raises the
-reason.
+Always true: no module that this daemon loads opens a file or socket, or starts a Python thread:
+after a fork these would not work. (jemalloc and OpenBLAS, under Arrow and numpy, start a thread
+each, and both handle a fork.) If the daemon cannot load a module, the worker loads the module
+itself, and raises the error.
 """
 
 import gc

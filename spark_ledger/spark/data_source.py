@@ -16,7 +16,8 @@ from spark_ledger.spark.worker import Moment, exclude_from_gc
 class LedgerDataSource(DataSource):
     """Reads and writes topics, in batches and streams. docs/spark.md lists the options.
 
-    Spark makes an instance in several processes for one query; an instance has only the options.
+    Spark makes instances in several processes for one query; the options are an instance's only
+    state.
     """
 
     @classmethod
@@ -24,9 +25,9 @@ class LedgerDataSource(DataSource):
         return "ledger"
 
     def schema(self) -> StructType:
-        """The columns of a read for which the user declares no schema. The options decide; if the
-        payload has columns of its own, so do the schemas registered for the topics. Raises
-        LEDGER_OPTION.*; SchemaNotRegistered, SchemaIncompatible, TopicNotFound, Unavailable."""
+        """The columns of a read for which the user declares no schema. The options decide them; for
+        typed rows, also the schemas registered for the topics. Raises LEDGER_OPTION.*;
+        SchemaNotRegistered, SchemaIncompatible, TopicNotFound, Unavailable."""
         exclude_from_gc(Moment.LOADING)
         from spark_ledger.spark.options import options
         from spark_ledger.spark.rows.columns import has_payload, read_schema

@@ -4,12 +4,12 @@
     spark-ledger ledger audit --spark           checks every ledger
 
 Always true: topic/upkeep/compactor.py decides about merges: the driver plans and commits, tasks
-read and write. Spark gives the driver the result of one attempt of each task, and the commit takes
-the rows of these attempts. Rows of other attempts, and all rows if the driver dies before its
-commit, are in no topic; they are under an intent that ends with the job or is condemned once its
-heartbeat stops, and the janitor deletes them. An audit (repair/audit.py) changes nothing: the
-driver lists the ledgers and the references of topics, each task checks a part, and the driver adds
-up the tasks' findings.
+read and write. Spark gives the driver the result of one attempt of each task, and the commit has
+the rows of these attempts. Rows of other attempts are in no topic, and neither is any row if the
+driver dies before its commit. Such rows are under an intent that ends with the job, or is condemned
+once its heartbeat stops; the janitor deletes them. An audit (repair/audit.py) changes nothing: the
+driver lists the ledgers and the references of topics, each task checks some of the ledgers, and the
+driver adds up the tasks' findings.
 """
 
 import os
@@ -62,9 +62,9 @@ def _do_each(
             yield pa.RecordBatch.from_arrays(columns, names=["number", "result"])
 
 
-ROUND_BYTES = 8 << 30  # of rows merged by one commit
-TASK_BYTES = 64 << 20  # read and written by one Spark task; more only for a single large merge
-TASKS_MIN = 32  # fewer tasks only if each would have less than TASK_BYTES_MIN
+ROUND_BYTES = 8 << 30  # rows that one commit merges
+TASK_BYTES = 64 << 20  # rows that one Spark task reads and writes; a single merge may be larger
+TASKS_MIN = 32  # with fewer tasks, each would have less than TASK_BYTES_MIN
 TASK_BYTES_MIN = 4 << 20
 TASK_LEDGERS, TASK_LEDGERS_MIN = 1000, 16  # ledgers that one task of an audit checks
 
@@ -82,8 +82,8 @@ def compact(
     by Spark tasks.
 
     Rows keep offset, columns, timestamp and commit time; readers and writers go on meanwhile.
-    Durable on return: every merge that the result counts. Each merge is one commit, so a job that
-    ends early leaves a valid topic, and the next job continues. `service_url` None:
+    Durable on return: every merge that the result counts. Each merge is one commit: if a job ends
+    early, the topic is valid, and the next job continues. `service_url` None:
     LEDGER_SERVICE_URL, else the default. Raises errors.OptionInvalid, errors.BadConfig,
     errors.TopicNotFound, errors.TopicNameInvalid, errors.TxnConflict (other commits rearrange the
     topic again and again), errors.Unavailable; an error of reading or writing fails Spark's job.
@@ -136,10 +136,10 @@ def merge_group(
     """In a Spark task: carry out a group's merges. Raises as compactor.merge."""
     cluster = blocking.topics(service_url)
     with heartbeats(cluster, intent):
-        by_task = [
+        results = [
             cluster.run(compactor.merge(cluster.client, topic, intent, task)) for task in group
         ]
-    return [merged for merges in by_task for merged in merges]
+    return [merge for merges in results for merge in merges]
 
 
 def audit(spark: SparkSession, service_url: str, *, deep: bool = False) -> Audit:
@@ -170,8 +170,7 @@ def session() -> SparkSession:
     except Exception as failure:
         raise BadConfig(
             f"Spark cannot be started: {_reason(failure)}",
-            "SPARK_HOME, SPARK_CONF_DIR and PYSPARK_SUBMIT_ARGS decide how it is started; it needs"
-            " Java 17.",
+            "Check SPARK_HOME, SPARK_CONF_DIR and PYSPARK_SUBMIT_ARGS; Spark needs Java 17.",
         ) from failure
 
 

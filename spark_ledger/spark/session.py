@@ -1,13 +1,13 @@
-"""A session of Spark that a caller passes: its check, the registration of this format and of its
-SQL table functions, its use in other threads.
+"""The caller's session of Spark: its check, the registration of this format and of SQL table
+functions in it, and its use in other threads.
 
     spark_ledger.sql_setup(spark)
     spark.sql("SELECT * FROM ledger_lag('flights') WHERE rowsBehind > 0")
     spark.sql("SELECT * FROM read_ledger(topic => 'flights', endingOffsets => 'latest')")
 
 Always true: the functions use the cluster that `sql_setup` got; each call runs as one task of
-Spark, as Spark runs every table function. `read_ledger` gives rows to Spark one by one: use it for
-a look at a topic. A table WITH options, one for each topic (docs/spark.md), is read by many tasks,
+Spark, as every table function does. `read_ledger` gives rows to Spark one by one: use it for a look
+at a topic. For more, make a table WITH options for the topic (docs/spark.md): many tasks read it,
 column by column.
 """
 
@@ -35,14 +35,15 @@ def check_session(spark: object) -> None:
     """Raises OptionInvalid unless `spark` is a session, of Spark itself or of Spark Connect."""
     if not isinstance(spark, SparkSession) and type(spark).__name__ != "SparkSession":
         raise OptionInvalid(
-            f"spark is {spark!r}, no SparkSession", "Give the session: SparkSession.active()."
+            f"spark is {spark!r}, not a SparkSession", "Give the session: SparkSession.active()."
         )
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("ledger")` in the session, where Spark does not find it by itself: Spark
-    looks for Python sources with the driver's Python, which PYSPARK_DRIVER_PYTHON may set to
-    `jupyter`. A second call changes nothing. Raises OptionInvalid if `spark` is not a session.
+    """Register `format("ledger")` in the session, for the case that Spark does not find the format
+    by itself: Spark looks for Python sources with the driver's Python, which PYSPARK_DRIVER_PYTHON
+    may set to `jupyter`. A second call changes nothing. Raises OptionInvalid if `spark` is not a
+    session.
     """
     check_session(spark)
     from spark_ledger.spark.data_source import LedgerDataSource
@@ -56,15 +57,15 @@ def in_session(spark: SparkSession, work: Callable[..., Any]) -> Callable[..., A
         Thread(target=in_session(spark, work))
 
     Spark looks for Python sources in the active session of the thread that writes, and a new thread
-    has no active session. If a foreachBatch function calls this, the thread also belongs to that
-    query, so that its writes follow the rule of a query's batch. Raises OptionInvalid if `spark` is
-    not a session.
+    has no active session. If a foreachBatch function calls `in_session`, the thread also belongs to
+    the query, so that its writes follow the rule of a query's batch. Raises OptionInvalid if
+    `spark` is not a session.
     """
     check_session(spark)
 
     @wraps(work)
     def with_session(*arguments: Any, **keywords: Any) -> Any:
-        if isinstance(spark, SparkSession):  # with Spark Connect the session is in the server
+        if isinstance(spark, SparkSession):  # a session of Spark Connect is in the server
             java_class = SparkSession._get_j_spark_session_class(spark._jvm)
             java_class.setActiveSession(spark._jsparkSession)
         return work(*arguments, **keywords)
@@ -97,18 +98,20 @@ def _listing_function(url: str, view: str) -> type:
     topics_max = 0 if view == "bookies" else 1
 
     class Listing:
-        """The view of a topic; if the call names no topic, of all topics or of the cluster."""
+        """The view of a topic; without a topic, the view of all topics or of the cluster."""
 
         def eval(self, topic: pa.Array | None = None, *more: pa.Array) -> Iterator[pa.Table]:
             count = (topic is not None) + len(more)
             if count > topics_max:
                 raise OptionInvalid(
                     f"{PREFIX}{view} has {count} arguments",
-                    "Name one topic, or none for all of them." if topics_max else "It takes none.",
+                    "Name one topic, or no topic for all topics."
+                    if topics_max
+                    else "Call it without arguments.",
                 )
             name = None if topic is None else topic[0].as_py()
             if not isinstance(name, str | None):
-                raise OptionInvalid(f"topic is {name}, no text", "Give its name as 'flights'.")
+                raise OptionInvalid(f"topic is {name}, not text", "Give its name as 'flights'.")
             yield listings.table(url, view, name)
 
     return Listing
@@ -144,11 +147,11 @@ def _read_function(url: str) -> type:
 
 
 def _with_topic(positional_topic: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments, with the topic as one of them. Raises OptionConflict."""
+    """The named arguments, with the topic among them. Raises OptionConflict."""
     if positional_topic is None:
         return arguments
     if "topic" in arguments:
-        raise OptionConflict("read_ledger has a topic by its place and another by name")
+        raise OptionConflict("read_ledger has a topic as its first argument and as topic => ...")
     return {**arguments, "topic": positional_topic}
 
 
@@ -160,5 +163,7 @@ def _source(url: str, options: dict[str, str]) -> Any:
 
 def _constant_text(name: str, argument: AnalyzeArgument) -> str:
     if not argument.isConstantExpression or argument.value is None:
-        raise OptionInvalid(f"{name} is no constant", "Give read_ledger its options as literals.")
+        raise OptionInvalid(
+            f"{name} is not a constant", "Give read_ledger its options as literals."
+        )
     return option_text(argument.value)

@@ -1,9 +1,9 @@
-"""What Spark 4.1 lacks of 4.2: a source cannot limit a micro-batch, nor report its lag.
+"""The features of Spark 4.2 that 4.1 lacks: limits of a micro-batch, and the lag of a source.
 
 This is the only file with differences between versions. It checks for each feature, not for a
-version, as vendors' versions have some of the features. Always true: on 4.1 an option that needs
-admission control is refused, so no query reads more at once than its options allow; a micro-batch
-takes all rows. Spark 4.1 then runs availableNow as one micro-batch, like Trigger.Once.
+version, as vendors' versions have some of the features. Always true: on 4.1 a micro-batch takes all
+rows, and an option that needs admission control is refused, so no query reads more at once than its
+options allow. Spark 4.1 runs availableNow as one micro-batch, like Trigger.Once.
 """
 
 import inspect
@@ -33,36 +33,37 @@ except ModuleNotFoundError:
     ADMISSION_CONTROL = False
 
     class ReadLimit:  # type: ignore[no-redef]
-        """The limit of a micro-batch; Spark 4.1 never gets one, and takes all rows."""
+        """The limit of a micro-batch: Spark 4.1 knows no limit, and takes all rows."""
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Spark 4.1 does not look for it."""
+        """A class for the source to inherit, which Spark 4.1 ignores."""
 
     ReadAllAvailable = ReadMaxBytes = ReadMaxRows = ReadMinRows = ReadLimit  # type: ignore
 
 
 _IN_UTC: dict[str, Any] = {}
 if "timezone" in inspect.signature(arrow_types.to_arrow_schema).parameters:
-    _IN_UTC = {"timezone": "UTC"}  # what 4.1 does by itself
+    _IN_UTC = {"timezone": "UTC"}  # as 4.1 does without the argument
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Timestamps are in UTC. Raises PySparkTypeError for a type that Arrow lacks."""
+    """The schema in Arrow, with timestamps in UTC. Raises PySparkTypeError for a type that Arrow
+    lacks."""
     return arrow_types.to_arrow_schema(schema, **_IN_UTC)
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """Timestamps without a zone are TIMESTAMP_NTZ."""
+    """The schema in Spark: a timestamp without a zone is TIMESTAMP_NTZ."""
     return arrow_types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
 def check_limits(limit_options: Iterable[str]) -> None:
-    """Raises NewerSparkNeeded if there are options that limit micro-batches, and Spark cannot."""
+    """Raises NewerSparkNeeded if options limit micro-batches, and Spark cannot limit them."""
     for option in limit_options:
         if not ADMISSION_CONTROL:
             raise NewerSparkNeeded(
                 f"{option} is given, but Spark {pyspark.__version__} has no admission control for"
-                " Python sources: a micro-batch takes all there is",
+                " Python sources: a micro-batch takes all rows",
                 f"Leave {option} out, or run Spark 4.2.",
             )
 
@@ -71,8 +72,7 @@ def check_lag() -> None:
     """Raises NewerSparkNeeded if Spark's progress events do not carry the lag of a query."""
     if not ADMISSION_CONTROL:
         raise NewerSparkNeeded(
-            f"the progress of a query on Spark {pyspark.__version__} does not say how far it is"
-            " behind",
+            f"the progress of a query on Spark {pyspark.__version__} does not have the query's lag",
             "Give the query a subscription and read metadata=lag, or run Spark 4.2.",
         )
 
@@ -89,11 +89,13 @@ def stream_reader(reader: DataSourceStreamReader) -> DataSourceStreamReader:
 
 
 class UnlimitedStreamReader(DataSourceStreamReader):
-    """The reader for Spark 4.1, which asks for the newest offset without the query's position.
+    """The reader for Spark 4.1, which asks for the newest offset without giving the query's
+    position.
 
-    So this reader remembers the end of the last planned micro-batch. When a run resumes, Spark
-    first plans an empty micro-batch, from the newest offset of the checkpoint to the same offset;
-    before that call the reader does not know the query's position, and counts no rows as done.
+    This reader therefore remembers the end of the last planned micro-batch. When a run resumes,
+    Spark first plans an empty micro-batch, from the newest offset of the checkpoint to the same
+    offset; before that call the reader does not know the query's position, and counts no row as
+    read.
     """
 
     def __init__(self, reader: DataSourceStreamReader) -> None:

@@ -26,13 +26,14 @@ _log = logging.getLogger(__name__)
 
 
 def worker_python() -> str:
-    """The path of this interpreter for Spark's workers: `PYSPARK_PYTHON`, set before the session.
-    (If `PYSPARK_DRIVER_PYTHON` is set, Spark looks for sources with that one: set it too.)
+    """The path of this interpreter for Spark's workers. Set the variable `PYSPARK_PYTHON` to it
+    before the session starts. (If `PYSPARK_DRIVER_PYTHON` is set, Spark looks for sources with that
+    interpreter: set both variables.)
 
-    If the package's launcher was installed beside the interpreter, the path is the launcher's: the
-    same Python, but it loads PySpark from the folder where pip unpacked and compiled it, not from
-    `pyspark.zip`, which has no byte code. Every start of a worker, and so of a streaming query,
-    takes about a second less (docs/performance-trials.md). Else it is the interpreter itself.
+    If the package's launcher was installed beside the interpreter, the path is the launcher's. The
+    launcher runs the same Python, but loads PySpark from the folder in which pip unpacked and
+    compiled it, not from `pyspark.zip`, which has no byte code. Every start of a worker, and so of
+    a streaming query, takes about a second less (docs/performance-trials.md).
     """
     launcher = Path(sys.executable).parent / LAUNCHER
     return str(launcher) if os.access(launcher, os.X_OK) else sys.executable
@@ -42,7 +43,8 @@ def worker_python() -> str:
 
 
 class Moment(Enum):
-    """When present objects are excluded from collections; each moment counts once in a process."""
+    """The moments at which the present objects are excluded from collections, each once in a
+    process."""
 
     LOADING = "this package's modules are about to be loaded"
     CONNECTED = "this package's modules are loaded, and a connection is open"
@@ -52,13 +54,13 @@ moments_seen: dict[Moment, None] = {}
 
 
 def exclude_from_gc(moment: Moment) -> None:
-    """Exclude all present objects from later collections. This does not collect first: garbage that
-    is present stays for ever, and imports leave little of it.
+    """Exclude all present objects from later collections. Garbage that is present stays for ever,
+    as no collection comes first; imports leave little garbage.
 
-    Spark's daemon collects after each task of a worker that it will use again, and Python by itself
+    Spark's daemon collects after each task of a worker that it will use again, and Python collects
     while a process loads its modules. Each collection would visit all loaded objects: 40 to 60 ms
-    for the 80,000 objects of PySpark and of this package, none of them garbage. This has an effect
-    only in Spark's worker processes, never in a user's driver or another client.
+    for the 80,000 objects of PySpark and of this package, which are no garbage. The function has an
+    effect only in Spark's worker processes, never in a user's driver or another client.
     """
     if moment in moments_seen or os.environ.get(RUNTIME_VARIABLE) != WORKER:
         return
@@ -71,7 +73,7 @@ def exclude_from_gc(moment: Moment) -> None:
 
 class TtlCache(Generic[K, V]):
     """Keeps each value for `seconds` after `put`, so that a thousand small tasks do not send a
-    thousand requests; beyond `entries_max` it evicts the oldest. For one thread."""
+    thousand requests; beyond `entries_max` the oldest value is evicted. For one thread."""
 
     def __init__(self, seconds: float, entries_max: int = ENTRIES_MAX) -> None:
         self._seconds = seconds
@@ -97,18 +99,18 @@ class TtlCache(Generic[K, V]):
 
 # -- the end of a process --------------------------------------------------------------------------
 
-_functions: dict[Callable[[], None], int] = {}  # each with the id of the process that calls it
+_functions: dict[Callable[[], None], int] = {}  # with the id of the process that calls each
 
 
 def call_before_termination(do: Callable[[], None]) -> None:
     """Call `do` once before this process ends by SIGTERM, the signal by which Spark ends a source's
-    process when its query stops. `do` interrupts the main thread at any line: so it must not take a
-    lock that this thread holds elsewhere, and it must end by itself in seconds.
+    process when its query stops. `do` may interrupt the main thread at any line: it must not take a
+    lock that this thread uses elsewhere, and must end within seconds.
 
     The process still ends by the signal, once `do` has ended or failed. A second signal changes
-    nothing (Spark sends two, one right after the other). This function does nothing if other code
-    handles the signal, or if the caller is not the main thread. A forked child does not call the
-    functions of its parent.
+    nothing (Spark sends two in a row). `call_before_termination` does nothing if other code handles
+    the signal, or if the caller is not the main thread. A forked child does not call the functions
+    of its parent.
     """
     if threading.current_thread() is not threading.main_thread():
         return

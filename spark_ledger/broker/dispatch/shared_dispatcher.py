@@ -116,8 +116,8 @@ class SharedDispatcher(Dispatcher):
         offset = offset_of(message_id, self.partition.ledger)
         if ack_type == AckType.CUMULATIVE:
             _log.warning(
-                "consumer '%s' acknowledges offset %d of %s cumulatively: an acknowledgement of a"
-                " shared subscription names each message, so this acknowledgement counts for nothing",
+                "consumer '%s' acknowledges offset %d of %s cumulatively, which counts for nothing:"
+                " an acknowledgement of a shared subscription has to name each message",
                 *(consumer.name, offset, self.partition.title),
             )
             return iter((False,))

@@ -1,10 +1,10 @@
-"""How much one micro-batch takes: rows, bytes, and when to wait for more. Pure.
+"""How many rows and bytes one micro-batch takes, and when it waits for more rows. Pure.
 
 Always true: the admitted rows of all partitions together are within the limits on rows and bytes,
-or they are one row; while there is a backlog, at least one row is admitted. Each partition gets a
-share in proportion to its backlog, and no partition waits for ever behind a larger one: each
-partition gets one row before any gets its share, the partition whose rows wait longest first. Holes
-count as nothing.
+or they are a single row; while there is a backlog, at least one row is admitted. Each partition
+gets a share in proportion to its backlog. No partition waits for ever behind a larger one: before
+the shares, each partition gets one row, the partition whose rows wait longest first. Holes do not
+count.
 """
 
 import zlib
@@ -33,7 +33,7 @@ NEVER_MS = 2**62
 TopicPartition = tuple[str, int]
 """A topic, by its short name, and a partition."""
 CurveOf = Callable[[str, int, int, int], "Curve"]
-"""The curve of offsets, by topic, partition, lo and hi."""
+"""Returns the curve of offsets [lo, hi), for topic, partition, lo and hi."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class Limits:
 
 
 def read_limit(limits: Limits) -> ReadLimit:
-    """The one limit that a source gives Spark. Spark passes it back, and the source then applies
-    all its limits; if Spark passes ReadAllAvailable instead (Trigger.Once), no limit counts: see
-    `effective_limits`."""
+    """The one limit that a source gives Spark. If Spark passes this limit back, the source applies
+    all its limits; if Spark passes ReadAllAvailable instead (Trigger.Once), it applies no limit:
+    see `effective_limits`."""
     if limits.rows_max is not None:
         return ReadMaxRows(limits.rows_max)
     if limits.bytes_max is not None:
@@ -67,19 +67,19 @@ def effective_limits(limits: Limits, limit: ReadLimit) -> Limits:
     return Limits() if isinstance(limit, ReadAllAvailable) else limits
 
 
-def holds_back(limits: Limits, backlog_rows: int, since_ms: int | None) -> bool:
-    """Whether to wait for more rows: there are fewer than `rows_min`, and the last micro-batch was
-    given to Spark `since_ms` ago, less than the delay (None: this run has given no micro-batch). Do
-    not call this under availableNow."""
-    if limits.rows_min is None or since_ms is None or since_ms >= limits.delay_ms_max:
+def holds_back(limits: Limits, backlog_rows: int, waited_ms: int | None) -> bool:
+    """Whether to wait for more rows: the backlog has fewer than `rows_min`, and Spark got the last
+    micro-batch `waited_ms` ago, less than the delay (None: this run has had no micro-batch). Do not
+    call this under availableNow."""
+    if limits.rows_min is None or waited_ms is None or waited_ms >= limits.delay_ms_max:
         return False
     return backlog_rows < limits.rows_min
 
 
 class Curve:
-    """The sums of rows and of bytes from offset `lo` to each later offset up to `hi`, of one
-    partition: straight lines between `edges`, the edges of the segments. The first row was
-    committed at `since_ms`."""
+    """How the rows and the bytes of one partition add up from offset `lo` to each later offset up
+    to `hi`: straight lines between `edges`, the edges of the segments. The first row was committed
+    at `since_ms`."""
 
     def __init__(self, edges: Longs, rows: Longs, sizes: Longs, since_ms: int) -> None:
         """`rows` and `sizes` are the sums up to each edge: 0 at the first edge, never falling."""
@@ -111,21 +111,21 @@ class Curve:
         """The bytes up to the offset: rounded up inside a segment, exact at its edges."""
         return _sum_at(offset, self._edges, self._bytes)
 
-    def after_rows(self, offset: int, rows: int) -> int:
-        """The last offset up to which there are at most `rows` rows from `offset` on."""
+    def end_by_rows(self, offset: int, rows: int) -> int:
+        """The last offset before which there are at most `rows` rows from `offset` on."""
         return _last_offset_within(self._edges, self._rows, self.rows_to(offset) + rows)
 
-    def after_bytes(self, offset: int, size: int) -> int:
-        """The last offset up to which there are at most `size` bytes from `offset` on."""
+    def end_by_bytes(self, offset: int, size: int) -> int:
+        """The last offset before which there are at most `size` bytes from `offset` on."""
         return _last_offset_within(self._edges, self._bytes, self.bytes_to(offset) + size)
 
 
 def curve_of(
     partition: PartitionState, lo: int, hi: int, tables: Tables = NO_TABLES, *, live_bytes: int = 0
 ) -> Curve:
-    """The curve of the partition's rows in [lo, hi). Rows of segments in chunks that are not in
-    `tables` count as equally large. Offsets beyond the last commit are rows of the live segment;
-    these rows have `live_bytes` bytes together."""
+    """The curve of the partition's rows in [lo, hi). If `tables` lacks the chunk of an interval,
+    the interval's bytes are spread evenly over its rows. Offsets beyond the last commit are rows of
+    the live segment; these rows have `live_bytes` bytes together."""
     edges, rows, sizes, since_ms = [_longs(lo)], [_longs(0)], [_longs(0)], NEVER_MS
     start = min(hi, partition.start_offset)
     if lo < start:  # trimmed rows use nothing of the limits
@@ -138,30 +138,31 @@ def curve_of(
             if isinstance(interval.source, TableChunk)
             else interval.source
         )
-        parts = (
+        segments = (
             _segments_of_table(partition.number, interval, table, lo, hi)
             if table
             else _segment_of_interval(interval, lo, hi)
         )
-        for numbers, part in zip((edges, rows, sizes), parts, strict=True):
-            numbers.append(part)
-        since_ms = min(since_ms, interval.first_ms) if interval.source is not None else since_ms
+        for arrays, array in zip((edges, rows, sizes), segments, strict=True):
+            arrays.append(array)
+        is_hole = interval.source is None
+        since_ms = since_ms if is_hole else min(since_ms, interval.first_ms)
     if hi > partition.end_offset:
         live_start = max(lo, partition.end_offset)
         edges.append(_longs(hi))
         rows.append(_longs(hi - live_start))
         sizes.append(_longs(live_bytes))
-    row_sums, byte_sums = (np.cumsum(np.concatenate(parts)) for parts in (rows, sizes))
+    row_sums, byte_sums = (np.cumsum(np.concatenate(arrays)) for arrays in (rows, sizes))
     return Curve(np.concatenate(edges), row_sums, byte_sums, since_ms)
 
 
-def admit(start: Positions, end: Positions, limits: Limits, curve_of: CurveOf) -> Positions:
-    """The end of a micro-batch that begins at `start`, within the limits on rows and bytes, of the
-    rows up to `end`. (`holds_back` applies `rows_min`.)"""
+def admit(start: Positions, end: Positions, limits: Limits, make_curve: CurveOf) -> Positions:
+    """Where a micro-batch ends that begins at `start`: at `end`, or where it reaches a limit on
+    rows or bytes. (`holds_back` applies `rows_min`.)"""
     if not limits.has_maximum:
         return end
     curves = {
-        (topic, p): curve_of(topic, p, start[topic][p], end[topic][p])
+        (topic, p): make_curve(topic, p, start[topic][p], end[topic][p])
         for topic, p in _partitions_in(start)
         if start[topic][p] < end[topic][p]
     }
@@ -169,8 +170,8 @@ def admit(start: Positions, end: Positions, limits: Limits, curve_of: CurveOf) -
     admission.give_each_a_row()
     admission.share_the_rest()
     return {
-        topic: {p: admission.positions.get((topic, p), end[topic][p]) for p in parts}
-        for topic, parts in start.items()
+        topic: {p: admission.positions.get((topic, p), end[topic][p]) for p in by_partition}
+        for topic, by_partition in start.items()
     }
 
 
@@ -185,10 +186,10 @@ class _Admission:
 
     def give_each_a_row(self) -> None:
         """Give a row to each partition while a row fits, the partition whose rows wait longest
-        first; the first partition gets its row even if it does not fit. The log does not have the
-        times of a live segment's rows: they count as waiting since the oldest known time. The order
-        of partitions that wait equally long is a hash of the positions, which differ in each batch,
-        so each of them comes first at some time."""
+        first. The first partition gets its row even if the row does not fit. The log does not have
+        the times of a live segment's rows: they count as waiting since the oldest known time.
+        Partitions that wait equally long are ordered by a hash of the positions, which differ in
+        each batch, so each of these partitions comes first at some time."""
         times_ms = [curve.since_ms for curve in self._curves.values() if curve.since_ms != NEVER_MS]
         oldest_ms = min(times_ms, default=NEVER_MS)
         seed = zlib.crc32(repr(self.positions).encode())
@@ -201,7 +202,8 @@ class _Admission:
         is_first = True
         for partition in sorted(self._curves, key=by_wait):
             curve = self._curves[partition]
-            to = min(curve.hi, curve.after_rows(curve.lo, 0) + 1)
+            first_row = curve.end_by_rows(curve.lo, 0)  # behind a hole, if the curve begins in one
+            to = min(curve.hi, first_row + 1)
             fits = self._rows_left >= 1 and curve.bytes_to(to) <= self._bytes_left
             if fits or is_first:
                 self._move(partition, to)
@@ -234,8 +236,8 @@ class _Admission:
         positions = {}
         for partition in partitions:
             curve, at = self._curves[partition], self.positions[partition]
-            by_rows = curve.after_rows(at, row_shares[partition])
-            positions[partition] = min(by_rows, curve.after_bytes(at, byte_shares[partition]))
+            by_rows = curve.end_by_rows(at, row_shares[partition])
+            positions[partition] = min(by_rows, curve.end_by_bytes(at, byte_shares[partition]))
         return positions
 
     def _move(self, partition: TopicPartition, to: int) -> None:
@@ -245,21 +247,21 @@ class _Admission:
         self.positions[partition] = to
 
 
-def _in_proportion(total: int, parts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """`total` divided in proportion to the parts, no share larger than its part. What rounding
-    leaves goes to the parts with the largest remainders, among equal ones to the first."""
-    parts_total = sum(parts.values())
-    if parts_total <= total:
-        return dict(parts)
-    shares = {key: total * part // parts_total for key, part in parts.items()}
-    left = total - sum(shares.values())
-    for key in sorted(parts, key=lambda key: (-(total * parts[key] % parts_total), key))[:left]:
+def _in_proportion(total: int, backlogs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """`total` divided in proportion to the backlogs, no share larger than its backlog. The rest
+    that rounding leaves goes to the largest remainders, among equal remainders to the first."""
+    backlog = sum(backlogs.values())
+    if backlog <= total:
+        return dict(backlogs)
+    shares = {key: total * part // backlog for key, part in backlogs.items()}
+    rest = total - sum(shares.values())
+    for key in sorted(backlogs, key=lambda key: (-(total * backlogs[key] % backlog), key))[:rest]:
         shares[key] += 1
     return shares
 
 
 def _partitions_in(positions: Positions) -> list[TopicPartition]:
-    return sorted((topic, p) for topic, parts in positions.items() for p in parts)
+    return sorted((topic, p) for topic, by_partition in positions.items() for p in by_partition)
 
 
 def _sum_at(offset: int, edges: Longs, sums: Longs) -> int:
@@ -282,7 +284,7 @@ def _last_offset_within(edges: Longs, sums: Longs, limit: int) -> int:
 
 
 class _Segments(NamedTuple):
-    """The ends of segments in a range of offsets, with the rows and bytes that each has there."""
+    """The ends of segments in a range of offsets, with their rows and bytes in the range."""
 
     ends: Longs
     rows: Longs

@@ -1,12 +1,12 @@
-"""Offsets as Spark keeps them: encoded, decoded, checked against the rows that the topics have.
+"""Offsets as Spark keeps them: encode, decode, and check against the rows that the topics have.
 
     {"_ids": {"flights": "<uuid>"}, "flights": {"0": 120, "1": 98}}
 
 A partition's offset is the number of its next row (dense, 0-based, end exclusive: Kafka's shape and
 meaning). `_ids` has the id of each topic: a topic of the same name made later is another topic.
-`_commits`, of the same shape as the offset, has the token of the commit that made the last row
-before each offset, if the source knows the token: a metadata store that was restored from an older
-backup gives that offset to another row, with another token.
+`_commits`, of the same shape as the offset, has a token for each offset, if the source knows it:
+the token of the commit that made the last row before the offset. After the metadata store was
+restored from an older backup, another row with another token may have that offset.
 
 Always true: keys are sorted, so equal offsets are equal texts (Spark compares texts); positions
 name exactly the partitions that are read; no partition's end is below its start; a topic or
@@ -48,14 +48,16 @@ Positions = dict[str, dict[int, int]]
 """Topic, by its short name -> partition -> its next offset; partitions ascend."""
 IN_CHECKPOINT = "the offset in the checkpoint"
 TOPIC_DELETED_REMEDY = (
-    "Set failOnDataLoss to false to go on without it, or create it again and start with a new"
-    " checkpoint."
+    "Set failOnDataLoss to false to go on without the topic, or create the topic again and start"
+    " with a new checkpoint."
 )
 
-DRIVER_ZONE_HINT = "The time has no zone and is in the driver's: option timeZone names another."
+DRIVER_ZONE_HINT = (
+    "The time has no zone, and counts in the driver's zone: option timeZone gives another zone."
+)
 NOT_READ_REMEDY = (
-    "Set failOnDataLoss to false to go on without it (named again later, it is read from its"
-    " beginning), or name it in subscribe again."
+    "Name the topic in subscribe again, or set failOnDataLoss to false to go on without it (if it"
+    " is named again later, it is read from its beginning)."
 )
 
 
@@ -71,7 +73,7 @@ class TopicEnds:
 
     @property
     def partitions(self) -> Sequence[int]:
-        """The partitions that are read and exist."""
+        """The partitions that exist and that the query reads."""
         if self.assigned is None:
             return range(len(self.ends))
         return [p for p in self.assigned if p < len(self.ends)]
@@ -94,8 +96,7 @@ class TrimmedRange:
 def encode(
     positions: Positions, topic_ends: Ends, tokens: Positions | None = None
 ) -> dict[str, Any]:
-    """The offset as Spark stores it, with the topics' ids, and the tokens, as far as they are
-    known, of the commits that made the last rows before it."""
+    """The offset as Spark stores it, with the topics' ids, and with the known `tokens`."""
     ids = {key_of(topic): topic_ends[topic].topic_id for topic in positions}
     offset: dict[str, Any] = {IDS: dict(sorted(ids.items()))}
     for topic, by_partition in positions.items():
@@ -123,8 +124,8 @@ def tokens_of(offset: Mapping[str, Any]) -> Positions:
 def keep_tokens(
     tokens_before: Positions, tokens: Positions, has_moved: Callable[[str, int], bool]
 ) -> Positions:
-    """The tokens of an offset. A partition that did not move keeps its token of the offset before,
-    so that the same offset stays the same text."""
+    """The tokens of an offset. A partition that did not move keeps its token of the offset before:
+    equal offsets must be equal texts."""
     return {
         topic: {
             p: token if has_moved(topic, p) else tokens_before.get(topic, {}).get(p, token)
@@ -137,12 +138,12 @@ def keep_tokens(
 def decode(
     offset: Mapping[str, Any], topic_ends: Ends, *, by_pattern: bool = False, lossy: bool = False
 ) -> Positions:
-    """An offset that this source once returned, or text like it, as positions.
+    """The positions of an offset that this source once returned, or of an offset of its format.
 
-    Raises OffsetsMalformed, TopicRecreated. If the offset names a topic or partition that does not
-    exist or is no longer read, `lossy` (the user accepts losses) leaves it out. Else raises
-    PartitionRemoved for a partition; for a topic OffsetsNotAssigned, or TopicDeleted if topics are
-    read `by_pattern`.
+    A topic or partition of the offset may not exist, or may no longer be read. If `lossy` (the user
+    accepts losses), it is left out. Else raises PartitionRemoved for a partition; for a topic,
+    TopicDeleted if topics are read `by_pattern`, OffsetsNotAssigned otherwise. Also raises
+    OffsetsMalformed, TopicRecreated.
     """
     offsets, ids = split_offset(offset, IN_CHECKPOINT)
     _check_ids(ids, topic_ends, IN_CHECKPOINT)
@@ -166,9 +167,9 @@ def resolve(
 ) -> Positions:
     """The positions of `place` in the topics of `topic_ends`, which must be read after the user
     chose the place. For an AtTime, `lookups` has the offsets of the times of `times_to_look_up`,
-    without partitions that have no such row. For an AtSubscription, it has the subscription's
-    positions; other partitions start at their beginning. An offset below a partition's first row is
-    an error; if `lossy`, the partition starts at its first row.
+    without the partitions that have no such row. For an AtSubscription, `lookups` has the
+    subscription's positions; other partitions start at their beginning. An offset below a
+    partition's first row is an error, unless `lossy`: then the partition starts at its first row.
 
     Raises OffsetsMalformed, OffsetsNotAssigned, OffsetsOutOfRange, TopicRecreated,
     TimestampNotFound.
@@ -202,8 +203,8 @@ def rows_trimmed(ranges: Sequence[TrimmedRange]) -> RowsTrimmed:
         f" {trimmed.topic!r}"
         for trimmed in ranges[:8]
     )
-    more = "; ..." if len(ranges) > 8 else ""
-    return RowsTrimmed(f"{rows} rows to be read were removed: {texts}{more}", rows=rows)
+    ellipsis = "; ..." if len(ranges) > 8 else ""
+    return RowsTrimmed(f"{rows} rows to be read were removed: {texts}{ellipsis}", rows=rows)
 
 
 def check_order(start: Positions, end: Positions) -> None:
@@ -247,8 +248,8 @@ def later_positions(positions: Positions, other: Positions) -> Positions:
 
 
 def earlier_positions(positions: Positions, other: Positions) -> Positions:
-    """The earlier position of each partition of `positions`. A partition that `other` does not have
-    counts as 0 there, so a partition that is newer than `other` does not advance."""
+    """The earlier position of each partition of `positions`. A partition that `other` lacks has
+    position 0 in `other`, so a partition that is newer than `other` does not advance."""
     return _merged(positions, other, min)
 
 
@@ -295,11 +296,11 @@ def _explicit_offset(
     first, last = ends.starts[partition], ends.ends[partition]
     offset = place.offsets[topic][partition]
     at = {EARLIEST: first, LATEST: last}.get(offset, offset)
-    where = f"{place.option} is {at} for partition {partition} of topic {topic!r}"
+    text = f"{place.option} is {at} for partition {partition} of topic {topic!r}"
     if at > last:
-        raise OffsetsOutOfRange(f"{where}, which ends at {last}")
+        raise OffsetsOutOfRange(f"{text}, which ends at {last}")
     if at < first and not lossy:
-        raise OffsetsOutOfRange(f"{where}, which now begins at {first}")
+        raise OffsetsOutOfRange(f"{text}, which now begins at {first}")
     return max(at, first)
 
 
@@ -322,14 +323,14 @@ def _offset_without_row(
 ) -> int:
     """The position of a partition that has no row at or after the time."""
     if place.missing == "error":
-        where = f"{place.option} is {as_text(millis)} ({millis}) for partition"
+        text = f"{place.option} is {as_text(millis)} ({millis}) for partition"
         if ends.starts[partition] == ends.ends[partition]:
             raise TimestampNotFound(
-                f"{where} {partition} of topic {topic!r}, which has no row at all",
+                f"{text} {partition} of topic {topic!r}, which has no row at all",
                 "Set its start: startingOffsetsByTimestampStrategy=latest or earliest.",
             )
         raise TimestampNotFound(
-            f"{where} {partition} of topic {topic!r}, which has no row committed then or later",
+            f"{text} {partition} of topic {topic!r}, which has no row committed then or later",
             f"{DRIVER_ZONE_HINT} {TimestampNotFound.remedy}" if place.zoneless_times else None,
         )
     return (ends.starts if place.missing == "earliest" else ends.ends)[partition]
@@ -391,15 +392,15 @@ def _check_still_read(
     topic: str, by_partition: Mapping[int, int], ends: TopicEnds | None, by_pattern: bool
 ) -> None:
     if ends is None and by_pattern:
-        what = f"{IN_CHECKPOINT} names topic {topic!r}, which is gone"
-        raise TopicDeleted(what, TOPIC_DELETED_REMEDY, topic=topic)
+        message = f"{IN_CHECKPOINT} names topic {topic!r}, which was deleted"
+        raise TopicDeleted(message, TOPIC_DELETED_REMEDY, topic=topic)
     if ends is None:
-        what = f"{IN_CHECKPOINT} names topic {topic!r}, which is not read any more"
-        raise OffsetsNotAssigned(what, NOT_READ_REMEDY)
+        message = f"{IN_CHECKPOINT} names topic {topic!r}, which is not read any more"
+        raise OffsetsNotAssigned(message, NOT_READ_REMEDY)
     partitions_read = set(ends.partitions)
     for p in by_partition:
         if p not in partitions_read:
-            why = "is not read any more" if p < len(ends.ends) else "the topic does not have"
+            reason = "is not read any more" if p < len(ends.ends) else "does not exist"
             raise PartitionRemoved(
-                f"{IN_CHECKPOINT} names partition {p} of topic {topic!r}, which {why}"
+                f"{IN_CHECKPOINT} names partition {p} of topic {topic!r}, which {reason}"
             )

@@ -1,9 +1,9 @@
 """The options of format("ledger"), checked: the instructions for a reader and a writer.
 
 Always true: an option that options/table.py does not list for this kind of query is refused, and
-the error names the most similar option. A value is refused, by the option's name, if it is wrong or
-empty, in conflict with another option, or without effect because another option is absent. Topics
-have their short names here.
+the error has the name of the most similar option. A value is refused if it is wrong or empty, if it
+conflicts with another option, or if it has no effect because another option is absent; the error
+has the option's name. Topics have their short names here.
 """
 
 import difflib
@@ -55,8 +55,8 @@ WITH_METADATA = frozenset({"serviceUrl", "subscribe", "subscribePattern", "metad
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What to read: the topics named in `topics` (if `assigned`, only those partitions), or the
-    topics that `pattern` matches. With `metadata`: a listing of these topics, of all if there are
+    """A read of `topics` (only of the partitions in `assigned`, if given), or of the topics that
+    `pattern` matches. With `metadata`: a listing of these topics; of all topics if there are
     neither names nor a pattern."""
 
     service_url: str
@@ -83,7 +83,7 @@ class ReadOptions:
 
     @property
     def zoneless_times(self) -> tuple[tuple[str, int], ...]:
-        """As AtTime.zoneless_times, of all these options."""
+        """As AtTime.zoneless_times, for the start and the end."""
         by_time = (place for place in (self.starting, self.ending) if isinstance(place, AtTime))
         return tuple(time for place in by_time for time in place.zoneless_times)
 
@@ -95,9 +95,9 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """Where to write and how. `topic` None: each row names its topic. A topic that the write
-    creates has `partitions` partitions (None: the user gave no number; one). Quorums or durability
-    None: those of the topic."""
+    """The target of a write, and how it writes. `topic` None: each row names its topic. A topic
+    that the write creates has `partitions` partitions (None: the user gave no number; the topic has
+    one). Quorums or durability None: the topic's values."""
 
     service_url: str
     topic: str | None
@@ -134,7 +134,7 @@ class WriteOptions:
 
     @property
     def typed(self) -> bool:
-        """Whether rows have columns of their own in place of `value`."""
+        """Whether the rows are typed rows."""
         return self.value_format in PAYLOAD_FORMATS
 
 
@@ -175,8 +175,8 @@ def stream_write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def shape_options(options: Mapping[str, str]) -> ShapeOptions:
-    """For the schema of a read or a write, when Spark has not revealed yet which of them it is; the
-    reader or writer checks the other options later."""
+    """The options that decide the schema of a read or a write, while Spark has not revealed whether
+    it is a read or a write; the reader or writer checks all other options later."""
     texts = {key.lower(): text.strip() for key, text in options.items()}
     kinds = {option.name: option.kind for option in READ_OPTIONS}
 
@@ -194,9 +194,9 @@ def shape_options(options: Mapping[str, str]) -> ShapeOptions:
 
 
 def either_read_options(options: Mapping[str, str]) -> ReadOptions:
-    """The options of a stream, or else of a batch: when Spark needs the columns of a read, it has
-    not revealed yet which kind it is. If both parses fail, raises the batch's error, or the
-    stream's if some of the options are only a stream's."""
+    """The options as those of a streaming read, or else as those of a batch read: when Spark needs
+    the columns of a read, it has not revealed yet which kind it is. If both fail, raises the error
+    of the batch read; if some options are only a stream's, that of the streaming read."""
     try:
         return stream_read_options(options)
     except NewerSparkNeeded:
@@ -217,8 +217,8 @@ def _names(use: Use) -> set[str]:
 
 
 class _OptionValues:
-    """Values by the options' main names; an option that the user did not give has its default.
-    `texts` has only the options that the user gave."""
+    """The options' values by their main names; an option that the user did not give has its
+    default value. `texts` has only the options that the user gave."""
 
     def __init__(self, use: Use, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
         self.use = use
@@ -232,11 +232,10 @@ class _OptionValues:
         return name in self.texts
 
     def needs(self, name: str, other: str) -> None:
-        """Raises OptionMissing if `name` is given without `other`, without which it has no
-        effect."""
+        """Raises OptionMissing if `name` is given without `other`: alone, `name` has no effect."""
         if self.has(name) and not self.has(other):
             raise OptionMissing(
-                f"{other} is not given, and {name} means nothing without it",
+                f"{other} is not given, and {name} has no effect without it",
                 f"Add {other}, or leave {name} out.",
             )
 
@@ -297,13 +296,13 @@ def _read_options(given: _OptionValues, starting: str) -> ReadOptions:
 
 def _check_no_filter_pushdown(given: _OptionValues) -> None:
     """Raises OptionInvalid for filterPushdown. If a reader has pushFilters, Spark 4.2.0 keeps the
-    plan that the reader made for one query's filters, and uses it for every other query on the same
-    DataFrame and for both sides of a self-join. Rows would be missing there, and the reader cannot
-    detect it."""
+    plan that the reader made for one query's filters, and uses the plan for every other query on
+    the same DataFrame and for both sides of a self-join. Rows would be missing in these queries,
+    and the reader cannot detect the error."""
     if given["filterPushdown"]:
         raise OptionInvalid(
-            "filterPushdown is true, but Spark 4.2.0 reads what was planned for one query's filters"
-            " in other queries on the same DataFrame too: rows would be missing there",
+            "filterPushdown is true, but Spark 4.2.0 uses the plan for one query's filters in other"
+            " queries on the same DataFrame too: rows would be missing in those queries",
             "Leave it out: Spark applies the filters. The options assign, startingOffsets,"
             " endingOffsets, startingTimestamp, endingTimestamp and keyFilter limit a read safely.",
         )
@@ -313,8 +312,8 @@ def _write_options(given: _OptionValues, app_id: str | None, version: int | None
     topic, bad_records_topic = _short(given["topic"]), _short(given["badRecordsTopic"])
     if topic is not None and topic == bad_records_topic:
         raise OptionConflict(
-            f"badRecordsTopic is {bad_records_topic!r}, the topic that is written",
-            "Name another topic for it.",
+            f"badRecordsTopic is {bad_records_topic!r}, the topic that the rows are written to",
+            "Name another topic for bad records.",
         )
     return WriteOptions(
         service_url=resolve_service_url(given["serviceUrl"]),
@@ -343,7 +342,7 @@ def _schema_mode(given: _OptionValues) -> str:
     given.excludes("mergeSchema", ["schemaMode"])
     for name in ("schemaMode", "mergeSchema"):
         if given[name] == NO_SCHEMA:
-            continue  # bytes may go to a topic with a schema
+            continue  # rows of bytes may also have this value
         given.needs(name, "valueFormat")
         if given.has(name) and given["valueFormat"] not in PAYLOAD_FORMATS:
             raise OptionConflict(
@@ -361,7 +360,7 @@ def _topics_to_read(
     names = [name for name in ("subscribe", "subscribePattern", "assign") if given.has(name)]
     if len(names) > 1:
         ways = " and ".join(f"{name} ({given.texts[name]!r})" for name in names)
-        raise OptionConflict(f"what to read is named in {len(names)} ways: {ways}")
+        raise OptionConflict(f"the topics to read are named in {len(names)} ways: {ways}")
     if not names and not given.has("metadata"):
         raise _no_topic("subscribe")
     if given.has("assign"):
@@ -401,8 +400,9 @@ def _check_zone(given: _OptionValues) -> None:
 def _first_given(
     given: _OptionValues, names: tuple[str, str, str], default: str, missing: str
 ) -> ReadPosition:
-    """The position by the first option of `names` that the user gave: of a time, of times by
-    partition, or of offsets. All of them are parsed, so that each malformed text is refused."""
+    """The position by the first option of `names` that the user gave. `names` are the options for a
+    time, for times by partition, and for offsets. All three are parsed, so that each malformed text
+    is refused."""
     (time, by_partition, offsets), zone = names, given["timeZone"]
     positions: list[ReadPosition] = []
     if given.has(time):
@@ -464,8 +464,8 @@ def _only_text(name: str, ways: list[tuple[str, str]]) -> str:
     """The text of an option; raises OptionConflict if it is given under several of its names."""
     if len(ways) > 1:
         quotes = " and ".join(f"{_name_in_error(alias)} ({text!r})" for alias, text in ways)
-        what = "the topic is named" if name in ("subscribe", "topic") else f"{name} is given"
-        raise OptionConflict(f"{what} in {len(ways)} ways: {quotes}")
+        text = "the topic is named" if name in ("subscribe", "topic") else f"{name} is given"
+        raise OptionConflict(f"{text} in {len(ways)} ways: {quotes}")
     ((alias, text),) = ways
     if not text:
         raise OptionInvalid(
@@ -496,12 +496,12 @@ def _unknown(lower: str, table: Iterable[Option], use: Use) -> LedgerError:
         )
     remedy = kafka_remedy(lower)
     if remedy is not None:
-        return OptionUnknown(f"{lower!r} is an option of Kafka's, which is not here", remedy)
+        return OptionUnknown(f"{lower!r} is an option of Kafka's source, not of this one", remedy)
     near = difflib.get_close_matches(lower, names, n=1, cutoff=NEAR)
     if near:
         remedy = f"Did you mean {names[near[0]]}?"
     else:
-        remedy = f"Known are: {', '.join(sorted(names.values()))}."
+        remedy = f"The options are: {', '.join(sorted(names.values()))}."
     return OptionUnknown(f"{use.value} has no option {lower!r}", remedy)
 
 

@@ -8,17 +8,17 @@
 
 Always true: malformed text is refused here, without a connection; topics have their short names
 here, whichever form of the name the user wrote. In an offset, keys that begin with an underscore
-are not topics (`_ids`, and what a progress adds to its latest offset); for a topic with such a name
-the key is its full name.
+are not topics (`_ids`, and the keys that a progress adds to its latest offset). A topic whose name
+begins with an underscore has its full name as the key.
 
 A moment is milliseconds since 1970 or ISO text. Text without a zone is a moment in the zone of
-option timeZone, else in this process's zone. In the driver that is the zone with which a session of
-Spark starts; tasks see whether the user set another zone for the session, and then refuse to read
+option timeZone, else in this process's zone. In the driver this is the zone with which a session of
+Spark starts. Tasks see whether the user set another zone for the session, and then refuse to read
 by such a text (`check_zone`). A moment before 1970 or beyond the year 9999 is refused. Parts of a
-millisecond are rounded up: a read that starts at a moment has no row from before that moment. The
-time of a row is that of its commit, by the metadata store's clock; for a row that came by a broker
-it is the time at which the row was stored, by the broker's clock, which follows the store's. A read
-that starts at a moment misses no row committed at or after that moment.
+millisecond are rounded up: a read that starts at a moment has no row from before that moment. A row
+has the time of its commit, by the metadata store's clock; a row that came by a broker has the time
+at which the broker stored it, by the broker's clock, which follows the store's. A read that starts
+at a moment misses no row committed at or after that moment.
 """
 
 import datetime
@@ -46,8 +46,8 @@ _MS = datetime.timedelta(milliseconds=1)
 
 
 def millis_of(value: object, zone: datetime.tzinfo | None = None) -> int | None:
-    """The moment of a number or a text in milliseconds since 1970; None if it is not a moment. A
-    text without a zone is in `zone` (None: this process's)."""
+    """The moment of a number or a text in milliseconds since 1970; None if the value is not a
+    moment. A text without a zone is in `zone` (None: in this process's zone)."""
     if isinstance(value, str):
         text = value.strip()
         is_number = text.isascii() and text.isdigit() and len(text) < 19
@@ -71,9 +71,9 @@ def check_zone(
     zoneless_times: Iterable[tuple[str, int]], session: str | None, *, in_checkpoint: bool = False
 ) -> None:
     """Raises OptionInvalid if a text of `zoneless_times` is another moment in the session's zone
-    than in the driver's. Each text, which has no zone, is there with the driver's milliseconds.
-    `session` is the zone that the user set for the session (None: no zone). `in_checkpoint`: the
-    query's checkpoint begins at that moment already."""
+    than in the driver's zone. `zoneless_times` has texts without a zone, each with its milliseconds
+    in the driver's zone. `session` is the zone that the user set for the session (None: no zone).
+    `in_checkpoint`: the query's checkpoint already begins at these moments."""
     if session is None:
         return
     try:
@@ -84,8 +84,8 @@ def check_zone(
     for text, millis in zoneless_times:
         if millis_of(text, zone) != millis:
             raise OptionInvalid(
-                f"the time {text!r} has no zone, and was taken for {as_text(millis)}: Spark does"
-                f" not show a source that the session's is {session}",
+                f"the time {text!r} has no zone, and was taken for {as_text(millis)} in the"
+                f" driver's zone, but the session's zone is {session}",
                 f"Add option timeZone, {session!r}, or give the zone in the text{restart}.",
             )
 
@@ -105,10 +105,11 @@ def chunks_for_times(state: TopicState, times: Mapping[int, int]) -> list[TableC
 def offsets_since(
     state: TopicState, times: Mapping[int, int], tables: Tables = NO_TABLES
 ) -> dict[int, int]:
-    """For each partition of `times` the first offset committed at or after the partition's time,
-    without partitions that have no such row. The times of rows of a segment born live are only in
-    its entries, so its first offset stands for any: of a sealed segment if a row was stored at or
-    after the time, of an open one always."""
+    """For each partition of `times`, the first offset committed at or after the partition's time; a
+    partition without such a row is left out. A segment that was born live has the times of its rows
+    only in its entries, so its first offset is the result for any of its rows. An open segment
+    always counts as having such a row, a sealed segment if a row was stored at or after the
+    time."""
     offsets = {}
     for number, millis in times.items():
         partition = state.partitions[number]
@@ -140,7 +141,7 @@ ByPartition = Mapping[str, Mapping[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class AtEdge:
-    """EARLIEST or LATEST of every partition."""
+    """The EARLIEST or LATEST offset of every partition."""
 
     option: str
     at: int
@@ -156,7 +157,8 @@ class AtOffsets:
 @dataclass(frozen=True, slots=True)
 class AtTime:
     """The first row committed at or after `every_ms`, or at or after the partition's time in
-    `by_partition`. If a partition has no such row, `missing` decides: error, latest or earliest."""
+    `by_partition`. For a partition without such a row, `missing` decides: error, latest or
+    earliest."""
 
     option: str
     missing: str
@@ -298,14 +300,14 @@ def _millis(value: object, option: str, zone: tzinfo | None) -> int:
     text = value.strip() if isinstance(value, str) else str(value)
     if text.isascii() and text.isdigit() and in_seconds(int(text)):
         raise OptionInvalid(
-            f"{option} is {text}, which as milliseconds since 1970 is before March 1973: those are"
+            f"{option} is {text}, which as milliseconds since 1970 is before March 1973: probably"
             " seconds",
             f"Give milliseconds ({text}000), 0 for the beginning, or ISO text.",
         )
     millis = millis_of(value, zone)
     if millis is None:
         raise OptionInvalid(
-            f"{option} is {value!r}, which is no moment",
+            f"{option} is {value!r}, which is not a moment",
             f"Give {option} milliseconds since 1970, or ISO text as 2024-05-01T10:00:00Z.",
         )
     return millis

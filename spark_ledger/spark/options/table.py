@@ -1,4 +1,5 @@
-"""Every option of format("ledger"): its names, the queries that take it, its default and meaning.
+"""Every option of format("ledger"): the option's names, the queries that take it, its default and
+meaning.
 
 Always true: an option that is not in this table is refused, and so is an option of another kind of
 query; names are compared without case; an option may be given under only one of its names. Options
@@ -38,13 +39,14 @@ SPARK_OPTIONS = frozenset(
         "_asyncprogresstrackingoverridesinksupportcheck",
     }
 )
-"""Options of Spark itself that a source or sink of a stream gets, too; it ignores them."""
+"""Options of Spark itself that Spark also gives to a stream's source or sink, which ignores
+them."""
 
 PAYLOAD_FORMATS = ("json", "arrow", "schema")
-"""The formats whose rows have the payload's own columns in place of `value`."""
+"""The formats of typed rows, which have the payload's columns in place of `value`."""
 FORMATS = ("binary", "string", *PAYLOAD_FORMATS)
 NO_SCHEMA = "none"
-"""The schemaMode that neither registers nor compares columns, and writes bytes beside them."""
+"""The schemaMode that neither registers nor compares columns, and also allows rows of bytes."""
 LISTINGS = (
     *("topics", "partitions", "segments", "ledgers"),
     *("subscriptions", "lag", "commits", "bookies"),
@@ -57,7 +59,7 @@ _TLS = (
     "Leave it out: connections are not encrypted, and anyone with access to the ports may read and"
     " write."
 )
-_NO_COUNTERPART = "Leave it out: there is nothing like it to set here."
+_NO_COUNTERPART = "Leave it out: there is no such option here."
 _RETRIES = "Leave it out: reads are repeated on the other copies by themselves."
 _GROUP = "Leave it out, or name a durable cursor with subscription."
 KAFKA_REMEDIES: Mapping[str, str] = {
@@ -68,8 +70,8 @@ KAFKA_REMEDIES: Mapping[str, str] = {
     "fetchOffset.numRetries": _RETRIES,
     "fetchOffset.retryIntervalMs": _RETRIES,
     "kafka.auto.offset.reset": "Here it is startingOffsets.",
-    "kafka.enable.auto.commit": "Leave it out: where a query stands is in its checkpoint.",
-    "kafka.isolation.level": "Leave it out: rows are read when they are committed.",
+    "kafka.enable.auto.commit": "Leave it out: a query's position is in its checkpoint.",
+    "kafka.isolation.level": "Leave it out: only committed rows are read.",
     "kafka.max.partition.fetch.bytes": "Here it is maxBytesPerPartition, bytes of a task.",
     "kafka.max.poll.records": "Here it is maxOffsetsPerTrigger, rows of a micro-batch.",
     "kafka.acks": "Here it is ackQuorum, a number of copies.",
@@ -109,13 +111,13 @@ BELONGS_TO = {
     (Use.STREAM_READ,): "a streaming read (spark.readStream)",
     (Use.BATCH_WRITE,): "a batch write (df.write)",
 }
-"""The queries that take an option, in words."""
+"""The words for the queries that take an option."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`default` is parsed as the text of an option that is not given (None: no default).
-    `default_in_docs` replaces it in the documentation."""
+    """`default` is the text that is parsed if the option is not given (None: no default).
+    `default_in_docs` replaces `default` in the documentation."""
 
     name: str
     uses: tuple[Use, ...]
@@ -142,7 +144,7 @@ def _service_url(uses: tuple[Use, ...]) -> Option:
 def _outage_timeout(uses: tuple[Use, ...]) -> Option:
     return Option(
         *("outageTimeout", uses, Millis(), "5m"),
-        "how long the query waits while the metadata store is away before it fails with "
+        "how long the query waits for a metadata store that gives no response before it fails with "
         "`LEDGER_UNAVAILABLE` (see Outages); `0`: 15 s for each response",
     )
 
@@ -177,14 +179,15 @@ READ_OPTIONS = (
     ),
     Option(
         *("startingTimestamp", READ, Text(64), None),
-        "start at the first row committed at or after it (of rows that came by a broker: stored): "
-        "milliseconds since 1970 (a number below 10^11 is refused: it would be seconds; 0 is the "
-        "beginning), or ISO text as `2024-05-01T12:00:00Z`. Goes before the next",
+        "start at the first row committed at or after this time (a row that came by a broker: "
+        "stored): milliseconds since 1970 (a number below 10^11 is refused: it would be seconds; 0 "
+        "is the beginning), or ISO text as `2024-05-01T12:00:00Z`. Goes before "
+        "`startingOffsetsByTimestamp`",
     ),
     Option(
         *("startingOffsetsByTimestamp", READ, Text(), None),
-        'the same for each partition, `{"t":{"0":1714557600000,"1":"2024-05-01T00:00Z"}}`.'
-        " Goes before `startingOffsets`",
+        "as `startingTimestamp`, for each partition:"
+        ' `{"t":{"0":1714557600000,"1":"2024-05-01T00:00Z"}}`. Goes before `startingOffsets`',
     ),
     Option(
         *(
@@ -197,41 +200,44 @@ READ_OPTIONS = (
     ),
     Option(
         *("timeZone", READ, Zone(), None),
-        "of times without a zone in these options, as `Europe/Berlin`, `UTC` or `+01:00`"
+        "the zone of times without a zone in these options, as `Europe/Berlin`, `UTC` or `+01:00`"
         " (see Time zones)",
-        default_in_docs="the driver's, as the session's is",
+        default_in_docs="the driver's zone, which a session starts with",
     ),
     Option(
         *("startingSubscription", READ, Text(NAME_CHARS_MAX), None),
-        "start at the position of the subscription of that name",
+        "start at the position of the subscription of this name",
     ),
     Option("endingOffsets", (Use.BATCH_READ,), Text(), "latest", "as `startingOffsets`; exclusive"),
     Option(
         *("endingTimestamp", (Use.BATCH_READ,), Text(64), None),
-        "end before the first row committed at or after it; if no such row is there, at the latest",
+        "end before the first row committed at or after this time; without such a row, at the"
+        " latest",
     ),
     Option(
-        "endingOffsetsByTimestamp", (Use.BATCH_READ,), Text(), None, "the same for each partition"
+        *("endingOffsetsByTimestamp", (Use.BATCH_READ,), Text(), None),
+        "as `endingTimestamp`, for each partition",
     ),
     Option(
         *("subscription", (Use.STREAM_READ,), Text(NAME_CHARS_MAX), None),
-        "a durable cursor of that name follows the query, holds retention and shows"
+        "a subscription of this name follows the query, holds rows against retention and shows"
         " in lag; one live query per name",
         aliases=("predefinedSubscription",),
     ),
     Option(
         *("maxOffsetsPerTrigger", (Use.STREAM_READ,), Whole(), None),
         "rows in one micro-batch at most, shared by the partitions according to their backlog; "
-        "rows that were removed use nothing of it",
+        "rows that were removed do not count",
     ),
     Option(
         *("maxBytesPerTrigger", (Use.STREAM_READ,), Bytes(), None),
-        "stored bytes in one micro-batch at most, shared likewise, but always at least one"
+        "stored bytes in one micro-batch at most, shared in the same way, but always at least one"
         " row; `64m`, `1g`",
     ),
     Option(
         *("minOffsetsPerTrigger", (Use.STREAM_READ,), Whole(), None),
-        "wait for so many rows, but no longer than `maxTriggerDelay`; not under `availableNow`",
+        "wait for this number of rows, but no longer than `maxTriggerDelay`; not under"
+        " `availableNow`",
     ),
     Option(
         *("maxTriggerDelay", (Use.STREAM_READ,), Millis(), "15m"),
@@ -239,31 +245,32 @@ READ_OPTIONS = (
     ),
     Option(
         *("minPartitions", READ, Whole(), None),
-        "at least so many tasks, if there are so many rows; one partition may be read by several",
+        "at least this number of tasks, if there are as many rows; several tasks may read one"
+        " partition",
     ),
     Option("maxRecordsPerPartition", READ, Whole(), None, "rows that one task reads at most"),
     Option(
         "maxBytesPerPartition", READ, Bytes(), "256m", "stored bytes of one task at most, about"
     ),
     Option(
-        "failOnDataLoss", READ, Flag(), "true", "`false`: leave out exactly the rows that are gone"
+        "failOnDataLoss", READ, Flag(), "true", "`false`: leave out exactly the rows that are lost"
     ),
     Option(
         *("onBadEntry", READ, Choice(("fail", "skip", "raw")), "fail"),
-        "rows that are stored and cannot be decoded: `fail`, with their place; `skip`; `raw`, one"
+        "for stored rows that cannot be decoded: `fail`, with their place; `skip` them; `raw`: one"
         " row with the bytes as `value` (see Rows that cannot be decoded)",
     ),
     Option(
         *("onOtherFormat", READ, Choice(("fail", "skip", "null")), "fail"),
-        "rows of columns in a read of bytes, rows of bytes in a read of columns: `fail`, with their"
-        " place; `skip`; `null`, with a payload of nulls (see Typed values)",
+        "for typed rows in a read of bytes, and rows of bytes in a read of columns: `fail`, with"
+        " their place; `skip` them; `null`: a payload of nulls (see Typed values)",
     ),
     _outage_timeout(READ),
     Option(
         *("valueFormat", READ, Choice(FORMATS), "binary"),
-        "`binary`; `string`: `value` is text; `json`: `value` is JSON text, its "
-        "fields are columns; `arrow`: the columns that were written; `schema`: those "
-        "of the topic's registered schema (see Typed values)",
+        "`binary`; `string`: `value` is text; `json`: the columns are the fields of the JSON text"
+        " in `value`; `arrow`: the columns that were written; `schema`: the columns of the topic's"
+        " registered schema (see Typed values)",
     ),
     Option("includeHeaders", READ, Flag(), "false", "adds Kafka's column `headers`"),
     Option("includeMetadata", READ, Flag(), "false", "adds columns with the place of a row"),
@@ -273,8 +280,8 @@ READ_OPTIONS = (
     ),
     Option(
         *("keyFilter", READ, Keys(), None),
-        'only rows with this key, or one of several: `["AA","DL"]`; entries without'
-        " it are not even fetched where they have fingerprints",
+        'only rows with this key, or with one of several keys: `["AA","DL"]`; an entry whose filter'
+        " of keys shows that it has no such row is not fetched",
     ),
     Option(
         *("filterPushdown", (Use.BATCH_READ,), Flag(), "false"),
@@ -291,15 +298,15 @@ WRITE_OPTIONS = (
     _service_url(WRITE),
     Option(
         *("topic", WRITE, Text(), None),
-        "the topic of all rows, made by the first write if it is not there; also the path of"
-        " `save(...)` and `start(...)`. It goes before a column `topic`",
+        "the topic of all rows; the first write makes a topic that does not exist; also the path of"
+        " `save(...)` and `start(...)`. The option goes before a column `topic`",
         aliases=("path",),
         default_in_docs="the column `topic`",
     ),
     Option(
         *("partitions", WRITE, Whole(1, PARTITIONS_MAX), "1"),
-        "of a topic that this write makes; another number than the topic of option `topic` has"
-        " is an error",
+        "the number of partitions of a topic that this write makes; it is an error if the topic of"
+        " option `topic` exists with another number",
     ),
     Option(
         *(
@@ -308,10 +315,10 @@ WRITE_OPTIONS = (
             Choice(tuple(routing.value for routing in Routing)),
             None,
         ),
-        "a row's partition: `hash` of its key; as a client's default chooses it for the key,"
+        "how a row's partition is chosen. By its key: `hash`, or as a client's default does:"
         " `murmur2` (Kafka's Java client), `crc32` (librdkafka), `pulsarJava`, `pulsarCpp` (C++ and"
-        " Python), `pulsarGo`; `roundRobin`, `single` (one for each task), `column` (column"
-        " `partition`), `spark` (Spark's task modulo partitions). It goes before a column"
+        " Python), `pulsarGo`. Or: `roundRobin`, `single` (one for each task), `column` (column"
+        " `partition`), `spark` (Spark's task modulo partitions). The option goes before a column"
         " `partition`",
         default_in_docs="`column` if there is a column `partition`, else `hash`",
     ),
@@ -320,12 +327,12 @@ WRITE_OPTIONS = (
         WRITE,
         Choice(("none", "lz4", "zstd")),
         "lz4",
-        "of entries: `none`, `lz4`, `zstd`",
+        "compression of entries: `none`, `lz4`, `zstd`",
     ),
     Option(
         *("ensembleSize", WRITE, Whole(), None),
-        "bookies over which a ledger of this write is striped; "
-        "a topic is not made with more than are registered",
+        "bookies over which a ledger of this write is striped; no more than are registered when "
+        "the topic is made",
         default_in_docs="the topic's, else 3",
     ),
     Option(
@@ -335,24 +342,24 @@ WRITE_OPTIONS = (
     ),
     Option(
         *("ackQuorum", WRITE, Whole(), None),
-        "copies that are acknowledged before a row counts as written",
+        "how many copies must be acknowledged before a row counts as written",
         default_in_docs="the topic's, else 2",
     ),
     Option(
         *("durability", WRITE, Choice(("synced", "page-cache")), None),
-        "`synced`: acknowledged when it is on disk; `page-cache`: before, faster, "
-        "and lost by a power failure of all copies",
+        "`synced`: rows are acknowledged when they are on disk; `page-cache`: earlier, which is "
+        "faster, but a power failure of all copies loses them",
         default_in_docs="the topic's, else `synced`",
     ),
     Option(
         *("txnAppId", (Use.BATCH_WRITE,), Text(NAME_CHARS_MAX), None),
-        "with `txnVersion`: the name of the writer (see Exactly once). A streaming write has its"
+        "with `txnVersion`: the name of the writer (see Exactly once). A streaming write uses its"
         " query id",
     ),
     Option(
         *("txnVersion", (Use.BATCH_WRITE,), Whole(0), None),
-        "a version at or below the last one committed under that name changes "
-        "nothing. A streaming write has its batch id",
+        "a write whose version is not above the last committed version of this `txnAppId` changes "
+        "nothing. A streaming write uses its batch id",
     ),
     Option(
         *("onReplay", WRITE, Choice(("fail", "skip", "append")), None),
@@ -364,11 +371,11 @@ WRITE_OPTIONS = (
     ),
     Option(
         *("overwriteHeld", WRITE, Flag(), "false"),
-        "of a write that replaces rows: `true` also removes rows that a subscription holds",
+        "for a write that replaces rows: `true` also removes rows that a subscription holds",
     ),
     Option(
         *("badRecordsTopic", WRITE, Text(), None),
-        "rows that do not fit go there, with the reason, instead of failing the write",
+        "the topic for bad rows, with the reason; without the option, a bad row fails the write",
     ),
     Option(
         *("userMetadata", WRITE, Text(USER_METADATA_CHARS_MAX), None),
@@ -382,16 +389,16 @@ WRITE_OPTIONS = (
     Option(
         *("valueFormat", WRITE, Choice(FORMATS), "binary"),
         "`binary` or `string`: a column `value`; `json`: your columns as JSON text; "
-        "`arrow`: your columns as they are; `schema`: the same, by a schema that is "
+        "`arrow`: your columns in Arrow's format; `schema`: as `arrow`, by a schema that is "
         "registered already (see Typed values)",
     ),
     Option(
         *("schemaMode", WRITE, Choice(("validate", "evolve", NO_SCHEMA)), "validate"),
-        "of `json`, `arrow` and `schema`: `validate` against the topic's schema, "
-        "`evolve` it if that is compatible, or `none`: compare and register nothing; "
-        "of `binary` and `string`: `none` writes to a topic that has a schema, too",
+        "for `json`, `arrow` and `schema`: `validate` the columns against the topic's schema, "
+        "`evolve` the schema if that is compatible, or `none`: compare and register nothing; "
+        "for `binary` and `string`: `none` also writes to a topic that has a schema",
     ),
-    Option("mergeSchema", WRITE, Flag(), "false", "`true`: the same as `schemaMode` `evolve`"),
+    Option("mergeSchema", WRITE, Flag(), "false", "`true`: as `schemaMode` `evolve`"),
 )
 
 

@@ -1,7 +1,7 @@
-"""The kinds of an option's text: whole numbers, sizes, times, choices, JSON.
+"""The kinds of option texts: whole numbers, sizes, times, choices, JSON.
 
-Always true: a kind returns a value, or raises an error that names the option, quotes the text and
-names the allowed values; it never rounds, guesses or cuts.
+Always true: `parse` returns a value, or raises an error with the option's name, its text and the
+allowed values; it never rounds, guesses or cuts.
 """
 
 import datetime
@@ -19,7 +19,7 @@ NUMBER_MAX = 2**63 - 1
 
 
 class OptionKind(Protocol):
-    """How the text of an option becomes its value."""
+    """Makes the value of an option from its text."""
 
     def parse(self, name: str, text: str) -> Any:
         """Raises OptionInvalid. `text` is stripped and not empty."""
@@ -27,7 +27,7 @@ class OptionKind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Any text of at most so many characters."""
+    """Any text of at most `chars_max` characters."""
 
     chars_max: int = 16 << 20
 
@@ -121,7 +121,7 @@ class Pattern:
             re.compile(text)
         except (re.error, OverflowError, RecursionError) as error:
             raise OptionInvalid(
-                f"{name} is {text!r}, which is no regular expression: {error}",
+                f"{name} is {text!r}, which is not a regular expression: {error}",
                 f"Give {name} a pattern as flights-.* for whole names of topics.",
             ) from None
         return text
@@ -136,14 +136,15 @@ class Zone:
             return _zone_by_distance(text) or ZoneInfo(text)
         except (ValueError, KeyError, OSError):  # an unknown region is a KeyError
             raise OptionInvalid(
-                f"{name} is {text!r}, which is no time zone",
+                f"{name} is {text!r}, which is not a time zone",
                 f"Give {name} as Europe/Berlin, UTC or +01:00.",
             ) from None
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """One key as it is, or several as a JSON list of texts; returned as their UTF-8 bytes."""
+    """One key as plain text, or several keys as a JSON list of texts; the value is their UTF-8
+    bytes."""
 
     count_max: int = 10_000
 

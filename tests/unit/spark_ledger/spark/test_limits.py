@@ -124,9 +124,9 @@ def test_a_curve_is_exact_at_the_edges_of_segments(parts):
     for rows, size in parts:
         at, added = at + rows, added + size
         assert (curve.rows_to(at), curve.bytes_to(at)) == (at, added)
-        assert curve.after_bytes(0, added) == at
-        assert curve.after_rows(0, at) == at
-        assert curve.after_bytes(0, added - 1) < at
+        assert curve.end_by_bytes(0, added) == at
+        assert curve.end_by_rows(0, at) == at
+        assert curve.end_by_bytes(0, added - 1) < at
 
 
 @settings(deadline=None)
@@ -134,7 +134,7 @@ def test_a_curve_is_exact_at_the_edges_of_segments(parts):
 def test_no_further_offset_would_fit(offset, size):
     partition = held(segment(10, 500), segment(30, 90), segment(20, 1200))
     curve = curve_of(partition, 0, 60)
-    to = curve.after_bytes(offset, size)
+    to = curve.end_by_bytes(offset, size)
     assert offset <= to <= 60
     assert curve.bytes_to(to) - curve.bytes_to(offset) <= size
     assert to == 60 or curve.bytes_to(to + 1) - curve.bytes_to(offset) > size
@@ -150,7 +150,7 @@ def test_a_curve_begins_and_ends_inside_of_segments():
 def test_a_hole_is_no_rows_and_no_bytes_and_is_passed_with_the_row_before_it():
     curve = curve_of(held(segment(10, 100), segment(10, 100), hole=(5, 15)), 0, 20)
     assert (curve.rows_to(20), curve.bytes_to(20)) == (10, 100)
-    assert curve.after_rows(0, 5) == 15
+    assert curve.end_by_rows(0, 5) == 15
     assert taken({"t": [curve]}, Limits(rows_max=6)) == {"t": [16]}
 
 
@@ -213,7 +213,7 @@ def test_a_chunk_that_was_not_read_counts_as_rows_of_equal_size():
     chunk = TableChunk(BlobPointer(1, 1, 0, 0, 9, 9), 100)
     kept = PartitionState(0, 0, 100, Intervals([Interval(0, 100, chunk, 1000, 5, 9)]))
     curve = curve_of(kept, 0, 100)
-    assert (curve.after_bytes(0, 500), curve.since_ms) == (50, 5)
+    assert (curve.end_by_bytes(0, 500), curve.since_ms) == (50, 5)
     table = segments_of(held(segment(10, 900), segment(90, 100)))
     read = {chunk: limits.SegmentTable.of(table)}
     assert curve_of(kept, 0, 100, read).after_bytes(0, 900) == 10

@@ -210,7 +210,7 @@ def test_more_partitions_than_a_topic_has_are_refused():
 
 
 def test_an_unknown_option_that_is_near_nothing_is_refused_with_all_names():
-    with pytest.raises(OptionUnknown, match=r"zzz.*Known are: .*compression"):
+    with pytest.raises(OptionUnknown, match=r"zzz.*The options are: .*compression"):
         options.stream_write_options({"topic": "t", "zzz": "1"})
 
 
@@ -244,7 +244,7 @@ def test_an_option_of_the_other_kind_of_query_says_where_it_belongs():
         ("fetchOffset.retryIntervalMs", "Leave it out"),
         ("kafka.acks", "Here it is ackQuorum"),
         ("kafka.sasl.mechanism", "Leave it out: connections are not encrypted"),
-        ("kafka.request.timeout.ms", "Leave it out: there is nothing like it"),
+        ("kafka.request.timeout.ms", "Leave it out: there is no such option"),
     ],
 )
 def test_an_option_of_kafka_is_refused_with_what_it_is_here(use, name, remedy):

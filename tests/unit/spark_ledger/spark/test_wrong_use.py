@@ -26,7 +26,7 @@ def test_a_foreach_writer_says_what_it_cannot_be_made_of(given, said):
 @pytest.mark.parametrize("given", [None, "spark"])
 def test_what_is_no_session_is_refused(use, given):
     do = getattr(spark_ledger, use)
-    with pytest.raises(errors.OptionInvalid, match=f"spark is {given!r}, no SparkSession"):
+    with pytest.raises(errors.OptionInvalid, match=f"spark is {given!r}, not a SparkSession"):
         do(given, **({"topic": "t", "service_url": URL} if use == "compact" else {}))
 
 
