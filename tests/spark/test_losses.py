@@ -69,7 +69,9 @@ def test_a_dataframe_whose_rows_were_replaced_since_its_first_query_says_to_load
     topics.write(keyed(5), topic, mode="overwrite")
     assert rows.count() == 10, "its ledger is still there"
     ledgers.delete(planned)
-    with pytest.raises(Exception, match=r"DATA_LOSS\.TRIMMED\] 10 rows .* Load it again: Spark"):
+    with pytest.raises(
+        Exception, match=r"DATA_LOSS\.TRIMMED\] 10 rows .* Load the DataFrame again: Spark"
+    ):
         rows.count()
     assert topics.read(topic).count() == 5
 

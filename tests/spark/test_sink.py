@@ -151,7 +151,7 @@ def test_rows_that_a_subscription_holds_are_overwritten_on_demand_only(spark, to
     spark.sql(f"{insert}, overwriteHeld 'true') VALUES ('k', '7')")
     assert topics.numbers(topic) == [7]
     said = error_of(lambda: topics.write(keyed(7), topic, overwriteHeld=True))
-    assert "[LEDGER_OPTION.CONFLICT] overwriteHeld is true, but the write adds rows" in said
+    assert "[LEDGER_OPTION.CONFLICT] overwriteHeld is true, but the write only adds rows" in said
 
 
 def test_overwriting_is_refused_when_another_wrote_meanwhile(spark, topics, topic, keyed):
@@ -185,7 +185,7 @@ def test_overwriting_is_refused_when_another_wrote_meanwhile(spark, topics, topi
 
 def test_what_is_overwritten_is_named_by_the_option(topics, mixed):
     said = error_of(lambda: save(topics, mixed(3), mode="overwrite"))
-    assert "[LEDGER_OPTION.MISSING] the topic whose rows are to be replaced" in said
+    assert "[LEDGER_OPTION.MISSING] the write replaces rows" in said
 
 
 def test_bad_records_are_set_aside_with_their_reason_in_the_same_commit(spark, topics, topic):

@@ -1,13 +1,13 @@
-"""How far a query is behind the topics that it reads, after each of its progress events.
+"""The lag of a query behind the topics that it reads, after each of its progress events.
 
     listener = spark_ledger.LagListener()
     spark.streams.addListener(listener)
 
 Always true: a lag is computed from the progress alone, without a request to the cluster. Rows are
 counted between `endOffset`, up to which the query has read, and `latestOffset`, the end of the
-topics at the beginning of the batch; holes count. The source reports bytes and time for all rows
-that remained at the beginning of the batch; for the rows that remain after it, a lag has their
-share of the bytes, and the time unchanged. Both are 0 if no row remains. The listener keeps the
+topics at the beginning of the batch; holes count. The source reports the bytes and the time of all
+rows that remained at the beginning of the batch; a lag has the share of these bytes for the rows
+that remain after the batch, and the same time. Both are 0 if no row remains. The listener keeps the
 last LAGS_KEPT lags of each query.
 """
 
@@ -39,8 +39,9 @@ _ROWS, _BYTES, _MILLIS = "_rowsBehind", "_bytesBehind", "_millisBehind"
 @dataclass(frozen=True, slots=True)
 class QueryLag:
     """The lag of one source in one progress. The first four numbers have the names and types of the
-    metrics of Spark's Kafka source, over all partitions; `rowsBehind` is their sum, `millisBehind`
-    the time since the commit of the oldest row that is not read yet. None: unknown."""
+    metrics of Spark's Kafka source: over all partitions, the fewest, most and average rows behind,
+    and the bytes. `rowsBehind` is the sum of rows, `millisBehind` the time since the commit of the
+    oldest row that is not read yet. None: unknown."""
 
     query_id: str
     name: str | None
@@ -66,9 +67,10 @@ class QueryLag:
 
 
 class LagListener(StreamingQueryListener):
-    """Collects the lags of all queries of a session that read topics, and prints each to `file`
-    (None: standard output; `echo=False`: nowhere). Add it with `spark.streams.addListener`; any
-    thread may call it. Raises NewerSparkNeeded on a Spark whose progress events carry no lag."""
+    """Collects the lags of all queries of a session that read topics, and prints each lag to `file`
+    (None: standard output; `echo=False`: prints nothing). Add the listener with
+    `spark.streams.addListener`; any thread may call its methods. Raises NewerSparkNeeded on a Spark
+    whose progress events carry no lag."""
 
     def __init__(self, *, echo: bool = True, file: TextIO | None = None) -> None:
         check_lag()
@@ -110,7 +112,7 @@ class LagListener(StreamingQueryListener):
         with self._lock:
             lags = self._lags.pop(lag.query_id, None) or deque(maxlen=LAGS_KEPT)
             lags.append(lag)
-            self._lags[lag.query_id] = lags  # at the end: the query silent for longest is removed
+            self._lags[lag.query_id] = lags  # at the end of the dict: the first query is removed
             while len(self._lags) > QUERIES_KEPT:
                 del self._lags[next(iter(self._lags))]
 
@@ -141,8 +143,8 @@ def lags_of(progress: Mapping[str, Any]) -> list[QueryLag]:
 
 
 def rows_behind(end: Mapping[str, Any], latest: Mapping[str, Any]) -> list[int]:
-    """For each partition of `latest`, how many offsets `end` is below it. Empty if `latest` is not
-    an offset of a source that reads topics. A partition that `end` lacks counts from offset 0."""
+    """For each partition of `latest`, its offset there minus its offset in `end` (0 if `end` lacks
+    the partition). Empty if `latest` is not an offset of a source that reads topics."""
     if IDS not in latest:
         return []
     latest_offsets, _ = split_offset(latest, "latestOffset")
@@ -165,7 +167,7 @@ def _object(offset: Any) -> Mapping[str, Any]:
 
 
 def _bytes_behind(latest: Mapping[str, Any], rows: int) -> int | None:
-    """An estimate of the bytes of the remaining rows: their share of the reported bytes."""
+    """An estimate: the share of the reported bytes for the remaining rows."""
     size = latest.get(_BYTES)
     reported_rows = max(rows, _int(latest.get(_ROWS)) or 0)
     return None if size is None else int(size) * rows // max(1, reported_rows)

@@ -44,7 +44,7 @@ class ListingReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         part: views.ViewPart | None = value_of(partition)
-        if part is None:  # what Spark makes of an empty plan
+        if part is None:  # the task that Spark makes of an empty plan
             return
         cluster = blocking.topics(self.options.service_url)
         for batch in cluster.run(views.read(cluster.client, part)):

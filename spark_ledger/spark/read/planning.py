@@ -3,10 +3,10 @@ that are lost are found before any task runs (`LedgerEndsCache`).
 
 Always true: the tasks of a plan have every row between the positions once; a hole is no loss. A
 plan reads only the chunks of checkpoints that it needs. If a ledger does not exist, or was closed
-below a committed range, rows are lost: the plan raises the loss with the exact offsets or, if the
-user accepts losses, leaves out exactly these rows; no offset is renumbered (hazard 26). A plan
-reads the records of at most LEDGERS_MAX ledgers that it does not know to be closed; the tasks check
-every ledger that they open (topic/task_reader.py).
+below a committed range, rows are lost. The plan then raises an error with the exact offsets or, if
+the user accepts losses, leaves out exactly these rows; no offset is renumbered (hazard 26). A plan
+reads the records of at most LEDGERS_MAX ledgers, apart from ledgers that are known to be closed;
+the tasks check every ledger that they open (topic/task_reader.py).
 """
 
 import asyncio
@@ -59,7 +59,8 @@ MISMATCHES_SHOWN = 8
 States = Mapping[str, TopicState]
 FOLDS_MAX = 20
 CHUNKS_FOR_LIMITS = 64
-"""Chunks that are read so that a limit on bytes is exact; beyond, rows count as equally large."""
+"""How many chunks are read to make a limit on bytes exact; in further chunks, the bytes of an
+interval are spread evenly over its rows."""
 
 
 class Planner:
@@ -168,12 +169,12 @@ class Planner:
                         mismatches.append(f"offset {at} of partition {p} of topic {topic!r}")
         if not mismatches:
             return
-        more = "; ..." if len(mismatches) > MISMATCHES_SHOWN else ""
-        where = "; ".join(mismatches[:MISMATCHES_SHOWN]) + more
-        text = f"{what} follows rows that the metadata store does not have, but others: {where}"
+        ellipsis = "; ..." if len(mismatches) > MISMATCHES_SHOWN else ""
+        places = "; ".join(mismatches[:MISMATCHES_SHOWN]) + ellipsis
+        text = f"{what} comes after rows in whose place the metadata store has others: {places}"
         if not self._accepts_loss:
             raise OffsetOfAnotherStore(text)
-        _log.warning("%s: as failOnDataLoss is false, it is read on from there", text)
+        _log.warning("%s: as failOnDataLoss is false, the query reads on from there", text)
 
     async def _chunk_before(self, partition: PartitionState, offset: int) -> Tables:
         """The chunk that has the row before the offset; empty if no existing chunk has it."""
@@ -226,8 +227,8 @@ class Planner:
     async def _state_with_chunks(
         self, state: TopicState, starts: Mapping[int, int], ends: Mapping[int, int]
     ) -> tuple[TopicState, Tables]:
-        """The state, or a newer state if the state's chunks no longer exist, with the chunks that a
-        plan needs."""
+        """The state with the chunks that a plan needs; a newer state if its chunks no longer
+        exist."""
         for _ in range(FOLDS_MAX):
             try:
                 newer, read = await self._client.state_with_tables(
@@ -244,7 +245,7 @@ class Planner:
     def _live_tasks(
         self, topic: str, state: TopicState, number: int, span: tuple[int, int], cutting: Cutting
     ) -> Iterator[ReadTask]:
-        """Tasks of equal size for the rows of the span that no commit has yet."""
+        """Tasks of equal size for the rows of the span that are in no commit yet."""
         partition = state.partitions[number]
         lo, hi = max(span[0], partition.end_offset), span[1]
         if lo >= hi:
@@ -252,7 +253,7 @@ class Planner:
         live, live_end = partition.live, self._live_end(partition)
         if live is None or live.base + live_end.rows < hi:
             raise OffsetsOutOfRange(
-                f"partition {number} of topic {topic!r} is to be read up to {hi}, and ends at"
+                f"partition {number} of topic {topic!r} cannot be read up to {hi}: it ends at"
                 f" {self.end_of(partition)}"
             )
         size = max(1, self._live_bytes(partition, lo, hi))
@@ -320,8 +321,8 @@ class Planner:
         return by_topic
 
     async def _tables_for_limits(self, state: TopicState, ranges: Ranges) -> Tables:
-        """Chunks with the sizes of rows; none if a chunk no longer exists: rows then count as
-        equally large."""
+        """The chunks with the sizes of rows; empty if a chunk no longer exists: bytes are then
+        spread evenly over rows."""
         chunks = chunks_to_read(state, ranges)[:CHUNKS_FOR_LIMITS]
         try:
             return await self._client.chunks.load(chunks)
@@ -344,7 +345,7 @@ def tokens_before(states: States, positions: Positions) -> Positions:
 
 
 def _ranges(state: TopicState, starts: Mapping[int, int], ends: Mapping[int, int]) -> Ranges:
-    """For each partition the offsets between start and end that commits have."""
+    """For each partition the part of [start, end) that is in commits."""
     ranges = {}
     for p, at in starts.items():
         partition = state.partitions[p]
@@ -368,15 +369,15 @@ NO_LEDGER = LedgerEnd(-2, 0)
 
 
 class LedgerEndsCache:
-    """Gives the ends of ledgers. A closed ledger does not change, so its record is read once."""
+    """The ends of ledgers. A closed ledger does not change, so its record is read once."""
 
     def __init__(self, ledgers: LedgerStore) -> None:
         self._ledgers = ledgers
         self._closed: dict[int, LedgerEnd] = {}
 
     async def of_tasks(self, tasks: Iterable[ReadTask]) -> plan.LedgerEnds:
-        """The ends of the ledgers that the tasks read; of at most LEDGERS_MAX that are not known to
-        be closed. None: the ledger is not closed."""
+        """The ends of the ledgers that the tasks read; records are read for at most LEDGERS_MAX
+        ledgers that are not known to be closed. None: the ledger is not closed."""
         ledger_ids = sorted({ledger_id for task in tasks for ledger_id in task.table.ledger_ids()})
         ledger_ends: dict[int, LedgerEnd | None] = {}
         ledger_ends.update((id_, self._closed[id_]) for id_ in ledger_ids if id_ in self._closed)
@@ -388,7 +389,7 @@ class LedgerEndsCache:
         return ledger_ends
 
     def drop_closed(self) -> None:
-        """Drop the ends of closed ledgers: the ledgers may have been deleted since."""
+        """Drop the ends of closed ledgers: these ledgers may have been deleted since."""
         self._closed.clear()
 
     async def _end(self, ledger_id: int) -> LedgerEnd | None:
@@ -404,8 +405,8 @@ class LedgerEndsCache:
         return end
 
     async def _record(self, ledger_id: int) -> VersionedRecord:
-        """The record. An absent record counts only after a sync: the replica from which a new
-        session reads may be behind the topic's log in memory."""
+        """The ledger's record. If the record is absent, it is read again after a sync: the replica
+        from which a new session reads may be behind the topic's log in memory."""
         try:
             return await self._ledgers.record(ledger_id)
         except NoSuchLedger:

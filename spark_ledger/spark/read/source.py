@@ -1,18 +1,18 @@
 """The sources of a stream and of a batch, which give Spark offsets and tasks in the driver, and
 rows in tasks; and the subscription that follows a streaming query.
 
-Always true: an offset is never below the start that Spark passed, and is that same object if there
-are no new rows; an idle poll uses only what is in memory, and waits until reported changes are in
-memory; the first poll of a run, the first offset and the target of availableNow are read after a
-sync. A batch read plans after a sync, too, so it has all rows committed before; the source takes no
-filter from Spark (the reason is in options.py).
+Always true: an offset is never below the start that Spark passed; without new rows it is the same
+object as that start. An idle poll uses only the state in memory, and waits until reported changes
+are in memory; the first poll of a run, the first offset and the target of availableNow are read
+after a sync. A batch read also plans after a sync, so it has all rows committed before; the source
+takes no filter from Spark (the reason is in options.py).
 
 Spark stores only the end of batch 0, not its begin: whenever it plans batch 0, also after a
 restart, it calls initialOffset again, which may then be later ("latest", or a subscription that has
-moved). So the end of batch 0 carries the begin of the batch (`_first`; without it the batch has no
-row) and the times without a zone by which it was planned (`_zoneless`). Batch 0 reads only rows
-that existed when the first offset was computed, so it has no row of a partition that begins at
-"latest".
+moved). So the end of batch 0 carries the begin of the batch (`_first`; without `_first` the batch
+has no row) and the times without a zone by which the batch was planned (`_zoneless`). Batch 0 reads
+only rows that existed when the first offset was computed, so it has no row of a partition that
+begins at "latest".
 """
 
 import secrets
@@ -38,17 +38,19 @@ from spark_ledger.topic.subscription.lag import spark_metrics
 
 FIRST = "_first"
 ZONELESS = "_zoneless"
-"""In the end of batch 0: each time without a zone, with its milliseconds in the driver."""
+"""The key in the end of batch 0 for the times without a zone, each with its milliseconds in the
+driver's zone."""
 LAG_INTERVAL_S = 1.0
 BEYOND_END_REMEDY = (
-    "If the metadata store was restored from an older backup, bring back the newer one; else start"
-    " with a new checkpoint and startingOffsets."
+    "If the metadata store was restored from an older backup, bring back the newer store; else"
+    " start with a new checkpoint and startingOffsets."
 )
 
 
 class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One instance lives in the source's own process as long as the query runs. Spark makes another
-    instance to send it to the tasks; that one never connects in the driver."""
+    """The source of a stream. One instance lives in the source's own process as long as the query
+    runs. Spark makes another instance and sends it to the tasks; this other instance never connects
+    in the driver."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         check_projection(schema, options.value_format)
@@ -86,7 +88,8 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topic_ends = self._ends_at_poll(start)
         first = self._positions(start, topic_ends)
         if self._is_at_end(first, topic_ends) and self._connected_topics().catch_up():
-            topic_ends = self._connected_topics().ends()  # as an idle poll ends processAllAvailable
+            # an idle poll ends processAllAvailable, so it needs the reported changes
+            topic_ends = self._connected_topics().ends()
             first = self._positions(start, topic_ends)
         if (
             self._idle_poll is not None
@@ -150,9 +153,9 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not offsets.is_within(last, topic_ends):
             topic_ends = self._connected_topics().fresh_ends()
             first, last = self._decode(start, topic_ends), self._decode(end, topic_ends)
-            offsets.check_within(last, topic_ends, "the offset to be read to", BEYOND_END_REMEDY)
+            offsets.check_within(last, topic_ends, "the end of the batch", BEYOND_END_REMEDY)
         offsets.check_order(first, last)
-        self._check_store(end, last, "the offset to be read to")
+        self._check_store(end, last, "the end of the batch")
         topics = self._connected_topics()
         self._cursor.advance(topics, end, first)
         tasks = topics.plan(first, last)
@@ -173,8 +176,8 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._topics.close()
 
     def _zoneless(self, end: dict[str, Any]) -> tuple[tuple[str, int], ...]:
-        """The times without a zone by which batch 0 was planned, which an earlier run with other
-        options may have done. A later batch needs no time: empty."""
+        """The times without a zone by which batch 0 was planned, maybe by an earlier run with other
+        options. Empty for a later batch, which needs no time."""
         if FIRST not in end:
             return ()
         stored_times = end.get(ZONELESS)
@@ -194,9 +197,9 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.keep_tokens(offsets.tokens_of(start), tokens, has_moved)
 
     def _check_store(self, offset: dict[str, Any], positions: Positions, what: str) -> None:
-        """Raises OffsetOfAnotherStore if the rows before the offset are not those that the offset
-        was made after: then the metadata store is an older one. An offset that this run made needs
-        no check until a topic's log becomes shorter."""
+        """Raises OffsetOfAnotherStore if the rows before the offset are not the rows from which it
+        was made: then the metadata store went back in time. An offset that this run made needs no
+        check until a topic's log becomes shorter."""
         offset_and_logs = (offset, self._connected_topics().shorter_logs)
         if self._checked_offset == offset_and_logs:
             return
@@ -208,8 +211,8 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- offsets --------------------------------------------------------------------------------
 
     def _move_cursor(self, start: dict[str, Any], first: Positions) -> None:
-        """All rows before `first` are done. `start` is stored in Spark's checkpoint, unless it is
-        the initial offset."""
+        """Move the subscription, as all rows before `first` are done. `start` is in Spark's
+        checkpoint, unless it is the initial offset."""
         if start == self._initial_offset:
             self._cursor.reserve(self._connected_topics(), first)
         else:
@@ -237,8 +240,8 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         applied = limits.effective_limits(self.options.limits, limit)
         if self._target is None and applied.rows_min is not None:
             last_s = self._last_batch_s
-            since_ms = None if last_s is None else int((time.monotonic() - last_s) * 1000)
-            if limits.holds_back(applied, self._backlog_rows(first, end), since_ms):
+            waited_ms = None if last_s is None else int((time.monotonic() - last_s) * 1000)
+            if limits.holds_back(applied, self._backlog_rows(first, end), waited_ms):
                 return first
         if not applied.has_maximum:
             return end
@@ -304,19 +307,19 @@ class QueryCursor:
     """The subscription that follows a query (`subscription=`), for one source. `name` None: there
     is no subscription, and the methods do nothing.
 
-    Spark gives a source neither the id of its query nor the id of its run. So a random token stands
-    for the query: the first offset carries it (`_query`), and every later offset repeats it; a
-    process of the source stands for a run.
+    Spark gives a source neither the id of its query nor the id of its run. So a random token
+    identifies the query: the first offset carries the token (`_query`), and every later offset
+    repeats it. The source's process identifies the run.
 
     Always true: only a token that is in Spark's checkpoint claims a subscription. So a run that
-    restarts from the checkpoint is the same query and has the subscription at once, whenever the
+    restarts from the checkpoint is the same query, and has the subscription at once, even if the
     run before was killed. Until its token is in the checkpoint, the source only reserves the
-    subscription: it checks that no query has it, and creates it so that retention keeps the rows. A
-    cursor is opened once for each topic and advanced only to positions that Spark reports as done.
-    The source waits for its cursors only at the end of an availableNow run (Spark may kill the
-    process then), so that rowsBehind is 0 afterwards. Spark stops a run by SIGTERM, at which the
-    run releases the subscription; any other end is a crash. Two sources have two tokens: the same
-    subscription twice in one query is LEDGER_SUBSCRIPTION.BUSY.
+    subscription: it checks that no query has the subscription, and creates it so that retention
+    keeps the rows. A cursor is opened once for each topic, and advanced only to positions that
+    Spark reports as done. The source waits for its cursors only at the end of an availableNow run
+    (Spark may kill the process then), so that rowsBehind is 0 afterwards. Spark stops a run by
+    SIGTERM, and the run then releases the subscription; any other end is a crash. Two sources have
+    two tokens, so two sources of one query cannot use one subscription: LEDGER_SUBSCRIPTION.BUSY.
     """
 
     def __init__(self, name: str | None) -> None:
@@ -336,8 +339,8 @@ class QueryCursor:
         return dict(sorted({**offset, QUERY: self._query_id}.items()))
 
     def reserve(self, topics: TopicsRead, positions: Positions) -> None:
-        """Reserve the subscription for a query that will read from these positions on, and of which
-        Spark's checkpoint has no offset yet. Raises SubscriptionBusy."""
+        """Reserve the subscription for a query that will read from these positions on, before
+        Spark's checkpoint has an offset of the query. Raises SubscriptionBusy."""
         if self._name is None:
             return
         for topic, parts in positions.items():
@@ -400,7 +403,7 @@ def _assigned(topics: TopicsRead, topic: str) -> tuple[int, ...] | None:
     return None if assigned is None else assigned[topic]
 
 
-LOAD_AGAIN = "Load it again: Spark keeps the plan of a DataFrame's first query for all that follow."
+LOAD_AGAIN = "Load the DataFrame again: Spark uses the plan of its first query for all its queries."
 
 
 class LedgerBatchReader(DataSourceReader):
@@ -420,7 +423,7 @@ class LedgerBatchReader(DataSourceReader):
         return read_tasks.partitions_of(self.options, tasks, values, batch_plan=batch_plan)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        read_tasks.check_zone(self.options.zoneless_times)  # also if nothing is read
+        read_tasks.check_zone(self.options.zoneless_times)  # also for a task without rows
         try:
             yield from read_tasks.read_rows(self.options, value_of(partition), self.schema)
         except (RowsTrimmed, TopicDeleted) as error:  # the rows existed when the read was planned

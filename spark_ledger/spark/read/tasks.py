@@ -1,8 +1,8 @@
 """The code inside a Spark task that reads: rows out of ledgers as Spark's columns.
 
 Always true: a task decodes only the entries' columns that the declared columns need; with
-`keyFilter` it gives only rows with those keys. A worker keeps its connections from task to task
-(topic/blocking.py; a forked process makes its own).
+`keyFilter` it gives only rows with the keys of the filter. A worker keeps its connections from task
+to task (topic/blocking.py; a forked process makes new connections).
 """
 
 import logging
@@ -36,7 +36,7 @@ MICRO_BATCH = "streaming.sql.batchId"
 PLANS_KEPT_MAX = 1000
 _WARNED = "warned"
 _first_batches: dict[str, str] = {}
-"""By the plan of a batch read: the micro-batch in which this process first read by the plan, or
+"""For each plan of a batch read, the micro-batch in which this process first read by the plan, or
 _WARNED after the warning."""
 _log = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class TaskReads:
     """The reads of one Spark task, topic after topic, as Spark sends them to the executor. `values`
-    is for rows whose payload is columns; for `zoneless_times`, at which the query begins, see
-    start_positions.check_zone."""
+    reads the payload of typed rows (None: a read of bytes). `zoneless_times` are the times at which
+    the query begins, see start_positions.check_zone."""
 
     tasks: tuple[ReadTask, ...]
     values: "ValueReader | None"
@@ -71,8 +71,8 @@ def partitions_of(
 def read_rows(
     options: ReadOptions, reads: TaskReads | None, declared: StructType
 ) -> Iterator[pa.RecordBatch]:
-    """The task's rows as Spark's columns. `reads` None: the task that Spark makes of an empty plan,
-    without rows. Raises as task_reader.fetch_with_replans, BadEntry, SchemaIncompatible,
+    """The task's rows as Spark's columns. `reads` None: a task without rows, which Spark makes for
+    an empty plan. Raises as task_reader.fetch_with_replans, BadEntry, SchemaIncompatible,
     OptionInvalid for times without a zone."""
     if reads is None:
         return iter(())
@@ -135,8 +135,8 @@ def warn_of_old_plan(batch_plan: str, current: str | None, topic: str) -> None:
     if first not in (current, _WARNED):
         _first_batches[batch_plan] = _WARNED
         _log.warning(
-            "micro-batch %s reads topic %r by a plan of micro-batch %s: rows since then are not"
-            " seen. Read it within foreachBatch, by load, to see them.",
+            "micro-batch %s reads topic %r by a plan of micro-batch %s, and does not see later"
+            " rows. To see them, read the topic within foreachBatch, by load.",
             *(current, topic, first),
         )
     while len(_first_batches) > PLANS_KEPT_MAX:

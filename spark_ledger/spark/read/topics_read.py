@@ -1,16 +1,16 @@
 """The driver's view of the topics that a query reads: which topics, and their ends.
 
-Always true: `ends` is from memory (topic/read/follower.py bounds its age: beyond that age `ends`
-waits for the metadata store) and returns the same object while nothing changed; `fresh_ends` begins
-with a sync, so a user reads their own writes. A commit over several of the topics is in the ends of
-all of them or of no topic; an end never goes back, also while its rows move from a live segment
-into a commit. A topic keeps the id with which it was found.
+Always true: `ends` comes from memory, and returns the same object while nothing changed
+(topic/read/follower.py bounds the age of the state in memory: beyond it `ends` waits for the
+metadata store). `fresh_ends` begins with a sync, so a user reads their own writes. A commit over
+several of the topics is in the ends of all of them or of no topic; an end never goes back, even
+while its rows move from a live segment into a commit. A topic keeps the id with which it was found.
 
 A background scan every RESCAN_S finds new topics that match a pattern. If the last scan is older
 than RESCANS_MISSED_MAX times RESCAN_S, a poll waits for a new scan, so that it has every topic that
-existed for that time. A topic that is deleted before `ends` had it counts as if it never existed.
-If a topic is deleted, and the user accepts losses, the topic is left out, and the same scans look
-for another topic with its name.
+has existed for so long. A topic that is deleted before `ends` had it counts as if it never existed.
+If a topic is deleted, and the user accepts losses, the topic is left out, and the scans look for
+another topic with its name.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ RESCAN_S = 0.5
 RESCANS_MISSED_MAX = 2
 CATCH_UP_S = 1.0
 RESCAN_WAIT_S = 2.0
-"""A poll waits at most so long for a scan; then it responds with the topics that it knows."""
+"""How long a poll waits for a scan, at most; then it goes on with the known topics."""
 NO_CHANGES_SEEN = -1
 
 _log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class TopicsRead:
         self._followers: dict[str, TopicFollower] | None = None
         self._last_view = TopicsView({}, {}, NO_CHANGES_SEEN)
         self.shorter_logs = 0
-        """How often a topic's log became shorter, which means that the store went back in time."""
+        """How often a topic's log became shorter: the metadata store then went back in time."""
         self._scan: Future[list[TopicInfo]] | None = None
         self._scan_started_s = time.monotonic()
         self._last_scan_started_s = self._scan_started_s  # of the last scan that has ended
@@ -95,8 +95,8 @@ class TopicsRead:
         self.cluster.run(self._follow_all())
 
     def ends(self) -> Ends:
-        """The ends from memory; as `fresh_ends` if these are too old. Raises Unavailable,
-        TopicDeleted, TopicRecreated."""
+        """The ends from memory; if the state in memory is too old, as `fresh_ends`. Raises
+        Unavailable, TopicDeleted, TopicRecreated."""
         assert self._followers is not None, "follow() comes first"
         self._look_for_topics()
         try:
@@ -141,7 +141,7 @@ class TopicsRead:
         )
 
     def tokens(self, positions: Positions) -> Positions:
-        """The tokens of the commits that made the last rows before the positions, as far as they
+        """The tokens of the commits that made the last rows before the positions; only tokens that
         are known without a round trip."""
         return planning.tokens_before(self._last_view.states, positions)
 
@@ -161,13 +161,13 @@ class TopicsRead:
         return self._planner.lags(self._last_view.states, self._last_view.ends, positions, now_ms)
 
     def plan(self, start: Positions, end: Positions) -> list[ReadTask]:
-        """Tasks that read from `start` to `end`. Raises RowsLost and RowsTrimmed; if the user
-        accepts losses, the tasks have exactly the other rows. Raises as LiveEnds.look."""
+        """Tasks that read from `start` to `end`. Raises RowsLost and RowsTrimmed, unless the user
+        accepts losses: then the tasks have all rows but these. Raises as LiveEnds.look."""
         return self.cluster.run(self._planner.plan(self._last_view.states, start, end))
 
     def values(self, declared: StructType) -> "ValueReader | None":
-        """The reader of payloads into the declared columns, by the schemas registered now; None in
-        a format whose payload is one column. Raises as registered_schema and ValueReader.of."""
+        """The reader of payloads into the declared columns, by the schemas registered now; None if
+        the format has no typed rows. Raises as registered_schema and ValueReader.of."""
         value_format = self.options.value_format
         if not has_payload(value_format):
             return None
@@ -196,7 +196,7 @@ class TopicsRead:
             self._add_topics(await self._matching(fresh=True))
 
     async def _matching(self, *, fresh: bool) -> list[TopicInfo]:
-        """The topics that match the pattern and are not in `infos` yet; a read for each."""
+        """The topics that match the pattern and are not in `infos` yet; reads one node for each."""
         topics = self._client.topics
         if fresh:
             await self._client.store.sync()
@@ -212,9 +212,9 @@ class TopicsRead:
         self.infos = dict(sorted(self.infos.items()))
 
     def _look_for_topics(self) -> None:
-        """Add the topics of a scan that ended; start a scan if it is time for one, and wait for it
-        if the last scan is too old (not during an outage of the store). Waits for the first fold of
-        new topics. Raises TopicRecreated."""
+        """Add the topics of a scan that ended, and start a scan if RESCAN_S has passed. If the last
+        scan is too old, wait for the new scan (not during an outage of the store). Waits for the
+        first fold of new topics. Raises TopicRecreated."""
         self._take_scan()
         if self.options.pattern is None and not self._left_out_topics:
             return
@@ -282,7 +282,7 @@ class TopicsRead:
         return self._remember(states, self._live.changes)
 
     async def _fold_topics(self) -> dict[str, TopicState]:
-        """The topics' states, without deleted topics, as `_leave_out`. Raises TopicDeleted,
+        """The topics' states, after `_leave_out` for deleted topics. Raises TopicDeleted,
         TopicRecreated."""
         while True:
             logs = {name: self._client.log(info.id) for name, info in self.infos.items()}
@@ -298,24 +298,24 @@ class TopicsRead:
             await self._leave_out(deleted)
 
     async def _leave_out(self, deleted: Sequence[str]) -> None:
-        """Go on without deleted topics. Of topics that the options name, or that `ends` had, raises
-        TopicRecreated if another topic has the name now, and TopicDeleted unless the user accepts
-        losses."""
+        """Go on without deleted topics. For a topic that the options name, or that `ends` had:
+        raises TopicRecreated if another topic has the name now, and TopicDeleted unless the user
+        accepts losses."""
         for name in deleted:
             info = self.infos[name]
             if self.options.pattern is None or name in self._last_view.ends:
                 namesake = await self._client.topics.find(name)
                 _check_same({name: info}, [] if namesake is None else [namesake])
                 if self.options.fail_on_data_loss:
-                    what = f"topic {name!r} (id {info.id}) was deleted"
-                    raise TopicDeleted(what, TOPIC_DELETED_REMEDY, topic=name)
+                    text = f"topic {name!r} (id {info.id}) was deleted"
+                    raise TopicDeleted(text, TOPIC_DELETED_REMEDY, topic=name)
                 _log.warning(
                     "topic %r (id %s) was deleted: as failOnDataLoss is false, it is left out",
                     name,
                     info.id,
                 )
                 self._left_out_topics[name] = info
-        for name in deleted:  # not in `infos` any more: a scan finds a new topic of such a name
+        for name in deleted:  # without them in `infos`, a scan finds a new topic of this name
             self.infos.pop(name, None)
             if self._followers is not None:
                 self._followers.pop(name, None)

@@ -1,12 +1,12 @@
-"""The columns of a read: which are there by default, which a user may declare, how rows of entries
-become these columns.
+"""The columns of a read: the default columns, the columns that a user may declare, and how they are
+made from the rows of entries.
 
     binary, string   Kafka's: key value topic partition offset timestamp timestampType,
                      with includeHeaders: headers,
                      with includeMetadata: eventTime ledgerId entryId batchIndex messageId
                      schemaVersion valueSize, with includeProducer: producerName sequenceId
-    json and typed   the payload's own columns, then __key __topic __partition __offset
-                     __publishTime __eventTime __messageId __messageProperties,
+    json, arrow,     the payload's columns, then __key __topic __partition __offset
+    schema           __publishTime __eventTime __messageId __messageProperties,
                      with includeMetadata: __ledgerId __entryId __batchIndex __schemaVersion,
                      with includeProducer: __producerName __sequenceId
 
@@ -76,9 +76,9 @@ TIME: Kinds = (TimestampType(),)
 
 
 class Column(NamedTuple):
-    """A column that a read has beside those of the payload, made from the column `entry_column` of
-    an entry. `shape_option` is the field of ShapeOptions that adds it to the default columns; empty
-    for a default column."""
+    """A column that a read has beside the payload's columns, made from the column `entry_column` of
+    an entry. `shape_option` is the field of ShapeOptions that adds the column to the default
+    columns; empty for a default column."""
 
     name: str
     kinds: Kinds
@@ -91,13 +91,13 @@ class Column(NamedTuple):
 
 
 def has_payload(value_format: str) -> bool:
-    """Whether a reader's rows have the payload's own columns in place of `value`."""
+    """Whether the format has typed rows, with the payload's columns in place of `value`."""
     return value_format in PAYLOAD_FORMATS
 
 
 def read_schema(shape: ShapeOptions, payload: StructType | None = None) -> StructType:
     """The columns of a read for which the user declares no schema; `payload` are the payload's
-    columns, in a format that has them. Raises SchemaReservedColumn."""
+    columns in a format with typed rows. Raises SchemaReservedColumn."""
     payload_fields: list[StructField] = []
     if has_payload(shape.value_format):
         assert payload is not None, "the payload's columns are looked up first"
@@ -114,8 +114,8 @@ def read_schema(shape: ShapeOptions, payload: StructType | None = None) -> Struc
 
 
 def check_projection(declared: StructType, value_format: str = "binary") -> None:
-    """Raises SchemaUnknownColumn or SchemaTypeMismatch for a column that no read has,
-    SchemaMissingColumn if there is no column; does not check the payload's columns."""
+    """Raises SchemaUnknownColumn or SchemaTypeMismatch for a column that no read has, and
+    SchemaMissingColumn without any column. The payload's columns are not checked here."""
     check_names_differ(declared)
     if not declared.fields:
         raise SchemaMissingColumn("the declared schema has no column", "Declare at least one.")
@@ -158,8 +158,8 @@ def entry_columns(
 
 
 def is_place(column: StructField, value_format: str) -> bool:
-    """Whether a column of this name and type is the place of a row, which a read gives and a write
-    ignores."""
+    """Whether a column of this name and type is a read's column for the place of a row, which a
+    write ignores."""
     read_column = _columns(value_format).get(column.name.lower())
     return (
         read_column is not None
@@ -257,7 +257,8 @@ def _entry_column(rows: Block, name: str) -> pa.Array | None:
 
 def _from_entry(name: str, *, in_typed_rows: bool = True) -> MakeColumn:
     """Makes a column from the entry's column `name`. Without `in_typed_rows` the column is null in
-    typed rows: only batches of Pulsar's producers have it, and a payload may use its name."""
+    typed rows: only batches of Pulsar's producers have such a column, and a payload may use its
+    name."""
 
     def make(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
         column = _entry_column(rows, name) if in_typed_rows or not rows.typed else None
@@ -286,7 +287,7 @@ def _check_untyped(rows: Block, topic: str) -> None:
         partition, offset = rows.place_of(0)
         raise SchemaIncompatible(
             f"partition {partition} of topic {topic!r} has typed rows from offset "
-            f"{offset} on: they have columns of their own and no value",
+            f"{offset} on: these have the payload's columns and no value",
             "Read them with valueFormat=arrow; of a topic with rows of both kinds, give"
             " onOtherFormat=skip or null.",
         )

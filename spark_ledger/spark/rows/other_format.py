@@ -1,10 +1,10 @@
-"""What a read does with rows of the other kind: typed rows in a read of bytes, rows of bytes in a
-read of typed rows. A topic has both kinds after writes with schemaMode=none, or after its schema
-was withdrawn.
+"""How a read treats rows of the other kind: typed rows in a read of bytes, rows of bytes in a read
+of typed rows. A topic has both kinds after writes with schemaMode=none, or after its schema was
+withdrawn.
 
-Always true: rows of the read's own kind are not affected. `fail`: a row of the other kind is an
-error. Else such rows are counted and logged with their offsets. `skip` leaves them out; `null`
-gives them with a payload of nulls and all other columns.
+Always true: rows of the read's kind are not affected. `fail`: a row of the other kind is an error.
+With the other policies such rows are counted and logged with their offsets: `skip` leaves them out;
+`null` gives them with a payload of nulls and all other columns.
 """
 
 import logging
@@ -13,7 +13,7 @@ from enum import Enum
 from spark_ledger.topic.read.row_blocks import Block
 
 LOGGED_MAX = 20
-"""Runs of rows that one task logs; it only counts the rows of further runs."""
+"""How many runs of rows one task logs; it only counts the rows of further runs."""
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class OnOtherFormat(Enum):
 
 
 class OtherRows:
-    """Counts the rows of the other kind in one task; `typed`: the read is one of typed rows."""
+    """Counts the rows of the other kind in one task; `typed`: the read is of typed rows."""
 
     def __init__(self, policy: OnOtherFormat, *, typed: bool) -> None:
         self.policy = policy
@@ -34,7 +34,8 @@ class OtherRows:
         self._logged_runs = 0
 
     def accepts(self, rows: Block, topic: str) -> bool:
-        """Whether the rows are of the other kind and the policy accepts them; then counts them."""
+        """Whether the rows are of the other kind and the policy accepts them; such rows are
+        counted."""
         if self.policy is OnOtherFormat.FAIL or rows.typed == self._typed:
             return False
         self.count += rows.num_rows
@@ -53,6 +54,6 @@ class OtherRows:
         """Log the count."""
         if self.count:
             _log.warning(
-                "%d rows of the other kind were met (onOtherFormat=%s)",
+                "%d rows were of the other kind (onOtherFormat=%s)",
                 *(self.count, self.policy.value),
             )

@@ -1,8 +1,8 @@
 """Typed rows: a row's payload as columns in Spark and in a topic.
 
     valueFormat   rows in the topic                     columns in Spark
-    json          `value` is JSON text, or typed        the payload's
-    arrow         typed: the payload's own columns      the payload's
+    json          `value` is JSON text, or typed rows   the payload's
+    arrow         typed rows: the payload's columns     the payload's
     schema        as arrow, by a schema that was registered before
 
 Always true: the driver, or each task once, chooses the schema before it writes or reads a row; then
@@ -83,7 +83,7 @@ def arrow_payload(payload: StructType) -> pa.Schema:
 
 
 def spark_payload(schema: pa.Schema) -> StructType:
-    """A topic's columns as a read gives them: each may be null."""
+    """A topic's columns as a read gives them: every column may be null."""
     return spark_schema(schema_rules.nullable(schema))
 
 
@@ -135,8 +135,8 @@ class ValueWriter:
         return json_values.encode_json(rows) if self.value_format == JSON else rows
 
     def misfits(self, payload: pa.RecordBatch, version: SchemaVersion | None) -> pa.Array | None:
-        """For each row the reason for which `values` refuses it, null if `values` accepts it; None
-        if it accepts all rows. Halves each refused range until the bad rows are found."""
+        """For each row the reason for which `values` refuses the row, else null; None if `values`
+        accepts all rows. Each refused range is halved until the bad rows are found."""
         reasons: dict[int, str] = {}
         parts = [(0, payload.num_rows)]
         while parts:
@@ -165,8 +165,8 @@ class ValueWriter:
 @dataclass(frozen=True, slots=True)
 class ValueReader:
     """How rows of a topic become a DataFrame's payload columns. Picklable. `payload` is canonical,
-    in the order of the DataFrame; `entry_names` are the columns' names in entries, None if entries
-    may spell them in another way."""
+    in the order of the DataFrame; `entry_names` are the columns' names in entries, None if the
+    spelling in entries is not known."""
 
     value_format: str
     payload: pa.Schema
@@ -176,8 +176,8 @@ class ValueReader:
     def of(
         cls, value_format: str, payload: StructType, registered: pa.Schema | None
     ) -> "ValueReader":
-        """`payload` are the columns to read, `registered` is SchemaRegistry.for_read of the topics
-        (None: no schema; then the user declared the columns).
+        """`payload` are the columns to read; `registered` is SchemaRegistry.for_read of the topics,
+        or None if the columns are only those that the user declared.
 
         Raises errors.SchemaMissingColumn and errors.SchemaTypeMismatch for a column that the
         topics do not have or have as another type, and as arrow_payload.
@@ -198,8 +198,8 @@ class ValueReader:
     def entry_columns(
         self, declared: StructType, *, with_key: bool = False
     ) -> frozenset[str] | None:
-        """The columns of an entry to decode for the `declared` columns, which are the payload's and
-        others; None: all. See columns.entry_columns."""
+        """The columns of an entry to decode for all `declared` columns; None: all columns. See
+        columns.entry_columns."""
         if self.entry_names is None:
             return None
         return entry_columns(declared, self.value_format, self.entry_names, with_key=with_key)
@@ -221,7 +221,7 @@ class ValueReader:
             return json_values.decode_json(column_of(batch, VALUE), self.payload)
         raise SchemaIncompatible(
             "the values are bytes, not columns",
-            "Read them with valueFormat=json or binary; of a topic with rows of both kinds, give"
+            "Read them with valueFormat=json or binary; for a topic with rows of both kinds, give"
             " onOtherFormat=skip or null.",
         )
 
@@ -229,9 +229,9 @@ class ValueReader:
 async def registered_schema(
     schemas: SchemaRegistry, topics: Iterable[TopicInfo], value_format: str, *, declared: bool
 ) -> pa.Schema | None:
-    """The payload's columns in a read of the topics. None if the user `declared` the columns and
-    they cannot be compared: a topic has no schema, or the topics' schemas have no common type for a
-    column. Raises errors.SchemaNotRegistered, errors.SchemaIncompatible."""
+    """The payload's columns in a read of the topics. None if the user `declared` the columns, and
+    the schemas cannot be compared with them: a topic has no schema, or the topics' schemas have no
+    common type for a column. Raises errors.SchemaNotRegistered, errors.SchemaIncompatible."""
     topics = list(topics)
     by_topic = [(await schemas.of(topic)).versions for topic in topics]
     for topic, versions in zip(topics, by_topic, strict=True):
@@ -269,7 +269,8 @@ def _offsets_text(rows: Block) -> str:
 
 
 def _check_not_collated(kind: DataType, path: str) -> None:
-    """Raises SchemaTypeMismatch: a reader would sort and compare the column in another way."""
+    """Raises SchemaTypeMismatch for text with a collation: a reader would sort and compare the
+    column in another way."""
     if isinstance(kind, StructType):
         for field in kind.fields:
             _check_not_collated(field.dataType, f"{path}.{field.name}")

@@ -1,23 +1,23 @@
-"""The columns of a write: which columns are allowed, the role of each, the topic of each row; and
-the bad rows, which go to badRecordsTopic.
+"""The columns of a write: the allowed columns and their roles, the topic of each row; and the bad
+rows, which go to badRecordsTopic.
 
     binary, string   value, key (text or bytes), topic (STRING), partition (INT), headers (array of
                      structs of key and value, or a map), eventTime or timestamp (TIMESTAMP)
-    json and typed   the payload's own columns, and beside them __key __topic __partition
-                     __messageProperties __eventTime
-    a bad record     `value` is the row's value, cut to VALUE_BYTES_MAX (null if the payload is
-                     columns), `key` its key, cut likewise; its headers are `reason`, `topic`,
-                     `partition` (as the row had them, null if it had none), then the caller's facts
-                     of the write (`queryId`, `batchId`, ...)
+    json, arrow,     the payload's columns, and beside them __key __topic __partition
+    schema           __messageProperties __eventTime
+    a bad record     `value` is the row's value, cut to VALUE_BYTES_MAX (null for a typed row);
+                     `key` is its key, cut in the same way; its headers are `reason`, `topic`,
+                     `partition` (the row's, or null), then the caller's facts of the write
+                     (`queryId`, `batchId`, ...)
 
-Always true: a column that would be ignored is an error that names it. Exceptions are a read's
-columns for the place of a row (`offset`, `timestampType`, ...: the row will have another place),
-`topic` if there is an option topic, `partition` if there is an option routing, and `timestamp`
-beside `eventTime`. A row without a topic is an error, never lost; rows of a topic keep their order.
-A row is bad if it has no topic, an impossible topic, a partition that does not exist, or more bytes
-than an entry; every other row is good, and is not refused later for one of these reasons. A bad row
-is kept with its reason, which begins with the class of the error that it would have been. Nothing
-here loops over rows.
+Always true: a column that would be ignored is an error with the column's name. Exceptions are a
+read's columns for the place of a row (`offset`, `timestampType`, ...: the row will have another
+place), `topic` if there is an option topic, `partition` if there is an option routing, and
+`timestamp` beside `eventTime`. A row without a topic is an error, never lost; rows of a topic keep
+their order. A row is bad if it has no topic, an impossible topic, a partition that does not exist,
+or more bytes than an entry; every other row is good, and is not refused later for one of these
+reasons. A bad row is kept with its reason, which begins with the class of the error that the row
+would have raised. Nothing here loops over rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -97,8 +97,8 @@ _TYPED = {
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows:
-    """Columns of equal length, None for a missing one. `values` is the column `value`, or a record
-    batch of the payload's own columns (valueFormat=json packs them into text)."""
+    """Columns of equal length, None for a missing column. `values` is the column `value`, or a
+    record batch of the payload's columns (valueFormat=json packs them into text)."""
 
     values: pa.Array | pa.RecordBatch
     keys: pa.Array | None = None
@@ -108,8 +108,8 @@ class WrittenRows:
     event_times: pa.Array | None = None
 
     def __len__(self) -> int:
-        typed = isinstance(self.values, pa.RecordBatch)
-        return int(self.values.num_rows) if typed else len(self.values)
+        is_typed = isinstance(self.values, pa.RecordBatch)
+        return int(self.values.num_rows) if is_typed else len(self.values)
 
     def take(self, indexes: pa.Array) -> "WrittenRows":
         return WrittenRows(
@@ -161,7 +161,7 @@ def plan_write(schema: StructType, options: WriteOptions) -> WritePlan:
     """The roles of the columns of a write.
 
     Raises SchemaUnknownColumn, SchemaMissingColumn, SchemaReservedColumn, SchemaTypeMismatch,
-    OptionMissing if nothing names a topic.
+    OptionMissing if neither an option nor a column names a topic.
     """
     check_names_differ(schema)
     is_typed = has_payload(options.value_format)
@@ -216,8 +216,8 @@ def _topic_indexes(rows: WrittenRows) -> tuple[list[str], npt.NDArray[np.int64]]
     if topics.null_count:
         row = int(np.flatnonzero(as_numpy(topics.is_null()))[0])
         raise NullTopic(
-            f"{topics.null_count} of the {len(topics)} rows of one batch of a task have no topic,"
-            f" first row {row} of this batch"
+            f"{topics.null_count} of the {len(topics)} rows of one batch of a task have no topic:"
+            f" the first is row {row} of this batch"
         )
     encoded = topics.dictionary_encode()
     names = [parse_topic(name).short for name in encoded.dictionary.to_pylist()]
@@ -250,7 +250,7 @@ def _roles_and_payload(
         else:
             raise SchemaUnknownColumn(
                 f"column {column.name!r} cannot be written to a topic",
-                "Set valueFormat=arrow to write columns as they are, or select key and value only.",
+                "Set valueFormat=arrow to write typed rows, or select key and value only.",
             )
     return by_role, tuple(payload)
 
@@ -279,9 +279,9 @@ def misfits(
     """For each row the reason for which it cannot be written, null for a good row; None if all rows
     are good.
 
-    `partitions` is the topic's number of partitions, against which a column `partition` is checked;
-    None (rows of several topics): no check. `entry_bytes_max` None: sizes are not checked. No row
-    may name `bad_records_topic`, the topic for bad records.
+    `partitions` is the topic's number of partitions, by which a column `partition` is checked; None
+    (rows of several topics): no check. `entry_bytes_max` None: sizes are not checked. No row may
+    name `bad_records_topic`, the topic for bad records.
     """
     masks: list[tuple[Mask, str]] = []
     if rows.topics is not None:
@@ -294,7 +294,7 @@ def misfits(
     if not masks:
         return None
     reasons = pa.nulls(len(rows), pa.string())
-    for mask, reason in reversed(masks):  # the first of several reasons counts
+    for mask, reason in reversed(masks):  # a row with several reasons gets the first
         reasons = pc.if_else(of_numpy(mask), pa.scalar(reason), reasons)
     return reasons
 
@@ -302,8 +302,8 @@ def misfits(
 def good_and_bad(
     rows: WrittenRows, reasons: pa.Array, extra_headers: Mapping[str, str]
 ) -> tuple[WrittenRows, WrittenRows]:
-    """The good rows, and a record for each bad row, with the `extra_headers` beside its own; the
-    records are rows of the topic for bad records."""
+    """The good rows, and a record for each bad row; a record's headers are the bad row's facts and
+    `extra_headers`. The records are rows of the topic for bad records."""
     is_bad = as_numpy(reasons.is_valid())
     indexes = of_numpy(np.flatnonzero(is_bad))
     bad_rows = rows.take(indexes)

@@ -1,8 +1,9 @@
-"""Writing where Spark allows `foreach` only: update mode, real-time mode.
+"""Writing for queries that Spark allows only `foreach`: update mode, real-time mode.
 
-Always true: when a task ends without an error, one commit makes all its rows of an epoch visible,
-else no row; no row is lost when Spark repeats an epoch, and no row is doubled when Spark repeats it
-with the same rows in the same partitions (topic/parts.py). The memory of gathered rows is bounded.
+Always true: when a task ends without an error, one commit makes all its rows of an epoch visible;
+after an error no row is visible. No row is lost when Spark repeats an epoch, and no row is doubled
+when Spark repeats the epoch with the same rows in the same partitions (topic/parts.py). The memory
+of gathered rows is bounded.
 """
 
 import hashlib
@@ -44,10 +45,10 @@ from spark_ledger.topic.parts import Part, commit_part
 from spark_ledger.topic.write import TaskResult
 
 ROWS_MAX = 512
-"""This many gathered rows are turned to columns and written; or fewer, once they take more than an
-eighth of maxInFlightBytes."""
+"""How many gathered rows are turned into columns and written together; fewer, if they take more
+than an eighth of maxInFlightBytes."""
 
-_BYTES = (str, bytes, bytearray)
+_TEXT_OR_BYTES = (str, bytes, bytearray)
 _TIMES = ("eventtime", "timestamp")
 
 
@@ -104,7 +105,7 @@ class ForeachWriter:
             app_id = self._app_id or self._properties.query_id
             if app_id is None:
                 raise OptionMissing(
-                    "Spark does not name this query", "Give app_id, a name of your own."
+                    "Spark gives no id of this query", "Give app_id, a name of your choice."
                 )
             self._task = _ForeachTask(job, self._properties, app_id)
         table = LocalDataToArrowConversion.convert(rows, schema, use_large_var_types=False)
@@ -114,7 +115,8 @@ class ForeachWriter:
 
 
 class _ForeachTask:
-    """The write of one task; it begins with the task's first rows and ends with `close`."""
+    """The write of one task; it begins with the task's first rows, and ends with `commit` or
+    `abort`."""
 
     def __init__(self, job: WriteJob, properties: TaskProperties, app_id: str) -> None:
         run_id = properties.run_id or app_id
@@ -162,10 +164,11 @@ def foreach_writer(
 
     `topic` and `options` are those of a streaming write (docs/spark.md). Rows of a partition and
     epoch are durable and visible once Spark has closed their writer without an error: `close`
-    commits them, and recognises an epoch that Spark repeats. `schema` is the DataFrame's, as a
-    StructType or DDL text. It is needed with valueFormat json, arrow and schema; without a schema,
-    key and value may be STRING or BINARY. `app_id` stands for the query's id where Spark does not
-    give it. Raises LEDGER_OPTION.*, and with a schema LEDGER_SCHEMA.*.
+    commits them, and recognises an epoch that Spark repeats. The argument `schema` is the
+    DataFrame's schema, as a StructType or DDL text. Typed rows (`valueFormat` json, arrow or
+    schema) need this argument; without it, key and value may be STRING or BINARY. `app_id` replaces
+    the query's id in modes in which Spark does not give the id. Raises LEDGER_OPTION.*, and with
+    the argument `schema` LEDGER_SCHEMA.*.
     """
     texts = {name: option_text(value) for name, value in options.items() if value is not None}
     if topic is not None:
@@ -177,7 +180,7 @@ def foreach_writer(
             "Give schema=df.schema of the DataFrame that is written, or DDL text.",
         )
     if app_id is not None and (not isinstance(app_id, str) or not app_id):
-        raise OptionInvalid(f"app_id is {app_id!r}, no name", "Give text that is not empty.")
+        raise OptionInvalid(f"app_id is {app_id!r}, not a name", "Give text that is not empty.")
     return ForeachWriter(texts, shape, app_id)
 
 
@@ -193,7 +196,7 @@ def schema_of(rows: list[Row]) -> StructType:
 def _data_type(name: str, value: Any) -> DataType:
     lower = name.lower()
     if lower in ("key", "value"):
-        if value is not None and not isinstance(value, _BYTES):
+        if value is not None and not isinstance(value, _TEXT_OR_BYTES):
             raise SchemaTypeMismatch(
                 f"column {name!r} has a Python {type(value).__name__}, not text or bytes",
                 "Cast it to STRING or BINARY.",
@@ -207,8 +210,8 @@ def _data_type(name: str, value: Any) -> DataType:
 
 
 def _headers_type(headers: Any) -> DataType:
-    """A map, or an array of pairs, as `headers` is. The values are STRING if one of them is text,
-    else BINARY."""
+    """The type of `headers`: a map, or an array of pairs. The values are STRING if any value is
+    text, else BINARY."""
     pairs = headers.items() if isinstance(headers, dict) else headers or ()
     has_text = any(isinstance(pair[1], str) for pair in pairs)
     value_type: DataType = StringType() if has_text else BinaryType()
@@ -220,7 +223,7 @@ def _headers_type(headers: Any) -> DataType:
 
 def _size(value: Any) -> int:
     """The size of the text and bytes in a value, at any depth."""
-    if isinstance(value, _BYTES):
+    if isinstance(value, _TEXT_OR_BYTES):
         return len(value)
     if isinstance(value, dict):
         return sum(map(_size, value.keys())) + sum(map(_size, value.values()))

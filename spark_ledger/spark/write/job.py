@@ -1,13 +1,12 @@
-"""A write, checked in the driver before a task writes a row, and its topics: the topics that exist,
-and new ones, which are made when the first rows for them arrive.
+"""A write, checked in the driver before a task writes a row, and its topics. A new topic is made
+when its first rows arrive.
 
 Always true: the driver checks columns, types, options and the topics that options name. Tasks check
-what only the rows show (topics in a column, sizes, null topics); if such a check fails, no row of
-the write is visible. An existing topic keeps its partitions and policies: if the options give other
-quorums, they apply only to the ledgers of this write; if they give another number of partitions,
-that is an error. Rows are routed over the partitions that the topic has now. A topic that has a
-schema takes no rows of bytes unless the user sets schemaMode=none, as a read of columns could not
-read them.
+the rows (topics in a column, sizes, null topics); if such a check fails, no row of the write is
+visible. An existing topic keeps its partitions and policies. If the options give other quorums,
+these apply only to the ledgers of this write; another number of partitions is an error. Rows are
+routed over the partitions that the topic has now. A topic with a schema takes no rows of bytes
+unless the user sets schemaMode=none: a user who reads typed rows could not read them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,8 +67,8 @@ class WrittenTopic:
 
 
 def policies_of(options: WriteOptions, base: TopicPolicies = _DEFAULTS) -> TopicPolicies:
-    """The policies by the options; a quorum without an option is as near to `base` as the given
-    quorums allow. Raises OptionInvalid."""
+    """The policies by the options. A quorum that no option gives is that of `base`, or the nearest
+    number that fits the given quorums. Raises OptionInvalid if quorums do not fit each other."""
     ensemble = options.ensemble_size or max(base.ensemble_size, options.write_quorum or 0)
     write = options.write_quorum or min(base.write_quorum, ensemble)
     ack = options.ack_quorum or min(base.ack_quorum, write)
@@ -89,14 +88,14 @@ def policies_of(options: WriteOptions, base: TopicPolicies = _DEFAULTS) -> Topic
 
 def check_fits(options: WriteOptions, topic: WrittenTopic) -> None:
     """Checks that the options fit the existing topic that they name. The number of partitions at
-    the topic's creation fits, too, so that the query that created the topic can go on after the
+    the topic's creation also fits, so that the query that created the topic can go on after the
     topic has grown. Raises OptionConflict, OptionInvalid."""
-    policies_of(options, topic.info.policies)
+    policies_of(options, topic.info.policies)  # raises if the quorums do not fit
     count = options.partitions
     if count is not None and count not in (topic.info.partitions, topic.partitions):
         raise OptionConflict(
-            f"partitions is {count}, but topic '{topic.info.name}' is there with"
-            f" {topic.partitions}",
+            f"partitions is {count}, but topic '{topic.info.name}' exists with {topic.partitions}"
+            " partitions",
             "Leave the option out, or grow the topic: spark-ledger topic grow.",
         )
 
@@ -104,16 +103,16 @@ def check_fits(options: WriteOptions, topic: WrittenTopic) -> None:
 async def check_bookies(client: TopicClient, options: WriteOptions, name: str) -> None:
     """Checks that there are enough bookies for the ledgers of a new topic with these options.
     Raises NotEnoughBookies, OptionInvalid."""
-    policies_of(options)
+    policies_of(options)  # raises if the quorums do not fit
     count = options.ensemble_size or options.write_quorum
     if count:
         await client.ledgers.check_registered(count, f"a ledger of topic '{name}'")
 
 
 async def check_values(client: TopicClient, options: WriteOptions, topic: WrittenTopic) -> None:
-    """Checks that the topic takes bytes, if the options write bytes to it: the topic of bad records
-    always gets bytes. Reads the metadata store once, for typed values not at all. This does not
-    wait for a replica that lags: call `look_up` first. Raises SchemaIncompatible."""
+    """Checks that the topic takes rows of bytes, if the write has such rows for it: the topic of
+    bad records always gets rows of bytes. Reads the metadata store once, without a sync: call
+    `look_up` first, which syncs if it is `fresh`. Raises SchemaIncompatible."""
     name = topic.info.name.short
     is_bad_records_topic = name == options.bad_records_topic
     if options.schema_mode == NO_SCHEMA or (options.typed and not is_bad_records_topic):
@@ -131,7 +130,7 @@ async def check_values(client: TopicClient, options: WriteOptions, topic: Writte
 
 async def check_columns(client: TopicClient, job: "WriteJob", topic: WrittenTopic) -> None:
     """Checks that the topic takes typed rows, before a version of its schema is registered; the
-    commit checks it again. Raises SchemaIncompatible."""
+    commit makes this check again. Raises SchemaIncompatible."""
     head = (await client.schemas.of(topic.info, fresh=False)).head
     if not head.takes_bytes:
         return
@@ -156,7 +155,7 @@ async def look_up(client: TopicClient, name: str, *, fresh: bool) -> WrittenTopi
 async def find_or_make(
     client: TopicClient, options: WriteOptions, name: str, *, fresh: bool = False
 ) -> WrittenTopic:
-    """The topic as it is, or a new one with the options' quorums, durability and partitions; a
+    """The existing topic, or a new topic with the options' quorums, durability and partitions; a
     topic of bad records has one partition. Raises as look_up, check_fits, check_bookies and
     check_values."""
     topic = await look_up(client, name, fresh=fresh)
@@ -166,8 +165,8 @@ async def find_or_make(
         try:
             policies = policies_of(options, await client.topics.inherited_policies(name))
             info = await client.topics.create(name, partitions, policies)
-            return WrittenTopic(info, partitions)  # a new topic fits the options, has no schema
-        except TopicExists:  # another task made the topic just now
+            return WrittenTopic(info, partitions)  # a new topic needs no check
+        except TopicExists:  # another task made the topic at the same time
             topic = await look_up(client, name, fresh=True)
     if topic is None:
         raise TopicDeleted(f"topic '{name}' was deleted as soon as it was made", topic=name)
@@ -200,13 +199,13 @@ async def find_or_make_all(
 async def too_many_topics(
     client: TopicClient, what: str, topic_ids: Sequence[str]
 ) -> CommitOverTooManyTopics:
-    """The error of a batch for more topics than one commit takes. It names the topics of
-    `topic_ids` that have no commit: this write made them, or they were never used."""
+    """The error of a batch for more topics than one commit takes, with the topics of `topic_ids`
+    that have no commit: this write made them, or they were never used."""
     empty = [name for name in await call_each(partial(_name_if_empty, client), topic_ids) if name]
     remedy = "Write fewer topics in one batch, or one topic with more partitions."
     if empty:
         names = ", ".join(f"'{name}'" for name in empty)
-        what = f"{what}; {len(empty)} of its topics are there without a row: {names}"
+        what = f"{what}; {len(empty)} of its topics have no row: {names}"
         remedy += " Remove the topics that this write made: spark-ledger topic delete NAME..."
     return CommitOverTooManyTopics(what, remedy, empty=tuple(empty))
 
@@ -224,8 +223,7 @@ async def _name_if_empty(client: TopicClient, topic_id: str) -> str | None:
 @dataclass(frozen=True)
 class WriteJob:
     """A checked write, which Spark sends from the driver to the tasks. `values` makes the values of
-    typed rows (None: there is a column `value`); with `overwrite` the rows replace all rows of the
-    topic."""
+    typed rows (None: rows of bytes); with `overwrite` the rows replace all rows of the topic."""
 
     options: WriteOptions
     plan: WritePlan
@@ -243,14 +241,17 @@ class WriteJob:
     def row_kinds(
         self, topic_ids: Iterable[str], versions: Mapping[str, frozenset[int]]
     ) -> dict[str, RowKind]:
-        """The kinds of the rows of these topics, which the commit checks; empty with
-        schemaMode=none. `versions` are the schema versions of typed rows, by topic's id; bad
-        records have no version."""
+        """The kinds of the rows of these topics (bytes, or schema versions of typed rows), which
+        the commit checks; empty with schemaMode=none. `versions` are the schema versions of typed
+        rows, by topic's id; bad records have no version."""
         if self.options.schema_mode == NO_SCHEMA:
             return {}
         evolves = self.values is not None and self.values.mode is SchemaMode.EVOLVE
         numbers = {id_: versions.get(id_, frozenset()) for id_ in topic_ids}
-        return {id_: RowKind(of_id, evolves and bool(of_id)) for id_, of_id in numbers.items()}
+        return {
+            id_: RowKind(numbers_of_id, evolves and bool(numbers_of_id))
+            for id_, numbers_of_id in numbers.items()
+        }
 
     @classmethod
     def of(cls, options: WriteOptions, schema: StructType, overwrite: bool = False) -> "WriteJob":
@@ -262,18 +263,18 @@ class WriteJob:
             values = ValueWriter.of(options.value_format, payload, options.schema_mode)
         if overwrite and options.topic is None:
             raise OptionMissing(
-                "the topic whose rows are to be replaced is not named",
-                "Name it with option topic, or in save() or start(): a column cannot.",
+                "the write replaces rows, and no option names the topic",
+                "Name the topic in option topic, or in save() or start(): a column cannot.",
             )
         if options.overwrite_held and not overwrite:
             raise OptionConflict(
-                "overwriteHeld is true, but the write adds rows and replaces none",
+                "overwriteHeld is true, but the write only adds rows",
                 'Leave it out, or write with mode("overwrite") or outputMode("complete").',
             )
         size = len((options.user_metadata or "").encode())
         if size > USER_METADATA_BYTES_MAX:
             raise OptionInvalid(
-                f"userMetadata has {size} bytes, at most {USER_METADATA_BYTES_MAX} are kept",
+                f"userMetadata has {size} bytes, at most {USER_METADATA_BYTES_MAX} are allowed",
                 "Give a shorter text.",
             )
         return cls(options, plan, values, overwrite)
@@ -282,7 +283,7 @@ class WriteJob:
 async def check_replaceable(
     client: TopicClient, options: WriteOptions, topic: WrittenTopic
 ) -> None:
-    """Raises SubscriptionBusy if a subscription holds a row of the topic now; not with
+    """Raises SubscriptionBusy if a subscription holds a row of the topic now, unless
     `overwrite_held`."""
     if options.overwrite_held:
         return
@@ -295,8 +296,8 @@ async def check_replaceable(
 async def check_topics(
     client: TopicClient, job: WriteJob, *, fresh: bool
 ) -> dict[str, WrittenTopic]:
-    """Checks the existing topics that the options name, and returns them by name. It makes no
-    topic, but may register a schema. Raises as look_up and the checks, and as
+    """Checks the existing topics that the options name, and returns them by name. Makes no topic,
+    but may register a schema version. Raises as look_up and the checks, and as
     ValueWriter.version."""
     options, topics = job.options, {}
     for name in (options.topic, options.bad_records_topic):
@@ -311,9 +312,9 @@ async def check_topics(
         check_fits(options, target)
         if job.values is not None and job.values.mode is not None:
             await check_columns(client, job, target)
-            await job.values.version(client.schemas, target.info)
+            await job.values.version(client.schemas, target.info)  # registers it if necessary
         return topics
     await check_bookies(client, options, options.topic)
     if options.value_format == SCHEMA:
-        raise SchemaNotRegistered(f"topic '{options.topic}' is not there, and has no schema")
+        raise SchemaNotRegistered(f"topic '{options.topic}' does not exist, and has no schema")
     return topics

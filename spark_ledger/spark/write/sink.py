@@ -1,13 +1,13 @@
 """The sinks of a stream and of a batch.
 
 Always true: a micro-batch becomes visible by one commit under (query id, target, batch id), so a
-replay adds nothing, and a batch of that number with other rows is refused (topic/commit/replay.py);
-abort deletes nothing. In complete mode the rows of a batch replace all rows that the topic had when
-the run began, and the rows of the run's earlier batches.
+replay adds nothing, and a batch of the same number with other rows is refused
+(topic/commit/replay.py); abort deletes nothing. In complete mode the rows of a batch replace all
+rows that the topic had when the run began, and the rows of the run's earlier batches.
 
 Spark makes a new writer in the driver for each commit; the writer gets the query and the run only
-from the tasks' messages. If commit fails, Spark makes another writer for abort; if the constructor
-fails then, Spark hides why commit failed. So the constructor makes no request: the writer checks
+from the tasks' messages. If commit fails, Spark makes another writer for abort; if its constructor
+fails, Spark hides the error of the commit. So the constructor makes no request: the writer checks
 the topics when Spark sends it to its tasks, and the tasks raise the errors of these checks.
 
 A batch write is one commit under one (app id, version), made when every task has ended without an
@@ -56,7 +56,8 @@ _passed_checks: TtlCache[tuple[WriteOptions, str, bool], bool] = TtlCache(CHECKE
 
 
 class LedgerStreamWriter(DataSourceStreamArrowWriter):
-    """Spark makes two for every micro-batch: one to plan its tasks, and one to commit it."""
+    """The writer of a stream. Spark makes two writers for every micro-batch: one to plan its tasks,
+    and one to commit it."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         self.job = WriteJob.of(options, schema, overwrite)
@@ -71,9 +72,10 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         return self.__dict__
 
     def _check(self) -> None:
-        """Keep the error for the tasks if the batch certainly cannot be written. In an outage this
-        does not wait, but leaves it to the tasks, as Spark can stop a task that waits. The tasks of
-        a query's first batch do not wait either, but raise the error: its URL may be wrong."""
+        """Keep the error for the tasks if the batch certainly cannot be written. In an outage of
+        the store the driver does not wait: the tasks wait, as Spark can stop a waiting task. The
+        tasks of a query's first batch do not wait either, but raise the error: the query's URL may
+        be wrong."""
         options = self.job.options
         cluster = None
         try:
@@ -130,7 +132,7 @@ def open_batch_writer(
         )
         topics[options.target] = topic
         replaced_topics = [topic.info.id] if overwrite else []
-        if overwrite and options.txn_app_id is None:  # with an id the write may be done already
+        if overwrite and options.txn_app_id is None:  # with an id, the commit may exist already
             cluster.run(check_replaceable(cluster.client, options, topic))
         target = topic.txn_target
     app_id = options.txn_app_id or f"batch-{secrets.token_hex(16)}"
@@ -145,7 +147,8 @@ def open_batch_writer(
 
 
 class LedgerBatchWriter(DataSourceArrowWriter):
-    """Spark sends it from the driver to the tasks and to the process that commits."""
+    """The writer of a batch job. Spark sends it from the driver to the tasks and to the process
+    that commits."""
 
     def __init__(self, job: WriteJob, topics: Mapping[str, WrittenTopic], intent: Intent) -> None:
         self.job = job
@@ -172,8 +175,8 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         """Does nothing: the written rows are in no commit, and only the janitor deletes."""
 
     def _on_replay(self, *, in_query: bool) -> OnReplay | None:
-        """The rule for a replay. Inside a query it is that of a query's batch; with onReplay, too,
-        as a thread that foreachBatch started may not have the query's properties."""
+        """The rule for a replay. Inside a query, the rule of a query's batch counts. It also counts
+        with onReplay, as a thread that foreachBatch started may not have the query's properties."""
         if self.job.options.txn_app_id is None:
             return None
         has_option = self.job.options.on_replay is not None

@@ -1,12 +1,12 @@
 """The code inside a Spark task that writes: rows into ledgers.
 
 Always true: a Python worker keeps connections, open ledgers, the query's intent and its topics from
-task to task (topic/blocking.py; a forked process makes its own); a task that writes shows by
-heartbeats that its intent is in use; its message names only acknowledged entries. If the number of
-a batch was committed before the run began, the batch's rows are compared with the committed rows
-and not written again, unless onReplay asks for it (topic/commit/replay.py). A task that fails drops
-the cached intent and topics, and a second attempt of a task does not use them: they may be why the
-first attempt failed (an intent condemned meanwhile, a topic that was deleted).
+task to task (topic/blocking.py; a forked process makes new ones). A task that writes shows by
+heartbeats that its intent is in use; its message has only acknowledged entries. If the number of a
+batch was committed before the run began, the batch's rows are compared with the committed rows and
+not written again, unless onReplay requires it (topic/commit/replay.py). A task that fails drops the
+cached intent and topics, and a second attempt of a task does not use them: they may have caused the
+failure (an intent condemned meanwhile, a topic that was deleted).
 """
 
 import asyncio
@@ -52,17 +52,17 @@ RUN_ID = "spark.jobGroup.id"
 HEARTBEAT_S = 60.0
 """The time between heartbeats of an intent in use; the janitor's lease is many times as long."""
 TOPIC_S = 10.0
-"""How long a query's tasks use a topic as they have read it; then they see that it has grown."""
+"""How long a query's tasks use a cached topic; then they see whether the topic has grown."""
 WRITE_AGAIN = (
-    "Write again, or restart the query from the same checkpoint: the topic is made again then."
+    "Write again, or restart the query from the same checkpoint: this makes the topic again."
 )
 
 
 @dataclass
 class TaskMessage(WriterCommitMessage):
-    """A task's message to the driver: its result for each topic. `batch` has the fingerprint of the
-    task's rows of a query's batch (None in a batch job outside queries); `versions` are the schema
-    versions of typed rows, by topic's id."""
+    """A task's message to the driver, with its result for each topic. `batch` has the fingerprint
+    of the task's rows of a query's batch (None in a batch job outside queries); `versions` are the
+    schema versions of typed rows, by topic's id."""
 
     intent: Intent
     results: tuple[TaskResult, ...]
@@ -114,11 +114,11 @@ def write_rows(
     topics: Mapping[str, WrittenTopic] | None = None,
 ) -> TaskMessage:
     """Write all of a task's rows; returns when all are acknowledged. The driver will commit them as
-    `version`. `on_replay` None: that version is never written again, so the rows need no
+    `version`. `on_replay` None: this version is never written again, so the rows need no
     fingerprint. `topics` are topics that the driver has looked up.
 
     Raises CheckpointBehind before it takes a row; MessageTooBig, NullTopic, NotEnoughBookies,
-    LedgerFenced, Unavailable ...: then no row of the write becomes visible.
+    LedgerFenced, Unavailable and other errors. After an error no row of the write becomes visible.
     """
     intent, fingerprint = task.intent, Fingerprint()
     cluster = blocking.topics(job.options.service_url, job.options.outage_timeout_s)
@@ -157,7 +157,8 @@ def write_rows(
 def _task_work(
     cluster: BlockingTopics, intent: Intent, version: int, on_replay: OnReplay
 ) -> TaskWork:
-    """What the task does with its rows; above `w0` this needs no request."""
+    """Whether the task writes or compares its rows; for a version above `w0` this needs no
+    request."""
     if version > intent.record.w0:
         return TaskWork.WRITE
     record = cluster.run(cluster.client.intents.txn_record(intent))
@@ -249,8 +250,8 @@ def _replay_text(txn: TxnKey, batch: QueryBatch | None, kind: CommitKind) -> str
 def topics_of(
     cluster: BlockingTopics, options: WriteOptions, names: Sequence[str], run_id: str
 ) -> dict[str, WrittenTopic]:
-    """The topics as a task of the run in this process read them, at most TOPIC_S ago; the other
-    topics are found, or made, together."""
+    """The topics that a task of the run in this process read at most TOPIC_S ago; all other topics
+    are found, or made, together."""
     cached = {name: _topics.get((options.service_url, run_id, name)) for name in names}
     missing = [name for name, topic in cached.items() if topic is None]
     if missing:
@@ -264,8 +265,8 @@ def query_intent(
     job: WriteJob, query_id: str, run_id: str, *, is_retry: bool = False, kind: str = QUERY
 ) -> Intent:
     """The intent of the query's run on its target; read anew after HEARTBEAT_S, and in a task's
-    second attempt (`is_retry`). The topic that the options name is found first, or made: the target
-    has its id, so it has no commits of an older topic of the same name."""
+    second attempt (`is_retry`). The topic that the options name is found or made first, since the
+    target has the topic's id: so the target has no commits of an older topic of the same name."""
     options = job.options
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
     if is_retry:
@@ -296,8 +297,8 @@ def drop_cached(is_stale: Callable[[Intent], bool]) -> None:
 
 @contextmanager
 def topic_names_in_errors(cluster: BlockingTopics) -> Iterator[None]:
-    """Errors in the context name the topic, not only its id. TopicDeleted also gets a remedy for
-    writers."""
+    """Put the topic's name into errors of the context that have only its id. TopicDeleted also gets
+    a remedy for writers."""
     try:
         yield
     except (BacklogQuotaExceeded, SchemaIncompatible) as error:
@@ -319,7 +320,7 @@ def topic_names_in_errors(cluster: BlockingTopics) -> Iterator[None]:
 
 @contextmanager
 def heartbeats(cluster: BlockingTopics, intent: Intent) -> Iterator[None]:
-    """Shows by heartbeats, inside the context, that the intent is in use."""
+    """Send heartbeats of the intent while the context is open."""
 
     async def beat() -> None:
         while True:

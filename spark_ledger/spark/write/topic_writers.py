@@ -1,9 +1,9 @@
 """Writes one task's rows to their topics: the topic that the row or the option names, or the topic
 for bad records.
 
-Always true: rows of a topic keep their order; each row is written to one topic. With a topic for
-bad records, that is the row's topic or the topic for bad records, in the same commit.
-`maxInFlightBytes` bounds the memory of all topics' writers together.
+Always true: rows of a topic keep their order. Each row is written once: to its topic or, if the row
+is bad, to the topic for bad records, in the same commit. `maxInFlightBytes` bounds the memory of
+all topics' writers together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -93,13 +93,14 @@ class TopicWriters:
 
     @property
     def versions(self) -> dict[str, frozenset[int]]:
-        """By topic's id the schema version of its typed rows; only of topics that have one."""
+        """The schema version of each topic's typed rows, by topic's id; a topic without a version
+        is left out."""
         versions = {opened.topic.info.id: opened.version for opened in self._open.values()}
         return {id_: frozenset({v.number}) for id_, v in versions.items() if v is not None}
 
     def abort(self) -> None:
-        """Abandon the written rows, and close the process's ledgers to which no task writes, as
-        many as ABORT_S allows: Spark ends a Python worker whose task has failed."""
+        """Abandon the written rows. Close the process's ledgers to which no task writes, as many as
+        ABORT_S allows: Spark ends a Python worker whose task has failed."""
         for opened in self._open.values():
             opened.writer.abort()
         self._cluster.run(self._cluster.client.cache.close(ABORT_S))
@@ -120,7 +121,7 @@ class TopicWriters:
 
     def _writable(self, target: _OpenTopic, rows: WrittenRows) -> WrittenRows:
         """The rows that can be written, with their values as the topic has them. If there is a
-        topic for bad records, writes the other rows there."""
+        topic for bad records, writes all other rows to it."""
         values = self._job.values
         has_bad_records_topic = self._job.options.bad_records_topic is not None
         extra_headers = {"topic": target.topic.info.name.short}
@@ -156,17 +157,17 @@ class TopicWriters:
         return self._open[name]
 
     def _open_all(self, names: Sequence[str]) -> None:
-        """Open writers for these topics, too. If a commit does not take so many topics, opens no
-        writer and raises CommitOverTooManyTopics."""
+        """Open writers for the topics that have no writer. If there are more topics than a commit
+        takes, opens no writer and raises CommitOverTooManyTopics."""
         new = [name for name in names if name not in self._open]
         count = len(self._open) + len(new)
         if count > TOPICS_MAX:
-            what = (
+            text = (
                 f"a task has rows for {count} topics or more, the last is '{new[-1]}'; a commit"
                 f" takes {TOPICS_MAX}"
             )
             ids = [topic.topic.info.id for topic in self._open.values()]
-            raise self._cluster.run(too_many_topics(self._cluster.client, what, ids))
+            raise self._cluster.run(too_many_topics(self._cluster.client, text, ids))
         if not new:
             return
         topics = self._find(new)
@@ -178,7 +179,7 @@ class TopicWriters:
             self._open[name] = self._new_writer(name, topics[name], version)
 
     def _versions(self, topics: Sequence[WrittenTopic]) -> Mapping[str, SchemaVersion | None]:
-        """By topic's id the schema version for typed rows; empty for other rows."""
+        """The schema version for typed rows, by topic's id; empty for rows of bytes."""
         values, schemas = self._job.values, self._cluster.client.schemas
         if values is None or not topics:
             return {}
@@ -216,8 +217,8 @@ class TopicWriters:
         return _OpenTopic(topic, writer, version)
 
     def _bytes_max(self, is_bad_records_topic: bool) -> int:
-        """The bytes that one topic's writer may hold: a quarter of maxInFlightBytes if there are
-        many writers (see _bound_memory), and for bad records."""
+        """The bytes that one topic's writer may hold: a quarter of maxInFlightBytes for bad
+        records, and if there are many writers (see _bound_memory)."""
         options = self._job.options
         total = options.max_in_flight_bytes
         if options.topic is None or is_bad_records_topic:
@@ -225,10 +226,11 @@ class TopicWriters:
         return total if options.bad_records_topic is None else total - total // 4
 
     def _bound_memory(self) -> None:
-        """Keep maxInFlightBytes for all writers together. Above three quarters of it, a writer that
-        fills its quarter could exceed the whole. So drain the writers (write, and wait for acks),
-        the one with most bytes first, until all together hold at most half. If they still hold more
-        than three quarters, wait for last copies, too, which a bookie that hangs may delay."""
+        """Keep all writers together within maxInFlightBytes. Above three quarters of this limit, a
+        writer that fills its quarter could exceed the limit. So drain the writers (write, and wait
+        for acks), the writer with most bytes first, until all together hold at most half. If they
+        still hold more than three quarters, also wait for the last copies, which a bookie that
+        hangs may delay."""
         total = self._job.options.max_in_flight_bytes
         if self._held_bytes() <= total * 3 // 4:
             return
@@ -236,7 +238,7 @@ class TopicWriters:
         self._call_largest_first(lambda writer: writer.drain_copies(), total * 3 // 4)
 
     def _call_largest_first(self, wait: Callable[[TaskWriter], None], bound: int) -> None:
-        """Call `wait` for the writers, the one with most bytes first, until all together hold at
+        """Call `wait` for the writers, the writer with most bytes first, until all together hold at
         most `bound`."""
         writers = [opened.writer for opened in self._open.values()]
         for writer in sorted(writers, key=lambda writer: -writer.held_bytes):

@@ -212,14 +212,14 @@ def test_whether_a_topic_takes_bytes_costs_one_read_and_nothing_for_columns(monk
 def test_what_replaces_a_topic_names_it_by_the_option():
     named = StructType([*PLAIN.fields, StructField("topic", StringType())])
     by_column = replace(options(), topic=None)
-    with pytest.raises(OptionMissing, match="is not named"):
+    with pytest.raises(OptionMissing, match="no option names the topic"):
         WriteJob.of(by_column, named, overwrite=True)
     assert WriteJob.of(options(), named, overwrite=True).plan.topic is None
 
 
 def test_what_adds_rows_has_no_rows_of_subscriptions_to_replace():
     may_go = replace(options(), overwrite_held=True)
-    with pytest.raises(OptionConflict, match="adds rows and replaces none"):
+    with pytest.raises(OptionConflict, match="only adds rows"):
         WriteJob.of(may_go, PLAIN)
     assert WriteJob.of(may_go, PLAIN, overwrite=True).options.overwrite_held
 
