@@ -1,9 +1,9 @@
-"""A LocalCluster that runs in the background; its folder identifies it.
+"""A LocalCluster that runs in the background; the cluster's folder identifies it.
 
 Always true: the background process holds the folder's `cluster.lock` for as long as it lives, so
 the lock shows whether the cluster is up; the lock file has the process's pid; `cluster.json` has
-the URLs at which the cluster serves, and exists only while it serves. The process is `python -m
-spark_ledger.local.background`.
+the URLs at which the cluster serves, and exists only while the cluster serves. The process is
+`python -m spark_ledger.local.background`.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ START_TIMEOUT_S, STOP_TIMEOUT_S, POLL_S = 120.0, 60.0, 0.02
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """A cluster that is up: its process, its service URL, the folder of its data, and the URLs at
-    which its broker serves Pulsar's clients, also by HTTP; "" without a broker."""
+    """A cluster that is up: its process, its service URL, the folder of its data, and its broker's
+    URLs for Pulsar's clients and for HTTP; "" without a broker."""
 
     pid: int
     service_url: str
@@ -53,12 +53,13 @@ def up(
     admin_port: int | None = None,
     broker_config: Path | None = None,
 ) -> Background:
-    """Start a cluster in the background; a ledger can be created when this returns. Each minute the
-    cluster copies about `merge_bytes` at most, to merge small segments of topics. `broker_port`:
-    where its broker listens; None: without a broker. `admin_port`: where the broker answers by
-    HTTP; None: a free port. `broker_config`: a file of the broker's other settings.
+    """Start a cluster in the background; on return a ledger can be created. Each minute the cluster
+    copies about `merge_bytes` at most, to merge small segments of topics. `broker_port`: the port
+    of the broker; None: without a broker. `admin_port`: the broker's port for HTTP; None: a free
+    port. `broker_config`: a file of the broker's other settings.
 
-    Raises errors.BadConfig (up already, port taken, no Java), errors.Unavailable.
+    Raises errors.BadConfig (the cluster is up already, a port is taken, there is no Java),
+    errors.Unavailable.
     """
     data_dir = data_dir.absolute()
     if _holder(data_dir) is not None:
@@ -72,7 +73,7 @@ def up(
         if number is not None and not net.is_free(HOST, number):
             raise BadConfig(
                 f"the broker's port {number} is taken",
-                f"Choose another with {flag}, or start without a broker: --no-broker.",
+                f"Choose another port with {flag}, or start without a broker: --no-broker.",
             )
     arguments = {"data_dir": str(data_dir), "bookies": bookies, "port": port}
     arguments |= {"merge_bytes": merge_bytes, "broker_port": broker_port, "admin_port": admin_port}
@@ -92,21 +93,21 @@ def up(
 
 
 def refuse_too_few(data_dir: Path, bookies: int) -> None:
-    """Raises errors.BadConfig if the cluster would have fewer bookies than a row of a topic needs
-    copies: every write would wait, and fail."""
+    """Raises errors.BadConfig if the cluster would have fewer bookies than a topic's ledgers need:
+    every write would wait, and fail."""
     needed = TopicPolicies().ensemble_size
     bookie_count = max(bookies, count_of_bookies(data_dir))
     if bookie_count < needed:
         raise BadConfig(
             f"with {counted(bookie_count, 'bookie')} no row and no message can be stored: topics"
-            f" ask for {needed}, for a copy on each",
-            f"Give --bookies {needed}, or leave it out: they all run on this machine. (For ledgers"
-            f" of fewer copies: LocalCluster(bookies={bookie_count}) in Python.)",
+            f" need {needed} bookies, with a copy on each",
+            f"Give --bookies {needed}, or leave the option out: all bookies run on this machine."
+            f" (For ledgers of fewer copies: LocalCluster(bookies={bookie_count}) in Python.)",
         )
 
 
 def find(data_dir: Path) -> Background:
-    """The cluster that is up in the folder. Raises errors.BadConfig when no cluster is up there."""
+    """The cluster that is up in the folder. Raises errors.BadConfig if no cluster is up in it."""
     data_dir = data_dir.absolute()
     if _holder(data_dir) is None:
         raise _nothing_up_error(data_dir)
@@ -119,9 +120,9 @@ def find(data_dir: Path) -> Background:
 
 
 def down(data_dir: Path) -> None:
-    """Stop the cluster of the folder; none of its processes runs when this returns.
+    """Stop the cluster of the folder; on return all its processes have ended.
 
-    Raises errors.BadConfig when no cluster is up there.
+    Raises errors.BadConfig if no cluster is up in the folder.
     """
     data_dir = data_dir.absolute()
     pid = _holder(data_dir)
@@ -141,15 +142,15 @@ def down(data_dir: Path) -> None:
 def _already_up_error(data_dir: Path) -> BadConfig:
     return BadConfig(
         f"a cluster is up already in {data_dir}",
-        f"Use it, or end it with `spark-ledger down --data-dir {quote(str(data_dir))}`: data stay,"
-        " and the next `up` starts all of it again, what died meanwhile too.",
+        f"Use it, or end it with `spark-ledger down --data-dir {quote(str(data_dir))}`: its data"
+        " stay, and the next `up` starts all its processes again.",
     )
 
 
 def _nothing_up_error(data_dir: Path) -> BadConfig:
     return BadConfig(
         f"no cluster is up in {data_dir}",
-        "Start one with `spark-ledger up`, or name its folder with --data-dir.",
+        "Start a cluster with `spark-ledger up`, or give its folder with --data-dir.",
     )
 
 
@@ -172,7 +173,7 @@ def _holder(data_dir: Path) -> int | None:
 
 
 def main() -> None:
-    """Run the background process; its one argument has the arguments of `up`, as JSON."""
+    """Run the background process; its argument has the arguments of `up`, as JSON."""
     arguments = json.loads(sys.argv[1])
     data_dir, merge_bytes = Path(arguments.pop("data_dir")), arguments.pop("merge_bytes")
     stop = threading.Event()
@@ -190,7 +191,7 @@ def main() -> None:
             background = Background(os.getpid(), cluster.service_url, str(data_dir), *urls)
             new_state = state.with_suffix(".new")
             new_state.write_text(json.dumps(asdict(background)), encoding="utf-8")
-            new_state.replace(state)  # in one step, so that no reader sees half of the file
+            new_state.replace(state)  # in one step: no reader sees half of the file
             maintenance = background_loop().submit(
                 maintain_on(cluster.service_url, merge_bytes=merge_bytes)
             )

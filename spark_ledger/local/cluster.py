@@ -30,19 +30,19 @@ Settings = dict[str, object]
 class LocalCluster:
     """A context manager: the constructor starts the cluster, and leaving the `with` block stops it.
 
-    `bookies`: how many there are at least. `data_dir`: the folder of all data; a folder of an
-    earlier cluster gives a cluster with the same bookies (all of them). None: a temporary folder
-    that is deleted at exit. `port`: ZooKeeper's; None: a free one. `bookie_settings`: settings of
-    conf/bookie.toml for every bookie, or a function from a bookie's number (0, 1, ...) to its own.
-    `autorecovery`: a process hosts self-healing and upkeep of topics; the start does not wait for
-    it. `lost_bookie_delay_s`: the new value of the cluster's setting; None: the value stays.
-    `broker_port`: the port of a broker for Pulsar's clients, which starts at once; None: the broker
-    starts on a free port when `broker_url` or `admin_url` is first used. `admin_port`: where the
-    broker answers by HTTP; None: a free port. `broker_config`: a file of the broker's other
-    settings, as conf/broker.toml.
+    `bookies`: the least number of bookies. `data_dir`: the folder of all data; with the folder of
+    an earlier cluster, all bookies of that cluster start. None: a temporary folder that is deleted
+    at exit. `port`: the port of ZooKeeper; None: a free port. `bookie_settings`: settings of
+    conf/bookie.toml for every bookie, or a function that returns the settings of the bookie with a
+    number (0, 1, ...). `autorecovery`: whether a process hosts self-healing and upkeep of topics;
+    the start does not wait for this process. `lost_bookie_delay_s`: the new value of the cluster's
+    setting; None: the value stays. `broker_port`: the port of a broker for Pulsar's clients, which
+    starts at once; None: the broker starts on a free port when `broker_url` or `admin_url` is first
+    used. `admin_port`: the broker's port for HTTP; None: a free port. `broker_config`: a file of
+    the broker's other settings, as conf/broker.toml.
 
-    Raises errors.BadConfig (Java missing or too old, port taken, data_dir in use or not to be
-    written) and errors.Unavailable (a process did not come up; quotes its log).
+    Raises errors.BadConfig (Java is missing or too old, the port is taken, data_dir is in use or
+    cannot be written) and errors.Unavailable (a process did not come up; quotes its log).
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class LocalCluster:
 
 
 def count_of_bookies(data_dir: Path) -> int:
-    """How many bookies an earlier cluster of the folder had."""
+    """The number of bookies that an earlier cluster of the folder had."""
     names = [path.name for path in (data_dir / "bookies").glob("*") if path.name.isdigit()]
     return max([0, *(int(name) + 1 for name in names)])
 
@@ -180,7 +180,7 @@ async def _set_lost_bookie_delay(service_url: str, lost_bookie_delay_s: float) -
 
 def _lock_folder(data_dir: Path) -> int:
     """Lock the folder for a cluster of this process; returns the descriptor that has the lock."""
-    remedy = "Stop that, or give another folder."
+    remedy = "Stop that cluster, or give another folder."
     in_use_error = BadConfig(f"folder {data_dir} is in use by another cluster", remedy)
     try:
         data_dir.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from spark_ledger.local.processes import HOST, Child, LocalProcess, free_port
 
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 HEAP = "-Xmx256m"
-JVM_OPTIONS = (  # one small server that should start fast
+JVM_OPTIONS = (  # for a small server that should start fast
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-XX:-UsePerfData",
@@ -44,7 +44,7 @@ autopurge.purgeInterval=1
 
 
 class EmbeddedZooKeeper(LocalProcess):
-    """A ZooKeeper on a port of its own; `folder` keeps its data, configuration and log.
+    """A ZooKeeper server; `folder` keeps its data, configuration and log.
 
     `pid` is the id of the process that guards the server. `delete_with_parent` is a folder that is
     deleted if this process dies without stopping the server.
@@ -67,13 +67,14 @@ class EmbeddedZooKeeper(LocalProcess):
     def start(self) -> None:
         """Start the server and return when it responds; later starts use the same port.
 
-        Raises errors.BadConfig (no Java, port taken), errors.Unavailable (it does not come up).
+        Raises errors.BadConfig (no Java, port taken), errors.Unavailable (the server does not come
+        up).
         """
         java = find_java()
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._port:
             if not net.is_free(HOST, self._port):
-                raise BadConfig(f"port {self._port} is taken", "Choose another with --port.")
+                raise BadConfig(f"port {self._port} is taken", "Choose another port with --port.")
             self._run(java)
             return
         for attempt in range(1, PORT_TRIES + 1):
@@ -126,10 +127,10 @@ def _is_serving(port: int) -> bool:
 
 
 def class_path() -> str:
-    """Only the jars that the server needs: all of Spark's jars would double the time to start."""
+    """The jars that the server needs: all of Spark's jars would double the time to start."""
     spec = find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
-        raise BadConfig("pyspark is not installed, and ZooKeeper is in its jars", "Install it.")
+        raise BadConfig("pyspark, whose jars have ZooKeeper, is not installed", "Install pyspark.")
     folder = Path(spec.submodule_search_locations[0]) / "jars"
     jars = sorted(jar for jar in folder.glob("*.jar") if jar.name.startswith(JARS))
     if not any(jar.name.startswith("zookeeper") for jar in jars):
@@ -143,7 +144,7 @@ _VERSION = re.compile(r'(?:JAVA_VERSION=|version )"(\d+)(?:\.(\d+))?')
 
 
 def find_java() -> str:
-    """The path of `java`. Raises errors.BadConfig, which names the fault."""
+    """The path of `java`. Raises errors.BadConfig if there is no Java, or it is too old."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
     if java is None:
@@ -178,9 +179,9 @@ def _release_file(java: str) -> str:
 
 def _java_version_text(java: str) -> str:
     try:
-        answer = subprocess.run(
+        result = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=30, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return answer.stderr + answer.stdout
+    return result.stderr + result.stdout

@@ -1,9 +1,10 @@
 """Runs one command and ends it when the parent has died: `guardian.py [--delete FOLDER] -- CMD`.
 
-Always true: the command does not outlive this process (on Linux the kernel ends it, even when this
-process is killed), and this process ends when its standard input is closed, which the kernel does
-when the parent dies. SIGTERM is passed on. FOLDER is deleted only if the parent died. This file
-imports nothing of the project: it is run with `python -I -S`, to start fast and stay small.
+Always true: the command does not outlive this process: on Linux the kernel ends the command even
+when this process is killed. This process ends when its standard input is closed; the kernel closes
+it when the parent dies. SIGTERM is passed on to the command. FOLDER is deleted only if the parent
+died. This file imports no file of the project: it is run with `python -I -S`, to start fast and
+stay small.
 """
 
 import ctypes
@@ -21,8 +22,8 @@ DELETE_TRIES, DELETE_PAUSE_S = 50, 0.1
 
 
 def main(arguments: list[str]) -> int:
-    split = arguments.index("--")
-    options, command = arguments[:split], arguments[split + 1 :]
+    dashes_at = arguments.index("--")
+    options, command = arguments[:dashes_at], arguments[dashes_at + 1 :]
     folder = options[1] if options[:1] == ["--delete"] else None
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=_death_signal_setter()
@@ -37,8 +38,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _death_signal_setter() -> "Callable[[], None] | None":
-    """A function that the child calls before it becomes the command: it asks the kernel to kill the
-    child when this process dies."""
+    """A function that the child calls before it becomes the command. The function asks the kernel
+    to kill the child when this process dies."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None)
@@ -60,8 +61,8 @@ def _watch_parent(child: "subprocess.Popen[bytes]", orphaned: threading.Event) -
 
 
 def _delete(folder: str) -> None:
-    """Delete the folder; try again for some seconds, because other ending processes may still write
-    into it."""
+    """Delete the folder; try again for some seconds, because processes that are about to end may
+    still write into it."""
     for _ in range(DELETE_TRIES):
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.exists(folder):

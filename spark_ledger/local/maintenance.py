@@ -3,9 +3,9 @@ autorecovery (repair/service.py).
 
 Always true: the process has one janitor for as long as it lives, because a new janitor cannot
 distinguish an abandoned writer from a writer that it has not seen yet. Of several such processes,
-one is elected for the upkeep of topics, and one as the auditor; all of them copy. A pass that fails
-deletes no ledger after its failure, and the next pass follows. Upkeep and autorecovery do not wait
-for each other.
+one is elected for the upkeep of topics, and one as the auditor; all of them repair. A pass that
+fails deletes no ledger after its failure, and the next pass follows. Upkeep and autorecovery do not
+wait for each other.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from spark_ledger.topic.log.policies import PASS_BYTES
 from spark_ledger.topic.upkeep.upkeep import Upkeep
 
 PASS_S = 60.0
-SESSION_TIMEOUT_S = 10.0  # as a bookie's; after it, another process takes a killed process's roles
+SESSION_TIMEOUT_S = 10.0  # as for a bookie; then another process takes a killed process's roles
 TRY_AGAIN_S, TRY_AGAIN_MAX_S, LONG_RUN_S = 0.5, 30.0, 60.0
 
 log = logging.getLogger(__name__)
@@ -111,9 +111,9 @@ def serve(
     merge_bytes: int = PASS_BYTES,
     parent_pipe: bool = False,
 ) -> None:
-    """Maintain the cluster in this process until SIGTERM or SIGINT. `parent_pipe`: another
-    process hosts this process; it ends when its standard input is closed, and waits for a cluster
-    that is not up yet. Raises what `maintain` raises."""
+    """Maintain the cluster in this process until SIGTERM or SIGINT. `parent_pipe`: for a process
+    that another process starts: it ends when its standard input is closed, and waits for a cluster
+    that is not up yet. Raises as `maintain`."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     if parent_pipe:
         end_with_parent()

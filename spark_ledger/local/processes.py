@@ -1,11 +1,11 @@
 """The server processes of the embedded cluster: one run of a command (Child), a process that can be
 started and stopped many times (LocalProcess), and its kinds: bookie, broker, autorecovery.
 
-Always true: each child process runs in a session of its own, so that Ctrl-C in the terminal reaches
+Always true: each child process runs in a separate session, so that Ctrl-C in the terminal reaches
 only this process. Each child holds the reading end of a pipe whose writing end only this process
 holds, and ends when the writing end is closed. A child's output goes to its log file; an error
 quotes the end of that file. A broker keeps its first ports, so that clients find it again after a
-kill. Autorecovery that ends by itself, or is killed from outside, is started again, after a longer
+kill. If autorecovery ends by itself, or is killed from outside, it is started again, after a longer
 pause each time; after `kill` and `stop` only `start` starts it.
 """
 
@@ -154,8 +154,8 @@ class LocalProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of its last process: None while it runs, negative for the signal that ended
-        it."""
+        """The exit code of the last process: None while the process runs; negative: the signal that
+        ended it."""
         return self._child.exit_code if self._child else None
 
     def kill(self) -> None:
@@ -197,9 +197,9 @@ class LocalBookie(LocalProcess):
         self.id = ""
         """The bookie's UUID; empty before its first start."""
         self.address = ""
-        """host:port at which it serves, or last served, gRPC."""
+        """The present or last host:port for gRPC."""
         self.frames = ""
-        """host:port at which it serves, or last served, frames (the wire of clients)."""
+        """The present or last host:port for frames (the wire of clients)."""
 
     def start(self) -> None:
         """Start the bookie; returns when it is registered as writable. Raises
@@ -262,15 +262,15 @@ class LocalBookie(LocalProcess):
 
 
 def _setting_text(value: object) -> str:
-    """The value as --set takes it; a list as in TOML, with strings as in JSON."""
+    """The value as the text of --set; a list as in TOML, with strings as in JSON."""
     if isinstance(value, list | tuple):
         return json.dumps([str(item) for item in value], ensure_ascii=False)
     return str(value)
 
 
 class LocalBroker(LocalProcess):
-    """A broker. `log`: the file for its output. `port`, `admin_port`: None: a free port. `config`:
-    a file of its other settings."""
+    """A broker. `log`: the file for its output. `port`, `admin_port`: its ports; None: a free port.
+    `config`: a file of its other settings."""
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ class LocalBroker(LocalProcess):
         self.url = ""
         """The URL for Pulsar's clients, once the broker was started."""
         self.admin_url = ""
-        """The URL for their requests by HTTP."""
+        """The URL for HTTP requests of Pulsar's clients."""
 
     def start(self) -> None:
         """Start the broker, and return when it serves; without effect if it runs. Raises
@@ -310,8 +310,8 @@ PAUSE_S, PAUSE_MAX_S, LONG_RUN_S = 1.0, 60.0, 60.0
 
 
 class LocalAutorecovery(LocalProcess):
-    """Autorecovery and upkeep. `log`: the file for its output. It ends with the process that
-    started it, whatever the cause of that process's end."""
+    """Autorecovery and upkeep, as a process. `log`: the file for its output. The process ends with
+    the process that started it, whatever the cause."""
 
     STOP_TIMEOUT_S = 5.0
 
@@ -327,7 +327,7 @@ class LocalAutorecovery(LocalProcess):
         if self.running:
             return
         with self._starting:
-            self._is_given_up.set()  # ends the thread that waits to start it again
+            self._is_given_up.set()  # ends the thread that waits to start the process again
             is_given_up = self._is_given_up = threading.Event()
             child = self._child = self._new_child()
         name = "autorecovery-restarts"
@@ -372,9 +372,9 @@ class LocalAutorecovery(LocalProcess):
 
 
 def free_port() -> int:
-    """A free port below the ports that the kernel gives to outgoing connections. From those, a
-    client that retries while the server is down could get the very port that it calls, and connect
-    to itself."""
+    """A free port below the ports that the kernel gives to outgoing connections. With one of the
+    kernel's ports, a client that retries while the server is down could get the very port that it
+    calls, and connect to itself."""
     for port in random.sample(PORTS, len(PORTS)):
         if net.is_free(HOST, port):
             return port

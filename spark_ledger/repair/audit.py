@@ -4,10 +4,9 @@ whether the copies are well placed, and whether a topic refers to the ledger.
     each record -> each bookie of each complete fragment is asked which entries its index has (no
     bytes); with `deep` every entry is read at every member -> the faults of each ledger, counted
 
-Always true: a check changes nothing. An open ledger is checked only as far as its record confirms
-its entries, without its last fragment, which its writer still changes. If a bookie does not
-respond, the copies that it should have count as missing. The command and the tasks of a Spark job
-(spark/jobs.py) run `audit_batch`.
+Always true: a check changes nothing. Of an open ledger the last fragment, which its writer still
+changes, is not checked. If a bookie does not respond, the copies that it should have count as
+missing. The command and the tasks of a Spark job (spark/jobs.py) run `audit_batch`.
 """
 
 import asyncio
@@ -30,16 +29,16 @@ LEDGERS_AT_ONCE = 16
 EXAMPLES_MAX = 100
 
 References = Mapping[str, Container[int] | None]
-"""By topic id the ledgers to which the topic refers; None: it may refer to any ledger."""
+"""The ledgers to which each topic refers, by topic id; None: the topic may refer to any ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerCheck:
-    """The result for one ledger. `lacking`: by bookie, how many entries it should keep and lacks;
-    for a `silent` bookie, which did not respond, all entries that it should keep. `nowhere`: how
-    many entries no member has, by the responses of all members or by a worker's finding;
-    `first_nowhere` is the first of these entries. `near`: how many slots a better placed bookie can
-    take (slots.py). `blocked`: the obstacle that a worker noted."""
+    """The result for one ledger. `lacking`: for each bookie, how many entries it should keep and
+    lacks; a `silent` bookie, which did not respond, counts as lacking all entries that it should
+    keep. `nowhere`: how many entries no member has, by the responses of all members or by a
+    worker's finding; `first_nowhere` is the first of these entries. `near`: how many slots a better
+    placed bookie can take (slots.py). `blocked`: the obstacle that a worker noted."""
 
     ledger_id: int
     entries: int
@@ -83,12 +82,12 @@ class Audit:
         self.damaged += ledger_check.nowhere
         self.blocked += bool(ledger_check.blocked)
         self.silent |= ledger_check.silent
-        wrong = ledger_check.lacking or ledger_check.near or ledger_check.blocked
-        if wrong and len(self.wrong) < EXAMPLES_MAX:
+        is_wrong = ledger_check.lacking or ledger_check.near or ledger_check.blocked
+        if is_wrong and len(self.wrong) < EXAMPLES_MAX:
             self.wrong.append(ledger_check)
 
     def merge(self, other: "Audit") -> None:
-        """Add the check of other ledgers."""
+        """Add the result for other ledgers."""
         for name, count in other.counts().items():
             setattr(self, name, getattr(self, name) + count)
         self.silent |= other.silent
@@ -113,8 +112,8 @@ async def audit_batch(
     deep: bool = False,
     referred: References | None = None,
 ) -> Audit:
-    """Check these ledgers, as far as they exist. A closed ledger that was made for a topic is
-    `unreferenced` if the topic does not refer to it; without `referred` no ledger is. Raises
+    """Check the ledgers of these ids that exist. A closed ledger that was made for a topic counts
+    as `unreferenced` if the topic does not refer to it; without `referred` no ledger counts. Raises
     Unavailable."""
     result = Audit()
 
@@ -122,8 +121,8 @@ async def audit_batch(
         try:
             record = (await ledgers.record(ledger_id)).record
         except NoSuchLedger:
-            return  # deleted meanwhile
-        with reachable("looking up what is under-replicated"):
+            return  # the ledger was deleted meanwhile
+        with reachable("looking up a listed ledger"):
             work = await work_list.find(ledgers.metadata, ledger_id)
         result.add(await check_ledger(ledgers, record, tokens, work, deep=deep))
         if referred is not None and record.topic and record.closed:
@@ -144,7 +143,8 @@ async def check_ledger(
     *,
     deep: bool = False,
 ) -> LedgerCheck:
-    """Check one ledger by its record. `work`: its item of the list of under-replicated ledgers."""
+    """Check one ledger by its record. `work`: the ledger on the list of under-replicated ledgers,
+    if it is listed."""
     last = record.last_entry
     if last is None:
         last = record.last_fragment.first_entry - 1
@@ -158,8 +158,8 @@ async def check_ledger(
         lacking_copies, denied_copies = Counter[int](), Counter[int]()
         members = await asyncio.gather(
             *(
-                _missing_at(ledgers, record, b, s, entries, tokens, deep)
-                for s, b in enumerate(fragment.ensemble)
+                _missing_at(ledgers, record, bookie, slot, entries, tokens, deep)
+                for slot, bookie in enumerate(fragment.ensemble)
             )
         )
         for bookie, (missing, responded) in zip(fragment.ensemble, members, strict=True):
@@ -170,15 +170,15 @@ async def check_ledger(
                 denied_copies.update(missing)
             else:
                 silent.add(bookie)
-        lost = sorted(
+        lost_entries = sorted(
             entry_id
             for entry_id, count in lacking_copies.items()
             if count == record.write_quorum
             and (denied_copies[entry_id] == count or entry_id in damaged)
         )
-        if lost:
-            nowhere += len(lost)
-            first_nowhere = lost[0] if first_nowhere < 0 else first_nowhere
+        if lost_entries:
+            nowhere += len(lost_entries)
+            first_nowhere = lost_entries[0] if first_nowhere < 0 else first_nowhere
     blocked = work.blocked if work is not None and (lacking or nowhere) else ""
     near = len(slots.misplaced(ledgers.cluster, record))
     return LedgerCheck(
@@ -199,7 +199,7 @@ async def _missing_at(
     """The entries that the bookie should keep and lacks, and whether it responded for all
     entries."""
     missing: list[int] = []
-    responded = True
+    has_responded = True
     bookies, place = ledgers.cluster.bookies, (bookie_id, record.ledger_id)
 
     async def ask(first: int, last: int) -> ReadResponse | StoredResponse:
@@ -210,18 +210,18 @@ async def _missing_at(
 
     async for window, response in windows(entries, ask):
         present_entries = _entries_at(response, record.ledger_id, window)
-        responded = responded and present_entries is not None
+        has_responded = has_responded and present_entries is not None
         missing += [
             e for e in window if keeps(record, slot, e) and e not in (present_entries or ())
         ]
-    return missing, responded
+    return missing, has_responded
 
 
 def _entries_at(
     response: ReadResponse | StoredResponse, ledger_id: int, window: range
 ) -> Collection[int] | None:
-    """The entries that the response delivers, checked, or that the bookie's index has; None if the
-    bookie did not respond."""
+    """The entries that a read delivers, checked, or the entries that the bookie's index has; None
+    if the bookie did not respond."""
     if not count_in(response, window.start):
         is_read = isinstance(response, ReadResponse)
         return () if is_read and response.status is Status.NO_SUCH_LEDGER else None

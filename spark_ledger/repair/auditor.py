@@ -1,23 +1,25 @@
 """The auditor puts under-replicated ledgers on the list at which workers work.
 
-    the bookies that are not registered, by its own watch (Absence) -> one pass over all records:
-    which ledgers each bookie holds -> the ledgers of bookies that are lost or drained, ledgers that
-    bookies list as in limbo, and ledgers with a joining bookie -> the list (work_list.py)
-    closed ledgers, each once and all again after CHECK_AGAIN_S -> their bookies are asked which
-    entries they have (audit.py) -> ledgers with a bookie that lacks an entry -> the list
+    the bookies that are not registered, by the auditor's watch (Absence) -> one pass over all
+    records: which ledgers each bookie holds -> the ledgers of bookies that are lost or drained,
+    ledgers that bookies list as in limbo, and ledgers with a joining bookie -> the list
+    (work_list.py)
+    closed ledgers, all again after CHECK_AGAIN_S -> their bookies are asked which entries they have
+    (audit.py) -> ledgers with a bookie that lacks an entry -> the list
     ledgers with a misplaced copy, while no copy is missing -> the list, MOVES_MAX at a time
 
 One process of a cluster has this role. The election only saves work: two auditors do no harm.
 
-Always true: the auditor makes a pass over the records when a further bookie is gone or drained, and
-when the first bookie registers on a host or rack; and again after AGAIN_S or, if a pass takes long,
-after AGAIN_TIMES its duration. It keeps in memory a count for each bookie, and ids of ledgers.
+Always true: the auditor makes a pass over the records when a further bookie is absent for the delay
+or drained, and when the first bookie registers on a host or rack; and again after AGAIN_S or, if a
+pass takes long, after AGAIN_TIMES its duration. It keeps in memory a count for each bookie, and ids
+of ledgers.
 
 A bookie is lost when the auditor saw it not registered for the whole delay, without a break of the
-auditor's session. The loss of several bookies does not shorten the delay. The delay begins anew for
-a bookie that was registered meanwhile, also between two looks, which may be far apart. If more than
-a third of the bookies with copies are lost together, none of these bookies counts as lost until an
-operator declares it.
+auditor's session. The loss of several bookies does not shorten the delay. If a bookie was
+registered meanwhile, its delay begins anew; the auditor notices this also between two looks, which
+may be far apart. If more than a third of the bookies with copies are lost together, no undeclared
+bookie counts as lost until an operator declares it.
 """
 
 import asyncio
@@ -58,8 +60,8 @@ log = logging.getLogger(__name__)
 
 
 class Judgement(NamedTuple):
-    """`lost`: bookies whose copies must be made elsewhere. `too_many`: bookies that would be
-    lost, but are more than a third of all: the cause may be the auditor, or the network."""
+    """`lost`: bookies whose copies must be made on other bookies. `too_many`: bookies that would be
+    lost, but are more than a third of all bookies: the cause may be the auditor, or the network."""
 
     lost: frozenset[str]
     too_many: frozenset[str] = frozenset()
@@ -67,7 +69,7 @@ class Judgement(NamedTuple):
 
 def pause_s(passed_s: float) -> float:
     """The pause after a pass over all records that took `passed_s`: passes take a hundredth of the
-    time; but after a pass that a slow store delayed, the pause is an hour at most."""
+    time. After a pass that a slow store delayed, the pause is an hour at most."""
     return min(max(AGAIN_S, AGAIN_TIMES * passed_s), AGAIN_S_MAX)
 
 
@@ -86,8 +88,8 @@ class Absence:
         bookies: Collection[str],
         registered: Collection[str],
     ) -> None:
-        """Note which of the `bookies` are `registered` now. `session` is another number after each
-        break of the session."""
+        """Note which of the `bookies` are `registered` now. `session` changes with each break of
+        the session."""
         if session != self._session:
             self._session, self._since = session, {}
         registered_ids = set(registered)
@@ -98,12 +100,11 @@ class Absence:
         }
 
     def note_registered(self, is_registered: Callable[[str], bool]) -> None:
-        """Note bookies that registered since the last look: for these bookies the delay begins
-        anew."""
+        """Note the bookies that registered since the last look: their delay begins anew."""
         self._since = {b: since for b, since in self._since.items() if not is_registered(b)}
 
     def since_ms(self) -> dict[str, int]:
-        """By absent bookie the time when the auditor first saw it absent."""
+        """For each absent bookie, the time when the auditor first saw it absent."""
         return {bookie: self._since[bookie][1] for bookie in sorted(self._since)}
 
     def gone(self, now_s: float, delay_s: float) -> frozenset[str]:
@@ -123,9 +124,9 @@ def judge(gone: Set[str], holding: Set[str], registered: Set[str], accepted: Set
 
 @dataclass(slots=True)
 class Index:
-    """One pass over the records. `held`: how many ledgers each bookie holds copies of. `of`: the
-    ledgers of each bookie that is gone or drained. `joining`, `misplaced`: by ledger its joining
-    bookie, or a bookie with a misplaced copy. `closed`: all CLOSED ledgers."""
+    """One pass over the records. `held`: how many ledgers each bookie has copies of. `of`: the
+    ledgers of each bookie that is gone or drained. `joining`: the joining bookie of a ledger, by
+    ledger; `misplaced`: a bookie with a misplaced copy, by ledger. `closed`: all CLOSED ledgers."""
 
     ledgers: int = 0
     held: Counter[str] = field(default_factory=Counter)
@@ -149,9 +150,8 @@ class Index:
 @dataclass(frozen=True, slots=True)
 class AuditReport:
     """The result of one look. `listed`: how many ledgers were put on the list; `lost`, `draining`:
-    bookies. `too_many`: bookies that are gone, but so many that they wait for an operator's
-    declaration; `unlisted`: how many ledgers have copies there. `absent`: by bookie that is not
-    registered the time of its absence, by this host's clock."""
+    bookies. `too_many`: as in Judgement; `unlisted`: how many ledgers have copies at the `too_many`
+    bookies. `absent`: for each bookie that is not registered, since when, by this host's clock."""
 
     listed: int = 0
     lost: frozenset[str] = frozenset()
@@ -172,8 +172,8 @@ def alarm(too_many: Collection[str]) -> str:
         return ""
     names = ", ".join(sorted(too_many))
     return (
-        f"{len(too_many)} bookies are gone, more than a third: {names}. Nothing is copied"
-        " for them. If they will not come back: `spark-ledger autorecovery enable --force`"
+        f"{len(too_many)} bookies are gone, more than a third: {names}. Their copies are not made"
+        " again. If they will not come back: `spark-ledger autorecovery enable --force`"
     )
 
 
@@ -201,7 +201,7 @@ class Auditor:
         self._hosts_and_racks: set[tuple[str, str]] = set()
         self._unchecked: dict[int, None] = {}
         self._checked: dict[int, frozenset[str]] = {}
-        """By checked ledger, the members that were down and so were not asked."""
+        """For each checked ledger, the members that were down and so were not asked."""
         self._checked_since = asyncio.get_running_loop().time()
         self._store.add_session_listener(self._session_changed)
         self._directory = ledgers.cluster.directory
@@ -249,16 +249,16 @@ class Auditor:
         )
 
     def _has_new_place(self) -> bool:
-        """Whether a bookie is on a host or rack that had no bookie: copies may be better placed
-        there."""
+        """Whether a bookie is on a host or rack that had no bookie: copies may be placed better on
+        it."""
         writable = self._ledgers.cluster.directory.writable()
-        new = {(bookie.host, bookie.rack) for bookie in writable} - self._hosts_and_racks
-        self._hosts_and_racks |= new
-        return bool(new)
+        new_places = {(bookie.host, bookie.rack) for bookie in writable} - self._hosts_and_racks
+        self._hosts_and_racks |= new_places
+        return bool(new_places)
 
     async def _drop_declarations(self, settings: AutorecoverySettings, now: Bookies) -> None:
-        """Drop the operator's declaration that a bookie is lost, for bookies that are registered
-        again."""
+        """For bookies that are registered again, drop the operator's declaration that they are
+        lost."""
         if not now.registered.isdisjoint(settings.accepted):
             accepted = tuple(b for b in settings.accepted if b not in now.registered)
             with suppress(BadAutorecoverySettings):
@@ -283,8 +283,8 @@ class Auditor:
         async def add_batch(ledger_ids: Sequence[int]) -> None:
             for versioned in await self._ledgers.cluster.records.read_many(ledger_ids):
                 if isinstance(versioned, UnsupportedFormat):
-                    log.error("a ledger is not looked after: %s", versioned.what)
-                elif versioned is not None:  # None: it was deleted meanwhile
+                    log.error("a ledger is left out of self-healing: %s", versioned.what)
+                elif versioned is not None:  # None: the ledger was deleted meanwhile
                     index.add_record(versioned.record)
                     place(versioned.record)
 
@@ -307,7 +307,7 @@ class Auditor:
         index.closed = array("q")
 
     async def _list(self, judgement: Judgement, now: Bookies) -> int:
-        """Put ledgers on the list; returns how many are new there, or got a new reason."""
+        """Put ledgers on the list; returns how many are new on the list, or got a new reason."""
         causes = [
             (ledger_id, why, bookie)
             for why, bookie_ids in ((Cause.LOST, judgement.lost), (Cause.DRAINED, now.draining))
@@ -334,19 +334,19 @@ class Auditor:
         await call_each(add, sorted(reasons), RECORDS_AT_ONCE)
         self._listed_limbo.update((listing.bookie_id, listing.ledger_id) for listing in in_limbo)
         self._index.joining = {}
-        for bookie in judgement.lost | now.draining:  # once a pass: a worker may be done with them
+        for bookie in judgement.lost | now.draining:  # list them once a pass: workers may be done
             self._index.of[bookie] = array("q")
         return listed
 
     async def _next_misplaced(self) -> list[tuple[int, str]]:
-        """The ledgers whose misplaced copies may be moved now, each with the bookie; empty while
-        any copy is missing."""
+        """The ledgers whose misplaced copies may be moved now, each with the copy's bookie; empty
+        while any copy is missing."""
         misplaced = self._index.misplaced
         if not misplaced or await work_list.is_anything_missing(self._store):
             return []
         room = max(0, MOVES_MAX - len(await work_list.listed_ledgers(self._store)))
         batch = list(islice(misplaced.items(), room))
-        for ledger_id, _ in batch:  # once a pass: a worker may be done with them
+        for ledger_id, _ in batch:  # list them once a pass: workers may be done
             del misplaced[ledger_id]
         return batch
 
@@ -380,8 +380,8 @@ class Auditor:
         return listed
 
     async def _new_limbo(self, now: Bookies) -> list[LimboLedger]:
-        """The ledgers that bookies list as in limbo, except ledgers that this auditor has put on
-        the list for that reason: thousands may stay there for long."""
+        """The ledgers that bookies list as in limbo, without ledgers that this auditor has put on
+        the list for this reason: thousands may stay in limbo for long."""
         pairs = await limbo.limbo_pairs(self._store)
         if not pairs:
             self._listed_limbo = set()

@@ -4,8 +4,9 @@ and copies them to the bookie.
 Always true:
 - an entry of a CLOSED ledger that can be read at the bookie, CRCs checked, is not copied. Every
   other entry is copied from bookies that the record names, by recovery adds, which are synced and
-  replace a copy that can no longer be read. Every entry of an OPEN ledger is copied: a plain read
-  shows an entry before its add is synced, or after its journal failed;
+  replace a copy that can no longer be read;
+- every entry of an OPEN ledger is copied, since a read at the bookie does not prove that the entry
+  is durable: a plain read shows an entry before its add is synced, or after its journal failed;
 - an entry that no peer supplies is noted in `unsupplied`, and the other entries are copied;
 - the bytes under way are at most one window (read_request_bytes and one entry); after each window
   `pace` is awaited.
@@ -27,7 +28,7 @@ from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import Tokens, keeps
 
 R = TypeVar("R", ReadResponse, StoredResponse, ReadResponse | StoredResponse)
-UNSUPPLIED_MAX = 16  # so many entries without a peer are named; further entries are only counted
+UNSUPPLIED_MAX = 16  # entries without a peer that are kept with their reason; others are counted
 ENTRIES_AT_ONCE = 1024
 BUSY_TRIES = 100
 
@@ -37,7 +38,7 @@ may be copied."""
 
 
 async def unpaced(_: int) -> None:
-    """No limit of the rate."""
+    """A pace without a limit."""
 
 
 class CannotCompare(Exception):
@@ -46,10 +47,11 @@ class CannotCompare(Exception):
 
 class Copies:
     """The copies of the ledger, by its record `versioned`, at the bookie. With `fence`, each
-    comparison fences the ledger there, durably: an earlier writer can add no entry to it, and the
-    bookie delivers only synced entries, whatever the ledger's durability. Never use it for an OPEN
-    ledger. Without a fence, entries that the bookie delivers are durable once it has cleared its
-    limbo: that record follows the entries in its journal."""
+    comparison fences the ledger at the bookie, durably: an earlier writer can add no entry to it,
+    and the bookie delivers only synced entries, whatever the ledger's durability. Never use `fence`
+    for an OPEN ledger. Without `fence`, the delivered entries are durable once the bookie has
+    cleared the ledger's limbo: the bookie's journal has the record of the clearing after these
+    entries, and syncs it with them."""
 
     def __init__(
         self,
@@ -77,14 +79,15 @@ class Copies:
 
     async def bring_back(self, entries: range, slot: int) -> None:
         """Give the bookie the confirmed `entries` that `slot` keeps and the bookie lacks. On return
-        they are durable there, except the `unsupplied` entries. Raises CannotCompare,
-        LedgerError."""
+        these entries are durable at the bookie, except the `unsupplied` entries. Raises
+        CannotCompare, LedgerError."""
         async for lacking in self._lacking(entries, slot):
             for run in _runs(lacking):
                 await self._copy(run)
 
     async def fence_at(self, entry_id: int) -> None:
-        """Fence the ledger at the bookie, durably; for a ledger without an entry to compare. Raises
+        """Fence the ledger at the bookie, durably, by a read of this entry, which need not exist.
+        Call this for a ledger without any entry to compare: a comparison fences anyway. Raises
         CannotCompare."""
         response = await self._read(entry_id, entry_id)
         if response.status not in (Status.OK, Status.NO_SUCH_LEDGER):
@@ -116,11 +119,11 @@ class Copies:
 
     async def _copy(self, run: range) -> None:
         """Give the bookie a run of entries, from bookies that have them."""
-        at, width = run.start, len(run)
+        at, read_entries = run.start, len(run)
         while at < run.stop:
             batch: list[Entry] = []
-            last = min(at + width, run.stop) - 1
-            width *= 2
+            last = min(at + read_entries, run.stop) - 1
+            read_entries *= 2
             try:
                 read = self._reader.read(at, last, known_confirmed=last)
                 async with aclosing(read) as entries:
@@ -134,7 +137,7 @@ class Copies:
                 self._unsupplied_count += 1
                 if len(self.unsupplied) < UNSUPPLIED_MAX:
                     self.unsupplied[at] = failure.what
-                at, width = at + 1, 1  # the next entries may lack a peer too
+                at, read_entries = at + 1, 1  # the next entries may lack a peer too
             await self._give(batch)
 
     async def _give(self, batch: Sequence[Entry]) -> None:
@@ -142,7 +145,7 @@ class Copies:
         results = await asyncio.gather(*map(self._give_one, batch))
         refused = [result for result in results if result.status is not Status.OK]
         if refused:
-            raise CannotCompare(f"it does not take a copy: {status_text(refused[0])}")
+            raise CannotCompare(f"the bookie does not take a copy: {status_text(refused[0])}")
         self.copied += len(batch)
         await self._pace(_bytes(batch))
 
@@ -168,8 +171,9 @@ async def windows(
     entries: range, ask: Callable[[int, int], Awaitable[R]], at_once: int = ENTRY_ID_MAX
 ) -> AsyncIterator[tuple[range, R]]:
     """Ask a bookie about the entries in order, `at_once` entries at a time. Yields each response
-    with the entries that it is about. If a response ends early, the next `ask(first, last)` begins
-    there; a response about no entry counts for all entries of its request."""
+    with the entries that it covers. If a response covers only the first entries of its request, the
+    next `ask(first, last)` begins after them. A refusal, which covers no entry, counts as the
+    response for all entries of its request."""
     at = entries.start
     while at < entries.stop:
         window = range(at, min(at + at_once, entries.stop))
@@ -180,7 +184,7 @@ async def windows(
 
 
 def count_in(response: ReadResponse | StoredResponse, first: int) -> int:
-    """The number of entries from `first` on that the response is about; 0 for a refusal."""
+    """The number of entries from `first` on that the response covers; 0 for a refusal."""
     if response.status is not Status.OK:
         return 0
     if isinstance(response, ReadResponse):
@@ -191,7 +195,7 @@ def count_in(response: ReadResponse | StoredResponse, first: int) -> int:
 def delivered_entries(response: ReadResponse, ledger_id: int, window: range) -> frozenset[int]:
     """The entries in the response to a read of the window, checked."""
     results = ((e, judge_response(response, ledger_id, e - window.start, e)) for e in window)
-    return frozenset(entry_id for entry_id, entry in results if has_entry(entry))
+    return frozenset(entry_id for entry_id, result in results if has_entry(result))
 
 
 def _bytes(batch: Sequence[Entry]) -> int:

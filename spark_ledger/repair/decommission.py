@@ -1,18 +1,18 @@
-"""Draining a bookie that is up: its copies are made elsewhere, then it may be stopped and
+"""Draining a bookie that is up: its copies are made on other bookies, then it may be stopped and
 forgotten.
 
     check which copies would remain -> make a node that names the bookie as draining: from then on
-    it is read-only, and writers replace it -> list its ledgers; workers give its slots away -> no
-    record names it
+    the bookie is read-only, and writers replace it -> list its ledgers; workers give its slots away
+    -> no record names the bookie
 
-Always true: no draining begins that would leave a ledger with fewer copies than its write quorum
-(if forced: than its ack quorum) and with fewer copies than without the draining, both counted after
-all possible copies are made. Other bookies that are down or draining count as gone; the check also
-covers ledgers that need the bookie as a spare. If two drainings begin at once and only one of them
-is possible, at most one continues. A caller that stops looking stops no draining. `forget` removes
-a bookie from the list of known bookies, but never a bookie that is registered or that a ledger's
-record names, because its copies may still be needed. It also removes the bookie's limbo list, its
-mark of draining and the declaration that it is lost.
+Always true: a draining does not begin if a ledger would then have fewer copies than its write
+quorum (if forced: than its ack quorum) and fewer copies than without the draining. Copies are
+counted as they will be once all possible copies are made. Other bookies that are down or draining
+count as gone; the check also covers ledgers that need the bookie as a spare. If two drainings begin
+at once and only one of them is possible, at most one continues. The end of a caller's look does not
+stop the draining. `forget` removes a bookie from the list of known bookies, but never a bookie that
+is registered or that a ledger's record names, because its copies may still be needed. `forget` also
+removes the bookie's limbo list, its mark of draining and the declaration that it is lost.
 """
 
 import asyncio
@@ -66,10 +66,11 @@ CANCELLED = "the decommission was cancelled"
 
 @dataclass(frozen=True, slots=True)
 class DrainProgress:
-    """What the bookie still holds: how many `ledgers`, and about how many `bytes` of closed
-    ledgers. `blocked`: by ledger why it does not move for now; `hindrance`: why no ledger moves. So
-    many ledgers are `stuck`: no other bookie can take their copies, and the draining was forced. So
-    many are `unrecorded`: they have no record, and no process knows where other copies are."""
+    """How many `ledgers` the bookie still has copies of, and about how many `bytes` of closed
+    ledgers. `blocked`: ledgers that do not move for now, each with the reason; `hindrance`: why no
+    ledger moves. `stuck`: how many ledgers no other bookie can take copies of, in a forced
+    draining. `unrecorded`: how many ledgers have no record, so that no process knows where other
+    copies are."""
 
     ledgers: int
     bytes: int
@@ -88,7 +89,8 @@ async def decommission(
     ledgers: LedgerStore, bookie_id: str, *, force: bool = False, look_s: float = LOOK_S
 ) -> AsyncGenerator[DrainProgress, None]:
     """Drain the bookie; yields its progress again and again, until the draining is `done` or was
-    cancelled. A caller that stops looking stops no draining; a later call continues to look.
+    cancelled. The draining goes on if the caller stops the iteration; a later call continues to
+    look.
 
     Raises BadConfig for a bookie that is not known or is down, NotEnoughBookies if too few other
     bookies would remain (the draining does not begin then), Unavailable.
@@ -171,8 +173,9 @@ async def _check_bookie(store: MetadataStore, bookie_id: str) -> None:
     if bookie_id in await names_in(store, paths.BOOKIES_KNOWN):
         raise BadConfig(
             f"bookie {bookie_id} is not registered: it is down",
-            "Start it and drain it then; or leave it: what a lost bookie held is copied from the"
-            " others after lost_bookie_delay_s (`spark-ledger autorecovery status`).",
+            "Start the bookie, then drain it. Or leave it down: the copies of a lost bookie are"
+            " made again from other copies after lost_bookie_delay_s (`spark-ledger autorecovery"
+            " status`).",
         )
     raise never_seen(bookie_id)
 
@@ -206,8 +209,8 @@ def _copies_after(
     staying: _StayingBookies,
     spares: bool = True,
 ) -> int:
-    """The fewest copies of an entry of the ensemble, after members that do not stay are replaced by
-    spares, as far as placement finds spares (with `spares` False: without replacement)."""
+    """The fewest copies that any entry of the ensemble has, once spares that placement finds have
+    replaced the members that do not stay (`spares` False: without replacement)."""
     kept = slots.kept_slots(
         cluster, quorum, ensemble, staying.stays, staying.spares if spares else ()
     )
@@ -258,16 +261,16 @@ def _too_few(
 ) -> NotEnoughBookies:
     members = {bookie: None for fragment in lowest.fragments for bookie in fragment.ensemble}
     absent = [bookie for bookie in members if bookie not in after.stays and bookie != bookie_id]
-    absent_text = f"; {', '.join(absent)} of it: down, or drained too" if absent else ""
+    absent_text = f"; its members {', '.join(absent)} are down or drained" if absent else ""
     what = (
         f"without bookie {bookie_id} {counted(len(after.spares), 'writable bookie')} would remain,"
-        f" and no other can take the copies of {counted(short_count, 'ledger')}: ledger"
+        f" and no other bookie can take the copies of {counted(short_count, 'ledger')}: ledger"
         f" {lowest.ledger_id} (E={lowest.ensemble_size}, Qw={lowest.write_quorum},"
         f" Qa={lowest.ack_quorum}{absent_text}) would keep {copies_left} of each entry"
     )
     remedy = "Add bookies, or end another decommission; "
     if copies_left < lowest.ack_quorum:
-        return NotEnoughBookies(what, f"{remedy}it cannot be forced below Qa.")
+        return NotEnoughBookies(what, f"{remedy}--force does not allow fewer copies than Qa.")
     return NotEnoughBookies(what, f"{remedy}--force leaves such ledgers with fewer copies.")
 
 
@@ -289,15 +292,15 @@ def _is_stuck(
 
 
 async def _all_records(ledgers: LedgerStore) -> AsyncIterator[LedgerRecord]:
-    """Raises Unavailable; UnsupportedFormat, because the bookies that such a record names are not
-    known."""
+    """The records of all ledgers. Raises Unavailable; UnsupportedFormat, because the bookies of
+    such a record are not known."""
     with reachable("listing the ledgers of a bookie"):
         await ledgers.metadata.sync()
     async for batch in in_batches(ledgers.list(), RECORDS_AT_ONCE):
         for versioned in await ledgers.cluster.records.read_many(batch):
             if isinstance(versioned, UnsupportedFormat):
                 raise versioned
-            if versioned is not None:  # else it was deleted meanwhile
+            if versioned is not None:  # None: the ledger was deleted meanwhile
                 yield versioned.record
 
 
@@ -313,7 +316,7 @@ async def _still_naming(
     records: list[LedgerRecord] = []
 
     async def look_up(ledger_id: int) -> None:
-        with suppress(NoSuchLedger):  # deleted meanwhile
+        with suppress(NoSuchLedger):  # the ledger was deleted meanwhile
             record = (await ledgers.record(ledger_id, fresh=True)).record
             if record.names(bookie_id):
                 records.append(record)
@@ -387,8 +390,8 @@ async def _forget(ledgers: LedgerStore, bookie_id: str) -> None:
         raise BadConfig(
             f"{counted(len(ledger_ids), 'ledger')} still on bookie {bookie_id}, the first is"
             f" {ledger_ids[0]}",
-            "It may hold the copy that is needed: bring it back, or wait until its copies were made"
-            " elsewhere (`spark-ledger autorecovery status`).",
+            "Its copies may be needed: bring the bookie back, or wait until its copies were made on"
+            " other bookies (`spark-ledger autorecovery status`).",
         )
     for name in await names_in(store, paths.limbo(bookie_id)):
         await _delete(store, f"{paths.limbo(bookie_id)}/{name}")

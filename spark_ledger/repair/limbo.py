@@ -4,8 +4,8 @@ clear the limbo.
     recover -> ask the bookie for the ledger's limbo state -> read at the bookie the entries that it
     should keep -> copy the missing entries from peers -> clear, if the limbo state is unchanged
 
-`compare_and_repair` compares the bookies that it is given: all of them with `everything`, otherwise
-those that respond that the ledger is in limbo. `repair_everywhere` compares every bookie that a
+`compare_and_repair` compares the given bookies: all of them with `everything`, otherwise only
+bookies that respond that the ledger is in limbo. `repair_everywhere` compares every bookie that a
 fragment names, whatever its state: a bookie's list may be old.
 
 Always true:
@@ -15,8 +15,9 @@ Always true:
   bookie (copies.py). The comparison fences a ledger of page-cache durability: the bookie then knows
   that all entries of the ledger are synced, and no later start puts the ledger in limbo;
 - limbo is cleared only after a comparison in which the bookie had or took every entry; if no peer
-  supplies an entry, the ledger stays in limbo, with that reason;
-- if the bookie found another reason of limbo meanwhile, it refuses to clear, and is compared again.
+  supplies an entry, the ledger stays in limbo, and the result has the reason;
+- if the bookie found another reason of limbo meanwhile, it refuses to clear the limbo, and is
+  compared again.
 """
 
 import json
@@ -40,7 +41,7 @@ COMPARISONS_MAX = 4
 
 class LimboLedger(NamedTuple):
     """A ledger that a bookie lists as in limbo. `reason` is "torn" or "lost"; `since_ms` is the
-    time of listing, by the store's clock."""
+    time at which it was listed, by the store's clock."""
 
     bookie_id: str
     ledger_id: int
@@ -49,9 +50,9 @@ class LimboLedger(NamedTuple):
 
 
 class ComparisonResult(NamedTuple):
-    """The result for one ledger at one bookie. `cleared`: the bookie lacks no entry, and the ledger
-    is no longer in limbo there; otherwise `why` names the obstacle. `compared` counts the entries
-    that the bookie should have, `copied` the entries that it was given."""
+    """The result for one ledger at one bookie. `cleared`: the bookie lacks no entry, and no longer
+    has the ledger in limbo; otherwise `why` names the obstacle. `compared` counts the entries that
+    the bookie should have, `copied` the entries that were copied to it."""
 
     bookie_id: str
     ledger_id: int
@@ -69,7 +70,7 @@ async def list_limbo(metadata: MetadataStore) -> list[LimboLedger]:
 async def limbo_pairs(metadata: MetadataStore) -> list[tuple[str, int]]:
     """Pairs of a bookie and a ledger that it lists, in order; makes one call for each bookie.
     Raises Unavailable."""
-    with reachable("listing what is in limbo"):
+    with reachable("listing ledgers in limbo"):
         await metadata.sync(paths.LIMBO)
         return [
             (bookie_id, ledger_id)
@@ -87,7 +88,7 @@ async def read_limbo_ledgers(
 ) -> list[LimboLedger]:
     """The (bookie, ledger) pairs that are still listed, with reason and time. Raises
     Unavailable."""
-    with reachable("reading what is in limbo"):
+    with reachable("reading the list of ledgers in limbo"):
         listings = await call_each(lambda pair: _read_limbo_ledger(metadata, *pair), pairs)
     return [listing for listing in listings if listing is not None]
 
@@ -123,7 +124,7 @@ async def repair_everywhere(
         if unknown and not record.closed:
             raise BadConfig(
                 f"no bookie {unknown[0]!r} holds the end of ledger {ledger_id}",
-                f"Its bookies are {', '.join(ensemble)}: name the one that is gone by its id.",
+                f"Its bookies are {', '.join(ensemble)}: give the id of the bookie that is gone.",
             )
         for bookie_id in unknown:
             with reachable("looking up a bookie"):
@@ -135,8 +136,10 @@ async def repair_everywhere(
         for bookie_id in registered:
             if bookie_id not in bookies_listing:
                 raise BadConfig(
-                    f"bookie {bookie_id} is registered, and misses nothing of ledger {ledger_id}",
-                    "Leave out --gone: recovery asks it. If it will not come back, stop it first.",
+                    f"bookie {bookie_id} is registered, and does not list ledger {ledger_id} as in"
+                    " limbo",
+                    "Leave out --gone: recovery asks the bookie. If the bookie will not come back,"
+                    " stop it first.",
                 )
     closed = await ledgers.recover(ledger_id, password=password, gone=gone)
     members = [bookie for fragment in closed.record.fragments for bookie in fragment.ensemble]
@@ -149,14 +152,14 @@ async def repair_everywhere(
 
 def never_seen(bookie_id: str) -> BadConfig:
     return BadConfig(
-        f"no bookie {bookie_id!r} was ever registered there",
-        "`spark-ledger bookie list` names those that were.",
+        f"no bookie {bookie_id!r} was ever registered in this cluster",
+        "`spark-ledger bookie list` lists the bookies that were.",
     )
 
 
 async def _bookies_listing(metadata: MetadataStore, ledger_id: int) -> list[str]:
     """The bookies that list the ledger."""
-    with reachable("listing what is in limbo"):
+    with reachable("listing ledgers in limbo"):
         await metadata.sync(paths.LIMBO)
         bookie_ids = await names_in(metadata, paths.LIMBO)
         return [
@@ -189,8 +192,8 @@ async def compare_and_repair(
 
 
 class _Repair:
-    """The repair of one closed ledger at one bookie. `everything`: compare it even if it is not in
-    limbo."""
+    """The repair of one closed ledger at one bookie. `everything`: compare the ledger even if it is
+    not in limbo."""
 
     def __init__(
         self,
@@ -244,7 +247,7 @@ class _Repair:
                 return self.result()
             if cleared.status is not Status.LIMBO:
                 raise CannotCompare(status_text(cleared))
-        raise CannotCompare("more was found damaged there while it was compared")
+        raise CannotCompare("the bookie found more damage while the ledger was compared")
 
     async def _compare(self) -> None:
         self._copies.compared = 0

@@ -32,7 +32,7 @@ from spark_ledger.repair.worker import Worker
 PASS_S, PASS_MIN_S = 10.0, 0.5
 PASSES_PER_DELAY = 10  # passes in the time after which a bookie counts as lost
 IDLE_S = 300.0
-"""repair_once recovers an open ledger in limbo that gets no entry for so long."""
+"""repair_once recovers an open ledger in limbo that gets no entry for this time."""
 
 ALARM_ENDED = "the alarm is over: the bookies are registered again, or were declared lost"
 
@@ -48,8 +48,8 @@ async def tokens_of(ledgers: LedgerStore) -> Tokens:
 
 
 class Autorecovery:
-    """The service of one process. It publishes its findings under the names `host` and `pid`. Made
-    by `start`."""
+    """The service of one process, made by `start`. It publishes its findings with `host` and
+    `pid`."""
 
     def __init__(
         self,
@@ -74,7 +74,8 @@ class Autorecovery:
         pid: int = 0,
         now_ms: Callable[[], int] | None = None,
     ) -> "Autorecovery":
-        """Without arguments: for this process, with this host's clock. Raises Unavailable."""
+        """The service for this process, with this host's clock, unless arguments give others.
+        Raises Unavailable."""
         tokens = await tokens_of(ledgers)
         return cls(ledgers, tokens, host or socket.gethostname(), pid or os.getpid(), now_ms)
 
@@ -132,8 +133,8 @@ class Autorecovery:
 
 
 class LimboRepair(NamedTuple):
-    """The result of repair_once: the results of its comparisons, and by ledger that it did not
-    repair the reason."""
+    """The result of repair_once: the results of its comparisons, and the ledgers that it did not
+    repair (`left`), each with the reason."""
 
     repaired: list[ComparisonResult]
     left: dict[int, str]
@@ -149,7 +150,7 @@ async def repair_once(ledgers: LedgerStore, idle_s: float = IDLE_S) -> LimboRepa
         reason = Reason(Cause.LIMBO, listing.bookie_id, listing.since_ms)
         reasons.setdefault(listing.ledger_id, []).append(reason)
     done = LimboRepair([], {})
-    with reachable("listing what is in limbo as under-replicated"):
+    with reachable("listing ledgers in limbo as under-replicated"):
         for ledger_id in sorted(reasons):
             await work_list.add(ledgers.metadata, ledger_id, reasons[ledger_id])
     for ledger_id in sorted(reasons):

@@ -8,8 +8,9 @@ Always true:
   but the last; the first entry of a fragment and the end of the ledger never change
   (transitions.py);
 - the record names the joining bookie before its first copy, so its copies are no garbage; no reader
-  asks it before the swap. The swap needs the joining (by its token) whose copies were compared:
-  if the bookie left, dropped its copies and joined again while a worker slept, the swap fails;
+  asks the joining bookie before the swap. A joining has a token, and the swap succeeds only with
+  the token of the joining whose copies were compared: if the bookie left, dropped its copies and
+  joined again while a worker slept, the swap fails;
 - for a CLOSED ledger the joining bookie is fenced before it has a copy: it may have been a member
   before, and a writer of that time may still send adds to it;
 - if no peer supplies an entry, the other entries are copied, and the slot is not swapped;
@@ -34,7 +35,7 @@ from spark_ledger.metadata.ledger_record import JoiningBookie, LedgerRecord, Tok
 from spark_ledger.repair.copies import CannotCompare, Copies, Pace, unpaced
 
 NO_SPARE = "no other bookie can take its copies"
-NO_RACK = " (racks are hard: it needs one on a rack of its own)"
+NO_RACK = " (racks are hard: its rack must have no other member)"
 NO_BETTER = "no bookie is placed better any more"
 NO_COPY = "none of the bookies that hold its copies is registered"
 
@@ -48,7 +49,7 @@ class FragmentSlot(NamedTuple):
 
 
 class SlotResult(NamedTuple):
-    """The result for a slot: without a `why`, `new` owns it. `copied` counts entries."""
+    """The result for a slot: without a `why`, `new` owns the slot. `copied` counts entries."""
 
     slot: FragmentSlot
     new: str = ""
@@ -169,11 +170,11 @@ async def give_away(
     better: bool = False,
     pace: Pace = unpaced,
 ) -> SlotResult:
-    """Have another bookie take the slot. `avoid`: bookies that must not take it, because they
-    leave too; `better`: only a bookie that is placed better than the member may take it.
+    """Have another bookie take the slot. `avoid`: bookies that must not take the slot, because they
+    also leave; `better`: only a bookie that is placed better than the member may take the slot.
 
     On return without a `why`, every entry of the slot at `new` and the record that names `new` are
-    durable. Raises NoSuchLedger, Unavailable, what `pace` raises; can be called again at any time.
+    durable. Raises NoSuchLedger, Unavailable, and as `pace`; may be called again at any time.
     """
     return await _Move(ledgers, ledger_id, slot, tokens, avoid, better, pace).run()
 
@@ -213,7 +214,7 @@ class _Move:
         if not self._has_source(versioned.record):
             return SlotResult(self._slot, why=NO_COPY)
         for member in versioned.record.fragment_of(self._slot.first_entry).ensemble:
-            await self._cluster.directory.find(member)  # to know its rack, even if it is gone
+            await self._cluster.directory.find(member)  # learns the rack, also of a lost member
         joining = self._choose_joining(versioned.record)
         if joining is None:
             if self._better:
@@ -231,7 +232,7 @@ class _Move:
         return await self._fill(versioned, joining)
 
     def _has_source(self, record: LedgerRecord) -> bool:
-        """Whether a registered member may supply the entries, if there are any."""
+        """Whether a registered member may supply the slot's entries; true if it has no entries."""
         if not self._entries(record):
             return True
         directory = self._cluster.directory
@@ -239,8 +240,8 @@ class _Move:
         return not registered.isdisjoint(record.fragment_of(self._slot.first_entry).ensemble)
 
     def _choose_joining(self, record: LedgerRecord) -> JoiningBookie | None:
-        """The bookie that is joining already, if it takes copies; otherwise a new bookie; None if
-        no bookie can join."""
+        """The present joining bookie, if it takes copies; otherwise a new bookie; None if no bookie
+        can join."""
         first_entry, slot, _ = self._slot
         joining_now = record.joining_at(first_entry, slot)
         ensemble, quorum = record.fragment_of(first_entry).ensemble, Quorum.of(record)

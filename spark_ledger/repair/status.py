@@ -1,7 +1,7 @@
 """The status of a cluster's autorecovery, and the calls with which an operator changes it.
 
 Always true: the auditor's latest findings are in the value of its ephemeral node, so they are never
-older than its session; a wrong setting is refused before anything is written.
+older than its session; a wrong setting is refused before any write.
 """
 
 import json
@@ -34,8 +34,8 @@ SETTABLE: Mapping[str, type] = {"lost_bookie_delay_s": float, "repair_bytes_per_
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The latest findings of the auditor, process `pid` of `host`. `absent`: by bookie that is
-    not registered the time of its absence, by the auditor's clock, in ms; `lost`, `too_many`: as in
+    """The latest findings of the auditor, process `pid` of `host`. `absent`: for each bookie that
+    is not registered, since when, by the auditor's clock, in ms; `lost`, `too_many`: as in
     auditor.Judgement; `unlisted`: how many ledgers have copies at the `too_many` bookies."""
 
     host: str = ""
@@ -51,7 +51,7 @@ async def publish(store: MetadataStore, findings: Findings) -> None:
     Unavailable."""
     value = json.dumps(asdict(findings), sort_keys=True).encode()
     with (
-        reachable("publishing what the auditor found"),
+        reachable("publishing the auditor's findings"),
         suppress(NoNode, BadVersion, OutcomeUnknown),
     ):
         node = await store.get(paths.AUDITOR)
@@ -60,14 +60,14 @@ async def publish(store: MetadataStore, findings: Findings) -> None:
 
 
 async def _findings(store: MetadataStore) -> Findings | None:
-    """None: no process is the auditor. Raises StoreError."""
+    """The published findings; None: no process is the auditor. Raises StoreError."""
     try:
         value = (await store.get(paths.AUDITOR)).value
     except NoNode:
         return None
     try:
-        plain: dict[str, Any] = json.loads(value)
-        findings = Findings(**{field.name: plain[field.name] for field in fields(Findings)})
+        published: dict[str, Any] = json.loads(value)
+        findings = Findings(**{field.name: published[field.name] for field in fields(Findings)})
         return replace(findings, lost=tuple(findings.lost), too_many=tuple(findings.too_many))
     except errors.MALFORMED:
         return Findings("elected just now")
@@ -75,13 +75,13 @@ async def _findings(store: MetadataStore) -> Findings | None:
 
 @dataclass(frozen=True, slots=True)
 class AutorecoveryStatus:
-    """`auditor`: "host:pid" of its process, "" without an auditor. `lost`, `down`: by bookie the
-    time since which it is not registered, in ms; copies of `lost` bookies are made elsewhere,
-    copies of bookies that are only `down` are not. `under_replicated`: how many listed ledgers lack
-    copies, or will lose some; `by_reason`: by reason how many ledgers are listed; `blocked`: how
-    many ledgers are stuck for now; `damaged`: how many lack entries that no bookie supplies.
-    `unlisted`: how many ledgers have copies at bookies that are gone, but too many to count as
-    lost. `held`: why the metadata store is held, which stops repair; "" if it is not held."""
+    """`auditor`: "host:pid" of its process, "" without an auditor. `lost`, `down`: bookies that are
+    not registered, each with the time since when, in ms; copies of `lost` bookies are made on other
+    bookies, copies of bookies that are only `down` are not. `under_replicated`: how many listed
+    ledgers lack copies, or will lose some; `by_reason`: how many ledgers are listed for each
+    reason; `blocked`: how many ledgers are stuck for now; `damaged`: how many ledgers lack entries
+    that no bookie supplies. `unlisted`: as in Findings. `held`: why the metadata store is held,
+    which stops repair; "" if the store is not held."""
 
     enabled: bool
     lost_bookie_delay_s: float
@@ -103,7 +103,7 @@ class AutorecoveryStatus:
 async def status(store: MetadataStore) -> AutorecoveryStatus:
     """The present state. Raises Unavailable, BadConfig for settings that are damaged."""
     works = await underreplicated(store)
-    with reachable("asking how autorecovery stands"):
+    with reachable("reading the status of autorecovery"):
         await store.sync(paths.AUTORECOVERY)
         try:
             settings = await autorecovery.read_settings(store)
@@ -134,7 +134,7 @@ async def status(store: MetadataStore) -> AutorecoveryStatus:
 async def underreplicated(store: MetadataStore) -> list[ListedLedger]:
     """Every ledger on the list, by id. Raises Unavailable."""
     ledger_ids = await work_list.listed_ledgers(store)
-    with reachable("reading what is under-replicated"):
+    with reachable("reading the list of under-replicated ledgers"):
         works = await call_each(
             lambda number: work_list.find(store, number), ledger_ids, READS_AT_ONCE
         )
@@ -154,7 +154,7 @@ async def enable(store: MetadataStore, *, force: bool = False) -> AutorecoverySe
 
 
 async def change(store: MetadataStore, **changes: Any) -> AutorecoverySettings:
-    """Change these settings only. Durable on return. Raises Unavailable; BadConfig, without a
+    """Change the given settings. Durable on return. Raises Unavailable; BadConfig, without any
     change."""
     for name in SETTABLE.keys() & changes.keys():
         changes[name] = _number(name, changes[name])
@@ -186,7 +186,7 @@ def _number(name: str, value: object) -> float | int:
     if name == "lost_bookie_delay_s" and 0 < number < DELAY_MIN_S:
         raise BadConfig(
             f"lost_bookie_delay_s = {number} is shorter than the restart of a bookie",
-            "Its default is 600; a test may do with 5.",
+            "The default is 600; in a test, 5 may be enough.",
         )
     return number  # type: ignore[no-any-return]
 
@@ -194,6 +194,6 @@ def _number(name: str, value: object) -> float | int:
 def _damaged(damage: BadAutorecoverySettings) -> BadConfig:
     return BadConfig(
         f"the settings of autorecovery cannot be read: {damage}",
-        f"Delete the node {paths.AUTORECOVERY} below the cluster's root in ZooKeeper, and set them"
-        " again.",
+        f"Delete the node {paths.AUTORECOVERY} below the cluster's root in ZooKeeper, and give the"
+        " settings again.",
     )

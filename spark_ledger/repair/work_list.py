@@ -1,12 +1,12 @@
 """The list of under-replicated ledgers: one node for each, in the metadata store.
 
     the auditor, or a process that met a damaged copy, adds a reason -> a worker takes the lock, an
-    ephemeral node, and works -> the worker removes the ledger from the list, at the version of the
-    node that it read
+    ephemeral node, and works -> the worker removes the ledger from the list, if the node still has
+    the version that the worker read
 
-Always true: a reason that is added meanwhile makes another version, so the removal fails and the
-reason stays; a lock ends with its worker's session; two workers at one ledger cost work, no data
-(slots.py). The worker that finds a deleted ledger on the list removes it.
+Always true: a reason that is added meanwhile gives the node another version, so the removal fails
+and the reason stays; a lock ends with its worker's session; two workers at one ledger cost work, no
+data (slots.py). The worker that finds a deleted ledger on the list removes it from the list.
 """
 
 import json
@@ -30,35 +30,35 @@ from spark_ledger.metadata.store_calls import reachable, read
 
 
 class Cause(StrEnum):
-    """Why copies are missing, or should be elsewhere; the value is in the node and for people."""
+    """Why copies are missing, or should be on another bookie; nodes and texts have the value."""
 
     LOST = "lost"
     """The bookie is lost."""
     DRAINED = "drained"
-    """The bookie is to be drained."""
+    """The bookie is being drained."""
     LIMBO = "limbo"
     """The bookie lists the ledger as in limbo."""
     LACKING = "lacking"
     """The bookie lacks entries, or its copies are damaged."""
     JOINING = "joining"
-    """The bookie was given copies for a slot that it did not take."""
+    """The bookie joined, got copies for a slot, and did not take the slot."""
     MISPLACED = "misplaced"
-    """No copy is missing, but another copy is on the bookie's host or rack, and other hosts or
-    racks are free."""
+    """No copy is missing, but another copy is on the bookie's host or rack, and a bookie on another
+    host or rack could take the copy."""
 
     @classmethod
     def _missing_(cls, value: object) -> "Cause":
-        """For a cause that a newer version writes: a worker then compares the copies."""
+        """The cause for a value that a newer version writes: a worker then compares the copies."""
         return cls.LACKING
 
     @property
     def goes(self) -> bool:
-        """Whether the bookie is to leave the ledger."""
+        """Whether the bookie has to leave the ledger."""
         return self in (Cause.LOST, Cause.DRAINED)
 
     @property
     def lacks(self) -> bool:
-        """Whether copies are missing, or their bookie is to leave."""
+        """Whether copies are missing, or their bookie has to leave."""
         return self not in (Cause.JOINING, Cause.MISPLACED)
 
 
@@ -105,7 +105,7 @@ def decode(ledger_id: int, value: bytes, version: int) -> ListedLedger:
 
 async def listed_ledgers(store: MetadataStore) -> list[int]:
     """The ledgers on the list, ascending. Raises Unavailable."""
-    with reachable("listing what is under-replicated"):
+    with reachable("listing under-replicated ledgers"):
         await store.sync(paths.UNDERREPLICATED)
         if await read(store, paths.UNDERREPLICATED) is None:
             return []  # no ledger was ever listed
@@ -130,15 +130,15 @@ async def is_anything_missing(store: MetadataStore) -> bool:
 
 
 def lacks(work: ListedLedger) -> bool:
-    """Whether copies are missing, or their bookie is to leave."""
+    """Whether copies are missing, or their bookie has to leave."""
     return any(reason.why.lacks for reason in work.reasons)
 
 
 async def add(store: MetadataStore, ledger_id: int, reasons: Iterable[Reason]) -> bool:
     """List the reasons, durably; returns whether a reason is new. A reason that is already listed
-    for its bookie stays unchanged. But if the new reason began later, the node gets a new version:
-    the bookie was registered meanwhile, and a worker that saw it may be about to remove the ledger.
-    Raises StoreError."""
+    for its bookie stays unchanged. If the new reason began later, the node nevertheless gets a new
+    version: the bookie was registered meanwhile, and a worker that saw its registration may be
+    about to remove the ledger. Raises StoreError."""
     new_reasons = {reason[:2]: reason for reason in reasons}
     while True:
         work = await find(store, ledger_id)
@@ -183,8 +183,8 @@ async def lock(store: MetadataStore, ledger_id: int) -> bool:
 
 
 async def unlock(store: MetadataStore, ledger_id: int) -> bool:
-    """Give the lock back, if this session has it; returns whether the session certainly does not
-    have it afterwards."""
+    """Give the lock back, if this session has it; returns whether it is certain that the session no
+    longer has the lock."""
     path = paths.underreplicated_lock(ledger_id)
     try:
         await store.sync(path)

@@ -6,13 +6,13 @@
     other bookies lack -> remove the ledger from the list, or note the obstacle there
 
 Always true:
-- before each ledger, and while it copies, the worker asks the store again which bookies are
-  registered and drained, and for the settings: it makes only copies that are missing;
-- an open ledger with a living writer is not recovered: the worker recovers it only if it did not
-  move for half of the delay (the worker saw neither its record nor its last add confirmed change),
-  or if it was IN_RECOVERY already;
-- an obstacle of one ledger hinders no other ledger: the ledger is tried again, after a longer pause
-  each time; a list in which no ledger can be repaired costs one look a round.
+- before each ledger, and while it copies, the worker reads from the store which bookies are
+  registered and drained, and the settings: it makes only copies that are missing;
+- an open ledger with a living writer is not recovered. The worker recovers an open ledger only if
+  the ledger did not move for half of the delay (the worker saw neither its record nor its last add
+  confirmed change), or if it is IN_RECOVERY already;
+- an obstacle of one ledger does not stop work at other ledgers: the ledger is tried again, after a
+  longer pause each time; a list in which no ledger can be repaired costs one look a round.
 """
 
 import asyncio
@@ -39,15 +39,15 @@ from spark_ledger.repair.work_list import Cause, ListedLedger, Reason
 BACK_OFF_S, BACK_OFF_MAX_S = 1.0, 300.0
 SETTINGS_S = 5.0  # a changed rate takes effect within this time
 LEDGERS_AT_ONCE = 3
-IDLE_MIN_S = 2 * ABSENT_MIN_S  # a writer that lives has replaced the member by then
+IDLE_MIN_S = 2 * ABSENT_MIN_S  # within this time a living writer replaces an absent member
 IDLE_SHARE = 0.5  # of the delay
 
 log = logging.getLogger(__name__)
 
 
 class NotNeeded(Exception):
-    """Why no further copy is needed: the bookie whose copies are being made elsewhere is registered
-    again, or no longer drained; or repair was disabled."""
+    """No further copy is needed: the bookie whose copies are being made on other bookies is
+    registered again, or no longer drained; or repair was disabled."""
 
 
 class Bookies(NamedTuple):
@@ -67,8 +67,8 @@ async def bookies(store: MetadataStore) -> Bookies:
 
 
 async def settings(store: MetadataStore) -> AutorecoverySettings:
-    """The cluster's settings; for damaged settings, logs that and returns the defaults. Raises
-    StoreError."""
+    """The cluster's settings. If the settings are damaged, logs an error and returns the defaults.
+    Raises StoreError."""
     try:
         return await autorecovery.read_settings(store)
     except BadAutorecoverySettings as damage:
@@ -77,7 +77,7 @@ async def settings(store: MetadataStore) -> AutorecoverySettings:
 
 
 class Outcome(NamedTuple):
-    """The result for one ledger on the list. Without a `why` it was removed from the list.
+    """The result for one ledger on the list. Without a `why` the ledger was removed from the list.
     `repaired`: the results at staying bookies that were compared."""
 
     ledger_id: int
@@ -98,7 +98,7 @@ class _Result:
     repaired: tuple[limbo.ComparisonResult, ...] = ()
 
     def add(self, result: slots.SlotResult | limbo.ComparisonResult) -> None:
-        """Count the result of one copying; the first obstacle is kept."""
+        """Add the result for a slot or a bookie; the first obstacle is kept."""
         self.copied += result.copied
         self.why = self.why or result.why
         if isinstance(result, limbo.ComparisonResult):
@@ -115,7 +115,7 @@ class _Wait(NamedTuple):
 
 
 class _LedgerState(NamedTuple):
-    """The state of an open ledger, and since when the ledger has this state (the loop's clock)."""
+    """The state of an open ledger, and since when the ledger has it (by the loop's clock)."""
 
     version: int
     last_add_confirmed: int
@@ -124,8 +124,8 @@ class _LedgerState(NamedTuple):
 
 class Worker:
     """The worker of one process; the same object must work every round. `idle_s`: an open ledger
-    that did not move for so long is recovered; None: for half of the delay. `always`: it also works
-    while repair is disabled."""
+    that did not move for this time is recovered; None: half of the delay. `always`: the worker also
+    works while repair is disabled."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Worker:
         self._watched: dict[int, _LedgerState] = {}
         self._waits: dict[int, _Wait] = {}
         self._held_locks: dict[int, None] = {}
-        """Locks that could not be given back yet: other workers wait for these locks."""
+        """Locks that could not be given back yet, and for which other workers wait."""
         self._settings = AutorecoverySettings()
         self._owed_bytes = self._paid_s = 0.0
         """The bytes copied beyond the rate, and the time of this count."""
@@ -177,7 +177,7 @@ class Worker:
 
     async def work_at(self, ledger_id: int) -> Outcome | None:
         """Work at a listed ledger; None: another worker works at it. Raises Unavailable."""
-        with reachable("repairing what is under-replicated"):
+        with reachable("repairing an under-replicated ledger"):
             if not await work_list.lock(self._store, ledger_id):
                 return None
             try:
@@ -320,20 +320,20 @@ class Worker:
             return False  # other bookies have its copies
         if reason.why.goes or not current.record.closed:
             return True
-        result_there = await self._bring_back(current, reason)
-        result.add(result_there)
-        return not result_there.cleared
+        comparison = await self._bring_back(current, reason)
+        result.add(comparison)
+        return not comparison.cleared
 
     async def _bring_back(self, closed: VersionedRecord, reason: Reason) -> limbo.ComparisonResult:
-        """Copy to a bookie that stays the entries that it lacks."""
-        (result_there,) = await limbo.compare_and_repair(
+        """Copy to a staying bookie the entries that it lacks."""
+        (comparison,) = await limbo.compare_and_repair(
             *(self._ledgers, closed, [reason.bookie_id], self._tokens),
             everything=reason.why != Cause.LIMBO,
             pace=self._pace_of(""),
         )
-        if result_there.cleared:
-            log.info("repair: %s", result_there)
-        return result_there
+        if comparison.cleared:
+            log.info("repair: %s", comparison)
+        return comparison
 
     async def _withdraw(self, versioned: VersionedRecord, leaving: Collection[str]) -> None:
         """End each joining for the slot of a member that stays."""
@@ -363,7 +363,7 @@ class Worker:
         reader = AsyncLedgerReader(self._ledgers.cluster, versioned, self._tokens)
         try:
             confirmed = await reader.refresh_last_add_confirmed()
-        except LedgerError:  # no bookie responds: then only its record shows whether it moves
+        except LedgerError:  # no bookie responds: only the record shows whether the ledger moves
             confirmed = reader.last_add_confirmed
         state = _LedgerState(reader.version, confirmed, self._now())
         before = self._watched.get(versioned.record.ledger_id)
@@ -372,7 +372,8 @@ class Worker:
         return state.since_s - before.since_s >= self._due_s()
 
     def _due_s(self) -> float:
-        """An open ledger that does not move for so long has no writer that reaches the cluster."""
+        """The time after which an open ledger that does not move has no writer that reaches the
+        cluster."""
         if self._idle_s is not None:
             return self._idle_s
         return max(IDLE_MIN_S, self._settings.lost_bookie_delay_s * IDLE_SHARE)
@@ -392,7 +393,7 @@ class Worker:
             if old:  # after the wait, which may be long
                 now = await bookies(self._store)
                 if old in now.registered and old not in now.draining:
-                    raise NotNeeded("a bookie is back")
+                    raise NotNeeded("the bookie is registered again")
 
         return pace
 

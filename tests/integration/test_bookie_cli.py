@@ -72,7 +72,7 @@ def test_info_tells_of_directories_and_needs_nobody_else(cluster: LocalCluster):
 
 def test_info_of_a_bookie_nobody_knows_says_where_to_look(cluster: LocalCluster):
     said = fails("bookie", "info", str(uuid.uuid4()), "--service-url", cluster.service_url)
-    assert "was ever registered there" in said
+    assert "was ever registered in this cluster" in said
 
 
 @pytest.mark.usefixtures("alone")

@@ -138,10 +138,9 @@ class LiveWriter:
         return hold
 
     async def until_decided(self, matches: Callable[[object], bool]) -> bool:
-        """Wait until every run of the producers that match is stored or has failed for good: no
-        such run waits or is under way, and a ledger that the work left UNDECIDED is sealed. False
-        if the work fails meanwhile, or the partition is given up: such runs may still be
-        stored."""
+        """Wait until every run of the producers that match is stored or has failed for good, and a
+        ledger that the work left UNDECIDED is sealed. False if the work fails meanwhile, or the
+        partition is given up: such runs may still be stored."""
 
         def is_undecided() -> bool:
             return self._state is WriterState.UNDECIDED and not self._closing
@@ -151,9 +150,8 @@ class LiveWriter:
         return await self.backlog.until_decided(matches, is_undecided) and not self._closing
 
     async def close(self) -> None:
-        """Store the appended batches, seal, and take no more batches. Batches that cannot be stored
-        fail; if another owner has fenced the ledger, its CLOSED record decides which batches
-        fail."""
+        """Store the appended batches, seal, and take no more. Batches that cannot be stored fail;
+        if another owner has fenced the ledger, its CLOSED record decides which batches fail."""
         self._closing = True
         self._wake.set()
         if self._openings.asked.current is not None:
@@ -218,8 +216,7 @@ class LiveWriter:
         )
 
     def _send(self, now: WriterSituation) -> None:
-        """Send entries of the waiting runs, as long as there is room and the ledger stays in
-        use."""
+        """Send entries of the waiting runs, as long as there is room."""
         ledger, live = self._current()
         while has_room(now):
             runs = self.backlog.take_runs()
@@ -233,8 +230,7 @@ class LiveWriter:
             now = self._situation()
 
     async def _wait(self) -> None:
-        """Wait until an entry has its outcome, a run comes, a committer asks, or the ledger has to
-        be left."""
+        """Wait until an entry has its outcome, a run or a committer comes, or time is up."""
         ledger, _ = self._current()
         now_s, under_way = asyncio.get_running_loop().time(), bool(self.backlog.under_way)
         if under_way or self.backlog.waiting:

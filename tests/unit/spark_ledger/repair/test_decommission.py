@@ -93,7 +93,9 @@ async def test_too_few_others_are_refused_and_force_stops_at_the_ack_quorum():
     (left,) = await until_done(ledgers, "a", force=True)
     assert (left.ledgers, left.stuck, left.done) == (1, 1, True)
     assert (await ledgers.record(ledger_id, fresh=True)).record.names("a")
-    with pytest.raises(NotEnoughBookies, match=r"would keep 1.*cannot be forced below Qa"):
+    with pytest.raises(
+        NotEnoughBookies, match=r"would keep 1.*does not allow fewer copies than Qa"
+    ):
         await begin(ledgers, "b", force=True)
     assert await autorecovery.draining_bookies(ledgers.metadata) == ["a"]
 
@@ -207,7 +209,7 @@ async def test_forgetting_one_that_a_ledger_names_says_to_wait_for_its_copies():
     name = (await ledger_of(ledgers, 1)).record.last_fragment.ensemble[0]
     await cluster.admin.create(paths.draining(name), b"", parents=True)
     await gone(cluster, name)
-    with pytest.raises(BadConfig, match="wait until its copies were made elsewhere"):
+    with pytest.raises(BadConfig, match="wait until its copies were made on other bookies"):
         await forget(ledgers, name)
     assert await autorecovery.draining_bookies(ledgers.metadata) == [name]
 
@@ -248,7 +250,9 @@ async def test_copies_that_a_spare_takes_count_when_a_second_one_is_forced():
     with pytest.raises(NotEnoughBookies, match=f"{first} of it.*would keep 2.*--force leaves"):
         await begin(ledgers, second)
     await begin(ledgers, second, force=True)
-    with pytest.raises(NotEnoughBookies, match=r"would keep 1.*cannot be forced below Qa"):
+    with pytest.raises(
+        NotEnoughBookies, match=r"would keep 1.*does not allow fewer copies than Qa"
+    ):
         await begin(ledgers, third, force=True)
 
 
@@ -286,7 +290,7 @@ async def test_one_that_no_ledger_names_is_not_drained_while_another_draining_ne
     ensemble = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
     (spare,) = {*"abcd"} - {*ensemble}
     await begin(ledgers, ensemble[0])
-    with pytest.raises(NotEnoughBookies, match=f"{ensemble[0]} of it: down, or drained too"):
+    with pytest.raises(NotEnoughBookies, match=f"its members {ensemble[0]} are down or drained"):
         await begin(ledgers, spare)
     assert await autorecovery.draining_bookies(ledgers.metadata) == [ensemble[0]]
     healing = await heals(ledgers)
@@ -325,7 +329,7 @@ async def test_a_spare_that_is_read_only_by_now_is_not_drained_if_a_member_is(mo
         await asyncio.sleep(1)
 
     monkeypatch.setattr(ledgers.metadata, "create", others_first)
-    with pytest.raises(NotEnoughBookies, match=f"{ensemble[0]} of it: down, or drained too"):
+    with pytest.raises(NotEnoughBookies, match=f"its members {ensemble[0]} are down or drained"):
         await begin(ledgers, spare)
     assert await autorecovery.draining_bookies(ledgers.metadata) == [ensemble[0]]
 
@@ -338,7 +342,7 @@ async def test_the_only_spare_of_a_bookie_that_is_down_is_not_drained():
     ensemble = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
     (spare,) = {*"abcd"} - {*ensemble}
     await gone(cluster, ensemble[0])
-    with pytest.raises(NotEnoughBookies, match=f"{ensemble[0]} of it: down, or drained too"):
+    with pytest.raises(NotEnoughBookies, match=f"its members {ensemble[0]} are down or drained"):
         await begin(ledgers, spare)
     assert await autorecovery.draining_bookies(ledgers.metadata) == []
 

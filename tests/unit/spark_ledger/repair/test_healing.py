@@ -355,7 +355,7 @@ async def test_nobody_joins_for_a_bookie_that_came_back_while_the_ledger_was_clo
 
     monkeypatch.setattr(ledgers, "recover", takes_long)
     _, outcomes = await look_for(auditor, worker, 2 * DELAY_S + 5)
-    assert "a bookie is back" in [outcome.why for outcome in outcomes]
+    assert "the bookie is registered again" in [outcome.why for outcome in outcomes]
     known = await ledgers.record(writer.ledger_id, fresh=True)
     assert known.record.closed and known.record.names(old)
     assert known.version == 2, "in recovery, closed, and nothing else"
@@ -435,7 +435,7 @@ async def test_a_bookie_that_comes_back_while_a_worker_waits_for_its_pace_has_no
     await cluster.register(ensemble[0])
     copied = len(cluster.bookies[spare].entries)
     (outcome,) = await working
-    assert outcome.why == "a bookie is back"
+    assert outcome.why == "the bookie is registered again"
     assert len(cluster.bookies[spare].entries) == copied
 
 
@@ -501,7 +501,10 @@ async def test_a_drained_bookie_that_is_to_stay_after_all_has_nothing_more_copie
     assert (await ledgers.record(ledger_id, fresh=True)).record.joining
     await ledgers.metadata.delete(paths.draining(old))
     (outcome,) = await working
-    assert 0 < worker.copied_bytes < 40 * len("payload 1") and outcome.why == "a bookie is back"
+    assert (
+        0 < worker.copied_bytes < 40 * len("payload 1")
+        and outcome.why == "the bookie is registered again"
+    )
     await asyncio.sleep(DELAY_S)
     await worker.round()
     record = (await ledgers.record(ledger_id, fresh=True)).record

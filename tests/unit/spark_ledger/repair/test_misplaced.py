@@ -244,7 +244,7 @@ async def test_of_a_rack_that_is_gone_hard_racks_say_what_they_wait_for_until_it
     await gone(cluster, "c")
     _, outcomes = await look_for(auditor, worker, DELAY_S + 10)
     assert {outcome.why for outcome in outcomes} == {
-        "no other bookie can take its copies (racks are hard: it needs one on a rack of its own)"
+        "no other bookie can take its copies (racks are hard: its rack must have no other member)"
     }
     cluster.bookies["c"].refusing = False
     await cluster.register("c", "r3")
