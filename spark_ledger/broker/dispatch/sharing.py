@@ -33,8 +33,7 @@ TURN_PARTS_MAX = 20
 LOOK_AHEAD_ROWS, LOOK_AHEAD_ROWS_MAX = 2_000, 20_000
 """How many rows may wait, per consumer and in all, before no new rows are read."""
 PENDING_PARTS_MAX = 500_000
-"""How many parts of a subscription may be pending in a partition, whatever UnackedLimits allow: a
-part takes 100 bytes, or some 350."""
+"""How many parts of a subscription may be pending in a partition: each takes 100 or 350 bytes."""
 _NEW_SIZE_SHARE = 0.1
 """The weight of a new part in the average number of messages in its consumer's parts."""
 
@@ -83,9 +82,8 @@ def part_of(batch: Stored, missing: list[Range], given: list[Range]) -> BatchPar
 
 
 def first_row_and_rest(part: BatchPart) -> tuple[BatchPart, BatchPart | None]:
-    """The first row of the part as a lone message, and a part with the other rows. If the row is
-    the first of its batch, other messages of the batch have the same entry: because of `is_masked`
-    an id without a set does not name them."""
+    """The first row of the part as a lone message, and a part with the other rows. Because of
+    `is_masked` an id without a set does not name the other messages with the same entry."""
     (lo, hi), *others = part.ranges
     row = BatchPart(lo, 1, [(lo, lo + 1)], 1, True, part.slots)
     ranges = ([(lo + 1, hi)] if lo + 1 < hi else []) + others
@@ -96,8 +94,7 @@ def first_row_and_rest(part: BatchPart) -> tuple[BatchPart, BatchPart | None]:
 
 class PendingParts:
     """The parts that are pending at a consumer, by their entries, in the order in which they were
-    sent. For a part of one message, as most are, only its slot is kept: 100 bytes instead of
-    350."""
+    sent. For a part of one message only its slot is kept: 100 bytes instead of 350."""
 
     __slots__ = ("_parts",)
 
@@ -177,8 +174,7 @@ class Member:
 
 
 class ReceiverChoice(Protocol):
-    """Decides which consumer gets a part. Its other methods are called for each change of a
-    part."""
+    """Decides which consumer gets a part. Its methods are called for each change of a part."""
 
     def join(self, member: Member) -> None: ...
 
@@ -204,8 +200,7 @@ class ReceiverChoice(Protocol):
         """Note that the part is pending at the consumer, and no longer waiting."""
 
     def taken(self, member: Member, part: BatchPart) -> None:
-        """Note that the part is not pending at the consumer any more: acknowledged or given
-        back."""
+        """Note that the part is no longer pending at the consumer: acknowledged or given back."""
 
     def waits(self, part: BatchPart) -> None:
         """Note that the unacknowledged rows of the part are waiting, with their slots."""
@@ -424,8 +419,7 @@ class Sharing:
         return [inside for lo, hi in ranges for inside in rows_in(self.waiting, lo, hi)]
 
     def drop(self, lo: int, hi: int) -> None:
-        """Take rows of [lo, hi) out of the waiting rows: they are acknowledged, or do not exist any
-        more."""
+        """Rows of [lo, hi) wait no more: they are acknowledged, or do not exist any more."""
         if self.waiting and self.waiting.range_cardinality(lo, hi):
             self.waiting.remove_range(lo, hi)
             self.choice.dropped(lo, hi)
@@ -464,9 +458,8 @@ class Sharing:
         self, asker: Member, message_id: MessageId, offset: int, end: int
     ) -> Iterator[bool]:
         """Acknowledge the messages that an id names, in steps, as Dispatcher.acknowledge; `offset`
-        is that of the id's message, and nothing beyond `end` is acknowledged. A part that is
-        pending at another consumer than the asker is acknowledged too. Raises Refusal if the id's
-        batch is not known."""
+        is that of the id's message; nothing beyond `end` is acknowledged. A part at another
+        consumer than the asker is acknowledged too. Raises Refusal if the batch is not known."""
         entry = signed(message_id.entryId)
         owner = self._owner(asker, entry)
         part = None if owner is None else owner.pending[entry]
@@ -493,8 +486,7 @@ class Sharing:
             raise not_sent(entry)
 
     def give_back(self, member: Member, offset: int) -> None:
-        """Let a part wait that could not be sent, or only in part; its redelivery count is not
-        raised."""
+        """Let a part wait that could not be sent completely; its redelivery count stays."""
         part = member.pending.get(offset)
         if part is not None:
             self._give_back(member, part)
@@ -502,8 +494,7 @@ class Sharing:
             self._wake()
 
     def update(self, member: Member, offset: int) -> None:
-        """Look at a part again, as rows of it may have been acknowledged, though not by the
-        consumer."""
+        """Look at a part again: rows of it may be acknowledged, though not by the consumer."""
         self._update(member, offset)
 
     def _owner(self, asker: Member, entry: int) -> Member | None:
