@@ -1,7 +1,7 @@
 """Shared by the commands: options, the connection to a cluster, printing.
 
-Always true: with --json standard output has only JSON, one document or one line per item; an error
-is one line on standard error and a non-zero exit status.
+Always true: with --json standard output has only JSON: one document, or one line per item. An error
+is one line on standard error, and the exit status is not 0.
 """
 
 import asyncio
@@ -51,9 +51,9 @@ class App(typer.Typer):
             sys.exit(FAILED)
 
 
-def fail(why: str) -> None:
+def fail(message: str) -> None:
     """Print the error and end the process."""
-    print(f"spark-ledger: {' '.join(why.split())}", file=sys.stderr)
+    print(f"spark-ledger: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(FAILED)
 
 
@@ -92,7 +92,7 @@ def with_topics(service_url: str | None, work: Callable[["TopicClient"], Awaitab
 
 
 def by_partition(offsets: Mapping[int, int]) -> dict[str, int]:
-    """The offsets for JSON, in which a name has to be text."""
+    """The offsets for JSON, with partitions as text: names in JSON are text."""
     return {str(partition): offset for partition, offset in sorted(offsets.items())}
 
 
@@ -105,9 +105,9 @@ def print_json(value: object) -> None:
     print(in_json(value))
 
 
-def answer(json: bool, plain: object, text: str) -> None:
-    """Print the result of a command: `plain` as JSON with --json, otherwise the text."""
-    print(in_json(plain) if json else text)
+def answer(json: bool, facts: object, text: str) -> None:
+    """Print the result of a command: `facts` as JSON with --json, otherwise the text."""
+    print(in_json(facts) if json else text)
 
 
 def _as_text(value: object) -> str:
@@ -125,11 +125,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty:
     console.print(table if table.rows else empty)
 
 
-def tell_unreadable(what: str, unreadable: Mapping[Any, LedgerError]) -> None:
-    """After a listing: print a line on standard error for each item that could not be read; if
-    there are such items, end with status 1."""
+def tell_unreadable(kind: str, unreadable: Mapping[Any, LedgerError]) -> None:
+    """After a listing: print a line on standard error for each item of this kind that could not be
+    read; if there are such items, end with status 1."""
     for name, error in sorted(unreadable.items()):
-        print(f"spark-ledger: {what} {name}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"spark-ledger: {kind} {name}: {' '.join(str(error).split())}", file=sys.stderr)
     if unreadable:
         raise typer.Exit(FAILED)
 
@@ -145,11 +145,10 @@ def readable(data: bytes | memoryview | None) -> str:
     """Bytes for a terminal: as text if they are text, otherwise as hexadecimal digits."""
     if data is None:
         return "null"
-    whole = bytes(data)
     try:
-        text = whole.decode()
+        text = bytes(data).decode()
     except UnicodeDecodeError:
-        return f"0x{whole.hex()}"
+        return f"0x{bytes(data).hex()}"
     return text if text.isprintable() or not text else repr(text)[1:-1]
 
 
@@ -158,7 +157,7 @@ def readable(data: bytes | memoryview | None) -> str:
 
 def target_of(to: str | None, offsets: list[str]) -> "SeekTarget":
     """The target by `to` (`earliest`, `latest` or a time) or by PARTITION=OFFSET texts. Raises
-    errors.BadConfig unless the user gave exactly one of them."""
+    errors.BadConfig unless the user gave exactly one of `to` and `offsets`."""
     from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 
     if bool(offsets) == (to is not None):
@@ -177,7 +176,7 @@ def offsets_of(texts: list[str]) -> dict[int, int]:
         return {int(partition): int(offset) for partition, offset in pairs}
     except ValueError as error:
         raise BadConfig(
-            f"{' '.join(texts)} is no place in a topic", "Give PARTITION=OFFSET, e.g. 0=1200."
+            f"{' '.join(texts)} is not a position in a topic", "Give PARTITION=OFFSET, e.g. 0=1200."
         ) from error
 
 
@@ -189,7 +188,7 @@ def time_ms(text: str) -> int:
 
         if in_seconds(int(text)):
             raise BadConfig(
-                f"{text}, as milliseconds since 1970, is before March 1973: those are seconds",
+                f"{text}, as milliseconds since 1970, is before March 1973: probably seconds",
                 f"Give milliseconds ({text}000), 0 for the beginning, or ISO 8601.",
             )
         return int(text)
@@ -197,6 +196,6 @@ def time_ms(text: str) -> int:
         at = datetime.fromisoformat(text)
     except ValueError as error:
         raise BadConfig(
-            f"'{text}' is no time", "Give ISO 8601, e.g. 2026-01-31T12:00:00Z, or milliseconds."
+            f"'{text}' is not a time", "Give ISO 8601, e.g. 2026-01-31T12:00:00Z, or milliseconds."
         ) from error
     return round((at if at.tzinfo else at.astimezone()).timestamp() * 1000)

@@ -48,7 +48,7 @@ def list_ledgers(json: JsonOption = False, service_url: UrlOption = None) -> Non
         async for ledger_id in ledgers.list():
             try:
                 records.append((await ledgers.record(ledger_id)).record)
-            except NoSuchLedger:  # deleted meanwhile
+            except NoSuchLedger:  # the ledger was deleted meanwhile
                 continue
             except UnsupportedFormat as error:
                 unreadable[ledger_id] = error
@@ -91,16 +91,16 @@ def recover(
     gone: Annotated[
         list[str] | None,
         typer.Option(
-            help="Id of a bookie that will never come back: entries at the end that only it may"
-            " have are given up. Repeat it for each bookie.",
+            help="Id of a bookie that will never come back: entries at the end that only this"
+            " bookie may have are given up. Repeat the option for each bookie.",
         ),
     ] = None,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Fence a ledger, find its end and close it: its writer can add nothing any more. Then ask
-    every bookie that keeps copies for each entry that it should have, and bring back those that it
-    lacks or cannot deliver. Exit status 1 when an entry is still missing or a bookie does not
+    """Fence a ledger, find its end and close it: its writer can add no more entries. Then ask every
+    bookie that keeps copies for each entry that it should have, and bring back the entries that it
+    lacks or cannot deliver. Exit status 1 if an entry is still missing or a bookie does not
     respond."""
 
     from spark_ledger.repair.limbo import repair_everywhere
@@ -128,16 +128,17 @@ def limbo(
     idle_s: Annotated[
         float,
         typer.Option(
-            help="With --repair: seconds to watch open ledgers; those that do not move are closed.",
+            help="With --repair: seconds to watch open ledgers; ledgers that get no entry are"
+            " closed.",
             min=0,
         ),
     ] = IDLE_S,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Ledgers in limbo: a bookie may have lost entries of them, and they are not repaired yet.
-    Reason torn: after an unclean stop with a torn write (for a page-cache ledger: after any unclean
-    stop); lost: after damage or the loss of a directory."""
+    """Ledgers in limbo: a bookie may have lost entries of such a ledger, and the ledger is not
+    repaired yet. Reason torn: after an unclean stop with a torn write (for a page-cache ledger:
+    after any unclean stop); lost: after damage or the loss of a directory."""
 
     if repair:
         _repair_all(idle_s, json, service_url)
@@ -150,7 +151,7 @@ def limbo(
         print_json([listing._asdict() for listing in listings])
         return
     rows = [(li.ledger_id, li.bookie_id, li.reason, in_utc(li.since_ms)) for li in listings]
-    print_table(("LEDGER", "IN LIMBO AT", "REASON", "SINCE"), rows, "nothing is in limbo")
+    print_table(("LEDGER", "IN LIMBO AT", "REASON", "SINCE"), rows, "no ledger is in limbo")
 
 
 def _repair_all(idle_s: float, json: bool, service_url: str | None) -> None:
@@ -172,7 +173,8 @@ def _repair_all(idle_s: float, json: bool, service_url: str | None) -> None:
             for r in report.repaired
         ]
         rows += [(ledger_id, "", "", "", why) for ledger_id, why in report.left.items()]
-        print_table(("LEDGER", "BOOKIE", "COMPARED", "COPIED", "NOW"), rows, "nothing is in limbo")
+        columns = ("LEDGER", "BOOKIE", "COMPARED", "COPIED", "NOW")
+        print_table(columns, rows, "no ledger is in limbo")
         print(", ".join(f"{name}: {count}" for name, count in summary.items()))
     if failed or report.left:
         raise typer.Exit(1)
@@ -181,19 +183,20 @@ def _repair_all(idle_s: float, json: bool, service_url: str | None) -> None:
 @app.command()
 def unrecorded(
     ids: Annotated[
-        list[int] | None, typer.Argument(help="Only these; else all.", min=0, max=LEDGER_ID_MAX)
+        list[int] | None,
+        typer.Argument(help="Only these ledgers; else all.", min=0, max=LEDGER_ID_MAX),
     ] = None,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Name them as deleted: bookies drop the copies.")
+        bool, typer.Option("--delete", help="Name the ledgers as deleted: bookies drop the copies.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Ledgers that bookies keep copies of, but that have no record and were not deleted. Causes:
+    """Ledgers of which bookies keep copies, but which have no record and were not deleted. Causes:
     the metadata store was restored from an older copy, a record was lost, or an earlier version of
-    Spark Ledger deleted them. Bookies count them once in overreplicated_wait_s (an hour), and once
-    more when the metadata store is held."""
+    Spark Ledger deleted the ledgers. Bookies count such ledgers once in overreplicated_wait_s (an
+    hour), and once more when the metadata store is held."""
     from spark_ledger.metadata.unrecorded import name_as_deleted, read_unrecorded
 
     by_ledger, counted_ms, hold = with_ledgers(
@@ -229,7 +232,7 @@ def unrecorded(
         print(f"named as deleted: {len(named_as_deleted)}")
 
 
-NONE_UNRECORDED = "no ledger is known to be kept without a record; bookies count once an hour"
+NONE_UNRECORDED = "no bookie reports a ledger without a record; bookies count once an hour"
 
 
 async def with_store_errors(work: "Awaitable[T]") -> "T":
@@ -247,8 +250,8 @@ async def with_store_errors(work: "Awaitable[T]") -> "T":
 
 @app.command()
 def underreplicated(json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """Ledgers with copies that are missing, or will be moved: at which bookie, why, since when, and
-    the obstacle."""
+    """Ledgers with copies that are missing, or will be moved: the bookie, the reason, since when,
+    and the obstacle."""
 
     async def work(ledgers: "LedgerStore") -> "tuple[list[ListedLedger], str]":
         from spark_ledger.repair.status import status, underreplicated
@@ -293,9 +296,9 @@ def audit(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Check that every entry has all its copies at the bookies that its ledger names, and that they
-    are well placed; changes nothing. Exit status 1 if a ledger is under-replicated, damaged (no
-    bookie has an entry) or blocked (its repair cannot go on)."""
+    """Check that every entry has all its copies at the bookies that its ledger names, and that the
+    copies are well placed; changes nothing. Exit status 1 if a ledger is under-replicated, damaged
+    (no bookie has an entry) or blocked (its repair cannot go on)."""
 
     async def work(topics: "TopicClient") -> "Audit":
         from spark_ledger.repair.audit import audit
@@ -327,7 +330,7 @@ def audit(
         print(", ".join(f"{name}: {count}" for name, count in result.counts().items()))
         if result.silent:
             names = ", ".join(sorted(result.silent))
-            print(f"no answer, so what they keep counts as missing here: {names}")
+            print(f"bookies without a response, whose copies count as missing: {names}")
     if not result.is_whole:
         raise typer.Exit(1)
 
@@ -367,7 +370,7 @@ def read(
     """The confirmed entries of a ledger; does not disturb its writer."""
 
     if last is not None and last < first:
-        raise BadConfig(f"--last {last} is below --first {first}", "Give it at or after --first.")
+        raise BadConfig(f"--last {last} is below --first {first}", "Give --last at least --first.")
 
     async def work(ledgers: "LedgerStore") -> None:
         reader = await ledgers.open(ledger_id, recover=False, password=password.encode())

@@ -19,7 +19,7 @@ from spark_ledger.errors import MetadataHeld, Unavailable
 from spark_ledger.topic.log.policies import PASS_BYTES
 
 FolderOption = Annotated[
-    Path, typer.Option("--data-dir", help="Where the cluster keeps its data.", file_okay=False)
+    Path, typer.Option("--data-dir", help="The folder of the cluster's data.", file_okay=False)
 ]
 FOLDER = Path(".spark-ledger")
 NO_BROKERS = "no brokers (`spark-ledger broker start` starts one)"
@@ -61,18 +61,20 @@ def options(
 
 @app.command()
 def up(
-    bookies: Annotated[int, typer.Option(help="How many bookies at least.", min=1)] = 3,
+    bookies: Annotated[int, typer.Option(help="The least number of bookies.", min=1)] = 3,
     port: Annotated[int, typer.Option(help="ZooKeeper's port.", min=1, max=65535)] = PORT_DEFAULT,
     data_dir: FolderOption = FOLDER,
     merge_bytes: Annotated[
         int,
-        typer.Option(help="Bytes a minute to copy for merging small segments; 0: none.", min=0),
+        typer.Option(
+            help="Bytes a minute to copy for merging small segments; 0: no merging.", min=0
+        ),
     ] = PASS_BYTES,
     broker_port: Annotated[
-        int, typer.Option(help="Where Pulsar's clients connect.", min=1, max=65535)
+        int, typer.Option(help="The port for Pulsar's clients.", min=1, max=65535)
     ] = DEFAULTS.broker_port,
     admin_port: Annotated[
-        int, typer.Option(help="Where they look topics up by HTTP.", min=1, max=65535)
+        int, typer.Option(help="The port for their lookups by HTTP.", min=1, max=65535)
     ] = DEFAULTS.admin_port,
     broker: Annotated[
         bool, typer.Option(help="With a broker for Pulsar's clients, or without.")
@@ -83,14 +85,14 @@ def up(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Start a cluster on this machine in the background; it takes ledgers when this returns (if its
-    metadata store is held, the cluster is up and this command fails). A process that dies is not
-    started again: `spark-ledger broker start` replaces a broker that was killed; `spark-ledger
+    """Start a cluster on this machine in the background; it takes ledgers when the command returns.
+    (If its metadata store is held, the cluster is up and the command fails.) A process that dies is
+    not started again: `spark-ledger broker start` replaces a broker that was killed; `spark-ledger
     down`, then `up`, start ZooKeeper, the bookies and the broker."""
     from spark_ledger.local import background
 
     background.refuse_too_few(data_dir, bookies)
-    settings_of(BrokerSettings, broker_config)  # a wrong file is refused before anything starts
+    settings_of(BrokerSettings, broker_config)  # refuses a wrong file before any process starts
     cluster = background.up(
         data_dir,
         bookies,
@@ -117,7 +119,7 @@ def up(
             print(f"Pulsar's clients connect to {cluster.broker_url} or {cluster.admin_url}")
     if hold is not None:
         raise MetadataHeld(
-            f"it is up and takes nothing, for its metadata store is held: {hold.why}"
+            f"the cluster is up and takes no writes, as its metadata store is held: {hold.why}"
         )
 
 
@@ -133,7 +135,8 @@ def down(data_dir: FolderOption = FOLDER) -> None:
 @app.command()
 def status(
     data_dir: Annotated[
-        Path | None, typer.Option(help="Of the cluster that `up` started there.", file_okay=False)
+        Path | None,
+        typer.Option(help="The folder of a cluster that `up` started.", file_okay=False),
     ] = None,
     json: JsonOption = False,
     service_url: Annotated[
@@ -143,7 +146,7 @@ def status(
         ),
     ] = None,
 ) -> None:
-    """The bookies and brokers of the cluster: of the one that `up` started, or at the service
+    """The bookies and brokers of the cluster that `up` started, or of the cluster at the service
     URL. Ends with status 1 while its metadata store is held."""
     from spark_ledger.local import background
 
@@ -156,7 +159,7 @@ def status(
         store = metadata.store_status(url)
     except Unavailable as error:
         if service_url:
-            remedy = "Check the service URL, and that the ZooKeeper that it names runs."
+            remedy = "Check the service URL, and that its ZooKeeper runs."
             raise Unavailable(error.what, remedy) from None
         remedy = "Its ZooKeeper has died: `spark-ledger down`, then `spark-ledger up`."
         raise Unavailable(error.what, remedy) from None
@@ -190,10 +193,10 @@ def status(
 
 @app.command()
 def demo(
-    rows: Annotated[int | None, typer.Option(help="Only so many flights.", min=2000)] = None,
+    rows: Annotated[int | None, typer.Option(help="Only this number of flights.", min=2000)] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up.")] = False,
     output: Annotated[
-        Path, typer.Option(help="Where the picture, the table and the logs go.", file_okay=False)
+        Path, typer.Option(help="The folder for picture, table and logs.", file_okay=False)
     ] = Path("demo-output"),
 ) -> None:
     """A year of real flights through a replicated ledger, by Spark, exactly once."""

@@ -1,5 +1,5 @@
-"""`spark-ledger metadata status|accept`: whether the metadata store went back in time, and how an
-operator accepts such a store (metadata/hold.py)."""
+"""`spark-ledger metadata status|accept`: shows whether the metadata store went back in time, and
+lets an operator accept such a store (metadata/hold.py)."""
 
 import asyncio
 import time
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from spark_ledger.metadata.hold import StoreStatus
 
 app = App(
-    help="The metadata store: whether it went back in time, and accepting one that did.",
+    help="The metadata store: whether it went back in time, and the acceptance of such a store.",
     no_args_is_help=True,
 )
 REPORTS_WAIT_S, REPORTS_PAUSE_S = 10.0, 0.5
 ROWS_SHOWN = 50
 NOT_LISTED = (
-    "an accept also gives up what no bookie has and nothing can list: rows of small commits (the"
-    " commit itself has them), topics, policies, schemas, subscriptions and their positions that"
-    " are newer than this store"
+    "an accept also gives up facts newer than this store that no bookie has and no command can"
+    " list: rows of small commits (the commit itself has them), topics, policies, schemas,"
+    " subscriptions and their positions"
 )
 
 
@@ -67,8 +67,8 @@ def sentence(status: "StoreStatus") -> str:
 
 @app.command("status")
 def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """The store's epoch, the newest link of its chain, and whether it is held. Exit status 1 if it
-    is held."""
+    """The store's epoch, the newest link of its chain, and whether the store is held. Exit status 1
+    if the store is held."""
     store = store_status(resolve_service_url(service_url))
     if json:
         print_json(facts_of(store))
@@ -100,17 +100,17 @@ def accept(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Accept a store that went back in time as it is. The command first lists the ledgers that
-    bookies have and the store does not name, then it asks. Afterwards ids of new ledgers are above
-    all that were given out before. With --json and without --yes it prints the list, and after the
-    question the outcome."""
+    """Accept a store that went back in time. The command first lists the ledgers that bookies have
+    and the store does not name, then it asks. Afterwards ids of new ledgers are above all ids that
+    were given out before. With --json and without --yes it prints the list, and after the question
+    the outcome."""
     from spark_ledger.metadata import hold
 
     url = resolve_service_url(service_url)
     before = store_status(url)
     end_s = time.monotonic() + REPORTS_WAIT_S
     while before.cluster.hold and before.silent and time.monotonic() < end_s:
-        time.sleep(REPORTS_PAUSE_S)  # a bookie sees the hold within a moment, then reports
+        time.sleep(REPORTS_PAUSE_S)  # a bookie reports soon after it sees the hold
         before = store_status(url)
     if before.cluster.hold is None:
         if json:
@@ -132,11 +132,9 @@ def accept(
         print_json({"accepted": True, **facts_of(before), "epoch": after.cluster.epoch})
     else:
         print(f"accepted: {sentence(after)}")
-        print("brokers begin anew with their topics within some ten seconds; queries that ran")
-        print(
-            "meanwhile have to be started again: one that has read rows which are in no topic any"
-        )
-        print("more ends with an error, and goes on under a new checkpoint (docs/operations.md)")
+        print("brokers open their topics anew within some ten seconds; start queries that ran")
+        print("meanwhile again: a query that has read rows that are in no topic any more ends with")
+        print("an error, and goes on under a new checkpoint (docs/operations.md)")
 
 
 def _show(status: "StoreStatus") -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 bookies = App(help="Bookies: the nodes that store entries.", no_args_is_help=True)
 brokers = App(help="The broker: Pulsar's clients write and read topics.", no_args_is_help=True)
 autorecovery = App(
-    help="Self-healing: lost copies are made again, and topics are kept up.", no_args_is_help=True
+    help="Self-healing, which makes lost copies again, and upkeep of topics.", no_args_is_help=True
 )
 Timeout = Annotated[
     float, typer.Option("--timeout", help="Seconds to wait for the answer.", min=0.1)
@@ -55,7 +55,7 @@ INTERRUPTED = 130
 
 @bookies.command("list")
 def list_bookies(json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """Every bookie ever seen: rw, ro or down, and why."""
+    """Every known bookie: its state (rw, ro or down), and the reason."""
     known_bookies = asyncio.run(bookies_registered(resolve_service_url(service_url)))
     rows = [_row_of(bookie) for bookie in known_bookies]
     malformed = {
@@ -89,7 +89,8 @@ def info(
     timeout: Timeout = TIMEOUT_S,
     service_url: UrlOption = None,
 ) -> None:
-    """The state of one bookie; with host:port only that bookie is asked, not the metadata store."""
+    """The state of one bookie; with host:port the command asks only this bookie, not the metadata
+    store."""
     is_address = ":" in bookie
     address = checked_address(bookie) if is_address else asyncio.run(_address(bookie, service_url))
     response = asyncio.run(request_info(address, timeout))
@@ -114,7 +115,7 @@ def ready(
     address: Annotated[str, typer.Argument(help="host:port of the bookie's frames.")],
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    """Exit status 0 when the bookie is registered and takes new entries, else 1 and why."""
+    """Exit status 0 if the bookie is registered and takes new entries, else 1 and the reason."""
     from spark_ledger.bookies.bookie_client import why_not_ready
 
     why = why_not_ready(asyncio.run(request_info(checked_address(address), timeout)))
@@ -142,18 +143,18 @@ def decommission(
         bool,
         typer.Option(
             "--force",
-            help="Also if ledgers keep fewer copies once it is stopped; never below Qa.",
+            help="Also if ledgers then keep fewer copies; never fewer than Qa.",
         ),
     ] = False,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="It stays, and takes entries again.")
+        bool, typer.Option("--cancel", help="The bookie stays, and takes entries again.")
     ] = False,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Drain a bookie that is up: it takes no new entries, and its copies are made on others, until
-    no ledger names it. Ctrl-C stops the progress display, not the draining; run the command again
-    to watch it. With --json it prints one line for each change."""
+    """Drain a bookie that is up: it takes no new entries, and its copies are made on other bookies,
+    until no ledger names it. Ctrl-C stops the progress display, not the draining; run the command
+    again to watch the draining. With --json the command prints one line for each change."""
     if cancel:
         _cancel(bookie_id, service_url)
         return
@@ -179,8 +180,8 @@ def decommission(
         return
     if left.stuck:
         print(
-            f"bookie {bookie_id} may be stopped; fewer copies remain then of"
-            f" {counted(left.stuck, 'ledger')}, until another bookie can take them"
+            f"bookie {bookie_id} may be stopped; {counted(left.stuck, 'ledger')} then have fewer"
+            " copies, until another bookie can take the copies"
         )
     else:
         print(
@@ -193,7 +194,7 @@ def _exit_interrupted(bookie_id: str, *, has_begun: bool) -> NoReturn:
     outlook = "is drained all the same" if has_begun else "may be drained all the same"
     print(
         f"\nbookie {bookie_id} {outlook}: `spark-ledger bookie decommission {bookie_id}` watches"
-        " it, with --cancel the bookie stays and takes entries again",
+        " the draining; with --cancel the bookie stays and takes entries again",
         file=sys.stderr,
     )
     sys.exit(INTERRUPTED)
@@ -205,13 +206,14 @@ def _cancel(bookie_id: str, service_url: str | None) -> None:
     if not with_ledgers(service_url, lambda ledgers: cancel(ledgers, bookie_id)):
         raise BadConfig(
             f"bookie {bookie_id} is not being drained",
-            "`spark-ledger autorecovery status` lists the bookies that are.",
+            "`spark-ledger autorecovery status` lists the draining bookies.",
         )
     print(f"bookie {bookie_id} stays, and takes entries again")
 
 
 class _DrainDisplay:
-    """Shows what is left to move: a bar in a terminal, otherwise a line for each change."""
+    """Shows the ledgers and bytes that are left: a bar in a terminal, otherwise a line for each
+    change."""
 
     def __init__(self, json: bool) -> None:
         self._json = json
@@ -247,7 +249,7 @@ class _DrainDisplay:
 
 
 def _obstacle(left: "DrainProgress") -> str:
-    """The obstacle, if there is one."""
+    """The text of the obstacle; empty without an obstacle."""
     if left.hindrance:
         return f"; {left.hindrance}"
     if not left.blocked:
@@ -288,7 +290,8 @@ async def of_store(service_url: str, ask: "Callable[[MetadataStore], Awaitable[T
         await cluster_at(store, service_url)
         return await ask(store)
     except StoreUnavailable as error:
-        raise Unavailable(str(error), "Its ZooKeeper is down, or very slow: try again.") from None
+        remedy = "The cluster's ZooKeeper is down, or very slow: try again."
+        raise Unavailable(str(error), remedy) from None
     finally:
         await store.close()
 
@@ -304,13 +307,13 @@ def _row_of(bookie: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked_address(address: str) -> str:
-    """The address. Raises BadConfig if it is no host:port, as the request would not reach the
-    port."""
+    """The address. Raises BadConfig if the address is not host:port: a request would not reach the
+    bookie."""
     with suppress(ValueError):
         if net.split(address)[1]:
             return address
     raise BadConfig(
-        f"'{address}' is no address of a bookie: it is host:port, with a port from 1 to"
+        f"'{address}' is not an address of a bookie: an address is host:port, with a port from 1 to"
         f" {net.PORT_MAX} and an IPv6 address in brackets",
         "`spark-ledger bookie list` has the address of each bookie's frames.",
     )
@@ -325,8 +328,8 @@ async def _address(bookie_id: str, service_url: str | None) -> str:
         if bookie["id"] == bookie_id:
             return client_address(bookie)
     raise BadConfig(
-        f"no bookie {bookie_id!r} was ever registered there",
-        "`spark-ledger bookie list` names those that were.",
+        f"no bookie {bookie_id!r} was ever registered in this cluster",
+        "`spark-ledger bookie list` lists the bookies that were.",
     )
 
 
@@ -340,8 +343,8 @@ async def request_info(address: str, timeout_s: float) -> "InfoResponse":
     except CallFailed as failure:
         raise Unavailable(
             f"the bookie at {address} does not answer: {failure}",
-            "It is down or has not opened its port yet (see its own log), or it speaks frames at"
-            " another port: `spark-ledger bookie list` has the port.",
+            "The bookie is down or has not opened its port yet (see its log), or its port for"
+            " frames is another: `spark-ledger bookie list` has the port.",
         ) from None
     finally:
         await network.close()
@@ -369,8 +372,8 @@ def _state(directory: "DirectoryInfo") -> str:
 
 
 def _setting(name: str, *flags: str, **limits: Any) -> Any:
-    """The option of a broker's setting. Without the option the value is that of the file of
-    settings, or the default."""
+    """The option of a broker's setting. Without the option the value comes from the file of
+    settings, else it is the default."""
     field = BrokerSettings.model_fields[name]
     default: Any = field.default
     text: bool | str = name.replace("_", "-") if default is True else str(default) or False
@@ -390,7 +393,7 @@ def start_broker(
     auto_create_partitions: Annotated[int | None, _setting("auto_create_partitions", min=0)] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="A file of settings, as conf/broker.toml; options win over it."),
+        typer.Option(help="A file of settings, as conf/broker.toml; options go before its values."),
     ] = None,
     parent_pipe: Annotated[
         bool, typer.Option("--parent-pipe", help="End when standard input is closed.")
@@ -417,8 +420,8 @@ def start_broker(
 
 @brokers.command("list")
 def list_brokers(json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """The brokers that are alive, with the URL for clients, and how many chunked messages their
-    producers left incomplete since the broker started."""
+    """The brokers that are alive, each with its URL for clients, and with how many chunked messages
+    its producers left incomplete since it started."""
     unreadable: dict[str, LedgerError] = {}
     brokers = asyncio.run(living_brokers(resolve_service_url(service_url), unreadable))
     if json:
@@ -433,7 +436,9 @@ def list_brokers(json: JsonOption = False, service_url: UrlOption = None) -> Non
 def start_autorecovery(
     merge_bytes: Annotated[
         int,
-        typer.Option(help="Bytes a minute to copy for merging small segments; 0: none.", min=0),
+        typer.Option(
+            help="Bytes a minute to copy for merging small segments; 0: no merging.", min=0
+        ),
     ] = PASS_BYTES,
     parent_pipe: Annotated[
         bool,
@@ -462,13 +467,13 @@ def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
     by_reason = ", ".join(f"{why}: {count}" for why, count in now.by_reason.items())
     listed = counted(now.under_replicated, "ledger") + (by_reason and f" (listed as {by_reason})")
     if now.alarm:
-        more = counted(now.unlisted, "ledger")
-        listed += f"; {more} of the bookies that are gone not listed while the alarm lasts"
+        unlisted = counted(now.unlisted, "ledger")
+        listed += f"; {unlisted} of bookies that are gone not listed while the alarm lasts"
     elif not now.enabled:
-        listed += "; ledgers of lost bookies are not listed while it is disabled"
+        listed += "; ledgers of lost bookies are not listed while autorecovery is disabled"
     facts: dict[str, object] = {
         **({"ALARM": now.alarm} if now.alarm else {}),
-        **({"HELD": f"nothing is repaired: {now.held}"} if now.held else {}),
+        **({"HELD": f"no ledger is repaired: {now.held}"} if now.held else {}),
         "enabled": "yes" if now.enabled else "no",
         **_settings(now),
         "auditor": now.auditor or "none: no process hosts autorecovery",
@@ -489,7 +494,7 @@ def enable(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="The bookies that are gone now are lost, even more than a third."
+            "--force", help="Bookies that are gone now count as lost, even more than a third."
         ),
     ] = False,
     service_url: UrlOption = None,
@@ -504,7 +509,7 @@ def enable(
 
 @autorecovery.command()
 def disable(service_url: UrlOption = None) -> None:
-    """Repair nothing until it is enabled again."""
+    """Repair no ledger until autorecovery is enabled again."""
     _change(service_url, {"enabled": False})
     print("autorecovery is disabled")
 
@@ -517,14 +522,16 @@ def set_(
     ],
     service_url: UrlOption = None,
 ) -> None:
-    """Change settings for the whole cluster, while it runs."""
+    """Change settings of the whole cluster, while it runs."""
     changes: dict[str, object] = {}
     for text in settings:
         name, equals, value = text.partition("=")
         if not equals:
-            raise BadConfig(f"'{text}' is no setting with a value", "Give NAME=VALUE.")
+            raise BadConfig(f"'{text}' is not a setting with a value", "Give NAME=VALUE.")
         if name in ("enabled", "accepted"):
-            raise BadConfig(f"'{name}' is not set so", "Use `autorecovery enable` or `disable`.")
+            raise BadConfig(
+                f"'{name}' cannot be set here", "Use `autorecovery enable` or `disable`."
+            )
         changes[name] = value
     now = _change(service_url, changes)
     print_facts({name: text for name, text in _settings(now).items() if name in changes})
@@ -537,7 +544,7 @@ def _change(service_url: str | None, changes: dict[str, object]) -> "Autorecover
 
 
 def _settings(now: "AutorecoverySettings | AutorecoveryStatus") -> dict[str, str]:
-    """The settings that an operator sets by name, for people."""
+    """The settings that an operator sets by name, as text for people."""
     rate = now.repair_bytes_per_s
     return {
         "lost_bookie_delay_s": f"{now.lost_bookie_delay_s:g}",

@@ -1,9 +1,9 @@
-"""Rows on a terminal: `spark-ledger produce`, `consume`, and what `topic tail` and `subscription
-peek` print.
+"""Rows on a terminal: `spark-ledger produce`, `consume`, and the rows that `topic tail` and
+`subscription peek` print.
 
-Always true: a row is printed once, those of a partition in their order. `consume` moves its
-subscription past a row after the row is printed, so a row may come again after a crash, and none is
-missed.
+Always true: a row is printed once; rows of a partition are printed in their order. `consume` moves
+its subscription past a row after the row is printed, so a row may come again after a crash, and no
+row is missed.
 """
 
 import asyncio
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from spark_ledger.topic.subscription.cursor import Cursor
 
 LIVE_LOOK_S = 0.5
-"""Between two looks at the ends of live segments."""
+"""The time between two looks at the ends of live segments."""
 LINES_AT_ONCE = 10_000
 LINE_BYTES_MAX = 1 << 20
 APP_ID = "spark-ledger-produce"
 
 Start = Callable[[int, int], int]
-"""The offset at which to begin, of a partition with that first offset and that end."""
+"""Returns the offset at which to begin in a partition, for its first offset and its end."""
 
 
 class ShownRow(NamedTuple):
-    """`value` of a typed row is an object of its columns."""
+    """A row to print; the `value` of a typed row is an object of its columns."""
 
     partition: int
     offset: int
@@ -61,16 +61,16 @@ class ShownRow(NamedTuple):
 async def rows_from(
     client: "TopicClient", name: str, start: Start | Mapping[int, int], *, follow: bool
 ) -> AsyncIterator[ShownRow]:
-    """The rows of each partition from `start` on, up to the end or with `follow` for ever: those
-    that are committed, and those of live segments that are confirmed."""
+    """The rows of each partition from `start` on, up to the end, or with `follow` for ever: rows of
+    commits, and confirmed rows of live segments."""
     from spark_ledger.topic.read.live import LiveEnds, live_task
     from spark_ledger.topic.read.plan import plan_read
     from spark_ledger.topic.task_reader import read_blocks
 
     info = await client.topics.open(name)
     log = client.log(info.id)
-    changed = asyncio.Event()
-    state = await log.fold(fresh=True, watch=changed.set)
+    change = asyncio.Event()
+    state = await log.fold(fresh=True, watch=change.set)
     live_ends = LiveEnds(client.ledgers)
     starts: dict[int, int] | None = None
     while True:
@@ -95,10 +95,10 @@ async def rows_from(
         if not follow:
             return
         starts = {p: max(at[p], end) for p, end in row_ends.items()}
-        await woken(changed, LIVE_LOOK_S if live else None)
-        if changed.is_set():
-            changed.clear()
-            state = await log.fold(watch=changed.set)
+        await woken(change, LIVE_LOOK_S if live else None)
+        if change.is_set():
+            change.clear()
+            state = await log.fold(watch=change.set)
 
 
 def _starts_of(
@@ -150,11 +150,11 @@ def _keys_and_values(
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(help="The topic, which exists.")],
+    topic: Annotated[str, typer.Argument(help="The topic, which must exist.")],
     lines: Annotated[
-        list[str] | None, typer.Argument(help="The values; none: the lines of standard input.")
+        list[str] | None, typer.Argument(help="The values; else the lines of standard input.")
     ] = None,
-    key: Annotated[str | None, typer.Option(help="The key of all of them.")] = None,
+    key: Annotated[str | None, typer.Option(help="The key of all rows.")] = None,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
@@ -163,18 +163,18 @@ def produce(
 
     async def work(client: "TopicClient") -> int:
         await client.topics.open(topic)
-        written = 0
+        count = 0
         for group in _groups(lines):
             await _commit_lines(client, topic, group, key)
-            written += len(group)
-        return written
+            count += len(group)
+        return count
 
-    written = with_topics(service_url, work)
-    answer(json, {"topic": topic, "rows": written}, f"{written} rows are in topic {topic}")
+    count = with_topics(service_url, work)
+    answer(json, {"topic": topic, "rows": count}, f"{count} rows were written to topic {topic}")
 
 
 def _groups(lines: list[str] | None) -> Iterator[list[bytes]]:
-    """The lines that become one commit each time. Raises errors.BadConfig."""
+    """The lines in groups; each group becomes one commit. Raises errors.BadConfig."""
     if lines:
         yield [_checked(line.encode()) for line in lines]
         return
@@ -229,18 +229,18 @@ async def _commit_lines(
 
 def consume(
     topic: Annotated[str, typer.Argument(help="The topic.")],
-    subscription: Annotated[str, typer.Option("--subscription", "-s", help="Its subscription.")],
-    count: Annotated[int, typer.Option(help="End after so many rows; 0: never.", min=0)] = 0,
-    follow: Annotated[bool, typer.Option(help="Wait for more, until Ctrl-C.")] = True,
+    subscription: Annotated[str, typer.Option("--subscription", "-s", help="The subscription.")],
+    count: Annotated[int, typer.Option(help="End after this number of rows; 0: never.", min=0)] = 0,
+    follow: Annotated[bool, typer.Option(help="Wait for more rows, until Ctrl-C.")] = True,
     earliest: Annotated[
-        bool, typer.Option("--earliest", help="Make a new subscription at the first row kept.")
+        bool, typer.Option("--earliest", help="A new subscription begins at the first row.")
     ] = False,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
     """Print rows and move a subscription past them, for a quick try: partition, offset, key, value.
-    It has the subscription alone, as a query would. Programs read with Spark, or with Pulsar's
-    clients."""
+    No query or client can use the subscription meanwhile. Programs read with Spark, or with
+    Pulsar's clients."""
 
     async def work(client: "TopicClient") -> None:
         from spark_ledger.topic.subscription.seek_target import End

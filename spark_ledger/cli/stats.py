@@ -1,7 +1,7 @@
-"""What brokers know of a topic, asked by HTTP.
+"""Statistics of a topic, which brokers give by HTTP.
 
-Always true: a broker that does not answer is passed over, as each of them can answer for all; no
-error of theirs ends a command that can do without them.
+Always true: a broker that does not answer is passed over, as any broker can answer for all; a
+broker's error ends no command that can do without statistics.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,22 +17,22 @@ NO_STATS = "Start a broker, or ask for `topic describe` and `subscription list`.
 
 
 async def stats_of(client: "TopicClient", info: "TopicInfo") -> dict[str, Any] | None:
-    """The stats of the whole topic; None: no broker answers."""
+    """The statistics of the whole topic; None: no broker answers."""
     from spark_ledger import http
     from spark_ledger.broker.owner.membership import brokers_alive
 
-    what = "partitioned-stats?perPartition=false" if info.policies.partitioned else "stats"
+    verb = "partitioned-stats?perPartition=false" if info.policies.partitioned else "stats"
     name = info.name
-    path = f"admin/v2/persistent/{name.tenant}/{name.namespace}/{name.name}/{what}"
+    path = f"admin/v2/persistent/{name.tenant}/{name.namespace}/{name.name}/{verb}"
     for _, broker in sorted((await brokers_alive(client.store, {})).items()):
         if not broker.admin_url:
             continue
         try:
-            answered = await http.ask(f"{broker.admin_url}/{path}")
+            stats = await http.ask(f"{broker.admin_url}/{path}")
         except http.HttpFailure:
             continue
-        if isinstance(answered, dict):
-            return answered
+        if isinstance(stats, dict):
+            return stats
     return None
 
 
@@ -45,18 +45,20 @@ def print_stats(stats: dict[str, Any], json: bool) -> None:
         "storage": shown(stats["storageSize"]),
         "partitions": (stats.get("metadata") or {}).get("partitions", 1),
         "deduplication": stats["deduplicationStatus"],
-        "producers": ", ".join(sorted({of["producerName"] for of in publishers})) or "none",
+        "producers": ", ".join(sorted({producer["producerName"] for producer in publishers}))
+        or "none",
     }
     print_facts(facts)
     columns = ("SUBSCRIPTION", "TYPE", "CONSUMERS", "BACKLOG", "UNACKED", "REDELIVERED", "DELAYED")
     rows = [
-        (name, of["type"], len(of["consumers"]), *counts_of(of))
-        for name, of in sorted(stats["subscriptions"].items())
+        (name, subscription["type"], len(subscription["consumers"]), *counts_of(subscription))
+        for name, subscription in sorted(stats["subscriptions"].items())
     ]
     print_table(columns, rows, "no subscriptions")
 
 
 def counts_of(subscription: dict[str, Any]) -> tuple[int, ...]:
-    """Messages not acknowledged, those of them that are sent, redelivered, delayed."""
+    """The numbers of messages: not acknowledged, sent and not acknowledged, redelivered,
+    delayed."""
     names = ("msgBacklog", "unackedMessages", "redeliveredMessages", "msgDelayed")
     return tuple(int(subscription.get(name, 0)) for name in names)

@@ -1,5 +1,5 @@
-"""`spark-ledger subscription list|create|seek|delete|lag`, and the verbs that move one under its
-consumers: `skip|clear|expire|reset`; `peek` shows what comes next."""
+"""`spark-ledger subscription list|create|seek|delete|lag`, the verbs that move a subscription while
+consumers use it: `skip|clear|expire|reset`; and `peek`, which shows its next rows."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -40,9 +40,9 @@ To = Annotated[
     str | None, typer.Option("--to", help="earliest, latest, or a time: ISO 8601 or ms.")
 ]
 ToOffset = Annotated[
-    list[str] | None, typer.Option(help="PARTITION=OFFSET. Repeat it for each partition.")
+    list[str] | None, typer.Option(help="PARTITION=OFFSET. Repeat the option for each partition.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Also one that a query is using.")]
+Force = Annotated[bool, typer.Option("--force", help="Also a subscription that a query uses.")]
 
 
 class _Listed(NamedTuple):
@@ -55,21 +55,21 @@ class _Listed(NamedTuple):
 def list_subscriptions(
     topic: Topic, json: JsonOption = False, service_url: UrlOption = None
 ) -> None:
-    """Every subscription of a topic, and its position. A broker adds what only the owners of the
-    partitions have in memory: the type of its consumers, how many there are, messages that are
-    sent and not acknowledged, sent again, or delayed. Without a broker these are not shown, but the
-    age of the position that the metadata store has: a newer one may be in a ledger."""
+    """Every subscription of a topic, and its position. A broker adds facts that only the owners of
+    the partitions have in memory: the type and number of its consumers, and the numbers of messages
+    that are sent and not acknowledged, sent again, or delayed. Without a broker the command shows
+    the age of the position in the metadata store instead: a newer position may be in a ledger."""
     unreadable: dict[str, LedgerError] = {}
 
     async def listed(client: "TopicClient") -> "_Listed":
         from spark_ledger.metadata.store_calls import store_now_ms
 
         info = await client.topics.open(topic)
-        every = await client.subscriptions.list(info.id, exact=True, unreadable=unreadable)
-        answered = await stats_of(client, info)
-        stats = {} if answered is None else answered["subscriptions"]
-        is_old = any(subscription.name not in stats for subscription in every)
-        return _Listed(every, stats, await store_now_ms(client.store) if is_old else 0)
+        infos = await client.subscriptions.list(info.id, exact=True, unreadable=unreadable)
+        topic_stats = await stats_of(client, info)
+        stats = {} if topic_stats is None else topic_stats["subscriptions"]
+        is_old = any(subscription.name not in stats for subscription in infos)
+        return _Listed(infos, stats, await store_now_ms(client.store) if is_old else 0)
 
     subscriptions, stats, now_ms = with_topics(service_url, listed)
     if json:
@@ -102,11 +102,11 @@ def create(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Make a subscription (at the latest row, unless --to or --to-offset is given): it keeps all
-    rows from there on."""
+    """Make a subscription, at the latest row unless --to or --to-offset is given: the topic keeps
+    all rows from this position on."""
     target = target_of(to if to or to_offset else "latest", to_offset or [])
-    at = _done(service_url, topic, lambda all_, id_: all_.create(id_, name, target))
-    _print_positions(topic, name, at, json)
+    positions = _work_on(service_url, topic, lambda all_, id_: all_.create(id_, name, target))
+    _print_positions(topic, name, positions, json)
 
 
 @app.command()
@@ -119,11 +119,13 @@ def seek(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Move a subscription to another position. `--to here --force` leaves its position, and takes
-    it from the query or the consumers that use it."""
+    """Move a subscription to another position. `--to here --force` does not move the subscription,
+    but takes it from the query or the consumers that use it."""
     target = {} if to == "here" and not to_offset else target_of(to, to_offset or [])
-    at = _done(service_url, topic, lambda all_, id_: all_.seek(id_, name, target, force=force))
-    _print_positions(topic, name, at, json)
+    positions = _work_on(
+        service_url, topic, lambda all_, id_: all_.seek(id_, name, target, force=force)
+    )
+    _print_positions(topic, name, positions, json)
 
 
 @app.command()
@@ -135,18 +137,19 @@ def reset(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Move a subscription to the earliest row, or as seek does, also under connected consumers:
-    they are sent away, and come back there. A query's subscription stays as it is."""
+    """Move a subscription to the earliest row, or as seek does. Connected consumers are sent away,
+    and come back at the new position. A query's subscription does not move."""
     target = target_of(to if to or to_offset else "earliest", to_offset or [])
-    _moved(service_url, topic, name, json, lambda moves: moves.reset(name, target))
+    _move(service_url, topic, name, json, lambda moves: moves.reset(name, target))
 
 
 @app.command()
 def clear(
     topic: Topic, name: Name, json: JsonOption = False, service_url: UrlOption = None
 ) -> None:
-    """Move a subscription to the end, past all that is left to it; as reset under consumers."""
-    _moved(service_url, topic, name, json, lambda moves: moves.clear(name))
+    """Move a subscription to the end, past all remaining messages; consumers are treated as by
+    reset."""
+    _move(service_url, topic, name, json, lambda moves: moves.clear(name))
 
 
 @app.command()
@@ -155,14 +158,14 @@ def skip(
     name: Name,
     count: Annotated[int, typer.Argument(help="How many messages.")],
     partition: Annotated[
-        int | None, typer.Option(help="Of which partition; needed if there are several.")
+        int | None, typer.Option(help="The partition; needed if the topic has several.")
     ] = None,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Move a subscription past messages of a partition, to its end at most; as reset under
-    consumers."""
-    _moved(service_url, topic, name, json, lambda moves: moves.skip(name, count, partition))
+    """Move a subscription past messages of a partition, to its end at most; consumers are treated
+    as by reset."""
+    _move(service_url, topic, name, json, lambda moves: moves.skip(name, count, partition))
 
 
 @app.command()
@@ -173,11 +176,11 @@ def expire(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Move a subscription past messages that were stored so long ago, never back; as reset under
-    consumers."""
+    """Move a subscription past messages older than this age, never back; consumers are treated as
+    by reset."""
     age_ms = units.parse(age, units.MS)
     if age_ms is None:
-        raise BadConfig(f"'{age}' is no age", f"Give a number with {', '.join(units.MS)}.")
+        raise BadConfig(f"'{age}' is not an age", f"Give a number with {', '.join(units.MS)}.")
 
     async def work(client: "TopicClient") -> dict[int, int]:
         from spark_ledger.metadata.store_calls import store_now_ms
@@ -196,8 +199,8 @@ def peek(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Print the next rows of a subscription, which stays where it is: partition, offset, key,
-    value. Rows that its consumers acknowledged one by one are among them."""
+    """Print the next rows of a subscription, which does not move: partition, offset, key, value.
+    Rows beyond the position that consumers have acknowledged are printed too."""
 
     async def work(client: "TopicClient") -> None:
         info = await client.topics.open(topic)
@@ -225,7 +228,7 @@ def delete(
     """Delete a subscription: it no longer keeps rows."""
     if not yes:
         typer.confirm(f"Delete subscription {name} of topic {topic}?", abort=True)
-    _done(service_url, topic, lambda all_, id_: all_.delete(id_, name, force=force))
+    _work_on(service_url, topic, lambda all_, id_: all_.delete(id_, name, force=force))
     answer(
         json,
         {"topic": topic, "subscription": name},
@@ -235,15 +238,19 @@ def delete(
 
 @app.command()
 def lag(topic: Topic, name: Name, json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """How far a subscription is behind the end of its topic."""
+    """The lag of a subscription behind the end of its topic."""
 
-    async def work(every: "Subscriptions", topic_id: str) -> "dict[int, PartitionLag]":
+    async def work(subscriptions: "Subscriptions", topic_id: str) -> "dict[int, PartitionLag]":
         from spark_ledger.metadata.store_calls import store_now_ms
 
-        return await every.lag(topic_id, name, await store_now_ms(every.store))
+        now_ms = await store_now_ms(subscriptions.store)
+        return await subscriptions.lag(topic_id, name, now_ms)
 
-    lags = _done(service_url, topic, work)
-    rows = [(p, of.position, of.end, of.rows, of.bytes, of.millis) for p, of in lags.items()]
+    lags = _work_on(service_url, topic, work)
+    rows = [
+        (number, part.position, part.end, part.rows, part.bytes, part.millis)
+        for number, part in lags.items()
+    ]
     if json:
         names = ("partition", "position", "end", "rows", "bytes", "millis")
         print_json([dict(zip(names, row, strict=True)) for row in rows])
@@ -252,18 +259,18 @@ def lag(topic: Topic, name: Name, json: JsonOption = False, service_url: UrlOpti
     print_table(columns, rows, "no partitions")
 
 
-def _done(
+def _work_on(
     service_url: str | None, topic: str, work: "Callable[[Subscriptions, str], Awaitable[T]]"
 ) -> T:
     """The result of `work` on the subscriptions of a topic; `work` gets the topic's id."""
 
-    async def opened(client: "TopicClient") -> T:
+    async def open_and_work(client: "TopicClient") -> T:
         return await work(client.subscriptions, (await client.topics.open(topic)).id)
 
-    return with_topics(service_url, opened)
+    return with_topics(service_url, open_and_work)
 
 
-def _moved(
+def _move(
     service_url: str | None,
     topic: str,
     name: str,
@@ -283,8 +290,8 @@ async def _moves(client: "TopicClient", topic: str) -> "SubscriptionMoves":
 
 
 def _print_positions(topic: str, name: str, positions: Mapping[int, int], json: bool) -> None:
-    plain = {"topic": topic, "subscription": name, "offsets": by_partition(positions)}
-    answer(json, plain, f"subscription {name} of topic {topic} is at {_offsets(positions)}")
+    facts = {"topic": topic, "subscription": name, "offsets": by_partition(positions)}
+    answer(json, facts, f"subscription {name} of topic {topic} is at {_offsets(positions)}")
 
 
 IN_MEMORY = ("TYPE", "CONSUMERS", "UNACKED", "REDELIVERED", "DELAYED")

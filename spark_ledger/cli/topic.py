@@ -50,9 +50,11 @@ Force = Annotated[bool, typer.Option("--force", help="Also rows that a subscript
 @app.command()
 def create(
     name: Name,
-    partitions: Annotated[int, typer.Option(help="How many; they can only grow.", min=1)] = 1,
+    partitions: Annotated[
+        int, typer.Option(help="Number of partitions; it can only grow.", min=1)
+    ] = 1,
     policy: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE, as `topic set` takes it; repeat it.")
+        list[str] | None, typer.Option(help="NAME=VALUE, as in `topic set`; repeat the option.")
     ] = None,
     json: JsonOption = False,
     service_url: UrlOption = None,
@@ -89,9 +91,9 @@ def describe(name: Name, json: JsonOption = False, service_url: UrlOption = None
     policies = _policies(facts.info)
     if json:
         names = ("commits", "terminated", "rows", "bytes", "ledgers", "reclaimable")
-        more = {name: getattr(facts, name) for name in names}
-        more |= {"policies": policies, "offsets": partitions}
-        print_json({**_facts(facts.info), "partitions": len(partitions), **more})
+        further = {name: getattr(facts, name) for name in names}
+        further |= {"policies": policies, "offsets": partitions}
+        print_json({**_facts(facts.info), "partitions": len(partitions), **further})
         return
     print_facts(
         {
@@ -113,7 +115,7 @@ def describe(name: Name, json: JsonOption = False, service_url: UrlOption = None
 @app.command()
 def grow(
     name: Name,
-    partitions: Annotated[int, typer.Argument(help="How many it shall have.", min=1)],
+    partitions: Annotated[int, typer.Argument(help="The new number of partitions.", min=1)],
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
@@ -171,7 +173,9 @@ def trim(
     name: Name,
     to_offset: Annotated[
         list[str] | None,
-        typer.Option(help="PARTITION=OFFSET: remove rows below. Repeat it for each partition."),
+        typer.Option(
+            help="PARTITION=OFFSET: remove rows below it. Repeat the option for each partition."
+        ),
     ] = None,
     before: Annotated[
         str | None, typer.Option(help="Remove rows committed before this time: ISO 8601 or ms.")
@@ -208,8 +212,8 @@ def schema(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """The versions of a topic's schema, and whether it is in force: then the topic takes typed rows
-    only, no bytes."""
+    """The versions of a topic's schema, and whether the schema is in force: then the topic takes
+    typed rows only, no bytes."""
 
     async def work(client: "TopicClient") -> "TopicSchema":
         info = await client.topics.open(name)
@@ -262,8 +266,8 @@ def delete(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Delete topics and their rows, one topic after the other. Stops at the first that cannot be
-    deleted."""
+    """Delete topics and their rows, one topic after the other. Stops at the first topic that cannot
+    be deleted."""
     if not yes:
         typer.confirm(f"Delete topic {', '.join(names)} and all its rows?", abort=True)
 
@@ -280,8 +284,8 @@ def repair(
     name: Name, yes: Yes = False, json: JsonOption = False, service_url: UrlOption = None
 ) -> None:
     """Repair partitions that no broker can open: shows the bytes at the end of their live ledger,
-    the copies, and the repair, and carries it out after you confirm. Refused while the metadata
-    store is held: no broker opens a partition then."""
+    the copies, and the repair, and carries the repair out after you confirm. Refused while the
+    metadata store is held: no broker opens a partition then."""
     from spark_ledger.topic.upkeep import live_repair
 
     async def find_unopened(client: "TopicClient") -> "list[UnopenedPartition]":
@@ -294,7 +298,7 @@ def repair(
     mendable = [partition for partition in unopened if partition.is_repairable]
     if mendable and not yes:
         numbers = ", ".join(str(partition.live.partition) for partition in mendable)
-        yes = not json and typer.confirm(f"Do this to partition(s) {numbers} of topic {name}?")
+        yes = not json and typer.confirm(f"Repair partition(s) {numbers} of topic {name}?")
 
     async def mend(client: "TopicClient") -> None:
         info = await client.topics.open(name)
@@ -342,12 +346,12 @@ def _text_of_unopened(unopened: "UnopenedPartition") -> str:
 def tail(
     name: Name,
     rows: Annotated[int, typer.Option(help="Rows of each partition to begin with.", min=0)] = 10,
-    follow: Annotated[bool, typer.Option(help="Wait for more, until Ctrl-C.")] = True,
+    follow: Annotated[bool, typer.Option(help="Wait for more rows, until Ctrl-C.")] = True,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """The last rows of a topic, then every new row: partition, offset, key, value (for a typed row
-    its columns as JSON)."""
+    """The last rows of a topic, then every new row: partition, offset, key, value. The value of a
+    typed row is its columns as JSON."""
 
     async def work(client: "TopicClient") -> None:
         def start(first: int, end: int) -> int:
@@ -361,30 +365,31 @@ def tail(
 
 @app.command()
 def stats(name: Name, json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """What the brokers know of a topic now: its clients, its subscriptions, how much is left to
-    them."""
+    """A topic's statistics from the brokers: its clients, its subscriptions and their backlogs."""
 
     async def work(client: "TopicClient") -> dict[str, object]:
         info = await client.topics.open(name)
-        answered = await stats_of(client, info)
-        if answered is None:
+        stats = await stats_of(client, info)
+        if stats is None:
             raise Unavailable(f"no broker gives the stats of topic '{info.name}'", NO_STATS)
-        return answered
+        return stats
 
     print_stats(with_topics(service_url, work), json)
 
 
 @app.command()
 def clean(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be removed.")
+    ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Even if more than a tenth of the ledgers goes.")
+        bool, typer.Option("--force", help="Even if this deletes more than a tenth of the ledgers.")
     ] = False,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
     """Do the upkeep that a running cluster does by itself: remove rows that retention does not
-    keep, delete ledgers that no topic needs any more, and close those that writers left open."""
+    keep, delete ledgers that no topic needs any more, and close ledgers that writers left open."""
 
     async def work(client: "TopicClient") -> "UpkeepReport":
         from spark_ledger.topic.upkeep.upkeep import Upkeep
@@ -440,14 +445,16 @@ def parse_policies(texts: list[str]) -> dict[str, object]:
     for policy in texts:
         name, equals, value = policy.partition("=")
         if not equals:
-            raise BadConfig(f"'{policy}' is no policy", "Give NAME=VALUE, e.g. retention_ms=7d.")
+            raise BadConfig(
+                f"'{policy}' is not a policy with a value", "Give NAME=VALUE, e.g. retention_ms=7d."
+            )
         changes[name] = value_of_text(name, value)
     return changes
 
 
 def _trim_target(offsets: list[str], before: str | None) -> "SeekTarget":
-    """The end of the rows to remove. Raises errors.BadConfig unless the user gave exactly one of
-    both."""
+    """The end of the rows to remove. Raises errors.BadConfig unless the user gave either offsets or
+    a time."""
     from spark_ledger.topic.subscription.seek_target import CommittedSince
 
     if bool(offsets) == (before is not None):
@@ -469,12 +476,12 @@ def _trim(
     service_url: str | None,
 ) -> None:
     if not yes:
-        typer.confirm(f"Let {rows} go?", abort=True)
+        typer.confirm(f"Remove {rows}?", abort=True)
     trimmed = with_topics(service_url, lambda t: _admin(t).trim(name, target, force=force))
     answer(
         json,
         {"topic": name, "starts": by_partition(trimmed.starts), "rows": trimmed.rows},
-        f"{trimmed.rows} row(s) of topic {name} were let go",
+        f"{trimmed.rows} row(s) of topic {name} were removed",
     )
 
 
@@ -498,14 +505,14 @@ def change(
         list[str] | None,
         typer.Argument(
             metavar="[NAME=VALUE]...",
-            help="As `topic set` takes it; and auto_create, auto_create_partitions.",
+            help="As in `topic set`; and auto_create, auto_create_partitions.",
         ),
     ] = None,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Set policies for the namespace's topics that do not set them themselves; makes the namespace
-    if it does not exist. NAME=inherit: the namespace no longer sets this policy."""
+    """Set policies for the namespace's topics, except topics that set the policy themselves; makes
+    the namespace if it does not exist. NAME=inherit: the namespace no longer sets this policy."""
     changes = parse_policies(policy or [])
     _print_namespace(
         with_topics(service_url, lambda t: t.topics.set_namespace(name, changes)), json
@@ -514,7 +521,7 @@ def change(
 
 @namespaces.command()
 def show(name: Namespace, json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """The namespace's policies for its topics; those left out are the defaults."""
+    """The namespace's policies for its topics; a policy that is not shown has its default."""
     from spark_ledger.topic.log.policies import NamespacePolicies
 
     policies = with_topics(service_url, lambda client: client.topics.namespace(name))

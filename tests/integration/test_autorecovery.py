@@ -286,5 +286,5 @@ def test_a_list_that_nobody_fills_says_so_and_an_audit_names_who_does_not_answer
     bookie.kill()
     assert "autorecovery is disabled" in succeeds("ledger", "underreplicated", *url)
     audited = spark_ledger("ledger", "audit", *url)
-    assert f"counts as missing here: {bookie.id}" in audited.stdout
+    assert f"copies count as missing: {bookie.id}" in audited.stdout
     bookie.start()

@@ -94,4 +94,4 @@ def test_ready_is_status_1_where_no_bookie_answers():
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:99999"])
 def test_ready_is_status_1_for_what_is_no_address(address: str):
-    assert f"'{address}' is no address of a bookie" in fails("bookie", "ready", address)
+    assert f"'{address}' is not an address of a bookie" in fails("bookie", "ready", address)

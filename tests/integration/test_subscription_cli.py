@@ -48,7 +48,7 @@ def test_what_is_no_place_and_what_is_not_there_are_refused(cli):
     cli("topic", "create", "cli-sub-refused")
     where = ("subscription", "seek", "cli-sub-refused", "mine")
     assert "Give either --to or --to-offset" in fails(*where, *url)
-    assert "is no time" in fails(*where, "--to", "yesterday", *url)
+    assert "is not a time" in fails(*where, "--to", "yesterday", *url)
     assert "PARTITION=OFFSET" in fails(*where, "--to-offset", "0", *url)
     assert "LEDGER_SUBSCRIPTION.NOT_FOUND" in fails(*where, "--to", "latest", *url)
 
@@ -69,7 +69,7 @@ def test_a_subscription_is_skipped_cleared_reset_and_peeked_at(cli):
     assert cli("subscription", "clear", *where)["offsets"] == {"0": 4}
     assert succeeds("subscription", "peek", *where, *url) == ""
     assert "LEDGER_CONFIG" in fails("subscription", "skip", *where, 1, "--partition", 3, *url)
-    assert "is no age" in fails("subscription", "expire", *where, "long", *url)
+    assert "is not an age" in fails("subscription", "expire", *where, "long", *url)
     gone = "cli-moves", "gone"
     for verb in (("clear", *gone), ("skip", *gone, 1), ("expire", *gone, "1s"), ("peek", *gone)):
         assert "LEDGER_SUBSCRIPTION.NOT_FOUND" in fails("subscription", *verb, *url)

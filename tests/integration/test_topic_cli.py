@@ -93,10 +93,10 @@ def test_what_cannot_be_is_one_line_that_says_what_to_do(topic):
 
     assert "--to-offset PARTITION=OFFSET or --before" in fails(*trim)
     assert "Give PARTITION=OFFSET" in fails(*trim, "--to-offset", "1200")
-    assert "is no time" in fails(*trim, "--before", "yesterday")
+    assert "is not a time" in fails(*trim, "--before", "yesterday")
     assert "[LEDGER_OFFSETS" in fails(*trim, "--to-offset", "0=5")
     assert "partitions only grow" in fails("topic", "grow", "cli-wrong", 1, *url)
-    assert "is no policy" in fails("topic", "set", "cli-wrong", "7d", *url)
+    assert "is not a policy" in fails("topic", "set", "cli-wrong", "7d", *url)
 
 
 def test_a_namespace_is_set_and_shown_and_its_topics_take_its_policies(topic):
