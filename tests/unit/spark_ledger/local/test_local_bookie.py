@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from bookie_server.__main__ import parsed
+from bookie_server.__main__ import parse_arguments
 from bookie_server.api.settings import load, parse_overrides
 from bookie_server.config import BookieConfig
 from spark_ledger.local.processes import LocalBookie
@@ -9,7 +9,7 @@ from spark_ledger.local.processes import LocalBookie
 def settings_of(bookie: LocalBookie) -> BookieConfig:
     """As its process reads them."""
     _python, _m, _module, *arguments = bookie.command()
-    return load(BookieConfig, None, parse_overrides(parsed(arguments).set))
+    return load(BookieConfig, None, parse_overrides(parse_arguments(arguments).set))
 
 
 def test_directories_may_be_a_list_of_texts_or_paths_with_any_name(tmp_path: Path):
