@@ -1,5 +1,6 @@
-"""How Spark finds format("ledger"): it imports every top-level module named pyspark_*, and takes
-its DefaultSource. This runs for every user of any Python source: it is light and never raises."""
+"""How Spark finds format("ledger"): Spark imports every top-level module named pyspark_*, and takes
+the module's DefaultSource. Every session that uses any Python source imports this module, so the
+import is light and never fails."""
 
 
 def __getattr__(name: str) -> object:
@@ -7,6 +8,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(name)
     try:
         from spark_ledger.spark.data_source import LedgerDataSource
-    except Exception as error:  # broken for us must not mean broken for other sources
+    except Exception as error:  # a fault of this package must not break other sources
         raise AttributeError(name) from error
     return LedgerDataSource

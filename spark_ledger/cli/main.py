@@ -66,9 +66,7 @@ def up(
     data_dir: FolderOption = FOLDER,
     merge_bytes: Annotated[
         int,
-        typer.Option(
-            help="Bytes a minute to copy for merging small segments; 0: no merging.", min=0
-        ),
+        typer.Option(help="Bytes a minute that merging copies; 0: no merging.", min=0),
     ] = PASS_BYTES,
     broker_port: Annotated[
         int, typer.Option(help="The port for Pulsar's clients.", min=1, max=65535)

@@ -18,7 +18,7 @@ from spark_ledger_demo.notebook.run import CellFailed, run
 from spark_ledger_demo.notebook.source import export, read_notebook
 
 app = App(
-    help="Runs notebooks, and makes Jupyter's files of them.",
+    help="Runs notebooks, and writes them as Jupyter's files.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -34,7 +34,7 @@ def run_one(
         typer.Option(metavar="NAME=VALUE", help="A parameter (a widget) of the notebook."),
     ] = None,
 ) -> None:
-    """Run a notebook; leave its page and its pictures in its folder (notebook-output/NAME)."""
+    """Run a notebook; write its page and its pictures to its folder (notebook-output/NAME)."""
     try:
         path = run(read_notebook(file), dict(map(_parameter, param or [])))
     except CellFailed as error:
@@ -47,9 +47,9 @@ def run_one(
 @app.command("export")
 def export_one(
     file: File,
-    out: Annotated[Path | None, typer.Option(help="Where to. Default: beside FILE.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write; else beside FILE.")] = None,
 ) -> None:
-    """Write a notebook as an .ipynb, which Jupyter runs."""
+    """Write a notebook as an .ipynb file for Jupyter."""
     notebook = read_notebook(file)
     out = out or notebook.path.with_suffix(".ipynb")
     try:
@@ -60,7 +60,7 @@ def export_one(
 
 
 def _parameter(text: str) -> tuple[str, str]:
-    name, given, value = text.partition("=")
-    if not given:
+    name, equals, value = text.partition("=")
+    if not equals:
         raise BadConfig(f"--param {text} has no value", "Give it as NAME=VALUE.")
     return name, value

@@ -1,9 +1,9 @@
 """`dbutils.widgets`, `display` and `displayHTML` outside of Databricks.
 
-Always true: a parameter's value is that of `--param name=value`, else that of the environment
-variable with its name in capitals, else the default. A figure that a cell displays again is redrawn
-in its place: in Jupyter in the cell's output; elsewhere as a PNG file in the folder that the widget
-`folder` names, and the path is printed.
+Always true: a parameter's value comes from `--param name=value`, else from the environment variable
+with its name in capitals, else it is the default. A figure that a cell displays again is redrawn in
+its place: in Jupyter this is the cell's output; elsewhere it is a PNG file in the folder of the
+widget `folder`, whose path is printed.
 """
 
 import html
@@ -26,7 +26,7 @@ class Widgets:
         self._values: dict[str, str] = {}
 
     def text(self, name: str, defaultValue: str, label: str = "") -> None:
-        """A parameter of any text. The label is shown by Databricks only."""
+        """A parameter of any text. Only Databricks shows the label."""
         default = os.environ.get(name.upper(), str(defaultValue))
         self._values[name] = self._given.get(name, default)
 
@@ -43,10 +43,10 @@ class Widgets:
     def get(self, name: str) -> str:
         """The parameter's value. Raises errors.BadConfig if no cell made it."""
         if name not in self._values:
-            there = ", ".join(sorted(self._values)) or "none"
+            names = ", ".join(sorted(self._values)) or "none"
             raise BadConfig(
                 f"the notebook has no widget {name!r}",
-                f"Make it with dbutils.widgets.text; there are: {there}.",
+                f"Make it with dbutils.widgets.text; the widgets are: {names}.",
             )
         return self._values[name]
 
@@ -69,7 +69,7 @@ FOLDER = "notebook-output"
 
 @dataclass
 class Output:
-    """A piece of a cell's output: text, or HTML, or a PNG picture."""
+    """A part of a cell's output: text, or HTML, or a PNG picture."""
 
     kind: str
     text: str = ""
@@ -104,8 +104,8 @@ class Shown:
         self.outputs, self.pictures = [], []
 
     def take(self) -> list[Output]:
-        taken, self.outputs = self.outputs, []
-        return taken
+        outputs, self.outputs = self.outputs, []
+        return outputs
 
 
 SHOWN = Shown()
@@ -130,7 +130,7 @@ def display(value: Any) -> None:
 
 
 def display_html(source: str) -> None:
-    """Show HTML; only its words if text alone can be shown."""
+    """Show HTML; where only text can be shown, the words of the HTML."""
     if _in_jupyter():
         _jupyter().display(_jupyter().HTML(source))
     else:
@@ -166,7 +166,7 @@ def _show_figure(figure: Any) -> None:
     figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight")
     png, place = buffer.getvalue(), _places.setdefault(figure, Picture())
     if pyplot := sys.modules.get("matplotlib.pyplot"):
-        pyplot.close(figure)  # else Jupyter shows it at the cell's end again, and pyplot keeps it
+        pyplot.close(figure)  # else pyplot keeps the figure, and Jupyter shows it again
     if _in_jupyter():
         image = _jupyter().Image(png)
         cell = sys.modules["IPython"].get_ipython().execution_count
@@ -179,8 +179,8 @@ def _show_figure(figure: Any) -> None:
         place.path = _new_path()
         print_without_page(f"picture: {place.path}")
     place.path.write_bytes(png)
-    if place.output is None or all(place.output is not each for each in SHOWN.outputs):
-        place.output = Output("picture")  # this cell's first
+    if place.output is None or all(place.output is not output for output in SHOWN.outputs):
+        place.output = Output("picture")  # the figure's first output in this cell
         SHOWN.outputs.append(place.output)
     place.output.png = png
 
@@ -197,14 +197,14 @@ def _new_path() -> Path:
 def _show_rows(rows: Any) -> None:
     if rows.isStreaming:
         raise TypeError("display shows no stream: start a query, and display what it writes")
-    first = rows.limit(ROWS_MAX + 1).collect()
-    more = len(first) > ROWS_MAX
-    cells = [[_cell(value) for value in row] for row in first[:ROWS_MAX]]
-    table = _html_table(rows.columns, cells, more)
+    first_rows = rows.limit(ROWS_MAX + 1).collect()
+    is_cut = len(first_rows) > ROWS_MAX
+    cells = [[_cell(value) for value in row] for row in first_rows[:ROWS_MAX]]
+    table = _html_table(rows.columns, cells, is_cut)
     if _in_jupyter():
         _jupyter().display(_jupyter().HTML(table))
     else:
-        _show_html(table, _text_table(rows.columns, cells, more))
+        _show_html(table, _text_table(rows.columns, cells, is_cut))
 
 
 def _cell(value: Any) -> str:
@@ -215,23 +215,23 @@ def _cell(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def _html_table(names: list[str], rows: list[list[str]], more: bool) -> str:
+def _html_table(names: list[str], rows: list[list[str]], is_cut: bool) -> str:
     def line(kind: str, cells: list[str]) -> str:
         return "<tr>" + "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in cells) + "</tr>"
 
     body = "".join(line("td", row) for row in rows)
-    note = f"<p>the first {ROWS_MAX} rows</p>" if more else ""
+    note = f"<p>the first {ROWS_MAX} rows</p>" if is_cut else ""
     return f"<table><thead>{line('th', names)}</thead><tbody>{body}</tbody></table>{note}"
 
 
-def _text_table(names: list[str], rows: list[list[str]], more: bool) -> str:
+def _text_table(names: list[str], rows: list[list[str]], is_cut: bool) -> str:
     lines = [[_shortened(cell) for cell in row] for row in [names, *rows]]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
-    return "\n".join([*texts, f"the first {ROWS_MAX} rows"] if more else texts)
+    return "\n".join([*texts, f"the first {ROWS_MAX} rows"] if is_cut else texts)
 
 
 def _shortened(cell: str) -> str:

@@ -1,5 +1,5 @@
-"""Runs a notebook as a program: cell after cell, with progress, and leaves one HTML file of text,
-code and outputs, with pictures inside.
+"""Runs a notebook as a program: cell after cell, with progress, and writes one HTML file with text,
+code, outputs and pictures.
 
 Always true: Java, the parameters and the folder are checked before the first cell runs. A folder
 belongs to one run at a time. The page is written whether the notebook ends or fails.
@@ -82,11 +82,11 @@ REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
 class CellFailed(Exception):
-    """The text names the cell and the error, in one line."""
+    """A cell failed; the text has the cell and the error, in one line."""
 
 
 class _Tee:
-    """Standard output that is also kept for the page."""
+    """Standard output, which is also kept for the page."""
 
     def __init__(self, terminal: TextIO) -> None:
         self.terminal = terminal
@@ -105,7 +105,7 @@ class _Tee:
 def run(notebook: Notebook, given: Mapping[str, str]) -> Path:
     """Runs the notebook with these parameters; returns the path of its page.
 
-    Raises errors.BadConfig before the first cell, CellFailed when one fails.
+    Raises errors.BadConfig before the first cell runs, CellFailed when a cell fails.
     """
     defaults = notebook.parameters()
     _check_parameters(notebook, given, defaults)
@@ -113,9 +113,9 @@ def run(notebook: Notebook, given: Mapping[str, str]) -> Path:
     WIDGETS.begin(given)
     SHOWN.begin()
     folder = _folder(notebook, given, defaults)
-    remedy = "Wait for its end, or give another with --param folder=FOLDER."
-    taken = BadConfig(f"a notebook runs in folder {folder} already", remedy)
-    lock = hold(folder, taken, os.O_RDONLY)
+    remedy = "Wait for its end, or give another folder with --param folder=FOLDER."
+    in_use_error = BadConfig(f"a notebook runs in folder {folder} already", remedy)
+    lock = hold(folder, in_use_error, os.O_RDONLY)
     path = folder / f"{notebook.name}.html"
     results: list[tuple[Cell, list[Output]]] = []
     module = ModuleType("__main__")
@@ -127,7 +127,7 @@ def run(notebook: Notebook, given: Mapping[str, str]) -> Path:
         sys.modules["__main__"] = before
         folder.mkdir(parents=True, exist_ok=True)  # a cell may have removed it
         path.write_text(page(notebook, results), encoding="utf-8")
-        fcntl.flock(lock, fcntl.LOCK_UN)  # a child may have the descriptor, too
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a child process may also have the descriptor
         os.close(lock)
     return path
 
@@ -137,16 +137,18 @@ def _check_parameters(
 ) -> None:
     for name in given:
         if name not in defaults:
-            there = ", ".join(defaults) or "none"
-            raise BadConfig(f"{notebook.path} has no parameter {name!r}", f"It has: {there}.")
+            names = ", ".join(defaults) or "none"
+            raise BadConfig(
+                f"{notebook.path} has no parameter {name!r}", f"Its parameters are: {names}."
+            )
     for name, default in defaults.items():
         value = given.get(name, os.environ.get(name.upper(), default))
         if name == "folder" and not value:
-            raise BadConfig("parameter folder is empty", f"Give one, as folder={default}.")
+            raise BadConfig("parameter folder is empty", f"Give a folder, as folder={default}.")
         if default.isdecimal() and not value.isdecimal():
             raise BadConfig(
                 f"parameter {name} is {value!r}, not a whole number",
-                f"Give one, as {name}={default}.",
+                f"Give a number, as {name}={default}.",
             )
 
 
@@ -160,7 +162,7 @@ def _folder(notebook: Notebook, given: Mapping[str, str], defaults: Mapping[str,
     except OSError as error:
         raise BadConfig(
             f"folder {folder} cannot be written: {error.strerror}",
-            "Give another with --param folder=FOLDER.",
+            "Give another folder with --param folder=FOLDER.",
         ) from None
     return folder
 
@@ -177,7 +179,7 @@ def _run_cells(
         print(f"[{number}/{count}] {cell.heading}", flush=True)
         if cell.kind == "pip":
             _check_packages(cell)
-            print("  %pip is left out: all of it is installed", flush=True)
+            print("  %pip is left out: all packages are installed", flush=True)
             continue
         started = time.monotonic()
         try:
@@ -213,14 +215,14 @@ def _check_packages(cell: Cell) -> None:
 def _summary(notebook: Notebook, error: Exception) -> str:
     """The error in one line: its first line, and its place in the notebook."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if frame.filename == str(notebook.path)]
-    where = f" ({notebook.path}:{ours[-1].lineno})" if ours else ""
-    ledgers = spark_ledger.cause_of(error)
-    text = " ".join((ledgers or str(error)).strip().split("\n", 1)[0].split())
-    if not text and ours:
-        text = str(ours[-1].line)  # an assert without words
+    cell_frames = [frame for frame in frames if frame.filename == str(notebook.path)]
+    place = f" ({notebook.path}:{cell_frames[-1].lineno})" if cell_frames else ""
+    cause = spark_ledger.cause_of(error)
+    text = " ".join((cause or str(error)).strip().split("\n", 1)[0].split())
+    if not text and cell_frames:
+        text = str(cell_frames[-1].line)  # an assert without a message
     if isinstance(error, ModuleNotFoundError):
         text += f". Run: {INSTALL}"
-    if not ledgers:
+    if not cause:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return text + where
+    return text + place

@@ -2,7 +2,7 @@
 
     # Databricks notebook source          the first line
     # COMMAND ----------                  between cells
-    # MAGIC %md                           a cell of text: each line begins so
+    # MAGIC %md                           a cell of text: each line begins with # MAGIC
     # MAGIC %pip install ...              a cell of packages
 
 Always true: every other cell is Python, and the file as a whole is Python too.
@@ -29,7 +29,7 @@ class Cell:
     kind: str
     """`md`, `pip` or `python`."""
     text: str
-    """The text without comment marks, and of `md` without its `%md`."""
+    """The text without comment marks, and without `%md`."""
     line: int
     """The line of the file at which the cell begins; the first line is 1."""
     heading: str
@@ -67,14 +67,14 @@ def read_notebook(path: str | Path) -> Notebook:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "it is not text"
         raise BadConfig(
             f"notebook {path} cannot be read: {reason}", "Give the path of a notebook."
         ) from None
     lines = text.split("\n")
     if lines[0].rstrip() != FIRST_LINE:
         raise BadConfig(
-            f"{path} is no notebook", f"Its first line has to be {FIRST_LINE!r}; see notebooks/."
+            f"{path} is not a notebook", f"Its first line has to be {FIRST_LINE!r}; see notebooks/."
         )
     cells = list(_cells(lines))
     for cell in cells:
@@ -105,7 +105,7 @@ def _cells(lines: list[str]) -> Iterator[Cell]:
 def _check(path: Path, cell: Cell) -> None:
     if cell.kind not in ("md", "pip", "python"):
         raise BadConfig(
-            f"{path}:{cell.line} is a cell of %{cell.kind}, which runs on Databricks alone",
+            f"{path}:{cell.line} is a cell of %{cell.kind}, which only Databricks runs",
             "Cells are Python, %md or %pip.",
         )
     if cell.kind != "python":
@@ -114,7 +114,7 @@ def _check(path: Path, cell: Cell) -> None:
         ast.parse(cell.text)
     except SyntaxError as error:
         line = cell.line + (error.lineno or 1) - 1
-        raise BadConfig(f"{path}:{line} is no Python: {error.msg}", "Correct the cell.") from None
+        raise BadConfig(f"{path}:{line} is not Python: {error.msg}", "Correct the cell.") from None
 
 
 def _widget(call: ast.Call) -> tuple[str, str] | None:
@@ -137,7 +137,8 @@ def _literal(text: str) -> str:
 
 
 def export(notebook: Notebook, out: Path) -> None:
-    """Write the file. Packages stay as a comment: Jupyter runs where they are installed."""
+    """Write the notebook as Jupyter's file. A cell of packages becomes a comment: the packages are
+    installed where Jupyter runs."""
     document = {
         "cells": [_jupyter_cell(number, cell) for number, cell in enumerate(notebook.cells)],
         "metadata": {

@@ -367,7 +367,7 @@ async def test_everywhere_a_name_of_no_bookie_is_refused_for_a_closed_ledger_too
 async def test_everywhere_a_bookie_that_runs_is_not_declared_gone_unless_it_lists_the_ledger():
     cluster, ledgers = await cluster_of(3)
     ledger_id = (await ledger_of(ledgers, 3, close=False)).ledger_id
-    with pytest.raises(errors.BadConfig, match="bookie c is registered, and misses nothing of"):
+    with pytest.raises(errors.BadConfig, match="bookie c is registered, and does not list ledger"):
         await repair_everywhere(ledgers, ledger_id, gone={"c"})
     assert not (await ledgers.record(ledger_id, fresh=True)).record.closed
     await in_limbo(cluster, "c", ledger_id)

@@ -216,7 +216,7 @@ def test_a_chunk_that_was_not_read_counts_as_rows_of_equal_size():
     assert (curve.end_by_bytes(0, 500), curve.since_ms) == (50, 5)
     table = segments_of(held(segment(10, 900), segment(90, 100)))
     read = {chunk: limits.SegmentTable.of(table)}
-    assert curve_of(kept, 0, 100, read).after_bytes(0, 900) == 10
+    assert curve_of(kept, 0, 100, read).end_by_bytes(0, 900) == 10
 
 
 def test_rows_of_a_live_segment_follow_those_of_the_commits():

@@ -248,7 +248,7 @@ def test_an_option_of_the_other_kind_of_query_says_where_it_belongs():
     ],
 )
 def test_an_option_of_kafka_is_refused_with_what_it_is_here(use, name, remedy):
-    with pytest.raises(OptionUnknown, match=f"option of Kafka's, which is not here. {remedy}"):
+    with pytest.raises(OptionUnknown, match=f"option of Kafka's source, not of this one. {remedy}"):
         PARSERS[use]({"topic": "t", name: "x"})
 
 
