@@ -233,8 +233,7 @@ class SharedDispatcher(Dispatcher):
         return has_sent
 
     async def _forget_hole(self, at: int) -> bool:
-        """Forget a hole: no row could be read at the waiting offset `at`. Returns whether anything
-        changed."""
+        """Forget a hole at the waiting offset `at`. Returns whether anything changed."""
         following = self._row_after(at)
         if following is None:
             await asyncio.sleep(SOON_S)

@@ -355,7 +355,7 @@ def test_a_seal_of_an_earlier_segment_of_the_ledger_is_refused():
 
         await late()
         seal = SealLive(0, old.ledger_id, None, (), old.opened)
-        with pytest.raises(errors.TxnConflict, match="not live any more"):
+        with pytest.raises(errors.TxnConflict, match="has ended"):
             await stage.client.commit_actions(stage.topic.id, [seal], intent)
         assert await owner.all_stored(owner.send([b"6"])) == [[6]]
         await owner.writer.close()

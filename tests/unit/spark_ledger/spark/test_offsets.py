@@ -70,7 +70,9 @@ def test_a_topic_that_is_not_read_any_more_is_an_error_unless_losses_are_accepte
     offset = {"gone": {"0": 1}, "t": {"0": 7}}
     with pytest.raises(OffsetsNotAssigned, match=r"'gone', which .* set failOnDataLoss to false"):
         offsets.decode(offset, T)
-    with pytest.raises(TopicDeleted, match=r"'gone', which is gone\. Set failOnDataLoss to false"):
+    with pytest.raises(
+        TopicDeleted, match=r"'gone', which was deleted\. Set failOnDataLoss to false"
+    ):
         offsets.decode(offset, T, by_pattern=True)
     assert offsets.decode(offset, T, lossy=True) == {"t": {0: 7, 1: 0}}
 

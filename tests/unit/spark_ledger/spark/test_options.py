@@ -534,7 +534,9 @@ def test_a_batch_version_needs_its_app_id_and_the_other_way_round():
 
 def test_bad_records_go_to_another_topic():
     assert write(badRecordsTopic="bad").bad_records_topic == "bad"
-    with pytest.raises(OptionConflict, match="badRecordsTopic is 't', the topic that is written"):
+    with pytest.raises(
+        OptionConflict, match="badRecordsTopic is 't', the topic that the rows are written to"
+    ):
         write(badRecordsTopic="public/default/t")
 
 

@@ -27,7 +27,7 @@ def test_the_others_are_counted_and_logged_with_their_places(caplog):
     said = [one.getMessage() for one in caplog.records]
     place = "topic 't', partition 3, offsets 40 to 42: rows that are bytes are left out"
     assert said[:LOGGED_MAX] == [place] * LOGGED_MAX
-    assert said[LOGGED_MAX:] == ["75 rows of the other kind were met (onOtherFormat=skip)"]
+    assert said[LOGGED_MAX:] == ["75 rows were of the other kind (onOtherFormat=skip)"]
 
 
 def test_a_value_of_columns_is_null_with_all_that_is_beside_it():

@@ -75,7 +75,7 @@ def test_other_partitions_than_a_topic_has_or_was_made_with_are_refused():
     grown = WrittenTopic(info, 4)
     for fine in ({}, {"partitions": "2"}, {"partitions": "4"}):
         check_fits(options(**fine), grown)
-    with pytest.raises(OptionConflict, match="partitions is 3, but topic 't' is there with 4"):
+    with pytest.raises(OptionConflict, match="partitions is 3, but topic 't' exists with 4"):
         check_fits(options(partitions="3"), grown)
 
 
@@ -149,7 +149,7 @@ def test_columns_that_do_not_fit_the_topics_schema_are_refused_before_any_row_is
         with pytest.raises(errors.SchemaIncompatible, match="price"):
             await write_job.check_topics(stage.client, WriteJob.of(typed, less), fresh=True)
         absent = replace(options(valueFormat="schema"), topic="new")
-        with pytest.raises(errors.SchemaNotRegistered, match="'new' is not there"):
+        with pytest.raises(errors.SchemaNotRegistered, match="'new' does not exist"):
             await write_job.check_topics(stage.client, WriteJob.of(absent, TYPED), fresh=True)
 
     play(act)
@@ -269,7 +269,7 @@ def test_of_a_batch_for_too_many_topics_those_without_a_commit_are_named():
 
         error = await too_many_topics(stage.client, "it was too much", ids)
 
-        assert error.what.startswith("it was too much; 11 of its topics are there without a row:")
+        assert error.what.startswith("it was too much; 11 of its topics have no row:")
         assert "'t'" not in error.what and "'e-11'" not in error.what
         assert error.facts["empty"] == tuple(f"e-{n}" for n in range(11))
 

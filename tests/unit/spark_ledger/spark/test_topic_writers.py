@@ -230,7 +230,7 @@ def test_a_task_that_meets_too_many_topics_later_makes_no_more_and_names_those_t
     with pytest.raises(errors.CommitOverTooManyTopics, match="'one-more'") as refused:
         stand.write(topic=["new0", "one-more"], value=["x", "x"])
     assert len(stand.opened) == 500
-    assert "250 of its topics are there without a row: 'new0', 'new2', " in refused.value.what
+    assert "250 of its topics have no row: 'new0', 'new2', " in refused.value.what
     assert refused.value.what.endswith("'new496', 'new498'")
     assert "spark-ledger topic delete NAME" in str(refused.value)
 

@@ -279,7 +279,7 @@ def test_json_is_read_from_text_and_from_columns():
         (
             reader("arrow"),
             typed(pa.RecordBatch.from_pydict({"name": [1]}), version=0),
-            "offsets 100 to 100: column 'name' is int64 and not string",
+            "offsets 100 to 100: column 'name' is int64, not string",
         ),
     ],
 )
@@ -298,7 +298,7 @@ def test_a_column_that_the_topics_do_not_have_is_refused_before_any_row():
 
     with pytest.raises(errors.SchemaMissingColumn, match="'more'"):
         reader("arrow", "more INT", registered)
-    with pytest.raises(errors.SchemaTypeMismatch, match="Declare it as string"):
+    with pytest.raises(errors.SchemaTypeMismatch, match="Declare the column as string"):
         reader("arrow", "name INT", registered)
     assert reader("json", "more INT", registered).columns(untyped(b"{}"), "t")[0].null_count == 1
 

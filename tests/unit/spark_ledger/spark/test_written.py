@@ -161,7 +161,7 @@ def test_the_event_time_goes_before_the_timestamp_wherever_they_stand():
 
 def test_a_row_without_a_topic_is_an_error_that_says_how_many_there_are():
     rows = WrittenRows(pa.array(["1", "2", "3"]), topics=pa.array(["t", None, None]))
-    said = "2 of the 3 rows of one batch of a task have no topic, first row 1 of this batch"
+    said = "2 of the 3 rows of one batch of a task have no topic: the first is row 1 of this batch"
     with pytest.raises(NullTopic, match=said):
         list(written.by_topic(rows))
 

@@ -13,8 +13,8 @@ URL = "zk://127.0.0.1:1/nobody"
     ("given", "said"),
     [
         ({"schema": 5}, "schema is 5, neither a StructType nor text"),
-        ({"app_id": 5}, "app_id is 5, no name"),
-        ({"app_id": ""}, "app_id is '', no name"),
+        ({"app_id": 5}, "app_id is 5, not a name"),
+        ({"app_id": ""}, "app_id is '', not a name"),
     ],
 )
 def test_a_foreach_writer_says_what_it_cannot_be_made_of(given, said):
