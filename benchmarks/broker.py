@@ -2,8 +2,9 @@
 
     python benchmarks/broker.py                        everything; beside Pulsar if it is installed
     python benchmarks/broker.py --with pulsar          fetches Pulsar (Maven, Java 17) if needed
-    python benchmarks/broker.py --only produce,latency parts: idle, produce, latency, catchup, spark
-    python benchmarks/broker.py --by socket --bytes 200        some cases of produce
+    python benchmarks/broker.py --only produce,latency parts: idle, produce, shared, ...
+    python benchmarks/broker.py --by socket --bytes 200        some cases of produce and shared
+    python benchmarks/broker.py --only shared --consumers 4    ... by four consumers
     python benchmarks/broker.py --page-cache           nobody syncs before a receipt
 
 Pulsar is looked for in $PEERS_HOME (default .peers). One server after the other, each empty, on
@@ -18,21 +19,31 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.pool import Pool
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import broker_client, broker_servers, broker_socket, contenders, workload
+from benchmarks import (
+    broker_client,
+    broker_java,
+    broker_servers,
+    broker_shared,
+    broker_socket,
+    contenders,
+    workload,
+)
 from benchmarks.broker_servers import OURS, OURS_3, PULSAR, Server
 from benchmarks.figures import Figure, show
 from benchmarks.processes import memory_mib
 
-CLIENT, SOCKET = "client", "socket"
-PARTS = ("idle", "produce", "latency", "catchup", "spark")
+CLIENT, JAVA, SOCKET = "client", "java", "socket"
+PARTS = ("idle", "produce", "shared", "latency", "catchup", "spark")
 SIZES = {200: "200 B", 1024: "1 KiB"}
 BATCH = 1_000
 """Messages of a socket's batch; the client's own batches have as many at most."""
@@ -42,12 +53,17 @@ COUNTS = {  # of messages, by who sends, batched and size
     (CLIENT, True, 1024): 100_000,
     (CLIENT, False, 200): 40_000,
     (CLIENT, False, 1024): 40_000,
+    (JAVA, True, 200): 1_000_000,
+    (JAVA, True, 1024): 300_000,
+    (JAVA, False, 200): 100_000,
+    (JAVA, False, 1024): 100_000,
     (SOCKET, True, 200): 1_000_000,
     (SOCKET, True, 1024): 300_000,
     (SOCKET, False, 200): 80_000,
     (SOCKET, False, 1024): 80_000,
 }
 WINDOW_BATCHES, WINDOW_MESSAGES = 64, 2_000
+KEYS = 200
 LATENCY_RATE, LATENCY_S = 200, 15
 BEHIND_BYTES, PACED_RATE, PACED_S = 1 << 30, 20_000, 10
 IDLE_CONNECTIONS, IDLE_TOPICS, IDLE_SETTLE_S = 1_000, 100, 5
@@ -71,13 +87,17 @@ class Case:
         """Messages of a socket's batch; 0: lone ones."""
         return min(BATCH, BATCH_BYTES_MAX // self.size) if self.batched else 0
 
+    @property
+    def shared_count(self) -> int:
+        return 100_000 if self.batched else 20_000
+
     def __str__(self) -> str:
         return f"{SIZES[self.size]}, {'batched' if self.batched else 'unbatched'}, {self.by}"
 
 
 CASES = [
     Case(by, batched, size)
-    for by in (CLIENT, SOCKET)
+    for by in (CLIENT, JAVA, SOCKET)
     for batched in (True, False)
     for size in SIZES
 ]
@@ -108,10 +128,10 @@ class Measure:
         some = self._wanted
         cases = [one for one in CASES if one.by in some.by and str(one.size) in some.bytes]
         rounds: dict[Case, list[tuple[float, ...]]] = {case: [] for case in cases}
-        with multiprocessing.get_context("spawn").Pool(1) as client:  # each server's as young
+        with self._clients() as clients:
             for _ in range(1 + self._wanted.runs):
                 for case in cases:
-                    rounds[case].append(self._round(case, client))
+                    rounds[case].append(self._round(case, clients))
         for case, each in rounds.items():
             produced, produce_cpu, consumed, consume_cpu, all_cpu = (
                 statistics.median(one) for one in zip(*each[1:], strict=True)
@@ -122,16 +142,28 @@ class Measure:
             self.tell(f"CPU of all servers, produce, {case}", all_cpu)
             self.tell(f"CPU of the broker, consume, {case}", consume_cpu)
 
-    def _round(self, case: Case, client: Pool) -> tuple[float, ...]:
-        """Messages/s and CPU-s a million messages: produced, then consumed. Pulsar's client works
-        in a process of its own."""
+    @contextmanager
+    def _clients(self) -> Iterator["Clients"]:
+        """Pulsar's clients in processes of their own, as young for each server."""
+        with ExitStack() as stack:
+            pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(1))
+            java = None
+            if JAVA in self._wanted.by:
+                java = stack.enter_context(broker_java.connected(self.server.url))
+            yield Clients(pool, java)
+
+    def _round(self, case: Case, clients: "Clients") -> tuple[float, ...]:
+        """Messages/s and CPU-s a million messages: produced, then consumed."""
         topic, server = self.topic("rate"), self.server
         broker_s, all_s = server.cpu_s()
         if case.by == CLIENT:
             message = os.urandom(case.size)
             count = case.count
             sent = (server.url, topic, message, count, case.batched)
-            took = client.apply(broker_client.produce_by_itself, sent)
+            took = clients.python.apply(broker_client.produce_by_itself, sent)
+        elif case.by == JAVA:
+            count = case.count
+            took = clients.java.produce(topic, count, case.size, case.batched)
         else:
             batch = broker_socket.batch_of(case.batch, case.size)
             batches = case.count // max(1, case.batch)
@@ -140,7 +172,10 @@ class Measure:
             took = broker_socket.produce(server.url, topic, batch, batches, case.batch, window)
         between_s, all_between_s = server.cpu_s()
         if case.by == CLIENT:
-            read_s = client.apply(broker_client.consume_by_itself, (server.url, topic, count))
+            read = (server.url, topic, count)
+            read_s = clients.python.apply(broker_client.consume_by_itself, read)
+        elif case.by == JAVA:
+            read_s = clients.java.consume(topic, count, "Exclusive", 1)
         else:
             read_s = broker_socket.read(server.url, topic, batches, case.batch)
         after_s, _ = server.cpu_s()
@@ -152,6 +187,53 @@ class Measure:
             (after_s - between_s) / million,
             (all_between_s - all_s) / million,
         )
+
+    # -- several consumers of one subscription --------------------------------------------------
+
+    def shared(self) -> None:
+        """The topic is read by one new subscription after the other."""
+        options = self._wanted
+        cases = [
+            case for case in CASES if case.by in options.by and str(case.size) in options.bytes
+        ]
+        with self._clients() as clients:
+            for case in cases:
+                topic, batches = self.topic("shared"), case.shared_count // max(1, case.batch)
+                self._fill(topic, case, batches)
+                count = batches * max(1, case.batch)
+                for kind in broker_shared.TYPES:
+                    for number in map(int, options.consumers):
+                        self._shared_rounds(topic, case, count, kind, number, clients)
+
+    def _fill(self, topic: str, case: Case, count: int) -> None:
+        """Entries of `KEYS` keys in turn; all messages of a batch have one key, as the batches of a
+        producer for Key_Shared."""
+        keys = [f"key-{number}" for number in range(KEYS)]
+        batches = [broker_socket.batch_of(case.batch, case.size, key=key) for key in keys]
+        window = WINDOW_BATCHES if case.batched else WINDOW_MESSAGES
+        broker_socket.produce_in_turn(self.server.url, topic, batches, count, case.batch, window)
+
+    def _shared_rounds(
+        self, topic: str, case: Case, count: int, kind: str, number: int, clients: "Clients"
+    ) -> None:
+        rates, costs = [], []
+        for _ in range(1 + self._wanted.runs):
+            before_s, _ = self.server.cpu_s()
+            asked = (topic, count, kind, number)
+            if case.by == CLIENT:
+                took = clients.python.apply(broker_shared.by_client, (self.server.url, *asked))
+            elif case.by == JAVA:
+                took = clients.java.consume(*asked)
+            else:
+                batches = count // max(1, case.batch)
+                took = broker_shared.by_socket(
+                    self.server.url, topic, batches, case.batch, kind, number
+                )
+            rates.append(count / took)
+            costs.append((self.server.cpu_s()[0] - before_s) / count * 1e6)
+        label = f"{kind}, {number} consumers, {case}"
+        self.tell(f"consume, {label}", statistics.median(rates[1:]))
+        self.tell(f"CPU of the broker, {label}", statistics.median(costs[1:]))
 
     # -- the other parts -----------------------------------------------------------------------
 
@@ -224,6 +306,14 @@ class Measure:
             self.tell(f"Spark reads {', '.join(columns)}, rows/s", rate)
 
 
+@dataclass(frozen=True)
+class Clients:
+    """Pulsar's clients at work for one server."""
+
+    python: Pool
+    java: Any
+
+
 def _read_again(url: str, topic: str, batches: int, messages: int, seconds: float) -> float:
     """Reads the whole topic again and again for so long; bytes/s."""
     began, read = time.perf_counter(), 0
@@ -279,8 +369,12 @@ def main() -> int:
     default = "pulsar" if broker_servers.has_pulsar() else "none"
     parser.add_argument("--with", dest="peer", default=default, choices=["pulsar", "none"])
     parser.add_argument("--only", type=_some_of(PARTS), default=list(PARTS))
-    parser.add_argument("--by", type=_some_of((CLIENT, SOCKET)), default=[CLIENT, SOCKET])
+    parser.add_argument(
+        "--by", type=_some_of((CLIENT, JAVA, SOCKET)), default=[CLIENT, JAVA, SOCKET]
+    )
     parser.add_argument("--bytes", type=_some_of([*map(str, SIZES)]), default=[*map(str, SIZES)])
+    numbers = ("1", "4", "20")
+    parser.add_argument("--consumers", type=_some_of(numbers), default=[*numbers])
     parser.add_argument("--copies", type=_some_of(("1", "3")), default=["1", "3"])
     parser.add_argument("--page-cache", action="store_true")
     parser.add_argument("--runs", type=int, default=3)

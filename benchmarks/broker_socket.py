@@ -11,7 +11,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from spark_ledger.broker.wire.commands import BaseCommand, MessageId, command
@@ -26,18 +26,21 @@ TIMEOUT_S = 60.0
 EARLIEST = MessageId(ledgerId=2**64 - 1, entryId=2**64 - 1)
 
 
-def batch_of(messages: int, message_bytes: int, *, keys: bool = False) -> bytes:
-    """So many messages of random bytes as a producer sends them; 0: a lone one, not batched."""
+def batch_of(messages: int, message_bytes: int, *, keys: bool = False, key: str = "") -> bytes:
+    """So many messages of random bytes as a producer sends them; 0: a lone one, not batched. With
+    `keys` each message has a random key, with `key` all have that key."""
     metadata = MessageMetadata(
         producer_name="socket", sequence_id=0, publish_time=int(time.time() * 1000)
     )
+    if key:
+        metadata.partition_key = key
     if not messages:
         return pulsar_batch.build_batch(metadata, os.urandom(message_bytes))
     parts: list[bytes] = []
     for number in range(messages):
         said = SingleMessageMetadata(payload_size=message_bytes, sequence_id=number)
-        if keys:
-            said.partition_key = str(random.randrange(10**6))
+        if keys or key:
+            said.partition_key = key or str(random.randrange(10**6))
         head = said.SerializeToString()
         parts += (_SIZE.pack(len(head)), head, os.urandom(message_bytes))
     metadata.num_messages_in_batch = messages
@@ -104,6 +107,34 @@ class Link:
         )
         self.ask(asked, "success")
 
+    def subscribe_to(self, topic: str, name: str, sub_type: int, consumer_id: int) -> None:
+        """A consumer of a durable subscription that begins at the topic's beginning."""
+        self.found(topic)
+        asked = command(
+            "subscribe",
+            topic=topic,
+            subscription=name,
+            subType=sub_type,
+            consumer_id=consumer_id,
+            request_id=4,
+            consumer_name=f"c{consumer_id}",
+            initialPosition=1,
+        )
+        self.ask(asked, "success")
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def message_ids(self) -> list[MessageId]:
+        """Wait for bytes; the ids of the MESSAGEs that are whole now."""
+        ids = []
+        for frame in self._frames.feed(self._received()):
+            if frame.command.type == _MESSAGE:
+                ids.append(frame.command.message.message_id)
+            elif frame.command.type == _PING:
+                self._socket.sendall(encode(command("pong")))
+        return ids
+
     def flow(self, permits: int, consumer_id: int = 0) -> None:
         self._socket.sendall(
             encode(command("flow", consumer_id=consumer_id, messagePermits=permits))
@@ -147,11 +178,12 @@ class Link:
         return data
 
 
-def frames_of(batch: bytes, count: int, messages: int) -> Iterator[tuple[int, bytes]]:
-    """The SENDs of one batch again and again: how many are together, and their bytes."""
+def frames_of(batches: Sequence[bytes], count: int, messages: int) -> Iterator[tuple[int, bytes]]:
+    """The SENDs of the batches, in turn: how many are together, and their bytes."""
     chunk: list[bytes] = []
     for number in range(count):
         sent = command("send", producer_id=0, sequence_id=number, num_messages=max(1, messages))
+        batch = batches[number % len(batches)]
         chunk.append(encode(sent, batch))
         if len(chunk) == CHUNK_FRAMES or len(chunk) * len(batch) >= CHUNK_BYTES:
             yield len(chunk), b"".join(chunk)
@@ -162,7 +194,14 @@ def frames_of(batch: bytes, count: int, messages: int) -> Iterator[tuple[int, by
 
 def produce(url: str, topic: str, batch: bytes, count: int, messages: int, window: int) -> float:
     """Seconds for so many batches, each with its receipt, about `window` without one at most."""
-    chunks = list(frames_of(batch, count, messages))
+    return produce_in_turn(url, topic, [batch], count, messages, window)
+
+
+def produce_in_turn(
+    url: str, topic: str, batches: Sequence[bytes], count: int, messages: int, window: int
+) -> float:
+    """As `produce`, of several batches in turn."""
+    chunks = list(frames_of(batches, count, messages))
     link = Link(url)
     link.produce_on(topic)
     began = time.perf_counter()
@@ -196,7 +235,7 @@ def paced(url: str, topic: str, batch: bytes, messages: int, rate: float, second
     due, waiting, done = began, 0, 0
     times_ms: list[float] = []
     sent_s: deque[float] = deque()
-    for sent, frames in frames_of(batch, int(seconds * rate / messages), messages):
+    for sent, frames in frames_of([batch], int(seconds * rate / messages), messages):
         while waiting and (waiting * messages > rate / 2 or time.perf_counter() < due):
             for _ in range(link.counted(_RECEIPT)):
                 times_ms.append(1e3 * (time.perf_counter() - sent_s.popleft()))
