@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 from spark_ledger import errors
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
-from spark_ledger.broker.wire.commands import NO_TRANSACTIONS, Refusal, ServerError, command
+from spark_ledger.broker.wire.commands import (
+    NO_TRANSACTIONS,
+    AckType,
+    Refusal,
+    ServerError,
+    command,
+)
 from spark_ledger.broker.wire.frames import encode
 
 ACK_STEPS_MAX = 2000
@@ -121,26 +127,39 @@ class Acking:
             raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
         consumer, cost = consuming.consumer, 0
         unclear: Refusal | None = None
-        for message_id in part.message_id:
-            cost += len(message_id.ack_set) // _WORDS_PER_STEP
-            steps = consumer.dispatcher.acknowledge(consumer, message_id, part.ack_type)
-            while True:
-                try:
-                    next(steps)
-                except StopIteration:
-                    break
-                except Refusal as refusal:  # the other ids count all the same
-                    unclear = refusal
-                    break
-                cost += 1
-                if cost < ACK_STEPS_MAX:
-                    continue
-                cost = 0
-                yield
-                if self._consumers.get(consumer.id, (None,))[0] is not consumer:
-                    consumer.dispatcher.save_position()
-                    text = f"consumer {consumer.id} was sent away"  # by a seek, for example
-                    raise Refusal(ServerError.CONSUMER_NOT_FOUND, text)
+        for at in range(0, len(part.message_id), ACK_STEPS_MAX):
+            ids = part.message_id[at : at + ACK_STEPS_MAX]
+            others = ids
+            if part.ack_type == AckType.INDIVIDUAL:
+                others = consumer.dispatcher.acknowledge_lone(consumer, ids)
+                cost += len(ids) - len(others)
+                if cost >= ACK_STEPS_MAX:
+                    cost = 0
+                    yield
+                    self._check_is_there(consumer)
+            for message_id in others:
+                cost += len(message_id.ack_set) // _WORDS_PER_STEP
+                steps = consumer.dispatcher.acknowledge(consumer, message_id, part.ack_type)
+                while True:
+                    try:
+                        next(steps)
+                    except StopIteration:
+                        break
+                    except Refusal as refusal:  # the other ids count all the same
+                        unclear = refusal
+                        break
+                    cost += 1
+                    if cost >= ACK_STEPS_MAX:
+                        cost = 0
+                        yield
+                        self._check_is_there(consumer)
         consumer.dispatcher.save_position()
         if unclear is not None:
             raise unclear
+
+    def _check_is_there(self, consumer: Consumer) -> None:
+        """Raises Refusal if the consumer was sent away in the meantime, by a seek for example."""
+        if self._consumers.get(consumer.id, (None,))[0] is not consumer:
+            consumer.dispatcher.save_position()
+            what = f"consumer {consumer.id} was sent away"
+            raise Refusal(ServerError.CONSUMER_NOT_FOUND, what)

@@ -196,6 +196,19 @@ class SentBatches:
                 return
         self._starts.insert(at, start)
         self._message_counts.insert(at, messages)
+        self._forget_lowest()
+
+    def note_lone(self, offsets: list[int]) -> None:
+        """Messages outside of batches are sent, with rising offsets."""
+        if self._starts and offsets and offsets[0] <= self._starts[-1]:
+            for offset in offsets:
+                self.note(offset, 1)
+            return
+        self._starts.extend(offsets)
+        self._message_counts.extend([1] * len(offsets))
+        self._forget_lowest()
+
+    def _forget_lowest(self) -> None:
         if len(self._starts) > SENT_BATCHES_MAX:
             del self._starts[: SENT_BATCHES_MAX // 4 + 1]
             del self._message_counts[: SENT_BATCHES_MAX // 4 + 1]
@@ -285,3 +298,14 @@ def acked_in(words: Sequence[int], start: int, messages: int) -> list[tuple[int,
     bits[1 : 1 + len(unacked)] = unacked
     ends = (np.flatnonzero(np.diff(bits)) + start).tolist()
     return list(zip(ends[::2], ends[1::2], strict=True))
+
+
+def runs_of(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The ranges of rising offsets."""
+    lo = hi = offsets[0]
+    for offset in offsets:
+        if offset != hi:
+            yield lo, hi
+            lo = offset
+        hi = offset + 1
+    yield lo, hi

@@ -133,7 +133,7 @@ class ActiveDispatcher(Dispatcher):
             rewinds = self._rewinds
             self._pass_over(self.partition.start)
             self._read_at = self.position
-            batches = await self.partition.read(self.position, lossy=lossy)
+            batches = await self._read(self.position, lossy)
             if rewinds == self._rewinds:
                 await self._send_all(consumer, batches, lossy)
             return True

@@ -402,14 +402,14 @@ def deliver_at_ms(batch: Stored) -> int:
     that cannot be decoded is delivered at once."""
     if batch.batched or batch.messages != 1:
         return 0
-    data = memoryview(batch.data)
+    data = batch.data
     try:
         if pulsar_batch.is_last_chunk(data):
             data = pulsar_batch.chunk_in(data)
         begin = pulsar_batch.HEAD.size
-        end = begin + int.from_bytes(bytes(data[begin - 4 : begin]), "big")
+        end = begin + int.from_bytes(data[begin - 4 : begin], "big")
         if _TAG not in bytes(data[begin:end]):
             return 0
-        return int(pulsar_batch.parse(data).metadata.deliver_at_time)
+        return int(pulsar_batch.parse(memoryview(data)).metadata.deliver_at_time)
     except errors.BadEntry:
         return 0

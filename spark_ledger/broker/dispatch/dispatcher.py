@@ -24,7 +24,7 @@ from spark_ledger.broker.dispatch.acks import Acks, SentBatches
 from spark_ledger.broker.dispatch.key_slots import KeyedBatches
 from spark_ledger.broker.dispatch.policies import Policy
 from spark_ledger.broker.dispatch.sharing import Member
-from spark_ledger.broker.owner.partition import UNREADABLE, Partition
+from spark_ledger.broker.owner.partition import READ_BYTES, UNREADABLE, Partition
 from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.wire.commands import AckType, MessageId, command
 from spark_ledger.broker.wire.frames import encode, with_batch
@@ -168,6 +168,11 @@ class Dispatcher(ABC):
         """Acknowledge in steps: a step for each range of the id's set, and at least one step.
         Yields whether the step moved the mark. Offsets beyond the confirmed end were not sent, and
         are ignored."""
+
+    def acknowledge_lone(self, consumer: Consumer, ids: Iterable[MessageId]) -> list[MessageId]:
+        """Acknowledge one by one the messages outside of batches that are at the consumer, without
+        steps. Returns the ids that name others."""
+        return list(ids)
 
     def rewind(self) -> None:
         """Send the messages that are not acknowledged again."""
@@ -319,11 +324,18 @@ class Dispatcher(ABC):
             self.acks.pass_over(self.position, offset)
             self.position = offset
 
+    async def _read(self, at: int, lossy: bool, bytes_max: int = READ_BYTES) -> list[Stored]:
+        """The batches from offset `at` on, as Partition.read reads them. Their rows that were
+        trimmed or taken out count as acknowledged."""
+        batches = await self.partition.read(at, bytes_max, lossy=lossy)
+        if batches:
+            for lo, hi in self.partition.removed(batches[0].offset, batches[-1].end):
+                self.acks.add(lo, hi)
+        return batches
+
     def _missing(self, batch: Stored, start: int) -> list[tuple[int, int]]:
-        """The ranges of a batch from `start` on that are not acknowledged; rows that were trimmed
-        or taken out count as acknowledged."""
-        for lo, hi in self.partition.removed(batch.offset, batch.end):
-            self.acks.add(lo, hi)
+        """The ranges of a batch that `_read` returned, from `start` on, that are not
+        acknowledged."""
         return self.acks.missing(max(batch.offset, start), batch.end)
 
     # -- sending -----------------------------------------------------------------------------

@@ -24,7 +24,14 @@ from pyroaring import BitMap64
 
 from bookie_server.api.entry import Buffer
 from spark_ledger.broker.dispatch.key_slots import KeyedBatch, KeyedBatches, keyed
-from spark_ledger.broker.dispatch.sharing import BatchPart, Member, Range, next_row, part_of
+from spark_ledger.broker.dispatch.sharing import (
+    BatchPart,
+    LoneTurn,
+    Member,
+    Range,
+    next_row,
+    part_of,
+)
 from spark_ledger.broker.dispatch.slot_owners import SlotOwners
 from spark_ledger.broker.owner.tail import Stored
 
@@ -153,6 +160,9 @@ class KeyChoice:
     def begin_read(self) -> None:
         """Nothing to do: a key goes to its consumer, whichever batches are read together."""
 
+    def slots_of_lone(self, batches: Sequence[Stored]) -> list[int]:
+        return [self._keyed_batches.of(batch).slots[0] for batch in batches]
+
     def receiver_of(self, part: BatchPart) -> Member | None:
         slots = _firsts_of(part)
         receivers = {self._free_owner(slot, first) for slot, first in slots.items()}
@@ -160,6 +170,28 @@ class KeyChoice:
             return None
         (member,) = receivers
         return member if member is not None and member.is_available else None
+
+    def lone_turns(
+        self, offsets: list[int], slots: list[int], room_of: Callable[[Member], int]
+    ) -> list[LoneTurn]:
+        rooms = {member: room_of(member) for member in self._members}
+        members_left = sum(room > 0 for room in rooms.values())
+        turns: dict[Member | None, LoneTurn] = {}
+        for offset, slot in zip(offsets, slots, strict=True):
+            if not members_left:
+                break
+            owner = self._free_owner(slot, offset)
+            if owner is not None and rooms[owner]:
+                rooms[owner] -= 1
+                members_left -= not rooms[owner]
+            else:
+                owner = None
+            turn = turns.get(owner)
+            if turn is None:
+                turn = turns[owner] = LoneTurn(owner, [], [])
+            turn.offsets.append(offset)
+            turn.slots.append(slot)
+        return list(turns.values())
 
     def _free_owner(self, slot: int, first: int) -> Member | None:
         """The owner of the slot, if it may get rows of the slot now, the first of which is
@@ -181,6 +213,12 @@ class KeyChoice:
                 _, count = self._held.get(slot, (member, 0))
                 self._held[slot] = (member, count + 1)
 
+    def given_lone(self, turn: LoneTurn) -> None:
+        if self._in_order and turn.member is not None:
+            for slot in turn.slots:
+                _, count = self._held.get(slot, (turn.member, 0))
+                self._held[slot] = (turn.member, count + 1)
+
     def _note_cut(self, part: BatchPart) -> None:
         self._cut_begins.add(part.offset)
         self._cut_ends.add(part.offset + part.messages)
@@ -196,7 +234,14 @@ class KeyChoice:
     def taken(self, member: Member, part: BatchPart) -> None:
         if not self._in_order:
             return
-        for slot in _firsts_of(part):
+        self._let_go(_firsts_of(part))
+
+    def taken_lone(self, slots: Iterable[int]) -> None:
+        if self._in_order:
+            self._let_go(slots)
+
+    def _let_go(self, slots: Iterable[int]) -> None:
+        for slot in slots:
             holder, count = self._held[slot]
             if count > 1:
                 self._held[slot] = (holder, count - 1)

@@ -78,17 +78,17 @@ def keyed(batch: Stored) -> KeyedBatch:
     """The batch with its slots; a batch that cannot be decoded has one slot."""
     data = batch.data
     try:
-        if pulsar_batch.is_earlier_chunk(data) or pulsar_batch.is_last_chunk(data):
-            data = pulsar_batch.chunk_in(data)
-        parsed = pulsar_batch.parse(pulsar_batch.chunks_of(data)[0])
+        if not batch.is_plain:
+            if pulsar_batch.is_earlier_chunk(data) or pulsar_batch.is_last_chunk(data):
+                data = pulsar_batch.chunk_in(data)
+            data = pulsar_batch.chunks_of(data)[0]
+        parsed = pulsar_batch.parse(memoryview(data))
         metadata = parsed.metadata
         is_of_spark = metadata.producer_name == pulsar_batch.PRODUCER and not parsed.is_encrypted
         if not is_of_spark or metadata.compression != pulsar_codecs.NONE:
             return KeyedBatch((slot_of(key_of(metadata)),))
         if not batch.batched:
-            has_key = metadata.HasField("partition_key")
-            slot = slot_of(key_of(metadata)) if has_key else slot_of_offset(batch.offset)
-            return KeyedBatch((slot,))
+            return KeyedBatch((slot_of_row(metadata, batch.offset),))
         keys, ends = keys_in(parsed)
     except errors.BadEntry:
         return KeyedBatch((slot_of(NO_KEY),))
@@ -102,6 +102,12 @@ def keyed(batch: Stored) -> KeyedBatch:
         first_id=metadata.sequence_id,
         payload_at=parsed.payload_at,
     )
+
+
+def slot_of_row(metadata: MessageMetadata, offset: int) -> int:
+    """Of a row of Spark that is a message outside of a batch."""
+    has_key = metadata.HasField("partition_key")
+    return slot_of(key_of(metadata)) if has_key else slot_of_offset(offset)
 
 
 def keyed_by(slots: Sequence[int]) -> KeyedBatch:
@@ -139,6 +145,8 @@ class KeyedBatches:
         self.rows = 0
 
     def of(self, batch: Stored) -> KeyedBatch:
+        if batch.messages == 1:
+            return self._keyed(batch)
         place = Place(batch.offset, batch.messages, len(batch.data))
         kept = self._kept.get(place)
         if kept is None:

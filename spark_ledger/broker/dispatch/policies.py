@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from spark_ledger.broker.dispatch.key_shared import KeyChoice
-from spark_ledger.broker.dispatch.sharing import Member, ReceiverChoice, RoundRobin
+from spark_ledger.broker.dispatch.round_robin import RoundRobin
+from spark_ledger.broker.dispatch.sharing import Member, ReceiverChoice
 from spark_ledger.broker.dispatch.slot_owners import EvenSlots, SlotOwners, StickyRanges
 from spark_ledger.broker.wire.commands import SubscriptionType
 

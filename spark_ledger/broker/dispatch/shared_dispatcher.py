@@ -23,6 +23,7 @@ from spark_ledger.broker.dispatch.dispatcher import (
     Dispatcher,
     is_in_chunks,
 )
+from spark_ledger.broker.dispatch.lone import acknowledge_lone, lone_run, send_lone
 from spark_ledger.broker.dispatch.policies import Policy
 from spark_ledger.broker.dispatch.sharing import (
     BatchPart,
@@ -86,10 +87,7 @@ class SharedDispatcher(Dispatcher):
 
     def rewind(self) -> None:
         super().rewind()
-        if self.consumers:
-            self.held.begin()
-        else:
-            self.held.end()
+        (self.held.begin if self.consumers else self.held.end)()
 
     def seek(self, offset: int) -> None:
         self.sharing.forget()
@@ -115,18 +113,16 @@ class SharedDispatcher(Dispatcher):
     ) -> Iterator[bool]:
         offset = offset_of(message_id, self.partition.ledger)
         if ack_type == AckType.CUMULATIVE:
-            _log.warning(
-                "consumer '%s' acknowledges offset %d of %s cumulatively, which counts for nothing:"
-                " an acknowledgement of a shared subscription has to name each message",
-                *(consumer.name, offset, self.partition.title),
-            )
+            _warn_of_cumulative(consumer, offset)
             return iter((False,))
         return self.sharing.acknowledge(consumer, message_id, offset, self.partition.end)
+
+    def acknowledge_lone(self, consumer: Consumer, ids: Iterable[MessageId]) -> list[MessageId]:
+        return acknowledge_lone(self.sharing, consumer, ids, self.partition.ledger)
 
     # -- sending -----------------------------------------------------------------------------
 
     async def _send(self) -> None:
-        """Send messages as long as there are consumers."""
         await self._go_on("a shared subscription", self._step, self._send_consumers_away)
 
     async def _step(self, lossy: bool) -> bool:
@@ -165,7 +161,7 @@ class SharedDispatcher(Dispatcher):
         while at is not None and self.sharing.may_read_on():
             self._read_at = at
             dense = due.range_cardinality(at, at + STEP_BATCHES_MAX) > _DENSE_ROWS
-            batches = await self.partition.read(at, READ_BYTES if dense else 1, lossy=lossy)
+            batches = await self._read(at, lossy, READ_BYTES if dense else 1)
             if rewinds != self._rewinds:
                 return True
             if not batches:
@@ -193,7 +189,7 @@ class SharedDispatcher(Dispatcher):
         while at is not None:
             self._read_at = at
             dense = self.sharing.waiting.range_cardinality(at, at + STEP_BATCHES_MAX) > _DENSE_ROWS
-            batches = await self.partition.read(at, READ_BYTES if dense else 1, lossy=lossy)
+            batches = await self._read(at, lossy, READ_BYTES if dense else 1)
             if rewinds != self._rewinds:
                 return True
             if not batches:
@@ -226,19 +222,17 @@ class SharedDispatcher(Dispatcher):
             return True
         has_sent = False
         for part in self.sharing.choice.parts_of(batch, missing, waiting):
-            consumer = self.sharing.receiver_of(part)
-            if consumer is not None:
+            if (consumer := self.sharing.receiver_of(part)) is not None:
                 self._give(consumer, batch, part, lossy)
                 has_sent = True
         return has_sent
 
     async def _forget_hole(self, at: int) -> bool:
         """Forget a hole at the waiting offset `at`. Returns whether anything changed."""
-        following = self._row_after(at)
-        if following is None:
+        if (following := self._row_after(at)) is not None:
+            self._forget(at, following)
+        else:
             await asyncio.sleep(SOON_S)
-            return True
-        self._forget(at, following)
         return True
 
     def _forget(self, lo: int, hi: int) -> None:
@@ -252,34 +246,42 @@ class SharedDispatcher(Dispatcher):
         changed."""
         rewinds = self._rewinds
         self._pass_over(self.partition.start)
-        begin, acked = self.position, self.acks.rows
-        self.position = self._read_at = self.held.pass_over(begin, acked)
-        if self.position >= self.partition.end or self.held.may_pass_on(begin, self.position):
+        start, acked = self.position, self.acks.rows
+        self.position = self._read_at = self.held.pass_over(start, acked)
+        if self.position >= self.partition.end or self.held.may_pass_on(start, self.position):
             return True
         size = self.held.read_bytes(self.position, acked)
-        batches = await self.partition.read(self.position, size, lossy=lossy)
+        batches = await self._read(self.position, lossy, size)
         if rewinds != self._rewinds:
             return True
         if not batches:
             await self._pass_over_hole()
             return True
-        for count, batch in enumerate(batches, 1):
-            if not count % STEP_BATCHES_MAX:
+        count = 0
+        while count < len(batches):
+            batch = batches[count]
+            run = lone_run(batches, count, self.position, self.acks)
+            if run:
+                sent = send_lone(self.sharing, run)
+                self.position = batch.offset + sent
+                if sent < len(run):
+                    break
+            elif batch.end > self.position:
+                self._pass_over(batch.offset)
+                is_sent = not batch.has_rows or self.held.holds(batch)
+                if not is_sent and not self._send_batch(batch, self.position, lossy):
+                    break
+                if batch.has_rows:
+                    self.position = batch.end
+                else:
+                    self._pass_over(batch.end)
+            count += len(run) or 1
+            if run or not count % STEP_BATCHES_MAX:
                 await asyncio.sleep(0)
             await self._pause_after_cuts()
             if rewinds != self._rewinds:
                 return True
-            if batch.end <= self.position:
-                continue
-            self._pass_over(batch.offset)
-            is_sent = not batch.has_rows or self.held.holds(batch)
-            if not is_sent and not self._send_batch(batch, self.position, lossy):
-                break
-            if batch.has_rows:
-                self.position = batch.end
-            else:
-                self._pass_over(batch.end)
-        return self.position > begin
+        return self.position > start
 
     async def _pause_after_cuts(self) -> None:
         if self._cuts >= STEP_CUTS_MAX:
@@ -297,8 +299,7 @@ class SharedDispatcher(Dispatcher):
             return True
         has_placed = False
         for part in sharing.choice.parts_of(batch, missing, given):
-            consumer = sharing.receiver_of(part)
-            if consumer is not None:
+            if (consumer := sharing.receiver_of(part)) is not None:
                 rest = self._give(consumer, batch, part, lossy)
                 if rest is not None:
                     sharing.wait(rest)
@@ -348,3 +349,11 @@ class SharedDispatcher(Dispatcher):
         consumer.is_busy = False
         self.sharing.update(consumer, last.offset)
         self._wake.set()
+
+
+def _warn_of_cumulative(consumer: Consumer, offset: int) -> None:
+    _log.warning(
+        "consumer '%s' acknowledges offset %d of %s cumulatively, which counts for nothing: an"
+        " acknowledgement of a shared subscription has to name each message",
+        *(consumer.name, offset, consumer.dispatcher.partition.title),
+    )

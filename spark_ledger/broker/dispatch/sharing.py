@@ -9,7 +9,6 @@ and the subscription begins at its mark. A ReceiverChoice decides which consumer
 robin for Shared (here), the slot of the key for Key_Shared (key_shared.py).
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -23,13 +22,12 @@ from spark_ledger.broker.dispatch.acks import (
     acknowledged_ranges,
     is_unclear,
     not_sent,
+    runs_of,
 )
 from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.broker.wire.commands import MessageId, signed
 
-TURN_PARTS_MAX = 20
-"""How many parts a consumer gets before the next consumer has its turn."""
 LOOK_AHEAD_ROWS, LOOK_AHEAD_ROWS_MAX = 2_000, 20_000
 """How many rows may wait, per consumer and in all, before no new rows are read."""
 PENDING_PARTS_MAX = 500_000
@@ -128,6 +126,21 @@ class PendingParts:
     def get(self, entry: int) -> BatchPart | None:
         return self[entry] if entry in self._parts else None
 
+    def add_lone(self, turn: "LoneTurn") -> None:
+        """The messages of the turn were sent, one by one."""
+        self._parts.update(zip(turn.offsets, turn.slots, strict=True))
+
+    def take_lone(self, entries: Iterable[int]) -> dict[int, int]:
+        """Take those of the entries out that are pending as messages of their own. Returns them,
+        with their slots (0: none)."""
+        parts, slots = self._parts, {}
+        for entry in entries:
+            slot = parts.get(entry)
+            if isinstance(slot, int):
+                slots[entry] = slot
+                del parts[entry]
+        return slots
+
     def values(self) -> list[BatchPart]:
         return [self[entry] for entry in self._parts]
 
@@ -173,6 +186,15 @@ class Member:
         return self.permits > 0 and not self.is_blocked and not self.is_busy and self.has_room()
 
 
+class LoneTurn(NamedTuple):
+    """Messages outside of batches that a consumer gets together; without a consumer, they wait. By
+    message its offset, and its slot (0: none)."""
+
+    member: Member | None
+    offsets: list[int]
+    slots: list[int]
+
+
 class ReceiverChoice(Protocol):
     """Decides which consumer gets a part. Its methods are called for each change of a part."""
 
@@ -193,14 +215,29 @@ class ReceiverChoice(Protocol):
     def receiver_of(self, part: BatchPart) -> Member | None:
         """The available consumer that gets the part; None if the part cannot be sent now."""
 
+    def slots_of_lone(self, batches: Sequence[Stored]) -> list[int]:
+        """The slots of messages outside of batches; 0: none."""
+
+    def lone_turns(
+        self, offsets: list[int], slots: list[int], room_of: Callable[[Member], int]
+    ) -> list[LoneTurn]:
+        """The consumers of the first of these new messages, which are outside of batches; empty if
+        none may be sent now. `room_of` is how many a consumer may get."""
+
     def cut(self, batch: Stored, part: BatchPart, *, is_lone: bool) -> Buffer:
         """The bytes of a cut part: a new batch, or, if `is_lone`, a message outside of a batch."""
 
     def given(self, member: Member, part: BatchPart) -> None:
         """Note that the part is pending at the consumer, and no longer waiting."""
 
+    def given_lone(self, turn: LoneTurn) -> None:
+        """As `given`, for each message of the turn."""
+
     def taken(self, member: Member, part: BatchPart) -> None:
         """Note that the part is no longer pending at the consumer: acknowledged or given back."""
+
+    def taken_lone(self, slots: Iterable[int]) -> None:
+        """As `taken`, for messages outside of batches with these slots."""
 
     def waits(self, part: BatchPart) -> None:
         """Note that the unacknowledged rows of the part are waiting, with their slots."""
@@ -216,83 +253,6 @@ class ReceiverChoice(Protocol):
 
     def forget(self) -> None:
         """Forget all parts: no row is pending or waiting any more."""
-
-
-class RoundRobin:
-    """The choice for Shared. The available consumers with the best priority (the lowest number)
-    have turns: TURN_PARTS_MAX parts at most, or as many as the consumer's permits probably allow. A
-    turn also ends with the rows of one read, so that messages that come one by one go round."""
-
-    def __init__(self) -> None:
-        self._levels: dict[int, deque[Member]] = {}
-        self._turn_of: Member | None = None
-        self._turn_parts = 0
-
-    def join(self, member: Member) -> None:
-        levels = self._levels
-        levels.setdefault(member.priority, deque()).append(member)
-        self._levels = {priority: levels[priority] for priority in sorted(levels)}
-
-    def leave(self, member: Member) -> None:
-        level = self._levels[member.priority]
-        level.remove(member)
-        if not level:
-            del self._levels[member.priority]
-        if self._turn_of is member:
-            self._turn_of = None
-
-    def parts_of(
-        self, batch: Stored, missing: list[Range], given: list[Range]
-    ) -> Iterable[BatchPart]:
-        return (part_of(batch, missing, given),)
-
-    def begin_read(self) -> None:
-        self._turn_of = None
-
-    def receiver_of(self, part: BatchPart) -> Member | None:
-        turn_of = self._turn_of
-        for priority, level in self._levels.items():
-            if (
-                turn_of is not None
-                and turn_of.priority == priority
-                and self._turn_parts > 0
-                and turn_of.is_available
-            ):
-                return turn_of
-            for _ in range(len(level)):
-                member = level[0]
-                level.rotate(-1)
-                if member.is_available:
-                    expected = int(member.permits / member.part_messages)
-                    self._turn_of = member
-                    self._turn_parts = max(1, min(expected, TURN_PARTS_MAX))
-                    return member
-        return None
-
-    def cut(self, batch: Stored, part: BatchPart, *, is_lone: bool) -> Buffer:
-        raise AssertionError("batches are sent whole")
-
-    def given(self, member: Member, part: BatchPart) -> None:
-        if member is self._turn_of:
-            self._turn_parts -= 1
-
-    def taken(self, member: Member, part: BatchPart) -> None:
-        pass
-
-    def waits(self, part: BatchPart) -> None:
-        pass
-
-    def dropped(self, lo: int, hi: int) -> None:
-        pass
-
-    def next_replay(self, waiting: BitMap64, at: int) -> int | None:
-        return next_row(waiting, at) if self.may_read_on() else None
-
-    def may_read_on(self) -> bool:
-        return any(member.is_available for level in self._levels.values() for member in level)
-
-    def forget(self) -> None:
-        self._turn_of = None
 
 
 class Sharing:
@@ -316,7 +276,7 @@ class Sharing:
         self.unacked = self.pending_parts = 0
         self.is_blocked = False
         self.choice = choice
-        self._limits = limits
+        self.limits = limits
         self._wake = wake
         self._counts: dict[int, int] = {}
         self._sent = SentBatches()
@@ -373,9 +333,33 @@ class Sharing:
 
     def may_read_on(self) -> bool:
         """Whether new rows may be sent, or read to wait, once no waiting row may be sent."""
-        rows_max = min(LOOK_AHEAD_ROWS * len(self.members), LOOK_AHEAD_ROWS_MAX)
-        is_full = self.waiting and len(self.waiting) >= rows_max
+        is_full = self.waiting and not self.look_ahead_left()
         return not self.is_blocked and not is_full and self.choice.may_read_on()
+
+    def look_ahead_left(self) -> int:
+        """How many rows more may wait."""
+        rows_max = min(LOOK_AHEAD_ROWS * len(self.members), LOOK_AHEAD_ROWS_MAX)
+        return max(0, rows_max - len(self.waiting))
+
+    def give_lone(self, turn: LoneTurn) -> None:
+        """As `give`, for messages outside of batches, none of which waits."""
+        member, count = turn.member, len(turn.offsets)
+        assert member is not None, "messages that wait are given to nobody"
+        member.pending.add_lone(turn)
+        member.permits -= count
+        member.part_messages = 1 + (member.part_messages - 1) * (1 - _NEW_SIZE_SHARE) ** count
+        self._sent.note_lone(turn.offsets)
+        self._count_sent(member, count, count)
+        self.choice.given_lone(turn)
+
+    def _count_sent(self, member: Member, messages: int, parts: int) -> None:
+        member.unacked += messages
+        self.unacked += messages
+        self.pending_parts += parts
+        most, most_of_all = self.limits
+        member.is_blocked = 0 < most <= member.unacked
+        if 0 < most_of_all <= self.unacked or self.pending_parts >= PENDING_PARTS_MAX:
+            self.is_blocked = True
 
     def receiver_of(self, part: BatchPart) -> Member | None:
         """The consumer that gets the part; None if the part cannot be sent now. Other rows with the
@@ -396,17 +380,11 @@ class Sharing:
         member.pending[part.offset] = part
         member.permits -= permits
         member.part_messages += _NEW_SIZE_SHARE * (max(1, permits) - member.part_messages)
-        member.unacked += part.unacked
-        self.unacked += part.unacked
-        self.pending_parts += 1
         self._sent.note(part.offset, part.messages)
         if part.is_masked:
             self._masked.add(part.offset)
+        self._count_sent(member, part.unacked, 1)
         self.choice.given(member, part)
-        consumer_max, subscription_max = self._limits
-        member.is_blocked = 0 < consumer_max <= member.unacked
-        if 0 < subscription_max <= self.unacked or self.pending_parts >= PENDING_PARTS_MAX:
-            self.is_blocked = True
 
     def wait(self, part: BatchPart) -> None:
         """Let the rows of the part wait: they were read, and cannot be sent now."""
@@ -485,6 +463,20 @@ class Sharing:
         if is_unknown:
             raise not_sent(entry)
 
+    def acknowledge_lone(self, asker: Member, entries: Iterable[int]) -> dict[int, int]:
+        """Acknowledge those of the entries that are pending at the asker as messages outside of
+        batches. Returns these, with their slots."""
+        slots = asker.pending.take_lone(entries)
+        if slots:
+            for lo, hi in runs_of(sorted(slots)):
+                self._acknowledge(lo, hi)
+            for entry in self._counts.keys() & slots.keys() if self._counts else ():
+                del self._counts[entry]
+            self._count_taken(asker, len(slots), len(slots))
+            self.choice.taken_lone(slots.values())
+            self._settle(asker)
+        return slots
+
     def give_back(self, member: Member, offset: int) -> None:
         """Let a part wait that could not be sent completely; its redelivery count stays."""
         part = member.pending.get(offset)
@@ -531,11 +523,14 @@ class Sharing:
 
     def _take(self, member: Member, part: BatchPart) -> None:
         del member.pending[part.offset]
-        member.unacked -= part.unacked
-        self.unacked -= part.unacked
-        self.pending_parts -= 1
+        self._count_taken(member, part.unacked, 1)
         self.choice.taken(member, part)
-        if self.waiting:  # rows of the same key may be sent now
+
+    def _count_taken(self, member: Member, messages: int, parts: int) -> None:
+        member.unacked -= messages
+        self.unacked -= messages
+        self.pending_parts -= parts
+        if self.waiting:  # rows of the same keys may be sent now
             self._wake()
 
     def _give_back(self, member: Member, part: BatchPart) -> None:
@@ -547,7 +542,7 @@ class Sharing:
 
     def _settle(self, member: Member) -> None:
         """Unblock the consumer and the subscription, if few enough messages are unacknowledged."""
-        consumer_max, subscription_max = self._limits
+        consumer_max, subscription_max = self.limits
         if member.is_blocked and member.unacked <= consumer_max // 2:
             member.is_blocked = False
             member.permits += member.kept_permits

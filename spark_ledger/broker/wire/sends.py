@@ -7,12 +7,12 @@ is read here, protobuf would give the same fields; a frame of another shape is l
 Frames made here have the bytes that protobuf would make.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from bookie_server.api.entry import crc32c
+from bookie_server.api.entry import Buffer, crc32c
 from spark_ledger.broker.wire.commands import unsigned
 from spark_ledger.broker.wire.frames import SIZES, Span
 from spark_ledger.topic.entry import pulsar_batch, pulsar_codecs
@@ -229,3 +229,16 @@ class Messages:
         parts = (self._consumer, place, self._place, at, self._shown, count, words, epoch)
         body = b"".join(parts)
         return b"".join((_MESSAGE, varint(len(body)), body))
+
+    def lone_frames(self, entries: Iterable[int], batches: Iterable[Buffer]) -> Iterator[bytes]:
+        """The frames of messages that were not sent before, each with its command."""
+        at_bytes, before, after = -1, b"", b""
+        for entry, batch in zip(entries, batches, strict=True):
+            at = varint(entry)
+            if len(at) != at_bytes:
+                at_bytes = len(at)
+                before, _, after = self.command(entry, ()).partition(self._place + at)
+                before += self._place
+            command_bytes = len(before) + at_bytes + len(after)
+            sizes = SIZES.pack(command_bytes + 4 + len(batch), command_bytes)
+            yield b"".join((sizes, before, at, after, batch))

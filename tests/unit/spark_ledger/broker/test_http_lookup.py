@@ -164,7 +164,15 @@ def test_a_client_that_reads_nothing_holds_its_connection_for_a_bounded_time(mon
     monkeypatch.setattr("spark_ledger.http.RESPONSE_S", 0.1)
 
     async def main():
-        broker = Broker()
+        broker, is_cut = Broker(), asyncio.Event()
+        connection_class = type((await protocol_of(routes(lambda: broker, DEFAULTS)))())
+        connection_lost = connection_class.connection_lost
+
+        def lost(connection, error):
+            is_cut.set()
+            connection_lost(connection, error)
+
+        monkeypatch.setattr(connection_class, "connection_lost", lost)
 
         async def names_in(_):
             return ["persistent://a/b/" + "x" * 1000] * 20_000
@@ -173,7 +181,7 @@ def test_a_client_that_reads_nothing_holds_its_connection_for_a_bounded_time(mon
         async with listening(broker) as port, asyncio.timeout(20):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
             writer.write(b"GET /admin/v2/namespaces/a/b/topics HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            await asyncio.sleep(0.5)
+            await is_cut.wait()
             received = b""
             with suppress(ConnectionError):
                 received = await reader.read()

@@ -24,6 +24,7 @@ from spark_ledger.broker.dispatch.key_slots import (
     slot_of,
     slots_of,
 )
+from spark_ledger.broker.dispatch.lone import acknowledge_lone, share_lone
 from spark_ledger.broker.dispatch.sharing import BatchPart, Member, Sharing, UnackedLimits
 from spark_ledger.broker.dispatch.slot_owners import EvenSlots, StickyRanges, check_ranges
 from spark_ledger.broker.owner.tail import Stored
@@ -363,9 +364,9 @@ class KeySharedSubscription(RuleBasedStateMachine):
             self.acknowledge(member, entry)
 
     def acknowledge(self, member, entry):
-        list(
-            self.sharing.acknowledge(member, MessageId(ledgerId=1, entryId=entry), entry, self.end)
-        )
+        message_id = MessageId(ledgerId=1, entryId=entry)
+        if acknowledge_lone(self.sharing, member, [message_id], 1):
+            list(self.sharing.acknowledge(member, message_id, entry, self.end))
 
     @rule()
     def dispatch(self):
@@ -381,6 +382,12 @@ class KeySharedSubscription(RuleBasedStateMachine):
         for batch in self.batches:
             if batch.end <= self.position or not self.sharing.may_read_on():
                 continue
+            run = self.lone_run(batch)
+            if run:
+                self.offer_lone(run)
+                if self.position < batch.end:
+                    return
+                continue
             missing = self.sharing.acks.missing(batch.offset, batch.end)
             given = self.sharing.acks.missing(max(batch.offset, self.position), batch.end)
             if given:
@@ -388,6 +395,23 @@ class KeySharedSubscription(RuleBasedStateMachine):
                     if not self.offer(part):
                         self.sharing.wait(part)
             self.position = batch.end
+
+    def lone_run(self, first):
+        """The messages from the batch on that follow each other, as in `lone_run`."""
+        run = []
+        for batch in self.batches[self.batches.index(first) :]:
+            if batch.messages > 1 or not self.sharing.acks.missing(batch.offset, batch.end):
+                break
+            run.append(batch.offset)
+        return run if self.position <= first.offset else []
+
+    def offer_lone(self, run):
+        for turn in share_lone(self.sharing, run, [self.slots[row] for row in run]):
+            for row in turn.offsets if turn.member else ():
+                if self.in_order:
+                    self.check_order(row, turn.offsets, turn.member)
+                self.sent.setdefault((turn.member, row), set()).add(row)
+            self.position += len(turn.offsets)
 
     def offer(self, part):
         receiver = self.sharing.receiver_of(part)

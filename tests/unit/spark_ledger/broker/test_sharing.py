@@ -10,10 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from spark_ledger.broker.dispatch import sharing as rules
 from spark_ledger.broker.dispatch.acks import Acks, ack_set
+from spark_ledger.broker.dispatch.lone import acknowledge_lone, share_lone
+from spark_ledger.broker.dispatch.round_robin import TURN_PARTS_MAX, RoundRobin
 from spark_ledger.broker.dispatch.sharing import (
-    TURN_PARTS_MAX,
     Member,
-    RoundRobin,
     Sharing,
     UnackedLimits,
     common,
@@ -155,6 +155,42 @@ class SharedSubscription(RuleBasedStateMachine):
                 assert row not in self.pending
                 self.pending[row] = receiver
                 self.waiting.discard(row)
+
+    @precondition(lambda self: self.members and self.sharing.next_replay() is None)
+    @rule()
+    def share_a_run_of_lone_messages(self):
+        offsets = []
+        while self.sizes.get(self.position + len(offsets)) == 1:
+            offsets.append(self.position + len(offsets))
+        if not offsets or self.acked.intersection(offsets):
+            return
+        permits = {one: one.permits for one in self.members if one.is_available}
+        turns = share_lone(self.sharing, offsets, [0] * len(offsets))
+        for turn in turns:
+            assert len(turn.offsets) <= permits[turn.member]
+            permits[turn.member] -= len(turn.offsets)
+            self.pending |= dict.fromkeys(turn.offsets, turn.member)
+        assert [offset for turn in turns for offset in turn.offsets] == offsets[
+            : sum(len(turn.offsets) for turn in turns)
+        ]
+        self.position += sum(len(turn.offsets) for turn in turns)
+        if self.position <= offsets[-1]:
+            assert not self.sharing.may_read_on()
+
+    @precondition(lambda self: self.members)
+    @rule(data=st.data())
+    def acknowledge_lone_messages(self, data):
+        asker = data.draw(st.sampled_from(self.members))
+        rows = data.draw(st.lists(st.integers(0, self.end - 1), unique=True, max_size=6))
+        ids = [MessageId(ledgerId=1, entryId=row) for row in rows]
+        others = acknowledge_lone(self.sharing, asker, ids, 1)
+        lone = {row for row in rows if self.sizes.get(row) == 1}
+        acked = lone & self.pending_of(asker)
+        assert {other.entryId for other in others} == set(rows) - acked
+        self.acked |= acked
+        for row in acked:
+            del self.pending[row]
+            self.counts.pop(row, None)
 
     @precondition(lambda self: self.members)
     @rule(data=st.data())

@@ -1,0 +1,114 @@
+"""Messages outside of batches are shared, sent and acknowledged in runs: one at a time, each took
+four times as long.
+
+Always true: a run changes nothing but the time; each message is a part of its own, as if it had
+been sent alone.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+
+from spark_ledger.broker.dispatch.acks import Acks
+from spark_ledger.broker.dispatch.delays import deliver_at_ms
+from spark_ledger.broker.dispatch.dispatcher import Consumer
+from spark_ledger.broker.dispatch.sharing import (
+    PENDING_PARTS_MAX,
+    BatchPart,
+    LoneTurn,
+    Member,
+    Sharing,
+    UnackedLimits,
+)
+from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.wire.commands import MessageId
+
+RUN_MAX = 500
+"""How many messages are sent in one step, some 5 us each."""
+
+
+def lone_run(batches: list[Stored], at: int, position: int, acks: Acks) -> list[Stored]:
+    """The messages outside of batches from index `at` on that follow each other from the offset
+    `position` on; empty unless there are two at least, none of them acknowledged, delayed or in
+    chunks."""
+    end, offset = at, position
+    for batch in batches[at : at + RUN_MAX]:
+        is_lone = batch.messages == 1 and not batch.batched and batch.offset == offset
+        if not is_lone or not batch.is_plain or deliver_at_ms(batch):
+            break
+        end, offset = end + 1, offset + 1
+    if end < at + 2 or acks.missing(position, offset) != [(position, offset)]:
+        return []
+    return batches[at:end]
+
+
+def _room(sharing: Sharing) -> int:
+    """How many new messages may be sent to all consumers, or wait."""
+    room = min(PENDING_PARTS_MAX - sharing.pending_parts, sharing.look_ahead_left())
+    most_of_all = sharing.limits.subscription_max
+    return min(room, most_of_all - sharing.unacked) if most_of_all else room
+
+
+def _room_of(limits: UnackedLimits, member: Member) -> int:
+    """How many messages the consumer may get now."""
+    if not member.is_available:
+        return 0
+    most = limits.consumer_max
+    return min(member.permits, most - member.unacked) if most else member.permits
+
+
+def share_lone(sharing: Sharing, offsets: list[int], slots: list[int]) -> list[LoneTurn]:
+    """Give new messages, none of them acknowledged, to consumers, or let them wait, as far as that
+    is possible now. Returns the turns, which are to be sent: of the first messages."""
+    turns: list[LoneTurn] = []
+    at, room_of = 0, partial(_room_of, sharing.limits)
+    while at < len(offsets) and sharing.may_read_on():
+        end = at + _room(sharing)
+        more = sharing.choice.lone_turns(offsets[at:end], slots[at:end], room_of)
+        if not more:
+            break
+        for turn in more:
+            if turn.member is not None:
+                sharing.give_lone(turn)
+            else:
+                _let_wait(sharing, turn)
+            at += len(turn.offsets)
+        turns += more
+    return turns
+
+
+def _let_wait(sharing: Sharing, turn: LoneTurn) -> None:
+    for offset, slot in zip(turn.offsets, turn.slots, strict=True):
+        rows = [(offset, offset + 1)]
+        sharing.wait(BatchPart(offset, 1, rows, 1, slots=(slot,) if slot else ()))
+
+
+def send_lone(sharing: Sharing, run: list[Stored]) -> int:
+    """Send the first messages of a run, or let them wait. Returns how many those are."""
+    begin = run[0].offset
+    offsets = list(range(begin, begin + len(run)))
+    turns = share_lone(sharing, offsets, sharing.choice.slots_of_lone(run))
+    for member, sent_offsets, _ in turns:
+        if member is not None:
+            assert isinstance(member, Consumer)
+            messages = [run[offset - begin].data for offset in sent_offsets]
+            for frame in member.messages.lone_frames(sent_offsets, messages):
+                member.link.send(frame)
+    return sum(len(turn.offsets) for turn in turns)
+
+
+def acknowledge_lone(
+    sharing: Sharing, asker: Member, ids: Iterable[MessageId], ledger: int
+) -> list[MessageId]:
+    """Acknowledge the messages that are pending at the asker. Returns the ids that name others."""
+    entries: dict[int, MessageId] = {}
+    others: list[MessageId] = []
+    for message_id in ids:
+        is_whole = message_id.batch_index < 0 and not message_id.ack_set
+        if is_whole and message_id.ledgerId == ledger:
+            entries[message_id.entryId] = message_id
+        else:
+            others.append(message_id)
+    slots = sharing.acknowledge_lone(asker, entries)
+    if len(slots) < len(entries):
+        others += [entries[entry] for entry in entries.keys() - slots.keys()]
+    return others
