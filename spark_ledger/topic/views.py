@@ -117,7 +117,7 @@ class ViewPart:
 async def plan(
     client: TopicClient, view: str, names: Iterable[str] | None = None
 ) -> list[ViewPart]:
-    """The parts of a view of these topics (None: of all topics); maybe there are none.
+    """The parts of a view of these topics (None: of all topics); it may be empty.
 
     Raises errors.TopicNotFound for a named topic that does not exist, errors.Unavailable.
     """

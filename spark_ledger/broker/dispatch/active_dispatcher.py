@@ -34,7 +34,7 @@ from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
 FAILOVER_DELAY_S = 1.0
 ANNOUNCE_S = 0.5
-"""How long after a change the consumers are told which consumer is active. Go's client ignores an
+"""How long after a change the consumers hear which consumer is active. Go's client ignores an
 announcement that comes before it has handled the response to its SUBSCRIBE."""
 
 

@@ -344,7 +344,7 @@ class Sharing:
     def give_lone(self, turn: LoneTurn) -> None:
         """As `give`, for messages outside of batches, none of which waits."""
         member, count = turn.member, len(turn.offsets)
-        assert member is not None, "messages that wait are given to nobody"
+        assert member is not None, "messages that wait have no consumer"
         member.pending.add_lone(turn)
         member.permits -= count
         member.part_messages = 1 + (member.part_messages - 1) * (1 - _NEW_SIZE_SHARE) ** count

@@ -31,7 +31,7 @@ class Producer(Owner):
             batches = [some for some in (values[:cut], values[cut:]) if some]
             framed_ = [(len(some), batch_of([message(one) for one in some])) for some in batches]
             share = Share(0, size, self.rows - self.base)
-            head = encode_header([share], self.now_ms, batches=True)
+            head = encode_header([share], self.now_ms, has_batches=True)
             await self.writer.append(b"".join([head, *frame_batches(framed_)]), rows=size)
             self.sent += [data for _, data in framed_]
             self.rows += size
@@ -119,7 +119,7 @@ CODECS = {
 
 def entry_of(*batches, written_ms=9):
     rows = sum(count for count, _ in batches)
-    head = encode_header([Share(2, rows, 5)], written_ms, batches=True)
+    head = encode_header([Share(2, rows, 5)], written_ms, has_batches=True)
     return b"".join([head, *pulsar_batch.frame_batches(batches)])
 
 
