@@ -112,7 +112,7 @@ def test_a_notebook_knows_its_parameters_before_it_runs(notebook):
 
 def test_a_cell_that_is_no_python_is_named_by_its_line(notebook):
     path = notebook(TITLE, "x = 1\nx = = 2\n")
-    with pytest.raises(BadConfig, match=r"try\.py:10 is no Python"):
+    with pytest.raises(BadConfig, match=r"try\.py:10 is not Python"):
         read_notebook(path)
 
 
@@ -124,7 +124,7 @@ def test_a_run_shows_progress_and_leaves_a_page_with_its_outputs_and_pictures(no
     path = notebook(TITLE, "# MAGIC %pip install rich\n", NAMES + WIDGETS, FIGURE, again)
     done = run(tmp_path, "run", path, "--param", "kind=large")
     assert done.returncode == 0, done.stderr
-    assert "[1/4] A try\n  %pip is left out: all of it is installed\n" in done.stdout
+    assert "[1/4] A try\n  %pip is left out: all packages are installed\n" in done.stdout
     assert "\nout large\n" in done.stdout and "\nbold & plain\n" in done.stdout
     assert done.stdout.endswith("out/picture-1.png\nout/try.html\n")
     page = (tmp_path / "out" / "try.html").read_text()
@@ -170,14 +170,14 @@ def test_a_cell_that_fails_is_named_and_the_page_shows_how_far_it_came(notebook,
 def test_a_file_that_is_not_there_or_is_no_notebook_is_refused(tmp_path):
     assert "none.py cannot be read: No such file" in one_line(run(tmp_path, "run", "none.py"))
     (tmp_path / "plain.txt").write_text("print(1)\n")
-    assert "plain.txt is no notebook" in one_line(run(tmp_path, "run", "plain.txt"))
-    assert "plain.txt is no notebook" in one_line(run(tmp_path, "export", "plain.txt"))
+    assert "plain.txt is not a notebook" in one_line(run(tmp_path, "run", "plain.txt"))
+    assert "plain.txt is not a notebook" in one_line(run(tmp_path, "export", "plain.txt"))
 
 
 def test_parameters_that_the_notebook_does_not_take_are_refused_before_it_runs(notebook, tmp_path):
     path = notebook(TITLE, "print('it ran')\n", NAMES + WIDGETS)
     for given, said in {
-        "kinds=large": "has no parameter 'kinds'. It has: folder, kind.",
+        "kinds=large": "has no parameter 'kinds'. Its parameters are: folder, kind.",
         "kind": "--param kind has no value",
     }.items():
         done = run(tmp_path, "run", path, "--param", given)
@@ -191,7 +191,7 @@ def test_a_parameter_whose_default_is_a_number_takes_only_numbers(notebook, tmp_
         run(tmp_path, "run", path, "--param", "rows=many"),
         run(tmp_path, "run", path, ROWS="many"),
     ):
-        assert "rows is 'many', not a whole number. Give one, as rows=100." in one_line(done)
+        assert "rows is 'many', not a whole number. Give a number, as rows=100." in one_line(done)
         assert "it ran" not in done.stdout
     assert "it ran" in run(tmp_path, "run", path, "--param", "rows=7", ROWS="many").stdout
 
