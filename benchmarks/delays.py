@@ -2,7 +2,8 @@
 
 A producer sends `--messages` that are due evenly over `--seconds`, or all at once (`--seconds 0`),
 `--ahead` seconds from the beginning on. A Shared consumer notes when each one comes; producer,
-broker and consumer have one clock. Before its time no message may come.
+broker and consumer have one clock. Before its time no message may come. `--cold`: the broker is
+killed before that, and has no message in memory when they are due.
 
 `--restart`: messages of `--bytes` are due in an hour, at random times within `--seconds`. Measured
 is what a broker reads until it holds all of them: at first, and after it was killed.
@@ -55,6 +56,10 @@ def main() -> None:
             )
         producer.flush()
         sent_s = time.time() - begin_ms / 1000 + arguments.ahead
+        if arguments.cold:
+            assert cluster.broker is not None
+            cluster.broker.kill()
+            cluster.broker.start()
         late_ms = np.zeros(arguments.messages)
         came_ms = np.zeros(arguments.messages)
         for number in range(arguments.messages):
@@ -149,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--messages", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--ahead", type=float, default=15.0)
+    parser.add_argument("--cold", action="store_true")
     parser.add_argument("--restart", action="store_true")
     parser.add_argument("--bytes", type=int, default=100)
     return parser

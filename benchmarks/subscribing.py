@@ -14,14 +14,14 @@ from contextlib import ExitStack
 
 import pulsar
 
-from benchmarks.broker_servers import OURS, OURS_3, PULSAR, has_pulsar, running
+from benchmarks.broker_servers import OURS, OURS_3, PULSAR, Server, has_pulsar, running
 
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     names = [*([PULSAR] if has_pulsar() else []), OURS, OURS_3]
     with ExitStack() as stack:
-        servers = [stack.enter_context(running(name, synced=True)) for name in names]
+        servers: list[Server] = [stack.enter_context(running(name, synced=True)) for name in names]
         clients = [pulsar.Client(server.url) for server in servers]
         times_ms: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(count):

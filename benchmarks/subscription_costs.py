@@ -6,6 +6,7 @@
     python benchmarks/subscription_costs.py holes           1,000 subscriptions with 1 M holes
     python benchmarks/subscription_costs.py move            acknowledgements beside a planned move
     python benchmarks/subscription_costs.py rates           requests a minute for acknowledgements
+    python benchmarks/subscription_costs.py dead            one, then two, of three bookies are dead
 
 Three bookies, ZooKeeper and the brokers are processes of this machine; the clients are plain
 sockets in this process. Requests are counted by ZooKeeper itself (srvr: what it received, and its
@@ -25,7 +26,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.broker_socket import batch_of
 from benchmarks.processes import cpu_s, memory_mib
@@ -205,8 +206,27 @@ async def make_idle(url: str, names: list[str], count: int) -> None:
 # -- a broker is killed ------------------------------------------------------------------------
 
 
+class Clients(NamedTuple):
+    """Which clients each partition has."""
+
+    produces: bool
+    subscribes: bool
+
+    def __str__(self) -> str:
+        kinds = {"a producer": self.produces, "a subscription": self.subscribes}
+        return " and ".join(kind for kind, has in kinds.items() if has) or "a reader"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of a subscribe."""
+        return {} if self.subscribes else {"durable": False, "start_message_id": earliest()}
+
+
+KINDS = (Clients(True, False), Clients(True, True), Clients(False, False), Clients(False, True))
+
+
 def partitions_taken_over(count: int, topics: int, rounds: int) -> None:
-    for how in ("subscriptions", "readers") * rounds:
+    for clients in KINDS * rounds:
         with world() as made:
             first = made.broker()
             each = count // topics
@@ -216,23 +236,24 @@ def partitions_taken_over(count: int, topics: int, rounds: int) -> None:
                 for name in partition_names(topic, each)
             ]
             asyncio.run(fill(first.url, names, 3))
-            took = asyncio.run(killed(made, first, names, is_durable=how == "subscriptions"))
+            took = asyncio.run(killed(made, first, names, clients))
             print(
-                f"{count} partitions, {topics} topics, {how}: all served {took:.2f} s after",
+                f"{count} partitions of {topics} topics, each with {clients}: all served"
+                f" {took:.2f} s after the kill",
                 flush=True,
             )
 
 
-async def killed(made: World, first: LocalBroker, names: list[str], *, is_durable: bool) -> float:
-    """Seconds from the kill until each consumer has got a message from the other broker."""
-    fields = {} if is_durable else {"durable": False, "start_message_id": earliest()}
+async def killed(made: World, first: LocalBroker, names: list[str], clients: Clients) -> float:
+    """Seconds from the kill until each client was served by the other broker: a consumer has a
+    message, and a producer a receipt."""
     client = await SocketClient.connected(first.url)
 
     async def begin(number: int, name: str) -> None:
         consumed = Consumed(3)
-        await client.subscribe(name, f"s-{number}", number, consumed, 10, **fields)
+        await client.subscribe(name, f"s-{number}", number, consumed, 10, **clients.fields)
         await consumed.done
-        if is_durable:
+        if clients.subscribes:
             await client.acknowledge(number, [consumed.ids[min(consumed.ids) + 1]])
 
     await call_many([lambda n=n, name=name: begin(n, name) for n, name in enumerate(names)])
@@ -241,24 +262,30 @@ async def killed(made: World, first: LocalBroker, names: list[str], *, is_durabl
     began_s = time.monotonic()
     first.kill()
     await client.close()
-    await served(second.url, names, fields)
+    await served(second.url, names, clients)
     return time.monotonic() - began_s
 
 
-async def served(url: str, names: list[str], fields: dict) -> None:  # type: ignore[type-arg]
-    client = await SocketClient.connected(url)
+async def served(url: str, names: list[str], clients: Clients) -> None:
+    client, batches = await SocketClient.connected(url), [batch_of(0, 100)]
     numbers = iter(range(10**9))
+
+    async def serve(number: int, name: str) -> None:
+        if clients.produces:
+            await client.produce(name, next(numbers), 1, batches)
+        if clients.subscribes or not clients.produces:
+            consumed = Consumed(1)
+            await client.subscribe(
+                name, f"s-{number}", next(numbers), consumed, 10, **clients.fields
+            )
+            await asyncio.wait_for(consumed.done, SERVED_WITHIN_S)
 
     async def one(number: int, name: str) -> None:
         until_s = time.monotonic() + SERVED_WITHIN_S
         while True:
-            consumed = Consumed(1)
             try:
                 if await client.look_up(name) == url:
-                    await client.subscribe(
-                        name, f"s-{number}", next(numbers), consumed, 10, **fields
-                    )
-                    await asyncio.wait_for(consumed.done, SERVED_WITHIN_S)
+                    await serve(number, name)
                     return
             except RuntimeError as error:
                 if time.monotonic() > until_s:
@@ -296,8 +323,8 @@ async def holes_taken_over(
     """Seconds from the kill until the first consumer has a message again, and until each has."""
     client = await SocketClient.connected(first.url)
     reading = Consumed(2 * max(holes_each, 1) + 1)
-    reader = {"durable": False, "start_message_id": earliest()}
-    await client.subscribe(name, "reader", 10**6, reading, 10**6, **reader)
+    clients = Clients(False, count > 0)
+    await client.subscribe(name, "reader", 10**6, reading, 10**6, **KINDS[2].fields)
     await reading.done
     acked = [reading.ids[offset] for offset in sorted(reading.ids)[1::2]]
 
@@ -311,10 +338,9 @@ async def holes_taken_over(
     began_s = time.monotonic()
     first.kill()
     await client.close()
-    fields = {} if count else reader
-    await served(second.url, [name], fields)
+    await served(second.url, [name], clients)
     first_s = time.monotonic() - began_s
-    await served(second.url, [name] * max(1, count), fields)
+    await served(second.url, [name] * max(1, count), clients)
     return first_s, time.monotonic() - began_s
 
 
@@ -363,7 +389,7 @@ async def moved(broker: LocalBroker, names: list[str], seconds: float) -> dict[s
         await asyncio.sleep(1)
         is_moving = True
         await asyncio.to_thread(unload, broker, names[0])
-        await served(broker.url, names[:1], {})
+        await served(broker.url, names[:1], KINDS[3])
         is_moving = False
         moves += 1
     await acking
@@ -445,9 +471,78 @@ def ack_entries(made: World, topic: str) -> int:
     return made.topics.run(count())
 
 
+# -- bookies are dead --------------------------------------------------------------------------
+
+
+def dead_bookies(partitions: int, seconds: float) -> None:
+    with world() as made:
+        broker = made.broker()
+        topic = made.topic(partitions)
+        names = partition_names(topic, partitions)
+        asyncio.run(fill(broker.url, names, 5_000))
+        asyncio.run(acked_while_dead(made, topic, broker, names, seconds))
+
+
+async def acked_while_dead(
+    made: World, topic: str, broker: LocalBroker, names: list[str], seconds: float
+) -> None:
+    client = await SocketClient.connected(broker.url)
+    consumed = [Consumed(5_000) for _ in names]
+    for number, name in enumerate(names):
+        await client.subscribe(name, "s", number, consumed[number], 10_000)
+        await consumed[number].done
+    offsets = [iter(sorted(each.ids)[1::2]) for each in consumed]
+
+    async def acknowledge(what: str) -> None:
+        """Each partition in turn, one receipt at a time."""
+        waits: list[float] = []
+        began, began_s = made.requests(), time.monotonic()
+
+        async def of(number: int) -> None:
+            while time.monotonic() < began_s + seconds:
+                asked_s = time.monotonic()
+                id_ = consumed[number].ids[next(offsets[number])]
+                await client.acknowledge(number, [id_])
+                waits.append(time.monotonic() - asked_s)
+                await asyncio.sleep(0.2)
+
+        await asyncio.gather(*map(of, range(len(names))))
+        writes = made.requests().writes - began.writes
+        in_ledgers = await asyncio.to_thread(partitions_in_ledgers, made, topic)
+        print(
+            f"{what}: {len(waits)} receipts, p50 {statistics.median(waits):.2f} s, the longest"
+            f" {max(waits):.2f} s; {writes / seconds:.1f} writes/s of ZooKeeper;"
+            f" {in_ledgers} of {len(names)} partitions in ledgers",
+            flush=True,
+        )
+
+    await acknowledge("three bookies")
+    made.cluster.bookies[0].kill()
+    await acknowledge("two bookies")
+    made.cluster.bookies[1].kill()
+    await acknowledge("one bookie")
+    for bookie in made.cluster.bookies[:2]:
+        await asyncio.to_thread(bookie.start)
+    await acknowledge("three bookies again")
+    await acknowledge("later")
+    await client.close()
+
+
+def partitions_in_ledgers(made: World, topic: str) -> int:
+    async def count() -> int:
+        client = made.topics.client
+        info = await client.topics.find(topic.removeprefix("persistent://"))
+        assert info is not None
+        nodes = AckNodes(client.ledgers, info.id)
+        found = [await nodes.get(number) for number in range(info.partitions)]
+        return sum(node is not None and node.pointer.ledger_id is not None for node in found)
+
+    return made.topics.run(count())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("idle", "partitions", "holes", "move", "rates"))
+    parser.add_argument("part", choices=("idle", "partitions", "holes", "move", "rates", "dead"))
     parser.add_argument("--count", type=int)
     parser.add_argument("--topics", type=int)
     parser.add_argument("--seconds", type=float, default=120.0)
@@ -461,6 +556,8 @@ def main() -> None:
         holes(given.count or 1_000, 1_000, given.rounds)
     elif given.part == "move":
         move(given.count or 20, given.seconds)
+    elif given.part == "dead":
+        dead_bookies(given.count or 20, given.seconds / 4)
     else:
         rates(given.count or 100, given.seconds)
 

@@ -219,7 +219,8 @@ class ConsumerCursors:
             return None
         if subscription.record.ledger_id is not None:
             raise too_many(name)
-        await nodes.ensure_shares(name)
+        if not subscription.shares:
+            await nodes.ensure_shares(name)
         return await self._with_share(nodes, subscription, connection)
 
     async def _take_from_cursor(self, topic: TopicInfo, name: str) -> None:
