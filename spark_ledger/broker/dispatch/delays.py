@@ -152,7 +152,7 @@ class DelayIndex:
 
     # -- for the partition's ack ledger --------------------------------------------------------
 
-    def load(self, rows: DelayedRows) -> None:
+    def load(self, rows: DelayedRows) -> bool:
         """As DelaySource."""
         offsets, dues_ms = self._columns()
         self._added |= _bitmap(offsets)
@@ -163,6 +163,7 @@ class DelayIndex:
         self._order.add_many(new_dues_ms, new)
         self._dues_ms = array("q", np.concatenate((dues_ms, new_dues_ms))[order].tobytes())
         self._offsets = array("q", offsets[order].tobytes())
+        return bool(self._added)
 
     def take_added(self) -> DelayedRows:
         """As DelaySource."""

@@ -62,8 +62,9 @@ class DelaySource(Protocol):
     @property
     def bytes(self) -> int: ...
 
-    def load(self, rows: DelayedRows) -> None:
-        """These messages are in the ledger. All others count as added."""
+    def load(self, rows: DelayedRows) -> bool:
+        """These messages are in the ledger. All others count as added; returns whether there are
+        others."""
 
     def take_added(self) -> DelayedRows:
         """The messages that were added since this was called before."""
@@ -92,10 +93,11 @@ class DelayRecords:
         """From now on `source` has the index; it gets what the ledger has."""
         if source is self._source:
             return
-        source.load(decoded(self._carried))
+        rows = decoded(self._carried)
         self._carried.clear()
         self._source, source.on_added = source, self.changed
-        self.changed()
+        if source.load(rows):
+            self.changed()
 
     def changed(self) -> None:
         if not self.is_dirty:

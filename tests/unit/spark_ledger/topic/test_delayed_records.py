@@ -57,7 +57,9 @@ class Index:
 
     def load(self, rows):
         self.loaded = plain(rows)
+        others = bool(self.delayed)
         self.delayed |= self.loaded
+        return others
 
     def take_added(self):
         added, self.added = self.added, {}

@@ -512,6 +512,27 @@ def test_delayed_messages_are_written_with_acknowledgements_and_read_by_the_next
     play_here(act)
 
 
+def test_an_index_without_a_new_message_costs_no_write():
+    async def act(stage):
+        first = await owner(stage, 1)
+        first.acks.delays.keep(DelayIndex())
+        await asyncio.sleep(5)
+        assert not first.ledgers and await pointer(stage) is None
+        index = index_of({1: 10})
+        again = await owner(stage, 1)
+        again.serve()
+        again.acks.delays.keep(index)
+        await asyncio.sleep(5)
+        assert again.ledgers or (await pointer(stage)).inline
+        made, second = len(again.ledgers), await owner(stage, 2)
+        before = await pointer(stage)
+        second.acks.delays.keep(DelayIndex())
+        await asyncio.sleep(5)
+        assert await pointer(stage) == before and len(again.ledgers) == made
+
+    play_here(act)
+
+
 def test_a_large_index_stays_in_its_ledger_and_keeps_no_position_from_the_node_without_bookies(
     monkeypatch,
 ):
