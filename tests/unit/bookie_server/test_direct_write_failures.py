@@ -219,7 +219,10 @@ def test_a_directory_that_is_back_serves_what_no_flush_and_no_journal_had_of_it(
         node.out = ["d0"]
         await node.crash("none")
         (line,) = [each for each in caplog.messages if "d0 is not there" in each]
-        assert "2 ledgers are in limbo until they are repaired or it comes back, 0 of" in line
+        assert (
+            "2 ledgers are in limbo until they are repaired or the directory comes back, 0 of"
+            in line
+        )
         assert await node.statuses(1, 1, 1) == [LIMBO]
         node.out = []
         await node.crash("none")

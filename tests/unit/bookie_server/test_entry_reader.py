@@ -407,7 +407,7 @@ def test_a_look_up_that_stopped_at_its_bytes_denies_nothing_behind_it(replaced):
 def test_a_ledger_of_many_bad_entries_is_told_of_in_few_lines_that_count(caplog):
     bad = FailedReadLog()
     for entry_id in range(1000):
-        bad.found(7, entry_id, "damaged")
+        bad.count(7, entry_id, "damaged")
     assert len(caplog.messages) == 4
     assert "ledger 7: entry 999 cannot be delivered: damaged (1000" in caplog.messages[-1]
 
@@ -416,7 +416,7 @@ def test_each_ledger_is_told_of_and_what_is_remembered_is_bounded(caplog, monkey
     monkeypatch.setattr(entry_reader, "BAD_LEDGERS_MAX", 3)
     bad = FailedReadLog()
     for ledger_id in range(10):
-        bad.found(ledger_id, 0, "damaged")
+        bad.count(ledger_id, 0, "damaged")
     assert len(caplog.messages) == 10
-    bad.found(0, 0, "damaged")
+    bad.count(0, 0, "damaged")
     assert len(caplog.messages) == 11, "of the first one nothing is remembered any more"

@@ -57,7 +57,7 @@ class Node:
     def unburied_ids(self):
         return [i for i in sorted(self.known) if not self.known[i].deleted]
 
-    def deleted(self, ledger_id):
+    def drop_ledger(self, ledger_id):
         assert ledger_id in self.known
 
     def forget(self, ledger_id):
@@ -67,7 +67,7 @@ class Node:
         self.known.pop(ledger_id, None)
         return True
 
-    def uses(self, ledger_id):
+    def use_count(self, ledger_id):
         return self.added.get(ledger_id, 0)
 
     def removing_from_index(self, ledger_id):

@@ -86,7 +86,7 @@ def test_who_takes_slowly_is_waited_for_and_who_takes_nothing_is_cut_off(monkeyp
         assert connection.unsent_bytes and not ends.lost
         forward(frames.STUCK_S)
         await ends.ended.wait()
-        assert "took nothing" in ends.lost[0]
+        assert "took no byte" in ends.lost[0]
 
     over(test)
 

@@ -167,7 +167,7 @@ def test_an_error_of_the_store_is_503_and_a_defect_500_with_words():
             (errors.Unavailable("it is away"), 503, "away"),
             (KeyError("x"), 500, "a defect of the broker"),
         ):
-            broker.client.topics.find = AsyncMock(side_effect=failure)
+            broker.client.topics.in_namespace = AsyncMock(side_effect=failure)
             answer = await ask("GET", T)
             assert answer[0] == status and words in answer[1]["reason"]
 

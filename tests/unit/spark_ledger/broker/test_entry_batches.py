@@ -97,7 +97,7 @@ def test_batches_of_producers_come_some_at_a_time():
     lone = pulsar_batch.build_batch(MessageMetadata(producer_name="p", sequence_id=1), b"x")
     count = 2 * STEP_BATCHES_MAX + 7
     body = pulsar_batch.frame_batches([(1, lone)] * count)
-    steps = [*batches_in(fetched(body, count, lo=5, has_has_batches=True))]
+    steps = [*batches_in(fetched(body, count, lo=5, has_batches=True))]
     assert [len(some) for some in steps] == [STEP_BATCHES_MAX - 5, STEP_BATCHES_MAX, 7]
     assert [one.offset for some in steps for one in some] == [*range(105, 100 + count)]
 
