@@ -54,6 +54,8 @@ from spark_ledger.metadata.store import (
 )
 
 CLOSE_TIMEOUT_S = 1.0
+SYNC_WAIT_S = 0.05
+"""How long a sync waits at most for the one before it, so that more calls share it."""
 """How long a process waits for the end of its session. After that, ZooKeeper reads the request
 later, or the session times out."""
 HANDSHAKE_S = 2.0
@@ -264,6 +266,8 @@ class ZooKeeperStore:
         self._state = SessionState.LOST
         self._session_id = self._connections = 0
         self._listeners: list[Callable[[SessionState], None]] = []
+        self._last_sync: asyncio.Task[None] | None = None
+        self._next_sync: asyncio.Task[None] | None = None
         self._closed = False
         self._server_name = f"ZooKeeper at {url}"
         self._outage = Outage(self._describe_server, call_timeout_s, outage_timeout_s)
@@ -380,6 +384,17 @@ class ZooKeeperStore:
         return sorted(names)
 
     async def sync(self, path: str = "/") -> None:
+        """Calls that come while a sync is under way share the next one, which is sent after it."""
+        if self._next_sync is None:
+            sync = self._sync_after(self._last_sync, path)
+            self._next_sync = self._loop.create_task(sync)
+            self._next_sync.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(self._next_sync)
+
+    async def _sync_after(self, before: "asyncio.Task[None] | None", path: str) -> None:
+        if before is not None:
+            await asyncio.wait([before], timeout=SYNC_WAIT_S)
+        self._last_sync, self._next_sync = self._next_sync, None  # later calls need another one
         full = self._full(path)
         await self._read(path, lambda: self._client.sync_async(full))
 

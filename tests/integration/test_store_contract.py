@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import shutil
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -54,6 +55,36 @@ def test_a_url_where_nobody_answers_is_named_in_the_error() -> None:
     with pytest.raises(Unavailable, match=url):
         asyncio.run(connect(url, connect_timeout_s=1))
     assert time.monotonic() - began < PATIENCE_S
+
+
+def requests_of(zookeeper: EmbeddedZooKeeper) -> int:
+    host, _, port = zookeeper.address.rpartition(":")
+    with socket.create_connection((host, int(port))) as link:
+        link.sendall(b"srvr")
+        shown = link.makefile("rb").read().decode()
+    return int(shown.partition("Received: ")[2].split()[0])
+
+
+def test_syncs_that_come_together_share_a_request_and_each_sees_what_was_written_before_it(
+    zookeeper: EmbeddedZooKeeper, url: str
+) -> None:
+    async def scenario() -> None:
+        store, other = await connect(url), await connect(url)
+        await store.create("/n", b"")
+
+        async def written_and_read(number: int) -> None:
+            await other.create(f"/n-{number}", b"")
+            await store.sync(f"/n-{number}")
+            await store.get(f"/n-{number}")
+
+        began = requests_of(zookeeper)
+        await asyncio.gather(*(store.sync() for _ in range(200)))
+        assert requests_of(zookeeper) - began < 20
+        await asyncio.gather(*map(written_and_read, range(100)))
+        await store.close()
+        await other.close()
+
+    asyncio.run(scenario())
 
 
 def test_two_roots_are_two_clusters(zookeeper: EmbeddedZooKeeper) -> None:
