@@ -17,6 +17,7 @@ import re
 import subprocess
 import time
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pulsar
@@ -89,13 +90,13 @@ def restart(messages: int, message_bytes: int, spread_s: float) -> None:
         asyncio.run(send_delayed(broker, name, messages, message_bytes, begin_ms, spread_s))
         assert cluster.broker is not None
         for what in ("at first", "after a kill", "after another kill"):
-            began_s, began = time.monotonic(), bytes_sent(cluster)
+            began_s, began = time.monotonic(), bytes_read(cluster)
             asyncio.run(held(broker, cluster.admin_url, name, messages))
-            took_s, mib = time.monotonic() - began_s, (bytes_sent(cluster) - began) / 2**20
+            took_s, mib = time.monotonic() - began_s, (bytes_read(cluster) - began) / 2**20
             memory = memory_mib(cluster.broker.pid or 0)
             print(
                 f"{messages} delayed messages of {message_bytes} bytes, {what}: held after"
-                f" {took_s:.1f} s, {mib:.1f} MiB read from bookies, broker {memory:.0f} MiB"
+                f" {took_s:.1f} s, {mib:.1f} MiB read, broker {memory:.0f} MiB"
             )
             time.sleep(3)
             cluster.broker.kill()
@@ -138,9 +139,12 @@ def delayed_of(admin_url: str, name: str) -> int:
         return int(json.load(response)["subscriptions"]["s"]["msgDelayed"])
 
 
-def bytes_sent(cluster: LocalCluster) -> int:
-    """By the bookies, on the connections that are open."""
-    total = 0
+def bytes_read(cluster: LocalCluster) -> int:
+    """By the broker: from the bookies' files, which are on this machine, and on its connections to
+    bookies that are open."""
+    assert cluster.broker is not None
+    read = Path(f"/proc/{cluster.broker.pid}/io").read_text()
+    total = int(read.partition("rchar: ")[2].split()[0])
     for bookie in cluster.bookies:
         number = bookie.frames.rpartition(":")[2]
         asked = ["ss", "-tinH", "sport", "=", f":{number}"]
