@@ -28,7 +28,7 @@ def follows_for_ever(unfollow: Any) -> Any:
 
 MUTANTS = (
     Mutant(
-        *("dropped and kept for its writer", "months", garbage, "_waits_for"),
+        *("dropped and kept for its writer", "months", garbage, "_reason_to_wait"),
         *(waits_for_its_writer, SERVES),
     ),
     Mutant(

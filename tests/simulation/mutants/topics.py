@@ -310,7 +310,7 @@ MUTANTS = (
     ),
     Mutant("no delete delay", "hazard 34", garbage, "_delay", deletes_at_once, CHURN),
     Mutant(
-        *("ledgers of open intents deleted", "hazard 4, 5", garbage, "_waits_for"),
+        *("ledgers of open intents deleted", "hazard 4, 5", garbage, "_reason_to_wait"),
         *(asks_no_intent, CHURN),
     ),
     Mutant(

@@ -44,7 +44,7 @@ async def batches_of(client, state):
     for task in plan_read(state, {0: (held.start_offset, held.end_offset)}):
         async for run in fetch_with_replans(client, task):
             for fetched in run:
-                if decode_header(fetched.entry.payload).batches:
+                if decode_header(fetched.entry.payload).has_batches:
                     found += [
                         (one.offset, one.data) for some in batches_in(fetched) for one in some
                     ]

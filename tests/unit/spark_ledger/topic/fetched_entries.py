@@ -26,7 +26,7 @@ def fetched(payload: bytes, *pieces: tuple[int, int, int, int, int], **more) -> 
 
 def of_batches(*batches: tuple[int, bytes], **more) -> FetchedEntry:
     rows = sum(count for count, _ in batches)
-    head = encode_header([Share(2, rows, 5)], 99, batches=True, **more)
+    head = encode_header([Share(2, rows, 5)], 99, has_batches=True, **more)
     return fetched(head + b"".join(frame_batches(batches)), (2, 5, 0, rows, FIRST))
 
 

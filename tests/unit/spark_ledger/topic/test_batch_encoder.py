@@ -541,7 +541,11 @@ def test_rows_that_name_a_partition_that_is_none_are_refused_before_any_is_taken
     encoder = encoder_of(4, routing=Routing.COLUMN)
     rows = binary([b"a", b"b"])
 
-    for wrong, told in ((4, "partition 4, the topic has 4"), (-1, "partition -1"), (None, "null")):
+    for wrong, told in (
+        (4, "partition 4, but the topic has 4"),
+        (-1, "partition -1"),
+        (None, "null"),
+    ):
         with pytest.raises(errors.PartitionInvalid, match=told):
             encoder.add(None, rows, partitions=pa.array([0, wrong], pa.int32()))
     with pytest.raises(errors.ColumnTypeMismatch, match="partition is missing"):

@@ -133,7 +133,7 @@ def test_a_broker_that_was_taken_for_dead_is_told_and_writes_nothing_more():
         await written(at_a)
         assert (await positions(stage))[0] == 0
         assert isinstance(told[0], errors.LedgerFenced)
-        with pytest.raises(errors.LedgerFenced, match="another broker has what this one knew"):
+        with pytest.raises(errors.LedgerFenced, match="another broker took over its share"):
             at_a.check()
 
     play_here(act)

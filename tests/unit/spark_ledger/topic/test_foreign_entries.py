@@ -38,7 +38,9 @@ def test_a_segment_ends_in_front_of_entries_that_no_owner_wrote(payload, count, 
         assert found.segment.bytes == length - count * len(payload)
 
     play(act)
-    told = [one.getMessage() for one in caplog.records if "ends in front of it" in one.getMessage()]
+    told = [
+        one.getMessage() for one in caplog.records if "ends before this entry" in one.getMessage()
+    ]
     assert len(told) == count
     assert repr(payload[:32]) in told[0]
 

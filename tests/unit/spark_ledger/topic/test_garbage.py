@@ -175,7 +175,7 @@ def test_a_recovery_that_does_not_end_is_taken_over_and_a_closed_ledger_is_left_
 
 def test_the_lack_of_references_deletes_only_a_small_part_at_once():
     def refused(count, known):
-        return garbage.too_many(count, known)
+        return garbage.refusal_to_delete(count, known)
 
     assert refused(20, 20) == refused(100, 1000) == ""
     assert "101 of 1000 ledgers" in refused(101, 1000)

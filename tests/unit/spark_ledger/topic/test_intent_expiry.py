@@ -153,7 +153,7 @@ def test_what_is_left_of_an_old_block_is_not_used_so_an_open_intents_old_block_g
 
 def test_a_committer_that_finds_neither_says_that_it_does_not_know():
     async def act(stage):
-        with pytest.raises(errors.CommitOutcomeUnknown, match="they ended long ago"):
+        with pytest.raises(errors.CommitOutcomeUnknown, match="the run ended long ago"):
             await looked_up_late(stage, random=True)
         assert await stage.rows() == [(0, b"a")]
 
@@ -193,7 +193,7 @@ def test_a_committer_that_never_sent_anything_does_not_know_either():
         await asyncio.sleep(KEPT_S)
         assert await removed(stage) == ExpiryResult(1, 0)
 
-        with pytest.raises(errors.CommitOutcomeUnknown, match="they ended long ago"):
+        with pytest.raises(errors.CommitOutcomeUnknown, match="the run ended long ago"):
             await stage.commit(intent, 0, written)
 
     play(act)

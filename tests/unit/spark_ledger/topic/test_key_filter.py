@@ -98,7 +98,7 @@ def test_another_magic_or_version_is_refused(at):
     payload = bytearray(encode_filters([(0, 0, b"x" * 8)]))
     payload[at] ^= 0xFF
 
-    with pytest.raises(errors.UnsupportedFormat, match="key filters were"):
+    with pytest.raises(errors.UnsupportedFormat, match="an entry of key filters begins with magic"):
         KeyFilters(payload)
 
 

@@ -85,7 +85,7 @@ def test_public_default_is_always_there():
             (namespaces.delete, "public/default"),
             (namespaces.delete_tenant, "public"),
         ):
-            with pytest.raises(errors.NamespaceInUse, match="always there"):
+            with pytest.raises(errors.NamespaceInUse, match="always exists"):
                 await verb(name)
         await namespaces.change_tenant("public", TenantRecord(("x",)))
         await namespaces.create("public/other", NamespacePolicies())

@@ -75,14 +75,14 @@ def test_so_many_are_kept_and_the_oldest_are_put_together(monkeypatch):
 
 
 def test_a_header_says_them_and_how_many_of_the_batches_are_chunks():
-    head = encode_header([Share(2, 1, 5)], 9, batches=True, chunks=1, rowless=Rowless(3, 6, 3))
+    head = encode_header([Share(2, 1, 5)], 9, has_batches=True, chunks=1, rowless=Rowless(3, 6, 3))
     assert head[5] == 8 | 32
     assert head[32:].hex() == "0100000000000000" + "".join(
         f"{number:02x}00000000000000" for number in (3, 6, 3)
     )
     found = decode_header(head)
     assert (found.chunks, found.rowless, found.body_at) == (1, Rowless(3, 6, 3), 64)
-    plain = decode_header(encode_header([Share(2, 1, 5)], 9, batches=True))
+    plain = decode_header(encode_header([Share(2, 1, 5)], 9, has_batches=True))
     assert (plain.chunks, plain.rowless, plain.body_at) == (0, NO_ROWLESS, 32)
     for damaged in (head[:-1], head[:-8] + b"\x04" + bytes(7)):
         with pytest.raises(errors.UnsupportedFormat):

@@ -64,7 +64,7 @@ def test_a_write_of_other_columns_says_which_and_how_to_evolve(written, says):
 
     assert says in str(raised.value)
     assert "topic 't'" in str(raised.value)
-    assert "register them as version 2 by schemaMode=evolve" in str(raised.value)
+    assert "register the columns as version 2 by schemaMode=evolve" in str(raised.value)
     assert decided(written, [schema(A32, B)], EVOLVE).number == 2
 
 

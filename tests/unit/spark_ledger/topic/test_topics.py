@@ -45,7 +45,9 @@ def test_a_name_is_given_once_also_when_two_ask_at_once():
 def test_a_topic_that_is_not_there_is_an_error_with_the_nearest_name():
     async def act(stage):
         await stage.client.topics.create("flights")
-        with pytest.raises(errors.TopicNotFound, match="no topic 'flihgts'; near to it: flights"):
+        with pytest.raises(
+            errors.TopicNotFound, match="no topic 'flihgts'; similar names: flights"
+        ):
             await stage.client.topics.open("flihgts")
 
     play(act)

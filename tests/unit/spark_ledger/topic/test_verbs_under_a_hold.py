@@ -41,6 +41,9 @@ VERBS = {
     "Subscriptions.open": lambda s: s.client.subscriptions.open(s.topic, "new", "q", "run"),
     "Subscriptions.delete": lambda s: s.client.subscriptions.delete(s.topic.id, "s"),
     "Subscriptions.seek": lambda s: s.client.subscriptions.seek(s.topic.id, "s", {0: 1}),
+    "Subscriptions.move_up": lambda s: s.client.subscriptions.move_up(
+        s.topic.id, "s", lambda *_: 1
+    ),
     "SchemaRegistry.register": lambda s: s.client.schemas.register(s.topic, FIELDS),
     "SchemaRegistry.for_write": lambda s: s.client.schemas.for_write(s.topic, FIELDS),
     "SchemaRegistry.withdraw": lambda s: s.client.schemas.withdraw(s.typed),
@@ -61,10 +64,10 @@ READS = {
         "name_of",
         "list",
         "names",
-        "inherited",
+        "inherited_policies",
         "namespace",
         "namespaces",
-        "of",
+        "in_namespace",
     },
     "TopicAdmin": {"describe"},
     "Subscriptions": {"list", "used_by_consumers", "positions", "lag", "holds", "reserve", "close"},
