@@ -105,7 +105,7 @@ def test_a_topic_deleted_under_a_query_is_named_and_a_restart_goes_on_in_one_mad
         commit_rows(job, intent, 7, [written], ends_intent=False)
     assert str(caught.value) == (
         f"[LEDGER_DATA_LOSS.TOPIC_DELETED] topic '{name}' (id {gone.id}) was deleted. Write again,"
-        " or restart the query from the same checkpoint: the topic is made again then."
+        " or restart the query from the same checkpoint: this makes the topic again."
     )
     shown = "".join(traceback.format_exception(caught.value))
     assert "new checkpoint" not in shown, "what a reader does is not told beside it"
