@@ -102,7 +102,8 @@ def test_lines_are_produced_and_consumed_each_once(cli):
     url = ("--service-url", cli.url)
     cli("topic", "create", "cli-lines", "--partitions", 2)
     assert cli("produce", "cli-lines", "one", "two", "--key", "k")["rows"] == 2
-    assert "1 rows were written to topic cli-lines" in succeeds("produce", "cli-lines", "three", *url)
+    produced = succeeds("produce", "cli-lines", "three", *url)
+    assert "1 rows were written to topic cli-lines" in produced
     one_pass = ("consume", "cli-lines", "-s", "mine", "--no-follow", "--earliest", *url)
     lines = succeeds(*one_pass).splitlines()
     assert sorted(line.split("\t")[2:] for line in lines) == [

@@ -45,7 +45,7 @@ def test_a_function_takes_the_topic_by_place_or_name(spark, functions, topics, t
     with pytest.raises(PySparkException, match=r"LEDGER_TOPIC\.NOT_FOUND"):
         spark.sql("SELECT * FROM ledger_topics('there-is-none')").collect()
     with pytest.raises(
-        PySparkException, match=r"LEDGER_OPTION\.INVALID_VALUE\] topic is 1, no text"
+        PySparkException, match=r"LEDGER_OPTION\.INVALID_VALUE\] topic is 1, not text"
     ):
         spark.sql("SELECT * FROM ledger_topics(1)").collect()
     for call in ("ledger_topics('a', 'b')", "ledger_bookies('a')"):
