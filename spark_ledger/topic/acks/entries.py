@@ -1,17 +1,19 @@
-"""The entries of an ack ledger: what the subscriptions of one partition acknowledged. Pure.
+"""The entries of a ledger of positions: of an ack ledger, with what the subscriptions of one
+partition acknowledged, or of a cursor ledger, with a query's position in each partition. Pure.
 
 Always true: a write is one entry, or several consecutive entries, and counts only when all its
 entries are there; so a snapshot whose last part is missing changes nothing. A complete snapshot
 replaces all earlier states. A state belongs to a subscription's name, owner token and epoch: an
 entry with another token or epoch does not change the state. A state without a first complete record
 is unknown, never guessed: damage between two snapshots makes all states unknown, and their
-subscriptions begin at the position in the metadata store (at least once).
+subscriptions begin at the position in the metadata store (at least once). But in a ledger in which
+positions only rise, the states before the damage stay known: an earlier position is at least once.
 
     0        4     5      6          8            16         24     28      32        36
     +--------+-----+------+----------+------------+----------+------+-------+---------+----------+
     | "SLA1" | ver | kind | reserved | own. epoch | snapshot | part | parts | records | reserved |
     +--------+-----+------+----------+------------+----------+------+-------+---------+----------+
-    40  records, each:
+    40  records (of version 2: compressed, a zlib stream of all of them), each:
         0            8               16         24      26       28      29         32
         +------------+---------------+----------+-------+--------+-------+----------+------+
         | sub. epoch | owner's epoch | position | token | name   | flags | reserved | rows |
@@ -24,13 +26,15 @@ entry; `owner's epoch`: the epoch of the owner that wrote the state last. `snaps
 which the last complete snapshot before this write begins (-1: there is no snapshot); a reader
 begins at this entry. `parts`: the number of entries of this write; `part`: the number of this
 entry, from 0. `flags`: with 1 the record replaces the state; with 0 its rows are added to the
-state. `rows` are acknowledged offsets at or beyond the position. All
+state. `rows` are acknowledged offsets at or beyond the position. In a cursor ledger the name is the
+partition's number in decimal digits, and no record has rows. All
 integers are little-endian: epochs, position and snapshot signed 64-bit, `token bytes` and `name
 bytes` unsigned 16-bit, the rest unsigned 32-bit or bytes. The CRC is in the ledger entry's own
 header.
 """
 
 import struct
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -41,11 +45,14 @@ from pyroaring import BitMap64
 from spark_ledger import errors
 
 MAGIC = b"SLA1"
-VERSION = 1
+VERSION, COMPRESSED_VERSION = 1, 2
 ENTRY_BYTES_MAX = 1 << 20
 """About the largest size of an entry; a record takes ROWS_BYTES_MAX and its names at most."""
 ROWS_BYTES_MAX = 256 << 10
+RECORDS_BYTES_MAX = 2 * ENTRY_BYTES_MAX
+"""Of one entry, before they are compressed."""
 PARTS_MAX = 1 << 16
+ZLIB_LEVEL = 1
 NO_SNAPSHOT = -1
 
 _HEADER = struct.Struct("<4sBBHqqIIII")
@@ -99,6 +106,11 @@ class AckEntry:
     parts: int
     records: tuple[AckRecord, ...]
 
+    @property
+    def is_whole_snapshot(self) -> bool:
+        """Whether what was before it does not count."""
+        return self.kind is WriteKind.SNAPSHOT and self.parts == 1
+
 
 class BadAckEntry(Exception):
     """Malformed bytes of an entry of acknowledgements."""
@@ -117,6 +129,8 @@ def encode(
     records: Iterable[AckRecord],
     snapshot: int = NO_SNAPSHOT,
     bytes_max: int = ENTRY_BYTES_MAX,
+    *,
+    compressed: bool = False,
 ) -> list[bytes]:
     """The entries of one write, in order, at least one entry. Raises ValueError for records that
     break the rules at the head of this file, and for more than PARTS_MAX entries."""
@@ -133,11 +147,15 @@ def encode(
     parts = len(entries)
     if parts > PARTS_MAX:
         raise ValueError(f"acknowledged sets of {parts} entries, {PARTS_MAX} at most")
-    return [
-        _HEADER.pack(MAGIC, VERSION, kind, 0, owner_epoch, snapshot, part, parts, len(held), 0)
-        + b"".join(held)
-        for part, held in enumerate(entries)
-    ]
+    version = COMPRESSED_VERSION if compressed else VERSION
+    encoded_entries = []
+    for part, held in enumerate(entries):
+        head = (MAGIC, version, kind, 0, owner_epoch, snapshot, part, parts, len(held), 0)
+        body = b"".join(held)
+        encoded_entries.append(
+            _HEADER.pack(*head) + (zlib.compress(body, ZLIB_LEVEL) if compressed else body)
+        )
+    return encoded_entries
 
 
 def decode(payload: bytes | memoryview) -> AckEntry:
@@ -149,23 +167,41 @@ def decode(payload: bytes | memoryview) -> AckEntry:
     magic, version, kind, _, owner_epoch, snapshot, part, parts, count, _ = head
     if magic != MAGIC:
         raise BadAckEntry(f"an entry of acknowledgements begins with {magic!r}")
-    if version > VERSION or kind > WriteKind.SNAPSHOT:
+    if version > COMPRESSED_VERSION or kind > WriteKind.SNAPSHOT:
         raise errors.UnsupportedFormat(
-            f"an entry of acknowledgements of version {version}, kind {kind}; this is {VERSION}"
+            f"an entry of acknowledgements of version {version}, kind {kind}; this is"
+            f" {COMPRESSED_VERSION}"
         )
     if not part < parts <= PARTS_MAX or snapshot < NO_SNAPSHOT:
         raise BadAckEntry(f"part {part} of {parts} acknowledgements, with snapshot {snapshot}")
-    records, at = [], _HEADER.size
+    body = memoryview(payload)[_HEADER.size :]
+    if version == COMPRESSED_VERSION:
+        body = _decompressed(body)
+    records, at = [], 0
     for _ in range(count):
-        record, at = _decode_record(memoryview(payload), at)
+        record, at = _decode_record(body, at)
         records.append(record)
-    if at != len(payload):
-        raise BadAckEntry(f"{len(payload) - at} bytes after {count} acknowledged sets")
+    if at != len(body):
+        raise BadAckEntry(f"{len(body) - at} bytes after {count} acknowledged sets")
     return AckEntry(WriteKind(kind), owner_epoch, snapshot, part, parts, tuple(records))
+
+
+def _decompressed(body: memoryview) -> memoryview:
+    stream = zlib.decompressobj()
+    try:
+        records = stream.decompress(body, RECORDS_BYTES_MAX)
+    except zlib.error as error:
+        raise BadAckEntry(f"compressed acknowledgements: {error}") from error
+    if not stream.eof or stream.unused_data:
+        raise BadAckEntry(f"{len(body)} compressed bytes are no {RECORDS_BYTES_MAX} at most")
+    return memoryview(records)
 
 
 def _pieces(record: AckRecord, bytes_max: int) -> Iterator[AckRecord]:
     """The record, cut into records with rows of `bytes_max` each at most."""
+    if not record.rows:
+        yield record
+        return
     first = True
     for rows in _split(record.rows, bytes_max):
         yield replace(record, rows=rows, replaces=record.replaces and first)
@@ -248,6 +284,9 @@ class AckFold:
     the ledger's first entry on."""
 
     states: dict[AckKey, AckState] = field(default_factory=dict)
+    only_rises: bool = False
+    """Whether a state is at or after each earlier state of the ledger, and each record has all of
+    its state: so what was read before a damage still counts."""
     is_lost: bool = False
     """Whether an entry was damaged, and no complete snapshot came after it."""
     _parts: list[AckEntry] = field(
@@ -268,8 +307,9 @@ class AckFold:
     def damaged(self) -> None:
         """Called for an entry that cannot be read: its acknowledgements and resets are unknown."""
         self._parts.clear()
-        self.states.clear()
-        self.is_lost = True
+        if not self.only_rises:
+            self.states.clear()
+            self.is_lost = True
 
     def _continues(self, entry: AckEntry) -> bool:
         if not self._parts:

@@ -18,20 +18,15 @@ ledger that was made before a person accepted an older metadata store has no sta
 offsets may belong to other rows now.
 """
 
-import asyncio
 import base64
 import json
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.reader import AsyncLedgerReader
-from spark_ledger.ledger.writer import AsyncLedgerWriter
-from spark_ledger.metadata import cluster, paths
-from spark_ledger.metadata.cluster import IDS_PER_EPOCH
+from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION as ANY
 from spark_ledger.metadata.store import (
     Check,
@@ -41,21 +36,12 @@ from spark_ledger.metadata.store import (
     Operation,
     OutcomeUnknown,
     Set,
-    StoreError,
     StoreUnavailable,
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, call_each, names_in, read
-from spark_ledger.topic.acks.entries import (
-    NO_SNAPSHOT,
-    AckFold,
-    AckKey,
-    AckState,
-    BadAckEntry,
-    WriteKind,
-    decode,
-)
+from spark_ledger.topic.acks.entries import AckFold, AckKey, AckState
+from spark_ledger.topic.acks.ledger import add_entry, fold_ledger, is_of_this_store
 from spark_ledger.topic.acks.sets import run_end
-from spark_ledger.topic.acks.steps import AckLedgerSize
 from spark_ledger.topic.log.records import FIRST_VERSION, load
 
 LEDGERS_AT_ONCE = 64
@@ -65,8 +51,6 @@ again."""
 NEW = -1  # the version of a node that does not exist yet
 
 States = Mapping[AckKey, AckState]
-
-_log = logging.getLogger(__name__)
 
 
 class Succession(NamedTuple):
@@ -288,22 +272,16 @@ class AckNodes:
         fold = AckFold()
         if pointer.ledger_id is None:
             for entry in pointer.inline:
-                _add(fold, entry, "inline")
-        elif pointer.ledger_id // IDS_PER_EPOCH != await self._cluster_epoch():
-            _log.warning("ack ledger %d is of an earlier metadata store", pointer.ledger_id)
-        else:
+                add_entry(fold, entry, "inline")
+        elif await is_of_this_store(self._ledgers, pointer.ledger_id):
             try:
-                fold = await _folded(self._ledgers, pointer.ledger_id, fence=fence)
+                await fold_ledger(fold, self._ledgers, pointer.ledger_id, fence=fence)
             except errors.NoSuchLedger:
                 return None
         for succession in pointer.successions:
             if (before := fold.states.pop(succession.before, None)) is not None:
                 fold.states[succession.after] = succession.state(before)
         return fold.states
-
-    async def _cluster_epoch(self) -> int:
-        node = await read(self._store, paths.CLUSTER)
-        return 0 if node is None else cluster.decode(node.value).epoch
 
     def checks(self, seen: AckNodesSeen) -> list[Operation]:
         """The operations that make the multi of a move fail if an owner made a node since."""
@@ -326,95 +304,3 @@ class AckNodes:
         partition_acks = await call_each(fenced, numbers, LEDGERS_AT_ONCE)
         pairs = zip(numbers, partition_acks, strict=True)
         return AckMove(seen, self, {number: acks for number, acks in pairs if acks is not None})
-
-
-@dataclass(slots=True)
-class OpenAckLedger:
-    """The ledger to which the owner appends, one write at a time."""
-
-    writer: AsyncLedgerWriter
-    opened_s: float
-    snapshot: int = NO_SNAPSHOT
-    entries: int = 0
-    appended: int = 0  # bytes
-    appended_before: int = 0  # the snapshot
-    snapshot_bytes: int = 0
-
-    @property
-    def size(self) -> AckLedgerSize:
-        return AckLedgerSize(
-            self.entries,
-            self.entries - max(self.snapshot, 0),
-            self.appended - self.appended_before,
-            self.snapshot_bytes,
-            self.opened_s,
-            len(self.writer.record.fragments),
-        )
-
-    async def append(self, kind: WriteKind, entries: Sequence[bytes]) -> None:
-        """Appends the entries of a write; all are durable when this returns. Raises
-        errors.LedgerError."""
-        first, before = self.entries, self.appended
-        self.entries += len(entries)
-        self.appended += sum(map(len, entries))
-        adds = [self.writer.append(entry) for entry in entries]
-        outcomes = await asyncio.gather(*adds, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        if kind is WriteKind.SNAPSHOT:
-            self.snapshot, self.appended_before = first, before
-            self.snapshot_bytes = self.appended - before
-
-
-async def _folded(ledgers: LedgerStore, ledger_id: int, *, fence: bool) -> AckFold:
-    """The fold of an ack ledger's entries; with `fence` its writer adds nothing more. Raises
-    errors.NoSuchLedger, errors.DataUnavailable, errors.Unavailable, errors.NotEnoughBookies,
-    errors.UnsupportedFormat."""
-    reader = await ledgers.open(ledger_id, recover=fence)
-    if not reader.is_closed:
-        await reader.refresh_last_add_confirmed()
-    last, fold = reader.last_add_confirmed, AckFold()
-    at = await _first_needed(reader, last)
-    while at <= last:
-        try:
-            async for entry_id, entry in reader.read(at, last):
-                _add(fold, entry.payload, f"{ledger_id}, entry {entry_id}")
-                at = entry_id + 1
-        except errors.DigestMismatch as error:
-            _log.error("ack ledger %d: entry %d is damaged: %s", ledger_id, at, error)
-            fold.damaged()
-            at += 1
-    return fold
-
-
-async def _first_needed(reader: AsyncLedgerReader, last: int) -> int:
-    """The entry at which the last complete snapshot begins, as the last good entry names it."""
-    for entry_id in range(last, max(last - GOOD_ENTRY_WITHIN, -1), -1):
-        try:
-            snapshot = decode((await reader.read_entry(entry_id)).payload).snapshot
-        except (BadAckEntry, errors.DigestMismatch):
-            continue
-        return snapshot if NO_SNAPSHOT < snapshot <= entry_id else 0
-    return 0
-
-
-GOOD_ENTRY_WITHIN = 10
-
-
-def _add(fold: AckFold, payload: bytes | memoryview, where: str) -> None:
-    try:
-        fold.add(decode(payload))
-    except BadAckEntry as error:
-        _log.error("acknowledgements in %s are damaged: %s", where, error)
-        fold.damaged()
-
-
-async def discard_ledger(ledgers: LedgerStore, ledger_id: int) -> None:
-    """Closes and deletes a ledger of positions or acknowledgements that no node names any more. If
-    this fails, the janitor deletes the ledger after its intent has ended."""
-    try:
-        await ledgers.recover(ledger_id)
-        await ledgers.delete(ledger_id)
-    except (errors.LedgerError, StoreError) as error:
-        _log.info("ledger %d of positions stays for the janitor: %s", ledger_id, error)

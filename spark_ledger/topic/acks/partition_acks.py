@@ -44,14 +44,8 @@ from spark_ledger.topic.acks.entries import (
     record_bytes,
     state_records,
 )
-from spark_ledger.topic.acks.nodes import (
-    NEW,
-    AckNode,
-    AckNodes,
-    AckPointer,
-    OpenAckLedger,
-    discard_ledger,
-)
+from spark_ledger.topic.acks.ledger import OpenAckLedger, discard_ledger
+from spark_ledger.topic.acks.nodes import NEW, AckNode, AckNodes, AckPointer
 from spark_ledger.topic.acks.sets import AckChanges
 from spark_ledger.topic.acks.steps import (
     INLINE_BYTES_MAX,

@@ -35,14 +35,14 @@ from spark_ledger.async_tasks import BackgroundTasks, cancel
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check, Operation, Set, StoreError
-from spark_ledger.topic.acks.nodes import discard_ledger
+from spark_ledger.topic.acks.ledger import discard_ledger
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import CURSOR, HEARTBEAT_S, Intent, Intents
 from spark_ledger.topic.log.records import IntentState
 from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription import cursor_ledger
-from spark_ledger.topic.subscription.cursor_ledger import CursorEntry, CursorLedger
+from spark_ledger.topic.subscription.cursor_ledger import CursorLedger
 from spark_ledger.topic.subscription.nodes import SubscriptionNodes, SubscriptionView
 from spark_ledger.topic.subscription.records import (
     Claim,
@@ -321,13 +321,11 @@ class Cursor:
         recovered: Positions = record.floor
         if record.ledger_id is not None:
             try:
-                last = await cursor_ledger.last_entry(
-                    self._context.ledgers, record.ledger_id, fence=True
+                recovered = await cursor_ledger.last_positions(
+                    self._context.ledgers, record, fence=True
                 )
             except errors.NoSuchLedger as error:
-                last = None
                 _log.error("the cursor of subscription '%s' is at its floor: %s", self.name, error)
-            recovered = later(recovered, {} if last is None else last.positions)
             if fits(recovered):
                 self._left[record.ledger_id] = None
                 await self._move(inline(record, recovered))
@@ -361,7 +359,7 @@ class Cursor:
     async def _append(self, positions: Positions) -> None:
         assert self._ledger is not None
         try:
-            await self._ledger.append(self._entry(positions))
+            await self._ledger.append(self._subscription.record, positions)
         except errors.LedgerError:
             self._leave_ledger()  # the record decides whether we may go on
             self._refused_s = self._loop.time()
@@ -385,7 +383,7 @@ class Cursor:
                 context.ledgers, context.intents, self._intent, context.topic
             )
             self._left[made.id] = None
-            await made.append(self._entry(positions))
+            await made.append(self._subscription.record, positions)
         except errors.LedgerError:
             self._refused_s = self._loop.time()
             raise
@@ -460,9 +458,6 @@ class Cursor:
             self._discarding.start(discard_ledger(self._context.ledgers, ledger_id))
 
     # -- the state -------------------------------------------------------------------------
-
-    def _entry(self, positions: Positions) -> CursorEntry:
-        return CursorEntry(self._subscription.record.epoch, positions)
 
     def _is_dirty(self) -> bool:
         return self._recovered.done() and (self._wanted != self.confirmed or bool(self._unheard))

@@ -1,12 +1,11 @@
-"""The ledger of a cursor's positions: to append positions, and to read the last positions.
+"""The ledger of the positions of a query's subscription, in the form of ack ledgers, and the form
+that earlier versions wrote.
 
-Always true: an entry counts once it is acknowledged, synced on Qa bookies. A process that goes on
-from the last entry fences the ledger before it reads the entry, so the writer adds no entry that
-this process misses. An entry that is damaged on every copy is skipped, and the entry before counts;
-an entry that cannot be read now is an error. One entry is under way at a time.
+Always true: a ledger has the positions of one owner of the subscription, and they only rise in it;
+so an entry that is damaged on every copy is passed over, and the positions before it count. A write
+is a snapshot, but for a few positions among many, which are changes.
 
-An entry has all positions of the subscription, so the last good entry is enough. Always true:
-partitions rise, no position is negative.
+The earlier form: an entry has all positions. Always true: partitions rise, no position is negative.
 
     0        4     5       6          8          16           20         24
     +--------+-----+-------+----------+----------+------------+----------+
@@ -15,128 +14,89 @@ partitions rise, no position is negative.
     24  partitions x 4: partition
         partitions x 8: position
 
-All integers are little-endian; epoch and position are signed 64-bit, the rest unsigned 32-bit. The
-CRC is in the ledger entry's own header.
+All integers are little-endian; epoch and position are signed 64-bit, the rest unsigned 32-bit.
 """
 
 import asyncio
-import logging
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import pairwise
 
-import numpy as np
-import numpy.typing as npt
+from pyroaring import BitMap64
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
+from spark_ledger.topic.acks.entries import (
+    NO_SNAPSHOT,
+    AckEntry,
+    AckFold,
+    AckKey,
+    AckRecord,
+    BadAckEntry,
+    WriteKind,
+    decode,
+    encode,
+)
+from spark_ledger.topic.acks.ledger import OpenAckLedger, fold_ledger, is_of_this_store
 from spark_ledger.topic.log.intents import Intent, Intents
-from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX
 from spark_ledger.topic.log.topics import TopicInfo
-from spark_ledger.topic.subscription.records import Positions
+from spark_ledger.topic.subscription.records import Positions, SubscriptionRecord, later
 
-ENTRIES_MAX = 50_000
-
-_log = logging.getLogger(__name__)
-
-MAGIC = b"SLC1"
-VERSION = 1
-
-_HEADER = struct.Struct("<4sBBHqII")
-_U32: np.dtype[Any] = np.dtype("<u4")
-_I64: np.dtype[Any] = np.dtype("<i8")
-assert _HEADER.size == 24
-
-Column = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class CursorEntry:
-    """`epoch` is the subscription's epoch when the entry was written."""
-
-    epoch: int
-    positions: Positions
-
-
-def encode(entry: CursorEntry) -> bytes:
-    """Raises ValueError for positions that break the rules at the head of this file."""
-    partitions = sorted(entry.positions)
-    columns = (
-        np.array(partitions, _U32),
-        np.array([entry.positions[p] for p in partitions], _I64),
-    )
-    problem = _problem(*columns)
-    if problem:
-        raise ValueError(problem)
-    header = _HEADER.pack(MAGIC, VERSION, 0, 0, entry.epoch, len(partitions), 0)
-    return header + b"".join(column.tobytes() for column in columns)
-
-
-def decode(payload: bytes | memoryview) -> CursorEntry:
-    """The entry that `encode` got. Raises errors.UnsupportedFormat for a later version, and
-    BadCursorEntry for malformed bytes."""
-    if len(payload) < _HEADER.size:
-        raise BadCursorEntry(f"a cursor's entry of {len(payload)} bytes")
-    magic, version, flags, _, epoch, count, _ = _HEADER.unpack_from(payload)
-    if magic != MAGIC:
-        raise BadCursorEntry(f"a cursor's entry begins with {magic!r}")
-    if version > VERSION or flags:
-        raise errors.UnsupportedFormat(
-            f"a cursor's entry of version {version} with flags {flags:#x}, this is {VERSION}"
-        )
-    if len(payload) != _HEADER.size + 12 * count:
-        raise BadCursorEntry(f"{count} positions in {len(payload)} bytes")
-    partitions: Column = np.frombuffer(payload, _U32, count, _HEADER.size)
-    positions: Column = np.frombuffer(payload, _I64, count, _HEADER.size + 4 * count)
-    problem = _problem(partitions, positions)
-    if problem:
-        raise BadCursorEntry(problem)
-    return CursorEntry(epoch, dict(zip(partitions.tolist(), positions.tolist(), strict=True)))
-
-
-class BadCursorEntry(Exception):
-    """The bytes of a cursor's entry are malformed: the entry before counts."""
-
-
-def _problem(partitions: Column, positions: Column) -> str:
-    """The rule that the positions break; "" if they break no rule."""
-    if bool((np.diff(partitions.astype(np.int64)) <= 0).any()):
-        return "the partitions of a cursor's positions do not rise"
-    if bool((positions < 0).any()):
-        return f"a cursor's position is negative: {int(positions.min())}"
-    return ""
+CHANGES_MAX = 50
+"""What a reader reads after the last snapshot, at most."""
+FEW = 4
+"""A part of the positions so small, one of FEW, is written as changes."""
+NO_OWNER_EPOCH = 0  # of a partition: a query owns no partition
 
 
 @dataclass(slots=True)
 class CursorLedger:
-    """An open ledger of a cursor, and when it was opened. Made by `create`."""
+    """An open ledger of a cursor, and the positions in it. Made by `create`."""
 
-    writer: AsyncLedgerWriter
-    opened_s: float
+    ledger: OpenAckLedger
     fragments_max: int
-    entries: int = 0
+    positions: Positions = field(default_factory=dict)
 
     @property
     def id(self) -> int:
         return self.writer.ledger_id
 
-    def full(self, now_s: float) -> bool:
-        """Whether the next entry goes to another ledger, because this ledger failed, is too long or
-        too old, or has too many fragments."""
-        return (
-            self.writer.failure is not None
-            or self.entries >= ENTRIES_MAX
-            or now_s - self.opened_s >= OWN_ROLL_S_MAX
-            or len(self.writer.record.fragments) >= self.fragments_max
-        )
+    @property
+    def writer(self) -> AsyncLedgerWriter:
+        return self.ledger.writer
 
-    async def append(self, entry: CursorEntry) -> None:
-        """The entry is durable when this returns. Raises as AsyncLedgerWriter.append."""
-        self.entries += 1
-        await self.writer.append(encode(entry))
+    def full(self, now_s: float) -> bool:
+        """Whether the next write goes to another ledger: this one failed, or is long, old or
+        fragmented."""
+        is_full = self.ledger.size.is_full(now_s, self.fragments_max)
+        return is_full or self.writer.failure is not None
+
+    async def append(self, record: SubscriptionRecord, positions: Positions) -> None:
+        """The positions, of the owner that `record` names, are durable when this returns. Raises as
+        AsyncLedgerWriter.append; then the ledger is not to be used any more."""
+        moved = {p: o for p, o in positions.items() if self.positions.get(p) != o}
+        is_few = FEW * len(moved) <= len(positions)
+        is_few = is_few and self.ledger.size.entries_since < CHANGES_MAX
+        kind = WriteKind.CHANGES if is_few else WriteKind.SNAPSHOT
+        written = moved if is_few else positions
+        records = _records(record.owner, record.epoch, written)
+        entries = encode(kind, NO_OWNER_EPOCH, records, self.ledger.snapshot, compressed=True)
+        await self.ledger.append(kind, entries)
+        self.positions = dict(positions)
+
+
+def _records(token: str, epoch: int, positions: Positions) -> list[AckRecord]:
+    return [
+        AckRecord(
+            AckKey(str(partition), token, epoch),
+            *(NO_OWNER_EPOCH, positions[partition], BitMap64()),
+            replaces=True,
+        )
+        for partition in sorted(positions)
+    ]
 
 
 async def create(
@@ -161,22 +121,62 @@ async def create(
                 announce_lac=True,
             )
     now_s = asyncio.get_running_loop().time()
-    return CursorLedger(writer, now_s, ledgers.config.fragments_max)
+    return CursorLedger(OpenAckLedger(writer, now_s), ledgers.config.fragments_max)
 
 
-async def last_entry(ledgers: LedgerStore, ledger_id: int, *, fence: bool) -> CursorEntry | None:
-    """The last good entry; None if there is no good entry. With `fence` the writer can add no later
-    entry; without `fence` a later entry may be under way.
+async def last_positions(
+    ledgers: LedgerStore, record: SubscriptionRecord, *, fence: bool
+) -> Positions:
+    """The positions of the record: those of the ledger that it names, or of its floor where that is
+    later. With `fence` the ledger's writer adds nothing more; without, a later write may be under
+    way.
 
     Raises errors.NoSuchLedger, errors.DataUnavailable, errors.Unavailable, errors.NotEnoughBookies,
-    errors.UnsupportedFormat.
+    errors.UnsupportedFormat, StoreError.
     """
-    reader = await ledgers.open(ledger_id, recover=fence)
-    if not reader.is_closed:
-        await reader.refresh_last_add_confirmed()
-    for entry_id in range(reader.last_add_confirmed, -1, -1):
-        with suppress(BadCursorEntry, errors.DigestMismatch):
-            payloads = [entry.payload async for _, entry in reader.read(entry_id, entry_id)]
-            return decode(payloads[0])
-        _log.error("entry %d of cursor ledger %d is damaged", entry_id, ledger_id)
-    return None
+    if record.ledger_id is None or not await is_of_this_store(ledgers, record.ledger_id):
+        return record.floor
+    fold = AckFold(only_rises=True)
+    await fold_ledger(fold, ledgers, record.ledger_id, fence=fence, decode=_decode)
+    positions = {
+        int(key.name): state.position
+        for key, state in fold.states.items()
+        if key.epoch <= record.epoch  # else the record is older than its ledger
+    }
+    return later(record.floor, positions)
+
+
+OLD_MAGIC = b"SLC1"
+OLD_VERSION = 1
+_OLD_HEADER = struct.Struct("<4sBBHqII")
+
+
+def _decode(payload: bytes | memoryview) -> AckEntry:
+    """An entry of a cursor ledger, of either form. Raises as `decode`."""
+    if bytes(payload[: len(OLD_MAGIC)]) == OLD_MAGIC:
+        return decode_old(payload)
+    entry = decode(payload)
+    if any(not record.key.name.isdecimal() or record.rows for record in entry.records):
+        raise BadAckEntry("a cursor's entry has more than positions")
+    return entry
+
+
+def decode_old(payload: bytes | memoryview) -> AckEntry:
+    """The snapshot that an entry of the earlier form is. Raises as `decode`."""
+    if len(payload) < _OLD_HEADER.size:
+        raise BadAckEntry(f"a cursor's entry of {len(payload)} bytes")
+    _, version, flags, _, epoch, count, _ = _OLD_HEADER.unpack_from(payload)
+    if version > OLD_VERSION or flags:
+        raise errors.UnsupportedFormat(
+            f"a cursor's entry of version {version} with flags {flags:#x}, this is {OLD_VERSION}"
+        )
+    if len(payload) != _OLD_HEADER.size + 12 * count:
+        raise BadAckEntry(f"{count} positions in {len(payload)} bytes")
+    columns = struct.unpack_from(f"<{count}I{count}q", payload, _OLD_HEADER.size)
+    partitions, positions = columns[:count], columns[count:]
+    if any(right <= left for left, right in pairwise(partitions)):
+        raise BadAckEntry("the partitions of a cursor's positions do not rise")
+    if min(positions, default=0) < 0:
+        raise BadAckEntry(f"a cursor's position is negative: {min(positions)}")
+    records = _records("", epoch, dict(zip(partitions, positions, strict=True)))
+    return AckEntry(WriteKind.SNAPSHOT, NO_OWNER_EPOCH, NO_SNAPSHOT, 0, 1, tuple(records))

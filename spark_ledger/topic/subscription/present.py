@@ -24,7 +24,7 @@ from spark_ledger.topic.subscription.nodes import (
     counted_acks,
     key_of,
 )
-from spark_ledger.topic.subscription.records import Positions, SubscriptionKind, later
+from spark_ledger.topic.subscription.records import Positions, SubscriptionKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,7 @@ async def present_positions(
         if subscription.record.ledger_id is None:
             break
         try:
-            last = await cursor_ledger.last_entry(
-                ledgers, subscription.record.ledger_id, fence=False
-            )
-            floor = later(subscription.record.floor, {} if last is None else last.positions)
+            floor = await cursor_ledger.last_positions(ledgers, subscription.record, fence=False)
             record = replace(subscription.record, floor=floor)
             return PresentPositions(replace(subscription, record=record).floor)
         except errors.NoSuchLedger:  # the owner went on in another ledger, or the ledger is lost

@@ -9,7 +9,9 @@ their changes, and the rows that they hold against retention. Pure.
 Always true: a position is the first offset that is not consumed. `floor` is never above the
 subscription's position; in a partition that `floor` leaves out the position may be any, so all rows
 of this partition are held. A record of a later version, or malformed bytes, raise
-errors.UnsupportedFormat. docs/topics.md ("Subscriptions") shows the records.
+errors.UnsupportedFormat. docs/topics.md ("Subscriptions") shows the records. Earlier versions named
+cursor ledgers of another form "ledger". They ignore a ledger that is named "entries", and go by the
+floor.
 
     (absent) -> LIVE epoch 1           a query creates and opens it
     (absent) -> RELEASED epoch 0       a user creates it, or a query that has no id yet
@@ -134,8 +136,10 @@ def encode_subscription(record: SubscriptionRecord) -> bytes:
         "kind": record.kind.value,
         "epoch": record.epoch,
         "state": record.life.value,
-        "cursor": {"ledger": record.ledger_id, "floor": _plain(record.floor)},
+        "cursor": {"ledger": None, "floor": _plain(record.floor)},
     }
+    if record.ledger_id is not None:
+        plain["cursor"]["entries"] = record.ledger_id
     if record.partitions is not None:
         plain["partitions"] = list(record.partitions)
     return _dump(plain)
@@ -144,7 +148,7 @@ def encode_subscription(record: SubscriptionRecord) -> bytes:
 def decode_subscription(value: bytes) -> SubscriptionRecord:
     def build(plain: dict[str, Any]) -> SubscriptionRecord:
         cursor, partitions = plain["cursor"], plain.get("partitions")
-        ledger = cursor["ledger"]
+        ledger = cursor.get("entries", cursor["ledger"])
         return SubscriptionRecord(
             kind=SubscriptionKind(plain["kind"]),
             epoch=int(plain["epoch"]),

@@ -37,7 +37,7 @@ from spark_ledger.metadata.store_calls import (
 )
 from spark_ledger.process import LruCache
 from spark_ledger.topic.acks.entries import AckKey, AckState
-from spark_ledger.topic.acks.nodes import discard_ledger
+from spark_ledger.topic.acks.ledger import discard_ledger
 from spark_ledger.topic.acks.sets import run_end
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.holds import GRACE_MS, Holds

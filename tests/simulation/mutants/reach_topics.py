@@ -8,7 +8,7 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION, Check, OutcomeUnknown, Set
 from spark_ledger.topic import checkpointer
-from spark_ledger.topic.acks.nodes import discard_ledger
+from spark_ledger.topic.acks.ledger import discard_ledger
 from spark_ledger.topic.checkpointer import Checkpointer
 from spark_ledger.topic.commit import commit, draft
 from spark_ledger.topic.commit.commit import CommitPayloads
@@ -299,11 +299,11 @@ def keeps_no_body(of_rows: Any) -> Any:
 # -- cursors -------------------------------------------------------------------------------------
 
 
-def takes_over_without_a_fence(last_entry: Any) -> Any:
+def takes_over_without_a_fence(last_positions: Any) -> Any:
     """Who takes a cursor over reads its ledger and does not fence it."""
 
-    async def unfenced(ledgers: Any, ledger_id: int, *, fence: bool) -> Any:
-        return await last_entry(ledgers, ledger_id, fence=False)
+    async def unfenced(ledgers: Any, record: Any, *, fence: bool) -> Any:
+        return await last_positions(ledgers, record, fence=False)
 
     return unfenced
 
@@ -325,10 +325,10 @@ def writes_whatever_is_there(write: Any) -> Any:
 def goes_by_the_floor(last: Any) -> Any:
     """Who takes a cursor over goes by the record alone."""
 
-    async def none(ledgers: Any, ledger_id: int, *, fence: bool) -> Any:
-        return None if fence else await last(ledgers, ledger_id, fence=False)
+    async def floor(ledgers: Any, record: Any, *, fence: bool) -> Any:
+        return record.floor if fence else await last(ledgers, record, fence=False)
 
-    return none
+    return floor
 
 
 def discards_before_it_unnames(leave: Any) -> Any:
@@ -535,7 +535,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     ),
     (
         T(
-            *("take-over without a fence", "T12", cursor_ledger, "last_entry"),
+            *("take-over without a fence", "T12", cursor_ledger, "last_positions"),
             *(takes_over_without_a_fence, ZOMBIES),
         ),
         CURSORS,
@@ -555,7 +555,14 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         CURSORS,
     ),
     (
-        T("position is the floor", "T12", cursor_ledger, "last_entry", goes_by_the_floor, CHURN),
+        T(
+            "position is the floor",
+            "T12",
+            cursor_ledger,
+            "last_positions",
+            goes_by_the_floor,
+            CHURN,
+        ),
         CURSORS,
     ),
     (

@@ -1,5 +1,6 @@
 """The entries of an ack ledger, compared with plain sets of offsets."""
 
+import zlib
 from itertools import islice
 
 import pytest
@@ -28,6 +29,7 @@ GOLDEN = bytes.fromhex(
     "0200000000000000 0500000000000000 0700000000000000 0100 0100 01 000000 20000000"
     "74 73 0100000000000000 00000000 3a300000 01000000 0000 0100 10000000 0900 0a00"
 )
+BOMB = zlib.compress(bytes(3 << 20))
 KEYS = [AckKey("a", "x", 1), AckKey("a", "y", 2), AckKey("b", "z", 1)]
 STEP = st.tuples(
     st.sampled_from(["add", "move", "reset", "snapshot", "forget"]),
@@ -213,10 +215,24 @@ def test_no_damaged_bytes_give_anything_but_an_entry_or_a_refusal(changes):
 @pytest.mark.parametrize("at", [4, 5])
 def test_an_entry_of_a_later_version_is_not_supported(at):
     with pytest.raises(errors.UnsupportedFormat):
-        decode(GOLDEN[:at] + b"\x02" + GOLDEN[at + 1 :])
+        decode(GOLDEN[:at] + b"\x03" + GOLDEN[at + 1 :])
 
 
 def test_records_that_break_the_rules_are_not_written():
     for position, rows in ((-1, []), (5, [4]), (0, [1 << 63])):
         with pytest.raises(ValueError, match="acknowledged"):
             encode(WriteKind.CHANGES, 1, [AckRecord(KEY, 1, position, BitMap64(rows), True)])
+
+
+def test_compressed_records_come_back_and_earlier_versions_refuse_them():
+    (made,) = encode(WriteKind.SNAPSHOT, 5, [RECORD], snapshot=3, compressed=True)
+    assert made[:4] + made[6:40] == GOLDEN[:4] + GOLDEN[6:40]
+    assert made[4] == 2
+    assert decode(made) == decode(GOLDEN)
+
+
+@pytest.mark.parametrize("body", [b"", b"plain", zlib.compress(bytes(76))[:-1], BOMB, BOMB + b"x"])
+def test_compressed_records_that_are_damaged_or_too_many_are_refused(body):
+    (made,) = encode(WriteKind.SNAPSHOT, 5, [RECORD], compressed=True)
+    with pytest.raises(BadAckEntry):
+        decode(made[:40] + body)

@@ -4,9 +4,9 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
+from spark_ledger.topic.acks import steps
 from spark_ledger.topic.log.intents import CURSOR, HEARTBEAT_S, STALE
 from spark_ledger.topic.subscription import cursor as cursor_module
-from spark_ledger.topic.subscription import cursor_ledger
 from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.subscription.cursor import IDLE_S
 from tests.unit.spark_ledger.topic.stage import play
@@ -170,7 +170,7 @@ def test_an_idle_cursor_leaves_its_ledger_and_holds_none_open():
 
 
 def test_a_long_ledger_is_rolled_and_the_one_before_it_deleted(monkeypatch):
-    monkeypatch.setattr(cursor_ledger, "ENTRIES_MAX", 5)
+    monkeypatch.setattr(steps, "LEDGER_ENTRIES_MAX", 5)
 
     async def act(stage):
         await fill(stage, 1000)

@@ -7,12 +7,11 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError, StoreUnavailable
+from spark_ledger.topic.acks import steps
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.records import IntentState
-from spark_ledger.topic.subscription import cursor_ledger
 from spark_ledger.topic.subscription.cursor import Cursor
-from spark_ledger.topic.subscription.cursor_ledger import CursorEntry
 from spark_ledger.topic.subscription.nodes import SubscriptionNodes
 from spark_ledger.topic.subscription.seek_target import End
 from tests.simulation.loop import current
@@ -33,7 +32,7 @@ AT_ONCE = 12  # kill points of one test
 
 @pytest.fixture(autouse=True)
 def short_ledgers(monkeypatch):
-    monkeypatch.setattr(cursor_ledger, "ENTRIES_MAX", 3)
+    monkeypatch.setattr(steps, "LEDGER_ENTRIES_MAX", 3)
 
 
 async def events_of_a_whole_life(stage):
@@ -218,12 +217,12 @@ def test_a_run_that_was_overtaken_adds_nothing_to_its_ledger_any_more():
         await fill(stage, 100)
         first = await opened(stage, run="r1")
         await told(first, 10, 20)
-        ledger = first._ledger
+        ledger, record = first._ledger, first._subscription.record
         second = await opened(stage, run="r2")
         await second.recovered()
 
         with pytest.raises(errors.LedgerFenced):
-            await ledger.append(CursorEntry(1, {0: 90}))
+            await ledger.append(record, {0: 90})
 
         first.advance({0: 90})
         with pytest.raises(errors.LedgerFenced, match="taken over by query q, run r2"):

@@ -25,13 +25,18 @@ RECORD = SubscriptionRecord(
 GOLDEN = (
     b'{"min_reader":1,"min_writer":1,"query_id":"query","run_id":"run","owner":"token",'
     b'"intent":"intent","kind":"query","epoch":4,"state":"live",'
-    b'"cursor":{"ledger":42,"floor":{"2":5,"10":7}},"partitions":[2,10]}'
+    b'"cursor":{"ledger":null,"floor":{"2":5,"10":7},"entries":42},"partitions":[2,10]}'
 )
 
 
 def test_a_record_is_json_that_anybody_reads():
     assert records.encode_subscription(RECORD) == GOLDEN
     assert records.decode_subscription(GOLDEN) == RECORD
+
+
+def test_a_record_of_an_earlier_version_is_read_and_names_its_ledger():
+    earlier = GOLDEN.replace(b'"ledger":null', b'"ledger":42').replace(b',"entries":42', b"")
+    assert records.decode_subscription(earlier) == RECORD
 
 
 def test_a_record_that_nobody_owned_and_a_mark_come_back_as_they_were():
