@@ -120,6 +120,7 @@ class Watch:
                     await asyncio.sleep(PROBE_EVERY_S)
                     continue
                 alive = await self._broker.ownership.membership.probe()
+                self._broker.cursors.set_older_brokers(self._broker.ownership.membership.has_older)
                 if alive_before - alive or self._broker.ownership.membership.has_buried:
                     await self.take_over()
                 if alive_before != alive:

@@ -3,7 +3,8 @@
     /brokers/alive/<id>          ephemeral: {"url": the address for clients, "incomplete": the
                                  number of chunked messages that the broker's producers left
                                  incomplete, "since_ms": the broker's start, by the store's clock,
-                                 "admin_url": the address for HTTP}
+                                 "admin_url": the address for HTTP, "ack_ledgers": whether the
+                                 broker reads ack ledgers}
 
 Always true: a node that cannot be decoded counts as no broker, and other nodes are still read. Of
 two living brokers that advertise one URL the later one ends: no client could choose between them,
@@ -49,6 +50,8 @@ class Registered:
     created_ms: int = 0
     admin_url: str = ""
     """Empty: the broker's version registers no such address."""
+    reads_acks: bool = True
+    """False: the broker's version has no ack ledgers, and knows positions by the shares alone."""
 
     def encoded(self) -> bytes:
         fields = {
@@ -56,6 +59,7 @@ class Registered:
             "incomplete": self.incomplete,
             "since_ms": self.since_ms,
             "admin_url": self.admin_url,
+            "ack_ledgers": self.reads_acks,
         }
         return json.dumps(fields).encode()
 
@@ -89,8 +93,9 @@ def _decode(broker_id: str, node: Versioned) -> Registered | None:
         if not isinstance(url, str):
             raise ValueError(f"a URL of {url!r}")
         since_ms = int(fields.get("since_ms", 0))
-        admin_url = str(fields.get("admin_url", ""))
-        return Registered(url, incomplete, since_ms, node.owner, node.created_ms, admin_url)
+        admin_url, reads_acks = str(fields.get("admin_url", "")), bool(fields.get("ack_ledgers"))
+        seen = (since_ms, node.owner, node.created_ms, admin_url, reads_acks)
+        return Registered(url, incomplete, *seen)
     except errors.MALFORMED as error:
         _log_malformed(broker_id, node.value[:100], repr(error))
         return None
@@ -137,6 +142,9 @@ class Membership:
         """This broker's address for HTTP."""
         self.has_buried = False
         """Whether a broker was buried since the last `take_over`."""
+        self.has_older = False
+        """Whether another broker was registered, when they were listed last, that does not read ack
+        ledgers."""
         self.stirred = asyncio.Event()
         """Set when `keep` has to be called at once."""
         self._store = store
@@ -243,6 +251,9 @@ class Membership:
         sessions = {broker_id: broker.session for broker_id, broker in registered.items()}
         self._burials.registered(sessions, now_s)
         before = self._earlier_here or {}
+        self.has_older = not all(
+            broker.reads_acks for id_, broker in registered.items() if id_ != self._broker_id
+        )
         others = {}
         for broker_id, broker in registered.items():
             if broker.url != self._url:

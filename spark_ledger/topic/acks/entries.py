@@ -58,6 +58,7 @@ NO_SNAPSHOT = -1
 _HEADER = struct.Struct("<4sBBHqqIIII")
 _RECORD = struct.Struct("<qqqHHB3xI")
 assert (_HEADER.size, _RECORD.size) == (40, 36)
+NO_ROWS = BitMap64().serialize()
 _REPLACES = 1
 _OFFSET_END = 1 << 63
 
@@ -222,7 +223,7 @@ def _split(rows: BitMap64, bytes_max: int) -> Iterator[BitMap64]:
 
 def _encode_record(record: AckRecord) -> bytes:
     token, name = record.key.token.encode(), record.key.name.encode()
-    rows = record.rows.serialize()
+    rows = record.rows.serialize() if record.rows else NO_ROWS
     problem = _problem(record)
     if problem:
         raise ValueError(problem)

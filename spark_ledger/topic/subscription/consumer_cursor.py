@@ -38,6 +38,7 @@ class SharesOfBroker(Protocol):
 
     broker_id: str
     ack_budget: AckBudget
+    has_older_brokers: bool
 
     def changed(self) -> None: ...
 
@@ -172,6 +173,8 @@ class ConsumerCursor:
 
     def was_durable(self, partition: int, epoch: int, position: int) -> None:
         self._at[partition] = (epoch, position)
+        if self._cursors.has_older_brokers:
+            self._cursors.changed()
 
     async def acked_settled(self) -> None:
         """When this returns, all acknowledgements are durable, and the share has the positions of
@@ -225,6 +228,7 @@ class ConsumerCursor:
         """Whether the share must be written now. A share that changed only by acknowledgements,
         which ack ledgers have, may wait."""
         is_urgent = self.acked is None or self.durable < self.changes
+        is_urgent = is_urgent or self._cursors.has_older_brokers
         return self.dirty and (is_urgent or now_s >= self.written_s + SHARE_EVERY_S)
 
     @property

@@ -21,6 +21,8 @@ Always true:
   record, so a trim that was planned before it fails, and no mark hides it (hazard 37);
 - consumers may take over a query's subscription once the query is over, and a query may take it
   back once the consumers are gone; the position stays;
+- while a broker lives that does not read ack ledgers, a share is written a second after the
+  positions in it are durable, as if there were no ack ledgers;
 - the next broker that opens the subscription moves the shares of brokers that are not alive into
   its own share, in one multi, so there are no more shares than brokers.
 """
@@ -99,6 +101,7 @@ class ConsumerCursors:
     ) -> None:
         self.broker_id = broker_id
         self.ack_budget = AckBudget()
+        self.has_older_brokers = False
         self._store = store
         self._subscriptions = subscriptions
         self._rng = rng
@@ -114,6 +117,12 @@ class ConsumerCursors:
 
     def changed(self) -> None:
         self._changed.set()
+
+    def set_older_brokers(self, has_older: bool) -> None:
+        """`has_older`: another broker lives that does not read ack ledgers."""
+        if self.has_older_brokers is not has_older:
+            self.has_older_brokers = has_older
+            self.changed()
 
     def acks_of(self, topic_id: str) -> TopicAcks | None:
         """The acknowledgements of a topic with partitions of this broker; None if the broker writes

@@ -89,10 +89,11 @@ class CursorLedger:
 
 
 def _records(token: str, epoch: int, positions: Positions) -> list[AckRecord]:
+    no_rows = BitMap64()
     return [
         AckRecord(
             AckKey(str(partition), token, epoch),
-            *(NO_OWNER_EPOCH, positions[partition], BitMap64()),
+            *(NO_OWNER_EPOCH, positions[partition], no_rows),
             replaces=True,
         )
         for partition in sorted(positions)

@@ -39,6 +39,24 @@ def test_a_malformed_node_among_the_brokers_does_not_end_the_watch():
     play(act)
 
 
+def test_a_broker_sees_by_the_registrations_whether_brokers_without_ack_ledgers_live():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, _ = await brokers.new("a"), await brokers.new("b")
+        await asyncio.sleep(2)
+        assert not a.cursors.has_older_brokers
+        older = json.dumps({"url": "pulsar://older:1", "incomplete": 0, "since_ms": 1}).encode()
+        await stage.client.store.create(paths.broker("older"), older)
+        await asyncio.sleep(2)
+        assert a.cursors.has_older_brokers
+        await stage.client.store.delete(paths.broker("older"))
+        await asyncio.sleep(2)
+        assert not a.cursors.has_older_brokers
+        await a.seal()
+
+    play(act)
+
+
 @pytest.mark.parametrize("name", ["probe", "keep"])
 def test_a_defect_in_one_look_does_not_end_the_background(name, monkeypatch, caplog):
     async def act(stage):

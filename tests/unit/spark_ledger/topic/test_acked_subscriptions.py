@@ -117,6 +117,43 @@ def test_a_share_of_a_later_owner_of_an_older_version_counts_alone():
     play_here(act)
 
 
+def test_while_an_older_broker_lives_shares_are_as_new_as_that_broker_would_write_them():
+    async def act(stage):
+        new, old = await acking_broker(stage, "new"), await broker(stage, "old")
+        cursor, acks = await new.consume(1)
+        for offset in range(5):
+            await acknowledge(cursor, acks, offset)
+        new.cursors.set_older_brokers(True)
+        for offset in range(5, 20):
+            await acknowledge(cursor, acks, offset)
+            await asyncio.sleep(1)
+        before = share_writes(stage)
+        await acknowledge(cursor, acks, 20, 22)
+        await asyncio.sleep(3)
+        assert share_writes(stage) - before == 1
+        await new.die()
+        assert (await (await old.open()).adopt(0, 2)).position == 21
+
+    play_here(act)
+
+
+def test_once_the_older_brokers_are_gone_shares_are_seldom_written_again():
+    async def act(stage):
+        new = await acking_broker(stage, "new")
+        cursor, acks = await new.consume(1)
+        new.cursors.set_older_brokers(True)
+        await acknowledge(cursor, acks, 0)
+        await asyncio.sleep(3)
+        before = share_writes(stage)
+        new.cursors.set_older_brokers(False)
+        for offset in range(1, 100):
+            await acknowledge(cursor, acks, offset)
+            await asyncio.sleep(1)
+        assert share_writes(stage) == before
+
+    play_here(act)
+
+
 def test_a_query_that_takes_over_begins_at_the_exact_position():
     async def act(stage):
         await fill(stage, 10)

@@ -179,3 +179,21 @@ def test_a_subscription_is_resumed_whose_ledger_a_version_with_the_earlier_form_
         assert await positions(stage) == {0: 10}
 
     play(act)
+
+
+def test_positions_of_an_earlier_metadata_store_do_not_count(monkeypatch):
+    """Other rows may have these offsets now."""
+
+    async def act(stage):
+        await fill(stage, 100)
+        cursor = await opened(stage, run="r1")
+        await told(cursor, 1, 2, 3)
+        in_record = (await listed(stage)).positions
+        assert in_record != {0: 3}
+        await cursor.abandon()
+        monkeypatch.setattr("spark_ledger.topic.acks.ledger.IDS_PER_EPOCH", cursor._ledger.id)
+
+        assert await positions(stage) == in_record
+        assert await (await opened(stage, run="r2")).recovered() == in_record
+
+    play(act)

@@ -421,7 +421,7 @@ def test_a_ledger_of_an_earlier_metadata_store_has_no_states(monkeypatch):
         made = await owner(stage, 1)
         _, acks = made.serve()
         await made.acknowledge(acks, 3)
-        monkeypatch.setattr("spark_ledger.topic.acks.nodes.IDS_PER_EPOCH", made.ledgers[0])
+        monkeypatch.setattr("spark_ledger.topic.acks.ledger.IDS_PER_EPOCH", made.ledgers[0])
         assert await durable(stage) is None
 
     play_here(act)
