@@ -322,7 +322,7 @@ def writes_whatever_is_there(write: Any) -> Any:
     return blindly
 
 
-def goes_by_the_floor(last: Any) -> Any:
+def by_the_floor(last: Any) -> Any:
     """Who takes a cursor over goes by the record alone."""
 
     async def floor(ledgers: Any, record: Any, *, fence: bool) -> Any:
@@ -555,14 +555,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         CURSORS,
     ),
     (
-        T(
-            "position is the floor",
-            "T12",
-            cursor_ledger,
-            "last_positions",
-            goes_by_the_floor,
-            CHURN,
-        ),
+        T("position is the floor", "T12", cursor_ledger, "last_positions", by_the_floor, CHURN),
         CURSORS,
     ),
     (

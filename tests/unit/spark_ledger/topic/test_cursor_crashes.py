@@ -217,7 +217,9 @@ def test_a_run_that_was_overtaken_adds_nothing_to_its_ledger_any_more():
         await fill(stage, 100)
         first = await opened(stage, run="r1")
         await told(first, 10, 20)
-        ledger, record = first._ledger, first._subscription.record
+        ledger = first._ledger
+        nodes = SubscriptionNodes(stage.client.store, stage.topic.id)
+        record = (await nodes.read("s")).record
         second = await opened(stage, run="r2")
         await second.recovered()
 
