@@ -6,7 +6,7 @@ permits, is not blocked by its unacknowledged messages, and its connection has r
 fall below zero by less than the size of one part. When a consumer goes, its pending rows wait, and
 their redelivery counts do not change; when the last consumer goes, the whole state is forgotten,
 and the subscription begins at its mark. A ReceiverChoice decides which consumer gets a part: round
-robin for Shared (here), the slot of the key for Key_Shared (key_shared.py).
+robin for Shared (round_robin.py), the slot of the key for Key_Shared (key_shared.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
