@@ -6,12 +6,14 @@ expired message counts as acknowledged, and so does a message that an eviction p
 positions of queries' subscriptions are never moved. While a partition is over a quota that holds or
 refuses producers, it takes no producer: the producers that it had are sent away, and are refused
 when they come back. A quota is judged every `look_s`, and whenever a producer comes. A broker
-notices a new quota within POLICIES_S.
+notices a new quota within POLICIES_S. A partition or subscription that cannot be read stops the
+others in nothing: it is logged, expires nothing, and keeps the last judgement of its quota.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 from spark_ledger import errors
@@ -30,6 +32,8 @@ from spark_ledger.topic.subscription.backlog_quota import (
     LargeBacklog,
     has_quota,
     over_quota,
+    partition_title,
+    subscription_title,
     to_evict,
 )
 from spark_ledger.topic.subscription.records import Positions, SubscriptionKind
@@ -38,6 +42,9 @@ POLICIES_S = 300.0
 """How often the policies of a topic without a quota and without expiry are read again."""
 FRESH_S = 1.0
 """A producer that comes within this time after a look is judged by that look."""
+LOG_EVERY_S = 60.0
+"""How often one partition or subscription that cannot be judged is logged, at most."""
+_FAILURES = (errors.LedgerError, StoreError, Refusal)
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +80,8 @@ class Backlogs:
         self._policies = topic.info.policies
         self._refusals: dict[int, Refusal] = {}
         self._looked_s = float("-inf")
+        self._logged_s: dict[str, float] = {}
+        """When a part of the topic that cannot be judged was logged last, by its title."""
         self._looking = asyncio.Lock()
 
     async def go_on(self) -> None:
@@ -83,7 +92,7 @@ class Backlogs:
             await asyncio.sleep(self.look_s if is_limited else POLICIES_S)
             try:
                 await self.look()
-            except (errors.LedgerError, StoreError, Refusal) as error:
+            except _FAILURES as error:
                 _log.warning("backlogs of topic %s are judged later: %s", self._name, error)
             except Exception:
                 _log.exception("backlogs of topic %s are not judged: a defect", self._name)
@@ -114,35 +123,69 @@ class Backlogs:
 
     async def _expire(self, ttl_ms: int) -> None:
         before_ms = self._commits.now_ms() - ttl_ms
-        ends = {
-            number: await owned.log.since(before_ms)
-            for number, owned in list(self._topic.partitions.items())
-        }
-        for info in await self._commits.client.subscriptions.list(self._topic.info.id):
-            if info.kind is SubscriptionKind.CONSUMER:
-                for number, end in ends.items():
-                    if info.positions.get(number, 0) < end:
+        unreadable: dict[str, errors.LedgerError] = {}
+        infos = await self._commits.client.subscriptions.list(
+            self._topic.info.id, unreadable=unreadable
+        )
+        for name, error in unreadable.items():
+            self._log_late(subscription_title(name), error)
+        for number, owned in list(self._topic.partitions.items()):
+            with self._alone(partition_title(number)):
+                end = await owned.log.since(before_ms)
+                for info in infos:
+                    is_behind = info.positions.get(number, 0) < end
+                    if info.kind is SubscriptionKind.CONSUMER and is_behind:
                         await self._move_up(info.name, number, end)
 
     async def _judge(self) -> None:
         refusals: dict[int, Refusal] = {}
         if has_quota(self._policies):
+            unreadable: dict[str, errors.LedgerError] = {}
+            own = list(self._topic.partitions)
             lags = await self._commits.client.lags(
-                self._topic.info.id, self._commits.now_ms(), self._topic.subscriptions.marks()
+                *(self._topic.info.id, self._commits.now_ms(), self._topic.subscriptions.marks()),
+                partitions=own,
+                unreadable=unreadable,
             )
+            for title, error in unreadable.items():
+                self._log_late(title, error)
             if self._policies.on_backlog == EVICTION:
                 for backlog in to_evict(lags, self._policies):
-                    await self._evict(backlog)
+                    with self._alone(partition_title(backlog.partition)):
+                        await self._evict(backlog)
             else:
                 refusals = {
-                    number: self._refusal(backlog)
-                    for number, backlog in over_quota(lags, self._policies).items()
+                    number: refusal
+                    for number, refusal in self._refusals.items()
+                    if number in own and partition_title(number) in unreadable
                 }
+                for number, backlog in over_quota(lags, self._policies).items():
+                    refusals[number] = self._refusal(backlog)
         self._refusals = refusals
         for number, refusal in refusals.items():
             owned = self._topic.partitions.get(number)
             if owned is not None and owned.send_producers_away():
                 _log.warning("producers are sent away: %s", refusal.message)
+
+    @contextmanager
+    def _alone(self, title: str) -> Iterator[None]:
+        """A failure inside of the block is logged, and ends nothing but the block."""
+        try:
+            yield
+        except _FAILURES as error:
+            self._log_late(title, error)
+        except Exception:
+            _log.exception("%s of topic %s is not judged: a defect", title, self._name)
+
+    def _log_late(self, title: str, error: Exception) -> None:
+        """Log that this part of the topic is judged later, LOG_EVERY_S after the last time at the
+        earliest."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._logged_s.get(title, float("-inf")) + LOG_EVERY_S:
+            self._logged_s[title] = now_s
+            _log.warning(
+                "the backlog of %s of topic %s is judged later: %s", title, self._name, error
+            )
 
     def _refusal(self, backlog: LargeBacklog) -> Refusal:
         holds = self._policies.on_backlog == "hold"

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from spark_ledger.async_tasks import SharedTasks
-from spark_ledger.errors import NoSuchLedger
+from spark_ledger.errors import LedgerError, NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import Check
 from spark_ledger.metadata.store_calls import call_each, store_now_ms
@@ -46,6 +46,8 @@ from spark_ledger.topic.subscription.backlog_quota import (
     LagOfSubscription,
     check_backlogs,
     has_quota,
+    partition_title,
+    subscription_title,
 )
 from spark_ledger.topic.subscription.lag import topic_lag
 from spark_ledger.topic.subscription.records import Positions
@@ -310,32 +312,44 @@ class TopicClient:
         return outcome
 
     async def lags(
-        self, topic_id: str, now_ms: int, marks: Mapping[str, Positions] | None = None
+        self,
+        topic_id: str,
+        now_ms: int,
+        marks: Mapping[str, Positions] | None = None,
+        *,
+        partitions: Collection[int],
+        unreadable: dict[str, LedgerError] | None = None,
     ) -> dict[str, LagOfSubscription]:
-        """The lag of each subscription of the topic, by name; `now_ms` is by the store's clock. It
-        counts from the durable positions. `marks` has positions by subscription that the caller has
-        in memory; with `marks`, other positions are those of the nodes. So a lag may be larger than
-        it really is, never smaller. Raises as TopicLog.fold, live.ends_of and Subscriptions.list.
-        """
-        infos = await self.subscriptions.list(topic_id, exact=marks is None)
-        if not infos:
-            return {}
-        by_name = marks or {}
-        state = await self.log(topic_id).fold(fresh=True)
-        ends = await ends_of(self.ledgers, state)
-        return {
-            info.name: LagOfSubscription(
-                info.kind,
-                topic_lag(
-                    state,
-                    {**info.positions, **by_name.get(info.name, {})},
-                    now_ms,
-                    live_ends=ends,
-                    acked={} if marks else info.acked_beyond,
-                ),
-            )
-            for info in infos
-        }
+        """The lag of each subscription of the topic in these partitions, by name; `now_ms` is by
+        the store's clock. It counts from the durable positions. `marks` has positions by
+        subscription that the caller has in memory; with `marks`, other positions are those of the
+        nodes. So a lag may be larger than it really is, never smaller. The errors of subscriptions
+        and partitions that cannot be read go into `unreadable`, by title, and the others are
+        returned. Raises as TopicLog.fold; without `unreadable` also as live.ends_of and
+        Subscriptions.list."""
+        failed_names: dict[str, LedgerError] | None = None if unreadable is None else {}
+        failed_ends: dict[int, LedgerError] | None = None if unreadable is None else {}
+        infos = await self.subscriptions.list(
+            topic_id, exact=marks is None, unreadable=failed_names
+        )
+        lags: dict[str, LagOfSubscription] = {}
+        if infos:
+            state = await self.log(topic_id).fold(fresh=True)
+            ends = await ends_of(self.ledgers, state, partitions, failed_ends)
+            for info in infos:
+                positions = {**info.positions, **(marks or {}).get(info.name, {})}
+                judged = {
+                    number: offset
+                    for number, offset in positions.items()
+                    if number in partitions and number not in (failed_ends or {})
+                }
+                acked = {} if marks else info.acked_beyond
+                lag = topic_lag(state, judged, now_ms, live_ends=ends, acked=acked)
+                lags[info.name] = LagOfSubscription(info.kind, lag)
+        if unreadable is not None:
+            unreadable |= {subscription_title(n): e for n, e in (failed_names or {}).items()}
+            unreadable |= {partition_title(n): e for n, e in (failed_ends or {}).items()}
+        return lags
 
     async def _check_quotas(self, rows: RowsOfTopics) -> None:
         """Checks that the topics take rows in these partitions, by policies that were read within
@@ -349,7 +363,8 @@ class TopicClient:
                 )
                 self._policies.put(topic_id, policies_read)
             if has_quota(policies_read.policies) and policies_read.policies.on_backlog != EVICTION:
-                lags = await self.lags(topic_id, await store_now_ms(self.store))
+                now_ms = await store_now_ms(self.store)
+                lags = await self.lags(topic_id, now_ms, partitions=partitions)
                 check_backlogs(topic_id, lags, policies_read.policies, partitions)
 
     async def tables(self, state: TopicState, ranges: Ranges) -> Tables:

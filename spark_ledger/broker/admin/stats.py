@@ -260,9 +260,12 @@ async def _durable(broker: Broker, info: TopicInfo) -> dict[str, SubscriptionInf
 async def _live_ends(
     broker: Broker, state: TopicState, held: list[PartitionState]
 ) -> dict[int, LiveEnd]:
-    """The ends of live segments, by partition; empty if bookies do not respond."""
-    try:
-        return await ends_of(broker.client.ledgers, state, [part.number for part in held])
-    except errors.LedgerError as error:
-        _log.warning("the bytes of live segments are not known: %s", error)
-        return {}
+    """The ends of live segments, by partition; without those that cannot be read."""
+    unreadable: dict[int, errors.LedgerError] = {}
+    numbers = [partition.number for partition in held]
+    ends = await ends_of(broker.client.ledgers, state, numbers, unreadable)
+    for number, error in unreadable.items():
+        _log.warning(
+            "the bytes of the live segment of partition %d are not known: %s", number, error
+        )
+    return ends

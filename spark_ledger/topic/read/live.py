@@ -24,6 +24,7 @@ from spark_ledger.async_tasks import cancel
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import LedgerRecord
+from spark_ledger.metadata.store_calls import call_each
 from spark_ledger.process import LruCache
 from spark_ledger.topic.commit.seal import owned_header
 from spark_ledger.topic.entry.message_batch import NO_ROWLESS, Rowless, decode_header
@@ -245,10 +246,14 @@ async def _end_at(
 
 
 async def ends_of(
-    ledgers: LedgerStore, state: TopicState, partitions: Iterable[int] | None = None
+    ledgers: LedgerStore,
+    state: TopicState,
+    partitions: Iterable[int] | None = None,
+    unreadable: dict[int, errors.LedgerError] | None = None,
 ) -> dict[int, LiveEnd]:
     """By partition the end of its live segment, read from the bookies. If `partitions` is None, the
-    ends of all partitions. Raises as `LiveEnds.refresh`."""
+    ends of all partitions. If an end cannot be read, the error goes into `unreadable`, and the
+    other ends are returned; without `unreadable` it raises as `LiveEnds.refresh`."""
     numbers = range(len(state.partitions)) if partitions is None else partitions
     chosen_partitions = [state.partitions[number] for number in numbers]
     lives = {
@@ -256,9 +261,21 @@ async def ends_of(
         for partition in chosen_partitions
         if partition.live is not None
     }
-    live_ends = LiveEnds(ledgers)
-    await live_ends.refresh(lives.values())
-    return {number: live_ends.end_of(live) for number, live in lives.items()}
+    live_ends, failed = LiveEnds(ledgers), {} if unreadable is None else unreadable
+
+    async def refresh(number: int) -> None:
+        try:
+            await live_ends.refresh([lives[number]])
+        except errors.LedgerError as error:
+            failed[number] = error
+
+    if unreadable is None:
+        await live_ends.refresh(lives.values())
+    else:
+        await call_each(refresh, lives, ENDS_AT_ONCE)
+    return {
+        number: live_ends.end_of(live) for number, live in lives.items() if number not in failed
+    }
 
 
 def live_task(

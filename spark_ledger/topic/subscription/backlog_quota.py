@@ -41,6 +41,14 @@ class LagOfSubscription:
     lags: Mapping[int, PartitionLag]
 
 
+def partition_title(number: int) -> str:
+    return f"partition {number}"
+
+
+def subscription_title(name: str) -> str:
+    return f"subscription '{name}'"
+
+
 def has_quota(policies: TopicPolicies) -> bool:
     return policies.backlog_bytes_max is not None or policies.backlog_ms_max is not None
 
