@@ -17,8 +17,8 @@ import pyarrow as pa
 from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
 from spark_ledger.broker.dispatch.subscriptions import SharingRules, Subscription
-from spark_ledger.broker.owner.partition import Partition
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.log.partition import Partition
+from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import AckType, MessageId, SubscriptionType
 from spark_ledger.broker.wire.frames import PulsarFrameReader
 from spark_ledger.topic.entry import pulsar_batch

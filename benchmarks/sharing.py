@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.subscriptions import Subscription
-from spark_ledger.broker.owner.partition import Partition
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.log.partition import Partition
+from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import AckType, MessageId, SubscriptionType
 from tests.kit.pulsar_batches import batch_of, lone, message
 

@@ -18,12 +18,12 @@ from spark_ledger.async_tasks import SharedTasks
 from spark_ledger.broker.catalog import Catalog
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
 from spark_ledger.broker.dispatch.subscriptions import SharingRules
+from spark_ledger.broker.log.ownership import Owners, Ownership
+from spark_ledger.broker.log.tail import TailBudget
+from spark_ledger.broker.log.topic_commits import RollLimits, TopicCommits
 from spark_ledger.broker.names import PartitionName
-from spark_ledger.broker.owned_partition import OwnedPartition, owned_elsewhere
-from spark_ledger.broker.owned_topic import REREAD_S, OwnedTopic
-from spark_ledger.broker.owner.ownership import Owners, Ownership
-from spark_ledger.broker.owner.tail import TailBudget
-from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
+from spark_ledger.broker.owner.owned_partition import OwnedPartition, owned_elsewhere
+from spark_ledger.broker.owner.owned_topic import REREAD_S, OwnedTopic
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.broker.store_contact import StoreClock, StoreContact

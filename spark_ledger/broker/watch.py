@@ -12,9 +12,9 @@ from typing import Protocol
 
 from spark_ledger import errors
 from spark_ledger.async_tasks import cancel, woken
-from spark_ledger.broker.owned_topic import OwnedTopic
-from spark_ledger.broker.owner.membership import UrlTaken
-from spark_ledger.broker.owner.ownership import Owners, Ownership
+from spark_ledger.broker.log.membership import UrlTaken
+from spark_ledger.broker.log.ownership import Owners, Ownership
+from spark_ledger.broker.owner.owned_topic import OwnedTopic
 from spark_ledger.broker.store_contact import StoreClock, StoreContact
 from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.store import MetadataStore, StoreError

@@ -269,7 +269,7 @@ async def living_brokers(
     service_url: str, unreadable: dict[str, LedgerError] | None = None
 ) -> list[dict[str, str | int]]:
     """The living brokers, each with `id`, `url` and `incomplete_messages`. Raises Unavailable."""
-    from spark_ledger.broker.owner.membership import brokers_alive
+    from spark_ledger.broker.log.membership import brokers_alive
 
     brokers = await of_store(service_url, lambda store: brokers_alive(store, unreadable))
     return [

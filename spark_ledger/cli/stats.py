@@ -19,7 +19,7 @@ NO_STATS = "Start a broker, or ask for `topic describe` and `subscription list`.
 async def stats_of(client: "TopicClient", info: "TopicInfo") -> dict[str, Any] | None:
     """The statistics of the whole topic; None: no broker answers."""
     from spark_ledger import http
-    from spark_ledger.broker.owner.membership import brokers_alive
+    from spark_ledger.broker.log.membership import brokers_alive
 
     verb = "partitioned-stats?perPartition=false" if info.policies.partitioned else "stats"
     name = info.name

@@ -2,7 +2,7 @@
 
 import pulsar
 
-from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.log.ownership import Ownership
 from spark_ledger.topic import blocking
 
 PARTITIONS = 16  # that all fall on one of two brokers happens to nobody

@@ -14,7 +14,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.broker.dispatch.subscriptions import CLOSE_WAIT_S
-from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.log.ownership import Ownership
 from spark_ledger.broker.wire.commands import command
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.local.processes import LocalBroker

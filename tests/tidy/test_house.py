@@ -67,11 +67,9 @@ FLOORS = {
         broker
         catalog watch
         store_contact
-        owned_topic
-        backlogs
-        owned_partition
-        dispatch produce
         owner
+        dispatch produce
+        log
         names settings
         wire
     """,

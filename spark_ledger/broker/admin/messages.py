@@ -14,9 +14,9 @@ from spark_ledger.broker import names
 from spark_ledger.broker.admin.access import HttpRefusal
 from spark_ledger.broker.admin.call import Call
 from spark_ledger.broker.dispatch.acks import Acks
-from spark_ledger.broker.owned_partition import OwnedPartition
-from spark_ledger.broker.owner.membership import brokers_alive
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.log.membership import brokers_alive
+from spark_ledger.broker.log.tail import Stored
+from spark_ledger.broker.owner.owned_partition import OwnedPartition
 from spark_ledger.http import HttpResponse
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_batch import chunk_in, chunks_of, is_last_chunk

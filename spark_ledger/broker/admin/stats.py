@@ -27,9 +27,9 @@ from spark_ledger.broker.admin.facts import (
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.dispatch.shared_dispatcher import SharedDispatcher
 from spark_ledger.broker.dispatch.subscriptions import Subscription
-from spark_ledger.broker.owned_partition import OwnedPartition
-from spark_ledger.broker.owned_topic import OwnedTopic
-from spark_ledger.broker.owner.membership import brokers_alive
+from spark_ledger.broker.log.membership import brokers_alive
+from spark_ledger.broker.owner.owned_partition import OwnedPartition
+from spark_ledger.broker.owner.owned_topic import OwnedTopic
 from spark_ledger.http import HttpFailure
 from spark_ledger.topic.log.state import PartitionState, TopicState
 from spark_ledger.topic.log.topics import TopicInfo

@@ -17,7 +17,7 @@ from spark_ledger.broker.admin.access import HttpRefusal
 from spark_ledger.broker.admin.call import Call
 from spark_ledger.broker.dispatch.acks import Acks, after_unacknowledged
 from spark_ledger.broker.names import PartitionName
-from spark_ledger.broker.owned_topic import OwnedTopic
+from spark_ledger.broker.owner.owned_topic import OwnedTopic
 from spark_ledger.broker.wire.commands import Refusal, signed
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription.records import SubscriptionKind

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from pyroaring import BitMap64
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.partition import READ_BYTES
-from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
+from spark_ledger.broker.log.partition import READ_BYTES
+from spark_ledger.broker.log.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.topic.acks.delayed import DelayedRows
 from spark_ledger.topic.acks.sets import within
 from spark_ledger.topic.entry import pulsar_batch

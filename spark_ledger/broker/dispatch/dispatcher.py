@@ -24,8 +24,8 @@ from spark_ledger.broker.dispatch.acks import Acks, SentBatches
 from spark_ledger.broker.dispatch.key_slots import KeyedBatches
 from spark_ledger.broker.dispatch.policies import Policy
 from spark_ledger.broker.dispatch.sharing import Member
-from spark_ledger.broker.owner.partition import READ_BYTES, UNREADABLE, Partition
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.log.partition import READ_BYTES, UNREADABLE, Partition
+from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import AckType, MessageId, command
 from spark_ledger.broker.wire.frames import encode, with_batch
 from spark_ledger.broker.wire.link import ClientFacts, Link

@@ -33,7 +33,7 @@ from spark_ledger.broker.dispatch.sharing import (
     part_of,
 )
 from spark_ledger.broker.dispatch.slot_owners import SlotOwners
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.log.tail import Stored
 
 CUTS_MAX = 100_000
 """After so many new cut batches, the bounds of cut batches below all unacknowledged rows are

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.log.tail import Stored
 from spark_ledger.topic.entry import pulsar_batch, pulsar_codecs
 from spark_ledger.topic.entry.pulsar_columns import keys_in
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata

@@ -19,7 +19,7 @@ from spark_ledger.broker.dispatch.sharing import (
     Sharing,
     UnackedLimits,
 )
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import MessageId
 
 RUN_MAX = 500

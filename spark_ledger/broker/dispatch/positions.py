@@ -8,9 +8,9 @@ from typing import Any
 
 from spark_ledger.broker import names
 from spark_ledger.broker.dispatch.dispatcher import Dispatcher
+from spark_ledger.broker.log.partition import Partition
+from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.names import message_id, offset_of
-from spark_ledger.broker.owner.partition import Partition
-from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.wire.commands import EARLIEST, LATEST, InitialPosition, MessageId, signed
 
 

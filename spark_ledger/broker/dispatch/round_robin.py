@@ -14,7 +14,7 @@ from spark_ledger.broker.dispatch.sharing import (
     next_row,
     part_of,
 )
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.log.tail import Stored
 
 TURN_PARTS_MAX = 20
 """How many parts a consumer gets before the next consumer has its turn."""

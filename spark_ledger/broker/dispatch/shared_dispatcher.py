@@ -33,9 +33,9 @@ from spark_ledger.broker.dispatch.sharing import (
     first_row_and_rest,
     next_row,
 )
+from spark_ledger.broker.log.partition import READ_BYTES, Partition
+from spark_ledger.broker.log.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.names import offset_of
-from spark_ledger.broker.owner.partition import READ_BYTES, Partition
-from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.wire.commands import AckType, MessageId
 from spark_ledger.broker.wire.frames import with_batch
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor

@@ -24,7 +24,7 @@ from spark_ledger.broker.dispatch.acks import (
     not_sent,
     runs_of,
 )
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.broker.wire.commands import MessageId, signed
 

@@ -26,8 +26,8 @@ from spark_ledger.broker.dispatch.policies import KeyShared, Policy, policy_of
 from spark_ledger.broker.dispatch.shared_dispatcher import SharedDispatcher
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
 from spark_ledger.broker.dispatch.slot_owners import SlotRange, check_ranges
-from spark_ledger.broker.owner.partition import Partition
-from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.broker.log.partition import Partition
+from spark_ledger.broker.log.topic_commits import TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError, SubscriptionType
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors

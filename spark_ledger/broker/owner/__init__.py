@@ -1,1 +1,1 @@
-"""The open ends of partitions in the hands of the broker that owns them."""
+"""The topics and partitions that this broker owns, with their producers and subscriptions."""

@@ -34,9 +34,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.holds import SegmentHold
-from spark_ledger.broker.owner.partition import OpenEnd
-from spark_ledger.broker.owner.topic_commits import (
+from spark_ledger.broker.log.holds import SegmentHold
+from spark_ledger.broker.log.partition import OpenEnd
+from spark_ledger.broker.log.topic_commits import (
     PAUSE_S,
     PAUSE_S_MAX,
     TAKES_NO_ROWS,

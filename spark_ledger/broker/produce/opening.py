@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.holds import AskedSegments, SegmentHold
-from spark_ledger.broker.owner.topic_commits import Next, TopicCommits
+from spark_ledger.broker.log.holds import AskedSegments, SegmentHold
+from spark_ledger.broker.log.topic_commits import Next, TopicCommits
 from spark_ledger.broker.produce.step import LedgerCounts
 from spark_ledger.broker.produce.waiting import Chunk, EntryRuns, PendingEntry, parts_of_entry
 from spark_ledger.ledger.client import VersionedRecord

@@ -11,8 +11,8 @@ from itertools import accumulate, repeat
 from typing import Protocol
 
 from spark_ledger import errors
+from spark_ledger.broker.log.partition import Partition
 from spark_ledger.broker.names import NOWHERE
-from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.produce.waiting import Chunk, RefusedMessages
 from spark_ledger.broker.wire.commands import (

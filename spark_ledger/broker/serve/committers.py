@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.owner.holds import SegmentHold
+from spark_ledger.broker.log.holds import SegmentHold
 from spark_ledger.topic.commit import hand_over
 from spark_ledger.topic.commit.hand_over import HandOver, LiveSegmentId
 

@@ -8,7 +8,7 @@ its ledger was not fenced meanwhile.
 import asyncio
 from typing import TYPE_CHECKING
 
-from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.log.ownership import Ownership
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.metadata.store import StoreError

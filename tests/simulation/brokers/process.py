@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.owner.ownership import Ownership
-from spark_ledger.broker.owner.probes import PROBE_S, Heard, Probes
+from spark_ledger.broker.log.ownership import Ownership
+from spark_ledger.broker.log.probes import PROBE_S, Heard, Probes
 from spark_ledger.broker.produce import live_writer, step
 from spark_ledger.broker.serve.connection import Connection
 from spark_ledger.broker.settings import BrokerSettings

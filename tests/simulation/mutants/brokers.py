@@ -11,12 +11,12 @@ from spark_ledger.broker.dispatch.acks import Acks
 from spark_ledger.broker.dispatch.active_dispatcher import ActiveDispatcher
 from spark_ledger.broker.dispatch.dispatcher import Dispatcher
 from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
-from spark_ledger.broker.owned_topic import OwnedTopic
-from spark_ledger.broker.owner import ownership, topic_commits
-from spark_ledger.broker.owner.holds import SegmentHold
-from spark_ledger.broker.owner.partition import OpenEnd
-from spark_ledger.broker.owner.probes import Burials
-from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.broker.log import ownership, topic_commits
+from spark_ledger.broker.log.holds import SegmentHold
+from spark_ledger.broker.log.partition import OpenEnd
+from spark_ledger.broker.log.probes import Burials
+from spark_ledger.broker.log.topic_commits import TopicCommits
+from spark_ledger.broker.owner.owned_topic import OwnedTopic
 from spark_ledger.broker.produce import live_writer, opening
 from spark_ledger.broker.produce.admission import Admission, Admitted
 from spark_ledger.broker.produce.chunks import ChunkRun

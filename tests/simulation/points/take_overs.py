@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spark_ledger.broker import watch
-from spark_ledger.broker.owner import keeping
+from spark_ledger.broker.log import keeping
 from spark_ledger.broker.produce import live_writer
 from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.broker.wire.commands import MessageId, SubscriptionType

@@ -1,7 +1,7 @@
 """Brokers whose work in the background a test runs."""
 
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.log.ownership import Ownership
 
 
 class Brokers:

@@ -5,7 +5,7 @@ import socket
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.produce.producer import Producer
 from spark_ledger.broker.produce.waiting import RefusedMessages
 from spark_ledger.broker.serve.connection import Connection

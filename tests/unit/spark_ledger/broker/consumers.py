@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from spark_ledger import errors
 from spark_ledger.broker.dispatch.dispatcher import Consumer
-from spark_ledger.broker.owner.tail import (
+from spark_ledger.broker.log.tail import (
     Stored,
 )
 from spark_ledger.broker.wire.commands import SubscriptionType

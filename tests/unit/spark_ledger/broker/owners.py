@@ -2,8 +2,8 @@
 
 import asyncio
 
-from spark_ledger.broker.owner.ownership import Ownership
-from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
+from spark_ledger.broker.log.ownership import Ownership
+from spark_ledger.broker.log.topic_commits import RollLimits, TopicCommits
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.topic.client import TopicClient
 from tests.kit.pulsar_batches import batch_of, message

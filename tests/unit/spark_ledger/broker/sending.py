@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.subscriptions import Subscription
-from spark_ledger.broker.owner.partition import Partition
-from spark_ledger.broker.owner.tail import TailBudget
+from spark_ledger.broker.log.partition import Partition
+from spark_ledger.broker.log.tail import TailBudget
 from spark_ledger.broker.produce.chunks import ChunksOfProducer
 from spark_ledger.broker.produce.producer import NO_ID, Producer, Run
 from spark_ledger.broker.produce.waiting import RefusedMessages

@@ -1,6 +1,6 @@
 """Batches of rows of Spark, and a partition that has them."""
 
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.log.tail import Stored
 from spark_ledger.topic.entry import pulsar_batch
 from tests.unit.spark_ledger.broker.consumers import Batches
 

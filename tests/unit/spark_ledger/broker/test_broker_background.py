@@ -7,9 +7,9 @@ import pytest
 
 from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.owned_topic import LEDGERS_ASKED_AT_ONCE, REREAD_S
-from spark_ledger.broker.owner.membership import Membership, Registered
-from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.log.membership import Membership, Registered
+from spark_ledger.broker.log.ownership import Ownership
+from spark_ledger.broker.owner.owned_topic import LEDGERS_ASKED_AT_ONCE, REREAD_S
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.wire.commands import Refusal
 from spark_ledger.metadata import paths

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.broker.owner.holds import SegmentHold
+from spark_ledger.broker.log.holds import SegmentHold
 from spark_ledger.broker.serve.connection import Connection
 from spark_ledger.broker.settings import DEFAULTS
 from spark_ledger.broker.wire.commands import command

@@ -15,7 +15,7 @@ from spark_ledger.broker.dispatch.delays import (
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
 from spark_ledger.broker.dispatch.subscriptions import SharingRules, Subscription
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.log.tail import Stored
 from spark_ledger.topic.acks.delayed import DelayedRows
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata

@@ -8,15 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_ledger.broker.owner import entry_batches
-from spark_ledger.broker.owner.entry_batches import (
+from spark_ledger.broker.log import entry_batches
+from spark_ledger.broker.log.entry_batches import (
     ROWS_MAX,
     STEP_CELLS_MAX,
     batches_in,
     cells_of,
     ends_of_steps,
 )
-from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX
+from spark_ledger.broker.log.tail import STEP_BATCHES_MAX
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.message_batch import (
     HEADERS_TYPE,
@@ -122,7 +122,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
-from spark_ledger.broker.owner.entry_batches import batches_in
+from spark_ledger.broker.log.entry_batches import batches_in
 from spark_ledger.topic.read.pieces import PIECE_DTYPE
 from spark_ledger.topic.read.slice_reader import FetchedEntry
 

@@ -5,8 +5,8 @@ import asyncio
 
 from spark_ledger.broker import names
 from spark_ledger.broker.dispatch.dispatcher import Consumer
-from spark_ledger.broker.owner import topic_commits
-from spark_ledger.broker.owner.probes import FRESH_S, Heard, Probes
+from spark_ledger.broker.log import topic_commits
+from spark_ledger.broker.log.probes import FRESH_S, Heard, Probes
 from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.broker.wire.commands import SubscriptionType
 from spark_ledger.metadata import paths

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.holds import SegmentHold
-from spark_ledger.broker.owner.ownership import Deposed
-from spark_ledger.broker.owner.topic_commits import RollLimits
+from spark_ledger.broker.log.holds import SegmentHold
+from spark_ledger.broker.log.ownership import Deposed
+from spark_ledger.broker.log.topic_commits import RollLimits
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.metadata import paths
 from spark_ledger.topic.commit import hand_over

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.holds import SegmentHold, SegmentHolds
+from spark_ledger.broker.log.holds import SegmentHold, SegmentHolds
 from spark_ledger.topic.log import state
 from spark_ledger.topic.log.actions import OpenLive, SealLive
 from spark_ledger.topic.log.records import Commit

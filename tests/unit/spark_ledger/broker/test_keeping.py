@@ -6,7 +6,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.keeping import LOOK_S, Keeping, follow
+from spark_ledger.broker.log.keeping import LOOK_S, Keeping, follow
 from tests.unit.spark_ledger.topic.stage import play
 
 

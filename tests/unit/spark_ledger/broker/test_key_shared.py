@@ -27,7 +27,7 @@ from spark_ledger.broker.dispatch.key_slots import (
 from spark_ledger.broker.dispatch.lone import acknowledge_lone, share_lone
 from spark_ledger.broker.dispatch.sharing import BatchPart, Member, Sharing, UnackedLimits
 from spark_ledger.broker.dispatch.slot_owners import EvenSlots, StickyRanges, check_ranges
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.message_batch import TYPES

@@ -6,8 +6,8 @@ from collections import deque
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.ownership import Deposed
-from spark_ledger.broker.owner.topic_commits import RollLimits
+from spark_ledger.broker.log.ownership import Deposed
+from spark_ledger.broker.log.topic_commits import RollLimits
 from spark_ledger.broker.produce import opening
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.produce.waiting import ENTRY_UNPACKED_MAX, take_runs

@@ -8,7 +8,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.broker import names
-from spark_ledger.broker.owner.ownership import Deposed
+from spark_ledger.broker.log.ownership import Deposed
 from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
 from spark_ledger.topic.commit import seal

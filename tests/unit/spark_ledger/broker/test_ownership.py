@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from spark_ledger.broker.owner.membership import UrlTaken, brokers_alive
-from spark_ledger.broker.owner.ownership import Deposed, Ownership
+from spark_ledger.broker.log.membership import UrlTaken, brokers_alive
+from spark_ledger.broker.log.ownership import Deposed, Ownership
 from spark_ledger.metadata import paths
 from tests.unit.spark_ledger.topic.stage import play
 

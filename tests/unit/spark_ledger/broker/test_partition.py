@@ -7,8 +7,8 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.broker.dispatch.positions import marked_entry
-from spark_ledger.broker.owner.partition import Partition
-from spark_ledger.broker.owner.tail import Stored, TailBudget
+from spark_ledger.broker.log.partition import Partition
+from spark_ledger.broker.log.tail import Stored, TailBudget
 from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
 from spark_ledger.topic.log.actions import Hole, Trim
 from tests.unit.spark_ledger.broker.owners import owner_of

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from spark_ledger.broker.owner.probes import (
+from spark_ledger.broker.log.probes import (
     FRESH_S,
     NEIGHBOURS_MAX,
     NEXT_S,
@@ -103,7 +103,7 @@ def test_each_is_probed_by_a_few_and_by_one_at_least():
 
 def test_a_broker_answers_by_its_loop_and_a_port_that_only_accepts_is_no_answer(monkeypatch):
     def given(probe_s):
-        monkeypatch.setattr("spark_ledger.broker.owner.probes.PROBE_S", probe_s)
+        monkeypatch.setattr("spark_ledger.broker.log.probes.PROBE_S", probe_s)
 
     async def main():
         async def serve(reader, writer):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.topic_commits import RollLimits
+from spark_ledger.broker.log.topic_commits import RollLimits
 from spark_ledger.topic.commit.seal import seal_live_segment
 from spark_ledger.topic.entry.message_batch import Rowless
 from spark_ledger.topic.log import actions, checkpoint, records

@@ -7,7 +7,7 @@ import pytest
 
 from spark_ledger.broker.dispatch import active_dispatcher
 from spark_ledger.broker.dispatch.subscriptions import Subscription
-from spark_ledger.broker.owner.partition import Stored
+from spark_ledger.broker.log.partition import Stored
 from spark_ledger.broker.wire.commands import SubscriptionType
 from tests.kit.pulsar_batches import chunked, whole_of
 from tests.unit.spark_ledger.broker.consumers import Batches, consumer_of, play, settle

@@ -1,7 +1,7 @@
 import pyarrow as pa
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.topic_commits import RollLimits
+from spark_ledger.broker.log.topic_commits import RollLimits
 from tests.unit.spark_ledger.broker.owners import Sent, owner_of
 from tests.unit.spark_ledger.topic.stage import play
 

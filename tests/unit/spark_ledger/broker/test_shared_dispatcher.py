@@ -11,7 +11,7 @@ from spark_ledger.broker.dispatch import shared_dispatcher
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
 from spark_ledger.broker.dispatch.subscriptions import SharingRules, Subscription
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import AckType, MessageId
 from tests.kit.pulsar_batches import chunked, whole_of
 from tests.unit.spark_ledger.broker.consumers import (

@@ -7,7 +7,7 @@ import pytest
 from spark_ledger.broker.dispatch import active_dispatcher
 from spark_ledger.broker.dispatch.acks import acknowledged_ranges, cumulative_end
 from spark_ledger.broker.dispatch.subscriptions import Subscription, Wish
-from spark_ledger.broker.owner.tail import (
+from spark_ledger.broker.log.tail import (
     BATCH_OVERHEAD_BYTES,
     BLOCK_OVERHEAD_BYTES,
     Stored,

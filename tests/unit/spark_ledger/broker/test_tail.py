@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from spark_ledger.broker.owner.tail import (
+from spark_ledger.broker.log.tail import (
     BATCH_OVERHEAD_BYTES,
     STEP_BATCHES_MAX,
     Stored,

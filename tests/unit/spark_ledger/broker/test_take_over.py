@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from spark_ledger.broker.owner.topic_commits import RollLimits
+from spark_ledger.broker.log.topic_commits import RollLimits
 from spark_ledger.topic.commit import commit, seal
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.log import producers

@@ -2,7 +2,7 @@
 
 from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.log.ownership import Ownership
 from spark_ledger.broker.wire.commands import AccessMode
 
 PARTITIONS = 12

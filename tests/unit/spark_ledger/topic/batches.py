@@ -5,7 +5,7 @@ import zlib
 
 import pyarrow as pa
 
-from spark_ledger.broker.owner.entry_batches import batches_in
+from spark_ledger.broker.log.entry_batches import batches_in
 from spark_ledger.topic.commit.seal import seal_live_segment
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.message_batch import Share, decode_header, encode_header

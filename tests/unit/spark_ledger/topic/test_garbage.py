@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from spark_ledger.broker.owner.topic_commits import RollLimits
+from spark_ledger.broker.log.topic_commits import RollLimits
 from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX, TopicPolicies
 from spark_ledger.topic.upkeep import garbage
 from spark_ledger.topic.upkeep.garbage import Fate, IntentSeen, LedgerSeen, TopicSeen, fate_of

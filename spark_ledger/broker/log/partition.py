@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from spark_ledger import errors
 from spark_ledger.broker import names
-from spark_ledger.broker.owner.entry_batches import batches_in
-from spark_ledger.broker.owner.tail import RecentBatches, Stored, StoredRun, TailBudget
+from spark_ledger.broker.log.entry_batches import batches_in
+from spark_ledger.broker.log.tail import RecentBatches, Stored, StoredRun, TailBudget
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry import pulsar_batch

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.probes import Burials, Probes, neighbours
+from spark_ledger.broker.log.probes import Burials, Probes, neighbours
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     BadVersion,

@@ -18,8 +18,8 @@ from typing import Protocol
 
 from spark_ledger import errors
 from spark_ledger.broker.dispatch.acks import Acks
-from spark_ledger.broker.owned_partition import OwnedPartition
-from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.broker.log.topic_commits import TopicCommits
+from spark_ledger.broker.owner.owned_partition import OwnedPartition
 from spark_ledger.broker.settings import DEFAULTS
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.metadata.store import StoreError

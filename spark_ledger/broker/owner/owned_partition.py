@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.log.partition import Partition
 from spark_ledger.broker.produce.admission import Admission
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.produce.producer import Producer

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
+from spark_ledger.broker.log.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.arrow_arrays import offsets_of
 from spark_ledger.topic.entry.json_values import encode_for_display

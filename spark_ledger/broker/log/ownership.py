@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.membership import Membership, UrlTaken
+from spark_ledger.broker.log.membership import Membership, UrlTaken
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     BadVersion,

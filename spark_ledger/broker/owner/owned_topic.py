@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from spark_ledger.async_tasks import BackgroundTasks, cancel
-from spark_ledger.broker.backlogs import Backlogs
 from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
-from spark_ledger.broker.owned_partition import OwnedPartition, owned_elsewhere
-from spark_ledger.broker.owner.keeping import Keeping, follow
-from spark_ledger.broker.owner.partition import Partition
-from spark_ledger.broker.owner.tail import TailBudget
-from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
+from spark_ledger.broker.log.keeping import Keeping, follow
+from spark_ledger.broker.log.partition import Partition
+from spark_ledger.broker.log.tail import TailBudget
+from spark_ledger.broker.log.topic_commits import RollLimits, TopicCommits
+from spark_ledger.broker.owner.backlogs import Backlogs
+from spark_ledger.broker.owner.owned_partition import OwnedPartition, owned_elsewhere
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.metadata.store import Watcher
 from spark_ledger.metadata.store_calls import call_each

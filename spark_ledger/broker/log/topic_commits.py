@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.holds import SegmentHold, SegmentHolds, SharedLook
-from spark_ledger.broker.owner.ownership import Deposed, Ownership
+from spark_ledger.broker.log.holds import SegmentHold, SegmentHolds, SharedLook
+from spark_ledger.broker.log.ownership import Deposed, Ownership
 from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.records import IdSpent

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from spark_ledger import errors
 from spark_ledger.async_tasks import woken
-from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.broker.log.topic_commits import TopicCommits
 from spark_ledger.metadata.store import StoreError, Watcher
 from spark_ledger.topic.log.names import TopicName
 from spark_ledger.topic.read.follower import TopicFollower
