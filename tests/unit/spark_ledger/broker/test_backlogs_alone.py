@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.backlogs import LOG_EVERY_S
-from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.log.partition import Partition
+from spark_ledger.broker.owner.backlogs import LOG_EVERY_S
 from spark_ledger.broker.store_contact import StoreClock
 from spark_ledger.broker.wire.commands import Refusal
 from spark_ledger.ledger.client import LedgerStore
