@@ -1,7 +1,7 @@
 """Which requests by HTTP are admitted, until there are rights. Pure.
 
 Always true: a request that makes a change comes from this machine, unless the broker is open to
-other machines (`admin_open`); it has no Origin header, so no web page sent it; its body is JSON.
+other machines (`admin_open`); no web page sent it; its body is JSON.
 Every request has this broker as its Host: a web page whose host name was pointed at this address
 (DNS rebinding) sends its own name.
 """
@@ -53,11 +53,19 @@ class Access:
                 f"{request.method} is only allowed from the broker's own machine: send it from"
                 " there, or start the broker with --admin-open",
             )
-        if "origin" in request.headers:
-            raise HttpRefusal(
-                HTTPStatus.FORBIDDEN,
-                f"{request.method} is not allowed from the web page {request.headers['origin']}",
-            )
+        check_no_page(request)
+
+
+def check_no_page(request: HttpRequest) -> None:
+    """Raises HttpRefusal if a web page sent the request. A browser sends the page as the Origin; a
+    request for an image has no Origin, only Sec-Fetch-Site (`none`: a person typed the address)."""
+    headers = request.headers
+    if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
+        raise HttpRefusal(
+            HTTPStatus.FORBIDDEN,
+            f"{request.method} {request.path} is not allowed from the web page"
+            f" {headers.get('origin', '')}: send it from a program",
+        )
 
 
 def json_of(request: HttpRequest) -> Any:

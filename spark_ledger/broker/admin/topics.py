@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from spark_ledger import errors
-from spark_ledger.broker.admin.access import HttpRefusal
+from spark_ledger.broker.admin.access import HttpRefusal, check_no_page
 from spark_ledger.broker.admin.call import Call
 from spark_ledger.broker.admin.stats import HERE, ask_other_owners, is_in_use
 from spark_ledger.broker.names import ledger_number
@@ -25,9 +25,11 @@ UNPROCESSABLE = HTTPStatus.UNPROCESSABLE_ENTITY
 
 
 async def partitions(call: Call) -> Any:
-    """With `checkAllowAutoCreation` a topic may be made, as Pulsar's clients need this; not for a
-    request from a web page."""
-    create = call.is_on("checkAllowAutoCreation") and "origin" not in call.request.headers
+    """With `checkAllowAutoCreation` a topic may be made, as Pulsar's clients need this, from any
+    machine; not by a web page."""
+    create = call.is_on("checkAllowAutoCreation")
+    if create:
+        check_no_page(call.request)
     return {"partitions": await call.broker.catalog.partitions_of(call.name, create=create)}
 
 

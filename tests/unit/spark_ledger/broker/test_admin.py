@@ -269,6 +269,7 @@ def test_what_changes_something_is_answered_on_this_machine_and_to_no_web_page()
             ("::ffff:10.0.0.7", HEADERS, 403),
             ("", HEADERS, 403),
             ("127.0.0.1", HEADERS | {"origin": "http://localhost:8080"}, 403),
+            ("127.0.0.1", HEADERS | {"sec-fetch-site": "same-site"}, 403),
             ("127.0.0.1", HEADERS | {"host": "evil.example:8080"}, 403),
             ("127.0.0.1", HEADERS | {"host": ""}, 403),
             ("127.0.0.1", HEADERS | {"content-type": "text/plain"}, 415),
@@ -308,11 +309,21 @@ def test_an_open_broker_is_changed_from_elsewhere_but_not_by_a_web_page():
 def test_a_get_makes_a_topic_only_where_a_client_may_and_never_for_a_web_page():
     async def act(ask, broker, stage):
         path = f"{T}/p/partitions?checkAllowAutoCreation=true"
-        page = HEADERS | {"origin": "http://x"}
-        assert (await ask("GET", path, headers=page))[0] == 404
-        assert (await ask("GET", f"{T}/p/partitions"))[0] == 404
+        creation = {
+            "allowAutoTopicCreation": True,
+            "topicType": "partitioned",
+            "defaultNumPartitions": 2,
+        }
+        namespace = "/admin/v2/namespaces/public/default"
+        assert (await ask("POST", f"{namespace}/autoTopicCreation", creation))[0] == 204
+        for page in ({"origin": "http://x"}, {"sec-fetch-site": "cross-site"}):
+            status, body = await ask("GET", path, headers=HEADERS | page)
+            assert (status, "from the web page" in body["reason"]) == (403, True)
+        assert (await ask("GET", f"{T}/p/partitions", headers=HEADERS | page))[0] == 404
         assert await broker.client.topics.find("p") is None
-        assert await ask("GET", path, peer="10.0.0.7") == (200, {"partitions": 0})
+        typed = HEADERS | {"sec-fetch-site": "none"}
+        answer = await ask("GET", path, peer="10.0.0.7", headers=typed)
+        assert answer == (200, {"partitions": 2})
 
     at_a_broker(act)
 
