@@ -135,6 +135,13 @@ class Acks:
         acked.flip_inplace(start, end)
         return ranges_of(acked)
 
+    def missing_end(self, start: int, end: int) -> int:
+        """The end of the run of offsets from `start` on that are not acknowledged; at most
+        `end`."""
+        if start < self.mark:
+            return start
+        return min(next_in(self.rows, start, end), next_in(self._rowless, start, end), end)
+
     def take_changes(self) -> AckChanges:
         """The changes of the rows beyond the mark since the last call of this method."""
         changes = AckChanges(self._was_reset, self._added)

@@ -8,7 +8,6 @@ been sent alone.
 from collections.abc import Iterable
 from functools import partial
 
-from spark_ledger.broker.dispatch.acks import Acks
 from spark_ledger.broker.dispatch.delays import deliver_at_ms
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.sharing import (
@@ -26,19 +25,23 @@ RUN_MAX = 500
 """How many messages are sent in one step, some 5 us each."""
 
 
-def lone_run(batches: list[Stored], at: int, position: int, acks: Acks) -> list[Stored]:
+def lone_run(batches: list[Stored], at: int, position: int, sharing: Sharing) -> list[Stored]:
     """The messages outside of batches from index `at` on that follow each other from the offset
-    `position` on; empty unless there are two at least, none of them acknowledged, delayed or in
-    chunks."""
-    end, offset = at, position
-    for batch in batches[at : at + RUN_MAX]:
+    `position` on, none of them acknowledged, delayed or in chunks: as many as consumers have room
+    for. Empty unless there are two at least. Messages beyond are not looked at, since the next run
+    looks at them again."""
+    room_of = partial(_room_of, sharing.limits)
+    room = min(RUN_MAX, len(batches) - at, sum(map(room_of, sharing.members)))
+    end = offset = position
+    if room > 1:
+        end = sharing.acks.missing_end(position, position + room)
+    for batch in batches[at : at + end - position]:
         is_lone = batch.messages == 1 and not batch.batched and batch.offset == offset
         if not is_lone or not batch.is_plain or deliver_at_ms(batch):
             break
-        end, offset = end + 1, offset + 1
-    if end < at + 2 or acks.missing(position, offset) != [(position, offset)]:
-        return []
-    return batches[at:end]
+        offset += 1
+    count = offset - position
+    return batches[at : at + count] if count > 1 else []
 
 
 def _room(sharing: Sharing) -> int:

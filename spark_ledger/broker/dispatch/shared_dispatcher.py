@@ -260,7 +260,7 @@ class SharedDispatcher(Dispatcher):
         count = 0
         while count < len(batches):
             batch = batches[count]
-            run = lone_run(batches, count, self.position, self.acks)
+            run = lone_run(batches, count, self.position, self.sharing)
             if run:
                 sent = send_lone(self.sharing, run)
                 self.position = batch.offset + sent

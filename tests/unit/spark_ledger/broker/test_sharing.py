@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from spark_ledger.broker.owner.tail import Stored
 
 from spark_ledger.broker.dispatch import sharing as rules
 from spark_ledger.broker.dispatch.acks import Acks, ack_set
-from spark_ledger.broker.dispatch.lone import acknowledge_lone, share_lone
+from spark_ledger.broker.dispatch.lone import acknowledge_lone, lone_run, share_lone
 from spark_ledger.broker.dispatch.round_robin import TURN_PARTS_MAX, RoundRobin
 from spark_ledger.broker.dispatch.sharing import (
     Member,
@@ -20,6 +21,7 @@ from spark_ledger.broker.dispatch.sharing import (
     rows_in,
 )
 from spark_ledger.broker.wire.commands import MessageId, Refusal
+from tests.kit.pulsar_batches import lone, message
 
 ROWS = 60
 NO_LIMITS = UnackedLimits(0, 0)
@@ -483,3 +485,42 @@ def test_the_receipt_of_a_batch_that_was_not_sent_is_refused_unless_its_size_is_
     known.join(a)
     acknowledge(known, a, 0)
     assert known.acks.mark == 5
+
+
+class Looked(Stored):
+    """A lone message that counts how often a run looks at it."""
+
+    looks = 0
+
+    @property
+    def is_plain(self):
+        Looked.looks += 1
+        return True
+
+
+def test_a_run_of_lone_messages_ends_before_an_acknowledged_message_and_looks_no_further():
+    data = lone(message(b"x"))
+    batches = [Looked(offset, 1, data, False) for offset in range(300)]
+    sharing = sharing_of(member(permits=1000))
+    for acked in range(9, 300, 10):
+        sharing.acks.add(acked, acked + 1)
+    sharing.acks.pass_over(25, 27)
+    Looked.looks, at, runs = 0, 0, []
+    while at < len(batches):
+        run = lone_run(batches, at, at, sharing)
+        runs.append((at, len(run)))
+        at += len(run) or 1
+    assert runs[:5] == [(0, 9), (9, 0), (10, 9), (19, 0), (20, 5)]
+    assert Looked.looks <= 300
+    assert lone_run(batches, 18, 18, sharing) == [], "one message is no run"
+
+
+def test_a_run_of_lone_messages_has_no_more_than_consumers_have_room_for():
+    data = lone(message(b"x"))
+    batches = [Looked(offset, 1, data, False) for offset in range(300)]
+    full = member("full", permits=50)
+    full.has_room.has_room = False
+    sharing = sharing_of(member(permits=2), member("b", permits=9), full, limits=UnackedLimits(5))
+    Looked.looks = 0
+    assert len(lone_run(batches, 0, 0, sharing)) == 7
+    assert Looked.looks == 7
