@@ -1,17 +1,18 @@
 """Adds from the queue to the bookies and back: send, count responses, confirm in order.
 
-Used by the writer of a ledger and, with the recovery flag, by a recovery.
+Used by the writer of a ledger and, with the recovery flag, by a recovery. A slot is a position in
+the ensemble; its owner is the bookie that has this position now.
 
 Always true:
-- an acknowledgement counts for a slot only if the bookie that gave it owns the slot now; a failure
-  counts only if the slot has not been given a new owner or a new try since;
-- the pipeline sends nothing to a failed slot until the slot is mended (ensemble_change.py): it is
-  replaced, or tried again;
+- an acknowledgement counts for a slot only if it comes from the slot's owner; a failure counts only
+  if the slot got no new owner and no new try since the add was sent;
+- the pipeline sends nothing to a failed slot until ensemble_change.py mends the slot: gives it a
+  new owner, or tries the old one again;
 - FENCED, UNAUTHORIZED, LEDGER_DELETED and a conflicting entry end the pipeline: every pending add
   fails, and no add is ever confirmed afterwards;
-- an entry's bytes count as in flight until the entry is confirmed. The bytes of confirmed entries
-  that wait for their last responses count as far as they exceed the allowed bytes, so memory is
-  bounded by twice the allowed bytes.
+- an entry's bytes count as in flight until the entry is confirmed. Of confirmed entries that still
+  wait for responses, the setting `inflight_bytes` is free and only the excess counts, so memory is
+  bounded by twice that setting.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ from spark_ledger.ledger.quorum import PendingAdd, PendingAdds, Quorum
 from spark_ledger.metadata.ledger_record import LedgerRecord
 
 RETRY_AFTER_S = 0.05
-ROOM_AGAIN = 0.75  # of the allowed bytes in flight: below it, callers that wait for room go on
+ROOM_AGAIN = 0.75  # callers that wait for room go on below this part of `inflight_bytes`
 
 _TRY_AGAIN = (Status.BUSY, Status.METADATA_UNAVAILABLE)
 
@@ -53,8 +54,7 @@ class SlotState(Enum):
 
     HEALTHY = "healthy"
     FAILED = "failed"
-    """The pipeline sends nothing to it until it is mended (ensemble_change.py): tried again or
-    replaced."""
+    """The pipeline sends nothing to it until it is mended."""
 
 
 _HEALTHY = SlotState.HEALTHY
@@ -67,8 +67,8 @@ _MOVES = {
 @dataclass(slots=True)
 class Slot:
     """A slot of the ensemble and its owner. `why` is the reason of its failure, for people.
-    `generation` counts owners and tries: a late failure of an earlier one has a lower number.
-    `on_results` takes the responses to adds that this generation sends for the first time."""
+    `generation` counts owners and tries, so that a late failure of an earlier owner or try is
+    recognised. `on_results` takes the responses to adds that are sent for the first time."""
 
     bookie_id: str
     lane: AddLane
@@ -110,7 +110,7 @@ class AddPipeline:
         self.slots = [self._new_slot(index, bookie, 0) for index, bookie in enumerate(ensemble)]
         self._lacked: dict[str, int] = {}  # bookie -> last entry that it has no copy of
         self._unconfirmed_bytes = 0
-        self._lagging_bytes = 0  # of confirmed adds that not all bookies have responded
+        self._lagging_bytes = 0  # of confirmed adds that not all bookies have responded to
         self.confirmed_bytes = 0
         self.confirmed_rows = 0
         self.failure: LedgerError | None = None
@@ -140,11 +140,8 @@ class AddPipeline:
                 slot.lane.submit(add, slot.on_results)
 
     def fail(self, failure: LedgerError, brief: str = "") -> None:
-        """End the pipeline: every pending add fails with `failure`, every later one with the error
-        of `late_add_error`.
-
-        `brief`: the part of `failure`'s text that stays true; the whole text unless given.
-        """
+        """End the pipeline: every pending add fails with `failure`, every later add with the error
+        of `late_add_error`, which repeats `brief` (by default the text of `failure`)."""
         if self.failure is not None:
             return
         self.failure = failure
@@ -172,32 +169,33 @@ class AddPipeline:
         return type(failure)(text, remedy, ledger_id=self.ledger_id)
 
     def give_up(self) -> None:
-        """End the pipeline, because too few bookies took what was added for too long."""
+        """End the pipeline: for too long, too few bookies took its entries."""
         quorum = f"{self.quorum.ack_quorum} of {self.quorum.write_quorum} bookies"
         brief = "; ".join([f"fewer than {quorum} took an entry", *self._reasons()])
         self.fail(self.not_enough_bookies(), brief)
 
     @property
     def inflight_bytes(self) -> int:
-        """Bytes that are not confirmed, and the excess over the allowed bytes of those that are
-        confirmed and wait for their last copies: only then a bookie that lags slows the writer."""
+        """Bytes of adds that are not confirmed, and the excess over the setting `inflight_bytes` of
+        confirmed adds that wait for responses: a bookie slows the writer only if it lags so far."""
         lagging = self._lagging_bytes - self.cluster.config.inflight_bytes
         return self._unconfirmed_bytes + max(0, lagging)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes in memory: of adds that are not confirmed, or lack a response."""
+        """Bytes of the adds in memory: those that are not confirmed, or lack a response."""
         return self._unconfirmed_bytes + self._lagging_bytes
 
     async def held_below(self, bytes_max: int) -> None:
-        """Return once `bytes_max` or less are held, or the client is closed. The last response
-        comes after the per-replica time-out at the latest."""
+        """Return when `bytes_max` or less are held, or the client is closed. The last response
+        comes within `replica_timeout_s`."""
         await self._until(
             lambda: self.held_bytes <= bytes_max or isinstance(self.failure, ClientClosed)
         )
 
     async def room(self) -> None:
-        """Return once less than the allowed bytes are in flight, or the pipeline has ended."""
+        """Return when less than the setting `inflight_bytes` are in flight, or the pipeline has
+        ended."""
         limit = self.cluster.config.inflight_bytes
         if self.inflight_bytes >= limit:
             await self._until(
@@ -205,11 +203,11 @@ class AddPipeline:
             )
 
     async def drained(self) -> None:
-        """Return once nothing is pending: everything confirmed, or failed."""
+        """Return when every add is confirmed, or has failed."""
         await self._until(lambda: not self.pending)
 
     async def wait_for_responses(self, timeout_s: float) -> None:
-        """Return once each bookie has responded to the adds that are confirmed now, after
+        """Return when each bookie has responded to the adds that are confirmed now, after
         `timeout_s` at the latest."""
         target = self.pending.last_add_confirmed
         with suppress(TimeoutError):
@@ -233,7 +231,7 @@ class AddPipeline:
         return sum(1 << index for index, slot in enumerate(self.slots) if slot.failed)
 
     def slot_failed(self, index: int, why: str) -> None:
-        """Send nothing more to the slot's bookie until it is mended."""
+        """Send nothing more to the slot until it is mended."""
         slot = self.slots[index]
         if not slot.failed:
             slot.move(SlotState.FAILED)
@@ -241,11 +239,11 @@ class AddPipeline:
             self.on_slot_failed()
 
     def adopt(self, record: LedgerRecord, replacements: Mapping[int, str]) -> None:
-        """Give the slots their new owners, which `record` names: drop the old owners'
-        acknowledgements, then resend, then confirm.
+        """End the ensemble change in flight, and give the slots their new owners, which `record`
+        names: drop the old owners' acknowledgements, then resend, then confirm.
 
-        Ends the ensemble change in flight. The record is in the store already (a recovery writes
-        it when it closes the ledger, before any reader relies on it).
+        A writer has written the record to the store already; a recovery writes it when it closes
+        the ledger.
         """
         self.record = record
         mask = sum(1 << index for index in replacements)
@@ -262,7 +260,7 @@ class AddPipeline:
         slot = self.slots[index]
         slot.move(SlotState.HEALTHY)
         slot.why, slot.generation = "", slot.generation + 1
-        slot.on_results = self._taker(index, slot.bookie_id, slot.generation)
+        slot.on_results = self._result_handler(index, slot.bookie_id, slot.generation)
         self._resend(index)
 
     def confirm(self) -> None:
@@ -283,7 +281,7 @@ class AddPipeline:
             self._wake()
 
     def failed_bookies(self) -> str:
-        """The failed slots for an error text: which bookies, where, why."""
+        """The failed slots for an error text: their bookies, with addresses and reasons."""
         return "; ".join(
             f"{self.cluster.describe(slot.bookie_id)}: {slot.why}"
             for slot in self.slots
@@ -291,7 +289,7 @@ class AddPipeline:
         )
 
     def _reasons(self) -> list[str]:
-        """The failed slots in short: each reason once, with the ids of its bookies."""
+        """The failed slots in short: each reason with the ids of its bookies."""
         bookies: dict[str, list[str]] = {}
         for slot in self.slots:
             if slot.failed:
@@ -299,7 +297,7 @@ class AddPipeline:
         return [f"{', '.join(sorted(ids))}: {why}" for why, ids in sorted(bookies.items())]
 
     def not_enough_bookies(self) -> NotEnoughBookies:
-        """The error of a pipeline whose failed slots leave some write set without Qa members."""
+        """The error when some write set has fewer than Qa healthy slots."""
         members = [slot.bookie_id for slot in self.slots]
         failed = [slot.bookie_id for slot in self.slots if slot.failed]
         writable = [bookie.id for bookie in self.cluster.directory.writable()]
@@ -328,23 +326,24 @@ class AddPipeline:
     # -- sending and responses -----------------------------------------------------------------
 
     def _new_slot(self, index: int, bookie_id: str, generation: int) -> Slot:
-        on_results = self._taker(index, bookie_id, generation)
+        on_results = self._result_handler(index, bookie_id, generation)
         lane = self.cluster.bookies.lane(bookie_id, recovery=self.recovery)
         return Slot(bookie_id, lane, on_results, generation)
 
-    def _taker(
+    def _result_handler(
         self, index: int, bookie_id: str, generation: int, since: float | None = None
     ) -> OnResults:
-        return partial(self._responded_all, index, bookie_id, generation, since)
+        """What takes the results of adds that are sent from `since` on; None: when appended."""
+        return partial(self._take_results, index, bookie_id, generation, since)
 
     def _resend(self, index: int) -> None:
         slot, now = self.slots[index], self._loop.time()
-        on_results = self._taker(index, slot.bookie_id, slot.generation, now)
+        on_results = self._result_handler(index, slot.bookie_id, slot.generation, now)
         for add in self.pending.without_ack_of(index):
             add.sends += 1
             slot.lane.submit(add, on_results)
 
-    def _responded_all(
+    def _take_results(
         self,
         index: int,
         bookie_id: str,
@@ -353,9 +352,8 @@ class AddPipeline:
         adds: Sequence[PendingAdd],
         results: Sequence[AddResult],
     ) -> None:
-        """Take the results of one frame; `since` None: each add was first sent when appended.
-
-        Almost always the slot's present owner stored all of them, in the present fragment."""
+        """Take the results of one frame. What follows the `if` is the usual case: the slot's owner
+        stored all adds, and they are in the last fragment."""
         slot = self.slots[index]
         first_entry = self.record.last_fragment.first_entry
         if (
@@ -365,7 +363,7 @@ class AddPipeline:
         ):
             for add, result in zip(adds, results, strict=True):
                 sent_at = add.appended_at if since is None else since
-                self._responded(add, index, bookie_id, generation, sent_at, result)
+                self._take_result(add, index, bookie_id, generation, sent_at, result)
             return
         slot.pause_s = 0.0
         for add in adds:
@@ -376,7 +374,7 @@ class AddPipeline:
             if add.confirmed and not add.sends:
                 self._finish(add)
 
-    def _responded(
+    def _take_result(
         self,
         add: PendingAdd,
         index: int,
@@ -393,15 +391,15 @@ class AddPipeline:
             if self._owner(add, index) == bookie_id and self.pending.note_acks((add,), index):
                 self.confirm()
         elif generation == slot.generation and not slot.failed:
-            self._refused(add, index, since, result)
+            self._handle_refusal(add, index, since, result)
         if add.confirmed and not add.sends:
             self._finish(add)
 
-    def _refused(self, add: PendingAdd, index: int, since: float, result: AddResult) -> None:
+    def _handle_refusal(self, add: PendingAdd, index: int, since: float, result: AddResult) -> None:
         why = status_text(result)
-        terminal = _terminal(self.ledger_id, add, result.status, why)
-        if terminal is not None:
-            self.fail(terminal)
+        failure = _terminal_error(self.ledger_id, add, result.status, why)
+        if failure is not None:
+            self.fail(failure)
         elif result.status in _TRY_AGAIN and (
             self._loop.time() - since < self.cluster.config.replica_timeout_s
         ):
@@ -421,12 +419,13 @@ class AddPipeline:
             and self._outstanding.get(add.entry_id)
         ):
             add.sends += 1
-            slot.lane.submit(add, self._taker(index, slot.bookie_id, slot.generation, since))
+            on_results = self._result_handler(index, slot.bookie_id, slot.generation, since)
+            slot.lane.submit(add, on_results)
         elif add.confirmed and not add.sends:
             self._finish(add)
 
     def _finish(self, add: PendingAdd) -> None:
-        """Note the copies that are missing, once no further response to the add will come."""
+        """Note the copies that are missing: no further response to the add will come."""
         if self._release(add):
             if add.acks != self.pending.write_mask(add.entry_id):
                 for bookie in self._lacking(add):
@@ -501,12 +500,14 @@ class AddPipeline:
 _STORED = AddResult(Status.OK)
 
 
-def _terminal(ledger_id: int, add: PendingAdd, status: Status, why: str) -> LedgerError | None:
-    """The error that ends a writer on this status; None if only a slot failed."""
+def _terminal_error(
+    ledger_id: int, add: PendingAdd, status: Status, why: str
+) -> LedgerError | None:
+    """The error that ends the pipeline on this status; None if only a slot failed."""
     if status is Status.FENCED:
         return LedgerFenced(f"ledger {ledger_id} was fenced", ledger_id=ledger_id)
     if status is Status.UNAUTHORIZED:
-        return Unauthorized(f"the password of ledger {ledger_id} is another", ledger_id=ledger_id)
+        return Unauthorized(f"wrong password for ledger {ledger_id}", ledger_id=ledger_id)
     if status is Status.LEDGER_DELETED:
         return NoSuchLedger(f"ledger {ledger_id} was deleted", ledger_id=ledger_id)
     if status is Status.TOO_LARGE:
@@ -519,12 +520,12 @@ def _terminal(ledger_id: int, add: PendingAdd, status: Status, why: str) -> Ledg
 
 
 def _resolve(add: PendingAdd, failure: LedgerError | None) -> None:
-    """Give the add's waiter its outcome; a waiter that gave up is no error."""
+    """Give the add's waiter the outcome; a waiter that was cancelled is no error."""
     waiter, add.waiter = add.waiter, None
     if waiter is None:
         return
     if failure is not None:
-        refuse(waiter, failure)
+        fail_future(waiter, failure)
         return
     try:  # `suppress` would be three calls for each entry
         waiter.set_result(add.entry_id)
@@ -532,8 +533,8 @@ def _resolve(add: PendingAdd, failure: LedgerError | None) -> None:
         return
 
 
-def refuse(waiter: Any, failure: Exception) -> None:
-    """Fail a future of asyncio or concurrent.futures; a future that was given up is no error."""
+def fail_future(future: Any, failure: Exception) -> None:
+    """Fail a future of asyncio or concurrent.futures, unless it was cancelled."""
     with suppress(InvalidStateError, ThreadInvalidStateError):
-        waiter.set_exception(failure)
-        waiter.exception()  # marks it as retrieved: not every caller looks at every add
+        future.set_exception(failure)
+        future.exception()  # marks it as retrieved: not every caller looks at every add

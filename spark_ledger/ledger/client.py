@@ -40,7 +40,7 @@ __all__ = ["LedgerStore", "VersionedRecord"]
 
 NO_CUSTOM_METADATA: Mapping[str, str] = MappingProxyType({})
 ENSEMBLE_SIZE_MAX = 1000
-DOWN_LIST_S = 1.0
+DOWN_LIST_S = 1.0  # how long a list of bookies that are down is used
 
 
 class LedgerStore:
@@ -60,7 +60,7 @@ class LedgerStore:
         self._directory = directory
         self._bookies = bookies
         self.cluster = Cluster(LedgerRecords(metadata), bookies, directory, config, rng, placement)
-        """Shared by the parts of the ledger; public for repair, which works beside them."""
+        """Shared by the files of this room, and used by repair."""
         self._ids = LedgerIds(metadata)
         self._writers: WeakValueDictionary[int, AsyncLedgerWriter] = WeakValueDictionary()
         self._down: list[BookieInfo] = []
@@ -87,9 +87,9 @@ class LedgerStore:
         set is registered.
 
         Each entry goes to `write_quorum` of its bookies and is acknowledged when `ack_quorum` have
-        it on disk. `announce_lac`: when appends pause, the writer writes an explicit LAC, so that
-        readers learn of the last entry: for ledgers that are tailed (a task's ledger is not: its
-        commit names its entries). Waits a moment for bookies that are about to register.
+        it on disk. `announce_lac`, for ledgers that are tailed: when appends pause, the writer
+        writes an explicit LAC, from which readers learn of the last entry. Waits a moment for
+        bookies that are about to register.
         Raises BadConfig (quorums, placement), NotEnoughBookies, Unavailable; for a given
         `ledger_id`, LedgerError if another ledger has it, IdSpent if a ledger of this id may have
         been made already: give another id.
@@ -129,8 +129,8 @@ class LedgerStore:
         durability: str,
         announce_lac: bool = False,
     ) -> list[AsyncLedgerWriter]:
-        """Make ledgers with these ids as `create` does, by one write to the metadata store, which
-        all their records must fit into. Raises as `create`."""
+        """Make ledgers with these ids as `create` does, by one write to the metadata store. All
+        their records must fit into that write. Raises as `create`."""
         quorum, tokens = Quorum(ensemble_size, write_quorum, ack_quorum), derive(b"")
         purpose = {"intent": intent, "topic": topic, "durability": durability}
         with self._while_open():
@@ -144,14 +144,14 @@ class LedgerStore:
     async def _new_record(
         self, ledger_id: int | None, quorum: Quorum, tokens: Tokens, **purpose: Any
     ) -> LedgerRecord:
-        """The record of a new ledger. Its creator token is drawn at random: if the outcome of the
-        write is unknown, the token shows whether the record is this client's. Raises what `create`
-        raises."""
+        """The record of a new ledger. Its creator token is random: if the outcome of the write is
+        unknown, the token shows whether this client made the record. Raises what `create` raises.
+        """
         if ledger_id is None:
             ledger_id = await self._ids.next(self.invalidations)
         try:
             ensemble = await self._new_ensemble(quorum)
-        except NotEnoughBookies:  # no bookie registers while the metadata store is held
+        except NotEnoughBookies:  # while the store is held no bookie registers: raise that instead
             with suppress(StoreError):
                 await ClusterGuard(self.metadata).refresh()
             raise
@@ -191,8 +191,8 @@ class LedgerStore:
         """A reader of the ledger. With `recover` the ledger is fenced and closed first: its
         writer can add nothing more, and the reader sees every entry that the ledger will ever have.
 
-        Without `recover` the record is as fresh as this call or, with `min_version`, has at least
-        that version. Raises what `recover` and `record` raise.
+        Without `recover` the record is not older than this call or, with `min_version`, than that
+        version. Raises what `recover` and `record` raise.
         """
         if recover:
             versioned = await self.recover(ledger_id, password=password)
@@ -214,7 +214,7 @@ class LedgerStore:
         `gone`: ids of the bookies that the caller declares gone. If the end cannot be decided
         otherwise, entries that only these bookies may have are given up: a wrong declaration may
         lose acknowledged entries. `tokens`: the cluster's tokens, in the place of the password's.
-        Raises DataUnavailable when its end cannot be decided now (it stays IN_RECOVERY: try
+        Raises DataUnavailable when the end cannot be decided now (the ledger stays IN_RECOVERY: try
         again), NotEnoughBookies, Unauthorized, NoSuchLedger, Unavailable.
         """
         with self._while_open():
@@ -269,7 +269,7 @@ class LedgerStore:
 
     @contextmanager
     def _while_open(self) -> Iterator[None]:
-        """Around each use of the connections. Raises ClientClosed when the client is closed, before
+        """Around each use of the connections. Raises ClientClosed if the client was closed before
         or during the use."""
         if self._closed:
             raise ClientClosed
@@ -281,9 +281,8 @@ class LedgerStore:
             raise
 
     async def _record_since(self, ledger_id: int, min_version: int | None) -> VersionedRecord:
-        """The record, of `min_version` at least. The caller knows that the store has this version;
-        a session may not see it yet, so that also a missing record is believed only after a
-        sync."""
+        """The record, of `min_version` at least. The store has this version, but a session may not
+        see it yet: a missing record, too, is believed only after a sync."""
         if min_version is not None:
             with suppress(NoSuchLedger):
                 versioned = await self.record(ledger_id)
@@ -294,9 +293,9 @@ class LedgerStore:
     # -- choosing an ensemble -----------------------------------------------------------------
 
     async def check_registered(self, ensemble_size: int, what: str) -> None:
-        """Check that `ensemble_size` bookies are registered now, writable or not. `what` names, for
-        the error, the thing whose ledgers need them. Asks the metadata store only if fewer are
-        registered as far as this client knows.
+        """Check that `ensemble_size` bookies are registered now, writable or not. Asks the metadata
+        store only if this client's list has fewer. The error's text begins with `what`, which names
+        the ledgers' user.
 
         Raises NotEnoughBookies, Unavailable.
         """
@@ -342,15 +341,14 @@ class LedgerStore:
 
     def _fill_with_down(self, quorum: Quorum, chosen: Mapping[int, str]) -> Mapping[int, str]:
         """The ensemble `chosen`, its empty slots filled with bookies that are down, if every write
-        set keeps an ack quorum of registered bookies. The ledger is then like one whose bookies
-        left just after it was made: its writer asks them again or replaces them, and repair copies
-        to them."""
+        set keeps an ack quorum of registered bookies. The ledger is then in the same state as if
+        these bookies had stopped after it was made: its writer asks them again or replaces them."""
         members = {slot: self._directory.info(bookie) for slot, bookie in chosen.items()}
         slots = [slot for slot in range(quorum.ensemble_size) if slot not in chosen]
         if len(slots) > quorum.write_quorum - quorum.ack_quorum:
             return chosen
         down = [bookie for bookie in self._down if not self._directory.is_registered(bookie.id)]
-        for candidates in (down[: len(slots)], down):  # the last to leave, if racks allow it
+        for candidates in (down[: len(slots)], down):  # if racks allow it, the last that went down
             filled = self.cluster.place(quorum, slots, candidates, members)
             if len(filled) == len(slots):
                 return {**chosen, **filled}
@@ -369,9 +367,9 @@ class LedgerStore:
         return asyncio.get_running_loop().time() - self._down_read_at < DOWN_LIST_S
 
     async def _place_later(self, quorum: Quorum) -> Mapping[int, str]:
-        """Choose again, also bookies that are down. If that is not enough, choose again whenever a
-        bookie registers, for as long as a restart may take. Raise at once if no further bookie can
-        register, because all bookies that ever registered are writable."""
+        """Choose again, also among bookies that are down. If that is not enough, choose again
+        whenever a bookie registers, for as long as a restart may take. Raise at once if no further
+        bookie can register, because all bookies that ever registered are writable."""
         changed = asyncio.Event()
         self._directory.add_listener(changed.set)
         try:

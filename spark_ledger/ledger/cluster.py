@@ -1,4 +1,4 @@
-"""Shared by the ledger's parts: the cluster that they work in, and how they ask its bookies."""
+"""What the files of this room share: the cluster, and the judgement of its bookies' responses."""
 
 import asyncio
 import random
@@ -35,8 +35,8 @@ class Cluster:
     rng: random.Random
     placement: Placement = choose
     at_close: dict[object, Callable[[LedgerError], None]] = field(default_factory=dict)
-    """For each owner of work that waits for bookies: the function that ends the work with an error.
-    The client calls it when it is closed."""
+    """By the owner of work that waits for bookies: the function that ends the work with an error.
+    The client calls them when it is closed."""
 
     def place(
         self,
@@ -60,7 +60,7 @@ class Cluster:
         return self.placement(request, self.rng)
 
     def reasons_text(self, reasons: Mapping[str, str]) -> str:
-        """For an error text: each of these bookies with its reason. `reasons` are by bookie id."""
+        """`reasons`, which are by bookie id, for an error text."""
         describe = self.directory.describe
         return "; ".join(f"{describe(bookie)}: {why}" for bookie, why in reasons.items())
 
@@ -71,8 +71,8 @@ class Cluster:
         return ", ".join([self.directory.describe(bookie_id), *filter(None, facts)])
 
     def remedy_for(self, lacking: Collection[str]) -> str | None:
-        """What to do about the bookies `lacking`, which take no new entries: None if none of them
-        is read-only, as a bookie with a full disk is."""
+        """What to do about the bookies `lacking`, which take no new entries; None if no such bookie
+        is read-only (as it is with a full disk)."""
         readonly = [bookie for bookie in lacking if self.directory.is_readonly(bookie)]
         if not readonly:
             return None
@@ -85,9 +85,8 @@ T = TypeVar("T")
 
 
 class DeliveryFailure(NamedTuple):
-    """Why a bookie did not deliver an entry: the status for this entry (None: the bookie sent no
-    status) and a text for people. `is_copy_damaged`: the bookie responded that its copy cannot be
-    read, or sent a damaged copy."""
+    """Why a bookie did not deliver an entry: the status for this entry, if it sent any, and a text
+    for people. `is_copy_damaged`: the bookie cannot read its copy, or sent a damaged one."""
 
     status: Status | None
     text: str
@@ -142,9 +141,9 @@ async def responses_on_arrival(
 def judge_response(
     response: ReadResponse, ledger_id: int, at: int, entry_id: int
 ) -> tuple[Meaning, Entry | DeliveryFailure] | None:
-    """What the response to a read means for one entry, with the checked entry or the reason why it
-    was not delivered; None if the response stops before the entry. `at` is the entry's position in
-    the request, counted from 0."""
+    """What the response to a read means for one entry, with the checked entry or the reason why
+    the bookie did not deliver it; None if the response stops before the entry. `at` is the entry's
+    position in the request, counted from 0."""
     if response.status is not Status.OK:
         return recovery_meaning(response.status), DeliveryFailure.of(response)
     if at >= len(response.results):

@@ -24,7 +24,7 @@ from spark_ledger.metadata.store import (
     Operation,
 )
 
-TOGETHER_MAX = 100
+TOGETHER_MAX = 100  # deletions of one multi
 
 
 class ConditionFailed(Exception):
@@ -75,7 +75,8 @@ class Deletions:
             self._write_task = None
 
     async def _write_together(self, batch: Sequence[_Deletion]) -> bool:
-        """Write the deletions in one multi; whether each of them has its outcome now."""
+        """Write the deletions in one multi. False if the multi failed and so changed nothing: no
+        deletion has its outcome yet."""
         try:
             await multi_unless_held(self._metadata, await self._operations(batch))
         except (MultiFailed, NoNode, BadDeletedSet):

@@ -1,23 +1,24 @@
-"""Mends failed slots of a ledger's ensemble: the bookie of a failed slot is replaced, or tried
-again; if neither is possible for too long, the adds fail. Members that are down or being drained
-are replaced also while the writer appends nothing.
+"""Mends failed slots of a ledger's ensemble: the member (the bookie of the slot) is replaced, or
+tried again; if neither is possible for too long, the adds fail. Members that are down or being
+drained are replaced also while the writer appends nothing.
 
 Always true:
 - a slot gets a new owner only after the change is in the store. While that write is under way no
   add is confirmed (`change_in_flight`); then `AddPipeline.adopt` gives the slots their new owners;
-- without a spare the change is put off as long as every write set keeps Qa healthy members.
-  Meanwhile the failed bookie is asked now and then, and gets adds again when it responds. The
-  change is made when another bookie registers;
+- without a spare, a writable bookie that is no member, the change is put off as long as every write
+  set keeps Qa healthy members. Meanwhile the failed bookie is asked now and then, and gets adds
+  again when it responds. The change is made when another bookie registers;
 - with ensemble_change = "delayed" every change is put off in this way, even if there is a spare,
   except the replacement of members that are down for too long or drained (`AbsentMembers`);
-- if a write set has fewer than Qa healthy members, adds that have waited for spare_grace_s fail
-  with NotEnoughBookies: a bookie can restart in that time, and the user does not wait long;
+- if a write set has fewer than Qa healthy members, adds that have waited for `spare_grace_s` fail
+  with NotEnoughBookies: that is long enough for a bookie's restart, and not too long for a user;
 - a bookie that failed here is no spare for DOUBT_S, nor is a bookie in doubt, so that a ledger does
   not change from one failing bookie to another and back. A bookie in quarantine is the last choice;
 - a member that is down is replaced only if this client's session had no break while the member was
   not registered for half of the cluster's `lost_bookie_delay_s`, and for ABSENT_MIN_S at least; a
-  read-only member only if the store lists it as drained. A worker of repair waits longer: only then
-  it concludes that a ledger which still names this member has no writer (repair/worker.py).
+  read-only member only if the store lists it as drained. A worker of repair waits longer. If a
+  ledger then still names this member, the worker concludes that the ledger has no writer
+  (repair/worker.py).
 """
 
 import asyncio
@@ -40,7 +41,7 @@ from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.store import SessionState, StoreError
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.2, 5.0
-SIGN_OF_LIFE_S = 1.0
+SIGN_OF_LIFE_S = 1.0  # how long a failed bookie may take to respond to a small request
 
 _TAKES_NO_ADDS = (Status.WRONG_BOOKIE, Status.SHUTTING_DOWN)  # responses that are no sign of life
 
@@ -137,15 +138,14 @@ class EnsembleChange:
             self._too_few_since = now
 
     def _were_all_confirmed_since(self, time: float) -> bool:
-        """Whether every add that was pending at `time` is confirmed: then the lack of bookies that
-        began at `time` has ended meanwhile. A slot that fails again without that does not end
-        it."""
+        """Whether every add that was pending at `time` is confirmed. Only then a lack of bookies
+        that began at `time` is over; a slot that is tried again and fails again does not end it."""
         head = self._pipeline.pending.head
         return head is None or head.appended_at > time
 
     def _choose(self) -> Mapping[int, str]:
-        """The replacements, by slot, for as many failed slots as there are spares; {} while the
-        store is unreachable, because no add is confirmed until a change is written."""
+        """The replacements, by slot, for as many failed slots as there are spares. {} while the
+        store is unreachable: an attempt would keep adds from being confirmed."""
         if self._cluster.records.metadata.session_state is not SessionState.CONNECTED:
             return {}
         slots = self._pipeline.slots
@@ -179,7 +179,7 @@ class EnsembleChange:
         return chosen
 
     def _excluded_bookies(self) -> Collection[str]:
-        """Bookies that are no spares: members, and bookies that failed here or are in doubt."""
+        """Members, and bookies that failed here or are in doubt: all of them are no spares."""
         now = self._loop.time()
         self._failed_at = {b: at for b, at in self._failed_at.items() if now - at < DOUBT_S}
         members = (slot.bookie_id for slot in self._pipeline.slots)
@@ -187,7 +187,7 @@ class EnsembleChange:
         return dict.fromkeys((*members, *doubted, *self._failed_at))
 
     async def _replace(self, replacements: Mapping[int, str]) -> bool:
-        """Make the change; False if it certainly was not made: it has to be put off."""
+        """Make the change; False if it was certainly not made, and has to be put off."""
         pipeline = self._pipeline
         first_entry = pipeline.pending.last_add_confirmed + 1
         self._check_fragments(first_entry)
@@ -241,8 +241,8 @@ class EnsembleChange:
     # -- putting off --------------------------------------------------------------------------
 
     async def _put_off(self) -> None:
-        """Wait when no change can be made: send to failed bookies that respond again, and fail the
-        adds when they have waited too long."""
+        """Wait for news, because no change can be made now. Send again to failed bookies that
+        respond, and fail the adds if they have waited too long."""
         now = self._loop.time()
         due = [
             index
@@ -268,8 +268,8 @@ class EnsembleChange:
                 await self._news.wait()
 
     async def _retry_if_responding(self, index: int) -> bool:
-        """Ask the bookie of a failed slot for a sign of life, and send to it again if it responds;
-        whether the slot has changed."""
+        """Ask the bookie of a failed slot for a sign of life, and send to it again if it responds.
+        Whether the slot is healthy or has a new owner now."""
         slot = self._pipeline.slots[index]
         generation = slot.generation
         status = await self._sign_of_life(slot.bookie_id)
@@ -314,8 +314,8 @@ DRAINED = "it is being drained"
 
 
 class AbsentMembers:
-    """Watches the members of one pipeline that are down or drained, and fails their slots when it
-    is time. The owner calls `registrations_changed` when registrations have changed."""
+    """Watches the members of one pipeline that are down or drained, and fails their slots when
+    they have to be replaced."""
 
     def __init__(self, pipeline: AddPipeline) -> None:
         self._pipeline = pipeline
@@ -328,6 +328,7 @@ class AbsentMembers:
         """Ids of the members that are down for too long, or drained."""
 
     def registrations_changed(self) -> None:
+        """The owner calls this when bookies have registered or gone."""
         self._look()
         if (self._absent_since or self._readonly_ids) and self._watch_task is None:
             self._watch_task = self._loop.create_task(
@@ -335,7 +336,6 @@ class AbsentMembers:
             )
 
     def stop(self) -> None:
-        """End the watch."""
         if self._watch_task is not None:
             self._watch_task.cancel()
 

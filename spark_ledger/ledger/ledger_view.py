@@ -1,27 +1,25 @@
-"""A reader's knowledge of its ledger: the record, and how far entries are confirmed (`LedgerView`);
-and how the reader learns of further entries while the ledger is open (`NewsListener`):
+"""What a reader has learned of its ledger: the record, and how far entries are confirmed
+(`LedgerView`); and how it learns of further entries of an open ledger (`NewsListener`):
 
     a LAC above the known LAC (an add, or an explicit LAC)  -> the reader reads on
     a fence, a changed record                               -> it reads the record again
     the record is CLOSED, every entry was returned          -> the read ends
 
-Always true of `LedgerView`: record and LAC never go back, however old a response is. The known LAC
-is a lower bound of what is confirmed: -1 (NO_ENTRY) does not mean that the ledger is empty. Only a
-CLOSED record gives the ledger's end. A closed ledger that ends before an entry that was confirmed
-has lost entries: the reader raises RowsLost and never adopts such a record.
+Always true of `LedgerView`: record and LAC (last add confirmed) never go back, however old a
+response is. The known LAC is a lower bound of what is confirmed: -1 (NO_ENTRY) does not mean that
+the ledger is empty. Only a CLOSED record gives the ledger's end. A record that closes the ledger
+below the known LAC shows that entries are lost: the reader raises RowsLost and never adopts it.
 
 Always true of `NewsListener`:
 - all members of the last fragment are asked at once, because the bookies of one write set do not
   learn of an add to another write set. A bookie without news is asked again at once, a bookie that
   does not respond after a pause;
 - the record is watched. As a watch can be missed, the record is also read again now and then, and
-  when a bookie responds early without news. Only a CLOSED record ends a stream, never a last add
-  confirmed;
-- if entries arrive while the record is being read, the read is cancelled, and the reason for it
-  still holds;
+  when a bookie responds early without news. Only a CLOSED record ends a stream, never a LAC;
+- if entries arrive while the record is being read, that read is cancelled and done later;
 - while bookies respond, a metadata store that does not respond is no error;
-- when the waiting ends, for whatever reason, every open request is cancelled. The bookie drops the
-  request at once or, if the cancellation is lost, when `wait_ms` is over.
+- when the wait ends, every open request is cancelled. The bookie drops the request at once or, if
+  the cancellation is lost, when `wait_ms` is over.
 """
 
 import asyncio
@@ -86,7 +84,7 @@ class LedgerView:
     async def reread(self, *, fresh: bool = False, watch: Watcher | None = None) -> None:
         """Read the record again; with `fresh` after a sync, so that it is no older than this call.
 
-        Raises NoSuchLedger (after a sync always), Unavailable, RowsLost.
+        Raises NoSuchLedger (only after a sync), Unavailable, RowsLost.
         """
         records = self.cluster.records
         try:
@@ -98,12 +96,11 @@ class LedgerView:
         self._adopt(versioned)
 
     async def refresh(self) -> bool:
-        """Read the record and, if the ledger is open, ask the bookies; whether the metadata store
-        responded.
+        """Read the record and, if the ledger is open, ask the bookies. Returns whether the metadata
+        store responded within `read_timeout_s`; if it takes longer than `speculative_read_delay_s`,
+        the bookies are asked meanwhile.
 
-        If the store takes longer than `speculative_read_delay_s`, the bookies are asked meanwhile.
-        The call waits `read_timeout_s` for the store at most. Raises NoSuchLedger, RowsLost,
-        DataUnavailable when no bookie responds, Unauthorized.
+        Raises NoSuchLedger, RowsLost, DataUnavailable when no bookie responds, Unauthorized.
         """
         if self.record.closed:
             return True
@@ -122,8 +119,8 @@ class LedgerView:
 
     async def _ask_beside(self, look_task: "asyncio.Task[bool]", deadline: float) -> bool | None:
         """Ask the bookies of the known record while the store does not respond. If the store's
-        record then names other bookies, ask these too. The result of `look_task`; None if the store
-        has not responded by the deadline."""
+        record then names other bookies, ask these too. Returns the result of `look_task`; None if
+        it has none by the deadline."""
         asked, failure = self.record.last_fragment, None
         try:
             await self.ask_lac()
@@ -145,16 +142,17 @@ class LedgerView:
         return True
 
     async def ask_lac(self) -> None:
-        """Ask the bookies of the last fragment until the responses cover the ensemble. Then the LAC
-        is at least the highest LAC that an entry's header carried before this call, and
-        `last_taken` is at least the highest entry that was acknowledged before this call.
+        """Ask the bookies of the last fragment until the responses cover the ensemble
+        (`Quorum.covers_ensemble`). Then the LAC is at least the highest LAC that an entry's header
+        carried before this call, and `last_taken` is at least the highest entry that was
+        acknowledged before this call.
 
-        Once any bookie has responded, the call does not wait for suspects. Raises DataUnavailable
+        After any bookie has responded, the call does not wait for suspects. Raises DataUnavailable
         when no bookie responds, Unauthorized.
         """
         ensemble = self.record.last_fragment.ensemble
         suspects = self.cluster.bookies.quarantine.suspects()
-        unlikely = sum(1 << slot for slot, bookie in enumerate(ensemble) if bookie in suspects)
+        doubtful = sum(1 << slot for slot, bookie in enumerate(ensemble) if bookie in suspects)
         requests = [
             self.cluster.bookies.read_lac(bookie, self.ledger_id, token=self.token)
             for bookie in ensemble
@@ -164,27 +162,29 @@ class LedgerView:
             async for slot, response in responses:
                 if meaning(response.status) is Meaning.UNKNOWN:
                     refusals[ensemble[slot]] = response
-                    unlikely |= 1 << slot
+                    doubtful |= 1 << slot
                 else:
                     silent &= ~(1 << slot)
                     self.note_lac(response.last_add_confirmed)
                     self.last_taken = max(self.last_taken, response.taken - 1)
-                heard_some = silent.bit_count() < len(ensemble)
-                if self.quorum.covers_ensemble(silent) or (heard_some and not silent & ~unlikely):
+                any_responded = silent.bit_count() < len(ensemble)
+                if self.quorum.covers_ensemble(silent) or (
+                    any_responded and not silent & ~doubtful
+                ):
                     return
         raise self.no_lac_error(refusals)
 
     def no_lac_error(self, refusals: dict[str, ReadLacResponse]) -> LedgerError:
-        """The error when no bookie responds with a LAC: Unauthorized if an ack quorum of bookies
-        refuses the token, because damage at some bookies cannot be the cause then."""
+        """The error when no bookie responds with a LAC: Unauthorized only if an ack quorum of
+        bookies refuses the token, because a few may refuse it for damage of their own."""
         why = self.cluster.reasons_text(
             {bookie: status_text(refusals[bookie]) for bookie in sorted(refusals)}
         )
         refusing = [response.status for response in refusals.values()].count(Status.UNAUTHORIZED)
         if refusing >= self.quorum.ack_quorum:
-            text = f"the password of ledger {self.ledger_id} is another: {why}"
+            text = f"wrong password for ledger {self.ledger_id}: {why}"
             return Unauthorized(text, ledger_id=self.ledger_id)
-        text = f"no bookie answers with the last entry of ledger {self.ledger_id}: {why}"
+        text = f"no bookie responds with the last entry of ledger {self.ledger_id}: {why}"
         return DataUnavailable(text, ledger_id=self.ledger_id)
 
     def _adopt(self, versioned: VersionedRecord) -> None:
@@ -239,13 +239,13 @@ class EntryStream:
         except StopAsyncIteration:
             raise
         except BaseException:
-            self._entries = None  # a generator that raised would end: no end of the ledger
+            self._entries = None  # a generator that raised is at its end, but the ledger is not
             raise
         self.next_entry = numbered[0] + 1
         return numbered
 
     async def aclose(self) -> None:
-        """End the stream and give up its requests; it returns no further entry."""
+        """End the stream and give up its requests."""
         if self._entries is None:
             self._entries = self._begin(self.next_entry)
         await self._entries.aclose()
@@ -272,15 +272,15 @@ class NewsListener:
         self._cluster = view.cluster
         self._view = view
         self._must_look = asyncio.Event()  # there is a reason to read the record
-        self._is_record_doubted = False  # a bookie may know of a change that our record lacks
+        self._is_record_doubted = False  # a bookie's response suggests that the record changed
         self._looked_at = float("-inf")
 
     async def wait_beyond(self, after: int, timeout_s: float) -> None:
         """Return when an entry after `after` is confirmed or the ledger is closed, or after
         `timeout_s`.
 
-        Raises NoSuchLedger, RowsLost, Unauthorized; DataUnavailable when no bookie has responded
-        with a LAC in all that time.
+        Raises NoSuchLedger, RowsLost, Unauthorized; DataUnavailable if no bookie responds with a
+        LAC in that time.
         """
         loop = asyncio.get_running_loop()
         deadline, lac_responses = loop.time() + timeout_s, LacResponses()
@@ -360,8 +360,8 @@ class NewsListener:
         self._must_look.set()  # other waiting calls look, too
 
     async def _wait_for_reason(self) -> None:
-        """Return when there is a reason to read the record, or the period since the last read is
-        over. The first call returns at once: the first read sets the watch."""
+        """Return when there is a reason to read the record, or the last read is a period ago. The
+        first call returns at once, because the first read sets the watch."""
         period_s = self._cluster.config.long_poll_s
         if self._view.record.state is RecordState.IN_RECOVERY:
             period_s = min(period_s, PAUSE_MAX_S)
@@ -379,7 +379,7 @@ class NewsListener:
         try:
             with suppress(Unavailable):
                 await self._view.reread(fresh=fresh, watch=self._must_look.set)
-        except asyncio.CancelledError:  # entries arrived first: the reason to read still holds
+        except asyncio.CancelledError:  # entries arrived first: read the record later
             self._is_record_doubted = self._is_record_doubted or doubted
             if must_look:
                 self._must_look.set()

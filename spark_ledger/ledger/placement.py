@@ -1,5 +1,5 @@
-"""Which bookies keep a ledger: random by free space, on different racks where racks are known, and
-on different hosts.
+"""Which bookies keep a ledger: drawn at random, by free space, on different hosts and, where racks
+are known, on different racks.
 
 Always true: the chosen bookies are different candidates, one for a slot; the same generator and the
 same request give the same bookies. A suspect (no response lately, or in quarantine) is chosen only
@@ -23,7 +23,7 @@ from spark_ledger.bookies.directory import BookieInfo
 from spark_ledger.config import DEFAULTS
 from spark_ledger.errors import BadConfig, LedgerError
 
-STEPS_MAX = 4_000  # of a search for racks; then each slot takes the first bookie that fits
+STEPS_MAX = 4_000  # of a search; then each slot takes the best bookie that is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class PlacementRequest:
     """Slots of one ensemble that need a bookie. Later versions may add fields, never remove any.
 
     `candidates`: the bookies to choose from; the policy returns their ids. `slots`: the slots to
-    fill, ascending. `members` own the other slots and stay; of them only id, address and rack are
-    given ("" if not known). `suspects`: ids of bookies that lately gave no response or are in
-    quarantine, also of bookies that are no candidates. `racks` is the setting: with "hard" a slot
-    that cannot have a rack of its own stays empty.
+    fill, ascending. `members`: the bookies that keep the other slots; only their id, address and
+    rack are set ("" if not known). `suspects`: ids of bookies, candidates or not, that lately gave
+    no response or are in quarantine. `racks` is the setting: with "hard" a slot that cannot have a
+    rack of its own stays empty.
     """
 
     candidates: tuple[BookieInfo, ...]
@@ -60,8 +60,8 @@ def neighbours(slot: int, ensemble_size: int, write_quorum: int) -> Iterator[int
 
 
 def clashes(bookie: BookieInfo, others: Iterable[BookieInfo]) -> int:
-    """How badly the bookie is placed beside `others`, which share a write set with it: the number
-    of them on its rack, if that is known, plus the number on its host."""
+    """How badly the bookie is placed beside `others`, which share a write set with it: how many are
+    on its rack, if the rack is known, plus how many are on its host."""
     placed = [*others]
     racks = sum(bool(bookie.rack) and other.rack == bookie.rack for other in placed)
     return racks + sum(bool(bookie.host) and other.host == bookie.host for other in placed)
@@ -83,8 +83,8 @@ def choose(request: PlacementRequest, rng: random.Random) -> Mapping[int, str]:
 
 class Search:
     """Fills slot after slot, and goes back to an earlier slot if no bookie fits. The bookies of one
-    rack and host form two groups, the suspects and the others; within a group the order of the draw
-    decides."""
+    rack and host form two groups, the suspects and the others; within a group the order in which
+    bookies were drawn decides."""
 
     def __init__(self, request: PlacementRequest, rng: random.Random) -> None:
         self._request = request
@@ -92,11 +92,12 @@ class Search:
         self._neighbours = {slot: tuple(request.neighbours(slot)) for slot in request.slots}
         self._placed: dict[int, BookieInfo] = dict(request.members)
         self._steps = 0
-        self._any_suspects = False
+        self._are_suspects_unlimited = False
         usable = [b for b in request.candidates if b.rack or not self._hard]
         drawn = sorted(usable, key=lambda bookie: rng.expovariate(max(1, bookie.free_bytes)))
         suspects = dict.fromkeys(request.suspects)
         self._draws = {bookie.id: (bookie.id in suspects, at) for at, bookie in enumerate(drawn)}
+        """By bookie id: whether the bookie is a suspect, and its number in the draw."""
         self._groups: dict[tuple[str, str, bool], list[BookieInfo]] = {}
         for bookie in reversed(drawn):
             group = bookie.rack, bookie.host, bookie.id in suspects
@@ -104,8 +105,8 @@ class Search:
         self._drop_surplus_hosts()
 
     def _drop_surplus_hosts(self) -> None:
-        """Drop the groups of hosts that cannot be needed: of each rack, only as many hosts are kept
-        as there are slots to fill, in the order of the draw."""
+        """Drop the groups of hosts that cannot be needed: keep of each rack only as many hosts as
+        there are slots to fill, those that were drawn first."""
         hosts = {bookie.host for bookie in self._placed.values()}
         kept: Counter[tuple[str, bool]] = Counter()
         for group in sorted(self._groups, key=lambda group: self._draw_of(self._groups[group])):
@@ -123,7 +124,7 @@ class Search:
         needed = max(0, len(slots) - (len(self._draws) - suspects))
         clashes_max = 0 if self._hard else 2 * len(slots) * self._request.ensemble_size
         for allowed in (needed, suspects) if self._hard else (needed,):
-            self._any_suspects, self._steps = allowed == suspects, 0
+            self._are_suspects_unlimited, self._steps = allowed == suspects, 0
             for clashes in range(clashes_max + 1):
                 if self._fill(0, allowed, clashes):
                     return self._chosen()
@@ -163,14 +164,14 @@ class Search:
 
     def _alternatives(self) -> list[list[BookieInfo]]:
         """The groups that have a bookie left, groups without suspects first, then in the order of
-        the draw; only one group of each rack and host if any number of suspects may be taken. All
-        hosts of a rack without a placed bookie are alike, so one group stands for them."""
+        the draw. If suspects are unlimited, a rack and host has only its first group. Of a rack's
+        hosts without a placed bookie, which are all alike, the first group stands for all."""
         left = sorted(filter(None, self._groups.values()), key=self._draw_of)
         hosts = {bookie.host for bookie in self._placed.values()}
         first: dict[tuple[str, str | None, bool], list[BookieInfo]] = {}
         for group in left:
             rack, host = group[-1].rack, group[-1].host
-            suspect = not self._any_suspects and self._draws[group[-1].id][0]
+            suspect = not self._are_suspects_unlimited and self._draws[group[-1].id][0]
             first.setdefault((rack, host if host in hosts else None, suspect), group)
         return list(first.values())
 
@@ -195,8 +196,8 @@ class Search:
 def resolve(name: str) -> Placement:
     """The policy that `module:function` names; its result is checked at each call.
 
-    Raises BadConfig if there is no such function. A call raises BadConfig if the policy raises, or
-    returns anything but candidates, each once, for slots of the request.
+    Raises BadConfig if there is no such function. A call of the policy raises BadConfig if the
+    function raises, or returns anything but candidates, each once, for slots of the request.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
@@ -261,5 +262,5 @@ def _check(name: str, request: PlacementRequest, chosen: Mapping[int, str]) -> N
 def _bad_config(name: str, why: str) -> BadConfig:
     return BadConfig(
         f"placement = {name!r}: {why}",
-        "Name a function as spark_ledger.ledger.placement describes it, or leave the setting out.",
+        "Name a function as spark_ledger.ledger.placement describes, or leave the setting out.",
     )

@@ -1,18 +1,18 @@
 """Which slots keep an entry, when enough of them have responded, and which adds may be confirmed.
 
-Nothing in this file knows of time or messages.
+A slot is a position in the ensemble of E bookies. Nothing in this file depends on time or messages.
 
-Always true of quorums: a write set is `write_quorum` consecutive slots (mod `ensemble_size`)
-beginning at the entry's slot. The order of the slots is a preference of reads; no rule depends on
-it. The predicates are those of the protocol's table of quorums: "fewer than Qa members of every
-write set are silent" is the same as "at least Qw - Qa + 1 members of every write set responded".
+Always true of quorums: a write set is Qw consecutive slots (mod E), beginning at the entry's slot.
+The order of the slots is a preference of reads; no rule depends on it. The predicates are those of
+the table of quorums in docs/protocol.md: "fewer than Qa members of every write set are silent" is
+the same as "at least Qw - Qa + 1 members of every write set responded".
 
 Always true of pending adds:
 - entry ids are consecutive; an add is confirmed only when its ack quorum is met by the present
   owners of its slots, every lower one is confirmed, and no ensemble change is in flight;
-- when slots change their owner, their acknowledgements are first dropped from every pending add;
-  only then any add is confirmed: an add that was confirmed with the acknowledgement of a bookie
-  which the ledger's record no longer names is a lost add;
+- when slots change their owner, their acknowledgements are dropped from every pending add before
+  any add is confirmed: an acknowledgement of a bookie that the record no longer names protects no
+  entry;
 - copies of a confirmed add are still counted, until all Qw bookies have acknowledged it or failed.
 """
 
@@ -50,11 +50,12 @@ class Quorum:
 
     @property
     def negatives_needed(self) -> int:
-        """How many negatives of one write set prove that the entry was never acknowledged."""
+        """How many members of a write set must respond that they never acknowledged an entry, to
+        prove that it was not acknowledged."""
         return self.write_quorum - self.ack_quorum + 1
 
     def write_set(self, entry_id: int) -> tuple[int, ...]:
-        """The slots that keep an entry, in order of read preference."""
+        """The slots that keep an entry; reads prefer the first."""
         first = entry_id % self.ensemble_size
         return tuple((first + i) % self.ensemble_size for i in range(self.write_quorum))
 
@@ -63,7 +64,7 @@ class Quorum:
         return _write_masks(self)
 
     def is_acked(self, acks: int) -> bool:
-        """Whether the slots in the mask `acks`, all of one write set, are an ack quorum."""
+        """Whether the slots in the mask `acks`, all of one write set, are Qa or more."""
         return acks.bit_count() >= self.ack_quorum
 
     def covers_ensemble(self, silent: int) -> bool:
@@ -101,9 +102,9 @@ class Verdict(Enum):
 def recovery_verdict(quorum: Quorum, responses: list[Meaning | None]) -> Verdict:
     """Judge the responses of an entry's write set; None stands for a response that is outstanding.
 
-    Enough negatives prove that the entry is absent. TORN (the bookie lacks the entry after an
-    unclean end) proves it only when the whole write set has responded and no member has the entry
-    (docs/protocol.md, "Limbo").
+    `negatives_needed` negatives prove that the entry is absent. If fewer are negative and the
+    others are TORN (they lack the entry after an unclean end), the entry is absent only if the
+    whole write set has responded (docs/protocol.md, "Limbo").
     """
     if Meaning.POSITIVE in responses:
         return Verdict.RECOVER
@@ -116,7 +117,7 @@ def recovery_verdict(quorum: Quorum, responses: list[Meaning | None]) -> Verdict
 
 @dataclass(slots=True, eq=False)
 class PendingAdd:
-    """One entry from its append to its last response, encoded once for all lanes (`packed`). The
+    """One entry from its append to its last response, encoded for all bookies (`packed`). The
     future `waiter`, of asyncio or concurrent.futures, gets the outcome. `acks` is the mask of the
     slots that acknowledged the entry; `sends` counts the requests without a response."""
 
@@ -157,14 +158,14 @@ class PendingAdds:
         return self._masks[entry_id % self.quorum.ensemble_size]
 
     def push(self, add: PendingAdd) -> None:
-        """Queue the next entry; its id must follow the last one's."""
+        """Queue the next entry; its id must follow the last id."""
         last = self._queue[-1].entry_id if self._queue else self.last_add_confirmed
         assert add.entry_id == last + 1, f"entry {add.entry_id} after {last}"
         self._queue.append(add)
 
     def note_acks(self, adds: Sequence[PendingAdd], slot: int) -> bool:
-        """Note that the present owner of `slot` acknowledged these adds; whether `confirm` may
-        confirm an add now."""
+        """Note that the present owner of `slot` acknowledged these adds. Returns whether `confirm`
+        can confirm an add now."""
         bit = 1 << slot
         for add in adds:
             add.acks |= bit

@@ -1,25 +1,29 @@
-"""Fetch entries of one fragment from its bookies: replica after replica (`RangeFetch`), or a long
-range as one stream from one of them, with no request between two responses (`LongRead`).
+"""Fetch entries of one fragment from its bookies: chunk by chunk, where the next replica is asked
+if one fails (`RangeFetch`), or a long range as one stream from one bookie (`LongRead`).
 
 Always true of `RangeFetch`:
-- an entry is requested of one replica at a time. Only when a reader waits for the chunk (`hurry`)
-  a second replica is asked, once the first has kept the reader waiting for
-  `speculative_read_delay_s`, then a third, and so on through the write set. The first response that
-  has the entry wins, and the other requests are given up;
+- an entry is requested of one replica at a time. Only if a reader waits for the chunk (`hurry`) and
+  the replica has not responded for `speculative_read_delay_s`, a second one is asked as well, then
+  a third, and so on through the write set. The first response that has the entry wins, and the
+  other requests are given up;
 - after any response without the entry (damaged, denied, not known, not allowed) the next replica is
   asked; no such response ends the fetch;
 - after `fill` each entry has arrived, or a response stopped before the entry (the caller asks again
   from this entry on), or no member of its write set delivers it (the result has the reasons);
-- the responses to the requests that are sent together have the chunk's `bytes_max` in all at most.
-  A bookie is asked for a range as a whole: if Qw does not divide E, two bookies may send the same
-  entry, within that limit. For entries apart, each bookie is asked only for entries that it keeps.
+- the responses to requests that are sent together have at most the chunk's `bytes_max` in all. A
+  bookie is asked for a whole range: if Qw does not divide E, two bookies may send the same entry,
+  within that limit. For entries apart (not consecutive), each bookie is asked only for entries that
+  it keeps.
 
 Always true of `LongRead`:
 - entries are returned checked and in order; the caller has made sure that the whole range is
   confirmed. If anything but the next entry arrives (damage, denial, BUSY), or nothing in time, the
   stream ends, and the caller fetches the rest with `RangeFetch`;
-- the responses under way have `ahead_bytes` at most. As the last response may exceed its credit,
-  the bookie gets credit for one response less, and more credit only as entries are taken.
+- the responses under way have `ahead_bytes` at most. A bookie sends within the credit that the
+  reader grants, but its last response may exceed the credit; so the reader grants one response
+  less, and more only as entries are taken.
+
+A *local read* takes entries from the files of a bookie on this client's host (local_reads.py).
 """
 
 import asyncio
@@ -39,7 +43,7 @@ from spark_ledger.ledger.quorum import Quorum
 
 @dataclass(slots=True, eq=False)
 class SlotRequest:
-    """A request for entries to the bookie of one slot; `is_open` until its response. It is overdue
+    """A request for entries to the bookie of one slot. It is open until its response, and overdue
     after `due_at`, in seconds of the loop's clock."""
 
     slot: int
@@ -56,12 +60,12 @@ class PlannedRequest:
     ids: EntryIds
 
 
-def preference(
+def order_of_slots(
     quorum: Quorum, turn: int, suspects: Iterable[int], local_slots: Iterable[int] = ()
 ) -> list[int]:
-    """All slots in the order in which to ask their bookies. Suspects come last, and slots whose
-    bookies' files may be read here come first unless they are suspects. `turn` is any number: with
-    the next number another slot comes first, so that the load is shared."""
+    """All slots in the order in which to ask their bookies: first `local_slots`, last `suspects`,
+    also if they are local. `turn` is any number: with the next number another slot comes first, so
+    that the bookies share the load."""
     size = quorum.ensemble_size
     cover = quorum.covering_slots(turn % size)
     others = [slot for step in range(size) if (slot := (turn + step) % size) not in cover]
@@ -132,9 +136,9 @@ def _askable_slots(
 class ReadChunk:
     """The ids of entries to fetch, and the entries that have arrived. `version` is the version of
     the record that names the ensemble; `addresses` are the addresses of its bookies at that time.
-    No response stopped before an entry up to `reached_entry`. If files of bookies are read here,
-    one replica serves all chunks of one `block_number`, and `later_ids` are the entries of later
-    chunks of this block."""
+    `reached_entry` is the last entry before which no response stopped. With local reads, one
+    replica serves all chunks of one `block_number`, and `later_ids` are the entries of the block's
+    later chunks."""
 
     ids: EntryIds
     ensemble: tuple[str, ...]
@@ -166,15 +170,15 @@ class ReadChunk:
         return run
 
     def hurry(self) -> None:
-        """A reader waits for the chunk now."""
+        """Note that a reader waits for the chunk now."""
         self.is_hurried = True
         if self.on_hurry is not None:
             self.on_hurry()
 
 
 class DeliveryFailures:
-    """Why replicas did not deliver entries. One reason often holds for all entries of a request, so
-    a reason is noted with the entries that it holds for."""
+    """Why replicas did not deliver entries. Each reason is noted with the entries that it holds
+    for, often all entries of a request."""
 
     def __init__(self, quorum: Quorum) -> None:
         self._quorum = quorum
@@ -183,8 +187,8 @@ class DeliveryFailures:
     def add(self, slot: int, bookie: str, ids: EntryIds, why: DeliveryFailure) -> None:
         self._reasons.append((slot, bookie, ids, why))
 
-    def of(self, entry_id: int) -> dict[str, DeliveryFailure]:
-        """For each bookie that did not deliver the entry, by id, the reason."""
+    def reasons_for(self, entry_id: int) -> dict[str, DeliveryFailure]:
+        """By bookie id, why the bookie did not deliver the entry."""
         write_set = self._quorum.write_set(entry_id)
         return {
             bookie: why
@@ -204,10 +208,11 @@ class RangeFetch:
         self._turn = self._ledger_id = view.ledger_id
         self._locations: dict[str, Locations] = {}  # by bookie
         self.avoided_bookie = ""
-        """The id of a bookie to ask last for now, as bookies in doubt are; "" for none."""
+        """The id of a bookie to ask last for now, as if it were a suspect; "" for none."""
 
     async def fill(self, chunk: ReadChunk, ids: EntryIds | None = None) -> DeliveryFailures:
-        """Fetch the entries of the chunk; with `ids`, only these last entries of it."""
+        """Fetch the entries of the chunk; with `ids`, only these, the last of the chunk. Returns
+        why entries are missing."""
         fill = ChunkFill(self, chunk, chunk.ids if ids is None else ids)
         try:
             return await fill.run()
@@ -216,18 +221,18 @@ class RangeFetch:
 
     # -- for a ChunkFill ----------------------------------------------------------------------
 
-    def order(self, ensemble: tuple[str, ...], block: int | None = None) -> list[int]:
-        """The slots in the order in which to ask their bookies this time. If files of bookies are
-        read here, all chunks of a block get the same order."""
+    def next_order(self, ensemble: tuple[str, ...], block: int | None = None) -> list[int]:
+        """The slots in the order in which to ask their bookies this time. With local reads, all
+        chunks of a block get the same order."""
         self._turn += 1
         local_slots = self.local_slots(ensemble)
         turn = self._turn if block is None or not local_slots else self._ledger_id + block
         suspects = [*self.cluster.bookies.quarantine.suspects(), self.avoided_bookie]
         doubtful = [slot for slot, bookie in enumerate(ensemble) if bookie in suspects]
-        return preference(self.quorum, turn, doubtful, local_slots)
+        return order_of_slots(self.quorum, turn, doubtful, local_slots)
 
     def local_slots(self, ensemble: tuple[str, ...]) -> list[int]:
-        """The slots whose bookies' files may be read here."""
+        """The slots of bookies that local reads can read."""
         if not self.cluster.config.local_reads:
             return []
         readable = self.cluster.bookies.reads_files_of
@@ -291,20 +296,20 @@ class RangeFetch:
 
 
 class ChunkFill:
-    """One fetch of one chunk: the requests that were sent for it."""
+    """One fetch of one chunk."""
 
     def __init__(self, fetch: RangeFetch, chunk: ReadChunk, ids: EntryIds) -> None:
         self._fetch = fetch
         self._quorum = fetch.quorum
         self._chunk = chunk
         self._ids = ids
-        self._order = fetch.order(chunk.ensemble, chunk.block_number)
+        self._order = fetch.next_order(chunk.ensemble, chunk.block_number)
         self._requests: dict[SlotRequest, asyncio.Task[ReadResponse]] = {}
-        self._arrived: asyncio.Queue[SlotRequest | None] = asyncio.Queue()  # None: look again
+        self._arrived: asyncio.Queue[SlotRequest | None] = asyncio.Queue()  # None: of `hurry`
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> DeliveryFailures:
-        """Ask bookies until no entry is missing that a bookie may deliver."""
+        """Ask bookies until each entry has arrived, or no bookie is left to ask."""
         chunk, failures = self._chunk, DeliveryFailures(self._quorum)
         chunk.reached_entry = chunk.last
         chunk.on_hurry = lambda: self._arrived.put_nowait(None)
@@ -353,8 +358,8 @@ class ChunkFill:
     # -- waiting ------------------------------------------------------------------------------
 
     async def _next_response(self) -> SlotRequest | None:
-        """The request whose response is the next to arrive; None when a request has become overdue,
-        or a reader begins to wait for the chunk."""
+        """The request of the next response; None when a request has become overdue, or a reader
+        begins to wait for the chunk."""
         try:
             async with asyncio.timeout_at(self._overdue_at()):
                 return await self._arrived.get()
@@ -370,7 +375,7 @@ class ChunkFill:
         return min((at for at in due if at > now), default=None)
 
     def _note_overtaken(self) -> None:
-        """Note the bookies whose requests are overdue, after others delivered all entries."""
+        """Note the bookies with overdue requests: others have delivered all entries sooner."""
         now = self._loop.time()
         for request in self._requests:
             if request.is_open and request.due_at <= now:
@@ -379,8 +384,8 @@ class ChunkFill:
 
 
 class LongRead:
-    """A stream of the entries first..last from one bookie. One task uses it, and always calls
-    `give_up` in the end."""
+    """A stream of the entries first..last from one bookie. One task uses it, and calls `give_up` in
+    any case."""
 
     def __init__(self, view: LedgerView, bookie_id: str, first: int, last: int) -> None:
         self.bookie_id = bookie_id

@@ -2,16 +2,16 @@
 
 Always true:
 - no entry is returned beyond the end of a closed ledger. Of an open ledger, no entry is returned
-  beyond the last add confirmed that bookies sent, or, if it is larger, the entry that the caller
-  knows to be confirmed; both are lower bounds of what is confirmed;
+  beyond the last add confirmed that bookies sent or the entry that the caller knows to be
+  confirmed, whichever is higher;
 - the reader checks each entry's CRCs and ids again; after a damaged or missing copy it asks the
   next replica;
-- if no bookie delivers a confirmed entry, the reader syncs, reads the record again, and tries again
-  if the record changed; otherwise it raises DataUnavailable, and never ends the stream. It raises
-  NoSuchEntry, too, only after such a re-read;
+- if no bookie delivers a confirmed entry, the reader reads the record again, after a sync of the
+  store, and tries again if the record changed; otherwise it raises DataUnavailable, and never ends
+  the stream. It raises NoSuchEntry, too, only after such a re-read;
 - the responses under way have `read_ahead_bytes` at most (one entry is always read, however large).
-  Only the chunk that the caller waits for is requested of several replicas at once, so a further
-  chunk is requested while there is room for it and for Qw - 1 more copies of that chunk.
+  Only the chunk that the caller waits for is requested of several replicas at once, so there is
+  always room left for Qw - 1 more copies of that chunk.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from spark_ledger.metadata.store import StoreError
 
 ENTRIES_PER_REQUEST_MAX = 4096
 ENTRY_BYTES_GUESS = 64 * 1024
-LOCAL_READ_BYTES_MIN = 32 * 1024  # smaller entries come by the network, also from this host
+LOCAL_READ_BYTES_MIN = 32 * 1024  # smaller entries are never read from files of a bookie
 RESTORE = "Its bookies answer, but find every copy damaged or unreadable: restore their disks."
 BLOCK_ENTRIES = 64  # of a local read: one response has the locations of a block's entries
 CHUNKS_AHEAD = 3
@@ -81,21 +81,20 @@ class AsyncLedgerReader:
     @property
     def last_add_confirmed(self) -> int:
         """The last entry known to be confirmed; of a closed ledger, its last entry. It never goes
-        back. Every response to a read may move it."""
+        back; any response to a read may raise it."""
         return self._view.last_add_confirmed
 
     @property
     def last_taken(self) -> int:
-        """The last entry that any bookie had at the last refresh, confirmed or not: every entry
-        that was acknowledged before that refresh is at or below it. While the writer lives, the
-        entry is soon confirmed; after the writer's death recovery decides whether it is."""
+        """The last entry that any bookie had at the last refresh, confirmed or not. No entry that
+        was acknowledged before that refresh is higher."""
         return self._view.last_taken
 
     # -- how far entries are confirmed ----------------------------------------------------------
 
     async def refresh_last_add_confirmed(self) -> int:
-        """Read the record and ask the bookies; returns last_add_confirmed, which never goes back.
-        A metadata store that does not respond delays the call by `read_timeout_s` at most.
+        """Read the record and ask the bookies; returns last_add_confirmed. A metadata store that
+        does not respond delays the call by `read_timeout_s` at most.
 
         Of an open ledger the result is a lower bound: -1 does not mean that it is empty. Raises
         NoSuchLedger, Unauthorized; DataUnavailable when no bookie responds; RowsLost when the
@@ -105,7 +104,7 @@ class AsyncLedgerReader:
         return self.last_add_confirmed
 
     async def refresh_record(self) -> None:
-        """Read the record again: see `is_closed`. Raises NoSuchLedger, Unavailable, RowsLost."""
+        """Read an open record again. Raises NoSuchLedger, Unavailable, RowsLost."""
         if not self.is_closed:
             await self._view.reread()
 
@@ -128,7 +127,7 @@ class AsyncLedgerReader:
         """Wait, for as long as it takes, until `entry_id` is confirmed, or the ledger is closed
         before it; returns last_add_confirmed.
 
-        Raises what `wait_beyond` raises: DataUnavailable once no bookie has responded for a while.
+        Raises what `wait_beyond` raises, DataUnavailable if no bookie responds for a while.
         """
         _check_id(entry_id)
         config = self._cluster.config
@@ -143,8 +142,8 @@ class AsyncLedgerReader:
 
         `known_confirmed`: an entry that the caller knows to be confirmed by other means (a commit).
         Up to `read_ahead_bytes` are fetched ahead, from several bookies at a time. Raises
-        NoSuchEntry for an entry that is not confirmed (Unavailable if the metadata store does not
-        respond and so cannot decide that), DataUnavailable, DigestMismatch, Unauthorized,
+        NoSuchEntry for an entry that is not confirmed (Unavailable if only the metadata store,
+        which does not respond, could decide that), DataUnavailable, DigestMismatch, Unauthorized,
         NoSuchLedger.
         """
         _check_id(first)
@@ -167,9 +166,8 @@ class AsyncLedgerReader:
         entry_bytes: int | None = None,
         known_confirmed: int | None = None,
     ) -> EntryRuns:
-        """As `read`, for these entries, in runs as they arrive; the ids must rise. One request may
-        ask for entries apart. `entry_bytes`: the expected size of an entry's payload, if the caller
-        knows it."""
+        """As `read`, for these entries, in runs as they arrive. The ids must rise and may have
+        gaps. `entry_bytes`: the expected size of an entry's payload, if the caller knows it."""
         ids = as_entry_ids(entry_ids)
         _check_id(ids[0] if ids else 0)
         if not isinstance(ids, range) and any(a >= b for a, b in pairwise(ids)):
@@ -183,8 +181,8 @@ class AsyncLedgerReader:
     ) -> EntriesOrErrors:
         """The entries from `last` down to `first`: for a caller that searches backwards. It reads
         windows of entries, each twice as long as the window before, and keeps `read_request_bytes`
-        of a window at most. After a window that fails it reads the next entry alone. Raises as
-        `read`, but returns DataUnavailable and DigestMismatch in the place of the entry."""
+        of a window at most. After a window that fails it reads one entry alone. Raises as `read`,
+        but yields a DataUnavailable or DigestMismatch in the place of the entry."""
         width = 1
         while last >= first:
             begin = max(first, last - width + 1)
@@ -216,10 +214,10 @@ class AsyncLedgerReader:
         """The entries after entry `after`, in order, as soon as any entry is confirmed: at least
         one entry, `read_request_bytes` in all at most. `after` -1: from the first entry on.
 
-        The call takes `timeout_s` at most, and then returns the entries that have arrived. With
-        `timeout_s` 0 each bookie is asked once, and the call takes `read_timeout_s` at most. It
-        returns [] if no entry arrived in time (no entry is confirmed, or bookies do not respond),
-        or if the ledger has ended (`is_closed`). Raises what `wait_beyond` and `read` raise.
+        After `timeout_s` the call returns the entries that have arrived. With `timeout_s` 0 each
+        bookie is asked once, and the call takes `read_timeout_s` at most. It returns [] if no entry
+        arrived in time (no entry is confirmed, or bookies do not respond), or if a closed ledger
+        has no further entry. Raises what `wait_beyond` and `read` raise.
         """
         config, arrived = self._cluster.config, list[tuple[int, Entry]]()
         deadline = asyncio.get_running_loop().time() + (timeout_s or config.read_timeout_s)
@@ -257,15 +255,14 @@ class AsyncLedgerReader:
     # -- pieces of a read ---------------------------------------------------------------------
 
     async def _check_confirmed(self, last: int, known_confirmed: int | None) -> None:
-        """Check that the entry `last` may be read. If it is beyond the known limit, ask the bookies
-        for a newer limit. Raises NoSuchEntry, Unavailable."""
+        """Check that the entry `last` may be read; ask the bookies if it is beyond the known limit.
+        Raises NoSuchEntry, Unavailable."""
         responded = last <= self._limit(known_confirmed) or await self._view.refresh()
         if last > self._limit(known_confirmed) and not self.is_closed:
             if not responded:
                 raise Unavailable(
-                    f"whether ledger {self.ledger_id} goes on after entry"
-                    f" {self._limit(known_confirmed)} is not known: the metadata store does not"
-                    " answer",
+                    f"ledger {self.ledger_id} may or may not go on after entry"
+                    f" {self._limit(known_confirmed)}: the metadata store does not respond",
                     ledger_id=self.ledger_id,
                 )
             await self._view.reread(fresh=True)  # a recovery may have closed the ledger
@@ -280,7 +277,7 @@ class AsyncLedgerReader:
             )
 
     def _limit(self, known_confirmed: int | None) -> int:
-        """The last entry that may be read, as far as is known."""
+        """The last entry that may be read, by what is known now."""
         if self.is_closed or known_confirmed is None:
             return self.last_add_confirmed
         return max(self.last_add_confirmed, known_confirmed)
@@ -293,28 +290,28 @@ class AsyncLedgerReader:
         quorum, ahead_bytes = self._view.quorum, self._cluster.config.read_ahead_bytes
         tries, request_bytes = quorum.ensemble_size, self._request_bytes(ahead_bytes)
         while ids:
-            long = None
+            stream = None
             count = self._count_before_long_range(ids, ahead_bytes) if tries else len(ids)
             if not count:
-                long = self._long_read(*spans_of(ids)[0])
+                stream = self._long_read(*spans_of(ids)[0])
                 try:
-                    while run := await long.next_run(request_bytes, ahead_bytes):
+                    while run := await stream.next_run(request_bytes, ahead_bytes):
                         self._entry_bytes = self._estimate_entry_bytes(run)
                         ids = ids_from(ids, run[-1].header.entry_id + 1)
                         yield run
                 finally:
-                    long.give_up()
-                if not has_id(ids, long.last):
+                    stream.give_up()
+                if not has_id(ids, stream.last):
                     continue
-                tries -= 1
-                self._fetch.avoided_bookie = long.bookie_id
-                count = len(self._chunk(range(ids[0], long.last + 1), request_bytes).ids)
+                tries -= 1  # the stream broke: other bookies deliver a chunk, then a next stream
+                self._fetch.avoided_bookie = stream.bookie_id
+                count = len(self._chunk(range(ids[0], stream.last + 1), request_bytes).ids)
             window, ids = Window(ids[:count], request_bytes, ahead_bytes), ids[count:]
             try:
                 while run := await self._next_run(window):
-                    if long is not None:
-                        self._note_delivery_by_others(long)
-                        long = None
+                    if stream is not None:
+                        self._note_delivery_by_others(stream)
+                        stream = None
                     yield run
             finally:
                 window.give_up()
@@ -322,15 +319,14 @@ class AsyncLedgerReader:
     def _long_read(self, first: int, last: int) -> LongRead:
         """A stream of the entries of the range that are in the fragment of `first`."""
         ensemble = self.record.fragment_of(first).ensemble
-        bookie = ensemble[self._fetch.order(ensemble)[0]]
+        bookie = ensemble[self._fetch.next_order(ensemble)[0]]
         return LongRead(self._view, bookie, first, self._fragment_end(first, last))
 
-    def _note_delivery_by_others(self, long: LongRead) -> None:
-        """Note that other bookies delivered an entry that the bookie of the stream `long` did
-        not deliver."""
+    def _note_delivery_by_others(self, stream: LongRead) -> None:
+        """Note that other bookies delivered an entry that the stream's bookie did not deliver."""
         self._fetch.avoided_bookie = ""
-        if long.is_bookie_silent and self._view.quorum.ensemble_size > 1:
-            self._cluster.bookies.quarantine.note_overtaken(long.bookie_id)
+        if stream.is_bookie_silent and self._view.quorum.ensemble_size > 1:
+            self._cluster.bookies.quarantine.note_overtaken(stream.bookie_id)
 
     def _count_before_long_range(self, ids: EntryIds, ahead_bytes: int) -> int:
         """How many of the entries come before the first consecutive range that is worth a
@@ -398,11 +394,10 @@ class AsyncLedgerReader:
 
     def _chunk(self, ids: EntryIds, request_bytes: int) -> ReadChunk:
         """The chunk to request next: the first of these entries, all of one fragment, about as many
-        as one response may bring."""
+        as `request_bytes` have room for."""
         quorum, record = self._view.quorum, self.record
-        copies = (
-            len(quorum.covering_slots(0)) * quorum.write_quorum
-        )  # of E entries: more than E if striped
+        # In responses to requests for E entries: more than E if Qw does not divide E.
+        copies = len(quorum.covering_slots(0)) * quorum.write_quorum
         count = request_bytes * quorum.ensemble_size // (max(1, self._entry_bytes) * copies)
         ids = ids[: bisect_right(ids, self._fragment_end(ids[0], ids[-1]))]
         count = min(max(1, count), ENTRIES_PER_REQUEST_MAX)
@@ -430,7 +425,7 @@ class AsyncLedgerReader:
         with suppress(StoreError):
             await self._cluster.directory.refresh()
         if self._addresses(chunk.ensemble) == chunk.addresses:
-            raise self._unreadable_error(entry_id, failures.of(entry_id))
+            raise self._unreadable_error(entry_id, failures.reasons_for(entry_id))
 
     def _unreadable_error(self, entry_id: int, failures: dict[str, DeliveryFailure]) -> LedgerError:
         reasons = list(failures.values())
@@ -450,8 +445,8 @@ class AsyncLedgerReader:
         return kind(text, remedy, **facts)
 
     def _estimate_entry_bytes(self, run: list[Entry]) -> int:
-        """The expected bytes of an entry: `_entry_bytes`, corrected by the mean of the run. A run
-        of 8 entries or more replaces the expectation, a shorter run corrects a part of it."""
+        """The expected bytes of an entry: the mean of the run if it has 8 entries or more, else
+        between that and the present `_entry_bytes`."""
         mean = HEADER_BYTES + sum(len(entry.payload) for entry in run) // len(run)
         weight = min(len(run), 8)
         return self._entry_bytes + (mean - self._entry_bytes) * weight // 8

@@ -1,14 +1,18 @@
-"""Ledger records in the metadata store: read, made, moved, deleted, listed; and ledger ids, in
-blocks taken off one counter.
+"""Ledger records in the metadata store: read, made, moved, deleted, listed; and ledger ids, taken
+from one counter in blocks.
 
-Always true: every write is a compare-and-set on the version that was judged; a write whose response
-was lost is never repeated blindly: sync, read again, judge again (transitions.py). A record by
-which something is decided is read after a sync. A record that the store would not take is refused
-before it is sent, because the store's refusal looks like a lost response. A listing is whole or an
-error. An id is handed out once; ids rise from FIRST_ID; a block whose response was lost is left
-unused (a gap), never handed out a second time. A record is made by a multi that fails while the
-store is held, and never with an id of an earlier epoch. Errors of the store leave this file as
-errors of spark_ledger.errors.
+Always true:
+- every write is a compare-and-set on the version from which the move was computed. If its response
+  is lost, the record is read again after a sync, and the move computed again (transitions.py);
+- a record by which something is decided is read after a sync;
+- a record that the store would not take is refused before it is sent, because the store's refusal
+  looks like a lost response;
+- a listing is whole or an error;
+- an id is handed out once; ids rise from FIRST_ID. The ids of a block whose response was lost are
+  never used;
+- a record is made by a multi that fails while the store is held, and never with an id of an earlier
+  epoch (metadata/cluster.py);
+- errors of the store leave this file as errors of spark_ledger.errors.
 """
 
 import asyncio
@@ -52,7 +56,7 @@ from spark_ledger.metadata.store import (
 )
 
 TOGETHER_MAX, TOGETHER_BYTES_MAX = 100, 256 * 1024  # writes of one multi
-NEW_RECORD_BYTES_MAX = 512 * 1024  # a record grows with every fragment; see VALUE_BYTES_MAX
+NEW_RECORD_BYTES_MAX = 512 * 1024  # leaves room for more fragments below VALUE_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ class LedgerRecords:
     async def read(
         self, ledger_id: int, *, fresh: bool = False, watch: Watcher | None = None
     ) -> VersionedRecord:
-        """The record; with `fresh` not older than this call. `watch` is called when it changed.
+        """The record; with `fresh` not older than this call. `watch` is called when it changes.
 
         Raises NoSuchLedger, Unavailable, UnsupportedFormat (damaged, or of a later version).
         """
@@ -120,9 +124,8 @@ class LedgerRecords:
     async def read_many(
         self, ledger_ids: Sequence[int]
     ) -> list[VersionedRecord | UnsupportedFormat | None]:
-        """The records of these ledgers, in a fraction of the time of as many `read`: None for a
-        ledger without record, an error for a record that cannot be understood. Raises
-        Unavailable."""
+        """The records of these ledgers, much sooner than by `read` of each: None for a ledger
+        without record, an error for a record that cannot be decoded. Raises Unavailable."""
         try:
             nodes = await self.metadata.get_many([paths.ledger(number) for number in ledger_ids])
         except StoreError as failure:
@@ -131,15 +134,14 @@ class LedgerRecords:
         return [None if node is None else _decoded(number, node) for number, node in pairs]
 
     async def create(self, record: LedgerRecord) -> VersionedRecord:
-        """Make the record. A record for a topic is made only while the topic's node exists: a
-        process that removes that node and then lists the topic's ledgers misses none. After a lost
-        response the record's creator token shows whether this call made it.
+        """Make the record. A record for a topic is made only while the topic's node exists: so a
+        process that first removes that node sees all of the topic's ledgers. After a lost response
+        the record's creator token shows whether this call made it.
 
         Raises LedgerError if another ledger has the id, TopicDeleted, RecordTooBig,
-        OutcomeUnresolved, Unavailable, MetadataHeld (nothing was written). Raises IdSpent if the
-        response was lost and there is no record (the ledger may have been made, then closed and
-        deleted by other processes, and bookies may have served and forgotten it), and if the id is
-        of an earlier epoch.
+        OutcomeUnresolved, Unavailable, MetadataHeld (nothing was written). Raises IdSpent if the id
+        is of an earlier epoch, or if the response was lost and there is no record: other processes
+        may have closed and deleted the ledger by then.
         """
         value = _encoded(record, NEW_RECORD_BYTES_MAX)
         outcome_unknown = False
@@ -156,7 +158,8 @@ class LedgerRecords:
         return await self._read_created(record, outcome_unknown)
 
     async def _read_created(self, record: LedgerRecord, outcome_unknown: bool) -> VersionedRecord:
-        """The record, after a creation without a clear response, if this client made it."""
+        """The record, after a creation without a clear response. Raises as `create` if this client
+        did not make it."""
         try:
             present = await self._reread(record.ledger_id, outcome_unknown)
         except NoSuchLedger as absent:
@@ -168,9 +171,9 @@ class LedgerRecords:
         raise LedgerError(f"ledger id {record.ledger_id} is taken", "Take another id.")
 
     async def create_several(self, records: Sequence[LedgerRecord]) -> list[VersionedRecord]:
-        """As `create`, for records of one topic that fit into one multi. If the multi is refused,
-        each record is made by itself. Raises IdSpent if the multi's response was lost and one of
-        the records is not there."""
+        """As `create`, for records of one topic that fit into one multi. If the multi fails, each
+        record is made by itself. Raises IdSpent if the multi's response was lost and a record is
+        missing."""
         values = [_encoded(record, NEW_RECORD_BYTES_MAX) for record in records]
         creates = [
             Create(paths.ledger(record.ledger_id), value)
@@ -196,9 +199,9 @@ class LedgerRecords:
         *,
         share_multi: bool = False,
     ) -> VersionedRecord:
-        """Make the move that `decide` computes: from `versioned`, or from the record that the store
-        has by then. With `share_multi` one multi writes all moves that come while such a write is
-        under way.
+        """Make the move that `decide` computes from `versioned`; if the store has a newer record,
+        from that. With `share_multi` the move shares a multi with other such moves: all that come
+        while a multi is under way share the next one.
 
         Returns the record that the store has afterwards. Raises MoveRefused, NoSuchLedger,
         RecordTooBig; OutcomeUnresolved when the write may have been applied, Unavailable when it
@@ -228,11 +231,11 @@ class LedgerRecords:
                 raise _unavailable(what, failure, outcome_unknown) from failure
 
     async def _set(self, write: Set) -> int:
-        """Write the record; returns its new version. Raises as MetadataStore.set."""
+        """Returns the new version. Raises as MetadataStore.set."""
         return await self.metadata.set(write.path, write.value, write.version)
 
     async def _set_together(self, write: Set) -> int:
-        """As `_set`, in one multi with the other writes that wait."""
+        """As `_set`, in one multi with other writes that wait."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[int] = loop.create_future()
         self._waiting.append((write, future))
@@ -261,7 +264,7 @@ class LedgerRecords:
             else:
                 await self.metadata.multi([write for write, _ in batch])
                 outcomes = [write.version + 1 for write, _ in batch]
-        except MultiFailed:  # it changed nothing: each write by itself
+        except MultiFailed:  # it changed nothing: try each write by itself
             sets = (self._set(write) for write, _ in batch)
             outcomes = await asyncio.gather(*sets, return_exceptions=True)
         except Exception as error:
@@ -308,11 +311,10 @@ class LedgerRecords:
                 raise _unavailable(what, failure, outcome_unknown) from failure
 
     async def list(self) -> AsyncIterator[int]:
-        """Ascending, the ids of all ledgers that exist from the first call to the last; a ledger
-        that comes or goes meanwhile may be listed. One folder of names for each level of the tree
-        is in memory at a time.
+        """The ids of all ledgers, ascending; a ledger that is made or deleted during the listing
+        may be in it. Keeps one folder of names for each level of the tree in memory.
 
-        Raises Unavailable, also when the tree is damaged: never a short list.
+        Raises Unavailable, also when the tree is damaged: the list is never short.
         """
         try:
             async for ledger_id in ledger_record.ledger_ids(self.metadata):
@@ -371,14 +373,14 @@ class LedgerRecords:
 
 def _newer(before: VersionedRecord, now: VersionedRecord) -> VersionedRecord:
     """The record from which the next try of a move starts: the client had `before`, the store has
-    `now`. If `now` has a lower version, the store went back in time: while the ledger is OPEN
-    there, the next try starts from the record of `before`, because `now` has nothing newer. Raises
-    NoSuchLedger if the id is another ledger's now."""
+    `now`. If `now` has a lower version, the store went back in time: if the ledger is OPEN there,
+    the next try starts from the record of `before`, because `now` has nothing newer. Raises
+    NoSuchLedger if another ledger has the id now."""
     ours, ledger_id = before.record.creator, before.record.ledger_id
     if ours and now.record.creator and now.record.creator != ours:
         raise NoSuchLedger(
             f"ledger {ledger_id} has no record any more: the metadata store went back in time, and"
-            " gave its id to another",
+            " another ledger has the id now",
             ledger_id=ledger_id,
         )
     if now.version < before.version and now.record.state is RecordState.OPEN:
@@ -387,7 +389,7 @@ def _newer(before: VersionedRecord, now: VersionedRecord) -> VersionedRecord:
 
 
 def _decoded(ledger_id: int, node: Versioned) -> VersionedRecord | UnsupportedFormat:
-    """The record; an error, which is not raised, if it is damaged or of a later version."""
+    """The record; if it is damaged or of a later version, returns the error."""
     try:
         return VersionedRecord(ledger_record.decode(node.value), node.version)
     except ledger_record.BadLedgerRecord as damage:
@@ -446,7 +448,7 @@ class LedgerIds:
                     return await self._take(count)
                 await self._metadata.sync(paths.LEDGER_IDS)
         except StoreError as failure:
-            raise Unavailable(f"no ledger ids can be had: {failure!r}") from failure
+            raise Unavailable(f"ledger ids cannot be allocated: {failure!r}") from failure
 
     async def _take(self, count: int) -> range:
         try:

@@ -1,18 +1,20 @@
 """Recovery: fence a ledger, find its end, make the end durable, close it.
 
     mark IN_RECOVERY -> fence the bookies of the last fragment, which respond with their LACs
-    -> read on from there, fencing, and write back the entries found -> CLOSED
+    -> read the entries above the highest LAC, and write them back -> CLOSED
 
 Always true:
 - recovery decides nothing until the fenced bookies cover the ensemble: fewer than Qa members of
   every write set are silent;
-- reads go to the last fragment as the store had it when recovery began, writes to the present
-  ensemble; ensemble changes stay in memory until the one closing compare-and-set;
+- reads go to the last fragment as the store had it when recovery began, and fence as well; writes
+  go to the present ensemble. Ensemble changes stay in memory until the one compare-and-set that
+  closes the ledger;
 - one positive response recovers an entry. The ledger ends before an entry if Qw - Qa + 1 members of
-  its write set are negative, or if the whole write set has responded and each member is negative or
-  torn. If the responses prove neither, the attempt fails and the ledger stays IN_RECOVERY;
+  its write set are negative (they never acknowledged it), or if the whole write set has responded
+  and each member is negative or torn (it lacks the entry after an unclean end). If the responses
+  prove neither, the attempt fails and the ledger stays IN_RECOVERY;
 - an entry that is written back carries the LAC as it was when recovery began; the length and the
-  rows of the closed ledger come from the header of its last entry itself;
+  rows of the closed ledger come from the header of its last entry;
 - a password that the record does not verify changes nothing, not even the record's state;
 - a bookie that an operator declared gone counts as fenced, because it acknowledges no further add;
   for an entry, its silence counts as the response of a torn bookie;
@@ -52,7 +54,7 @@ from spark_ledger.ledger.transitions import LastEntry
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, allows
 
 WINDOW_FIRST, WINDOW_MAX = 16, 512
-LATE_POSITIVE_S = 1.0  # how long recovery waits for a late positive after enough negatives
+LATE_POSITIVE_S = 1.0  # after enough negatives, the wait for a positive among the other responses
 LAST_RESPONSES_S = 1.0  # the longest wait of a recovery for the responses to confirmed adds
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 3.0  # between attempts
 ENTRY_ID_MAX = 2**63 - 1
@@ -60,11 +62,11 @@ REMEDY_IF_GONE = (
     "Start the bookies named, or repair what they lost. If one will never come back:"
     " `spark-ledger ledger recover {} --gone BOOKIE_ID` (docs/protocol.md, Limbo)."
 )
-NO_ANSWER = DeliveryFailure(None, "no answer yet")
-CUT_SHORT = DeliveryFailure(None, "the answer stops before it")
+NO_RESPONSE = DeliveryFailure(None, "no response yet")
+CUT_SHORT = DeliveryFailure(None, "the response stops before it")
 
 
-# Statuses that a second request would get again: if there are no others, no attempt is repeated.
+# Statuses that a second request would get again: with no others an attempt is not repeated.
 _LASTING_STATUSES = (
     Status.UNAUTHORIZED,
     Status.LIMBO,
@@ -116,7 +118,7 @@ async def _attempt(
     """One attempt, from the record as it is now; the closed ledger's record."""
     versioned = await cluster.records.read(ledger_id, fresh=True)
     if not tokens.repair and not allows(versioned.record.verifiers, "recover", tokens.recover):
-        raise Unauthorized(f"the password of ledger {ledger_id} is another", ledger_id=ledger_id)
+        raise Unauthorized(f"wrong password for ledger {ledger_id}", ledger_id=ledger_id)
     versioned = await cluster.records.move(versioned, transitions.mark_in_recovery)
     if versioned.record.closed:
         return versioned
@@ -173,7 +175,7 @@ class Recovery:
         """Fence bookies of the last fragment until the fenced bookies cover its ensemble; returns
         the highest LAC among their responses.
 
-        Raises once too many bookies have failed to respond for that.
+        Raises as soon as so many bookies have failed to respond that this is impossible.
         """
         requests = [
             self._cluster.bookies.read_lac(bookie, self._ledger_id, fence=True, token=self._token)
@@ -207,13 +209,13 @@ class Recovery:
         self, failed: Mapping[int, str], replacements: Mapping[int, str], first_entry: int
     ) -> LedgerRecord:
         """The record with the change. It is not written before the close: other recoverers would
-        read the tail from the replacements, which lack it."""
+        read from the replacements, which lack the ledger's last entries."""
         assert self._pipeline is not None
         return transitions.with_replacements(self._pipeline.record, replacements, first_entry)
 
     async def _write_back_tail(self, pipeline: AddPipeline, start: int) -> None:
-        """Read and write back the entries after `start`, up to the end of the ledger; on return
-        they are all confirmed."""
+        """Read and write back the entries after `start`, up to the end of the ledger, until all are
+        confirmed."""
         next_entry, window, ended = start + 1, WINDOW_FIRST, False
         while not ended and next_entry <= ENTRY_ID_MAX:
             left = ENTRY_ID_MAX - next_entry + 1
@@ -255,9 +257,8 @@ class Recovery:
 
     async def _read_window(self, first: int, window: int) -> tuple[list[Entry], bool]:
         """The entries from `first` on that are to be recovered, and whether the ledger ends after
-        these entries. Without an entry the ledger ends before `first`. Raises DataUnavailable if
-        neither can be decided.
-        """
+        them (with no entry: before `first`). Raises DataUnavailable if no entry and no end can be
+        decided."""
         requests = [
             self._cluster.bookies.read(
                 *(bookie, self._ledger_id, first, first + window - 1),
@@ -288,8 +289,8 @@ class Recovery:
     # -- closing ------------------------------------------------------------------------------
 
     async def _read_counts_of(self, last: int) -> LastEntry:
-        """The end of a ledger whose last entry is `last`, with the counts from that entry's header;
-        for an end where nothing was written back."""
+        """The end of the ledger at `last`, with the counts from that entry's header; used if no
+        entry was written back."""
         if last == NO_ENTRY:
             return LastEntry(NO_ENTRY, 0, 0)
         ensemble = self._record.fragment_of(last).ensemble
@@ -333,9 +334,8 @@ class Recovery:
         ensemble: tuple[str, ...] | None = None,
     ) -> LedgerError:
         """The error when this attempt cannot decide: Unauthorized if an ack quorum refuses the
-        password, because damage at some bookies cannot be the cause then; else DataUnavailable. Its
-        `lasting` is True if every status is lasting, so that no further attempt can succeed.
-        """
+        password (a few may refuse it for damage of their own), else DataUnavailable. Its `lasting`
+        is True if every status is lasting, so that no further attempt can succeed."""
         members = ensemble or self._ensemble
         why = {members[slot]: reasons[slot].text for slot in sorted(reasons)}
         text = (
@@ -350,11 +350,9 @@ class Recovery:
 
 
 class TailWindow:
-    """Judges the responses to one recovery read of a range, entry by entry and in order.
-
-    `entries`: the entries to recover. `is_end_after`: the ledger ends after these entries.
-    `is_decided`: no further response is needed.
-    """
+    """Judges the responses to one recovery read of a range, entry by entry in order. `entries`: the
+    entries to recover. `is_end_after`: the ledger ends after them. `is_decided`: no further
+    response is needed."""
 
     def __init__(
         self,
@@ -403,7 +401,7 @@ class TailWindow:
     ) -> tuple[Meaning | None, Entry | DeliveryFailure]:
         response = self._responses.get(slot)
         if response is None:
-            return None, NO_ANSWER
+            return None, NO_RESPONSE
         judged = judge_response(response, self._ledger_id, entry_id - self._first, entry_id)
         if judged is None:
             return Meaning.UNKNOWN, CUT_SHORT

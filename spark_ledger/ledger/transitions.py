@@ -1,15 +1,15 @@
-"""The moves of a ledger's record, each with the condition under which it is allowed.
+"""The moves (changes of state) of a ledger's record, each with the condition that allows it.
 
     no record -> OPEN -> CLOSED               by its writer
               OPEN -> OPEN                    ensemble change, by its writer
               OPEN -> IN_RECOVERY -> CLOSED   by a recoverer
-    a bookie joins for a slot -> it takes the slot, or leaves   by repair, of a CLOSED ledger or a
-                                                  fragment that is not an OPEN one's last
+    a bookie joins for a slot -> it takes the slot, or leaves   by repair, where the fragment is
+                                                                complete
 
 Always true: a move is computed from the record as it is in the store. Its function returns
-`NoWriteNeeded` if the move is already made, so that after a lost response it is called again with
-the record that was read again; it returns `MoveRefusal` with the reason if the move is not allowed.
-Of a CLOSED ledger only the members of slots change, never its end or the first entry of a fragment.
+`NoWriteNeeded` if the move is already made, so the caller can repeat it after a lost response; it
+returns `MoveRefusal` with the reason if the move is not allowed. Of a CLOSED ledger only the
+members of slots change, never its end or the first entry of a fragment.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from spark_ledger.metadata.ledger_record import Fragment, JoiningBookie, LedgerR
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write this record, in the place of the record that the move was computed from."""
+    """Write this record in the place of the one from which the move was computed."""
 
     record: LedgerRecord
 
@@ -42,7 +42,8 @@ Move = Write | NoWriteNeeded | MoveRefusal
 
 @dataclass(frozen=True, slots=True)
 class LastEntry:
-    """Where a ledger ends: its last entry (-1 for none) and the counts in that entry's header."""
+    """Where a ledger ends: its last entry (-1: it is empty) and the counts in that entry's
+    header."""
 
     last_entry: int
     length_bytes: int
@@ -61,9 +62,8 @@ def with_replacements(
     record: LedgerRecord, replacements: Mapping[int, str], first_entry: int
 ) -> LedgerRecord:
     """The record with a further fragment from `first_entry` on, in which the `replacements` own
-    their slots. It takes the place of a last fragment that begins at `first_entry`, which has no
-    entry.
-    """
+    their slots. If the last fragment begins at `first_entry`, it has no entry, and the new one
+    takes its place."""
     last = record.last_fragment
     if first_entry < last.first_entry:
         raise AssertionError(f"a fragment at {first_entry} below the last at {last.first_entry}")
@@ -144,8 +144,8 @@ def is_fragment_complete(record: LedgerRecord, first_entry: int) -> bool:
 def join(
     record: LedgerRecord, old: str, new: JoiningBookie, instead_of: JoiningBookie | None = None
 ) -> Move:
-    """`new` joins for the slot of the member `old`, in the place of `instead_of` if that bookie is
-    joining now. From then on the bookie does not collect its copies of the ledger."""
+    """`new` joins for the slot of the member `old`; if `instead_of` is joining now, it takes the
+    place of `instead_of`. From then on the bookie of `new` keeps its copies of the ledger."""
     refusal = _refusal(record, old, new)
     if refusal is not None:
         return refusal
@@ -181,7 +181,7 @@ def swap(record: LedgerRecord, old: str, new: JoiningBookie) -> Move:
 
 
 def leave(record: LedgerRecord, leaving: JoiningBookie) -> Move:
-    """`leaving` joins no longer, because the member of the slot is back."""
+    """`leaving` no longer joins, because the member of the slot is back."""
     if leaving not in record.joining:
         return NoWriteNeeded()
     others = tuple(joining for joining in record.joining if joining != leaving)

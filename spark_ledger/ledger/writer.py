@@ -1,9 +1,9 @@
 """The writer of a ledger: gives entries their ids, counts bytes and rows, closes the ledger.
 
 Always true: entry ids follow each other from 0; each header carries the last add confirmed at the
-time of the append and counts that include its entry; once one add failed, all later ones fail;
-close records what was confirmed, not what was pushed. A close that meets a recovery by another
-client gives up and adopts that recovery's result.
+time of the append and counts that include its entry; after an add has failed, all later adds fail;
+a close records what was confirmed, not what was appended. A close that meets a recovery by another
+client adopts the result of the recovery.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from bookie_server.api.status import Status
 from spark_ledger.async_tasks import BackgroundTasks, cancel
 from spark_ledger.errors import LedgerClosed, LedgerError, LedgerFenced, MessageTooBig
 from spark_ledger.ledger import transitions
-from spark_ledger.ledger.add_pipeline import AddPipeline, refuse
+from spark_ledger.ledger.add_pipeline import AddPipeline, fail_future
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.ensemble_change import EnsembleChange
 from spark_ledger.ledger.quorum import PendingAdd
@@ -111,7 +111,7 @@ class AsyncLedgerWriter:
 
     @property
     def failure(self) -> LedgerError | None:
-        """Why the writer takes no more adds; None until an add failed."""
+        """Why the writer takes no more adds; None if it does."""
         return self._pipeline.failure
 
     # -- appending ----------------------------------------------------------------------------
@@ -121,8 +121,8 @@ class AsyncLedgerWriter:
 
         Never blocks; see `room`. The caller may change its buffers as soon as this returns: the
         writer copies those that are not read-only. The futures are done in the order of the
-        appends, each with its entry's id once Qa bookies have synced the entry (of a page-cache
-        ledger: written it).
+        appends, each with its entry's id when Qa bookies have synced the entry (of a ledger with
+        page-cache durability: written it).
         A future fails with MessageTooBig (nothing was sent, the writer goes on), LedgerFenced,
         LedgerClosed, NotEnoughBookies, TimedOut, Unauthorized or NoSuchLedger; an entry that failed
         may still turn up when the ledger is recovered.
@@ -132,12 +132,12 @@ class AsyncLedgerWriter:
         return future
 
     def append_for(self, waiter: Any, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> None:
-        """As `append`, but the caller gives the future: `waiter`, resolved on the event loop."""
+        """As `append`, but the caller gives the future, `waiter`; it is done on the event loop."""
         parts = read_only_parts(payload)
         size = sum(map(len, parts))
         refusal = self._refusal(size, rows)
         if refusal is not None:
-            refuse(waiter, refusal)
+            fail_future(waiter, refusal)
             return
         entry_id, lac = self._next_entry, self._pipeline.pending.last_add_confirmed
         bytes_so_far, rows_so_far = self._bytes + size, self._rows + index(rows)
@@ -155,18 +155,18 @@ class AsyncLedgerWriter:
         )
 
     async def room(self) -> None:
-        """Return once the bytes in flight are below the limit, the setting `inflight_bytes`, or the
-        writer has failed. Await `room` before each append to keep memory bounded."""
+        """Return when the bytes in flight are below the setting `inflight_bytes`, or the writer has
+        failed. Await `room` before each append to keep memory bounded."""
         await self._pipeline.room()
 
     async def held_below(self, bytes_max: int) -> None:
-        """Return once `held_bytes` is at most `bytes_max`, which is not negative."""
+        """Return when `held_bytes` is at most `bytes_max`, which is not negative."""
         await self._pipeline.held_below(bytes_max)
 
     async def wait_for_copies(self, timeout_s: float, first_entry: int = 0) -> list[str]:
         """Wait up to `timeout_s` until each bookie has responded to the adds that are confirmed
-        now. Returns the bookies that lack a copy of a confirmed entry from `first_entry` on; none
-        if each of these entries has Qw copies."""
+        now. Returns the bookies that lack a copy of a confirmed entry from `first_entry` on: [] if
+        each of these entries has Qw copies."""
         await self._pipeline.wait_for_responses(timeout_s)
         return self._pipeline.lacking(first_entry)
 
@@ -209,7 +209,7 @@ class AsyncLedgerWriter:
         """Wait for the pending adds, then close the ledger at the last add confirmed.
 
         Returns the CLOSED record, the same each time. A failed writer closes too: entries that were
-        confirmed stay. If another client recovers the ledger, its recovery's record is returned.
+        confirmed stay. If another client recovers the ledger, returns the record of that recovery.
         Raises Unavailable (try again), NoSuchLedger, DataUnavailable.
         """
         self._closing = True
@@ -225,7 +225,7 @@ class AsyncLedgerWriter:
 
     def abandon(self, failure: LedgerError | None = None) -> None:
         """Stop at once, without closing the ledger: pending adds fail, with `failure` if given. The
-        ledger stays open until a recovery closes it. A writer that is closed stays as it is."""
+        ledger stays open until a recovery closes it. Nothing happens if the writer is closed."""
         if self._closed is not None:
             return
         self._closing = True
@@ -270,11 +270,11 @@ class AsyncLedgerWriter:
     # -- explicit LACs ------------------------------------------------------------------------
 
     def _announce_or_plan(self) -> None:
-        """Write an explicit LAC, or plan one; the pipeline calls this when adds were confirmed.
+        """Write an explicit LAC now, or later; the pipeline calls this when adds were confirmed.
 
-        Write it at once if no add is pending and the last LAC is `explicit_lac_s` old. Otherwise
-        write it after a pause of `explicit_lac_s`, counted again from each append: a pending add
-        carries this LAC, but may be stuck."""
+        Write it now if no add is pending and the last explicit LAC is `explicit_lac_s` old.
+        Otherwise write it when no add was appended for `explicit_lac_s`: a pending add carries this
+        LAC, but may be stuck."""
         if self._announce_timer is not None or self._closing:
             return
         pause_s = self._cluster.config.explicit_lac_s
@@ -299,8 +299,8 @@ class AsyncLedgerWriter:
         self._announcing.start(self._write_lac(lac), name=f"lac of {self.ledger_id}")
 
     async def _write_lac(self, lac: int) -> None:
-        """Write the explicit LAC to the write set of entry `lac`; again later if fewer than Qa
-        bookies took it."""
+        """Write the explicit LAC to the write set of entry `lac`, and again after a pause if fewer
+        than Qa bookies took it."""
         pipeline = self._pipeline
         responses = await asyncio.gather(
             *(
@@ -322,8 +322,8 @@ class AsyncLedgerWriter:
 
 def read_only_parts(payload: Sequence[Buffer] | Buffer) -> list[Buffer]:
     """The payload as a list of buffers that the caller cannot change: a buffer that is not
-    read-only is copied. `len` of each is its number of bytes. (The pipeline may still send them to
-    a bookie long after the caller's future is done.)"""
+    read-only is copied, because the pipeline may send it long after the caller's future is done.
+    `len` of each is its number of bytes."""
     if isinstance(payload, bytes):
         return [payload]
     if isinstance(payload, (bytearray, memoryview)) or not isinstance(payload, (list, tuple)):

@@ -169,7 +169,12 @@ MUTANTS = (
         NO_SPARE,
     ),
     Mutant(
-        "late failure begins a change", "BK#4261", P, "_responded", changes_for_a_late_failure, LATE
+        "late failure begins a change",
+        "BK#4261",
+        P,
+        "_take_result",
+        changes_for_a_late_failure,
+        LATE,
     ),
     Mutant(
         "delivery while a change is in flight",

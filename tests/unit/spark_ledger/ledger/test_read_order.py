@@ -8,9 +8,9 @@ from bookie_server.api.messages import has_id
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.range_fetch import (
     SlotRequest,
+    order_of_slots,
     plan_first_requests,
     plan_next_requests,
-    preference,
 )
 
 SIZES = [Quorum(e, w, 1) for e in range(1, 8) for w in range(1, e + 1)]
@@ -33,7 +33,9 @@ def holds(quorum, slot, entry):
 @pytest.mark.parametrize("quorum", SIZES, ids=named)
 def test_every_entry_is_asked_for_and_of_as_few_bookies_as_hold_all(quorum):
     for turn, length in itertools.product(range(2 * quorum.ensemble_size), (1, 2, 5, 40)):
-        asks = plan_first_requests(quorum, range(100, 100 + length), preference(quorum, turn, []))
+        asks = plan_first_requests(
+            quorum, range(100, 100 + length), order_of_slots(quorum, turn, [])
+        )
         assert all(expected_of(quorum, asks, e) for e in range(100, 100 + length))
         assert len(asks) <= -(-quorum.ensemble_size // quorum.write_quorum)
         assert len({ask.slot for ask in asks}) == len(asks)
@@ -45,14 +47,14 @@ FITTING = [quorum for quorum in SIZES if quorum.ensemble_size % quorum.write_quo
 @pytest.mark.parametrize("quorum", FITTING, ids=named)
 def test_no_entry_is_asked_of_two_where_the_stripes_fit(quorum):
     for turn in range(quorum.ensemble_size):
-        asks = plan_first_requests(quorum, range(3, 61), preference(quorum, turn, []))
+        asks = plan_first_requests(quorum, range(3, 61), order_of_slots(quorum, turn, []))
         assert all(len(expected_of(quorum, asks, e)) == 1 for e in range(3, 61))
 
 
 @pytest.mark.parametrize("quorum", SIZES, ids=named)
 def test_a_long_range_is_divided_as_if_each_entry_had_been_looked_at(quorum):
     for turn, suspect in itertools.product(range(quorum.ensemble_size), repeat=2):
-        order = preference(quorum, turn, [suspect])
+        order = order_of_slots(quorum, turn, [suspect])
         for first in (0, 7, 2**31 - 3, 2**53 - 3, LAST - 59):
             one_by_one = plan_next_requests(quorum, range(first, first + 60), [], None, order)
             assert plan_first_requests(quorum, range(first, first + 60), order) == one_by_one
@@ -62,7 +64,7 @@ def test_a_long_range_is_divided_as_if_each_entry_had_been_looked_at(quorum):
 def test_bookies_whose_files_can_be_read_come_first_and_those_in_doubt_last_all_the_same(quorum):
     size = quorum.ensemble_size
     for turn, near, suspect in itertools.product(range(size), repeat=3):
-        order = preference(quorum, turn, [suspect], [near])
+        order = order_of_slots(quorum, turn, [suspect], [near])
         assert sorted(order) == list(range(size))
         assert order[0] == near or suspect in (near, order[0])
         assert order[-1] == suspect
@@ -70,7 +72,7 @@ def test_bookies_whose_files_can_be_read_come_first_and_those_in_doubt_last_all_
 
 @pytest.mark.parametrize("quorum", SIZES, ids=named)
 def test_who_is_asked_first_changes_from_turn_to_turn(quorum):
-    orders = [preference(quorum, turn, []) for turn in range(5, 5 + quorum.ensemble_size)]
+    orders = [order_of_slots(quorum, turn, []) for turn in range(5, 5 + quorum.ensemble_size)]
     assert sorted(order[0] for order in orders) == list(range(quorum.ensemble_size))
     assert all(sorted(order) == list(range(quorum.ensemble_size)) for order in orders)
 
@@ -79,13 +81,13 @@ def test_who_is_asked_first_changes_from_turn_to_turn(quorum):
 def test_a_suspect_is_asked_only_where_nobody_else_holds_the_entry(quorum):
     size = quorum.ensemble_size
     for turn, suspect in itertools.product(range(size), repeat=2):
-        asks = plan_first_requests(quorum, range(31), preference(quorum, turn, [suspect]))
+        asks = plan_first_requests(quorum, range(31), order_of_slots(quorum, turn, [suspect]))
         assert (suspect in [ask.slot for ask in asks]) == (quorum.write_quorum == 1)
 
 
 @pytest.mark.parametrize("quorum", SIZES, ids=named)
 def test_when_all_refuse_each_member_of_a_write_set_is_asked_once(quorum):
-    order, asked, missing = preference(quorum, 1, []), [], list(range(10, 25))
+    order, asked, missing = order_of_slots(quorum, 1, []), [], list(range(10, 25))
     while asks := plan_next_requests(quorum, missing, asked, None, order):
         asked += [SlotRequest(ask.slot, ask.ids, 0.0, is_open=False) for ask in asks]
     for entry in missing:
@@ -126,7 +128,7 @@ def test_only_what_is_missing_is_asked_of_the_next():
 def test_of_entries_apart_each_bookie_is_asked_for_its_own_and_none_for_the_same(quorum):
     for turn, step in itertools.product(range(2 * quorum.ensemble_size), (2, 3, 7)):
         ids = tuple(range(11, 11 + 20 * step, step))
-        asks = plan_first_requests(quorum, ids, preference(quorum, turn, []))
+        asks = plan_first_requests(quorum, ids, order_of_slots(quorum, turn, []))
         assert sorted(e for ask in asks for e in ask.ids) == list(ids)
         assert all(holds(quorum, ask.slot, e) for ask in asks for e in ask.ids)
         assert len({ask.slot for ask in asks}) == len(asks)
@@ -134,7 +136,7 @@ def test_of_entries_apart_each_bookie_is_asked_for_its_own_and_none_for_the_same
 
 @pytest.mark.parametrize("quorum", SIZES, ids=named)
 def test_of_entries_apart_the_next_is_asked_for_those_alone_that_are_missing(quorum):
-    order, ids = preference(quorum, 1, []), (3, 5, 9, 12, 20, 31)
+    order, ids = order_of_slots(quorum, 1, []), (3, 5, 9, 12, 20, 31)
     asked, answered = [], {e: [] for e in ids}
     while asks := plan_next_requests(quorum, ids[1:], asked, None, order, apart=True):
         for ask in asks:

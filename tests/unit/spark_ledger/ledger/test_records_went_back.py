@@ -58,5 +58,5 @@ async def test_a_ledger_whose_id_was_given_out_again_is_not_moved():
     other = dataclasses.replace(record_of(), creator="another's")
     await LedgerRecords(admin).create(other)
     await records.metadata.set(paths.ledger(7), ledger_record.encode(other), 0)
-    with pytest.raises(errors.NoSuchLedger, match="gave its id to another"):
+    with pytest.raises(errors.NoSuchLedger, match="another ledger has the id now"):
         await records.move(known, CLOSE[1])
