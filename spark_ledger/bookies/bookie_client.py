@@ -1,13 +1,15 @@
-"""Requests to bookies, over a `Network` (frame_network.py; tests have others); each outcome is a
-value.
+"""Requests to bookies, over a `Network` (frame_network.py; tests have others).
 
-Always true: every failure on the way (no address, no response, a malformed response) comes back as
-a status of class *unknown* with its reason, never as a negative and never as an exception; only if
-the client is closed, before a request or during it, the request raises ClientClosed. After "busy"
-the client repeats the request to the same bookie, until the request's time is over. Every outcome
-goes to `quarantine`, which decides which bookies to choose last; "busy" is a response. After an
-exception of the network it is unknown whether the bookie carried the request out; messages of a
-stream arrive in the order they were sent; if one does not arrive, none after it does.
+Always true:
+- every failure on the way (no address, no response, a malformed response) is returned as a status
+  of class *unknown* with its reason, never as a negative and never as an exception; only a request
+  of a closed client raises ClientClosed. After a failure, the bookie may have carried the request
+  out or not;
+- after the status BUSY the client repeats the request to the same bookie, until the request's time
+  is over;
+- every outcome goes to `quarantine`, which decides which bookies to choose last; BUSY counts as a
+  response;
+- messages of a stream arrive in the order they were sent; if one is lost, so are all after it.
 """
 
 import asyncio
@@ -51,7 +53,7 @@ from spark_ledger.errors import ClientClosed
 from spark_ledger.metadata.store import StoreError
 
 RETRY_AFTER_MS = 50
-WORTH_A_FRAME = 1 / 16  # a share of `frame_bytes_max`: adds with fewer bytes wait for a free wire
+WORTH_A_FRAME = 1 / 16  # of `frame_bytes_max`: adds with fewer bytes wait for frames under way
 FRAME_ADDS_MAX = 256  # so that the next frame is encoded while bookies work on this one
 
 AnyResponse = TypeVar(
@@ -65,19 +67,20 @@ AnyResponse = TypeVar(
 
 
 class CallFailed(Exception):
-    """No response came: refused, lost, too late. The request may have been carried out."""
+    """No response came: refused, lost, too late. The bookie may have carried out the request."""
 
 
 class TooLate(CallFailed):
-    """Nothing was heard in the time that the caller allowed."""
+    """No response came in the time that the caller allowed."""
 
 
 class Unreachable(Exception):
-    """A bookie gave no response, or a malformed one; what was stored is unknown."""
+    """A bookie gave no response, or a malformed one; it may have carried out the request."""
 
 
 class Stream(Protocol):
-    """Messages in both directions, bytes of bookie.proto; of one task at a time."""
+    """Messages in both directions, each the bytes of a message of bookie.proto. One task uses it
+    at a time."""
 
     async def send(self, message: bytes) -> None:
         """Raises CallFailed."""
@@ -87,33 +90,33 @@ class Stream(Protocol):
         after `timeout_s`); the stream is over then."""
 
     def give_up(self) -> None:
-        """Tell the bookie that the stream is over. May be called twice, and at the end."""
+        """End the stream, also at the bookie. May be called twice, or after the stream's end."""
 
 
 class Network(Protocol):
-    """A call or a stream, bytes for bytes, to an address."""
+    """Calls and streams to the bookie at an address."""
 
     async def call(
         self, address: str, method: str, request: Sequence[Buffer], timeout_s: float
     ) -> Buffer:
-        """Send a request of `method` and return the response, both as bytes of bookie.proto; the
-        request's bytes are those of the buffers, one after the other.
+        """Send a request of `method`, the bytes of the buffers one after the other, and return the
+        response; both are messages of bookie.proto. `address` is "host:port".
 
-        `address` is "host:port". Raises CallFailed after `timeout_s` at the latest.
+        Raises CallFailed after `timeout_s` at the latest.
         """
 
     def stream(self, address: str, method: str) -> Stream:
-        """Begin a stream of `method`; nothing is sent before the first message is."""
+        """A stream of `method`; it begins with the first message that is sent."""
 
     def is_here(self, address: str) -> bool:
-        """Whether the bookie at the address is on this host, as far as is known by now."""
+        """Whether the bookie at the address is on this host; False if that is not known yet."""
 
     async def close(self) -> None:
         """Give connections back; calls under way fail."""
 
 
 class PackedAdd(Protocol):
-    """An add as the lane takes it: the buffers of codec.encode_add, and the size of the entry."""
+    """What a lane needs of an add: the buffers of codec.encode_add, and the size of the entry."""
 
     packed: Sequence[Buffer]
     size: int
@@ -131,15 +134,14 @@ class _Run(NamedTuple):
 
 
 class AddLane:
-    """One bookie's adds, of all ledgers, gathered into frames while frames travel. `send` carries a
-    frame to the bookie and raises Unreachable if it does not respond.
+    """The queue of the adds of all ledgers to one bookie, which are sent together in frames. `send`
+    sends a frame to the bookie and raises Unreachable if the bookie does not respond.
 
-    Always true: adds leave in the order they came; no timer delays one. When the wire to the bookie
-    is free, all that waits leaves as one frame (up to `frame_bytes_max`); while frames are under
-    way what waits leaves only if it has a sixteenth of `frame_bytes_max` (or FRAME_ADDS_MAX adds),
-    since a frame costs the same whatever its size. When a frame gets no response, what waits behind
-    it is given up with it: the bookie does not respond. What waits is bounded by the in-flight
-    bytes of the writers.
+    Always true: adds are sent in the order they came, and no timer delays them. If no frame is
+    under way, all adds that wait are sent in one frame, up to `frame_bytes_max`. While frames are
+    under way, the next one is sent only if it would have a sixteenth of `frame_bytes_max` (or
+    FRAME_ADDS_MAX adds), because each frame has a fixed cost. If a frame gets no response, the adds
+    that wait behind it fail with it. Adds that wait are bounded by the in-flight bytes of writers.
     """
 
     def __init__(self, send: SendFrame, frame_bytes_max: int, frames_in_flight: int) -> None:
@@ -153,10 +155,9 @@ class AddLane:
         self._pump_scheduled = False
 
     def submit(self, add: PackedAdd, on_results: OnResults) -> None:
-        """Send `add`. Later (never from inside this call) `on_results` is called once with the add
-        and its result: the bookie's, or an unknown if the bookie does not respond. Adds that were
-        submitted one after the other with the same `on_results`, and left in one frame, are handed
-        to it in one call."""
+        """Send `add`. Later, never from inside this call, the lane calls `on_results` with the add
+        and its result: the bookie's, or an unknown if the bookie does not respond. One call has all
+        adds of a frame that were submitted one after the other with the same `on_results`."""
         waiting = self._waiting
         if waiting and waiting[-1].on_results is on_results:
             waiting[-1].adds.append(add)
@@ -169,7 +170,7 @@ class AddLane:
             asyncio.get_running_loop().call_soon(self._pump)
 
     def close(self) -> None:
-        """Give up frames under way and all that waits; no `on_results` is called any more."""
+        """Give up all adds, without calling `on_results` for them."""
         self._take_all()
         self._frames_under_way.cancel()
 
@@ -178,7 +179,7 @@ class AddLane:
         while self._waiting and len(self._frames_under_way) < self._frames_max:
             if self._frames_under_way and not self._worth_a_frame():
                 return
-            self._frames_under_way.start(self._carry(self._take_frame()))
+            self._frames_under_way.start(self._send_and_report(self._take_frame()))
 
     def _worth_a_frame(self) -> bool:
         return (
@@ -187,7 +188,7 @@ class AddLane:
         )
 
     def _take_frame(self) -> list[_Run]:
-        """What goes into the next frame: at least one add, then as many as fit."""
+        """The adds of the next frame: at least one, then as many as fit."""
         if self._waiting_bytes <= self._frame_bytes_max and self._waiting_adds <= FRAME_ADDS_MAX:
             return self._take_all()
         frame: list[_Run] = []
@@ -218,7 +219,7 @@ class AddLane:
         self._waiting_bytes = self._waiting_adds = 0
         return taken
 
-    async def _carry(self, frame: list[_Run]) -> None:
+    async def _send_and_report(self, frame: list[_Run]) -> None:
         try:
             results = await self._send([add.packed for run in frame for add in run.adds])
         except Unreachable as failure:
@@ -232,15 +233,15 @@ class AddLane:
 
 
 class Silent(Unreachable):
-    """No response came in the time allowed; that alone is no failure of the bookie."""
+    """No response came in the time allowed. It does not count as a failure of the bookie."""
 
 
 class ReadStream:
-    """A long read of one bookie, response after response, as credit is granted. Made by
-    BookieClient.read_stream; used by one task; `give_up` when done, always.
+    """A long read from one bookie, response after response, as far as the reader grants credit
+    (bytes). Made by BookieClient.read_stream. One task uses it, and always calls `give_up` after.
 
-    Always true: a missing, late or malformed response is an exception, and the stream is over then;
-    it never counts as a negative.
+    Always true: a missing, late or malformed response raises, and then the stream is over; it never
+    counts as a negative.
     """
 
     def __init__(self, stream: Stream, report: Callable[[bool], None]) -> None:
@@ -255,7 +256,7 @@ class ReadStream:
         await self._stream.send(codec.encode(ReadStreamRequest(request, credit_bytes)))
 
     async def grant(self, credit_bytes: int) -> None:
-        """Let so many bytes more come. Raises Unreachable."""
+        """Allow the bookie to send so many bytes more. Raises Unreachable."""
         try:
             await self._stream.send(codec.encode(ReadStreamRequest(credit_bytes=credit_bytes)))
         except CallFailed as failure:
@@ -279,7 +280,7 @@ class ReadStream:
         return cast(ReadResponse, response)
 
     def give_up(self) -> None:
-        """End the stream; what still comes is dropped."""
+        """End the stream; later responses are dropped."""
         self._stream.give_up()
 
 
@@ -292,7 +293,7 @@ class _SingleAdd:
 
 
 class BookieClient:
-    """Speaks to all bookies of a cluster over one Network, and reads `files` of those that are on
+    """Sends requests to all bookies of a cluster over one Network, and reads `files` of bookies on
     this host."""
 
     def __init__(
@@ -369,9 +370,9 @@ class BookieClient:
     ) -> ReadResponse:
         """The entries from first to last, both included, and then those of the `further` spans, in
         rising order; the response ends where it would exceed `max_bytes`. `locations` is a map that
-        the caller keeps from read to read: with it the client reads entries from files of this host
-        if it can (LocalReads.read), and the bookie also locates the entries `ahead`, which the
-        caller will read later."""
+        the caller keeps from read to read: with it the client reads entries from the bookie's files
+        if they are on this host, and the bookie also locates the entries `ahead`, which the caller
+        will read later (LocalReads.read)."""
         request = ReadRequest(
             bookie_id, ledger_id, first_entry, last_entry, max_bytes, fence, token, further
         )
@@ -384,7 +385,7 @@ class BookieClient:
         return await self._local_reads.read(request, locations, ahead, ask)
 
     def reads_files_of(self, bookie_id: str) -> bool:
-        """Whether the bookie is on this host and its files may be readable, as far as is known."""
+        """Whether the bookie is on this host, and reading its files has not failed lately."""
         address = self._directory.address(bookie_id)
         here = address is not None and self._network.is_here(address)
         return here and self._local_reads.may_read(bookie_id)
@@ -447,9 +448,9 @@ class BookieClient:
     async def clear_limbo(
         self, bookie_id: str, ledger_id: int, revision: int | None = None, *, token: bytes = b""
     ) -> ClearLimboResponse:
-        """With `revision`: take the ledger out of limbo at the bookie, whose copies were compared
-        with those of other bookies after it sent that revision. Without it: ask for the ledger's
-        limbo at the bookie, and its revision."""
+        """Without `revision`: ask for the ledger's limbo at the bookie, and for the revision of
+        that state. With it: take the ledger out of limbo, unless the revision has changed. The
+        caller has compared the bookie's copies with those of others since it asked."""
         clear = revision is not None
         request = ClearLimboRequest(bookie_id, ledger_id, token, clear, revision or 0)
         return await self._repeat_while_busy(bookie_id, "ClearLimbo", request, ClearLimboResponse)
@@ -539,7 +540,7 @@ async def ask_info(network: Network, address: str, timeout_s: float) -> InfoResp
 
 
 def why_not_ready(response: InfoResponse) -> str:
-    """Empty when the bookie is registered and takes new entries."""
+    """Why the bookie does not take new entries; "" if it is registered and takes them."""
     if response.status is Status.SHUTTING_DOWN:
         return "draining: it is stopping"
     if response.status is not Status.OK:

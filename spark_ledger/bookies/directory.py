@@ -1,7 +1,6 @@
 """Which bookies there are and where, by the last look at the metadata store (`BookieDirectory`);
 which bookies are chosen last, because they lately gave no response or responded slowly
-(`Quarantine`); and, for operators, all bookies that ever registered (`registered`, after a sync:
-each bookie once, in its best state).
+(`Quarantine`); and, for operators, all bookies that ever registered (`registered`).
 
 Always true of the directory:
 - `writable` and `address` read from memory. One look at the store runs at a time: when a watch
@@ -11,8 +10,8 @@ Always true of the directory:
   reads again the REREADS_PER_LOOK registrations that were read longest ago, because free space
   changes without a watch. So the load of many processes does not grow with the number of bookies;
 - the last address of a bookie that is no longer registered is kept, as the bookie may still
-  respond. A newer address that the bookie recorded itself replaces it: under a hold a bookie serves
-  without registering;
+  respond. If the bookie recorded a newer address, that replaces it: while the store is held (it
+  went back in time) a bookie serves without registering;
 - a look that fails in the background is repeated, and raises no error; a listener that fails is
   reported, and the other listeners are still called.
 
@@ -20,10 +19,9 @@ Always true of the quarantine:
 - no bookie is excluded, only chosen last;
 - a bookie is *in doubt* from a call without response until its next response, DOUBT_S at most, and
   *overtaken* from a read that another bookie delivered sooner until its next response, DOUBT_S at
-  most. It is *in quarantine* once enough calls failed or were slow within the window; a response
+  most. It is *in quarantine* after enough calls failed or were slow within the window; a response
   does not end that;
-- calls that fail together (all frames under way to a bookie that dies) count once. A bookie takes
-  a few numbers of memory.
+- calls that fail together (all frames under way to a bookie that dies) count as one failure.
 """
 
 import asyncio
@@ -51,8 +49,8 @@ _FOLDERS = (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY)
 
 @dataclass(frozen=True, slots=True)
 class BookieInfo:
-    """A bookie's registration: its id, where it speaks frames ("host:port"), its rack ("" = not
-    known), free bytes."""
+    """A bookie's registration: its id, its address for clients ("host:port"), its rack ("": not
+    known), its free bytes."""
 
     id: str
     address: str
@@ -62,7 +60,7 @@ class BookieInfo:
 
     @property
     def host(self) -> str:
-        """Where it runs, "" if its address is not known."""
+        """The host of its address; "" if the address is not known."""
         return net.host_of(self.address)
 
 
@@ -87,8 +85,7 @@ class BookieDirectory:
         self._follow_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read all registrations once and follow the changes from then on. Raises
-        StoreUnavailable."""
+        """Read all registrations, and follow their changes. Raises StoreUnavailable."""
         await self.refresh()
         self._follow_task = asyncio.get_running_loop().create_task(
             self._follow(), name="bookie directory"
@@ -116,12 +113,12 @@ class BookieDirectory:
         return bookie_id in self._writable or bookie_id in self._readonly
 
     def address(self, bookie_id: str) -> str | None:
-        """The bookie's address, or the one when last registered; None if it is unknown."""
+        """The bookie's address, as last registered; None if it is unknown."""
         latest = self._last_infos.get(bookie_id)
         return None if latest is None else latest.address
 
     def rack(self, bookie_id: str) -> str:
-        """The bookie's rack, or the one when last registered; "" if unknown."""
+        """The bookie's rack, as last registered; "" if it is unknown."""
         return self.info(bookie_id).rack
 
     def info(self, bookie_id: str) -> BookieInfo:
@@ -129,7 +126,8 @@ class BookieDirectory:
         return self._last_infos.get(bookie_id) or BookieInfo(bookie_id, "")
 
     async def find(self, bookie_id: str) -> str | None:
-        """`address`; if it is not in memory, by the list of all bookies that ever registered."""
+        """As `address`; if it is not in memory, read from the list of all bookies that ever
+        registered."""
         if bookie_id not in self._last_infos:
             recorded = await self._read(f"{paths.BOOKIES_KNOWN}/{bookie_id}", bookie_id)
             if recorded is not None and bookie_id not in self._last_infos:
@@ -174,12 +172,12 @@ class BookieDirectory:
         self._listeners.append(listener)
 
     def remove_listener(self, listener: Callable[[], None]) -> None:
-        """Never call the listener again. An unknown listener is no error."""
+        """Do not call the listener any more. An unknown listener is no error."""
         if listener in self._listeners:
             self._listeners.remove(listener)
 
     async def refresh(self) -> None:
-        """Re-read all registrations. Raises StoreError."""
+        """Read all registrations again. Raises StoreError."""
         await self._look(lambda others, has_new_or_gone: others)
 
     async def _look(self, choose_rereads: Callable[[list[str], bool], list[str]]) -> None:
@@ -238,7 +236,7 @@ class BookieDirectory:
     async def _follow(self) -> None:
         pause_s, fired = self._refresh_s, False
         while True:
-            fired |= await woken(self._has_changed, pause_s)  # without a watch that fired look too
+            fired |= await woken(self._has_changed, pause_s)  # after the pause, look in any case
             self._has_changed.clear()
             if self._metadata.session_state is not SessionState.CONNECTED:
                 pause_s = min(RETRY_S, self._refresh_s)  # no call waits for this look
@@ -268,8 +266,8 @@ class BookieDirectory:
         return await self._metadata.children(folder, watch)
 
     def _watch(self, folder: str) -> Callable[[], None]:
-        """The watch of the present listing. Watches of earlier listings are ignored, because the
-        present listing shows what changed before."""
+        """A watch for the listing that is made now. Watches of earlier listings are ignored: this
+        one shows what they would report."""
         number = self._watch_numbers[folder] = self._watch_numbers.get(folder, 0) + 1
 
         def fired() -> None:
@@ -308,7 +306,7 @@ def client_address(record: Mapping[str, Any]) -> str:
 
 
 def _without_free_bytes(*groups: Registrations) -> list[Registrations]:
-    """The registrations without free bytes, which change all the time."""
+    """The registrations without free bytes, which always change."""
     return [{i: replace(info, free_bytes=0) for i, info in group.items()} for group in groups]
 
 
@@ -327,10 +325,8 @@ class BookieDoubts:
 
 
 class Quarantine:
-    """Gets the outcome of every call. `clock` gives the seconds of all times here.
-
-    `failures` failed or slow calls within `window_s` put a bookie in quarantine for `quarantine_s`
-    after the last of them (0: never).
+    """Judges bookies by the outcomes of all calls. `failures` failed or slow calls within
+    `window_s` put a bookie in quarantine for `quarantine_s` after the last of them (0: never).
     """
 
     def __init__(
@@ -355,8 +351,8 @@ class Quarantine:
         doubts.doubted_at = doubts.overtaken_at = None
 
     def note_overtaken(self, bookie_id: str) -> None:
-        """A read was given up, because another bookie, asked later, delivered it sooner. As the
-        bookie may only have had more to do, it is not in doubt, only chosen last."""
+        """A read was given up, because another bookie, asked later, delivered it sooner. The bookie
+        is not in doubt, only chosen last: perhaps it just had more to do."""
         self._doubts.setdefault(bookie_id, BookieDoubts()).overtaken_at = self._clock()
 
     def note_response(self, bookie_id: str) -> None:
@@ -415,9 +411,9 @@ _BY_STATE = {
 
 
 async def registered(store: MetadataStore) -> list[dict[str, Any]]:
-    """Every bookie that ever registered, by id, with its registration, a `state` (WRITABLE,
-    READ_ONLY or DOWN), how many ledgers it lists as in limbo, and why the store is `held`, if it
-    is: then no bookie registers. Raises StoreUnavailable."""
+    """Every bookie that ever registered, by id: its registration, a `state` (WRITABLE, READ_ONLY or
+    DOWN), how many ledgers it lists as in limbo, and, while the store is held and so no bookie
+    registers, the reason (`held`). Read after a sync. Raises StoreUnavailable."""
     await store.sync()
     held = await hold_reason(store)
     bookies: dict[str, dict[str, Any]] = {}
@@ -434,8 +430,8 @@ async def registered(store: MetadataStore) -> list[dict[str, Any]]:
 
 
 def listed_status(bookie: dict[str, Any]) -> dict[str, Any]:
-    """A bookie of `registered` as listings show it; free bytes are unknown for one that is
-    down."""
+    """A bookie of `registered` as listings show it; of a bookie that is down, free bytes are
+    unknown."""
     why = bookie.get("reason") or bookie.get("degraded") or ""
     if bookie["state"] == DOWN:
         why = "not registered: it is down, or cannot reach ZooKeeper"
@@ -477,7 +473,7 @@ async def _read_folder(store: MetadataStore, folder: str) -> dict[str, dict[str,
 
 
 def _decode_or_malformed(value: bytes) -> dict[str, Any]:
-    """A bookie's registration; of a node that cannot be decoded: `malformed`, and the reason."""
+    """A bookie's registration; if the node cannot be decoded: `malformed`, and the reason."""
     try:
         plain = json.loads(value)
     except errors.MALFORMED:

@@ -40,7 +40,7 @@ from spark_ledger.bookies.bookie_client import CallFailed, TooLate
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 CONNECTIONS_MAX = 256
-UNSENT_BYTES_MAX = 1 << 62  # the writers' in-flight bytes bound it; responses are read all the time
+UNSENT_BYTES_MAX = 1 << 62  # no limit here: the in-flight bytes of writers bound what is unsent
 CONNECT_S = 2.0
 RETRY_CONNECT_S = 0.05  # enough to connect where a process listens, or to be refused
 RETRY_S, RETRY_S_MAX = 0.2, 1.0
@@ -50,12 +50,12 @@ Response = tuple[FrameKind, memoryview]
 
 
 class NotConnected(CallFailed):
-    """There is no connection, so the bookie has not heard of the call."""
+    """There is no connection, so the bookie did not get the request."""
 
 
 class FrameNetwork:
-    """Implements Network. Belongs to the event loop it is first used on. An attempt to connect
-    may take `connect_s`."""
+    """Implements Network, on the event loop of its first use. An attempt to connect may take
+    `connect_s`."""
 
     def __init__(self, connect_s: float = CONNECT_S) -> None:
         self._connect_s = connect_s
@@ -74,8 +74,8 @@ class FrameNetwork:
         return FrameStream(lambda: self._connected_wire(address, self._connect_s), method)
 
     def is_here(self, address: str) -> bool:
-        """See Network.is_here. With a connection: whether its two ends have one address. Without a
-        connection, a host name counts as another host: only an IP address can be compared."""
+        """See Network.is_here. With a connection: whether its two ends have the same address.
+        Without one: whether the address is an IP address of this host; a name is not looked up."""
         peer = self._peers.get(address)
         if peer is not None and peer.wire is not None:
             return peer.wire.is_here
@@ -89,7 +89,7 @@ class FrameNetwork:
 
     async def _connected_wire(self, address: str, timeout_s: float) -> "Wire":
         """Raises NotConnected."""
-        if self._closed:  # calls under way meet it, instead of connecting again
+        if self._closed:  # also for calls that began before `close`
             raise NotConnected("the connections were closed")
         peer = self._peers.get(address)
         if peer is None:
@@ -245,13 +245,13 @@ class Wire:
         self._connection.send((head, *body), HEAD_BYTES + size)
 
     def begin(self, stream: "FrameStream") -> int:
-        """Give the stream a number: from now on it gets the frames with this number."""
+        """The stream's number: from now on the stream gets the frames with this number."""
         number = next(self._numbers) % _CALL_NUMBERS
         self._streams[number] = stream
         return number
 
     def end(self, number: int) -> None:
-        """The stream is over."""
+        """End the stream, also at the bookie."""
         if self._streams.pop(number, None) is not None:
             self.send(FrameKind.CANCEL, number)
 
@@ -264,7 +264,8 @@ class Wire:
             self._connection.close("nothing was heard for too long")
 
     def _is_awaited(self, head: FrameHead) -> bool:
-        """Whether a call or stream awaits the frame; others, of calls given up, are skipped."""
+        """Whether a call or stream waits for the frame; frames of calls that were given up are
+        skipped."""
         return head.call in self._calls or head.call in self._streams
 
     def _take_frame(self, frame: Frame) -> None:
@@ -283,7 +284,7 @@ class Wire:
     def _connection_ended(self, why: str) -> None:
         if not self.hello.done():
             self.hello.set_exception(OSError(why))
-            self.hello.exception()  # perhaps no call waits any more
+            self.hello.exception()  # marks it as retrieved: perhaps no call waits any more
         for response in list(self._calls.values()):
             if not response.done():
                 response.set_exception(CallFailed(f"the connection is lost: {why}"))
@@ -338,12 +339,10 @@ class FrameStream:
             self._wire.end(self._number)
 
     def take_frame(self, frame: Frame) -> None:
-        """A message for this stream."""
         self._arrived.append(frame)
         self._news.set()
 
     def connection_lost(self, why: str) -> None:
-        """The connection is lost."""
         self._end_reason = self._end_reason or f"the connection is lost: {why}"
         self._news.set()
 

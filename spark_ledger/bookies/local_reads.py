@@ -2,16 +2,16 @@
 
 Always true:
 - an entry from a file is checked as an entry from the network (header, digest, ledger and entry
-  id). If it cannot be read (the file is gone, ends too early, may not be read, holds other bytes),
-  the client requests the entry from the bookie, which finds damage when it reads the entry;
+  id). If that fails (the file is gone, ends too early, may not be read, has other bytes), the
+  client requests the entry from the bookie; if the entry is damaged, the bookie notices then;
 - a directory counts as the bookie's only if its identity file has the bookie's id: on another host
   or in another container the same path may be another bookie's;
 - after a failure the client does not read the bookie's files for RETRY_S. A disk that hangs delays
   a caller by LOCAL_READ_S and blocks THREADS threads, but neither an event loop nor the exit of the
-  process. It is no failure if an entry is not at the location of an earlier response: the bookie
-  may have moved it, and the client asks for its present location;
-- no file stays open between two reads, so none keeps the space of a log that was removed; to open a
-  path never blocks, whatever is there (a pipe, say).
+  process. It is no failure if an entry is not at a location that the bookie gave earlier: the
+  bookie may have moved the entry, and the client asks for its present location;
+- no file stays open between two reads, because an open file would keep the space of a log that was
+  removed. Opening a path never blocks, whatever is there (a pipe, say).
 
 The idea is HDFS's short-circuit reads (HDFS-347).
 """
@@ -39,7 +39,7 @@ _IDENTITY_BYTES_MAX = 1024
 _log = logging.getLogger(__name__)
 
 Locations = dict[int, m.EntryLocation]
-"""By entry id, ascending: where entries of one ledger are at one bookie."""
+"""By entry id, ascending: the locations of entries of one ledger at one bookie."""
 Ask = Callable[[m.ReadRequest], Awaitable[m.ReadResponse]]
 
 
@@ -53,15 +53,15 @@ class LocalReads:
         self._retry_at: dict[str, float] = {}
 
     def may_read(self, bookie_id: str) -> bool:
-        """Whether the bookie's files may be readable here."""
+        """Whether to try to read the bookie's files: not after a failure."""
         return self._now() >= self._retry_at.get(bookie_id, 0.0)
 
     async def read(
         self, request: m.ReadRequest, locations: Locations, ahead: EntryIds, ask: Ask
     ) -> m.ReadResponse:
-        """The response to the request. `locations` is the map that the reader keeps; the read
-        removes the locations that it uses. If the map lacks an entry, the bookie is asked, and the
-        map then has the locations of the entries `ahead`."""
+        """The response to the request. `locations` is a map that the reader keeps; the read removes
+        the locations that it uses. If the map lacks an entry of the request, the bookie is asked,
+        and afterwards the map has the locations of the entries `ahead`."""
         for usable in (locations, {}):
             if not self.may_read(request.bookie_id):
                 break
@@ -149,8 +149,8 @@ _Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 
 class HostFiles:
-    """Files of this host, read in threads, which are started by the first read; each failure is an
-    OSError. Simulated clients have a subclass."""
+    """Reads files of this host, in threads that the first reads start; each failure is an OSError.
+    Simulated clients have a subclass."""
 
     def __init__(self) -> None:
         self._calls: _Calls = SimpleQueue()
@@ -160,7 +160,7 @@ class HostFiles:
     async def read(
         self, locations: Sequence[m.EntryLocation], check: Callable[[list[memoryview]], T]
     ) -> T:
-        """The result of `check` for the bytes at each location (fewer if a file ends before),
+        """The result of `check` for the bytes at the locations (fewer bytes if a file ends before),
         computed in the thread that reads them. Raises OSError, and the exceptions of `check`."""
         if self._closed:
             raise OSError("the client was closed")
@@ -171,7 +171,7 @@ class HostFiles:
         return await asyncio.wrap_future(done)
 
     def close(self) -> None:
-        """Refuse further reads; the threads end after those that wait already."""
+        """Refuse further reads; the threads end after the reads that wait already."""
         self._closed = True
         for _ in range(self._threads):
             self._calls.put(None)
@@ -227,7 +227,7 @@ def _runs(locations: Iterable[m.EntryLocation]) -> list[list[m.EntryLocation]]:
 def _open_file(path: str) -> Iterator[int]:
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except ValueError as error:  # a zero byte in it
+    except ValueError as error:  # the path has a zero byte
         raise OSError(f"invalid path: {error}") from error
     try:
         if hasattr(os, "posix_fadvise"):  # or the kernel reads in small pieces

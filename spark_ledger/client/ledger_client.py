@@ -37,7 +37,7 @@ from spark_ledger.config import (
     whole_or,
 )
 from spark_ledger.errors import LedgerError, LedgerInUse, NoSuchLedger
-from spark_ledger.ledger.add_pipeline import refuse
+from spark_ledger.ledger.add_pipeline import fail_future
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.ledger_view import EntryStream
 from spark_ledger.ledger.reader import AsyncLedgerReader
@@ -285,7 +285,7 @@ class LedgerWriter:
             try:
                 append(future, payload, rows)
             except Exception as error:
-                refuse(future, error)  # other appends wait behind this one: continue
+                fail_future(future, error)  # other appends wait behind this one: continue
         if pending and not self._is_scheduled:
             self._is_scheduled = True
             self._calls.loop.call_soon(self._accept_appends)
