@@ -1,10 +1,11 @@
 """How a cluster repairs itself: settings that all of its processes share and that an operator
-changes while they run, the bookies that are being drained, and the credential of repair.
+changes while they run, the bookies that are being drained (their copies are moved to others), and
+the credential of repair.
 
 Always true: a setting without a value has its default; a setting that a later version wrote is
 kept; the credential is made once. Every client that can read the metadata store can read the
-credential. With it, bookies let repair read, fence and write back the copies of every ledger, also
-of a ledger with a password, but add no new entry.
+credential. It lets repair read, fence and write back copies of every ledger, also of a ledger with
+a password, but not add a new entry.
 """
 
 import json
@@ -43,7 +44,7 @@ def check_settings(settings: AutorecoverySettings) -> AutorecoverySettings:
     """Returns the settings. Raises BadAutorecoverySettings for a wrong value."""
     if not 0 < settings.lost_bookie_delay_s <= 366 * 86_400:
         raise BadAutorecoverySettings(
-            f"lost_bookie_delay_s = {settings.lost_bookie_delay_s} is no delay"
+            f"lost_bookie_delay_s = {settings.lost_bookie_delay_s} is not between 0 and a year"
         )
     if settings.repair_bytes_per_s < 0:
         raise BadAutorecoverySettings(
@@ -89,7 +90,7 @@ async def change_settings(store: MetadataStore, **changes: Any) -> AutorecoveryS
 
 
 async def repair_credential(store: MetadataStore, new: str) -> str:
-    """The cluster's credential. A cluster without a credential gets `new`, which the caller drew.
+    """The cluster's credential; `new`, a random text, becomes the credential if there is none yet.
     Raises StoreError."""
     await ensure(store, paths.REPAIR_CREDENTIAL, new.encode())
     await store.sync(paths.REPAIR_CREDENTIAL)

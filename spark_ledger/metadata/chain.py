@@ -3,8 +3,8 @@
 A link is a number and a random token. The store keeps the chain in one node. Three writers append
 links: the elected process of maintenance with each pass, a bookie if the chain got no link for
 BOOKIE_EXTENDS_S, and `spark-ledger metadata accept`. Each bookie keeps on its disks the newest
-links that it saw (bookie_server/disk/seen_links.py). If such a link is missing in the chain of a
-store, the store is older than the disk, or another store that began from the same copy.
+links that it saw (bookie_server/disk/seen_links.py). If the store's chain lacks such a link, the
+store is older than the disk, or another store that began from the same copy.
 
 Always true: numbers rise by one, and no store uses a number twice. The number of a link and the
 newest number alone decide whether the link is kept (`is_kept`), so a bookie knows which links must
@@ -35,7 +35,7 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import read
 
 FORMAT = 1
-EXTEND_S, BOOKIE_EXTENDS_S = 45.0, 180.0  # a pass of maintenance is 60 s after the one before
+EXTEND_S, BOOKIE_EXTENDS_S = 45.0, 180.0  # a pass of maintenance comes every 60 s
 _A_DAY = 24 * 60
 _KINDS = ((1, _A_DAY // 6), (16, 2 * _A_DAY), (256, 30 * _A_DAY), (4096, 400 * _A_DAY))
 """(step, reach): each `step`-th link is kept while the newest link is at most `reach` numbers
@@ -44,7 +44,7 @@ _TOKEN_BYTES = 6
 
 
 class BadChain(ValueError):
-    """Bytes that are no chain, or a chain of a format that this version does not know."""
+    """A malformed chain, or a chain of a format that this version does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def is_kept(number: int, newest: int) -> bool:
 
 
 def with_link(chain: Chain | None, token: str) -> Chain:
-    """The chain with one more link, and without the links that it then no longer keeps."""
+    """The chain with one more link, without the links that are no longer kept then."""
     if chain is None:
         return Chain(MappingProxyType({0: token}))
     newest = chain.newest + 1
@@ -85,8 +85,8 @@ def newest_of_each_kind(chain: Chain) -> dict[int, str]:
 
 
 def missing_link(seen: Mapping[int, str], chain: Chain | None) -> int | None:
-    """The newest link of `seen` that the chain should have and lacks. None: the chain continues the
-    links in `seen`, as far as it keeps links so old."""
+    """The newest link of `seen` that the chain should have and lacks; None if the chain has all
+    that it still keeps of them."""
     for number in sorted(seen, reverse=True):
         if chain is None or number > chain.newest:
             return number
@@ -120,8 +120,8 @@ def chain_of_node(node: Versioned | None) -> Chain | None:
 
 
 async def extend(store: MetadataStore, node: Versioned | None) -> int | None:
-    """Append a link to the chain of this node, and return the node's new version. Returns None if
-    another process changed the node, or the response was lost: the next read shows the outcome.
+    """Append a link to the chain of this node; returns the node's new version. Returns None if
+    another process changed the node or the response was lost; the next read shows the outcome.
     Raises BadChain, StoreUnavailable."""
     value = encode(with_link(chain_of_node(node), new_token()))
     try:
@@ -135,7 +135,7 @@ async def extend(store: MetadataStore, node: Versioned | None) -> int | None:
 
 class Extender:
     """Appends a link if this process saw no new link for `after_s`. Do not use it while the store
-    is held, or before a disk was compared with the store."""
+    is held, nor at a bookie before the store was compared with the bookie's disks."""
 
     def __init__(self, store: MetadataStore, after_s: float, clock: Callable[[], float]) -> None:
         self._store = store

@@ -3,8 +3,8 @@
 Always true: the id is written once, by the process that starts the cluster first; a bookie keeps it
 on its disks and serves no other cluster. The epoch counts how often a person accepted a store that
 had gone back in time (hold.py): ledger ids of an epoch begin at epoch x IDS_PER_EPOCH, above every
-id of an earlier epoch. While the store is held (`ClusterRecord.hold`) the record has HELD_FORMAT,
-which an earlier version refuses.
+id of an earlier epoch. While the store is held (a bookie stopped commits, because the store went
+back in time), the record has a `hold` and HELD_FORMAT, which an earlier version refuses.
 """
 
 import json
@@ -41,8 +41,8 @@ class BadClusterRecord(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A hold: its reason (`why`), and the bookie that put it (`by`). The next epoch is above
-    `epoch`, the highest epoch on any bookie's disk."""
+    """A hold: its reason (`why`), and the bookie that put it (`by`). `epoch` is the highest epoch
+    on any bookie's disk; the next epoch will be higher."""
 
     why: str
     by: str
@@ -97,7 +97,7 @@ async def ensure(store: MetadataStore, new_id: str) -> ClusterRecord:
     if cluster is None:
         await store_calls.ensure(store, paths.CLUSTER, encode(ClusterRecord(new_id)))
         cluster = await read(store)
-    assert cluster is not None, "this or another process made it, and no process deletes it"
+    assert cluster is not None, "a process has made the record, and no process deletes it"
     return cluster
 
 
@@ -109,7 +109,7 @@ def hold_error(cluster: ClusterRecord | None) -> errors.MetadataHeld | None:
 
 
 async def hold_reason(store: MetadataStore) -> str:
-    """Why the cluster is held, for operators, by this session's view; empty if it is not held.
+    """Why the cluster is held, for operators; "" if it is not held, as far as this session sees.
     Raises StoreError."""
     node = await store_calls.read(store, paths.CLUSTER)
     try:
@@ -120,8 +120,8 @@ async def hold_reason(store: MetadataStore) -> str:
 
 
 async def not_held_checks(store: MetadataStore) -> list[Check]:
-    """The checks by which a multi fails once the cluster is held; empty without a cluster's node.
-    Raises errors.MetadataHeld, errors.UnsupportedFormat, StoreUnavailable."""
+    """Checks for a multi, which fails if the cluster is held by then; empty without a cluster's
+    node. Raises errors.MetadataHeld, errors.UnsupportedFormat, StoreUnavailable."""
     node = await store_calls.read(store, paths.CLUSTER)
     if node is not None and _refusal(node.value) is not None:
         await store.sync(paths.CLUSTER)  # a person may have ended the hold
@@ -134,10 +134,9 @@ async def not_held_checks(store: MetadataStore) -> list[Check]:
 
 
 async def multi_unless_held(store: MetadataStore, operations: Sequence[Operation]) -> None:
-    """Carry out the multi of a user's request or of a deletion. Under a hold it fails: its result
-    would be lost if a person puts back the newest copy of the store, or accepts the store. Raises
-    errors.MetadataHeld, errors.UnsupportedFormat (nothing was written), and the exceptions of
-    `multi`, with indexes of these operations."""
+    """Carry out a multi that a hold forbids: its result would be lost if a person puts back the
+    newest copy of the store. Raises errors.MetadataHeld, errors.UnsupportedFormat (nothing was
+    written), and what `multi` raises; MultiFailed has an index into `operations`."""
     for _ in range(store_calls.TRIES_MAX):
         checks = await not_held_checks(store)
         try:
@@ -150,18 +149,18 @@ async def multi_unless_held(store: MetadataStore, operations: Sequence[Operation
 
 
 class ClusterGuard:
-    """Makes this process's multis fail once the cluster is held: they check the version of the
-    cluster's node, which is read once, and again after this check failed a multi. An accept raises
-    the version by VERSIONS_PER_EPOCH, so two epochs never share a version, whatever copy of the
-    store was put back. While `refresh` raises, the version stays: a multi succeeds only after a
-    `refresh` that returns."""
+    """Makes this process's multis fail when the cluster is held: they check the version of the
+    cluster's node. The node is read first, and again (`refresh`) after this check failed a multi.
+    An accept raises the version by VERSIONS_PER_EPOCH, so two epochs never share a version,
+    whatever copy of the store was put back. While `refresh` raises, the version stays, so no multi
+    succeeds."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._version: int | None = None
         self._epoch: int | None = None
         self._has_refused = False
-        """Whether the last `refresh` raised a refusal."""
+        """Whether the last `refresh` raised MetadataHeld or UnsupportedFormat."""
         self.invalidations = 0
         """How often `refresh` found a hold, or another epoch: each time, the process's unused
         ledger ids become invalid."""
@@ -184,9 +183,9 @@ class ClusterGuard:
         return [] if self._version is None else [Check(paths.CLUSTER, self._version)]
 
     async def refresh(self) -> bool:
-        """Read the node after a sync. Returns whether the epoch is the epoch of the last refresh.
-        If not, a person accepted an older store meanwhile, which may lack nodes that this process
-        read or wrote. Raises errors.MetadataHeld, errors.UnsupportedFormat, StoreError."""
+        """Read the node after a sync. Returns False if the epoch has changed since the last
+        refresh: a person accepted an older store, which may lack nodes that this process read or
+        wrote. Raises errors.MetadataHeld, errors.UnsupportedFormat, StoreError."""
         await self._store.sync(paths.CLUSTER)
         node = await store_calls.read(self._store, paths.CLUSTER)
         if node is None:
@@ -206,7 +205,7 @@ class ClusterGuard:
 
 
 def _refusal(value: bytes) -> errors.LedgerError | None:
-    """Why, by the cluster's record, no commit may be made; None if commits may be made."""
+    """The error that forbids commits, by the cluster's record; None if they are allowed."""
     try:
         return hold_error(decode(value))
     except BadClusterRecord as damage:

@@ -3,8 +3,8 @@ here. A missing record proves no deletion: it is also missing if the store was r
 older backup, or if the record was lost.
 
 Always true: the multi that deletes a ledger's record also names its id; a named id stays named. So
-a store that is restored from an older copy names fewer ledgers, never more, and a lost record adds
-no name. Copies of a ledger go only if it is named AND has no record
+an older copy of the store never names more ledgers, and a lost record adds no name. Bookies remove
+their copies of a ledger only if it is named AND has no record
 (bookie_server/ledgers/cluster_ledgers.py).
 
 Each folder of records keeps its part of the set: a folder (paths.ledger_folder) has the records of
@@ -32,15 +32,15 @@ _BITMAP_BYTES_MAX = IDS_PER_FOLDER // 8
 
 
 class BadDeletedSet(ValueError):
-    """A value of a folder that is no set of deleted ledgers."""
+    """A malformed set of deleted ledgers."""
 
 
 def encode(ledger_ids: Iterable[int]) -> bytes:
     """The folder's value that names these ids; empty if there are no ids."""
     bitmap = bytearray(_BITMAP_BYTES_MAX)
     for ledger_id in ledger_ids:
-        place = ledger_id % IDS_PER_FOLDER
-        bitmap[place // 8] |= 1 << place % 8
+        byte, bit = divmod(ledger_id % IDS_PER_FOLDER, 8)
+        bitmap[byte] |= 1 << bit
     body = bytes(bitmap).rstrip(b"\0")
     return MAGIC + crc32c(body).to_bytes(4, "little") + body if body else b""
 
@@ -73,8 +73,8 @@ async def read_deleted(store: MetadataStore, folder: str) -> frozenset[int]:
 
 
 async def writes_that_name(store: MetadataStore, ledger_ids: Sequence[int]) -> list[Set]:
-    """Writes, one for each folder, that add these ledgers to the named ledgers. Raises
-    BadDeletedSet, StoreError (NoNode if the folder of an id never had a record)."""
+    """Writes, one for each folder, that name these ledgers as deleted. Raises BadDeletedSet,
+    StoreError (NoNode if the folder of an id never had a record)."""
     writes = []
     for folder, ids in by_folder(ledger_ids).items():
         node = await store.get(folder)

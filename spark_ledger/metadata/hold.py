@@ -1,23 +1,24 @@
 """The hold on a metadata store that went back in time: which process puts the hold, what it stops,
 and how it ends.
 
-A bookie whose disk has seen more than the store (a link: chain.py; or a ledger with an id that the
-counter has not given out) puts the hold, by one multi, into the cluster's record and into the
-counter of ledger ids. From then on no process takes ledger ids (an earlier version finds
-the counter damaged), commits (the multi of a commit checks the version of the cluster's record),
-registers, deletes, repairs or merges. Open ledgers can still be written and read. A person ends the
-hold (`accept`): the epoch rises, so that the ids of later ledgers are above all ids on any disk.
+A bookie puts the hold if its disk has something that the store lacks: a link (chain.py), or a
+ledger with an id that the counter has not given out. One multi writes the hold into the cluster's
+record and into the counter of ledger ids. From then on no process takes ledger ids (an earlier
+version reports the counter as damaged), commits (each commit checks the version of the cluster's
+record), registers, deletes, repairs or merges. Open ledgers can still be written and read. A person
+ends the hold (`accept`): the epoch rises, so that the ids of later ledgers are above all ids on any
+disk.
 
-Always true: the hold, and its end, are one multi on the versions that were read: if a hold and an
-accept meet, the slower one fails and is tried again. The reports of bookies below /held are for
+Always true: the hold and its end are each one multi on the versions that were read: if a hold and
+an accept meet, the slower one fails and is tried again. The reports of bookies below /held are for
 operators; only the next epoch depends on them: it is above the ids that they name.
 
 The node of a bookie's report is JSON: `missing`: [[ledger id, last entry, bytes], ...] that the
 bookie has and the store does not name, LISTED_MAX at most; `others`: ids whose record names another
-ledger than the bookie has; `buried`: ids that the store names again and that the bookie has buried;
-`ledgers`, `bytes`: the number of missing ledgers, and the sum of their bytes; `id_max`: the highest
-ledger id that the bookie knows; `epoch`: the store's epoch at the time of the report, so that
-reports of an earlier hold do not count.
+ledger than the bookie has; `buried`: ids that have a record again, though the bookie has marked
+them as deleted; `ledgers`, `bytes`: how many ledgers are missing, and their bytes; `id_max`: the
+highest ledger id that the bookie knows; `epoch`: the store's epoch at the time of the report, so
+that reports of an earlier hold do not count.
 """
 
 import json
@@ -52,7 +53,7 @@ from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, names_in, reach
 
 LISTED_MAX = 10_000  # a report with so many ids in each list is below VALUE_BYTES_MAX
 FIRST_ID = 1
-EPOCHS_APART_MAX = 30  # a multi of 3,000 small writes
+EPOCHS_APART_MAX = 30  # bounds the multi of `accept` by 3,000 small writes
 
 
 # -- the counter of ledger ids ----------------------------------------------------------------
@@ -82,9 +83,9 @@ def decode_counter(value: bytes) -> int:
 
 
 async def put(store: MetadataStore, cluster_id: str, hold: Hold) -> ClusterRecord | None:
-    """Hold the store, if it still belongs to this cluster and its epoch is not above `hold.epoch`.
-    An earlier hold stays, with the higher epoch of both holds. Returns the cluster's record
-    afterwards. Raises BadClusterRecord, StoreError."""
+    """Hold the store, if it belongs to this cluster and its epoch is not above `hold.epoch`. A hold
+    that is there stays, with the higher epoch of the two. Returns the cluster's record afterwards.
+    Raises BadClusterRecord, StoreError."""
     for _ in range(TRIES_MAX):
         await store.sync(paths.CLUSTER)
         node = await read(store, paths.CLUSTER)
@@ -96,7 +97,7 @@ async def put(store: MetadataStore, cluster_id: str, hold: Hold) -> ClusterRecor
         if cluster.hold == new_hold or cluster.epoch > hold.epoch:
             return cluster
         value = clusters.encode(replace(cluster, hold=new_hold))
-        counter = await _counter(store, _held_counter(new_hold.why))
+        counter = await _write_of_counter(store, _held_counter(new_hold.why))
         try:
             await store.multi([Set(paths.CLUSTER, value, node.version), counter])
             return replace(cluster, hold=new_hold)
@@ -105,11 +106,11 @@ async def put(store: MetadataStore, cluster_id: str, hold: Hold) -> ClusterRecor
     raise StoreUnavailable("others wrote the cluster's record or the counter again and again")
 
 
-async def _counter(store: MetadataStore, value: bytes) -> Operation:
-    return _written(paths.LEDGER_IDS, value, await read(store, paths.LEDGER_IDS))
+async def _write_of_counter(store: MetadataStore, value: bytes) -> Operation:
+    return _write_of(paths.LEDGER_IDS, value, await read(store, paths.LEDGER_IDS))
 
 
-def _written(path: str, value: bytes, node: Versioned | None) -> Operation:
+def _write_of(path: str, value: bytes, node: Versioned | None) -> Operation:
     return Create(path, value) if node is None else Set(path, value, node.version)
 
 
@@ -117,8 +118,8 @@ def _written(path: str, value: bytes, node: Versioned | None) -> Operation:
 
 
 class MissingLedger(NamedTuple):
-    """A bookie's ledger without a record. `bytes` are the bytes up to its last entry; 0 if the
-    bookie cannot read the entry."""
+    """A bookie's ledger without a record. `bytes`: the ledger's bytes, by the header of its last
+    entry; 0 if the bookie cannot read that entry."""
 
     ledger_id: int
     last_entry: int
@@ -189,7 +190,7 @@ class StoreStatus:
     @property
     def missing(self) -> dict[int, tuple[int, int]]:
         """(last entry, bytes) by id of the ledgers that bookies have and the store does not name;
-        for several copies the values of the longest copy."""
+        of several copies, those of the longest."""
         longest: dict[int, tuple[int, int]] = {}
         for report in self.reports:
             for ledger_id, last, size in report.missing:
@@ -235,8 +236,8 @@ async def reports_of(store: MetadataStore, cluster: ClusterRecord | None) -> lis
 
 async def accept(store: MetadataStore) -> StoreStatus:
     """Accept the store: the epoch rises, the counter of ids goes to the first id of the epoch, the
-    chain gets a link, and the hold ends. Returns the status afterwards. A store that is not held
-    stays unchanged. Raises errors.Unavailable, errors.UnsupportedFormat."""
+    chain gets a link, and the hold ends. A store that is not held stays unchanged. Returns the
+    status afterwards. Raises errors.Unavailable, errors.UnsupportedFormat."""
     with reachable("accepting the metadata store"):
         for _ in range(TRIES_MAX):
             before = await status(store)
@@ -261,8 +262,8 @@ async def _accept(store: MetadataStore, before: StoreStatus) -> None:
     versions = range(node.version, max(node.version + 1, first))  # see ClusterGuard
     operations = [
         *(Set(paths.CLUSTER, clusters.encode(after), version) for version in versions),
-        await _counter(store, first_id),
-        _written(paths.CHAIN, longer, link),
+        await _write_of_counter(store, first_id),
+        _write_of(paths.CHAIN, longer, link),
     ]
     try:
         await store.multi(operations)

@@ -2,18 +2,18 @@
 
 Always true: a record has at least one fragment; the first begins at entry 0 and first entries
 strictly increase; each ensemble has exactly `ensemble_size` different bookies; `last_entry`,
-`length_bytes` and `rows` are set if and only if the state is CLOSED. A joining bookie is
-named for a slot of a fragment whose ensemble it is not in, at most one bookie a slot; it has the
-slot's copies, or repair is writing the copies to it, and no client reads from it yet.
+`length_bytes` and `rows` are set if and only if the state is CLOSED. A bookie may be *joining* for
+a slot of a fragment, at most one for each slot, and none that is in the fragment's ensemble: repair
+writes the slot's copies to it, and no client reads from it before it has the slot.
 
 Three tokens derive from a ledger's password: to read, to add, and to fence and recover. Always
 true: the record holds verifiers only, from which no token can be computed; without a password there
 are no verifiers, and bookies accept any token. A token to recover also grants read and add, because
 recovery writes back the entries that it reads.
 
-The tree below /ledgers has all ledgers; a listing reads it folder by folder. Always true: a listing
-begins with a sync, and is complete or raises an error; folders are never deleted, so a missing
-folder, or a foreign name, means that the tree is broken.
+All records are in the tree of folders below /ledgers. Always true: a listing of the tree begins
+with a sync, and is complete or raises an error; folders are never deleted, so a missing folder, or
+a name that is no id, means that the tree is broken.
 """
 
 import hashlib
@@ -52,8 +52,8 @@ class Fragment:
 @dataclass(frozen=True, slots=True)
 class JoiningBookie:
     """`bookie_id` gets the copies of a slot, and then the slot (repair/slots.py). The slot belongs
-    to the fragment that begins at `first_entry`. `token` is drawn anew each time that a bookie
-    joins: a process that has verified all copies checks by the token that the bookie did not leave
+    to the fragment that begins at `first_entry`. `token` is a new random text each time that a
+    bookie joins: by it, a process that has verified all copies sees that the bookie did not leave
     since."""
 
     first_entry: int
@@ -64,7 +64,7 @@ class JoiningBookie:
 
 @dataclass(frozen=True, slots=True)
 class Verifiers:
-    """The SHA-256 of each token, in hex; tokens are checked against it."""
+    """The SHA-256 of each token, in hex."""
 
     read: str
     add: str
@@ -73,9 +73,9 @@ class Verifiers:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """One ledger. `creator` is the random token of its creator: after a lost response, the creator
-    recognises its own record by it. `intent` and `topic` are those for which the ledger was made
-    ("": it was made through LedgerClient, and no janitor touches it). `custom` is the user's."""
+    """One ledger. `creator` is a random token: by it the creator recognises its own record after a
+    lost response. `intent` and `topic`: those for which the ledger was made ("": it was made
+    through LedgerClient, and no maintenance deletes it). `custom` is the user's."""
 
     ledger_id: int
     ensemble_size: int
@@ -122,7 +122,7 @@ class LedgerRecord:
         slots = {(joining.first_entry, joining.slot) for joining in self.joining}
         bookies = {(joining.first_entry, joining.bookie_id) for joining in self.joining}
         if min(len(slots), len(bookies)) < len(self.joining):
-            raise BadLedgerRecord("two bookies are joining for one slot, or one for two")
+            raise BadLedgerRecord("two bookies are joining for a slot, or a bookie for two slots")
 
     @property
     def last_fragment(self) -> Fragment:
@@ -154,8 +154,8 @@ class LedgerRecord:
 
 
 def entries_kept(record: LedgerRecord, bookie_id: str, last_entry: int) -> list[tuple[range, int]]:
-    """The entries of each fragment that names the bookie, up to `last_entry`, with the bookie's
-    slot there; `keeps` decides which of these entries it keeps."""
+    """For each fragment that names the bookie, its entries up to `last_entry`, and the bookie's
+    slot there; by the slot, `keeps` decides which of these entries the bookie keeps."""
     return [
         (entries, fragment.ensemble.index(bookie_id))
         for fragment, entries in entries_of(record, last_entry)
@@ -178,8 +178,7 @@ def keeps(record: LedgerRecord, slot: int, entry_id: int) -> bool:
 
 
 def shallow(value: Any) -> dict[str, Any]:
-    """The fields, by name, of a dataclass with slots. Unlike asdict, which costs ten times as much,
-    it does not copy the values."""
+    """The fields, by name, of a dataclass with slots; not copied, so it costs a tenth of asdict."""
     return {name: getattr(value, name) for name in value.__slots__}
 
 
@@ -218,8 +217,8 @@ def decode(value: bytes) -> LedgerRecord:
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """The tokens that a client sends with its requests; empty for a ledger without password.
-    `repair`: these are the cluster's own tokens (autorecovery.py), which a ledger's record does not
-    verify."""
+    `repair`: they are the credential of repair (autorecovery.py), for which a record has no
+    verifiers."""
 
     read: bytes = b""
     add: bytes = b""
@@ -228,7 +227,7 @@ class Tokens:
 
 
 def derive(password: bytes) -> Tokens:
-    """The three tokens of a password; all empty for the empty password."""
+    """The tokens of a password."""
     if not password:
         return Tokens()
     read, add, recover = (hmac.digest(password, u, "sha256") for u in (b"read", b"add", b"recover"))
@@ -262,11 +261,11 @@ class BrokenListing(StoreError):
 
 
 async def ledger_ids(metadata: MetadataStore, root: str = paths.LEDGERS) -> AsyncIterator[int]:
-    """The ids, ascending, of all ledgers that exist from the beginning to the end of the listing;
-    and maybe ids of ledgers made or deleted meanwhile. One folder of names for each level of the
-    tree is in memory at a time. `root` may be the root of another such tree.
+    """The ids of all ledgers, ascending; a ledger that is made or deleted during the listing may be
+    in it. Keeps one folder of names for each level of the tree in memory. `root` may be the root of
+    another such tree.
 
-    Raises StoreError, also BrokenListing: the list is never incomplete.
+    Raises StoreError, also BrokenListing: the list is never short.
     """
     await metadata.sync(root)
     folders = [root]

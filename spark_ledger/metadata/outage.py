@@ -1,9 +1,9 @@
 """How long calls wait for a store that does not respond, and what is logged meanwhile.
 
 Always true: a call waits until `timeout_s` after the outage began, and at least `call_timeout_s`.
-An outage begins when contact is lost; or, on a connection without a response, with the oldest
-waiting call. The next response ends it. Lines are logged only with a `timeout_s`, and while a call
-waits: after NOTICE_S, every REPEAT_S, and at the end.
+An outage begins when contact is lost or, on a connection without responses, with the oldest waiting
+call; the next response ends it. If `timeout_s` is set, a call that waits is logged after NOTICE_S,
+every REPEAT_S, and at the end.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ _log = logging.getLogger(__name__)
 
 
 class Outage:
-    """The outages of one connection, on its event loop. `subject` returns the store's name for
-    people, with the known reason of its silence."""
+    """The outages of one connection, on its event loop. `subject` returns the store's name, and why
+    it is silent if that is known."""
 
     def __init__(self, subject: Callable[[], str], call_timeout_s: float, timeout_s: float) -> None:
         self._subject = subject
@@ -32,16 +32,13 @@ class Outage:
         self._timer: asyncio.TimerHandle | None = None
 
     def on_contact_lost(self) -> None:
-        """Contact to the store was lost."""
         if self._lost_since_s is None:
             self._lost_since_s = self._loop.time()
 
     def on_contact(self) -> None:
-        """There is contact to the store."""
         self._lost_since_s = None
 
     def on_response(self) -> None:
-        """The store responded."""
         if self._reported_since_s is not None:
             silent_s = self._loop.time() - self._reported_since_s
             _log.warning("%s answers again, after %.0f s", self._subject(), silent_s)
@@ -49,7 +46,7 @@ class Outage:
 
     @contextmanager
     def call(self, purpose: str) -> Iterator[float]:
-        """The time of one call; yields when it began."""
+        """Around one call, which is logged as `purpose`; yields the time at which it began."""
         began_s = self._loop.time()
         call = object()
         self._calls[call] = (began_s, purpose)
@@ -61,7 +58,7 @@ class Outage:
             del self._calls[call]
 
     def deadline_s(self, began_s: float) -> float:
-        """The loop's time until which a call waits that began at `began_s`."""
+        """Until when a call waits that began at `began_s`; both are times of the loop's clock."""
         since_s = began_s if self._lost_since_s is None else self._lost_since_s
         return max(began_s + self._call_timeout_s, since_s + self._timeout_s)
 
@@ -70,7 +67,7 @@ class Outage:
         return self._loop.time() >= self.deadline_s(began_s)
 
     def error_text(self, purpose: str, began_s: float) -> str:
-        """The text of the error of a call after its deadline."""
+        """The error text of a call that has passed its deadline."""
         text = (
             f"{self._subject()} did not answer for {self._loop.time() - began_s:.0f} s ({purpose})"
         )
@@ -83,7 +80,7 @@ class Outage:
             self._timer.cancel()
 
     def _report(self) -> None:
-        """Log the calls that have waited for NOTICE_S; report again while calls wait."""
+        """Log that calls have waited for NOTICE_S, again and again as long as calls wait."""
         self._timer = None
         if not self._calls:
             return

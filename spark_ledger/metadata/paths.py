@@ -58,7 +58,7 @@ def underreplicated(ledger_id: int) -> str:
 
 
 def underreplicated_lock(ledger_id: int) -> str:
-    """Ephemeral, of the worker that repairs the ledger."""
+    """The ephemeral of the worker that repairs the ledger."""
     return f"{UNDERREPLICATED_LOCKS}/{ledger_id}"
 
 
@@ -70,7 +70,7 @@ def _cut(ledger_id: int) -> str:
 
 
 def broker(broker_id: str) -> str:
-    """Ephemeral, of a broker that is alive."""
+    """The broker's ephemeral, while it is alive."""
     return f"{BROKERS_ALIVE}/{broker_id}"
 
 
@@ -85,7 +85,7 @@ def draining(bookie_id: str) -> str:
 
 
 def held(bookie_id: str) -> str:
-    """The bookie's report of ledgers that a held store does not name; see metadata/hold.py."""
+    """The bookie's report of ledgers that a held store does not name; see hold.py."""
     return f"{HELD}/{bookie_id}"
 
 
@@ -95,8 +95,7 @@ def bookie_start(bookie_id: str) -> str:
 
 
 def digits_below(digits: int) -> int:
-    """The number of digits of each name in a folder whose path has `digits` digits of the ledger
-    id."""
+    """How many digits each name has in a folder at whose path the ledger id has `digits` digits."""
     return next(b - a for a, b in _CUTS if a == digits)
 
 
@@ -141,7 +140,7 @@ def topic_log(topic_id: str, number: int | None = None) -> str:
 
 def subscriptions(topic_id: str) -> str:
     """The folder of the topic's subscriptions. Its version changes when a subscription is made or
-    goes back: a trim checks it."""
+    is moved back; a trim checks the version."""
     return f"{topic(topic_id)}/subscriptions"
 
 
@@ -157,7 +156,7 @@ def subscription_marks(topic_id: str, name: str, number: int | None = None) -> s
 
 
 def subscription_share(topic_id: str, name: str, broker_id: str | None = None) -> str:
-    """The share of a broker: positions of its consumers; or the folder of the shares."""
+    """A broker's share (the positions of its consumers), or the folder of the shares."""
     shares = f"{subscription(topic_id, name)}/shares"
     return shares if broker_id is None else f"{shares}/{broker_id}"
 
@@ -170,13 +169,13 @@ def acks(topic_id: str, partition: int | None = None) -> str:
 
 
 def ack_moves(topic_id: str) -> str:
-    """Its version counts how often a process other than its owner moved one of the topic's
-    subscriptions or deleted it."""
+    """A node whose version counts how often a subscription of the topic was moved or deleted by a
+    process that does not serve it."""
     return f"{acks(topic_id)}/moves"
 
 
 def topic_schema(topic_id: str, version: int | None = None) -> str:
-    """The record of the topic's current schema, or one version of it."""
+    """The record of the topic's current schema, or one version of the schema."""
     schema = f"{topic(topic_id)}/schema"
     return schema if version is None else f"{schema}/{version:05d}"
 
@@ -186,7 +185,7 @@ def topic_checkpoint(topic_id: str) -> str:
 
 
 def topic_deleted(topic_id: str) -> str:
-    """The record of a topic's deletion, and its time; the topic's last node to be removed."""
+    """The record of a topic's deletion, with its time; it is removed after all other nodes."""
     return f"{TOPICS_DELETED}/{topic_id}"
 
 
@@ -203,5 +202,6 @@ def intent_blocks(intent_id: str) -> str:
 
 
 def txn(app_id: str, target: str) -> str:
-    """The record of the highest version `app_id` committed to `target` (escaped by the caller)."""
+    """The record of the highest version that `app_id` committed to `target` (escaped by the
+    caller)."""
     return f"{TXNS}/{app_id}/{target}"

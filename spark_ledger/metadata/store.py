@@ -4,8 +4,8 @@ Always true of an implementation:
 - writes are linearizable; reads may lag until `sync` has returned;
 - a write with an unknown outcome raises OutcomeUnknown, and the store never repeats it: the caller
   syncs, reads back and compares (a token, a version, its own record);
-- a watch fires at most once, on the event loop, after a change *or* after the session was
-  suspended or lost: it proves no change, and the caller reads again.
+- a watch fires at most once, on the event loop, after a change *or* after the session was suspended
+  or lost: the caller reads again to see which.
 
 Paths are absolute below the cluster's root ("/topics/public/default/t"). Versions count from 0.
 Parents are made by `create(..., parents=True)`; intermediate nodes are never deleted.
@@ -30,11 +30,11 @@ class NoNode(StoreError):
 
 
 class NodeExists(StoreError):
-    """A node to be created exists already."""
+    """The node to be created exists already."""
 
 
 class BadVersion(StoreError):
-    """The node has another version than expected: there was another write."""
+    """The node has another version than expected: it was written meanwhile."""
 
 
 class NotEmpty(StoreError):
@@ -50,15 +50,15 @@ class OutcomeUnknown(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """A read, or a write that certainly was not applied, could not be served in time."""
+    """The store did not respond in time; a write was certainly not applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Versioned:
-    """A node's value, its version, when the store created it and when it was last set (ms since the
-    epoch, the store's clock), and the session that owns it (0 when it is not ephemeral). `set_in`
-    is the number of the transaction that set it last (0: not known). Numbers rise with each write
-    to the store, so they show which of two nodes was set first."""
+    """A node's value, its version, when the store created it and when it was last set (ms of the
+    store's clock since 1970), and the session that owns it (0: it is not ephemeral). `set_in` is
+    the number of the transaction that set it last (0: not known): as numbers rise with each write
+    to the store, they show which of two nodes was set first."""
 
     value: bytes
     version: int
@@ -99,7 +99,7 @@ Operation = Create | Set | Delete | Check
 
 
 class MultiFailed(StoreError):
-    """A multi changed nothing. `index` is the operation that failed, `cause` why."""
+    """A multi changed nothing, because the operation `index` failed with `cause`."""
 
     def __init__(self, index: int, cause: StoreError) -> None:
         super().__init__(f"operation {index} of the multi failed: {cause!r}")
@@ -117,8 +117,7 @@ Watcher = Callable[[], None]
 
 
 class MetadataStore(Protocol):
-    """Reads raise NoNode where stated and StoreUnavailable; writes raise OutcomeUnknown and
-    ValueTooBig too."""
+    """Every call may raise StoreUnavailable, a write also OutcomeUnknown and ValueTooBig."""
 
     @property
     def session_state(self) -> SessionState: ...
@@ -129,17 +128,17 @@ class MetadataStore(Protocol):
 
     @property
     def connections(self) -> int:
-        """How often this process connected to the store. Each connection may be to an older copy of
-        the store, also within a session."""
+        """How often this process connected to the store. Also within a session, a new connection
+        may be to an older copy of the store."""
 
     def add_session_listener(self, listener: Callable[[SessionState], None]) -> None:
         """Call `listener` on the event loop at every change of the session's state."""
 
     async def get(self, path: str, watch: Watcher | None = None) -> Versioned:
-        """The node. Raises NoNode (and then sets the watch on the node's creation)."""
+        """The node. Raises NoNode; then the watch fires when the node is created."""
 
     async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
-        """The nodes, None for a missing node; takes a fraction of the time of as many `get`."""
+        """The nodes, None for a missing node; much faster than a `get` of each."""
 
     async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
         """Names of the node's children, sorted. Raises NoNode."""
@@ -162,8 +161,7 @@ class MetadataStore(Protocol):
         """Carry out all operations or none. Raises MultiFailed."""
 
     async def sync(self, path: str = "/") -> None:
-        """Reads of this session that begin after this call returns see every write acknowledged
-        before the call."""
+        """Later reads of this session see every write that was acknowledged before this call."""
 
     async def close(self) -> None:
         """End the session, and with it its ephemerals."""

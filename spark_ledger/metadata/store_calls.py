@@ -1,8 +1,7 @@
-"""Calls, mostly to the metadata store, that every part of the topic layer makes the same way.
+"""Calls to the metadata store that many rooms make, and helpers for calls that are repeated.
 
-Always true: the time that `store_now_ms` returns is between the call and its return. If responses
-were lost, or other processes asked at the same moment again and again, it is LONG_AGO_MS, at which
-no action is due.
+Always true: the time that `store_now_ms` returns is between the call and its return, or
+LONG_AGO_MS, at which no action is due.
 """
 
 import asyncio
@@ -50,8 +49,8 @@ async def read(store: MetadataStore, path: str, watch: Watcher | None = None) ->
 
 
 async def look_up(store: MetadataStore, path: str) -> Versioned | None:
-    """As `read`, but None only if the node did not exist at the time of the call. (Another process
-    may have made the node and sent its path, and this session's replica may lag.)"""
+    """As `read`, but None only if the node did not exist at the time of the call: if this session's
+    replica lacks the node, it is read again after a sync."""
     node = await read(store, path)
     if node is None:
         await store.sync(path)
@@ -60,7 +59,7 @@ async def look_up(store: MetadataStore, path: str) -> Versioned | None:
 
 
 async def ensure(store: MetadataStore, path: str, value: bytes = b"") -> None:
-    """Make a node at the path, unless there is a node; an existing node stays unchanged."""
+    """Make a node at the path; an existing node stays unchanged."""
     if await read(store, path) is not None:
         return
     for _ in range(TRIES_MAX):
@@ -70,8 +69,8 @@ async def ensure(store: MetadataStore, path: str, value: bytes = b"") -> None:
         except NodeExists:
             return
         except OutcomeUnknown:
-            await store.sync(path)  # another try to create it is harmless
-    raise StoreUnavailable(f"{path} could not be made: {TRIES_MAX} answers were lost")
+            await store.sync(path)  # it is harmless to create it again
+    raise StoreUnavailable(f"{path} could not be made: {TRIES_MAX} responses were lost")
 
 
 async def call_each(
@@ -120,8 +119,8 @@ async def names_in(store: MetadataStore, folder: str) -> list[str]:
 
 @contextmanager
 def reachable(action: str) -> Iterator[None]:
-    """Raise the store's failures as errors.Unavailable, with the work under way (`action`). The
-    text distinguishes a store that did not respond from a store that refused."""
+    """Raise the store's failures as errors.Unavailable, whose text names the work (`action`), and
+    whether the store did not respond or refused."""
     try:
         yield
     except (StoreUnavailable, OutcomeUnknown) as error:
@@ -135,8 +134,8 @@ def reachable(action: str) -> Iterator[None]:
 
 
 async def take_role(store: MetadataStore, path: str) -> bool:
-    """Take the role whose ephemeral is at `path`, if no session has it; returns whether this
-    session has the role. Raises errors.Unavailable."""
+    """Take the role whose ephemeral is at `path`, unless another session has it; returns whether
+    this session has the role. Raises errors.Unavailable."""
     with reachable(f"reading which session is elected at {path}"):
         with suppress(NodeExists, OutcomeUnknown):
             await store.create(path, ephemeral=True)
@@ -154,9 +153,8 @@ def pause_s(rng: random.Random, tries: int) -> float:
 
 
 class Tries:
-    """Counts the tries of one change that may fail because of other changes: at most `tries_max`
-    tries. With `rng` there is a pause after each try, except after the first
-    `tries_without_pause`."""
+    """Counts the tries of a change that other changes can make fail: `tries_max` at most. With
+    `rng` there is a pause after each try, except after the first `tries_without_pause`."""
 
     def __init__(
         self,
@@ -171,7 +169,7 @@ class Tries:
 
     async def retry_or_raise(self, why: str | errors.LedgerError) -> None:
         """Call this after a failed try: it returns when the change may be tried again. After the
-        last try it raises `why`; a text is raised as errors.CommitContended."""
+        last try it raises `why`, as errors.CommitContended if `why` is a text."""
         if self._rng is not None and self.failed >= self._tries_without_pause:
             await asyncio.sleep(pause_s(self._rng, self.failed))
         self.failed += 1
@@ -180,7 +178,8 @@ class Tries:
 
 
 async def store_now_ms(store: MetadataStore) -> int:
-    """The store's time, by which commits are stamped: the time of a node that this call creates.
+    """The time by the clock that stamps commits: the time of a node that this call creates.
+    LONG_AGO_MS if responses were lost, or other processes asked at the same moment again and again.
     Raises StoreUnavailable."""
     for _ in range(CLOCK_TRIES_MAX):
         with suppress(NoNode, OutcomeUnknown):

@@ -1,9 +1,9 @@
-"""Unrecorded ledgers: bookies keep copies of them, but they have no record and are not named as
-deleted. Here are the bookies' lists, and an operator's statement that such ledgers were deleted.
+"""Unrecorded ledgers, of which bookies keep copies, but which have no record and are not named as
+deleted (deleted_ledgers.py): the bookies' lists of them, and the call by which an operator names
+them as deleted.
 
-Always true: a bookie's list is for operators, and no copy is removed because of it. A ledger is
-named as deleted here only in a multi that checks that the ledger has no record and that the store
-is not held.
+Always true: a bookie's list is for operators; no copy is removed because of it. The multi that
+names a ledger as deleted checks that the ledger has no record and that the store is not held.
 
 The node /unrecorded/<bookie> is JSON: `ledgers`: the number of ledgers; `ids`: the lowest
 LISTED_MAX ids.
@@ -47,13 +47,13 @@ async def publish(store: MetadataStore, bookie_id: str, ledger_ids: Sequence[int
     value = json.dumps(plain, separators=(",", ":")).encode()
     if node is None:
         await ensure(store, path, value)
-    else:  # also an equal list: the node's time is the time of the count
+    else:  # also if the list is the same: the node's time is the time of the list
         await store.set(path, value, node.version)
 
 
 class UnrecordedLedgers(NamedTuple):
     """`bookies`: by ledger id the bookies that keep the ledger. `counted_ms`: by bookie the time of
-    its list, by the store's clock. `held`: why the store is held, empty if it is not held."""
+    its list, by the store's clock. `held`: why the store is held (hold.py); "" if it is not."""
 
     bookies: Mapping[int, list[str]]
     counted_ms: Mapping[str, int]
@@ -61,8 +61,8 @@ class UnrecordedLedgers(NamedTuple):
 
 
 async def read_unrecorded(store: MetadataStore) -> UnrecordedLedgers:
-    """The unrecorded ledgers of all lists. In a hold bookies write no lists: then the ledgers that
-    they reported in the hold (hold.py) are added. Raises BadClusterRecord, StoreError."""
+    """The unrecorded ledgers of all lists and, if the store is held, of the reports that bookies
+    write instead of lists then. Raises BadClusterRecord, StoreError."""
     record = await cluster.read(store)
     bookies: dict[int, list[str]] = {}
     for report in await hold.reports_of(store, record):
@@ -98,7 +98,7 @@ async def unrecorded_of(store: MetadataStore, bookie_id: str) -> list[int]:
 
 
 def _ids(value: bytes) -> list[int]:
-    """The ids of a list; empty for a damaged list, as lists are for people."""
+    """The ids of a list; empty for a malformed list, as lists are for people."""
     try:
         return [int(ledger_id) for ledger_id in json.loads(value)["ids"]]
     except errors.MALFORMED:
@@ -131,8 +131,8 @@ async def _name_absent(store: MetadataStore, guard: ClusterGuard, ids: Sequence[
 
 
 async def _writes_that_name(store: MetadataStore, absent: Sequence[int]) -> list[Operation]:
-    """Operations that name the ledgers, and fail if one has a record: making and deleting a node in
-    one multi fails if the node exists, and no read ever sees the node."""
+    """Operations that name the ledgers, and fail if one of them has a record. To check that a node
+    does not exist, the multi creates and deletes it; no read ever sees the node."""
     records = map(paths.ledger, absent)
     absence = [step for path in records for step in (Create(path), Delete(path, ANY_VERSION))]
     return [*absence, *await deleted_ledgers.writes_that_name(store, absent)]

@@ -1,17 +1,17 @@
-"""The metadata store in ZooKeeper, over kazoo; the only file that knows kazoo.
+"""The metadata store in ZooKeeper; the only file that uses the library kazoo.
 
 Always true:
 - responses, watch events and changes of the session reach the event loop in the order in which
   ZooKeeper sent them: kazoo's connection thread hands over all three, one after another;
-- a request for which ZooKeeper would close the connection raises ValueTooBig here;
-- a write is sent at most once. If the connection, the session or the time is lost after it was
-  sent, it raises OutcomeUnknown; if before, StoreUnavailable;
+- a request so large that ZooKeeper would close the connection raises ValueTooBig here;
+- a write is sent at most once. If the connection or session is lost, or the time is over, the write
+  raises OutcomeUnknown if it was sent, else StoreUnavailable;
 - two watches by the same function on the same path are one watch;
-- in an outage, reads and writes that were not sent wait as outage.py decides;
+- in an outage, reads, and writes that were not sent, wait as outage.py decides;
 - a server that closes every connection without a greeting *refuses*: it has no quorum, or its data
-  are older than the data that this process has read (a restored backup). Errors name this. After
+  are older than what this process has read (a restored backup). Errors name this. After
   FORGET_SESSIONS times the session's timeout, this process accepts a server with older data: it
-  then has a new session, and reads which store it is.
+  then has a new session, and reads again which cluster the store has.
 """
 
 import asyncio
@@ -54,15 +54,15 @@ from spark_ledger.metadata.store import (
 )
 
 CLOSE_TIMEOUT_S = 1.0
+"""How long a process waits for the end of its session. If it takes longer, ZooKeeper reads the
+request later, or the session times out."""
 SYNC_WAIT_S = 0.05
-"""How long a sync waits at most for the one before it, so that more calls share it."""
-"""How long a process waits for the end of its session. After that, ZooKeeper reads the request
-later, or the session times out."""
+"""How long a sync waits for the sync before it, so that more calls share it."""
 HANDSHAKE_S = 2.0
 """How long to wait for a server's greeting; doubled after each wait in vain, up to the session's
 timeout. A server that is just starting may accept a connection and never respond on it."""
 FORGET_SESSIONS = 1.5
-"""In sessions' timeouts: a session in the snapshot of an older store has ended by then."""
+"""In timeouts of the session: by then, each session in an older copy of the store has ended."""
 RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 
 _log = logging.getLogger(__name__)
@@ -90,11 +90,11 @@ async def connect(
     make_root: bool = True,
 ) -> "ZooKeeperStore":
     """A store for the cluster at `service_url`; with `make_root` the cluster's root is made if it
-    is missing. Calls wait `call_timeout_s` for a response; in an outage until `outage_timeout_s`
-    after its beginning, if that is longer.
+    is missing. A call waits `call_timeout_s` for a response or, if that is longer, until
+    `outage_timeout_s` after an outage began.
 
-    Raises errors.Unavailable, which names the URL, without a response in `connect_timeout_s`, and
-    errors.BadConfig for a text that is no service URL.
+    Raises errors.Unavailable if there is no response in `connect_timeout_s`, and errors.BadConfig
+    for a text that is no service URL.
     """
     url = parse(service_url)
     store = ZooKeeperStore(url, session_timeout_s, call_timeout_s, outage_timeout_s)
@@ -118,16 +118,16 @@ async def connect(
 
 
 class _OrderedHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Runs callbacks at once, on the connection's thread, instead of on a thread for each kind:
-    so a watch event never overtakes a response that was sent earlier. Our callbacks only hand over
-    to the event loop.
+    """Runs callbacks at once, on the connection's thread (kazoo has a thread for each kind), so
+    that no watch event overtakes a response that was sent earlier. Our callbacks only hand over to
+    the event loop.
 
     Waits only HANDSHAKE_S at first for a connection and its greeting: kazoo would wait for the
-    whole timeout of the session, and so lose it.
+    whole timeout of the session, and so lose the session.
 
-    `refused_since_s` (monotonic): the time since which the server closes each connection without a
+    `refused_since_s`: the time (monotonic) since which the server closes each connection without a
     greeting; None while it greets, hangs or cannot be reached. After `forget_after_s` of refusals,
-    `forget` is called on the connection's thread, before the next connection."""
+    calls `forget` on the connection's thread, before the next connection."""
 
     def __init__(self, forget_after_s: float, forget: Callable[[], None]) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class _OrderedHandler(SequentialThreadingHandler):  # type: ignore[misc]
         self._patience_s = HANDSHAKE_S
 
     def on_session_change(self, connected: bool) -> None:
-        """The session was connected, or lost its connection."""
+        """Note that the session was connected, or lost its connection."""
         self._is_greeted = connected
         if connected:
             self._patience_s = HANDSHAKE_S
@@ -161,7 +161,7 @@ class _OrderedHandler(SequentialThreadingHandler):  # type: ignore[misc]
         return connection
 
     def _note_refusal(self) -> None:
-        """Note if the server closed the last connection without a greeting."""
+        """Note it if the server closed the last connection without a greeting."""
         if not self._awaits_greeting:
             return
         self._awaits_greeting = False
@@ -194,8 +194,8 @@ class _OrderedHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _Watch:
-    """A watcher in the form that kazoo keeps; equal for the same watcher, so that kazoo keeps
-    one."""
+    """A watcher in the form that kazoo takes. Two of the same watcher are equal, so that kazoo
+    keeps one."""
 
     __slots__ = ("_deliver", "_watcher")
 
@@ -214,7 +214,7 @@ class _Watch:
 
 
 class _ReadGroup:
-    """Several reads in the form of one result of kazoo: the event loop is called once."""
+    """Several reads as one result of kazoo, so that the event loop is called only once."""
 
     def __init__(self, read: Callable[[str], Any], paths: Sequence[str]) -> None:
         self._read = read
@@ -281,7 +281,7 @@ class ZooKeeperStore:
         self._client.add_listener(self._on_session_state)
 
     async def start(self, make_root: bool = True) -> None:
-        """Open the session and make the cluster's root. The caller bounds the time."""
+        """Open the session, however long it takes, and make the cluster's root."""
         self._client.start_async()
         with self._outage.call("a session"):
             await self._connected.wait()
@@ -319,8 +319,8 @@ class ZooKeeperStore:
         return self._server_name
 
     def _forget_seen(self) -> None:
-        """Forget the newest transaction that this process has seen: a server with older data would
-        refuse this process for ever otherwise."""
+        """Forget the newest transaction that this process has seen: else a server with older data
+        would refuse this process for ever."""
         _log.warning(
             "%s did not take the session; it is tried as a new process would",
             self._describe_server(),
@@ -384,7 +384,7 @@ class ZooKeeperStore:
         return sorted(names)
 
     async def sync(self, path: str = "/") -> None:
-        """Calls that come while a sync is under way share the next one, which is sent after it."""
+        """Calls that come while a sync is under way share the next sync, which is sent after it."""
         if self._next_sync is None:
             sync = self._sync_after(self._last_sync, path)
             self._next_sync = self._loop.create_task(sync)
@@ -495,7 +495,7 @@ class ZooKeeperStore:
                 raise _store_error(error, path) from error
 
     async def _contact(self, path: str, began_s: float) -> None:
-        """Wait until there is contact, as far as is known. Raises StoreUnavailable."""
+        """Wait for contact to the store. Raises StoreUnavailable."""
         while not self._connected.is_set():
             try:
                 async with asyncio.timeout_at(self._outage.deadline_s(began_s)):
@@ -507,7 +507,7 @@ class ZooKeeperStore:
             raise StoreUnavailable("the store is closed")
 
     async def _response(self, send: Callable[[], Any]) -> Any:
-        """Send a request; return the value of kazoo's result. Raises kazoo's exceptions."""
+        """Send a request; returns its result. Raises kazoo's exceptions."""
         response: asyncio.Future[Any] = self._loop.create_future()
         send().rawlink(lambda result: self._deliver(_resolve, response, result))
         try:
@@ -534,7 +534,8 @@ class ZooKeeperStore:
         await woken(ended, CLOSE_TIMEOUT_S)  # else ZooKeeper ends the silent session later
 
     def abandon(self, then: Callable[[], None] = lambda: None) -> None:
-        """End the session in the background, on a thread, as kazoo blocks meanwhile."""
+        """End the session in the background, on a thread, because kazoo blocks meanwhile. Calls
+        `then` at the end, on that thread."""
         self._closed = True
         self._outage.close()
         self._connected.set()  # a waiting call then finds the store closed

@@ -72,10 +72,10 @@ async def test_too_many_are_an_alarm_until_they_are_accepted_and_that_holds_whil
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"lost_bookie_delay_s": "0"}, "lost_bookie_delay_s = 0.0 is no delay"),
+        ({"lost_bookie_delay_s": "0"}, "lost_bookie_delay_s = 0.0 is not between 0 and a year"),
         ({"lost_bookie_delay_s": "0.5"}, "0.5 is shorter than the restart of a bookie"),
         ({"lost_bookie_delay_s": "nan"}, "'nan' is not a number"),
-        ({"lost_bookie_delay_s": "inf"}, "= inf is no delay"),
+        ({"lost_bookie_delay_s": "inf"}, "= inf is not between 0 and a year"),
         ({"lost_bookie_delay_s": None}, "= None is not a number"),
         ({"repair_bytes_per_s": "-1"}, "repair_bytes_per_s = -1 is below 0"),
         ({"repair_bytes_per_s": 1.5}, "1.5 is not a whole number"),
