@@ -496,6 +496,16 @@ class SubscriptionBusy(LedgerError):
     )
 
 
+class CopyGone(LedgerError):
+    """The copy of a subscription's acknowledgements by which a query plans was removed."""
+
+    error_class, sql_state = "LEDGER_SUBSCRIPTION.COPY_GONE", "55000"
+    remedy = (
+        "Start the query with a new checkpoint and startingSubscription: a copy is kept until the"
+        " query has read beyond it, and for 30 days after the query used it last."
+    )
+
+
 # -- our error behind one of Spark's -----------------------------------------------------------
 
 _OURS = re.compile(r"\[LEDGER(?:_[A-Z]+)*(?:\.[A-Z_]+)?\] [^\n]*")

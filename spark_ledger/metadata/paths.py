@@ -168,6 +168,11 @@ def acks(topic_id: str, partition: int | None = None) -> str:
     return folder if partition is None else f"{folder}/{partition}"
 
 
+def ack_copy(topic_id: str, copy_id: str) -> str:
+    """A copy of what a subscription acknowledged, made for one query; see topic/acks/copies.py."""
+    return f"{acks(topic_id)}/copy-{copy_id}"
+
+
 def ack_moves(topic_id: str) -> str:
     """A node whose version counts how often a subscription of the topic was moved or deleted by a
     process that does not serve it."""

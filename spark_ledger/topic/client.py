@@ -59,6 +59,7 @@ from spark_ledger.topic.write import (
 )
 
 if TYPE_CHECKING:
+    from spark_ledger.topic.acks.copies import AckCopies
     from spark_ledger.topic.checkpointer import Checkpointer
     from spark_ledger.topic.commit.commit import Committer
     from spark_ledger.topic.commit.hand_over import AskOwner, LivePartitionCommitter
@@ -145,6 +146,11 @@ class TopicClient:
         return Subscriptions(
             self.ledgers, self.intents, self.log, self.rng, read_chunks=self.chunks.load
         )
+
+    def copies(self, topic_id: str) -> "AckCopies":
+        from spark_ledger.topic.acks.copies import AckCopies
+
+        return AckCopies(self.intents, self.blobs, topic_id)
 
     def log(self, topic_id: str) -> TopicLog:
         """The topic's log; calls for one topic return one object, so that a fold reads only new

@@ -53,7 +53,8 @@ FLOORS = {
         task_reader
         client
         subscription
-        acks read
+        read
+        acks
         commit
         write
         checkpointer schema

@@ -19,6 +19,7 @@ from spark_ledger.broker.dispatch.acks import Acks, after_unacknowledged
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owner.owned_topic import OwnedTopic
 from spark_ledger.broker.wire.commands import Refusal, signed
+from spark_ledger.topic.acks.asking import encode_answer
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription.records import SubscriptionKind
 from spark_ledger.topic.subscription.seek_target import CommittedSince, End, SeekTarget
@@ -82,6 +83,13 @@ async def expire(call: Call) -> None:
 
 def _at_least(end: int, acks: Acks) -> int:
     return max(end, acks.mark)
+
+
+async def acknowledged(call: Call) -> Any:
+    """What consumers acknowledged in the partitions of this broker, for queries of Spark."""
+    topic_acks = call.broker.cursors.acks_of(call.request.parts["topic_id"])
+    name = call.request.query.get("subscription", "")
+    return encode_answer([] if topic_acks is None else topic_acks.of_subscription(name))
 
 
 async def _owned_whole(call: Call, info: TopicInfo) -> OwnedTopic | None:

@@ -22,6 +22,7 @@ from spark_ledger.broker.names import parse
 from spark_ledger.broker.serve.commands import check_listener
 from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.http import HttpRequest, HttpResponse, Route
+from spark_ledger.topic.acks.asking import ACKNOWLEDGED
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ _SUBSCRIPTION = f"{_TOPIC}/subscription/{{subscription}}"
 
 ROUTES = (
     RouteEntry("GET", "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}", _lookup),
+    RouteEntry("GET", f"{ACKNOWLEDGED}/{{topic_id}}", subscriptions.acknowledged),
     RouteEntry("GET", f"{_V2}/clusters", namespaces.clusters),
     RouteEntry("GET", f"{_V2}/brokers/health", namespaces.health),
     RouteEntry("GET", f"{_V2}/tenants", namespaces.tenants),

@@ -244,14 +244,15 @@ class AckNodes:
         names = await names_in(self._store, self._folder)
         return sorted(int(name) for name in names if name.isdigit())
 
-    async def states(self, partition: int) -> States:
-        """The durable states of a partition; does not fence its ledger. Raises
+    async def states(self, partition: int, *, fence: bool = False) -> States:
+        """The durable states of a partition. With `fence` the partition's owner adds nothing more
+        to the ledger that was read; without, the last write may be missing. Raises
         errors.LedgerError."""
         node, states = await self.get(partition, fresh=False), None
         for _ in range(TRIES_MAX):
             if node is None:
                 return {}
-            states = await self.states_of(node.pointer, fence=False)
+            states = await self.states_of(node.pointer, fence=fence)
             again = None if states is not None else await self.get(partition)
             if states is not None or again == node:
                 break

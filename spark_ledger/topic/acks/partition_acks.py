@@ -177,6 +177,13 @@ class PartitionAcks:
         state = self._states.get(key)
         return None if state is None else replace(state, rows=state.rows.copy())
 
+    def states(self) -> dict[AckKey, AckState]:
+        """What every subscription acknowledged, durable or not. The sets are not copies."""
+        states = dict(self._states)
+        for key, user in self._users.items():
+            states[key] = AckState(user.acks.durable, user.acks.rows, self.epoch)
+        return states
+
     async def check_node(self) -> None:
         """Raises errors.Unavailable if another process wrote the node; the node is then read again,
         so that a later call succeeds. Raises StoreError."""
@@ -405,11 +412,9 @@ class PartitionAcks:
         """Applies the successions of the node, which another process noted as it moved
         subscriptions: their acknowledgements count for their new keys. Raises errors.LedgerFenced
         if another owner wrote the node."""
-        mine, states = self._node.pointer, dict(self._states)
+        mine, states = self._node.pointer, self.states()
         if replace(node.pointer, successions=mine.successions) != mine:
             raise errors.LedgerFenced(f"another owner wrote the node of {self._title}")
-        for key, user in self._users.items():
-            states[key] = AckState(user.acks.durable, user.acks.rows, self.epoch)
         for succession in node.pointer.successions[len(mine.successions) :]:
             if (before := states.get(succession.before)) is not None:
                 after = states[succession.after] = succession.state(before)
@@ -480,10 +485,7 @@ class PartitionAcks:
         return records
 
     def _state_records(self) -> list[AckRecord]:
-        states = dict(self._states)
-        for key, user in self._users.items():
-            states[key] = AckState(user.acks.durable, user.acks.rows, self.epoch)
-        return list(state_records(states))
+        return list(state_records(self.states()))
 
     async def _append(self, kind: WriteKind) -> None:
         ledger = self._ledger

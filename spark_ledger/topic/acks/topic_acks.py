@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from spark_ledger import errors
 from spark_ledger.async_tasks import SharedTasks
+from spark_ledger.topic.acks.asking import OwnedAcks
 from spark_ledger.topic.acks.context import AckContext
 from spark_ledger.topic.acks.partition_acks import PartitionAcks
 
@@ -53,6 +54,17 @@ class TopicAcks:
     def partitions(self) -> list[int]:
         """The partitions whose acknowledgements this broker has taken over."""
         return [partition for partition in self._open if self._open.kept(partition) is not None]
+
+    def of_subscription(self, name: str) -> list[OwnedAcks]:
+        """What the subscription's consumers acknowledged, durable or not, in the partitions whose
+        acknowledgements this broker has taken over."""
+        owned = []
+        for partition in self.partitions:
+            acks = self._open.kept(partition)
+            if acks is not None and acks.failure is None:
+                states = {key: state for key, state in acks.states().items() if key.name == name}
+                owned.append(OwnedAcks(partition, acks.epoch, states))
+        return owned
 
     def end(self) -> None:
         """Called when the broker no longer has the topic."""

@@ -25,6 +25,7 @@ from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.metadata.store import MetadataStore, NoNode
 from spark_ledger.metadata.store_calls import Tries, call_each, look_up, names_in, reachable, read
+from spark_ledger.topic.acks.copies import ledgers_of_copies
 from spark_ledger.topic.acks.nodes import AckNodes
 from spark_ledger.topic.checkpointer import with_losses
 from spark_ledger.topic.client import TopicClient
@@ -296,12 +297,14 @@ class References:
         return frozenset(ledger_id for ledger_id in ids if ledger_id is not None)
 
     async def _of_acks(self, topic_id: str) -> frozenset[int]:
-        """The ack ledgers. Raises errors.UnsupportedFormat."""
+        """The ack ledgers, and the ledgers of copies. Raises errors.UnsupportedFormat."""
         nodes = AckNodes(self._ledgers, topic_id)
-        partitions = await nodes.partitions()
+        names = await names_in(self.store, paths.acks(topic_id))
+        partitions = sorted(int(name) for name in names if name.isdigit())
         named = await call_each(partial(nodes.get, fresh=False), partitions, READS_AT_ONCE)
         ids = (node.pointer.ledger_id for node in named if node is not None)
-        return frozenset(ledger_id for ledger_id in ids if ledger_id is not None)
+        of_owners = frozenset(ledger_id for ledger_id in ids if ledger_id is not None)
+        return of_owners | await ledgers_of_copies(self.store, topic_id, names)
 
     def _log(self, topic_id: str) -> TopicLog:
         if topic_id not in self._logs:
