@@ -43,8 +43,9 @@ from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 _DENSE_ROWS = STEP_BATCHES_MAX // 2
 """If more than this number of the next rows are waiting, they are read together, else batch by
 batch."""
-STEP_CUTS_MAX = 500
-"""How many batches are cut out, for some 10 us each, in one step of the loop."""
+STEP_SENDS_MAX = 250
+"""How many batches are sent one by one or held, for some 30 us each, in one step of the loop; a
+batch that is cut out counts twice."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,8 +69,7 @@ class SharedDispatcher(Dispatcher):
         self.sharing = Sharing(self.acks, limits, choice, self._wake.set, partition.messages_at)
         self._sending: asyncio.Task[None] | None = None
         self._failure: Exception | None = None  # of the last message in chunks that was sent
-        self._cuts = 0
-        """The number of batches that were cut out in this step."""
+        self._sends = 0  # in this step, as STEP_SENDS_MAX counts them
 
     def _has_joined(self, consumer: Consumer) -> None:
         if len(self.consumers) == 1:
@@ -132,6 +132,7 @@ class SharedDispatcher(Dispatcher):
             failure, self._failure = self._failure, None
             raise failure
         self._wake.clear()
+        self._sends = 0
         if not self.consumers:
             return False
         self.held.look(max(self.acks.mark, self.partition.start))
@@ -174,11 +175,13 @@ class SharedDispatcher(Dispatcher):
                         return has_changed
                     due.discard(batch.offset)
                     has_changed = True
+                    self._sends += 1
+                    if await self._is_rewound(rewinds):
+                        return True
                 at = next_row(due, max(at, batch.end))
                 if at is None:
                     return has_changed
-            await asyncio.sleep(0)
-            if rewinds != self._rewinds:
+            if await self._is_rewound(rewinds, is_long=True):
                 return True
         return has_changed
 
@@ -193,8 +196,7 @@ class SharedDispatcher(Dispatcher):
             if rewinds != self._rewinds:
                 return True
             if not batches:
-                has_changed |= await self._forget_hole(at)
-                return has_changed
+                return await self._forget_hole(at) or has_changed
             for batch in batches:
                 if batch.end <= at:
                     continue
@@ -202,15 +204,14 @@ class SharedDispatcher(Dispatcher):
                     self._forget(at, batch.offset)
                     has_changed = True
                 has_changed |= self._replay_batch(batch, lossy)
-                await self._pause_after_cuts()
-                if rewinds != self._rewinds:
+                self._sends += 1
+                if await self._is_rewound(rewinds):
                     return True
                 following = self.sharing.next_replay(max(at + 1, batch.end))
                 if following is None:
                     return has_changed
                 at = following
-            await asyncio.sleep(0)
-            if rewinds != self._rewinds:
+            if await self._is_rewound(rewinds, is_long=True):
                 return True
         return has_changed
 
@@ -267,6 +268,7 @@ class SharedDispatcher(Dispatcher):
                 if sent < len(run):
                     break
             elif batch.end > self.position:
+                self._sends += 1
                 self._pass_over(batch.offset)
                 is_sent = not batch.has_rows or self.held.holds(batch)
                 if not is_sent and not self._send_batch(batch, self.position, lossy):
@@ -276,17 +278,16 @@ class SharedDispatcher(Dispatcher):
                 else:
                     self._pass_over(batch.end)
             count += len(run) or 1
-            if run or not count % STEP_BATCHES_MAX:
-                await asyncio.sleep(0)
-            await self._pause_after_cuts()
-            if rewinds != self._rewinds:
+            if await self._is_rewound(rewinds, is_long=bool(run)):
                 return True
         return self.position > start
 
-    async def _pause_after_cuts(self) -> None:
-        if self._cuts >= STEP_CUTS_MAX:
-            self._cuts = 0
+    async def _is_rewound(self, rewinds: int, *, is_long: bool = False) -> bool:
+        """End a long step. Returns whether there were more than `rewinds` rewinds."""
+        if is_long or self._sends >= STEP_SENDS_MAX:
+            self._sends = 0
             await asyncio.sleep(0)
+        return rewinds != self._rewinds
 
     def _send_batch(self, batch: Stored, start: int, lossy: bool) -> bool:
         """Send the rows of a batch from `start` on, or let them wait; False if neither is possible
@@ -332,7 +333,7 @@ class SharedDispatcher(Dispatcher):
         acks = ack_set(part.ranges, part.offset, part.messages) if batch.batched else ()
         frame = consumer.messages.command(part.offset, acks, sharing.redeliveries(part.offset))
         if part.is_cut:
-            self._cuts += 1
+            self._sends += 1
             data = sharing.choice.cut(batch, part, is_lone=consumer.takes_rows)
         consumer.link.send(with_batch(frame, data))
         sharing.give(consumer, part, part.unacked)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 
 import pytest
 
@@ -407,5 +408,33 @@ def test_consumers_learn_once_that_a_terminated_topic_has_no_more_for_them(kind)
         late.dispatcher.flow(late, 1)
         await settle()
         assert (a.link.ends, b.link.ends, late.link.ends) == (1, 1, 1)
+
+    play(act)
+
+
+class Many(Batches):
+    """A partition that reads a thousand batches together."""
+
+    async def read(self, offset, bytes_max=None, *, lossy=False):
+        return [batch for batch in self.stored if batch.end > offset][:1000]
+
+
+def test_batches_are_sent_and_sent_again_in_bounded_steps():
+    async def act(made):
+        partition, turns = Many(*[2] * 1000), [0]
+        a, b = joined(subscription_of(), partition, "a", "b", permits=10_000)
+        made += [a, b]
+        sent = []
+        for consumer in made:
+            plain = consumer.link.send
+            consumer.link.send = lambda frame, send=plain: sent.append(turns[0]) or send(frame)
+        for count in (1000, 2000):
+            async with asyncio.timeout(30):
+                while len(sent) < count:
+                    await asyncio.sleep(0)
+                    turns[0] += 1
+            for consumer in made:
+                consumer.dispatcher.redeliver(consumer, None)
+        assert max(Counter(sent).values()) <= shared_dispatcher.STEP_SENDS_MAX
 
     play(act)
