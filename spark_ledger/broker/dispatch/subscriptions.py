@@ -392,7 +392,6 @@ class TopicSubscriptions:
         dispatcher.seek(offset)
         if subscription.cursor is not None:
             number = dispatcher.partition.number
-            await self._cursors.written(subscription.cursor, RELEASE_S)
             try:
                 async with asyncio.timeout(RELEASE_S):
                     await subscription.cursor.acks_durable(number)
@@ -403,6 +402,7 @@ class TopicSubscriptions:
                 raise errors.Unavailable(
                     f"the seek of subscription '{name}' was not written in {RELEASE_S:.0f} s"
                 ) from None
+            await self._cursors.written(subscription.cursor, RELEASE_S)
             await self._commits.check_owner(number)
 
     def marks(self) -> dict[str, dict[int, int]]:

@@ -249,7 +249,7 @@ class PartitionAcks:
         """Calls `receipt` once the present acknowledgements of the subscription are durable."""
         user = self._users.get(key)
         if self.failure is not None or user is None:
-            receipt(self.failure or _released(key))
+            receipt(self.failure or released(key))
         elif user.is_dirty:
             self._receipts.append((user.served, receipt))
             self._start()
@@ -576,7 +576,7 @@ class PartitionAcks:
                 self._unwritten.pop(key, None)
 
 
-def _released(key: AckKey) -> errors.LedgerFenced:
+def released(key: AckKey) -> errors.LedgerFenced:
     return errors.LedgerFenced(f"subscription '{key.name}' was released", subscription=key.name)
 
 

@@ -1,9 +1,10 @@
 """What a subscription's consumers acknowledged in the partitions that this broker owns: it connects
 the dispatchers, the partitions' ack ledgers and the broker's share.
 
-Always true: the share never shows more than an ack ledger has, or than a state without gaps. So an
-owner of a later epoch that reads only the share loses no acknowledgement for which a receipt was
-given.
+Always true: the share never shows more than an ack ledger has, or than a state without gaps, apart
+from a seek back that the share has not yet. So an owner of a later epoch that reads only the share
+loses no acknowledgement for which a receipt was given, and no row goes that the subscription needs
+if the owner dies during a seek.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from spark_ledger.topic.acks.partition_acks import (
     PartitionAcks,
     Receipt,
     Served,
+    released,
 )
 from spark_ledger.topic.acks.topic_acks import TopicAcks
 from spark_ledger.topic.subscription.nodes import SubscriptionView
@@ -31,6 +33,12 @@ class Floor(NamedTuple):
 
     epoch: int
     position: int
+
+
+class _Adopted(NamedTuple):
+    partition_acks: PartitionAcks
+    state: AckState | None
+    floor: Floor
 
 
 class _Used(NamedTuple):
@@ -57,7 +65,7 @@ class AckedPartitions:
     def __init__(self, topic_acks: TopicAcks, key: AckKey) -> None:
         self.topic_acks = topic_acks
         self.key = key
-        self._adopted: dict[int, tuple[PartitionAcks, AckState | None]] = {}
+        self._adopted: dict[int, _Adopted] = {}
         self._used: dict[int, _Used] = {}
 
     async def partition_acks(self, partition: int, epoch: int) -> PartitionAcks:
@@ -73,17 +81,19 @@ class AckedPartitions:
         wrote the floor (an owner with older software, which writes no ack ledger)."""
         partition, state = partition_acks.partition, partition_acks.state(self.key)
         is_state = state is not None and state.owner_epoch >= floor.epoch
-        self._adopted[partition] = (partition_acks, state if is_state else None)
+        self._adopted[partition] = _Adopted(partition_acks, state if is_state else None, floor)
         if state is None or not is_state:
             return AckState(floor.position, BitMap64(), floor.epoch)
         return state
 
     def track(self, partition: int, served: Served, acks: AckedSet) -> None:
         """Called when a dispatcher goes on from the adopted state, with these acknowledgements."""
-        partition_acks, state = self._adopted.pop(partition)
+        partition_acks, state, floor = self._adopted.pop(partition)
         is_state = state is not None and (state.position, state.rows) == (acks.durable, acks.rows)
         partition_acks.serve(self.key, served, acks, is_state=is_state)
         self._used[partition] = _Used(partition_acks, acks)
+        if acks.durable < floor.position:  # the owner died during a seek back
+            self.changed(partition)
 
     def keep_delays(self, partition: int, source: DelaySource) -> None:
         self._used[partition].partition_acks.delays.keep(source)
@@ -98,16 +108,19 @@ class AckedPartitions:
         self._used[partition].partition_acks.when_durable(self.key, receipt)
 
     async def durable(self, partition: int) -> None:
-        """Raises as PartitionAcks.durable."""
-        await self._used[partition].partition_acks.durable(self.key)
+        """Raises as PartitionAcks.durable, and errors.LedgerFenced after `release`."""
+        used = self._used.get(partition)
+        if used is None:
+            raise released(self.key)
+        await used.partition_acks.durable(self.key)
 
     async def all_durable(self) -> None:
         """When this returns, all acknowledgements are durable, apart from those of partitions that
         this broker no longer owns."""
-        for partition, used in list(self._used.items()):
+        for used in list(self._used.values()):
             if used.partition_acks.failure is None:
                 try:
-                    await self.durable(partition)
+                    await used.partition_acks.durable(self.key)
                 except errors.LedgerError:
                     if used.partition_acks.failure is None:
                         raise

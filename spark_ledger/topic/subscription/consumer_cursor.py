@@ -76,7 +76,6 @@ class ConsumerCursor:
         self._compared = -1  # the connection to the store on which the history was last compared
         self._at = dict(share.at)
         self._highest = dict(share.at)  # the highest positions that others may have read
-        self._epochs: dict[int, int] = {}  # of the partitions that were adopted
         topic_acks = cursors.acks_of(nodes.topic_id)
         key = key_of(subscription)
         self.acked = None if topic_acks is None else AckedPartitions(topic_acks, key)
@@ -117,10 +116,7 @@ class ConsumerCursor:
                 break
         floor = floor_of(subscription, self._at, partition)
         state = self.acked.adopt(acks, floor)
-        self._epochs[partition] = epoch
         self._highest[partition] = max(floor, self._highest.get(partition, floor))
-        if state.position < floor.position:  # a seek back ended early
-            self._set(partition, state.position)
         return state
 
     async def _present(self) -> SubscriptionView:
@@ -152,9 +148,11 @@ class ConsumerCursor:
             self.acked.changed(partition)
 
     def seek(self, partition: int, offset: int) -> None:
-        """As `advance`, but the position may go back."""
-        self._set(partition, offset)
-        if self.acked is not None:
+        """As `advance`, but the position may go back: the share has the position before a later
+        `written` returns, and after the ack ledger has it."""
+        if self.acked is None:
+            self._set(partition, offset)
+        else:
             self.acked.reset(partition)
 
     def when_durable(self, partition: int, receipt: Receipt) -> None:
@@ -173,7 +171,9 @@ class ConsumerCursor:
 
     def was_durable(self, partition: int, epoch: int, position: int) -> None:
         self._at[partition] = (epoch, position)
-        if self._cursors.has_older_brokers:
+        is_back = position < self._highest[partition][1]
+        if is_back or self._cursors.has_older_brokers:
+            self.changes += 1
             self._cursors.changed()
 
     async def acked_settled(self) -> None:
@@ -193,8 +193,7 @@ class ConsumerCursor:
         await self.look()
 
     def _set(self, partition: int, offset: int) -> None:
-        epoch = self._epochs.get(partition) or self._at[partition][0]
-        self._at[partition] = (epoch, offset)
+        self._at[partition] = (self._at[partition][0], offset)
         self.changes += 1
         self._cursors.changed()
 
@@ -262,7 +261,7 @@ class ConsumerCursor:
         self.durable = changes
         self.looked_s = self.written_s = asyncio.get_running_loop().time()
         if back:
-            self._highest = dict(share.at)
+            self._highest |= share.at
             self.doubt = True  # the record has a version that was not read
 
     def is_to_be_read(self, late_s: float) -> bool:

@@ -215,6 +215,7 @@ class ConsumerModel:
         node = self.work.world.store.peek(paths.subscription(log.topic_id, name))
         invariants.a_deleted_subscription_is_gone(self.work.world.ghost, name, node is not None)
         self.acked.answered(self._loop.now, 0, 0)
+        self.work.places.went_back(name, self.partition)
         self.work.world.ghost.meet("subscription of consumers deleted")
 
     async def _seek(self, link: Link) -> None:
@@ -224,7 +225,8 @@ class ConsumerModel:
         by_time = "message_publish_time" in options
         acked.asks(self._loop.now)
         if self.subscription:
-            self.work.places.may_go_back(self.subscription, self.partition)
+            to = 0 if by_time else int(min(at, self.work.truth.confirmed(self.partition)))
+            self.work.places.may_go_back(self.subscription, self.partition, to)
         self._unacked.clear()
         try:
             await link.ask("seek", consumer_id=CONSUMER_ID, **options)
@@ -239,6 +241,7 @@ class ConsumerModel:
         self.at = self._began = hi
         ghost.meet("subscription sought by time" if by_time else "subscription sought by id")
         if self.subscription:
+            self.work.places.went_back(self.subscription, self.partition)
             self.work.has_sought(link.server)
 
     def _wanted(self) -> tuple[float, dict[str, Any]]:

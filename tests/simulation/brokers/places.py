@@ -3,6 +3,8 @@
 Always true: what is durable is told by the writes that the store applied: of a partition the share
 of the owner of the highest epoch counts, and what an owner of before writes later changes nothing.
 It goes back only where somebody has sought, and nothing is left of a subscription that was deleted.
+A seek back may be found before a share has it: until it is answered, its target is the lowest place
+that may be found.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,10 +29,16 @@ class Places:
         self._judged = judged
         self._durable: dict[tuple[str, int], tuple[int, int]] = {}
         """By name and partition: the owner's epoch, and how far it was durable in it."""
-        self._may_go_back: dict[tuple[str, int], None] = {}
+        self._may_go_back: dict[tuple[str, int], int | None] = {}
+        """By name and partition: how far back a seek without an answer may have put it."""
 
-    def may_go_back(self, name: str, partition: int) -> None:
+    def may_go_back(self, name: str, partition: int, to: int = 0) -> None:
         """Somebody seeks there, or deletes it."""
+        before = self._may_go_back.get((name, partition))
+        self._may_go_back[name, partition] = to if before is None else min(before, to)
+
+    def went_back(self, name: str, partition: int) -> None:
+        """That was answered."""
         self._may_go_back[name, partition] = None
 
     def written(self, written: Commit) -> None:
@@ -52,14 +60,18 @@ class Places:
     def durable(self, name: str, partition: int, epoch: int) -> int:
         """How far it was durable for an owner of that epoch; of one of before nothing counts."""
         known = self._durable.get((name, partition), (0, 0))
-        return known[1] if known[0] <= epoch else 0
+        back = self._may_go_back.get((name, partition))
+        if known[0] > epoch:
+            return 0
+        return known[1] if back is None else min(known[1], back)
 
     async def adopted(
         self, adopt: Any, cursor: ConsumerCursor, partition: int, epoch: int
     ) -> AckState:
         """As the cursor's own `adopt`, judged (B8)."""
-        durable = self.durable(cursor.name, partition, epoch)
+        before = self.durable(cursor.name, partition, epoch)
         state: AckState = await adopt(cursor, partition, epoch)
+        durable = min(before, self.durable(cursor.name, partition, epoch))
         self._ghost.meet("place of a subscription found")
         self._judged(
             invariants.a_durable_position_never_goes_back,

@@ -15,13 +15,27 @@ class AckingBroker:
         self.cursors = ConsumerCursors(client.store, client.subscriptions, name, client.rng)
         self.topic_acks = self.cursors.use_acks(stage.topic, self._make_ledger)
         self._intent = None
+        self._writer = None
+        self._hangs = False
+
+    def stop_writing_acks(self):
+        """From now on no write of an ack ledger ends."""
+        self._hangs = True
+        if self._writer is not None:
+            self._writer.append = self._hang
+
+    async def _hang(self, *_, **__):
+        await asyncio.Event().wait()
 
     async def _make_ledger(self):
+        if self._hangs:
+            await self._hang()
         if self._intent is None:
             self._intent = await self.client.intents.open_system_intent("broker", "t")
         ledger_id = await self.client.intents.ledger_id(self._intent)
         options = {"ledger_id": ledger_id, "intent": self._intent.id, "announce_lac": True}
         writer = await self.client.ledgers.create(3, 3, 2, topic=self.stage.topic.id, **options)
+        self._writer = writer
         return Made(writer, self._intent)
 
     async def die(self):

@@ -7,6 +7,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.topic.acks.nodes import AckNodes
+from spark_ledger.topic.subscription.nodes import SubscriptionNodes
 from spark_ledger.topic.subscription.seek_target import End
 from tests.unit.spark_ledger.topic.acking_brokers import (
     acking_broker,
@@ -254,19 +255,88 @@ def test_lists_and_lag_read_the_ack_ledger_and_count_gaps():
     play_here(act)
 
 
+async def sought(broker, cursor, acks, offset):
+    """As a broker carries out a seek of a consumer."""
+    acks.reset(offset)
+    cursor.seek(0, offset)
+    await cursor.acks_durable(0)
+    await broker.cursors.written(cursor, 10.0)
+
+
+async def floor(stage):
+    """The position in partition 0 by the nodes: rows below it may go."""
+    nodes = SubscriptionNodes(stage.client.store, stage.topic.id)
+    return (await nodes.read(NAME)).floor.get(0, 0)
+
+
 def test_a_seek_of_a_consumer_is_durable_for_later_owners():
     async def act(stage):
         a, b = await acking_broker(stage, "a"), await acking_broker(stage, "b")
         cursor, acks = await a.consume(1)
         await acknowledge(cursor, acks, *range(10), 15)
-        acks.reset(4)
-        cursor.seek(0, 4)
-        await a.cursors.written(cursor, 10.0)
-        await cursor.acks_durable(0)
+        await sought(a, cursor, acks, 4)
         await a.die()
         _, acks = await b.consume(2)
         assert (acks.mark, list(acks.rows)) == (4, [])
         held = await stage.client.subscriptions.holds(stage.topic.id, 4, 2**62)
         assert held.offsets[0] <= 4
+
+    play_here(act)
+
+
+def test_a_seek_forward_that_no_ack_ledger_has_lets_no_row_go():
+    async def act(stage):
+        a, b = await acking_broker(stage, "a"), await acking_broker(stage, "b")
+        cursor, acks = await a.consume(1)
+        await acknowledge(cursor, acks, 0, 1, 2, 3, 6)
+        a.stop_writing_acks()
+        seeking = asyncio.create_task(sought(a, cursor, acks, 13))
+        await asyncio.sleep(400)
+        assert not seeking.done()
+        seeking.cancel()
+        await a.die()
+        assert await floor(stage) <= 4
+        _, acks = await b.consume(2)
+        assert (acks.mark, list(acks.rows)) == (4, [6])
+
+    play_here(act)
+
+
+def test_after_a_seek_back_that_no_share_has_owners_lose_no_later_acknowledgement():
+    """The owner that finds the seek writes no share before its own ack ledger has the state."""
+
+    async def act(stage):
+        a, b, c = [await acking_broker(stage, name) for name in "abc"]
+        cursor, acks = await a.consume(1)
+        await acknowledge(cursor, acks, *range(10))
+        await asyncio.sleep(400)
+        acks.reset(4)
+        cursor.seek(0, 4)
+        await acknowledge(cursor, acks, 6)
+        await a.die()
+        assert await floor(stage) == 10
+        b.stop_writing_acks()
+        _, acks = await b.consume(2)
+        assert (acks.mark, list(acks.rows)) == (4, [6])
+        await asyncio.sleep(3)
+        await b.die()
+        cursor, acks = await c.consume(3)
+        assert (acks.mark, list(acks.rows)) == (4, [6])
+        await asyncio.sleep(3)
+        assert await floor(stage) == 4
+
+    play_here(act)
+
+
+def test_a_seek_whose_subscription_ends_meanwhile_fails():
+    async def act(stage):
+        a = await acking_broker(stage, "a")
+        cursor, acks = await a.consume(1)
+        a.stop_writing_acks()
+        acks.reset(4)
+        cursor.seek(0, 4)
+        cursor.end("was sought by another")
+        with pytest.raises(errors.LedgerFenced):
+            await cursor.acks_durable(0)
 
     play_here(act)
