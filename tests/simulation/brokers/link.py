@@ -67,7 +67,7 @@ class Link:
         return found
 
     def watch(self, watched: Callable[["Link", str, Any], None]) -> None:
-        """Tell of each command when the broker sends it."""
+        """Tell of each message when the broker sends it."""
         frames = PulsarFrameReader()
 
         def sent(data: bytes) -> None:

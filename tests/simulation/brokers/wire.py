@@ -42,7 +42,9 @@ class Wire:
         self._connection: Any = None  # production's Connection, or who committers talk to
         self._end = ServerEnd(self)
         self.broken = False
-        self.watched: Callable[[bytes], None] = lambda data: None
+        self.watched: Callable[[bytes], None] = lambda frame: None
+        """Hears of each message when the broker gives it to the connection, which writes it at the
+        end of the turn: what decided it may have changed by then."""
         self._told = False
         self._to_server(self._accept)
 
@@ -87,8 +89,16 @@ class Wire:
         if not self.server.listening:
             self._to_client(self._tell)
             return
-        self._connection = self.server.accept(self)
-        self._connection.connection_made(self._end)
+        connection = self._connection = self.server.accept(self)
+        send = connection.send
+
+        def watched_send(frame: bytes) -> None:
+            if connection.open and not self.broken:
+                self.watched(frame)
+            send(frame)
+
+        connection.send = watched_send  # type: ignore[method-assign]
+        connection.connection_made(self._end)
 
     def _arrives(self, data: bytes) -> None:
         if self._connection is None or self.broken:
@@ -111,7 +121,6 @@ class Wire:
     def answers(self, data: bytes) -> None:
         """The server writes."""
         if not self.broken:
-            self.watched(data)
             self._to_client(self._hears, data)
 
     def _hears(self, data: bytes) -> None:
