@@ -151,7 +151,7 @@ OF_BROKERS: list[tuple[Any, ...]] = [
         lambda g, x: ("a consumer", 7, 0),
     ),
     (
-        *("B22", I.a_slot_is_at_one_consumer),
+        *("B23", I.a_slot_is_at_one_consumer),
         lambda g, x: ("by key", 0, []),
         lambda g, x: ("by key", 0, [7]),
     ),

@@ -1,7 +1,7 @@
 """Brokers in a run: several of them serve one topic to producers, consumers and readers, while
 Spark commits to the same partitions, and brokers die, stand still, are stopped and come.
 
-Always true: each answer that a client gets is judged at that moment (invariants B1 to B22); when
+Always true: each answer that a client gets is judged at that moment (invariants B1 to B23); when
 all is well again each batch gets its receipt and each consumer gets to the end; then the last
 broker stops in good order, or is killed.
 """

@@ -193,6 +193,12 @@ def a_count_is_of_requests(ghost: Ghost, reader: str, offset: int, count: int, a
     require(count <= asked, "B20", f"{what}, and it was asked for {asked} times")
 
 
+@invariant("B21")
+def no_more_is_sent_than_asked_for(ghost: Ghost, reader: str, offset: int, permits: int) -> None:
+    """A consumer is sent a batch only while it has a permit left."""
+    require(permits > 0, "B21", f"{reader} gets offset {offset} with {permits} permits left")
+
+
 @invariant("B22")
 def what_has_a_receipt_is_not_sent_again(
     ghost: Ghost, reader: str, partition: int, again: list[int]
@@ -203,15 +209,9 @@ def what_has_a_receipt_is_not_sent_again(
     require(not again, "B22", f"{what}, whose acknowledgements have receipts")
 
 
-@invariant("B21")
-def no_more_is_sent_than_asked_for(ghost: Ghost, reader: str, offset: int, permits: int) -> None:
-    """A consumer is sent a batch only while it has a permit left."""
-    require(permits > 0, "B21", f"{reader} gets offset {offset} with {permits} permits left")
-
-
-@invariant("B22")
+@invariant("B23")
 def a_slot_is_at_one_consumer(ghost: Ghost, name: str, partition: int, shared: list[int]) -> None:
     """Of a subscription that consumers share by keys, the rows of a slot that were sent and are not
     acknowledged are at one consumer."""
     what = f"subscription {name}, partition {partition}: slots {shared[:5]}"
-    require(not shared, "B22", f"{what} are at several consumers")
+    require(not shared, "B23", f"{what} are at several consumers")
