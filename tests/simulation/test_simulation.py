@@ -97,7 +97,16 @@ def test_every_invariant_is_a_function():
 @pytest.mark.slow
 def test_every_invariant_was_judged(total):
     unjudged = [name for name in JUDGED if name not in total.checks]
-    assert set(unjudged) <= {"33", "39", "B13", "B19", "B20", "B21", "B22", "B23"}  # by the tests below
+    assert set(unjudged) <= {
+        "33",
+        "39",
+        "B13",
+        "B19",
+        "B20",
+        "B21",
+        "B22",
+        "B23",
+    }  # by the tests below
 
 
 def test_a_subscription_that_its_only_consumer_deletes_is_looked_for_where_one_does():
