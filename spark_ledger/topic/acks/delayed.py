@@ -40,6 +40,8 @@ _HEAD = struct.Struct("<IqqBB")
 _SIZES = (1, 2, 4, 8)
 _NUMBER_END = 1 << 62
 _DISTANCE_END = 1 << 48
+DUE_MS_MAX = _DISTANCE_END - 1
+"""A later time, of the year 10889 and after, is stored as this time."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -125,7 +127,8 @@ class DelayRecords:
 
 def encoded(rows: DelayedRows, owner_epoch: int) -> Iterator[AckRecord]:
     for at in range(0, len(rows.offsets), ROWS_MAX):
-        offsets, dues_ms = rows.offsets[at : at + ROWS_MAX], rows.dues_ms[at : at + ROWS_MAX]
+        offsets = rows.offsets[at : at + ROWS_MAX]
+        dues_ms = np.minimum(rows.dues_ms[at : at + ROWS_MAX], DUE_MS_MAX)
         first, first_ms = int(offsets[0]), int(dues_ms.min())
         distances, size = _narrow(np.diff(offsets, prepend=first))
         times, time_size = _narrow(dues_ms - first_ms)

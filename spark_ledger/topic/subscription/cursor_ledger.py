@@ -18,6 +18,7 @@ All integers are little-endian; epoch and position are signed 64-bit, the rest u
 """
 
 import asyncio
+import re
 import struct
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -138,7 +139,7 @@ async def last_positions(
     if record.ledger_id is None or not await is_of_this_store(ledgers, record.ledger_id):
         return record.floor
     fold = AckFold(only_rises=True)
-    await fold_ledger(fold, ledgers, record.ledger_id, fence=fence, decode=_decode)
+    await fold_ledger(fold, ledgers, record.ledger_id, fence=fence, decode=decode_either)
     positions = {
         int(key.name): state.position
         for key, state in fold.states.items()
@@ -147,18 +148,20 @@ async def last_positions(
     return later(record.floor, positions)
 
 
+_PARTITION = re.compile("[0-9]{1,10}")
 OLD_MAGIC = b"SLC1"
 OLD_VERSION = 1
 _OLD_HEADER = struct.Struct("<4sBBHqII")
 
 
-def _decode(payload: bytes | memoryview) -> AckEntry:
+def decode_either(payload: bytes | memoryview) -> AckEntry:
     """An entry of a cursor ledger, of either form. Raises as `decode`."""
     if bytes(payload[: len(OLD_MAGIC)]) == OLD_MAGIC:
         return decode_old(payload)
     entry = decode(payload)
-    if any(not record.key.name.isdecimal() or record.rows for record in entry.records):
-        raise BadAckEntry("a cursor's entry has more than positions")
+    for key, rows in ((record.key, record.rows) for record in entry.records):
+        if rows or _PARTITION.fullmatch(key.name) is None:
+            raise BadAckEntry(f"a cursor's entry has more than positions: {key.name[:20]!r}")
     return entry
 
 

@@ -5,13 +5,22 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyroaring import BitMap64
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION
-from spark_ledger.topic.acks.entries import AckFold, BadAckEntry, WriteKind, decode
+from spark_ledger.topic.acks.entries import (
+    AckFold,
+    AckKey,
+    AckRecord,
+    BadAckEntry,
+    WriteKind,
+    decode,
+    encode,
+)
 from spark_ledger.topic.acks.ledger import OpenAckLedger
-from spark_ledger.topic.subscription.cursor_ledger import CursorLedger, decode_old
+from spark_ledger.topic.subscription.cursor_ledger import CursorLedger, decode_either, decode_old
 from spark_ledger.topic.subscription.records import SubscriptionKind, SubscriptionRecord
 from tests.simulation.loop import run
 from tests.unit.spark_ledger.topic.stage import play
@@ -90,6 +99,17 @@ def test_a_cut_entry_of_the_earlier_form_is_damaged(length):
 def test_an_entry_of_a_later_version_or_with_unknown_flags_is_not_guessed(at):
     with pytest.raises(errors.UnsupportedFormat, match="version"):
         decode_old(OLD[:at] + b"\x02" + OLD[at + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [("9" * 5000, ()), ("", ()), ("s", ()), ("\u0663", ()), ("3", (9,))]
+)
+def test_an_entry_that_has_more_than_positions_of_partitions_is_damaged(name, rows):
+    record = AckRecord(AckKey(name, "t", 1), 0, 7, BitMap64(rows), replaces=True)
+    (entry,) = encode(WriteKind.SNAPSHOT, 0, [record])
+    assert decode(entry).records == (record,)
+    with pytest.raises(BadAckEntry, match="more than positions"):
+        decode_either(entry)
 
 
 MOVES = st.lists(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from spark_ledger.topic.acks.delayed import (
+    DUE_MS_MAX,
     PREFIX,
     ROWS_MAX,
     DelayedRows,
@@ -73,6 +74,13 @@ class Index:
 @given(DELAYED)
 def test_what_is_encoded_is_decoded(delayed):
     assert plain(decoded(list(encoded(rows_of(delayed), 1)))) == delayed
+
+
+def test_a_time_that_no_clock_will_show_costs_no_other_message_its_place_in_the_record():
+    delayed = {1: 5, 2: (1 << 63) - 1, 3: DUE_MS_MAX + 1}
+    stored = plain(decoded(list(encoded(rows_of(delayed), 1))))
+    assert stored == {1: 5, 2: DUE_MS_MAX, 3: DUE_MS_MAX}
+    assert plain(decoded(list(encoded(rows_of({2: 1 << 62}), 1)))) == {2: DUE_MS_MAX}
 
 
 def test_a_million_messages_take_few_bytes_whether_their_times_rise_or_not():
