@@ -1,6 +1,6 @@
 """Spark Ledger: replicated, append-only ledgers and topics for Spark.
 
-Importing it loads neither pyspark nor grpc: each name that it offers is imported at its first use.
+Importing this package loads neither pyspark nor grpc: each of its names is imported at first use.
 """
 
 from importlib import import_module

@@ -1,10 +1,9 @@
 """Tasks that outlive the call that starts them, for every room.
 
 Always true:
-- work that callers share ends with its result for each of them; a caller of one result that is
-  cancelled cancels only its own wait;
+- each caller of shared work gets its result; a caller that is cancelled ends only its own wait;
 - a task is kept until it is done, so that the event loop does not drop it;
-- no error is lost: a caller gets it, or the event loop's exception handler.
+- each error reaches a caller, or the event loop's exception handler.
 """
 
 import asyncio
@@ -23,8 +22,8 @@ async def cancel(*tasks: "asyncio.Future[Any]") -> None:
 
 
 async def woken(event: asyncio.Event, within_s: float | None) -> bool:
-    """Wait until the event is set, `within_s` at most; whether it came. (asyncio.wait_for may
-    forget that it was cancelled.)"""
+    """Wait until the event is set, `within_s` at most; returns whether it is set. (Unlike
+    asyncio.wait_for, which may ignore a cancellation.)"""
     try:
         async with asyncio.timeout(within_s):
             return await event.wait()
@@ -33,7 +32,7 @@ async def woken(event: asyncio.Event, within_s: float | None) -> bool:
 
 
 class SharedTasks(Generic[K, T]):
-    """Work that is done once however many callers ask for it: a task for each key, which all
+    """Work that is done once, however many callers ask for it: a task for each key, which all
     callers share until it is done. With `keep` a task that succeeded stays, until `pop`."""
 
     def __init__(self, *, keep: bool = False) -> None:
@@ -63,21 +62,21 @@ class SharedTasks(Generic[K, T]):
         return await asyncio.shield(self.start(key, work))
 
     def kept(self, key: K) -> T | None:
-        """The result of the key's task, None if it has none (yet)."""
+        """The result of the key's task; None if there is no result yet."""
         task = self._tasks.get(key)
         return None if task is None or not task.done() or _failed(task) else task.result()
 
     def pop(self, key: K) -> "asyncio.Task[T] | None":
-        """The key's task, which no later caller shares."""
+        """Take out the key's task, so that no later caller shares it."""
         return self._tasks.pop(key, None)
 
     async def idle(self) -> None:
-        """Wait for the tasks that are under way. A caller that is cancelled cancels these too."""
+        """Wait for the tasks that are under way; if this call is cancelled, so are they."""
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def close(self) -> list[T]:
-        """Cancel the tasks that are under way, also those that begin meanwhile, and return the
-        results that were kept."""
+        """Cancel the tasks that are under way, also those that begin meanwhile, and return the kept
+        results."""
         results: list[T] = []
         while self._tasks:
             tasks = dict(self._tasks)
@@ -89,14 +88,14 @@ class SharedTasks(Generic[K, T]):
         return results
 
     def _ended(self, key: K, task: "asyncio.Task[T]") -> None:
-        failed = _failed(task)  # the error is for the callers: there may be none left
+        failed = _failed(task)  # marks the error as retrieved: perhaps no caller waits any more
         if self._tasks.get(key) is task and (failed or not self._keep):
             del self._tasks[key]
 
 
 class BackgroundTasks:
-    """Tasks for whose results no caller waits, kept until they are done. `failed` gets the error of
-    each; without it, the event loop's exception handler does. `ended` is called after each."""
+    """Tasks whose results no caller awaits, kept until they are done. Errors go to `failed`, or to
+    the event loop's exception handler without it. `ended` is called after each task."""
 
     def __init__(
         self,
@@ -121,16 +120,16 @@ class BackgroundTasks:
         return task
 
     def cancel(self) -> None:
-        """Cancel all, and do not wait for them."""
+        """Cancel all, without waiting for their end."""
         for task in list(self._tasks):
             task.cancel()
 
     async def idle(self) -> None:
-        """Wait until these tasks have ended; a caller that is cancelled cancels none."""
+        """Wait until these tasks have ended; if this call is cancelled, they go on."""
         await asyncio.gather(*map(asyncio.shield, self._tasks), return_exceptions=True)
 
     async def close(self) -> None:
-        """Cancel all and wait for them."""
+        """Cancel all, and wait for their end."""
         await cancel(*self._tasks)
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:

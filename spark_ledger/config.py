@@ -1,13 +1,12 @@
 """Input of callers, checked before it is used: every setting of a client, with its unit, default
-and meaning (conf/client.toml lists them); the service URL; arguments. Wrong use of an argument
-raises a TypeError or ValueError here that names the argument and its value, never one from deep
-inside.
+and meaning (conf/client.toml lists them); the service URL; arguments. A wrong argument raises a
+TypeError or ValueError here, which names the argument and its value.
 
 Always true: E >= Qw >= Qa >= 1; the service URL is the one given, else the one in the settings,
 else LEDGER_SERVICE_URL, else the default. It names a ZooKeeper and a cluster in it,
 zk://host:port[,host:port...]/root: at least one host, every host with a port, and a root that is a
-path of at least one name ("/ledger"); writing it out and parsing it again gives the same URL. A
-password is in no text.
+path of at least one name ("/ledger"). A ServiceUrl as text, parsed, gives an equal ServiceUrl. No
+text has a password.
 """
 
 import math
@@ -39,9 +38,9 @@ SERVICE_URL_VARIABLE = "LEDGER_SERVICE_URL"
 
 class ClientConfig(Settings):
     """The settings of a ledger client and the topic layer above it. Sizes are bytes, times are
-    seconds. `client_config` makes one, and its errors name the setting; made directly, a wrong
-    value raises pydantic's ValidationError. E, Qw and Qa are for LedgerClient.create_ledger: a
-    topic has its own, fixed when it is made."""
+    seconds. Make one by `client_config`, whose errors name the setting; the constructor raises
+    pydantic's ValidationError. E, Qw and Qa are for LedgerClient.create_ledger: a topic has its
+    own, fixed when it is made."""
 
     SECTIONS: ClassVar = {
         "service_url": "which cluster",
@@ -190,8 +189,8 @@ DEFAULTS = load(ClientConfig)
 
 
 def settings_of(kind: type[S], file: Path | None = None, **overrides: Any) -> S:
-    """The settings of that kind, from `file` and from `overrides` that are not None, which win over
-    the file. Raises errors.BadConfig, which names the setting."""
+    """The settings of that kind, from `file`, and from `overrides` that are not None, which take
+    precedence. Raises errors.BadConfig, which names the setting."""
     given = {key: value for key, value in overrides.items() if value is not None}
     try:
         return load(kind, file, given)
@@ -200,8 +199,8 @@ def settings_of(kind: type[S], file: Path | None = None, **overrides: Any) -> S:
 
 
 def client_config(file: Path | None = None, **overrides: Any) -> ClientConfig:
-    """The client's settings, from `file` (as conf/client.toml) and from `overrides`, which win over
-    the file: `client_config(Path("client.toml"), racks="hard")`. `service_url` comes from the
+    """The client's settings, from `file` (as conf/client.toml) and from `overrides`, which take
+    precedence: `client_config(Path("client.toml"), racks="hard")`. `service_url` comes from the
     environment if neither gives it.
 
     Raises errors.BadConfig, which names the setting.
@@ -276,8 +275,8 @@ def check_client(service_url: object, config: object) -> None:
 
 
 def whole(name: str, value: Any) -> int:
-    """The value as an int. Raises TypeError unless it is an int, or stands for one (as numpy's
-    integers do); a bool does not count."""
+    """The value as an int. Raises TypeError unless it is an int, or converts to one without loss,
+    as numpy's integers do; a bool is refused."""
     if type(value) is int:
         return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):

@@ -15,8 +15,8 @@ MALFORMED = (
     TypeError,
     ValueError,
 )
-"""What decoding bytes from outside raises where they are not what they should be: `1e999` is an
-infinity, which is no integer, and lists in lists a thousand deep are valid JSON."""
+"""What decoding malformed bytes may raise, also valid JSON: `1e999` is infinity, and no integer;
+lists may be nested a thousand deep."""
 
 
 class LedgerError(Exception):
@@ -56,7 +56,7 @@ class Unavailable(LedgerError):
 
 
 class NotEnoughBookies(LedgerError):
-    """Fewer bookies respond than the quorum needs. Nothing was acknowledged."""
+    """Fewer bookies respond than the quorum needs. No entry of the call was acknowledged."""
 
     error_class, sql_state = "LEDGER_WRITE.NOT_ENOUGH_BOOKIES", "53000"
     remedy = "Start the missing bookies or write with a smaller ensemble."
@@ -70,8 +70,8 @@ class TimedOut(LedgerError):
 
 
 class MetadataHeld(Unavailable):
-    """The metadata store is older than a bookie's disk, or a copy of another one: no ledger ids,
-    commits or registrations until an operator accepts it. Nothing was committed."""
+    """The metadata store is older than a bookie's disk, or a copy of another store: no process gets
+    ledger ids, commits or registers until an operator accepts it. Nothing was committed."""
 
     error_class, sql_state = "LEDGER_METADATA.HELD", "55000"
     remedy = (
@@ -84,7 +84,7 @@ class MetadataHeld(Unavailable):
 
 
 class CommitOutcomeUnknown(LedgerError):
-    """A commit was sent and whether it was applied is unknown. Replaying it is safe."""
+    """A commit was sent, and may or may not have been applied. Replaying it is safe."""
 
     error_class, sql_state = "LEDGER_WRITE.OUTCOME_UNKNOWN", "08007"
     remedy = "Run the same batch again from its checkpoint: it is committed once."
@@ -111,7 +111,7 @@ class ReplayDiffers(LedgerError):
 
 
 class LedgerFenced(LedgerError):
-    """Another process took over, or closed the ledger: this writer can add nothing any more."""
+    """Another process took over, or closed the ledger: this writer can add no more entries."""
 
     error_class, sql_state = "LEDGER_WRITE.FENCED", "40001"
     remedy = (
@@ -140,14 +140,14 @@ class ClientClosed(LedgerError):
 
 
 class LedgerNotClosed(LedgerError):
-    """Only a closed ledger is deleted: this one may have a writer."""
+    """Only a closed ledger can be deleted: this one may have a writer."""
 
     error_class, sql_state = "LEDGER_WRITE.NOT_CLOSED", "55000"
     remedy = "Close or recover it first."
 
 
 class LedgerInUse(LedgerError):
-    """The ledger was made for a topic: only the janitor deletes such ledgers."""
+    """The ledger was made for a topic: only maintenance deletes such ledgers."""
 
     error_class, sql_state = "LEDGER_WRITE.IN_USE", "55006"
     remedy = "Delete the topic (`spark-ledger topic delete`); its ledgers go with it, later."
@@ -162,7 +162,7 @@ class NoSuchLedger(LedgerError):
 
 
 class NoSuchEntry(LedgerError):
-    """An entry beyond the end of a closed ledger, or beyond what is confirmed, was asked for."""
+    """The requested entry is beyond the end of a closed ledger, or is not confirmed."""
 
     error_class, sql_state = "LEDGER_OFFSETS.OUT_OF_RANGE", "22003"
     remedy = "Read up to last_add_confirmed."
@@ -241,7 +241,7 @@ class OffsetsMalformed(LedgerError):
 
 
 class OffsetsNotAssigned(LedgerError):
-    """Offsets name a topic or partition that is not read, or miss one that is."""
+    """Offsets name a topic or partition that is not read, or lack one that is read."""
 
     error_class, sql_state = "LEDGER_OFFSETS.NOT_ASSIGNED", "22023"
     remedy = "Name each partition of each topic that is read, and no other."
@@ -253,8 +253,8 @@ class OffsetsOutOfRange(LedgerError):
 
 
 class OffsetOfAnotherStore(LedgerError):
-    """The rows before an offset are not those that were there when the reader took the offset: the
-    metadata store was restored from an older backup, and lacks rows that were committed later."""
+    """The rows before an offset have changed since the reader took the offset: the metadata store
+    was restored from an older backup, and lacks rows that were committed later."""
 
     error_class, sql_state = "LEDGER_DATA_LOSS.OFFSET_OF_ANOTHER_STORE", "22000"
     remedy = (
@@ -291,7 +291,7 @@ class SchemaTypeMismatch(LedgerError):
 
 
 class SchemaIncompatible(LedgerError):
-    """Columns or rows do not fit the schema that the topic has, or was read with."""
+    """Columns or rows do not fit the topic's schema, or the schema of a read."""
 
     error_class, sql_state = "LEDGER_SCHEMA.INCOMPATIBLE", "42K09"
     remedy = "Use columns that fit the schema, or let it grow with schemaMode=evolve."
@@ -347,7 +347,7 @@ class NamespaceNotFound(LedgerError):
 
 class NamespaceExists(LedgerError):
     error_class, sql_state = "LEDGER_TOPIC.NAMESPACE_ALREADY_EXISTS", "42710"
-    remedy = "Choose another name, or use what is there."
+    remedy = "Choose another name, or use the one that is there."
 
 
 class NamespaceInUse(LedgerError):
@@ -394,7 +394,7 @@ class RowsLost(LedgerError):
 
 
 class UnsupportedFormat(LedgerError):
-    """A record was written by a newer version, or is damaged: the reader guesses nothing of it."""
+    """A record was written by a newer version, or is damaged: no part of it is used."""
 
     error_class, sql_state = "LEDGER_TOPIC.UNSUPPORTED_FORMAT", "0A000"
     remedy = "Upgrade spark-ledger to the version that writes this cluster."
@@ -416,7 +416,7 @@ class CommitContended(LedgerError):
 
 
 class TxnConflict(LedgerError):
-    """The state that the commit was planned on has changed. Nothing was committed."""
+    """The state from which the commit was planned has changed. Nothing was committed."""
 
     error_class, sql_state = "LEDGER_TXN.CONFLICT", "40001"
     remedy = "Look at the topic as it is now and plan again."
@@ -433,9 +433,8 @@ class TopicTerminated(LedgerError):
 
 
 class CommitOverTooManyTopics(LedgerError):
-    """One commit holds all topics of a batch or no topic, so their number has a limit. No row was
-    written; topics that the batch's tasks had already made stay, empty, and the error of the write
-    names them."""
+    """A batch has more topics than one commit can have. No row was written; topics that the batch's
+    tasks had already made stay, empty, and the error of the write names them."""
 
     error_class, sql_state = "LEDGER_OPTION.TOO_MANY_TOPICS", "54000"
     remedy = "Write fewer topics in one batch, or one topic with more partitions."
@@ -458,7 +457,7 @@ class CommitTooBig(LedgerError):
 
 
 class PartitionInvalid(LedgerError):
-    """A row asks for a partition that the topic does not have (routing by column)."""
+    """A row names a partition that the topic does not have (routing by column)."""
 
     error_class, sql_state = "LEDGER_WRITE.PARTITION_INVALID", "22023"
     remedy = (
@@ -515,9 +514,9 @@ exception, with all its causes."""
 
 
 def cause_of(error: object) -> str | None:
-    """The first `[LEDGER_...] what is wrong. What to do.` in an exception of Spark's, in its causes
-    or in a text; None without such a line. (Delta's sink wraps the error of a task: our error is
-    then only in the cause of Spark's error, and Python's text of that error does not show it.)
+    """The first `[LEDGER_...] what is wrong. What to do.` in a text, or in an exception of Spark's
+    and its causes; None without such a line. (If Delta's sink wraps the error of a task, our error
+    is only in a cause, and Python's text of Spark's exception does not show it.)
 
         try:
             query.awaitTermination()

@@ -2,13 +2,13 @@
 to other servers.
 
 Always true:
-- a connection has one request and one response: the request's head comes within HEAD_S and its
-  response is taken within RESPONSE_S, or the connection is cut;
+- a connection has one request and one response. It is cut if the request's head does not arrive
+  within HEAD_S, or if the client has not read the response within RESPONSE_S;
 - a line of a head has LINE_BYTES_MAX at most, a head HEADERS_MAX fields, a body BODY_BYTES_MAX.
   No more of a request is kept in memory, and no body is decompressed;
-- a response is JSON, or empty; one for an error has the reason in words, as {"reason": ...}.
+- a response is JSON, bytes, or empty; an error's response is {"reason": ...}.
 
-Which routes there are, and which requests are refused, is the caller's matter.
+The caller decides which routes there are, and which requests are refused.
 """
 
 import asyncio
@@ -26,16 +26,15 @@ HEADERS_MAX = 32
 BODY_BYTES_MAX = 64 << 10
 HEAD_S, RESPONSE_S = 10.0, 60.0
 ASK_S = 5.0
-ANSWER_BYTES_MAX = 32 << 20
-"""Of a response to a request of ours."""
+ANSWER_BYTES_MAX = 32 << 20  # of the response to `ask`
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """`parts` are the parts of the path that a route names, and `query` the query's values by
-    name, both decoded; `headers` are by name in lower case. `peer` and `own` are the IP addresses
-    of the two ends of the connection."""
+    """`parts`: by name, the parts of the path that match {name} in the route; `query`: the query's
+    values by name; both are decoded. `headers`: by name in lower case. `peer`, `own`: the IP
+    addresses of the two ends of the connection."""
 
     method: str
     path: str
@@ -49,7 +48,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """`body` is sent as it is if it is bytes, else as JSON, unless the status is NO_CONTENT."""
+    """`body` is sent unchanged if it is bytes, else as JSON; not at all with status NO_CONTENT."""
 
     body: Any = None
     status: HTTPStatus = HTTPStatus.OK
@@ -62,7 +61,7 @@ Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A method ("*": any) and a path in which {name} stands for a part, {name:.*} for any rest."""
+    """A method ("*": any), and a path in which {name} matches one part, {name:.*} all the rest."""
 
     method: str
     path: str
@@ -70,10 +69,11 @@ class Route:
 
 
 async def protocol_of(routes: Iterable[Route]) -> Callable[[], asyncio.BaseProtocol]:
-    """Makes the protocol of each connection to a listener. The first route that fits is taken."""
-    app = web.Application(middlewares=[_in_time], client_max_size=BODY_BYTES_MAX)
+    """A function that makes the protocol of each connection to a listener (net.served_by). The
+    first route that matches a request handles it."""
+    app = web.Application(middlewares=[_end_in_time], client_max_size=BODY_BYTES_MAX)
     for route in routes:
-        app.router.add_route(route.method, route.path, _asked(route.handle))
+        app.router.add_route(route.method, route.path, _handler_of_aiohttp(route.handle))
     runner = web.AppRunner(app, handle_signals=False, access_log=None)
     await runner.setup()
     server, loop = runner.server, asyncio.get_running_loop()
@@ -90,7 +90,7 @@ async def protocol_of(routes: Iterable[Route]) -> Callable[[], asyncio.BaseProto
     )
 
 
-def _asked(handle: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _handler_of_aiohttp(handle: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def respond(request: web.Request) -> web.StreamResponse:
         peer, own = ((request.get_extra_info(end) or ("",))[0] for end in ("peername", "sockname"))
         response = await handle(
@@ -111,10 +111,10 @@ def _asked(handle: Handler) -> Callable[[web.Request], Awaitable[web.StreamRespo
 
 
 @web.middleware
-async def _in_time(
+async def _end_in_time(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Every response of a request whose head is whole passes here."""
+    """Around the handling of every request whose head has arrived."""
     assert isinstance(request.protocol, _Connection)
     request.protocol.cut_after(RESPONSE_S)
     try:
@@ -126,7 +126,8 @@ async def _in_time(
 
 
 class _Connection(web.RequestHandler):
-    """aiohttp has no deadline for a head that comes slowly, or for a response not taken."""
+    """Adds the deadlines that aiohttp lacks: for a head that arrives slowly, and for a response
+    that the client does not read."""
 
     __slots__ = ("_cut",)
 
@@ -136,7 +137,7 @@ class _Connection(web.RequestHandler):
         self.cut_after(HEAD_S)
 
     def cut_after(self, seconds: float) -> None:
-        """Cut the connection then, and not at the time that was set before."""
+        """Cut the connection after `seconds`, in the place of an earlier deadline."""
         if self._cut is not None:
             self._cut.cancel()
         if self.transport is not None:
@@ -183,7 +184,7 @@ def _encoded(response: HttpResponse) -> web.Response:
 
 
 class HttpFailure(Exception):
-    """A server that did not answer with JSON and success; `status` is None if none came."""
+    """A server did not respond with success and JSON; `status` is None if no response came."""
 
     def __init__(self, what: str, status: int | None = None) -> None:
         super().__init__(what)

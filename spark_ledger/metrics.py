@@ -1,4 +1,4 @@
-"""What a process counts from its start on.
+"""Counters of events, from the start of the process on.
 
 Always true: a counter never falls. Its owner adds to it; its publisher only reads.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counter:
-    """`name` as it is published; `meaning` in words, with the unit."""
+    """`name`: the published name; `meaning`: what is counted, for people."""
 
     name: str
     meaning: str

@@ -5,13 +5,13 @@ Always true:
   `Listener`; only the libraries for ZooKeeper and gRPC make others. tests/tidy/test_net.py lists
   them;
 - a dial ends within its deadline, whether or not the host responds;
-- an IPv6 address is in brackets wherever it is written, and without them where a socket gets it;
-- a process takes connections while less than ACCEPT_SHARE of its descriptors are in use. Files,
-  and connections that it makes itself, have the rest: a client that opens connections and leaves
-  them idle costs other clients their connections, never the process its disk or its store.
+- an IPv6 address has brackets in every text, and none as an argument of a socket;
+- a process takes connections while less than ACCEPT_SHARE of its descriptors are in use. The rest
+  is for files and for connections that it makes itself: a client that opens many connections takes
+  connections from other clients, but never the process's files or metadata store.
 
 A connection gets the lowest free number as its descriptor. So the number is a lower bound of the
-descriptors in use, and nothing has to be counted.
+descriptors in use, and no code has to count them.
 """
 
 import asyncio
@@ -34,13 +34,12 @@ BACKLOG = 256
 DESCRIPTORS_MAX = 1 << 20
 """The highest limit that a process sets for itself: some systems have no limit, and some kernels
 refuse a higher one."""
-_DESCRIPTORS = DESCRIPTORS_MAX, 65_536, 10_240
+_DESCRIPTORS = DESCRIPTORS_MAX, 65_536, 10_240  # the limits to try
 ACCEPT_SHARE = 0.8
 FILES_SHARE_MAX = 0.5
-AGAIN_S = 0.5
-SAY_EVERY_S = 60.0
-_ACCEPTS_MAX = 100
-"""Connections that are taken before the loop turns to other work."""
+AGAIN_S = 0.5  # until a Listener without free descriptors looks for them again
+WARN_EVERY_S = 60.0
+_ACCEPTS_MAX = 100  # connections that are taken in one step of the event loop
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]")
 _log = logging.getLogger(__name__)
 
@@ -141,8 +140,7 @@ def dial_blocking(host: str, port: int, within_s: float) -> socket.socket:
 
 @lru_cache(256)
 def is_own(address: str) -> bool:
-    """Whether a connection to "host:port" would begin at that host, which is a number; nothing is
-    sent to find out."""
+    """Whether "host:port" has an IP address of this host. No packet is sent."""
     try:
         host, port = split(address)
         ip = ip_address(host)
@@ -188,14 +186,15 @@ def descriptor_limit() -> int:
 
 
 def accepted_below(limit: int, files: int = 0) -> int:
-    """The number below which a new connection's descriptor must be for more connections to be
-    taken. `files`: how many descriptors are kept for files at least, up to half of the limit."""
+    """The number below which the descriptor of a new connection must be; if it is not, no more
+    connections are taken. `files`: how many descriptors to keep for files, at most half of the
+    limit."""
     kept = max(limit - int(limit * ACCEPT_SHARE), min(files, int(limit * FILES_SHARE_MAX)))
     return limit - kept
 
 
-class SaidSeldom:
-    """A warning that is logged once in SAY_EVERY_S, however often `warn` is called. Any thread may
+class RareWarning:
+    """A warning that is logged once in WARN_EVERY_S, however often `warn` is called. Any thread may
     call it."""
 
     def __init__(self) -> None:
@@ -203,7 +202,7 @@ class SaidSeldom:
 
     def warn(self, now_s: float, text: str, *arguments: object) -> None:
         if now_s >= self._next_s:
-            self._next_s = now_s + SAY_EVERY_S
+            self._next_s = now_s + WARN_EVERY_S
             _log.warning(text, *arguments)
 
 
@@ -223,7 +222,7 @@ class Listener:
         self._sockets = sockets
         self._accepted = accepted
         self._below = accepted_below(descriptor_limit(), files)
-        self._said = SaidSeldom()
+        self._warning = RareWarning()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -270,7 +269,7 @@ class Listener:
 
     def _pause(self, why: str) -> None:
         loop = asyncio.get_running_loop()
-        self._said.warn(
+        self._warning.warn(
             loop.time(),
             "port %d: %s. No more connections are taken until some have ended; raise the limit"
             " (ulimit -n) if so many clients are right",
@@ -295,7 +294,7 @@ class Listener:
 
 
 def served_by(protocol: Callable[[], asyncio.BaseProtocol]) -> Callable[[socket.socket], None]:
-    """What a Listener calls to give each connection to a new `protocol`. It belongs to the running
+    """A function for a Listener, which gives each connection to a new `protocol` on the running
     event loop."""
     loop = asyncio.get_running_loop()
     beginning = BackgroundTasks(partial(_log.warning, "a connection ends before it has begun: %r"))

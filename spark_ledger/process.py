@@ -1,12 +1,12 @@
 """Things that a process has once: an event loop in a background thread, its connections to clusters
-(ZooKeeper for metadata, frames to the bookies), and other values in an `OncePerProcess`; and the
-bounded memory of what it used last (`LruCache`).
+(ZooKeeper for metadata, frames to the bookies), and other values in an `OncePerProcess`; and a
+cache of bounded size (`LruCache`).
 
 Always true: all of them belong to the process that made them; after a fork the child makes its own
-and touches nothing of the parent. The loop's thread is a daemon: it never keeps a process alive. A
-connection that could not be made is tried again at the next call. Once a client is closed (`Calls`)
-each of its calls that is under way ends at once with ClientClosed, in whatever thread it waits, and
-its work on the loop is cancelled; every later call raises ClientClosed, too.
+and uses nothing of the parent. The loop's thread is a daemon: it never keeps a process alive. A
+connection that could not be made is tried again at the next call. When a client is closed
+(`Calls`), its calls in all threads end at once with ClientClosed, and their work on the loop is
+cancelled; every later call raises ClientClosed, too.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ class OncePerProcess(Generic[K, T]):
         _kept.append(self)
 
     def get(self, key: K, make: Callable[[], T], usable: Callable[[T], bool] = lambda _: True) -> T:
-        """The value that was made for the key if it is `usable`, otherwise a new one from `make`.
-        For a value that is there it takes no lock: a signal handler may call it."""
+        """The value of the key if it is there and `usable`, otherwise a new value from `make`. For
+        a value that is there it takes no lock, so a signal handler may call it."""
         value = self._made.get(key)
         if value is None or not usable(value):
             with self._making:
@@ -65,15 +65,15 @@ class OncePerProcess(Generic[K, T]):
             keys = [key for key, value in self._made.items() if unwanted(value)]
             return [self._made.pop(key) for key in keys]
 
-    def forked(self) -> None:
-        """Begin anew in a forked child: a thread of the parent may have held the lock."""
+    def reset_after_fork(self) -> None:
+        """Begin anew in the child: a thread of the parent may have held the lock."""
         self._making = threading.Lock()
         self._made = {}
 
 
 class LruCache(Generic[K, T]):
-    """The values that were put or read last. `most` bounds the sum of their sizes, by default their
-    number: the value that was used longest ago goes first. For one thread."""
+    """The values that were put or read last. `most` bounds the sum of their sizes (by default their
+    number): the value that was used longest ago is dropped first. For one thread."""
 
     def __init__(self, most: int, size_of: Callable[[T], int] = lambda _: 1) -> None:
         self.size = 0
@@ -122,17 +122,14 @@ class BackgroundLoop:
             raise
 
     def start(self, coro: Coroutine[Any, Any, T]) -> "Future[T]":
-        """`submit`, for a thread that will wait for the future. Raises what `run` raises."""
+        """As `submit`, for a thread that will wait for the future. Raises what `run` raises."""
         if threading.current_thread() is self._thread:
             coro.close()
             raise RuntimeError("a blocking call on the ledger's own event loop")
         return self.submit(coro)
 
     def submit(self, coro: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Run `coro` on the loop; the future may be waited for by any thread.
-
-        Raises RuntimeError in a forked child: the loop's thread stayed with the parent.
-        """
+        """Run `coro` on the loop; any thread may wait for the future. Raises as `check_process`."""
         if self.inherited:
             coro.close()
         self.check_process()
@@ -189,7 +186,7 @@ class Calls:
                 self._under_way.pop(future, None)
 
     def submit(self, coro: Coroutine[Any, Any, T]) -> "Future[T]":
-        """As BackgroundLoop.submit, also after `close`: for work that gives resources back."""
+        """As BackgroundLoop.submit, also after `close`: for work that releases resources."""
         return self._background.submit(coro)
 
     def close(self) -> bool:
@@ -214,11 +211,9 @@ def background_loop() -> BackgroundLoop:
 
 
 def ledger_store(service_url: str | None = None, config: ClientConfig | None = None) -> LedgerStore:
-    """The process's LedgerStore of the cluster (None: that of `config`, LEDGER_SERVICE_URL or the
-    default).
-
-    It belongs to `background_loop()`. Each `outage_timeout_s` has its own store; the rest of
-    `config` counts for the first connection only. Raises BadConfig, Unavailable.
+    """The process's LedgerStore of the cluster at `service_url` (see `resolve_service_url`), on
+    `background_loop()`. Each `outage_timeout_s` has its own store; the rest of `config` only has an
+    effect on the first connection. Raises BadConfig, Unavailable.
     """
     url = resolve_service_url(service_url, config)
     key = (url, (config or DEFAULTS).outage_timeout_s)
@@ -228,9 +223,8 @@ def ledger_store(service_url: str | None = None, config: ClientConfig | None = N
 async def connect(service_url: str, config: ClientConfig | None = None) -> LedgerStore:
     """Connect to the cluster at `service_url` (zk://host:port[,host:port]/root).
 
-    Raises BadConfig for a malformed URL or a `placement` that is no function; Unavailable, which
-    names the URL, when ZooKeeper is unreachable or has no cluster at the root; UnsupportedFormat
-    when the cluster's record is damaged or of a later version.
+    Raises BadConfig for a malformed URL or a `placement` that is no function; Unavailable if
+    ZooKeeper is unreachable; and what `cluster_at` raises, but StoreError.
     """
     from spark_ledger.bookies.frame_network import FrameNetwork
     from spark_ledger.metadata import zookeeper
@@ -249,7 +243,7 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
     try:
         await cluster_at(metadata, service_url)
         await directory.start()
-    except BaseException as failure:  # also a cancellation by the caller: the session must end
+    except BaseException as failure:  # also if the caller cancels: the session must end
         await metadata.close()
         if isinstance(failure, StoreError):
             text = f"the bookies of {service_url} cannot be listed: {failure!r}"
@@ -261,11 +255,8 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
 
 
 async def cluster_at(metadata: MetadataStore, service_url: str) -> cluster.ClusterRecord:
-    """The cluster at the root of the store that `service_url` names.
-
-    Raises Unavailable when no cluster is there (an empty answer of such a store means nothing),
-    UnsupportedFormat when the cluster's record is damaged or of a later version, StoreError.
-    """
+    """The cluster at the root of the store that `service_url` names. Raises Unavailable if there is
+    no cluster, UnsupportedFormat if its record is damaged or of a later version, StoreError."""
     try:
         here = await cluster.read(metadata)
     except cluster.BadClusterRecord as error:
@@ -279,8 +270,8 @@ async def cluster_at(metadata: MetadataStore, service_url: str) -> cluster.Clust
 
 
 def end_with_parent() -> None:
-    """End this process when its standard input is closed: the process that started it has gone.
-    Other processes take over the work that is under way."""
+    """End this process when its standard input is closed, that is, when the process that started it
+    has ended. Other processes take over the work that is under way."""
 
     def watch() -> None:
         while os.read(sys.stdin.fileno(), 4096):
@@ -294,7 +285,7 @@ def _after_fork() -> None:
     global _forks
     _forks += 1
     for kept in _kept:
-        kept.forked()
+        kept.reset_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -16,8 +16,8 @@ _AMOUNT = re.compile(r"(\d{1,19})\s*([A-Za-z]*)", re.ASCII)
 
 
 def parse(text: str, units: Mapping[str, int]) -> int | None:
-    """The amount that the text gives, as a number or as a number with one of the units; None if it
-    gives none."""
+    """The amount in a text that is a number, or a number with one of the units; None for any other
+    text."""
     match = _AMOUNT.fullmatch(text.strip())
     if match is None or (match[2] and match[2] not in units):
         return None
@@ -25,7 +25,7 @@ def parse(text: str, units: Mapping[str, int]) -> int | None:
 
 
 def shown(size_bytes: object) -> str:
-    """A size in GiB, below 1 GiB in MiB; empty if it is not known."""
+    """A size in GiB, below 1 GiB in MiB; "" if it is not known."""
     if not isinstance(size_bytes, int):
         return ""
     unit, name = (MIB, "MiB") if size_bytes < GIB else (GIB, "GiB")

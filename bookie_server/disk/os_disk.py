@@ -41,7 +41,7 @@ from bookie_server.disk.interface import (
     NoSuchFile,
 )
 from bookie_server.lanes import in_recovery
-from spark_ledger.net import SaidSeldom, lacks_descriptors
+from spark_ledger.net import RareWarning, lacks_descriptors
 
 _BUFFERS_PER_CALL = 1024  # IOV_MAX of Linux and macOS
 _ZEROS = bytes(1 << 20)
@@ -55,7 +55,7 @@ _DESCRIPTOR_RETRY_S = 0.2  # the pause after a call for which there was no descr
 _RECOVERY_READERS = 2  # for recovery only, so that it does not wait behind bulk reads
 T = TypeVar("T")
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_seldom = SaidSeldom()
+_rare_warning = RareWarning()
 _Appender = Callable[[int, Sequence[Buffer], int, bool], None]
 
 
@@ -286,7 +286,7 @@ async def _run_with_descriptor(
                 kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskFailed
                 raise kind(str(error)) from error
             text = "a file waits for a descriptor (raise the limit, ulimit -n): %s"
-            _seldom.warn(asyncio.get_running_loop().time(), text, error)
+            _rare_warning.warn(asyncio.get_running_loop().time(), text, error)
         await asyncio.sleep(_DESCRIPTOR_RETRY_S)
 
 

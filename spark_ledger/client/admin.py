@@ -7,8 +7,8 @@
 
 Always true: every method may be called again, as a cell of a notebook is run again: a change that
 is made already, and a deletion of a missing thing, have no effect and raise no error. A change that
-would take rows from a subscription that needs them is refused unless it is forced. All
-admins of a process share its connection to a cluster, and any thread may use one.
+would take rows from a subscription that needs them is refused unless it is forced. All admins of a
+process share its connection to a cluster, and any thread may use an admin.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -54,10 +54,10 @@ class Admin:
     """The topics of one cluster. `service_url` is `zk://host:port[,host:port...]/root`; None:
     LEDGER_SERVICE_URL, else the default.
 
-    A change is durable when its method returns: a majority of ZooKeeper has it on disk, and every
-    fold of the topic from then on includes it (docs/topics.md). A method that raises
-    errors.CommitOutcomeUnknown may have made its change; call it again. Rows that a method takes
-    away cannot be read afterwards; their ledgers stay for `delete_delay_ms`.
+    A change is durable when its method returns: a majority of ZooKeeper has it on disk, and later
+    reads and commits of the topic see it (docs/topics.md). A method that raises
+    errors.CommitOutcomeUnknown may have made its change; call it again. Rows that a method removes
+    cannot be read afterwards; their ledgers stay for `delete_delay_ms`.
 
     Raises errors.BadConfig for a malformed URL, errors.Unavailable when ZooKeeper is unreachable.
     Every method raises errors.TopicNameInvalid, errors.Unavailable, errors.ClientClosed after
@@ -75,8 +75,8 @@ class Admin:
 
     def create_topic(self, topic: str, partitions: int | None = None, **policies: Any) -> TopicInfo:
         """Create the topic with `partitions` partitions (None: 1) and `policies` by name, such as
-        retention_ms=86_400_000 (spark_ledger/topic/log/policies.py). A topic that exists with at
-        least these partitions and these policies is returned unchanged.
+        retention_ms=86_400_000 (spark_ledger/topic/log/policies.py). A topic that is there with
+        these policies and at least so many partitions is returned unchanged.
 
         Durable on return: the topic, its partitions and its policies. Raises errors.TopicExists
         if the topic has fewer partitions or another policy, errors.BadConfig,
@@ -105,8 +105,8 @@ class Admin:
         return self._run(self._topics.describe(topic))
 
     def grow(self, topic: str, partitions: int) -> None:
-        """Set the number of partitions; without effect if the topic has so many. Rows stay in their
-        partitions; new rows of a key may go to another partition.
+        """Set the number of partitions. Rows stay in their partitions; new rows of a key may go to
+        another partition.
 
         Durable on return: the new partitions. Raises errors.BadConfig for a lower number than the
         topic has."""
@@ -144,8 +144,8 @@ class Admin:
         return self._run(self._client.topics.set_namespace(namespace, changes))
 
     def truncate(self, topic: str, *, force: bool = False) -> TrimResult:
-        """Remove all committed rows; the next row gets the next offset. Durable on
-        return, errors: as `trim`."""
+        """Remove all committed rows; the next row gets the next offset. Durable on return, and
+        errors: as `trim`."""
         return self._run(self._topics.trim(topic, End.LATEST, force=force))
 
     def trim(self, topic: str, before: Place, *, force: bool = False) -> TrimResult:
@@ -165,8 +165,8 @@ class Admin:
     def delete_topic(self, topic: str) -> bool:
         """Delete the topic; False if there was none.
 
-        Durable on return: no reader finds the name and no commit succeeds; writers of live segments
-        are fenced. Rows and subscriptions go after `delete_delay_ms`."""
+        Durable on return: no reader finds the name, no commit succeeds, and brokers can append no
+        message. Rows and subscriptions go after `delete_delay_ms`."""
 
         async def work() -> bool:
             try:
@@ -194,11 +194,12 @@ class Admin:
     def clean(self, *, dry_run: bool = False, force: bool = False) -> UpkeepReport:
         """One pass of the upkeep that a cluster does every minute, for all topics: remove rows that
         retention does not keep, delete ledgers that no topic needs, close ledgers that writers left
-        open, merge small segments. With `dry_run` it only returns the report. Without `force` it
-        deletes at most a tenth of the ledgers as never referred to by a topic. Work
-        that needs several passes in a row (finding a writer that fell silent) is left to the
-        cluster. Durable on return: the changes that the report names. Raises errors.Unavailable;
-        the failure of one topic is in the report's `problems`."""
+        open, merge small segments. With `dry_run` it only returns the report. Of ledgers to which
+        no topic ever referred it deletes, without `force`, at most a tenth of all ledgers. Work
+        that needs several passes (noticing that a writer is gone) is left to the cluster.
+
+        Durable on return: the changes that the report names. Raises errors.Unavailable; the failure
+        of one topic is in the report's `problems`."""
 
         async def work() -> UpkeepReport:
             upkeep = Upkeep(self._client)
@@ -223,11 +224,13 @@ class Admin:
             subscriptions = self._client.subscriptions
             return await subscriptions.create(info.id, name, target, exist_ok=True)
 
-        return self._of(topic, work)
+        return self._run_for(topic, work)
 
     def subscriptions(self, topic: str) -> list[SubscriptionInfo]:
         """Every subscription of the topic, sorted by name, with its positions. Changes nothing."""
-        return self._of(topic, lambda info: self._client.subscriptions.list(info.id, exact=True))
+        return self._run_for(
+            topic, lambda info: self._client.subscriptions.list(info.id, exact=True)
+        )
 
     def seek(self, topic: str, name: str, to: Place, *, force: bool = False) -> dict[int, int]:
         """Set the subscription's positions to `to`, or to the first remaining row if that is later;
@@ -244,7 +247,7 @@ class Admin:
         async def work(info: TopicInfo) -> dict[int, int]:
             return await self._client.subscriptions.seek(info.id, name, target, force=force)
 
-        return self._of(topic, work)
+        return self._run_for(topic, work)
 
     def lag(self, topic: str, name: str) -> dict[int, PartitionLag]:
         """How far behind the subscription is, by partition: rows, bytes and milliseconds. Changes
@@ -254,7 +257,7 @@ class Admin:
             now_ms = await store_now_ms(self._client.store)
             return await self._client.subscriptions.lag(info.id, name, now_ms)
 
-        return self._of(topic, work)
+        return self._run_for(topic, work)
 
     def delete_subscription(self, topic: str, name: str, *, force: bool = False) -> bool:
         """Delete the subscription; False if there was none. Durable on return: afterwards it
@@ -267,22 +270,22 @@ class Admin:
                 return False
             return True
 
-        return self._of(topic, work)
+        return self._run_for(topic, work)
 
     # -- schemas -----------------------------------------------------------------------------------
 
     def schema(self, topic: str) -> TopicSchema:
         """The versions of the topic's schema, and the compatibility that a new version must have.
         Changes nothing."""
-        return self._of(topic, lambda info: self._client.schemas.of(info))
+        return self._run_for(topic, lambda info: self._client.schemas.of(info))
 
     def withdraw_schema(self, topic: str) -> None:
-        """Put the topic's schema out of force: the topic takes bytes again, from Spark's writes and
-        from Pulsar's producers, and no typed columns. Present rows keep their versions, and reads
-        of them do not change. `register_schema` of a version puts the schema into force again.
+        """Withdraw the topic's schema: Spark's writes and Pulsar's producers write bytes again, and
+        no typed columns. Present rows keep their versions, and reads of them do not change.
+        `register_schema` of a version makes the schema valid again.
 
         Durable on return: the withdrawal. Raises errors.SchemaNotRegistered."""
-        self._of(topic, lambda info: self._client.schemas.withdraw(info))
+        self._run_for(topic, lambda info: self._client.schemas.withdraw(info))
 
     def register_schema(self, topic: str, schema: "SparkSchema | pa.Schema") -> SchemaVersion:
         """Register these columns (a Spark StructType or an Arrow schema) as a version of the
@@ -291,16 +294,16 @@ class Admin:
         Durable on return: the version. Raises errors.SchemaIncompatible,
         errors.SchemaTypeMismatch, errors.SchemaReservedColumn."""
         columns = _arrow_schema(schema)
-        return self._of(topic, lambda info: self._client.schemas.register(info, columns))
+        return self._run_for(topic, lambda info: self._client.schemas.register(info, columns))
 
     def set_compatibility(self, topic: str, compatibility: str) -> None:
         """Set the compatibility that later versions of the schema must have: "none", "backward",
-        "forward" or "full". Durable on return. Raises errors.BadConfig for another value."""
+        "forward" or "full". Durable on return. Raises errors.BadConfig."""
         if compatibility not in (kind.value for kind in Compatibility):
             kinds = ", ".join(kind.value for kind in Compatibility)
             raise errors.BadConfig(f"there is no compatibility '{compatibility}'", f"Give {kinds}.")
         kind = Compatibility(compatibility)
-        self._of(topic, lambda info: self._client.schemas.set_compatibility(info, kind))
+        self._run_for(topic, lambda info: self._client.schemas.set_compatibility(info, kind))
 
     # -- bookies ---------------------------------------------------------------------------------
 
@@ -341,21 +344,21 @@ class Admin:
         return self._run(work())
 
     def underreplicated(self) -> list[ListedLedger]:
-        """The ledgers with copies that are missing or will be moved, by id: with the bookies, the
-        reasons, their times, and the obstacle. Changes nothing."""
+        """The ledgers with copies that are missing or have to be moved, by id: with the bookies,
+        the reasons, their times, and what prevents the repair. Changes nothing."""
         return self._run(autorecovery.underreplicated(self._client.store))
 
     def decommission_bookie(
         self, bookie_id: str, *, force: bool = False, wait: bool = True
     ) -> DrainProgress:
         """Drain a bookie that is up: it takes no new entries, and its copies are made on other
-        bookies. Waits until the bookie is empty (with `wait=False` it does not wait), and returns
-        what the bookie still holds; call the method again to look again. An empty bookie may be
-        stopped and forgotten. With `force` the bookie is drained even if ledgers that no other
-        bookie can take keep fewer copies, but never below Qa.
+        bookies. Waits until the bookie is empty, unless `wait` is False, and returns what the
+        bookie still has; call the method again to look again. An empty bookie may be stopped and
+        forgotten. With `force` the bookie is drained even if some ledgers then have fewer copies,
+        because no other bookie can take them; but never fewer than Qa.
 
         Durable on return: the bookie drains until it is empty or the draining is cancelled. Raises
-        errors.BadConfig for a bookie that is not known or is down, errors.NotEnoughBookies."""
+        errors.BadConfig for an unknown bookie or one that is down, errors.NotEnoughBookies."""
 
         async def work() -> DrainProgress:
             ledgers = self._client.ledgers
@@ -389,13 +392,11 @@ class Admin:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._calls.run(work)
 
-    def _of(self, topic: str, ask: Callable[[TopicInfo], Awaitable[T]]) -> T:
-        """The result of `ask` for the topic; it runs on the loop that the client belongs to."""
+    def _run_for(self, topic: str, work: Callable[[TopicInfo], Awaitable[T]]) -> T:
+        async def open_and_work() -> T:
+            return await work(await self._client.topics.open(topic))
 
-        async def work() -> T:
-            return await ask(await self._client.topics.open(topic))
-
-        return self._run(work())
+        return self._run(open_and_work())
 
 
 def target_of(place: Place) -> SeekTarget:
@@ -406,7 +407,7 @@ def target_of(place: Place) -> SeekTarget:
     if isinstance(place, datetime):
         if place.tzinfo is None:
             raise errors.BadConfig(
-                f"the time {place} is of no time zone", "Give it one: tzinfo=timezone.utc."
+                f"the time {place} has no time zone", "Add it: tzinfo=timezone.utc."
             )
         return CommittedSince(round(place.timestamp() * 1000))
     if not isinstance(place, str):

@@ -8,7 +8,7 @@
                 ...
 
 Always true: all work is done on the process's background loop; these classes only submit work and
-wait. Several threads may use them; appends of one thread keep their order.
+wait for its end. Several threads may use them; appends of one thread keep their order.
 """
 
 import asyncio
@@ -55,9 +55,9 @@ class LedgerClient:
     URL of `config` if it has one, else LEDGER_SERVICE_URL, else the default. `config`: see
     spark_ledger.config.client_config.
 
-    Raises BadConfig for a malformed URL, Unavailable when ZooKeeper is unreachable. This and every
-    method raise TypeError for an argument of a wrong kind, ValueError for an argument out of range,
-    before any effect.
+    Raises BadConfig for a malformed URL, Unavailable when ZooKeeper is unreachable. The constructor
+    and every method raise TypeError for an argument of a wrong type, ValueError for an argument out
+    of range, before any effect.
     """
 
     def __init__(self, service_url: str | None = None, config: ClientConfig | None = None) -> None:
@@ -79,10 +79,10 @@ class LedgerClient:
         """Create a ledger on `ensemble_size` bookies, with `write_quorum` copies of each entry,
         acknowledged when `ack_quorum` are on disk (None: the client's settings, 3, 3 and 2; see
         docs/protocol.md). `password` is needed to read, append and recover; `metadata`, str to str,
-        is kept in the record. `durability` is "synced" or "page-cache" and never changes: bookies
-        acknowledge entries of a page-cache ledger when they are written, up to a second before they
-        are synced; a power loss of all bookies that have such entries may lose them, a killed
-        process loses no entry.
+        is kept in the record. `durability` is "synced" or "page-cache" and never changes. With
+        "page-cache", bookies acknowledge entries when they are written, up to a second before they
+        are synced: if all bookies that have an entry lose power, it may be lost; a killed process
+        loses none.
 
         Durable on return: the record, OPEN and without entries.
 
@@ -105,11 +105,12 @@ class LedgerClient:
     def open_ledger(
         self, ledger_id: int, recover: bool = True, password: bytes = b""
     ) -> "LedgerReader":
-        """A reader. With `recover` the ledger is fenced and closed first, so that its end never
-        moves again; without `recover` a ledger can be read while it is written.
+        """A reader. With `recover` the ledger is fenced and closed first, so that its end is final;
+        without `recover` a ledger can be read while it is written.
 
-        Durable on return, with `recover`: the close. The writer can append no further entry, and
-        every entry that was acknowledged to it is in the ledger. Without `recover` nothing changes.
+        Durable on return, with `recover`: the close. The ledger's writer can append no further
+        entry, and every entry that it acknowledged is in the ledger. Without `recover` nothing
+        changes.
 
         Raises NoSuchLedger, DataUnavailable (the end cannot be decided now), Unauthorized,
         Unavailable.
@@ -129,8 +130,8 @@ class LedgerClient:
 
         Durable on return: its record is gone. Bookies drop the entries later.
 
-        Raises LedgerNotClosed, LedgerInUse if it was made for a topic (the janitor deletes those),
-        Unavailable.
+        Raises LedgerNotClosed, LedgerInUse if the ledger was made for a topic (maintenance deletes
+        such ledgers), Unavailable.
         """
         self._calls.run(self._delete(ledger_id_of(ledger_id)))
 
@@ -146,7 +147,7 @@ class LedgerClient:
         await self._store.delete(ledger_id)
 
     def list_ledgers(self) -> Iterator[int]:
-        """Ids of all ledgers, ascending, fetched as they are asked for. Raises Unavailable."""
+        """Ids of all ledgers, ascending, fetched in batches. Raises Unavailable."""
         ids = self._store.list()
 
         async def next_batch() -> list[int]:
@@ -217,14 +218,14 @@ class LedgerWriter:
         return self.append_async(payload, rows).result()
 
     def append_async(self, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> "Future[int]":
-        """Append one entry. The future is done with the entry's id once the entry is acknowledged,
+        """Append one entry. The future is done with the entry's id when the entry is acknowledged,
         or with an error of `append`; futures are done in the order of the appends. Nothing is
-        durable when this returns; the promise of `append` holds once the future is done.
+        durable when this returns; the promise of `append` holds when the future is done.
 
-        Blocks while the in-flight bytes of the configuration are used up. The caller may change its
-        payload as soon as this returns: a buffer that is not read-only is copied once. A read-only
-        buffer is not copied: the memory of a read-only view must not change until the writer is
-        closed. A callback that is added to the future runs on the event loop: it must not block.
+        Blocks while the setting `inflight_bytes` is used up. The caller may change its payload as
+        soon as this returns: a buffer that is not read-only is copied. A read-only buffer is not
+        copied: the memory of a read-only view must not change until the writer is closed. A
+        callback of the future runs on the event loop: it must not block.
         """
         self._calls.check_process()
         future = AppendFuture(self._lock)
@@ -275,8 +276,8 @@ class LedgerWriter:
     # -- on the loop --------------------------------------------------------------------------
 
     def _accept_appends(self) -> None:
-        """Append the payloads that the blocking side handed over, a part of them in each step of
-        the loop, so that the first frame is sent while the next frame is made."""
+        """Append the payloads of `append_async`, a part of them in each step of the loop, so that
+        the first frame is sent while the next is made."""
         self._is_scheduled = False
         pending, append = self._pending_appends, self._writer.append_for
         for _ in range(min(len(pending), APPENDS_PER_STEP)):
@@ -322,8 +323,8 @@ class LedgerReader:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the ledger is closed: then `last_add_confirmed` is its end for ever. While it is
-        not closed, each access reads its record. Raises NoSuchLedger, Unavailable."""
+        """Whether the ledger is closed: then `last_add_confirmed` is its final end. While it is
+        open, each access reads its record. Raises NoSuchLedger, Unavailable."""
         if not self._reader.is_closed:
             self._calls.run(self._reader.refresh_record())
         return self._reader.is_closed
@@ -336,8 +337,8 @@ class LedgerReader:
     def read(self, first: int, last: int) -> Iterator[tuple[int, memoryview]]:
         """(entry id, payload) of first..last, both included, in order, fetched ahead.
 
-        A payload is a view that stays valid as long as it is kept; `bytes(payload)` copies it.
-        `last` right before `first` is an empty range. Raises NoSuchEntry for an unconfirmed entry,
+        A payload is a view that stays valid as long as it is kept; `bytes(payload)` copies it. If
+        `last` is `first - 1`, the range is empty. Raises NoSuchEntry for an unconfirmed entry,
         DataUnavailable, DigestMismatch, Unauthorized; ValueError at once for a malformed range.
         """
         return self._read(*entries_of(first, last))
@@ -355,9 +356,9 @@ class LedgerReader:
         """(entry id, payload) of entries after `after`, in order, as soon as an entry is confirmed:
         at least one entry, some megabytes at most. Takes `timeout_s` seconds at most; [] means that
         no entry could be read in that time (no entry is confirmed, or bookies are unreachable), or
-        that the ledger has ended (`is_closed`). `after` -1: from the first entry on.
+        that a closed ledger has no further entry. `after` -1: from the first entry on.
 
-        Raises DataUnavailable, DigestMismatch, Unauthorized; NoSuchLedger when it was deleted.
+        Raises DataUnavailable, DigestMismatch, Unauthorized; NoSuchLedger if it was deleted.
         """
         after, timeout_s = entry_id_of("after", after, -1), seconds("timeout_s", timeout_s)
         entries = self._calls.run(self._reader.read_when_confirmed(after, timeout_s))
@@ -367,9 +368,9 @@ class LedgerReader:
         """(entry id, payload) from `first` on, each once and in order, waiting for entries that are
         not written yet; ends when the ledger is closed and every entry was returned.
 
-        For a ledger opened with `recover=False`: recovery would end its writer. Ctrl-C, or leaving
-        the loop, ends the waiting. Raises what `read_when_confirmed` raises: after
-        that continue with `tail(last returned + 1)`.
+        Open the ledger with `recover=False`, as recovery would end its writer. Ctrl-C, or leaving
+        the loop, ends the wait. Raises what `read_when_confirmed` raises; to go on after an error,
+        call `tail(last returned + 1)`.
         """
         return self._tail(entry_id_of("first", first))
 
@@ -384,7 +385,7 @@ class LedgerReader:
 
     async def _next_batch(self, entries: EntryStream) -> list[tuple[int, Entry]]:
         """The next entries, at most a batch. If an entry cannot be read, returns the entries before
-        it: the next call requests this entry again, and raises."""
+        it; the next call requests that entry again, and raises."""
         batch: list[tuple[int, Entry]] = []
         size = 0
         try:
@@ -425,22 +426,21 @@ _RLock = type(threading.RLock())
 
 
 class SharedLock(_RLock):  # type: ignore[misc, valid-type]
-    """The lock that the futures of one writer have instead of a condition; no thread waits for
+    """What the futures of one writer share in the place of a condition each. No thread waits for
     it."""
 
     def notify_all(self) -> None:
         """Without effect: a callback of the future wakes the waiting thread."""
 
     def wait(self, _timeout: float | None = None) -> bool:
-        """Without effect: `AppendFuture` has waited before."""
+        """Without effect: the AppendFuture has waited already."""
         return False
 
 
 class AppendFuture(Future[int]):
-    """Behaves as a Future, but has no lock and no condition of its own: only a waiting thread pays
-    for the waiting. The ten objects of a Future would cost a fifth of an append of 1 KiB, most of
-    it in the garbage collector (docs/performance-trials.md). All futures of a writer have the same
-    lock."""
+    """A Future without a lock and a condition of its own; only a thread that waits makes an Event.
+    The ten objects of a plain Future would cost a fifth of an append of 1 KiB, most of that in the
+    garbage collector (docs/performance-trials.md)."""
 
     def __init__(self, lock: SharedLock) -> None:
         # As Future.__init__, except for the condition.

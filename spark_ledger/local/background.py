@@ -1,9 +1,9 @@
-"""A LocalCluster that runs in the background; the cluster's folder identifies it.
+"""A LocalCluster in a background process (`python -m spark_ledger.local.background`); the cluster's
+folder identifies it.
 
-Always true: the background process holds the folder's `cluster.lock` for as long as it lives, so
-the lock shows whether the cluster is up; the lock file has the process's pid; `cluster.json` has
-the URLs at which the cluster serves, and exists only while the cluster serves. The process is
-`python -m spark_ledger.local.background`.
+Always true: the background process has the lock of the folder's `cluster.lock` as long as it lives,
+so the lock shows whether the cluster is up; the file has the process's pid. `cluster.json` has the
+cluster's URLs, and exists only while the cluster serves.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from spark_ledger import net
 from spark_ledger.errors import BadConfig, LedgerError, Unavailable, counted
 from spark_ledger.local.cluster import LocalCluster, count_of_bookies
 from spark_ledger.local.maintenance import maintain_on
-from spark_ledger.local.processes import HOST, Child, hold
+from spark_ledger.local.processes import HOST, Child, lock_path
 from spark_ledger.process import background_loop
 from spark_ledger.topic.log.policies import PASS_BYTES, TopicPolicies
 
@@ -53,10 +53,10 @@ def up(
     admin_port: int | None = None,
     broker_config: Path | None = None,
 ) -> Background:
-    """Start a cluster in the background; on return a ledger can be created. Each minute the cluster
-    copies about `merge_bytes` at most, to merge small segments of topics. `broker_port`: the port
-    of the broker; None: without a broker. `admin_port`: the broker's port for HTTP; None: a free
-    port. `broker_config`: a file of the broker's other settings.
+    """Start a cluster in the background; returns when it serves. Each minute the cluster copies
+    about `merge_bytes` at most, to merge small segments of topics. `broker_port`: the port of the
+    broker; None: no broker. `admin_port`: the broker's port for HTTP; None: a free port.
+    `broker_config`: a file of the broker's other settings.
 
     Raises errors.BadConfig (the cluster is up already, a port is taken, there is no Java),
     errors.Unavailable.
@@ -93,8 +93,8 @@ def up(
 
 
 def refuse_too_few(data_dir: Path, bookies: int) -> None:
-    """Raises errors.BadConfig if the cluster would have fewer bookies than a topic's ledgers need:
-    every write would wait, and fail."""
+    """Raises errors.BadConfig if the cluster would have fewer bookies than a topic's ledgers need,
+    so that every write would fail."""
     needed = TopicPolicies().ensemble_size
     bookie_count = max(bookies, count_of_bookies(data_dir))
     if bookie_count < needed:
@@ -179,11 +179,13 @@ def main() -> None:
     stop = threading.Event()
     state = data_dir / STATE_FILE
     try:
-        lock = hold(data_dir / LOCK_FILE, _already_up_error(data_dir))  # until the process ends
+        lock = lock_path(
+            data_dir / LOCK_FILE, _already_up_error(data_dir)
+        )  # until the process ends
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
         state.unlink(missing_ok=True)
-        # this process hosts autorecovery and upkeep, without another process
+        # autorecovery=False: this process hosts autorecovery and upkeep itself
         with LocalCluster(data_dir=data_dir, autorecovery=False, **arguments) as cluster:
             signal.signal(signal.SIGTERM, lambda *_: stop.set())
             broker = cluster.broker
@@ -191,7 +193,7 @@ def main() -> None:
             background = Background(os.getpid(), cluster.service_url, str(data_dir), *urls)
             new_state = state.with_suffix(".new")
             new_state.write_text(json.dumps(asdict(background)), encoding="utf-8")
-            new_state.replace(state)  # in one step: no reader sees half of the file
+            new_state.replace(state)  # in one step, so that no reader sees half of the file
             maintenance = background_loop().submit(
                 maintain_on(cluster.service_url, merge_bytes=merge_bytes)
             )

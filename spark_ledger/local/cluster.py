@@ -16,7 +16,7 @@ from pathlib import Path
 
 from spark_ledger.errors import BadConfig
 from spark_ledger.local.embedded_zookeeper import EmbeddedZooKeeper
-from spark_ledger.local.processes import LocalAutorecovery, LocalBookie, LocalBroker, hold
+from spark_ledger.local.processes import LocalAutorecovery, LocalBookie, LocalBroker, lock_path
 from spark_ledger.metadata.zookeeper import connect
 from spark_ledger.process import background_loop
 from spark_ledger.repair import status
@@ -30,16 +30,16 @@ Settings = dict[str, object]
 class LocalCluster:
     """A context manager: the constructor starts the cluster, and leaving the `with` block stops it.
 
-    `bookies`: the least number of bookies. `data_dir`: the folder of all data; with the folder of
-    an earlier cluster, all bookies of that cluster start. None: a temporary folder that is deleted
-    at exit. `port`: the port of ZooKeeper; None: a free port. `bookie_settings`: settings of
-    conf/bookie.toml for every bookie, or a function that returns the settings of the bookie with a
-    number (0, 1, ...). `autorecovery`: whether a process hosts self-healing and upkeep of topics;
-    the start does not wait for this process. `lost_bookie_delay_s`: the new value of the cluster's
-    setting; None: the value stays. `broker_port`: the port of a broker for Pulsar's clients, which
-    starts at once; None: the broker starts on a free port when `broker_url` or `admin_url` is first
-    used. `admin_port`: the broker's port for HTTP; None: a free port. `broker_config`: a file of
-    the broker's other settings, as conf/broker.toml.
+    `bookies`: the least number of bookies. `data_dir`: the folder of all data; None: a temporary
+    folder that is deleted at exit. With the folder of an earlier cluster, all bookies of that
+    cluster start. `port`: the port of ZooKeeper; None: a free port. `bookie_settings`: settings of
+    conf/bookie.toml for every bookie, or a function that returns the settings of bookie 0, 1, ....
+    `autorecovery`: whether a process hosts self-healing and upkeep of topics; the start does not
+    wait for this process. `lost_bookie_delay_s`: the new value of the cluster's setting; None: the
+    value stays. `broker_port`: the port of a broker for Pulsar's clients, which starts at once;
+    None: the broker starts on a free port when `broker_url` or `admin_url` is first used.
+    `admin_port`: the broker's port for HTTP; None: a free port. `broker_config`: a file of the
+    broker's other settings, as conf/broker.toml.
 
     Raises errors.BadConfig (Java is missing or too old, the port is taken, data_dir is in use or
     cannot be written) and errors.Unavailable (a process did not come up; quotes its log).
@@ -96,13 +96,12 @@ class LocalCluster:
 
     @property
     def broker_url(self) -> str:
-        """The URL for Pulsar's clients. Raises errors.Unavailable when the broker does not come
-        up."""
+        """The URL for Pulsar's clients. Raises errors.Unavailable if the broker does not start."""
         return (self.broker or self._start_broker(None, None)).url
 
     @property
     def admin_url(self) -> str:
-        """The URL for HTTP requests of Pulsar's clients; otherwise as `broker_url`."""
+        """As `broker_url`, for HTTP requests of Pulsar's clients."""
         return (self.broker or self._start_broker(None, None)).admin_url
 
     def add_bookie(self) -> LocalBookie:
@@ -115,7 +114,7 @@ class LocalCluster:
     def stop(self) -> None:
         """End all processes in good order, wait for them, and delete a temporary folder."""
         if os.getpid() != self._owner:
-            return  # a fork of the process that made the cluster
+            return  # this process is a fork of the one that made the cluster
         atexit.unregister(self.stop)
         if self.broker is not None:
             self.broker.stop()
@@ -184,7 +183,7 @@ def _lock_folder(data_dir: Path) -> int:
     in_use_error = BadConfig(f"folder {data_dir} is in use by another cluster", remedy)
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
-        return hold(data_dir / LOCK_FILE, in_use_error)
+        return lock_path(data_dir / LOCK_FILE, in_use_error)
     except OSError as error:
         raise BadConfig(
             f"folder {data_dir} cannot be used: {error.strerror}", "Give another folder."

@@ -46,8 +46,8 @@ autopurge.purgeInterval=1
 class EmbeddedZooKeeper(LocalProcess):
     """A ZooKeeper server; `folder` keeps its data, configuration and log.
 
-    `pid` is the id of the process that guards the server. `delete_with_parent` is a folder that is
-    deleted if this process dies without stopping the server.
+    `pid` is the id of the guardian (guardian.py), whose child the server is. `delete_with_parent`
+    is a folder that is deleted if this process dies without stopping the server.
     """
 
     STOP_TIMEOUT_S = 10.0
@@ -67,8 +67,8 @@ class EmbeddedZooKeeper(LocalProcess):
     def start(self) -> None:
         """Start the server and return when it responds; later starts use the same port.
 
-        Raises errors.BadConfig (no Java, port taken), errors.Unavailable (the server does not come
-        up).
+        Raises errors.BadConfig (no Java, port taken), errors.Unavailable (the server does not
+        start).
         """
         java = find_java()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -169,8 +169,8 @@ def major_version(text: str) -> int | None:
 
 
 def _release_file(java: str) -> str:
-    """The text of the JDK's `release` file, beside its bin folder: reading it is quicker than
-    starting Java."""
+    """The text of the JDK's `release` file, which is read sooner than Java is started; "" if there
+    is none."""
     try:
         return (Path(java).resolve().parent.parent / "release").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

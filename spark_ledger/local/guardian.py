@@ -1,8 +1,8 @@
 """Runs one command and ends it when the parent has died: `guardian.py [--delete FOLDER] -- CMD`.
 
 Always true: the command does not outlive this process: on Linux the kernel ends the command even
-when this process is killed. This process ends when its standard input is closed; the kernel closes
-it when the parent dies. SIGTERM is passed on to the command. FOLDER is deleted only if the parent
+when this process is killed. This process ends when its standard input is closed, which the kernel
+does when the parent dies. SIGTERM is passed on to the command. FOLDER is deleted only if the parent
 died. This file imports no file of the project: it is run with `python -I -S`, to start fast and
 stay small.
 """

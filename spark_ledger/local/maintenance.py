@@ -1,11 +1,11 @@
 """The process that maintains a cluster: upkeep of topics every PASS_S (topic/upkeep/upkeep.py), and
 autorecovery (repair/service.py).
 
-Always true: the process has one janitor for as long as it lives, because a new janitor cannot
-distinguish an abandoned writer from a writer that it has not seen yet. Of several such processes,
-one is elected for the upkeep of topics, and one as the auditor; all of them repair. A pass that
-fails deletes no ledger after its failure, and the next pass follows. Upkeep and autorecovery do not
-wait for each other.
+Always true: the process keeps one Upkeep as long as it lives, because a new one cannot distinguish
+an abandoned writer from a writer that it has not seen yet. Of several such processes, one is
+elected for the upkeep of topics, and one as the auditor; all of them repair. A pass that fails
+deletes no further ledger, and the next pass follows. Upkeep and autorecovery do not wait for each
+other.
 """
 
 import asyncio
@@ -111,9 +111,9 @@ def serve(
     merge_bytes: int = PASS_BYTES,
     parent_pipe: bool = False,
 ) -> None:
-    """Maintain the cluster in this process until SIGTERM or SIGINT. `parent_pipe`: for a process
-    that another process starts: it ends when its standard input is closed, and waits for a cluster
-    that is not up yet. Raises as `maintain`."""
+    """Maintain the cluster in this process until SIGTERM or SIGINT. With `parent_pipe`, for a
+    process that another process starts, it also ends when its standard input is closed, and waits
+    for a cluster that is not up yet. Raises as `maintain`."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     if parent_pipe:
         end_with_parent()

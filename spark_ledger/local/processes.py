@@ -2,8 +2,8 @@
 started and stopped many times (LocalProcess), and its kinds: bookie, broker, autorecovery.
 
 Always true: each child process runs in a separate session, so that Ctrl-C in the terminal reaches
-only this process. Each child holds the reading end of a pipe whose writing end only this process
-holds, and ends when the writing end is closed. A child's output goes to its log file; an error
+only this process. A child's standard input is a pipe from this process; the child ends when the
+pipe is closed, as it is when this process dies. A child's output goes to its log file; an error
 quotes the end of that file. A broker keeps its first ports, so that clients find it again after a
 kill. If autorecovery ends by itself, or is killed from outside, it is started again, after a longer
 pause each time; after `kill` and `stop` only `start` starts it.
@@ -33,9 +33,9 @@ HOST = "127.0.0.1"
 PORTS = range(20000, 32000)
 
 
-def hold(path: Path, refusal: BadConfig, flags: int = os.O_RDWR | os.O_CREAT) -> int:
-    """Lock the file for this process, until the returned descriptor is closed or the process ends.
-    Raises the refusal if another process has the lock, and OSError."""
+def lock_path(path: Path, refusal: BadConfig, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """Lock the file or folder until the returned descriptor is closed or this process ends. Raises
+    `refusal` if another process has the lock, and OSError."""
     lock = os.open(path, flags | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,11 +75,8 @@ class Child:
         return self._process.poll()
 
     def first_line(self, timeout_s: float) -> str:
-        """The first line that the process writes to its standard output, once it serves.
-
-        Raises errors.Unavailable, which quotes the log, when the process ends or writes no line in
-        time.
-        """
+        """The first line that the process writes to its standard output, when it serves. Raises
+        errors.Unavailable, which quotes the log, if the process ends or writes no line in time."""
         output, line = self._process.stdout, b""
         assert output is not None
         deadline = time.monotonic() + timeout_s
@@ -96,7 +93,7 @@ class Child:
         return line.decode()
 
     def failure_error(self, what: str) -> Unavailable:
-        """The error of this process: `what` happened, and the end of its log."""
+        """The error that quotes `what` happened to this process, and the end of its log."""
         lines = self._log.read_text(errors="replace").strip().splitlines()[-LOG_QUOTED_LINES:]
         quoted = "; its log ends: " + " | ".join(lines) if lines else ""
         return Unavailable(f"{self.name} {what}{quoted}", f"See {self._log}.")
@@ -126,7 +123,7 @@ class Child:
         self.wait_for_end()
 
     def wait_for_end(self) -> None:
-        """Wait for the end of the process, whatever its cause."""
+        """Wait for the end of the process."""
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -140,7 +137,7 @@ class LocalProcess:
 
     def __init__(self, log: Path) -> None:
         self.log = log
-        """The file with the output of its processes."""
+        """The file for the output of the processes."""
         self._child: Child | None = None
 
     @property
@@ -221,8 +218,8 @@ class LocalBookie(LocalProcess):
         self.id, self.address, self.frames = facts["bookie_id"], facts["address"], facts["frames"]
 
     def destroy(self) -> None:
-        """Send SIGKILL and delete the bookie's directories, as if its machine had burnt. `start`
-        makes a new bookie, with another id, on empty folders."""
+        """Send SIGKILL and delete the bookie's directories, as if its machine were lost. `start`
+        then makes a new bookie, with another id."""
         self.kill()
         for directory in self._directories():
             shutil.rmtree(directory, ignore_errors=True)
@@ -234,8 +231,8 @@ class LocalBookie(LocalProcess):
         return command
 
     def _all_settings(self) -> dict[str, object]:
-        """The settings of the bookie. One process hosts autorecovery for the whole cluster
-        (LocalAutorecovery), so bookies do not host it."""
+        """The settings of the bookie, without autorecovery, which one process hosts for the whole
+        cluster (LocalAutorecovery)."""
         defaults = {
             "service_url": self._service_url,
             "listen": "127.0.0.1:0",
@@ -285,7 +282,7 @@ class LocalBroker(LocalProcess):
         self._config = config
         self._ports = {"--broker-port": port, "--admin-port": admin_port}
         self.url = ""
-        """The URL for Pulsar's clients, once the broker was started."""
+        """The URL for Pulsar's clients; "" before the first start."""
         self.admin_url = ""
         """The URL for HTTP requests of Pulsar's clients."""
 
@@ -310,8 +307,7 @@ PAUSE_S, PAUSE_MAX_S, LONG_RUN_S = 1.0, 60.0, 60.0
 
 
 class LocalAutorecovery(LocalProcess):
-    """Autorecovery and upkeep, as a process. `log`: the file for its output. The process ends with
-    the process that started it, whatever the cause."""
+    """Autorecovery and upkeep, as a process. `log`: the file for its output."""
 
     STOP_TIMEOUT_S = 5.0
 
@@ -372,9 +368,8 @@ class LocalAutorecovery(LocalProcess):
 
 
 def free_port() -> int:
-    """A free port below the ports that the kernel gives to outgoing connections. With one of the
-    kernel's ports, a client that retries while the server is down could get the very port that it
-    calls, and connect to itself."""
+    """A free port below those that the kernel gives to outgoing connections. With one of these, a
+    client that retries while the server is down could get the same port, and connect to itself."""
     for port in random.sample(PORTS, len(PORTS)):
         if net.is_free(HOST, port):
             return port

@@ -29,7 +29,7 @@ from pygments.lexers import PythonLexer
 import spark_ledger
 from spark_ledger.errors import BadConfig
 from spark_ledger.local.embedded_zookeeper import find_java
-from spark_ledger.local.processes import hold
+from spark_ledger.local.processes import lock_path
 from spark_ledger_demo.notebook.outputs import FOLDER, SHOWN, WIDGETS, Output
 from spark_ledger_demo.notebook.source import Cell, Notebook
 
@@ -115,7 +115,7 @@ def run(notebook: Notebook, given: Mapping[str, str]) -> Path:
     folder = _folder(notebook, given, defaults)
     remedy = "Wait for its end, or give another folder with --param folder=FOLDER."
     in_use_error = BadConfig(f"a notebook runs in folder {folder} already", remedy)
-    lock = hold(folder, in_use_error, os.O_RDONLY)
+    lock = lock_path(folder, in_use_error, os.O_RDONLY)
     path = folder / f"{notebook.name}.html"
     results: list[tuple[Cell, list[Output]]] = []
     module = ModuleType("__main__")
