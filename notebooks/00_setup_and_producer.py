@@ -2,12 +2,12 @@
 # MAGIC %md
 # MAGIC # 00 Setup and producer: typed rows in a topic
 # MAGIC
-# MAGIC Real flights of 2013 go to a topic of Spark Ledger, as **typed rows**: the columns of a
-# MAGIC DataFrame as they are. Nothing is made JSON, and nothing is parsed. Beside it the same rows
-# MAGIC go as JSON, to compare. Then a first stream reads what is written.
+# MAGIC Real flights of 2013 go to a topic of Spark Ledger as **typed rows**: the columns of a
+# MAGIC DataFrame keep their types, and no JSON is written or parsed. For comparison, the same
+# MAGIC rows also go to a topic as JSON. Then a first stream reads what is written.
 # MAGIC
-# MAGIC - **On this machine**: run all. With no `service_url` the notebook starts a cluster of its
-# MAGIC   own, and stops it at the end.
+# MAGIC - **On this machine**: run all. Without a `service_url` the notebook starts a cluster of
+# MAGIC   its own, and stops it at the end.
 # MAGIC - **On Databricks**: give `service_url` (`zk://host:port/root`) and a `folder` that the
 # MAGIC   runtime can write (`dbfs:/...` or a volume).
 
@@ -39,15 +39,16 @@ ROWS = int(dbutils.widgets.get("rows"))
 
 # MAGIC %md
 # MAGIC ## The cluster
-# MAGIC Three storage nodes (bookies) and ZooKeeper, as processes of this machine. Each row is kept
-# MAGIC by all three, and counts as written when two have it on their disks.
+# MAGIC Three storage nodes (bookies) and ZooKeeper, as processes of this machine. Each bookie
+# MAGIC keeps a copy of each row, and a row counts as written when two bookies have it on their
+# MAGIC disks.
 
 # COMMAND ----------
 
 import spark_ledger
 from spark_ledger.local import LocalCluster
 
-if cluster := globals().get("cluster"):  # of a run of this cell before
+if cluster := globals().get("cluster"):  # from an earlier run of this cell
     cluster.stop()
 cluster = None
 SERVICE_URL = dbutils.widgets.get("service_url")
@@ -61,8 +62,9 @@ print(SERVICE_URL)
 
 # MAGIC %md
 # MAGIC ## Spark
-# MAGIC Any session knows `format("ledger")`: nothing is registered, and no jar is added. Spark's
-# MAGIC Python workers need an interpreter that has the package. Databricks has a session already.
+# MAGIC Every session finds `format("ledger")` by itself: you register nothing and add no jar.
+# MAGIC Spark's Python workers need an interpreter that has the package. Databricks has a session
+# MAGIC already.
 
 # COMMAND ----------
 
@@ -88,9 +90,10 @@ if "DATABRICKS_RUNTIME_VERSION" not in os.environ:
 
 # MAGIC %md
 # MAGIC ## Begin from nothing
-# MAGIC On a cluster of yours, too: topics of these names are deleted.
+# MAGIC Topics of these names are deleted, also on a cluster of yours.
 # MAGIC
-# MAGIC A topic has partitions: rows with the same key go to the same one, and stay in order there.
+# MAGIC A topic has partitions: rows with the same key go to the same partition and keep their
+# MAGIC order.
 
 # COMMAND ----------
 
@@ -103,9 +106,8 @@ admin.create_topic("flights-json", partitions=4)
 
 # MAGIC %md
 # MAGIC ## Small tables first
-# MAGIC Planes, airports and the weather of the airports. A topic that is not there is made by the
-# MAGIC first write. `valueFormat` `arrow` keeps the columns as columns, with their types. A read
-# MAGIC has them again.
+# MAGIC Planes, airports and the weather of the airports. The first write makes the topic. With
+# MAGIC `valueFormat` `arrow`, columns stay columns, with their types, and a read returns them.
 
 # COMMAND ----------
 
@@ -155,8 +157,8 @@ display(flights.limit(5))
 
 # MAGIC %md
 # MAGIC ## Write typed rows
-# MAGIC The first write registers the twelve columns as the topic's schema; later ones are checked
-# MAGIC against it. `__key` is the key: flights of a carrier stay in order.
+# MAGIC The first write registers the twelve columns as the topic's schema; later writes are
+# MAGIC checked against it. `__key` is the key: the flights of a carrier stay in order.
 
 # COMMAND ----------
 
@@ -178,8 +180,8 @@ print(f"{ROWS:,} typed rows written in {typed_write_s:.1f} s")
 
 # MAGIC %md
 # MAGIC ## Read typed rows
-# MAGIC The columns are there, with their types. A `schema` names those to read: here four of
-# MAGIC twelve.
+# MAGIC The columns are there, with their types. A `schema` names the columns to read: here four
+# MAGIC of twelve.
 
 # COMMAND ----------
 
@@ -235,7 +237,7 @@ print(f"{ROWS:,} rows of JSON read in {json_read_s:.1f} s")
 
 # MAGIC %md
 # MAGIC ## Both are the same rows
-# MAGIC And both are what was written.
+# MAGIC Both are equal to what was written.
 
 # COMMAND ----------
 
@@ -279,7 +281,8 @@ assert sum(row.rows for row in partitions.collect()) == ROWS
 
 # MAGIC %md
 # MAGIC ## A first stream
-# MAGIC A query counts the flights of each carrier while they come. It starts at the beginning.
+# MAGIC A query counts the flights of each carrier as they arrive. It starts at the beginning of
+# MAGIC the topic.
 
 # COMMAND ----------
 
@@ -303,8 +306,8 @@ display(spark.table("by_carrier").orderBy("count", ascending=False))
 
 # MAGIC %md
 # MAGIC ## Write the same twice
-# MAGIC The write has a name and a number, as in Delta (`txnAppId`, `txnVersion`). Made twice, it is
-# MAGIC in the topic once: a batch job that is run again doubles nothing.
+# MAGIC The write has a name and a number, as in Delta (`txnAppId`, `txnVersion`). A second write
+# MAGIC with the same number adds no rows: a batch job that runs again doubles nothing.
 
 # COMMAND ----------
 
@@ -327,7 +330,7 @@ assert admin.describe("flights").rows == ROWS + LATER
 
 # MAGIC %md
 # MAGIC ## See it arrive
-# MAGIC The query still runs. It reads a commit a moment after it was made.
+# MAGIC The query still runs. It reads a commit within moments.
 
 # COMMAND ----------
 
@@ -356,8 +359,8 @@ seconds = {
     "read": (typed_read_s, json_read_s),
 }
 for place, (_, both) in enumerate(seconds.items()):
-    for shift, each, color in zip((-0.2, 0.2), both, ("tab:blue", "tab:orange"), strict=True):
-        speed.bar(place + shift, ROWS / each / 1000, 0.4, color=color)
+    for shift, taken_s, color in zip((-0.2, 0.2), both, ("tab:blue", "tab:orange"), strict=True):
+        speed.bar(place + shift, ROWS / taken_s / 1000, 0.4, color=color)
 speed.set_xticks(range(2), seconds)
 speed.set_ylabel("thousand rows a second")
 megabytes = {row.topic: row.bytes / 1e6 for row in topics.collect()}
@@ -372,7 +375,7 @@ display(figure)
 
 # MAGIC %md
 # MAGIC ## The end
-# MAGIC What this notebook started, it ends. Next: [01 bronze](01_bronze.py), from a topic to
+# MAGIC The notebook stops what it started. Next: [01 bronze](01_bronze.py), from a topic to
 # MAGIC Delta.
 
 # COMMAND ----------

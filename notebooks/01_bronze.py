@@ -2,9 +2,9 @@
 # MAGIC %md
 # MAGIC # 01 Bronze: from a topic to Delta, exactly once
 # MAGIC
-# MAGIC A stream takes flights from a topic into a Delta table: *bronze*, the rows as they came,
-# MAGIC and where they came from. It is stopped in the middle and started again. Every row is there
-# MAGIC once, which each row's partition and offset prove.
+# MAGIC A stream copies flights from a topic to a Delta table: *bronze*, the rows as they came,
+# MAGIC each with its place in the topic. The stream is stopped in the middle and started again.
+# MAGIC The partition and offset of each row prove that every row is there once.
 
 # COMMAND ----------
 
@@ -38,7 +38,7 @@ ROWS = int(dbutils.widgets.get("rows"))
 import spark_ledger
 from spark_ledger.local import LocalCluster
 
-if cluster := globals().get("cluster"):  # of a run of this cell before
+if cluster := globals().get("cluster"):  # from an earlier run of this cell
     cluster.stop()
 cluster = None
 SERVICE_URL = dbutils.widgets.get("service_url")
@@ -88,7 +88,7 @@ if "DATABRICKS_RUNTIME_VERSION" not in os.environ:
 
 # MAGIC %md
 # MAGIC ## Begin from nothing
-# MAGIC On a cluster of yours, too: the topic `flights` is deleted.
+# MAGIC The topic `flights` is deleted, also on a cluster of yours.
 
 # COMMAND ----------
 
@@ -128,9 +128,9 @@ flights = spark.createDataFrame(table)
 
 # MAGIC %md
 # MAGIC ## The stream
-# MAGIC `startingOffsets` counts for the first start only. After that the query goes on where its
-# MAGIC checkpoint ends. `__partition` and `__offset` are a row's place in the topic. No offset is
-# MAGIC there twice.
+# MAGIC `startingOffsets` only counts for the first start. Later the query resumes from its
+# MAGIC checkpoint. `__partition` and `__offset` are a row's place in the topic; no two rows have
+# MAGIC the same.
 
 # COMMAND ----------
 
@@ -172,7 +172,7 @@ assert 0 < rows_at_stop < ROWS
 
 # MAGIC %md
 # MAGIC ## Start it again
-# MAGIC It goes on where it was. `availableNow` reads what is there and ends.
+# MAGIC It resumes where it was. `availableNow` reads what is there and ends.
 
 # COMMAND ----------
 
@@ -183,7 +183,7 @@ query.awaitTermination()
 
 # MAGIC %md
 # MAGIC ## Later rows
-# MAGIC More flights come. The same query takes only these.
+# MAGIC More flights arrive. The same query reads only these.
 
 # COMMAND ----------
 
@@ -204,8 +204,8 @@ query.awaitTermination()
 
 # MAGIC %md
 # MAGIC ## Each row once
-# MAGIC As many rows as the topic has, no offset twice, and none left out: in each partition the
-# MAGIC offsets run from 0 to the last.
+# MAGIC The table has as many rows as the topic, no offset twice, and no offset is left out: in
+# MAGIC each partition the offsets run from 0 to the last.
 
 # COMMAND ----------
 

@@ -2,10 +2,10 @@
 # MAGIC %md
 # MAGIC # 02 Silver: clean rows out of raw ones
 # MAGIC
-# MAGIC A producer sends JSON that has what real streams have: rows sent twice, rows that are no
-# MAGIC JSON, values that cannot be, and rows that come a day late. One query makes typed, clean
-# MAGIC flights of it. What breaks an expectation goes to a topic for bad records, with the reason.
-# MAGIC Both topics get their rows by one commit.
+# MAGIC A producer sends JSON with the faults of real streams: rows sent twice, rows that are no
+# MAGIC JSON, impossible values, and rows that come a day late. One query makes typed, clean
+# MAGIC flights of it. A row that breaks an expectation goes to a topic for bad records, with the
+# MAGIC reason. One commit writes both topics.
 
 # COMMAND ----------
 
@@ -39,7 +39,7 @@ ROWS = int(dbutils.widgets.get("rows"))
 import spark_ledger
 from spark_ledger.local import LocalCluster
 
-if cluster := globals().get("cluster"):  # of a run of this cell before
+if cluster := globals().get("cluster"):  # from an earlier run of this cell
     cluster.stop()
 cluster = None
 SERVICE_URL = dbutils.widgets.get("service_url")
@@ -78,7 +78,7 @@ if "DATABRICKS_RUNTIME_VERSION" not in os.environ:
 
 # MAGIC %md
 # MAGIC ## Begin from nothing
-# MAGIC On a cluster of yours, too: topics of these names are deleted.
+# MAGIC Topics of these names are deleted, also on a cluster of yours.
 
 # COMMAND ----------
 
@@ -97,7 +97,7 @@ else:
 
 # MAGIC %md
 # MAGIC ## Raw rows
-# MAGIC Each flight is JSON under its own key. The column `eventTime` goes beside the value, so a
+# MAGIC Each flight is JSON, with its own key. The column `eventTime` is beside the value, so a
 # MAGIC row has its time even if its JSON is broken.
 
 # COMMAND ----------
@@ -122,8 +122,8 @@ display(raw.limit(3))
 
 # MAGIC %md
 # MAGIC ## What is wrong with them
-# MAGIC Every 25th flight is sent twice. Every 50th is cut off. Every 80th has a distance below
-# MAGIC zero. And the real data have flights without an aircraft: `NA`.
+# MAGIC Every 25th flight is sent twice. The JSON of every 50th is cut off. Every 80th has a
+# MAGIC distance below zero. And the real data have flights without an aircraft: `NA`.
 
 # COMMAND ----------
 
@@ -152,7 +152,7 @@ print(f"{ROWS:,} flights, {SENT:,} rows sent")
 
 # MAGIC %md
 # MAGIC ## Once each
-# MAGIC The watermark is how late a row may come: six hours. For that long the query keeps the keys
+# MAGIC The watermark is how late a row may come: six hours. For so long the query keeps the keys
 # MAGIC that it has seen, and drops a row whose key comes again.
 
 # COMMAND ----------
@@ -173,8 +173,8 @@ once = (
 
 # MAGIC %md
 # MAGIC ## Expectations
-# MAGIC Each is a condition that a clean row meets, under the name of what is wrong if it does not.
-# MAGIC `broken` is the name of the first that a row does not meet; null for a clean row.
+# MAGIC Each expectation is a condition that a clean row meets; its name is the fault of a row
+# MAGIC that does not. `broken` is the first such name; null for a clean row.
 
 # COMMAND ----------
 
@@ -199,8 +199,8 @@ checked = (
 
 # MAGIC %md
 # MAGIC ## Two topics, one commit
-# MAGIC `__topic` is the topic of each row. A clean row keeps its columns; a bad one keeps its text,
-# MAGIC and the reason. A micro-batch is in both topics, or in neither.
+# MAGIC `__topic` is the topic of each row. A clean row keeps its columns; a bad row keeps its
+# MAGIC text, and gets the reason. A micro-batch is in both topics, or in neither.
 
 # COMMAND ----------
 
@@ -228,7 +228,8 @@ first_run = query.recentProgress
 
 # MAGIC %md
 # MAGIC ## Checked
-# MAGIC Both topics have what a batch counts from the flights themselves, without a stream.
+# MAGIC A batch that reads the flights themselves, without a stream, counts the same rows as both
+# MAGIC topics have.
 
 # COMMAND ----------
 
@@ -266,8 +267,8 @@ display(read("flights-bad").select("broken", "text").where("text IS NOT NULL").l
 
 # MAGIC %md
 # MAGIC ## Too late
-# MAGIC Twenty rows come that are older than the watermark. Spark drops them, and counts them in
-# MAGIC the query's progress. Before, it dropped none.
+# MAGIC Twenty rows arrive that are older than the watermark. Spark drops them, and counts them
+# MAGIC in the query's progress. The first run dropped none.
 
 # COMMAND ----------
 
@@ -287,8 +288,8 @@ query.awaitTermination()
 
 
 def dropped(run):
-    operators = [each for progress in run for each in progress.stateOperators]
-    return sum(each.numRowsDroppedByWatermark for each in operators)
+    operators = [operator for progress in run for operator in progress.stateOperators]
+    return sum(operator.numRowsDroppedByWatermark for operator in operators)
 
 
 assert dropped(first_run) == 0

@@ -3,8 +3,9 @@
 # MAGIC # 03 Gold: one topic to another, and a table to look at
 # MAGIC
 # MAGIC Does bad visibility delay flights? One query joins flights with the weather and with the
-# MAGIC names of airports, and writes another topic. A second one reads that topic and keeps a
-# MAGIC Delta table up to date by `MERGE`. A picture is drawn anew while the flights come.
+# MAGIC names of airports, and writes another topic. A second query reads that topic and keeps a
+# MAGIC Delta table up to date by `MERGE`. A picture is drawn again and again while flights
+# MAGIC arrive.
 
 # COMMAND ----------
 
@@ -38,7 +39,7 @@ ROWS = int(dbutils.widgets.get("rows"))
 import spark_ledger
 from spark_ledger.local import LocalCluster
 
-if cluster := globals().get("cluster"):  # of a run of this cell before
+if cluster := globals().get("cluster"):  # from an earlier run of this cell
     cluster.stop()
 cluster = None
 SERVICE_URL = dbutils.widgets.get("service_url")
@@ -88,7 +89,7 @@ if "DATABRICKS_RUNTIME_VERSION" not in os.environ:
 
 # MAGIC %md
 # MAGIC ## Begin from nothing
-# MAGIC On a cluster of yours, too: topics of these names are deleted.
+# MAGIC Topics of these names are deleted, also on a cluster of yours.
 
 # COMMAND ----------
 
@@ -130,8 +131,8 @@ display(weather.limit(5))
 
 # MAGIC %md
 # MAGIC ## One topic to another
-# MAGIC A stream, joined with tables, written as typed rows. Each micro-batch is one commit:
-# MAGIC exactly once. The topics are still empty, so `schema` names the coming columns.
+# MAGIC A stream, joined with tables, is written as typed rows. Each micro-batch is one commit:
+# MAGIC exactly once. The topics are still empty, so `schema` names the columns.
 
 # COMMAND ----------
 
@@ -171,9 +172,9 @@ empty.write.format("delta").save(GOLD)
 
 # MAGIC %md
 # MAGIC ## MERGE
-# MAGIC The query keeps the totals. `update` gives those that have changed, so a `MERGE` sets them.
-# MAGIC A batch that Spark repeats sets the same values again: the table is right whatever is
-# MAGIC killed.
+# MAGIC The query keeps the totals. In output mode `update` a batch has the totals that changed,
+# MAGIC and `MERGE` sets them. If Spark repeats a batch, it sets the same values again: the table
+# MAGIC is right whatever is killed.
 
 # COMMAND ----------
 
@@ -211,8 +212,8 @@ merging = merge_changes.start()
 
 # MAGIC %md
 # MAGIC ## A live dashboard
-# MAGIC How it is drawn: the table as it is then. A figure that is displayed again is drawn in its
-# MAGIC place (on Databricks: below the one before).
+# MAGIC `draw` reads the table and draws it. A figure that is displayed again takes the place of
+# MAGIC the one before (on Databricks it is below).
 
 # COMMAND ----------
 
@@ -237,7 +238,7 @@ def draw(title):
 
 # MAGIC %md
 # MAGIC ## Flights come
-# MAGIC In five parts. The picture follows.
+# MAGIC In five parts. The picture is drawn after each.
 
 # COMMAND ----------
 
@@ -262,9 +263,9 @@ for part in range(PARTS):
 
 # MAGIC %md
 # MAGIC ## To the end
-# MAGIC A running query hears of a commit a moment after it, so the picture may be a part behind.
-# MAGIC The queries are stopped. On the same checkpoints each reads the rest: `availableNow` ends
-# MAGIC when all is read that was committed before.
+# MAGIC A running query learns of a commit within moments, so the picture may lack a part. Now
+# MAGIC the queries are stopped, and started on the same checkpoints to read the rest:
+# MAGIC `availableNow` ends when everything that was committed before is read.
 
 # COMMAND ----------
 
@@ -278,8 +279,8 @@ draw(f"mean delay of {ROWS:,} flights by visibility")
 
 # MAGIC %md
 # MAGIC ## Checked
-# MAGIC A batch over the flights themselves gives the same table, and the second topic has each
-# MAGIC flight once for which there is weather.
+# MAGIC A batch that reads the flights themselves computes the same table, and the second topic
+# MAGIC has each flight for which there is weather once.
 
 # COMMAND ----------
 
@@ -299,7 +300,7 @@ assert admin.describe("flights-weather").rows == joined.count() > ROWS * 0.9
 # MAGIC %md
 # MAGIC ## Each micro-batch once
 # MAGIC The log of the second topic has a commit for each micro-batch that had rows. `version` is
-# MAGIC the number of the micro-batch. Each is there once.
+# MAGIC the number of the micro-batch. No number is there twice.
 
 # COMMAND ----------
 

@@ -2,13 +2,14 @@
 # MAGIC %md
 # MAGIC # 04 Exactly once: kill it and look
 # MAGIC
-# MAGIC A stream copies flights from one topic to another. On its way we kill a storage node, then
+# MAGIC A stream copies flights from one topic to another. Meanwhile we kill a storage node, then
 # MAGIC the driver, then a worker, each with `kill -9`. At last we put back an old checkpoint.
-# MAGIC After each blow we count: is a row lost? Is one there twice?
+# MAGIC After each blow we count: is a row lost? Is a row there twice?
 # MAGIC
-# MAGIC - **Here**: it starts a cluster of its own, kills parts of it, and stops it at the end.
+# MAGIC - **Here**: the notebook starts a cluster of its own, kills parts of it, and stops it at
+# MAGIC   the end.
 # MAGIC - **On a cluster that is there** (widget `service_url`), as on Databricks: nothing is
-# MAGIC   killed. Where it would be, the query is stopped, or the cell does nothing.
+# MAGIC   killed. Instead, the query is stopped, or the cell does nothing.
 
 # COMMAND ----------
 
@@ -56,7 +57,7 @@ ROWS = int(dbutils.widgets.get("rows"))
 
 # COMMAND ----------
 
-if cluster := globals().get("cluster"):  # of a run of this cell before
+if cluster := globals().get("cluster"):  # from an earlier run of this cell
     cluster.stop()
 cluster = None
 SERVICE_URL = dbutils.widgets.get("service_url")
@@ -94,7 +95,7 @@ if not ON_DATABRICKS:
 
 # MAGIC %md
 # MAGIC ## Begin from nothing
-# MAGIC What an earlier run left goes.
+# MAGIC What an earlier run left is deleted.
 
 # COMMAND ----------
 
@@ -149,10 +150,10 @@ write(table.slice(0, ROWS))
 
 # MAGIC %md
 # MAGIC ## The job
-# MAGIC A stream from `flights` to `flights-copy`, in twelve micro-batches or a few more. It is a
-# MAGIC program, as text, because it shall run in a process of its own (`exec` makes its function
-# MAGIC known here, too). There is nothing special in it: exactly once is what a query with a
-# MAGIC checkpoint gets.
+# MAGIC A stream from `flights` to `flights-copy`, in twelve micro-batches or a few more. It is
+# MAGIC the text of a program, because it runs in a process of its own (`exec` defines its
+# MAGIC function here, too). Nothing in it is special: every query with a checkpoint writes
+# MAGIC exactly once.
 
 # COMMAND ----------
 
@@ -197,9 +198,8 @@ copy_flights = job["copy_flights"]
 
 # MAGIC %md
 # MAGIC ## Look
-# MAGIC `exceptAll` compares row by row and counts repetitions: what is left of the copy without
-# MAGIC the flights is a row twice, or one that was never written. `look` may be called at any
-# MAGIC time, also in the middle of the job.
+# MAGIC `exceptAll` removes the flights from the copy, row by row. A row that is left was written
+# MAGIC twice, or is no flight. `look` may be called at any time, also in the middle of the job.
 
 # COMMAND ----------
 
@@ -227,7 +227,7 @@ def look():
 
 # MAGIC %md
 # MAGIC ## Start the job
-# MAGIC It is a Spark of its own: a driver, its JVM, its Python workers.
+# MAGIC The job is a Spark of its own: a driver, its JVM, its Python workers.
 
 # COMMAND ----------
 
@@ -267,8 +267,8 @@ wait_for(ROWS // 6)
 
 # MAGIC %md
 # MAGIC ## Kill a bookie
-# MAGIC Rows that it had are on two others. Its place is taken by the spare one, and the job goes
-# MAGIC on. Notebook [08](08_inside_a_ledger.py) shows how.
+# MAGIC Two other bookies have its rows. The spare bookie takes its place, and the job goes on.
+# MAGIC Notebook [08](08_inside_a_ledger.py) shows how.
 
 # COMMAND ----------
 
@@ -285,9 +285,9 @@ print(f"the job goes on: {rows_now():,} rows")
 
 # MAGIC %md
 # MAGIC ## Kill the driver
-# MAGIC The whole Spark of the job goes, most likely in the middle of a micro-batch. What its
-# MAGIC tasks have written of that batch is in no commit, so no reader sees it. A topic shows
-# MAGIC whole batches.
+# MAGIC The whole Spark of the job ends, most likely in the middle of a micro-batch. What its
+# MAGIC tasks wrote of that batch is in no commit, so no reader sees it. A reader sees only whole
+# MAGIC batches.
 
 # COMMAND ----------
 
@@ -307,7 +307,7 @@ assert half < ROWS * 0.8
 
 # MAGIC %md
 # MAGIC ## A backup
-# MAGIC The checkpoint is copied as it is now. We shall need it.
+# MAGIC The checkpoint is copied as it is now, for later.
 
 # COMMAND ----------
 
@@ -317,10 +317,10 @@ copy(CHECKPOINT, f"{RUN}/backup")
 
 # MAGIC %md
 # MAGIC ## Kill a worker
-# MAGIC The job starts again, here, on the same checkpoint. Spark repeats the batch that was under
-# MAGIC way. On its way every row passes a function that, once, kills the Python worker it runs
-# MAGIC in: right after its rows went to the writer. Spark tries the task again, and only the
-# MAGIC second try is committed.
+# MAGIC The job starts again, here, on the same checkpoint. Spark repeats the batch that was
+# MAGIC under way. Every row passes a function that kills its Python worker once, right after the
+# MAGIC worker's rows went to the writer. Spark tries the task again, and only the second try is
+# MAGIC committed.
 
 # COMMAND ----------
 
@@ -356,7 +356,7 @@ assert look() == ROWS
 # MAGIC %md
 # MAGIC ## Every batch was committed once
 # MAGIC The topic records which run of the query (`runId`) committed which batch (`version`). The
-# MAGIC numbers have no gap, and none is there twice.
+# MAGIC numbers have no gap, and no number is there twice.
 
 # COMMAND ----------
 
@@ -378,10 +378,10 @@ assert committed == list(range(len(committed)))
 # MAGIC %md
 # MAGIC ## An old checkpoint
 # MAGIC Now the worst. The disk with the checkpoint is lost, and the backup is put back. It is
-# MAGIC half the job old, so Spark plans batches anew that the topic has already. A sink that
-# MAGIC compares nothing would write them a second time. One that compares only numbers of batches
-# MAGIC would take new rows for old ones, and drop them. Here the query fails at once, and the
-# MAGIC error has the remedy.
+# MAGIC from the middle of the job, so Spark plans batches again that the topic already has. A
+# MAGIC sink that checks nothing would write them twice. A sink that checks only the number of a
+# MAGIC batch would take new rows for old ones, and drop them. Here the query fails at once, and
+# MAGIC the error names the remedy.
 
 # COMMAND ----------
 
@@ -402,8 +402,8 @@ assert look() == ROWS
 
 # MAGIC %md
 # MAGIC ## The remedy
-# MAGIC The newest checkpoint is put back, and new flights come. The query goes on as if nothing
-# MAGIC had been.
+# MAGIC The newest checkpoint is put back, and new flights arrive. The query goes on as if
+# MAGIC nothing had happened.
 
 # COMMAND ----------
 
@@ -421,7 +421,7 @@ assert read("flights").exceptAll(read("flights-copy")).count() == 0  # and none 
 
 # MAGIC %md
 # MAGIC ## The picture
-# MAGIC Rows in the copy. The line never falls and never passes the flights that there are.
+# MAGIC Rows in the copy. The line never falls, and never passes the number of flights.
 
 # COMMAND ----------
 
@@ -449,9 +449,9 @@ display(figure)
 
 # MAGIC %md
 # MAGIC ## If the newest checkpoint is lost for good
-# MAGIC `onReplay=append` lets the old one go on. Then no row is lost, but those since the backup
-# MAGIC are there twice: *at least once*. That is why you must ask for it. Take it away once the
-# MAGIC query runs. A reader removes the repetitions by the row's own number.
+# MAGIC With `onReplay=append` the old checkpoint goes on. No row is lost then, but rows since
+# MAGIC the backup are there twice: *at least once*. That is why you must ask for it. Remove the
+# MAGIC option when the query runs. A reader drops the repetitions by the row's own number.
 
 # COMMAND ----------
 

@@ -2,18 +2,18 @@
 # MAGIC %md
 # MAGIC # 05 Subscriptions and lag
 # MAGIC
-# MAGIC How far behind is my query? And may the rows it has not read be deleted? A
-# MAGIC **subscription** answers both. It is a name under which a topic remembers how far a query
-# MAGIC has read. Rows that it has not read are kept.
+# MAGIC How far behind is my query? And which rows must not be deleted yet? A **subscription**
+# MAGIC answers both. It is a name under which a topic remembers how far a query has read. Rows
+# MAGIC that the query has not read are kept.
 # MAGIC
-# MAGIC Here flights come in for some seconds. One query keeps up with them, one is too slow, and
+# MAGIC Here flights arrive for some seconds. One query keeps up with them, one is too slow, and
 # MAGIC one subscription has no query at all. We watch their **lag**: the rows that are committed
 # MAGIC and not read.
 # MAGIC
-# MAGIC - **Here**: it starts ZooKeeper and three bookies (storage nodes) on this machine and
-# MAGIC   stops them at the end.
-# MAGIC - **On a cluster that is there**: give it in the widget `service_url`. It makes the topic
-# MAGIC   `flights` anew.
+# MAGIC - **Here**: the notebook starts ZooKeeper and three bookies (storage nodes) on this
+# MAGIC   machine and stops them at the end.
+# MAGIC - **On a cluster that is there**: give it in the widget `service_url`. The topic
+# MAGIC   `flights` is deleted and made again.
 
 # COMMAND ----------
 
@@ -56,7 +56,7 @@ ROWS = int(dbutils.widgets.get("rows"))
 
 # COMMAND ----------
 
-if cluster := globals().get("cluster"):  # of a run of this cell before
+if cluster := globals().get("cluster"):  # from an earlier run of this cell
     cluster.stop()
 cluster = None
 SERVICE_URL = dbutils.widgets.get("service_url")
@@ -85,7 +85,7 @@ if not ON_DATABRICKS:
 
 # MAGIC %md
 # MAGIC ## Begin from nothing
-# MAGIC What an earlier run left goes.
+# MAGIC What an earlier run left is deleted.
 
 # COMMAND ----------
 
@@ -132,8 +132,8 @@ print(f"{admin.describe('flights').rows:,} rows")
 
 # MAGIC %md
 # MAGIC ## A query with a subscription
-# MAGIC It is one option: `subscription`. The query still resumes from its checkpoint, and from
-# MAGIC nowhere else. The subscription follows it, so that others see how far it is.
+# MAGIC It takes one option: `subscription`. The query still resumes only from its checkpoint.
+# MAGIC The subscription follows the query, so that others see how far it has read.
 
 # COMMAND ----------
 
@@ -165,8 +165,8 @@ dashboard = (
 
 # MAGIC %md
 # MAGIC ### A query that is too slow
-# MAGIC It reads at most a twentieth of the rows every half second. We wait until both have read
-# MAGIC what is there.
+# MAGIC It reads at most a twentieth of the rows every half second. We wait until both queries
+# MAGIC have read what is there.
 
 # COMMAND ----------
 
@@ -186,7 +186,7 @@ audit.processAllAvailable()
 
 # MAGIC %md
 # MAGIC ### A subscription without a query
-# MAGIC It is made by hand. It holds the rows from the beginning for a query to come.
+# MAGIC It is made by hand. It holds the rows from the beginning for a future query.
 
 # COMMAND ----------
 
@@ -209,7 +209,7 @@ spark.streams.addListener(listener)
 # MAGIC %md
 # MAGIC ### Look at all three
 # MAGIC The cluster knows the lag of each subscription by itself, for queries of any session and
-# MAGIC of any machine. We look after every part that comes in, and then until both queries have
+# MAGIC of any machine. We look after every part that arrives, and then until both queries have
 # MAGIC read all of it.
 
 # COMMAND ----------
@@ -240,8 +240,8 @@ print(f"{len(looks)} looks in {looks[-1][0]:.0f} s; the last one:", looks[-1][1]
 
 # MAGIC %md
 # MAGIC ## Lag is a table
-# MAGIC By partition, in rows (exact), bytes (about) and milliseconds: how long ago the oldest row
-# MAGIC that is not read was committed.
+# MAGIC By partition, in rows (exact), bytes (about) and milliseconds: how long ago the oldest
+# MAGIC unread row was committed.
 
 # COMMAND ----------
 
@@ -257,7 +257,7 @@ display(lag.drop("topic").orderBy("subscription", "partition"))
 
 # MAGIC %md
 # MAGIC ### Subscriptions are a table
-# MAGIC `inUse` is true while a query has it. `epoch` rises with every query that
+# MAGIC `inUse` is true while a query uses the subscription. `epoch` rises with every query that
 # MAGIC takes it.
 
 # COMMAND ----------
@@ -274,7 +274,7 @@ display(subscriptions.select("subscription", "kind", "inUse", "epoch", "createdA
 
 # MAGIC %md
 # MAGIC ### What the listener heard
-# MAGIC Of the slow query, after each of its last micro-batches:
+# MAGIC The lag of the slow query after each of its last micro-batches:
 
 # COMMAND ----------
 
@@ -287,8 +287,8 @@ for lag_then in listener.lags("audit")[-5:]:
 
 # MAGIC %md
 # MAGIC ## One query at a time
-# MAGIC Two queries with one subscription would overwrite each other's position. The second one is
-# MAGIC refused, and the message has the remedy.
+# MAGIC Two queries with one subscription would overwrite each other's position. The second one
+# MAGIC is refused, and the message names the remedy.
 
 # COMMAND ----------
 
@@ -309,7 +309,7 @@ assert "LEDGER_SUBSCRIPTION.BUSY" in busy
 
 # MAGIC %md
 # MAGIC ## No query runs, flights come in
-# MAGIC Both queries stop. The lag of each is now exactly what is written.
+# MAGIC Both queries stop. Now the lag of each is exactly what is written after.
 
 # COMMAND ----------
 
@@ -327,7 +327,7 @@ assert looks[-1][1] == {"dashboard": later, "audit": later, "next-year": ROWS + 
 # MAGIC %md
 # MAGIC ### Begin where a subscription stands
 # MAGIC Any read can begin where a subscription stands: here a batch of what `dashboard` has not
-# MAGIC seen.
+# MAGIC read.
 
 # COMMAND ----------
 
@@ -363,8 +363,8 @@ print(kept)
 # MAGIC Retention, which deletes old rows by itself, obeys the same rule without a message. So a
 # MAGIC subscription without a query holds its rows for ever. Either `seek` it, or delete it.
 # MAGIC
-# MAGIC A subscription also holds what it has read in the last hour: an older checkpoint may have
-# MAGIC to be restored. `force=True` trims all the same.
+# MAGIC A subscription also holds what its query has read in the last hour, because an older
+# MAGIC checkpoint may have to be restored. `force=True` removes these rows, too.
 
 # COMMAND ----------
 
@@ -380,8 +380,9 @@ assert left.load("flights").count() == 0
 
 # MAGIC %md
 # MAGIC ## The picture
-# MAGIC A lag that returns to zero is a query that keeps up. One that grows while rows come in
-# MAGIC needs more machines, or fewer rows. One that only grows has no query, and holds the data.
+# MAGIC A query whose lag returns to zero keeps up. If the lag grows while rows arrive, the query
+# MAGIC needs more machines, or fewer rows. If it only grows, the subscription has no query, and
+# MAGIC holds the data.
 
 # COMMAND ----------
 

@@ -3,9 +3,9 @@
 # MAGIC # 06 Seek, replay, retention
 # MAGIC
 # MAGIC A topic is a log: rows stay after they were read, so they can be read again. Here a job
-# MAGIC with a bug writes wrong numbers to a Delta table. We go back to the moment before the bug,
-# MAGIC and replay. Then old rows are let go, and we see what happens to a reader that comes too
-# MAGIC late.
+# MAGIC with a bug writes wrong numbers to a Delta table. We go back to the moment before the
+# MAGIC bug, and replay. Then retention deletes old rows, and we see what happens to a reader
+# MAGIC that comes too late.
 
 # COMMAND ----------
 
@@ -52,7 +52,7 @@ ROWS = int(dbutils.widgets.get("rows"))
 
 # COMMAND ----------
 
-if cluster := globals().get("cluster"):  # of a run of this cell before
+if cluster := globals().get("cluster"):  # from an earlier run of this cell
     cluster.stop()
 cluster = None
 SERVICE_URL = dbutils.widgets.get("service_url")
@@ -88,9 +88,9 @@ if not ON_DATABRICKS:
 
 # MAGIC %md
 # MAGIC ## Begin from nothing
-# MAGIC What an earlier run left goes. The new topic keeps its rows as they were written:
-# MAGIC otherwise a cluster merges what is small (`merging`), and the picture would have less to
-# MAGIC show.
+# MAGIC What an earlier run left is deleted. The new topic keeps its rows as they were written
+# MAGIC (`merging=False`): otherwise the cluster merges small segments, and the picture would
+# MAGIC show less.
 
 # COMMAND ----------
 
@@ -108,8 +108,8 @@ admin.create_topic("flights", partitions=2, merging=False)
 # MAGIC %md
 # MAGIC ## Two jobs
 # MAGIC The first job copies flights to a Delta table, `report`, with their place in the topic.
-# MAGIC Its `subscription` remembers in the cluster how far it is. Each run takes what is there
-# MAGIC and ends.
+# MAGIC Its `subscription` records in the cluster how far the job has read. Each run reads what
+# MAGIC is there and ends.
 
 # COMMAND ----------
 
@@ -117,7 +117,7 @@ REPORT = f"{RUN}/report"
 
 
 def report(arr_delay, checkpoint, **options):
-    """One run of the job. `arr_delay` is the expression that a version of it has for the delay."""
+    """One run of the job; `arr_delay`: the expression for the delay in this version of it."""
     (
         spark.readStream.format("ledger")
         .option("serviceUrl", SERVICE_URL)
@@ -138,14 +138,14 @@ def report(arr_delay, checkpoint, **options):
 
 # MAGIC %md
 # MAGIC ### A job that will be late
-# MAGIC The second job only counts. It has no subscription: nothing is kept for it. It will be
+# MAGIC The second job only counts. It has no subscription: no rows are kept for it. It will be
 # MAGIC late.
 
 # COMMAND ----------
 
 
 def count(**options):
-    """One run of it; returns how many rows it read."""
+    """One run of the job; returns how many rows it read."""
     query = (
         spark.readStream.format("ledger")
         .option("serviceUrl", SERVICE_URL)
@@ -166,9 +166,9 @@ def count(**options):
 
 # MAGIC %md
 # MAGIC ## Six deliveries, and a bug
-# MAGIC Flights come in six deliveries, each is one commit. After the third a new version of the
-# MAGIC job is deployed. It avoids nulls: a cancelled flight, which has no delay, now counts as on
-# MAGIC time.
+# MAGIC Flights arrive in six deliveries, each of them one commit. After the third a new version
+# MAGIC of the job is deployed. It avoids nulls: a cancelled flight, which has no delay, now
+# MAGIC counts as on time.
 
 # COMMAND ----------
 
@@ -205,7 +205,7 @@ report("coalesce(arr_delay, 0) AS arr_delay", "first")  # the same checkpoint: i
 
 # MAGIC %md
 # MAGIC ### The wrong number
-# MAGIC The mean delay is wrong: the file has another.
+# MAGIC The mean delay of the report is not that of the file.
 
 # COMMAND ----------
 
@@ -223,8 +223,8 @@ assert abs(wrong) < abs(right)
 
 # MAGIC %md
 # MAGIC ## When was that?
-# MAGIC Commits are a table, with the time of each. It is the time of the cluster, not of a
-# MAGIC writer: a read that starts at a time misses no row that was committed then or later.
+# MAGIC The commits are a table, with the time of each. It is the cluster's time, not the
+# MAGIC writer's: a read that starts at a time misses no row that was committed then or later.
 
 # COMMAND ----------
 
@@ -246,7 +246,7 @@ bug_ms = commits[3].at_ms
 
 # MAGIC %md
 # MAGIC ## Read a part, by time or by offset
-# MAGIC `startingTimestamp` takes milliseconds or text. Here: all since the fourth delivery.
+# MAGIC `startingTimestamp` takes milliseconds or text. Here: all rows since the fourth delivery.
 
 # COMMAND ----------
 
@@ -265,8 +265,8 @@ assert since.count() == sum(commit.rows for commit in commits[3:]) == ROWS - bou
 # MAGIC %md
 # MAGIC ### By offset
 # MAGIC Offsets count the rows of a partition from 0, without gaps. The end is exclusive; `-1` is
-# MAGIC the latest, `-2` the earliest. Here: rows 10 to 19 of partition 0, and none of partition
-# MAGIC 1.
+# MAGIC the latest, `-2` the earliest. Here: rows 10 to 19 of partition 0, and no row of
+# MAGIC partition 1.
 
 # COMMAND ----------
 
@@ -296,9 +296,9 @@ print(back_to)
 
 # MAGIC %md
 # MAGIC ## Replay
-# MAGIC The table keeps what is right. All from these offsets on goes, and the repaired job writes
-# MAGIC it again. It starts where the subscription stands (`startingSubscription`), with a **new
-# MAGIC checkpoint**: the old one knows only how to go on.
+# MAGIC The table keeps the rows that are right. The rows from these offsets on are deleted, and
+# MAGIC the repaired job writes them again. It starts where the subscription stands
+# MAGIC (`startingSubscription`), with a **new checkpoint**: the old one can only go on.
 
 # COMMAND ----------
 
@@ -318,7 +318,7 @@ print(f"the report has {mean_delay():.3f} minutes, the file {right:.3f}")
 
 # MAGIC %md
 # MAGIC ## Where the deliveries are in the topic
-# MAGIC Each delivery is a stretch of offsets in both partitions: its **segments**. We note them
+# MAGIC Each delivery is a range of offsets in both partitions: its **segments**. We note them
 # MAGIC for the picture.
 
 # COMMAND ----------
@@ -342,9 +342,9 @@ segments = (
 
 # MAGIC %md
 # MAGIC ## Retention
-# MAGIC Old rows go by policy: by age (`retention_ms`) or by size of a partition
-# MAGIC (`retention_bytes`). Whole segments go, from the front. A cluster that `spark-ledger up`
-# MAGIC started looks every minute; `admin.clean()` looks now.
+# MAGIC A policy deletes old rows: by age (`retention_ms`) or by size of a partition
+# MAGIC (`retention_bytes`). It deletes whole segments, the oldest first. A cluster that
+# MAGIC `spark-ledger up` started looks every minute; `admin.clean()` looks now.
 
 # COMMAND ----------
 
@@ -358,9 +358,9 @@ assert admin.describe("flights").rows == ROWS
 
 # MAGIC %md
 # MAGIC ### The subscription holds them
-# MAGIC Nothing went. The subscription stands at the end, but an hour ago it stood lower, and a
-# MAGIC checkpoint of then may still be restored. What a subscription needs is kept, whatever the
-# MAGIC policy. So the subscription goes first, because the report is done.
+# MAGIC No row was deleted. The subscription stands at the end, but an hour ago it stood lower,
+# MAGIC and a checkpoint of that time may still be restored. What a subscription needs is kept,
+# MAGIC whatever the policy. So we delete the subscription first, because the report is done.
 
 # COMMAND ----------
 
@@ -375,7 +375,7 @@ assert 0 < gone < ROWS
 
 # MAGIC %md
 # MAGIC ## What a reader gets
-# MAGIC `earliest` is the first row that is there. Offsets of later rows have not changed.
+# MAGIC `earliest` is the first row that is left. Offsets of later rows have not changed.
 
 # COMMAND ----------
 
@@ -386,8 +386,9 @@ assert left.count() == ROWS - gone
 
 # MAGIC %md
 # MAGIC ### A job that comes too late
-# MAGIC The counting job read the first delivery, and slept since. Rows after that are gone. It
-# MAGIC does not silently get fewer rows: it fails, with the number of those that are gone.
+# MAGIC The counting job read the first delivery, and has not run since. Rows after that are
+# MAGIC gone. It does not silently get fewer rows: it fails, with the number of the rows that are
+# MAGIC gone.
 
 # COMMAND ----------
 
@@ -402,7 +403,7 @@ assert "LEDGER_DATA_LOSS.TRIMMED" in message
 
 # MAGIC %md
 # MAGIC ### Go on without them
-# MAGIC Where that is acceptable, set `failOnDataLoss` to false, once. The query leaves out
+# MAGIC Where that is acceptable, set `failOnDataLoss` to false for one run. The query leaves out
 # MAGIC exactly what is gone, and reads all the rest.
 
 # COMMAND ----------
@@ -417,7 +418,7 @@ assert later == ROWS - gone
 
 # MAGIC %md
 # MAGIC ## The picture
-# MAGIC Both partitions, by offset. Grey is gone. The line is where the replay began.
+# MAGIC Both partitions, by offset. Grey rows are gone. The line is where the replay began.
 
 # COMMAND ----------
 

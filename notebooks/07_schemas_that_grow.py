@@ -3,8 +3,8 @@
 # MAGIC # 07 Schemas that grow
 # MAGIC
 # MAGIC A topic with typed rows has a **schema**: its columns, in versions 1, 2, 3, ... Here
-# MAGIC flights get columns of their planes, then of the weather. Rows that are there already are
-# MAGIC not touched: they read null in columns that came later. What would break a reader is
+# MAGIC flights get columns of their planes, then of the weather. Rows that are already there do
+# MAGIC not change: they read null in later columns. A change that would break a reader is
 # MAGIC refused, and the message names the column.
 
 # COMMAND ----------
@@ -48,7 +48,7 @@ ROWS = int(dbutils.widgets.get("rows"))
 
 # COMMAND ----------
 
-if cluster := globals().get("cluster"):  # of a run of this cell before
+if cluster := globals().get("cluster"):  # from an earlier run of this cell
     cluster.stop()
 cluster = None
 SERVICE_URL = dbutils.widgets.get("service_url")
@@ -77,7 +77,7 @@ if not ON_DATABRICKS:
 
 # MAGIC %md
 # MAGIC ## Begin from nothing
-# MAGIC What an earlier run left goes.
+# MAGIC What an earlier run left is deleted.
 
 # COMMAND ----------
 
@@ -94,9 +94,9 @@ admin.create_topic("flights", partitions=2)
 
 # MAGIC %md
 # MAGIC ## The rows
-# MAGIC The flights come in three parts, with more columns each time. Part 2 adds what is known of
-# MAGIC the plane. Part 3 adds the wind at the hour of the departure, and its delay is a wider
-# MAGIC number.
+# MAGIC The flights arrive in three parts, with more columns each time. Part 2 adds columns of
+# MAGIC the plane. Part 3 adds the wind at the hour of the departure, and its delay is a BIGINT
+# MAGIC instead of an INT.
 
 # COMMAND ----------
 
@@ -126,7 +126,7 @@ NEWEST = ["part", "carrier", "origin", "dep_delay", *NEW[4:], "wind_speed"]
 
 # MAGIC %md
 # MAGIC ## Version 1
-# MAGIC The first typed write registers its columns. Nothing has to be declared.
+# MAGIC The first typed write registers its columns. You declare nothing.
 
 # COMMAND ----------
 
@@ -151,7 +151,7 @@ for version in admin.schema("flights").versions:
 
 # MAGIC %md
 # MAGIC ## A query that runs
-# MAGIC It notes the columns that it gets. It will see the schema grow.
+# MAGIC It notes the columns that it gets, while the schema grows.
 
 # COMMAND ----------
 
@@ -186,13 +186,13 @@ print(batches)
 # MAGIC %md
 # MAGIC ## Other columns are an error
 # MAGIC A typo must not make a column. So a write with other columns fails before a row is
-# MAGIC written, and names them.
+# MAGIC written, and the error names them.
 
 # COMMAND ----------
 
 
 def refused(write_it):
-    """The error of ours that it fails with, in one line."""
+    """Our error, in one line, with which the write fails."""
     try:
         write_it()
     except Exception as error:
@@ -208,7 +208,7 @@ assert "LEDGER_SCHEMA.INCOMPATIBLE" in message
 
 # MAGIC %md
 # MAGIC ## Version 2: columns are added
-# MAGIC With `mergeSchema` it is allowed.
+# MAGIC With `mergeSchema` a write may add columns.
 
 # COMMAND ----------
 
@@ -272,8 +272,8 @@ assert read().count() == 3 * third
 
 # MAGIC %md
 # MAGIC ## What is refused
-# MAGIC A column cannot become another kind of thing, with or without `mergeSchema`: no reader
-# MAGIC could have both.
+# MAGIC No column can get a type that its present values do not fit, with or without
+# MAGIC `mergeSchema`: no reader could read both.
 
 # COMMAND ----------
 
@@ -287,7 +287,7 @@ assert "LEDGER_SCHEMA.INCOMPATIBLE" in message and "dep_delay" in message
 
 # MAGIC %md
 # MAGIC ### Bytes are refused
-# MAGIC Nor does a topic with columns take bytes.
+# MAGIC A topic with columns takes no rows of bytes.
 
 # COMMAND ----------
 
@@ -309,7 +309,8 @@ assert "LEDGER_SCHEMA.INCOMPATIBLE" in message
 # MAGIC %md
 # MAGIC ### Compatibility
 # MAGIC How much may change is a setting of the topic. With `backward`, the default, a new reader
-# MAGIC can read old rows. With `full` an old reader can read new rows, too: so no type may widen.
+# MAGIC can read old rows. With `full` an old reader can also read new rows, so no type may
+# MAGIC widen.
 
 # COMMAND ----------
 
@@ -325,7 +326,7 @@ admin.set_compatibility("flights", "backward")
 
 # MAGIC %md
 # MAGIC ### Nothing was left behind
-# MAGIC None of these left a row or a version behind.
+# MAGIC The refused writes left no row and no version.
 
 # COMMAND ----------
 
@@ -337,7 +338,7 @@ assert read().count() == 3 * third
 
 # MAGIC %md
 # MAGIC ## The query that ran all the time
-# MAGIC It read every row, with the columns that it began with. Nothing failed in the night.
+# MAGIC It read every row, with the columns that it began with, and never failed.
 
 # COMMAND ----------
 
@@ -352,7 +353,7 @@ assert all("seats" not in columns for columns, _ in batches)
 
 # MAGIC %md
 # MAGIC ### Started again
-# MAGIC Started again, on the same checkpoint, it sees the new columns.
+# MAGIC When it starts again, on the same checkpoint, it gets the new columns.
 
 # COMMAND ----------
 

@@ -4,14 +4,15 @@
 # MAGIC
 # MAGIC A topic keeps its rows in **ledgers**. A ledger is a list of **entries**, numbered 0, 1,
 # MAGIC 2, ..., which can only grow. Every entry has copies on several **bookies** (storage
-# MAGIC nodes). This notebook writes one ledger by hand, kills two of its bookies on the way,
-# MAGIC takes it away from its writer, and draws where every copy is.
+# MAGIC nodes). This notebook writes a ledger by hand, kills two of its bookies meanwhile, takes
+# MAGIC the ledger away from its writer, and draws where every copy is.
 # MAGIC
 # MAGIC You need none of this to use topics. It shows why a topic loses nothing.
 # MAGIC
-# MAGIC - **Here**: it starts ZooKeeper and six bookies on this machine and stops them at the end.
-# MAGIC - **On a cluster that is there** (widget `service_url`): nothing is killed. The cells that
-# MAGIC   would do it do nothing. The cluster needs four bookies.
+# MAGIC - **Here**: the notebook starts ZooKeeper and six bookies on this machine and stops them
+# MAGIC   at the end.
+# MAGIC - **On a cluster that is there** (widget `service_url`): nothing is killed. The cells
+# MAGIC   that would do it do nothing. The cluster needs four bookies.
 
 # COMMAND ----------
 
@@ -39,7 +40,7 @@ from spark_ledger_demo.flights import read_flights
 
 # MAGIC %md
 # MAGIC ## Parameters
-# MAGIC `rows` flights are written in 36 entries, so an entry holds some of them.
+# MAGIC The `rows` flights are written in 36 entries, so an entry has several.
 
 # COMMAND ----------
 
@@ -54,11 +55,11 @@ ROWS = int(dbutils.widgets.get("rows"))
 
 # MAGIC %md
 # MAGIC ## A cluster and a client
-# MAGIC Spark has no part in this notebook. `LedgerClient` is what everything above is built on.
+# MAGIC This notebook does not need Spark: `LedgerClient` is below it.
 
 # COMMAND ----------
 
-if cluster := globals().get("cluster"):  # of a run of this cell before
+if cluster := globals().get("cluster"):  # from an earlier run of this cell
     cluster.stop()
 cluster = None
 SERVICE_URL = dbutils.widgets.get("service_url")
@@ -73,8 +74,8 @@ print("the cluster is", SERVICE_URL)
 
 # MAGIC %md
 # MAGIC ## Entries
-# MAGIC An entry is bytes. A topic puts Arrow columns into them; here each is some flights as
-# MAGIC JSON.
+# MAGIC An entry is bytes. A topic stores Arrow columns in them; here each entry is some flights
+# MAGIC as JSON.
 
 # COMMAND ----------
 
@@ -93,8 +94,8 @@ print(json.dumps(batches[0][0])[:110], "...")
 # MAGIC ## A ledger
 # MAGIC Three numbers decide how safe it is:
 # MAGIC - `ensemble_size=4`: its entries are striped over four bookies, the **ensemble**.
-# MAGIC - `write_quorum=3`: every entry has three copies, its **write set**.
-# MAGIC - `ack_quorum=2`: an entry is **acknowledged** once two of them have it on disk.
+# MAGIC - `write_quorum=3`: every entry has three copies, on its **write set**.
+# MAGIC - `ack_quorum=2`: an entry is **acknowledged** when two bookies have it on disk.
 
 # COMMAND ----------
 
@@ -105,7 +106,7 @@ print("ledger", writer.ledger_id)
 
 # MAGIC %md
 # MAGIC ### A reader, beside the writer
-# MAGIC A reader opens it at once, beside the writer. With `recover=False` it only watches.
+# MAGIC A reader opens the ledger while it is written. With `recover=False` it only reads.
 
 # COMMAND ----------
 
@@ -128,10 +129,10 @@ print("a reader may see  ", [visible for _, _, visible in history])
 
 # MAGIC %md
 # MAGIC ## What a reader may see
-# MAGIC The reader was one entry behind, never ahead. It goes by the **last add confirmed** (LAC):
-# MAGIC up to that entry everything is known to be acknowledged. Each entry carries the LAC of the
-# MAGIC moment it was sent, so entry 9 shows that entry 8 is safe. After a pause the writer sends
-# MAGIC the LAC alone, and the reader sees the last entry too.
+# MAGIC The reader was one entry behind, never ahead. It reads up to the **last add confirmed**
+# MAGIC (LAC): that entry and all before it are acknowledged. Each entry carries the LAC at the
+# MAGIC time it was sent, so entry 9 shows that entry 8 is safe. After a pause the writer sends
+# MAGIC the LAC alone, and the reader sees the last entry, too.
 
 # COMMAND ----------
 
@@ -146,15 +147,15 @@ assert reader.last_add_confirmed == writer.last_add_confirmed == 9
 # MAGIC %md
 # MAGIC ### Two bookies hang
 # MAGIC Now two of the four bookies hang (SIGSTOP), and six entries are sent. Entry 12 would need
-# MAGIC one of the two for its second copy, so it is not acknowledged, and nor is any entry after
-# MAGIC it. A reader sees none of them: no row that a crash could still take back. Then the
-# MAGIC bookies go on.
+# MAGIC one of the two for its second copy, so it is not acknowledged, and no entry after it is.
+# MAGIC A reader sees none of them, because a crash could still take them away. Then the bookies
+# MAGIC go on.
 
 # COMMAND ----------
 
 
 def bookies_in(slots):
-    """The bookies in these slots of the newest ensemble, to kill; none of a cluster not ours."""
+    """The bookies in these slots of the newest ensemble; [] on a cluster that others use."""
     ensemble = client.ledger_metadata(writer.ledger_id).last_fragment.ensemble
     members = [ensemble[slot] for slot in slots]
     return [bookie for bookie in cluster.bookies if bookie.id in members] if cluster else []
@@ -184,7 +185,7 @@ assert all(visible <= acknowledged <= sent for sent, acknowledged, visible in hi
 # MAGIC %md
 # MAGIC ## Where the copies are
 # MAGIC The ledger's record in ZooKeeper has the ensemble. Entry `e` goes to the slots `e`, `e +
-# MAGIC 1` and `e + 2`, modulo 4. Nothing else is needed to find a copy: no index, no search.
+# MAGIC 1` and `e + 2`, modulo 4. That is enough to find a copy: there is no index and no search.
 
 # COMMAND ----------
 
@@ -209,16 +210,16 @@ for entry_id in range(6):
 
 # MAGIC %md
 # MAGIC ## Kill a bookie
-# MAGIC `kill` is SIGKILL. The writer gets no notice. It goes on; the next entry that needs the
-# MAGIC dead bookie fails there, and the writer puts another bookie into its slot. From that entry
-# MAGIC on the ledger has a new **fragment**: a run of entries with one ensemble. This is an
-# MAGIC **ensemble change**.
+# MAGIC `kill` is SIGKILL. The writer gets no notice. When the next entry that needs the dead
+# MAGIC bookie fails there, the writer puts another bookie into its slot. From that entry on the
+# MAGIC ledger has a new **fragment**: a run of entries with one ensemble. This is an **ensemble
+# MAGIC change**.
 
 # COMMAND ----------
 
 
 def kill(slot):
-    """SIGKILL to the bookie in that slot of the newest ensemble."""
+    """Send SIGKILL to the bookie in that slot of the newest ensemble."""
     for bookie in bookies_in(slots=(slot,)):
         bookie.kill()
         print("killed", name(bookie.id), "before entry", writer.last_add_confirmed + 1)
@@ -233,7 +234,9 @@ for batch in batches[16:26]:
 
 def print_fragments():
     for fragment in client.ledger_metadata(writer.ledger_id).fragments:
-        print("from entry", fragment.first_entry, "on", [name(one) for one in fragment.ensemble])
+        print(
+            "from entry", fragment.first_entry, "on", [name(bookie) for bookie in fragment.ensemble]
+        )
 
 
 print_fragments()
@@ -242,7 +245,7 @@ print_fragments()
 
 # MAGIC %md
 # MAGIC ### Kill another one
-# MAGIC Two spare bookies were there, so now four of six are left: just enough.
+# MAGIC There were two spare bookies. Now four of six are left: just enough.
 
 # COMMAND ----------
 
@@ -257,8 +260,8 @@ assert writer.last_add_confirmed == ENTRIES - 1  # no append failed
 
 # MAGIC %md
 # MAGIC ## How many copies are alive now
-# MAGIC Old entries have lost copies; new ones were written to living bookies only. With two of
-# MAGIC four members dead every entry still has one, for each had three.
+# MAGIC Old entries have lost copies; new ones were written only to bookies that run. With two of
+# MAGIC four members dead, every entry still has a copy, because each had three.
 
 # COMMAND ----------
 
@@ -280,7 +283,7 @@ assert min(after_the_kills) >= 1
 # MAGIC ## Fencing: there is one writer, or none
 # MAGIC Suppose the writer's machine does not answer. Is it dead, or slow? There is no way to
 # MAGIC know. So a second client does not wait for it. It opens the ledger *with* recovery:
-# MAGIC 1. It **fences** the ledger: bookies take no entry of the old writer any more.
+# MAGIC 1. It **fences** the ledger: bookies take no further entry of the old writer.
 # MAGIC 2. It looks for the last entry that may have been acknowledged, and completes its copies.
 # MAGIC 3. It writes that end into the record. The ledger is CLOSED, for ever.
 
@@ -297,8 +300,8 @@ assert record.closed and record.last_entry == ENTRIES - 1 and record.rows == ROW
 
 # MAGIC %md
 # MAGIC ### The old writer is fenced
-# MAGIC The first writer was not dead at all. It appends, and learns that its time is over. Its
-# MAGIC entry is nowhere: what one reader has seen as the end is the end for all.
+# MAGIC The first writer was not dead. Its next append is refused: what one reader has seen as
+# MAGIC the end is the end for all.
 
 # COMMAND ----------
 
@@ -314,7 +317,7 @@ assert second_client.ledger_metadata(writer.ledger_id).last_entry == ENTRIES - 1
 
 # MAGIC %md
 # MAGIC ## Everything is there
-# MAGIC Two bookies are still dead. The reader takes each entry from one that lives.
+# MAGIC Two bookies are still dead. The reader takes each entry from a bookie that runs.
 
 # COMMAND ----------
 
@@ -328,7 +331,7 @@ print(f"{len(read):,} flights, all as they were written")
 
 # MAGIC %md
 # MAGIC ### The bookies come back
-# MAGIC The two come back with their disks, and every entry has its three copies again.
+# MAGIC The two bookies come back with their disks, and every entry has its three copies again.
 
 # COMMAND ----------
 
@@ -344,10 +347,10 @@ assert living_copies() == [3] * ENTRIES
 
 # MAGIC %md
 # MAGIC ## The picture
-# MAGIC Above: each square is a copy of an entry on a bookie, a colour is a fragment. The stripes
-# MAGIC are the write sets. Crossed squares could not be read while their bookie was dead. Below:
-# MAGIC what a reader could see of what was sent: the three lines at their widest while two
-# MAGIC bookies hung.
+# MAGIC Above: each square is a copy of an entry on a bookie, and a colour is a fragment. The
+# MAGIC stripes are the write sets. Crossed squares could not be read while their bookie was
+# MAGIC dead. Below: the last entry that was sent, acknowledged, and visible to a reader. The
+# MAGIC lines are farthest apart while two bookies hung.
 
 # COMMAND ----------
 
@@ -392,7 +395,7 @@ display(figure)
 
 # MAGIC %md
 # MAGIC ## The numbers, and the end
-# MAGIC A ledger that is closed may be deleted. This one has done its duty.
+# MAGIC A closed ledger may be deleted.
 
 # COMMAND ----------
 

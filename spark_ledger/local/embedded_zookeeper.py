@@ -169,8 +169,8 @@ def major_version(text: str) -> int | None:
 
 
 def _release_file(java: str) -> str:
-    """The text of the JDK's `release` file, which is read sooner than Java is started; "" if there
-    is none."""
+    """The text of the JDK's `release` file, which is read sooner than Java is started; "" without
+    such a file."""
     try:
         return (Path(java).resolve().parent.parent / "release").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

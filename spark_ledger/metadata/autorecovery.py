@@ -90,8 +90,8 @@ async def change_settings(store: MetadataStore, **changes: Any) -> AutorecoveryS
 
 
 async def repair_credential(store: MetadataStore, new: str) -> str:
-    """The cluster's credential; `new`, a random text, becomes the credential if there is none yet.
-    Raises StoreError."""
+    """The cluster's credential; the random text `new` becomes the credential of a cluster without
+    one. Raises StoreError."""
     await ensure(store, paths.REPAIR_CREDENTIAL, new.encode())
     await store.sync(paths.REPAIR_CREDENTIAL)
     return (await store.get(paths.REPAIR_CREDENTIAL)).value.decode()
