@@ -242,7 +242,7 @@ class BookieConfig(StorageConfig):
         "gc_interval_s": "reclaiming space",
         "disk_usage_high": "space that runs out",
         "limbo_check_s": "ledgers that may have lost entries here",
-        "autorecovery": "self-healing",
+        "autorecovery": "repair and upkeep",
         "log_level": "logging",
     }
     """The headings of conf/bookie.toml, each by the setting that follows it."""

@@ -115,7 +115,7 @@ class LedgerFenced(LedgerError):
 
     error_class, sql_state = "LEDGER_WRITE.FENCED", "40001"
     remedy = (
-        "Another run has taken over: stop this one. Without another run, self-healing closed the "
+        "Another run has taken over: stop this one. Without another run, autorecovery closed the "
         "ledger of a writer that it could not see: go on in a new ledger."
     )
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 bookies = App(help="Bookies: the nodes that store entries.", no_args_is_help=True)
 brokers = App(help="The broker: Pulsar's clients write and read topics.", no_args_is_help=True)
 autorecovery = App(
-    help="Self-healing, which makes lost copies again, and upkeep of topics.", no_args_is_help=True
+    help="Autorecovery, which makes lost copies again, and upkeep of topics.", no_args_is_help=True
 )
 Timeout = Annotated[
     float, typer.Option("--timeout", help="Seconds to wait for the answer.", min=0.1)
@@ -449,7 +449,7 @@ def start_autorecovery(
     ] = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Host self-healing and upkeep of topics in this process, until it is stopped."""
+    """Host autorecovery and upkeep of topics in this process, until it is stopped."""
     from spark_ledger.local.maintenance import serve
 
     serve(resolve_service_url(service_url), merge_bytes=merge_bytes, parent_pipe=parent_pipe)
@@ -457,7 +457,7 @@ def start_autorecovery(
 
 @autorecovery.command()
 def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """The state of self-healing: settings, auditor, lost bookies, listed ledgers."""
+    """The state of autorecovery: settings, auditor, lost bookies, listed ledgers."""
     from spark_ledger.repair.status import status
 
     now = with_ledgers(service_url, lambda ledgers: status(ledgers.metadata))

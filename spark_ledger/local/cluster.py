@@ -34,7 +34,7 @@ class LocalCluster:
     folder that is deleted at exit. With the folder of an earlier cluster, all bookies of that
     cluster start. `port`: the port of ZooKeeper; None: a free port. `bookie_settings`: settings of
     conf/bookie.toml for every bookie, or a function that returns the settings of bookie 0, 1, ....
-    `autorecovery`: whether a process hosts self-healing and upkeep of topics; the start does not
+    `autorecovery`: whether a process hosts autorecovery and upkeep of topics; the start does not
     wait for this process. `lost_bookie_delay_s`: the new value of the cluster's setting; None: the
     value stays. `broker_port`: the port of a broker for Pulsar's clients, which starts at once;
     None: the broker starts on a free port when `broker_url` or `admin_url` is first used.

@@ -283,7 +283,7 @@ class Auditor:
         async def add_batch(ledger_ids: Sequence[int]) -> None:
             for versioned in await self._ledgers.cluster.records.read_many(ledger_ids):
                 if isinstance(versioned, UnsupportedFormat):
-                    log.error("a ledger is left out of self-healing: %s", versioned.what)
+                    log.error("a ledger is left out of repair: %s", versioned.what)
                 elif versioned is not None:  # None: the ledger was deleted meanwhile
                     index.add_record(versioned.record)
                     place(versioned.record)

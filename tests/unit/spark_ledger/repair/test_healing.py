@@ -373,7 +373,7 @@ async def test_a_record_that_cannot_be_read_hinders_no_other_ledger_and_is_told(
     await gone(cluster, name)
     await look_for(auditor, worker, DELAY_S + 5)
     assert not (await ledgers.record(fine, fresh=True)).record.names(name)
-    assert f"left out of self-healing: the record of ledger {damaged}" in caplog.text
+    assert f"left out of repair: the record of ledger {damaged}" in caplog.text
 
 
 @pytest.mark.parametrize("durability", ["page-cache", "synced"])
