@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from spark_ledger.broker.owner.tail import Stored
 
 from spark_ledger.broker.dispatch import sharing as rules
 from spark_ledger.broker.dispatch.acks import Acks, ack_set
@@ -20,6 +19,7 @@ from spark_ledger.broker.dispatch.sharing import (
     common,
     rows_in,
 )
+from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import MessageId, Refusal
 from tests.kit.pulsar_batches import lone, message
 
