@@ -10,7 +10,7 @@ an id without a set acknowledges one message.
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from pyroaring import BitMap64
@@ -134,6 +134,12 @@ class Acks:
         acked = within(self.rows, start, end) | within(self._rowless, start, end)
         acked.flip_inplace(start, end)
         return ranges_of(acked)
+
+    def missing_of(self, offsets: Iterable[int]) -> BitMap64:
+        """Those of the offsets that are not acknowledged."""
+        missing = BitMap64(offsets) - self.rows - self._rowless
+        missing.remove_range(0, self.mark)
+        return missing
 
     def missing_end(self, start: int, end: int) -> int:
         """The end of the run of offsets from `start` on that are not acknowledged; at most

@@ -16,7 +16,7 @@ Waiting rows are kept twice: by slot, and by the consumer that may get them now.
 sets lazily: the model's set `waiting` decides which rows still wait.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -261,6 +261,14 @@ class KeyChoice:
         for slot, of_slot in _rows_by_slot(part):
             for rows in self._sets_of(slot):
                 rows.update(of_slot.tolist())
+
+    def wait_lone(self, slots: Mapping[int, int]) -> None:
+        by_slot: dict[int, list[int]] = {}
+        for row, slot in slots.items():
+            by_slot.setdefault(slot, []).append(row)
+        for slot, of_slot in by_slot.items():
+            for rows in self._sets_of(slot):
+                rows.update(of_slot)
 
     def _sets_of(self, slot: int) -> list[BitMap64]:
         """The sets to which a row of the slot is added when it begins to wait."""

@@ -12,7 +12,6 @@ from spark_ledger.broker.dispatch.delays import deliver_at_ms
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.sharing import (
     PENDING_PARTS_MAX,
-    BatchPart,
     LoneTurn,
     Member,
     Sharing,
@@ -73,16 +72,10 @@ def share_lone(sharing: Sharing, offsets: list[int], slots: list[int]) -> list[L
             if turn.member is not None:
                 sharing.give_lone(turn)
             else:
-                _let_wait(sharing, turn)
+                sharing.wait_lone(dict(zip(turn.offsets, turn.slots, strict=True)))
             at += len(turn.offsets)
         turns += more
     return turns
-
-
-def _let_wait(sharing: Sharing, turn: LoneTurn) -> None:
-    for offset, slot in zip(turn.offsets, turn.slots, strict=True):
-        rows = [(offset, offset + 1)]
-        sharing.wait(BatchPart(offset, 1, rows, 1, slots=(slot,) if slot else ()))
 
 
 def send_lone(sharing: Sharing, run: list[Stored]) -> int:

@@ -1,7 +1,7 @@
 """The consumers of a Shared subscription take turns. Pure."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pyroaring import BitMap64
 
@@ -104,6 +104,9 @@ class RoundRobin:
         pass
 
     def waits(self, part: BatchPart) -> None:
+        pass
+
+    def wait_lone(self, slots: Mapping[int, int]) -> None:
         pass
 
     def dropped(self, lo: int, hi: int) -> None:

@@ -32,6 +32,7 @@ from spark_ledger.broker.dispatch.sharing import (
     UnackedLimits,
     first_row_and_rest,
     next_row,
+    rows_in,
 )
 from spark_ledger.broker.log.partition import READ_BYTES, Partition
 from spark_ledger.broker.log.tail import STEP_BATCHES_MAX, Stored
@@ -217,7 +218,7 @@ class SharedDispatcher(Dispatcher):
 
     def _replay_batch(self, batch: Stored, lossy: bool) -> bool:
         missing = self._missing(batch, batch.offset) if batch.has_rows else []
-        waiting = self.sharing.waiting_ranges(missing)
+        waiting = [gap for lo, hi in missing for gap in rows_in(self.sharing.waiting, lo, hi)]
         if not waiting:
             self.sharing.drop(batch.offset, batch.end)
             return True
@@ -346,7 +347,7 @@ class SharedDispatcher(Dispatcher):
             await self._send_message(consumer, last, redeliveries, lossy)
         except Exception as error:
             self._failure = error
-            self.sharing.give_back(consumer, last.offset)
+            self.sharing.give_back(consumer, [last.offset])
         consumer.is_busy = False
         self.sharing.update(consumer, last.offset)
         self._wake.set()

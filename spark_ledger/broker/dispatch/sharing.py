@@ -9,10 +9,9 @@ and the subscription begins at its mark. A ReceiverChoice decides which consumer
 robin for Shared (round_robin.py), the slot of the key for Key_Shared (key_shared.py).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-import numpy as np
 from pyroaring import BitMap64
 
 from bookie_server.api.entry import Buffer
@@ -27,6 +26,7 @@ from spark_ledger.broker.dispatch.acks import (
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.broker.wire.commands import MessageId, signed
+from spark_ledger.topic.acks.sets import ranges_of, within
 
 LOOK_AHEAD_ROWS, LOOK_AHEAD_ROWS_MAX = 2_000, 20_000
 """How many rows may wait, per consumer and in all, before no new rows are read."""
@@ -242,6 +242,9 @@ class ReceiverChoice(Protocol):
     def waits(self, part: BatchPart) -> None:
         """Note that the unacknowledged rows of the part are waiting, with their slots."""
 
+    def wait_lone(self, slots: Mapping[int, int]) -> None:
+        """As `waits`, for messages outside of batches with these offsets and slots."""
+
     def dropped(self, lo: int, hi: int) -> None:
         """Note that rows of [lo, hi) are acknowledged, and not waiting any more."""
 
@@ -293,13 +296,10 @@ class Sharing:
     def leave(self, member: Member) -> None:
         """Remove a consumer. The redelivery counts of its parts are not raised."""
         self.members.remove(member)
-        for part in member.pending.values():
-            self._give_back(member, part)
+        self.give_back(member, list(member.pending))
         self.choice.leave(member)
         if not self.members:
             self.forget()
-        self._settle(member)
-        self._wake()
 
     def forget(self) -> None:
         """Forget all rows: the last consumer is gone, or a seek moved the subscription."""
@@ -392,9 +392,10 @@ class Sharing:
             self.waiting.add_range(lo, hi)
         self.choice.waits(part)
 
-    def waiting_ranges(self, ranges: Sequence[Range]) -> list[Range]:
-        """The waiting rows within the ranges."""
-        return [inside for lo, hi in ranges for inside in rows_in(self.waiting, lo, hi)]
+    def wait_lone(self, slots: Mapping[int, int]) -> None:
+        """As `wait`, for messages outside of batches with these offsets and slots (0: none)."""
+        self.waiting.update(slots)
+        self.choice.wait_lone(slots)
 
     def drop(self, lo: int, hi: int) -> None:
         """Rows of [lo, hi) wait no more: they are acknowledged, or do not exist any more."""
@@ -406,9 +407,10 @@ class Sharing:
         """Note that all rows below `mark` were acknowledged, though not by the consumers."""
         self.drop(0, mark)
         for member in self.members:
-            for part in member.pending.values():
-                if part.offset < mark:
-                    self._update(member, part.offset)
+            entries = [entry for entry in member.pending if entry < mark]
+            self._forget_lone(member, member.pending.take_lone(entries))
+            for entry in entries:
+                self.update(member, entry)
 
     @property
     def redelivered(self) -> int:
@@ -424,13 +426,11 @@ class Sharing:
     def redeliver(self, member: Member, offsets: Iterable[int] | None) -> None:
         """Let these parts wait to be sent again, as the consumer's client asks; None: all its
         parts. Parts that are not pending at this consumer are ignored."""
-        for offset in list(member.pending) if offsets is None else offsets:
-            part = member.pending.get(offset)
-            if part is not None:
-                self._counts[offset] = self._counts.get(offset, 0) + 1
-                self._give_back(member, part)
-        self._settle(member)
-        self._wake()
+        asked = list(member.pending) if offsets is None else dict.fromkeys(offsets)
+        entries = [entry for entry in asked if entry in member.pending]
+        for entry in entries:
+            self._counts[entry] = self._counts.get(entry, 0) + 1
+        self.give_back(member, entries)
 
     def acknowledge(
         self, asker: Member, message_id: MessageId, offset: int, end: int
@@ -457,7 +457,7 @@ class Sharing:
                 yield False
         finally:
             if owner is not None and part is not None:
-                self._update(owner, entry)
+                self.update(owner, entry)
             elif self._counts and not self.acks.missing(entry, entry + (messages or 1)):
                 self._counts.pop(entry, None)
         if is_unknown:
@@ -467,27 +467,18 @@ class Sharing:
         """Acknowledge those of the entries that are pending at the asker as messages outside of
         batches. Returns these, with their slots."""
         slots = asker.pending.take_lone(entries)
-        if slots:
-            for lo, hi in runs_of(sorted(slots)):
-                self._acknowledge(lo, hi)
-            for entry in self._counts.keys() & slots.keys() if self._counts else ():
-                del self._counts[entry]
-            self._count_taken(asker, len(slots), len(slots))
-            self.choice.taken_lone(slots.values())
-            self._settle(asker)
+        for lo, hi in runs_of(sorted(slots)) if slots else ():
+            self._acknowledge(lo, hi)
+        self._forget_lone(asker, slots)
         return slots
 
-    def give_back(self, member: Member, offset: int) -> None:
-        """Let a part wait that could not be sent completely; its redelivery count stays."""
-        part = member.pending.get(offset)
-        if part is not None:
-            self._give_back(member, part)
-            self._settle(member)
-            self._wake()
-
-    def update(self, member: Member, offset: int) -> None:
-        """Look at a part again: rows of it may be acknowledged, though not by the consumer."""
-        self._update(member, offset)
+    def _forget_lone(self, member: Member, slots: Mapping[int, int]) -> None:
+        """Messages outside of batches, which were pending at the consumer, are acknowledged."""
+        for entry in self._counts.keys() & slots.keys() if self._counts else ():
+            del self._counts[entry]
+        self._count_taken(member, len(slots), len(slots))
+        self.choice.taken_lone(slots.values())
+        self._settle(member)
 
     def _owner(self, asker: Member, entry: int) -> Member | None:
         """The consumer at which the part with this entry in its id is pending. If a part with this
@@ -503,8 +494,8 @@ class Sharing:
         self.drop(lo, hi)
         return has_moved
 
-    def _update(self, member: Member, entry: int) -> None:
-        """Look at a pending part again: some of its rows may be acknowledged."""
+    def update(self, member: Member, entry: int) -> None:
+        """Look at a pending part again: rows of it may be acknowledged, maybe not by consumers."""
         part = member.pending.get(entry)
         if part is None:
             return
@@ -533,12 +524,21 @@ class Sharing:
         if self.waiting:  # rows of the same keys may be sent now
             self._wake()
 
-    def _give_back(self, member: Member, part: BatchPart) -> None:
-        """The part waits to be sent again."""
-        self._take(member, part)
-        ranges = [gap for lo, hi in part.ranges for gap in self.acks.missing(lo, hi)]
-        if ranges:
-            self.wait(part._replace(ranges=ranges, unacked=sum(hi - lo for lo, hi in ranges)))
+    def give_back(self, member: Member, entries: Sequence[int]) -> None:
+        """Let the parts with these entries wait to be sent again; their redelivery counts stay."""
+        slots = member.pending.take_lone(entries)
+        self._count_taken(member, len(slots), len(slots))
+        self.choice.taken_lone(slots.values())
+        self.wait_lone({row: slots[row] for row in self.acks.missing_of(slots)})
+        for part in map(member.pending.get, entries if len(slots) < len(entries) else ()):
+            if part is None:
+                continue
+            self._take(member, part)
+            ranges = [gap for lo, hi in part.ranges for gap in self.acks.missing(lo, hi)]
+            if ranges:
+                self.wait(part._replace(ranges=ranges, unacked=sum(hi - lo for lo, hi in ranges)))
+        self._settle(member)
+        self._wake()
 
     def _settle(self, member: Member) -> None:
         """Unblock the consumer and the subscription, if few enough messages are unacknowledged."""
@@ -568,17 +568,9 @@ def next_row(rows: BitMap64, at: int) -> int | None:
 def rows_in(rows: BitMap64, lo: int, hi: int) -> list[Range]:
     """The ranges of the rows in [lo, hi)."""
     count = rows.range_cardinality(lo, hi)
-    if count == hi - lo:
-        return [(lo, hi)]
     if not count:
         return []
-    bits = BitMap64()
-    bits.add_range(lo, hi)
-    offsets = np.array((rows & bits).to_array(), dtype=np.int64)
-    breaks = np.flatnonzero(np.diff(offsets) > 1)
-    firsts = offsets[np.r_[0, breaks + 1]].tolist()
-    lasts = offsets[np.r_[breaks, len(offsets) - 1]].tolist()
-    return [(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
+    return [(lo, hi)] if count == hi - lo else ranges_of(within(rows, lo, hi))
 
 
 def common(ranges: Sequence[Range], others: Sequence[Range]) -> list[Range]:

@@ -55,7 +55,7 @@ def sharing_of(*members, limits=NO_LIMITS, mark=0):
 def send(sharing, offset, messages=1, permits=None):
     """Send what of a batch is missing and not pending; returns the receiver."""
     missing = sharing.acks.missing(offset, offset + messages)
-    ranges = sharing.waiting_ranges(missing) or missing
+    ranges = [gap for lo, hi in missing for gap in rows_in(sharing.waiting, lo, hi)] or missing
     batch = SimpleNamespace(offset=offset, messages=messages, data=b"")
     (part,) = sharing.choice.parts_of(batch, missing, ranges)
     receiver = sharing.receiver_of(part)
@@ -524,3 +524,25 @@ def test_a_run_of_lone_messages_has_no_more_than_consumers_have_room_for():
     Looked.looks = 0
     assert len(lone_run(batches, 0, 0, sharing)) == 7
     assert Looked.looks == 7
+
+
+def test_lone_messages_that_come_back_together_wait_unless_they_are_acknowledged_meanwhile():
+    sharing = sharing_of(member(permits=9), member("b"), mark=2)
+    (a, b) = sharing.members
+    share_lone(sharing, list(range(2, 11)), [0] * 9)
+    sharing.acks.add_up_to(4)  # not by a consumer
+    sharing.acks.add(6, 7)
+    sharing.acks.pass_over(8, 9)
+    sharing.redeliver(a, [9, 5, 9, 77])
+    assert sorted(sharing.waiting) == [5, 9]
+    assert (sharing.redeliveries(9), sharing.redeliveries(77), sharing.redelivered) == (1, 0, 2)
+    assert (a.unacked, sharing.unacked, sharing.pending_parts) == (7, 7, 7)
+    sharing.leave(a)
+    assert sorted(sharing.waiting) == [4, 5, 7, 9, 10]
+    assert (a.unacked, sharing.unacked, sharing.pending_parts) == (0, 0, 0)
+    assert sharing.redelivered == 2, "a leave raises no count"
+    b.permits = 9
+    assert [send(sharing, row) for row in (4, 5, 7, 9, 10)] == [b] * 5
+    sharing.acks.add_up_to(10)
+    sharing.passed(10)
+    assert (list(b.pending), sharing.pending_parts, sharing.redelivered) == ([10], 1, 0)
