@@ -10,8 +10,8 @@ Always true:
   new owner, or tries the old one again;
 - FENCED, UNAUTHORIZED, LEDGER_DELETED and a conflicting entry end the pipeline: every pending add
   fails, and no add is ever confirmed afterwards;
-- an entry's bytes count as in flight until the entry is confirmed. Of confirmed entries that still
-  wait for responses, the setting `inflight_bytes` is free and only the excess counts, so memory is
+- an entry's bytes count as in flight until the entry is confirmed. Confirmed entries that still
+  wait for responses count only beyond the first `inflight_bytes` of them (a setting), so memory is
   bounded by twice that setting.
 """
 
@@ -43,7 +43,7 @@ from spark_ledger.ledger.cluster import Cluster, status_text
 from spark_ledger.ledger.quorum import PendingAdd, PendingAdds, Quorum
 from spark_ledger.metadata.ledger_record import LedgerRecord
 
-RETRY_AFTER_S = 0.05
+RETRY_AFTER_S = 0.05  # after a refusal that names no time
 ROOM_AGAIN = 0.75  # callers that wait for room go on below this part of `inflight_bytes`
 
 _TRY_AGAIN = (Status.BUSY, Status.METADATA_UNAVAILABLE)
@@ -68,7 +68,8 @@ _MOVES = {
 class Slot:
     """A slot of the ensemble and its owner. `why` is the reason of its failure, for people.
     `generation` counts owners and tries, so that a late failure of an earlier owner or try is
-    recognised. `on_results` takes the responses to adds that are sent for the first time."""
+    recognised. `on_results` takes the responses to adds that are sent for the first time. The owner
+    of a failed slot is asked again `pause_s` after `failed_at`."""
 
     bookie_id: str
     lane: AddLane
@@ -202,7 +203,7 @@ class AddPipeline:
                 lambda: self.inflight_bytes <= limit * ROOM_AGAIN or self.failure is not None
             )
 
-    async def drained(self) -> None:
+    async def wait_until_drained(self) -> None:
         """Return when every add is confirmed, or has failed."""
         await self._until(lambda: not self.pending)
 

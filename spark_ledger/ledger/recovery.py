@@ -227,7 +227,7 @@ class Recovery:
             window = min(2 * window, WINDOW_MAX)
             await pipeline.room()
             self._raise_failure_of(pipeline)
-        await pipeline.drained()
+        await pipeline.wait_until_drained()
         self._raise_failure_of(pipeline)
         await pipeline.wait_for_responses(LAST_RESPONSES_S)
 

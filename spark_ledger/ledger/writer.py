@@ -215,7 +215,7 @@ class AsyncLedgerWriter:
         self._closing = True
         async with self._close_lock:
             if self._closed is None:
-                await self._pipeline.drained()
+                await self._pipeline.wait_until_drained()
                 await self._change.stop()
                 await self._pipeline.wait_for_responses(LAST_RESPONSES_S)
                 self._versioned = await self._close_record()

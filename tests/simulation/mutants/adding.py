@@ -200,7 +200,13 @@ MUTANTS = (
         moves_the_whole_fragment,
         STRIPED,
     ),
-    Mutant("close does not wait for pending adds", "1.8", P, "drained", closes_without_draining),
+    Mutant(
+        "close does not wait for pending adds",
+        "1.8",
+        P,
+        "wait_until_drained",
+        closes_without_draining,
+    ),
     Mutant(
         "header announces what is not confirmed",
         "1.4 (9)",
@@ -208,5 +214,7 @@ MUTANTS = (
         "pack_header",
         header_says_all_before_it,
     ),
-    Mutant("overload counted as failure", "hazard 43", P, "_refused", overload_is_failure, BUSY),
+    Mutant(
+        "overload counted as failure", "hazard 43", P, "_handle_refusal", overload_is_failure, BUSY
+    ),
 )
