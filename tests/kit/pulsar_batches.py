@@ -48,9 +48,11 @@ def batch_of(
     uncompressed: int | None = None,
     encrypted: bool = False,
     names_highest: bool = True,
+    key: str | None = None,
 ) -> bytes:
     """A batch of these messages; `count`: the number of messages in its metadata, if it is another.
-    `names_highest`: as Java's client, not as the one in C++."""
+    `names_highest`: as Java's client, not as the one in C++. `key`: all messages have it, and a
+    client that makes batches by keys names it in the metadata."""
     parts = []
     for i, message in enumerate(messages):
         single = SingleMessageMetadata(
@@ -69,16 +71,25 @@ def batch_of(
         compression=compression,
         uncompressed_size=len(payload) if uncompressed is None else uncompressed,
         encryption_keys=[b"k"] if encrypted else [],
+        partition_key=key,
     )
     return build_batch(metadata, compress(payload))
 
 
 def lone(
-    message: Message, *, producer: str = "p", sequence_id: int = 0, publish_ms: int = 1
+    message: Message,
+    *,
+    producer: str = "p",
+    sequence_id: int = 0,
+    publish_ms: int = 1,
+    deliver_at_ms: int | None = None,
 ) -> bytes:
     """A message that was sent by itself, without batching."""
     metadata = MessageMetadata(
-        producer_name=producer, sequence_id=sequence_id, publish_time=publish_ms
+        producer_name=producer,
+        sequence_id=sequence_id,
+        publish_time=publish_ms,
+        deliver_at_time=deliver_at_ms,
     )
     _fill(metadata, message)
     return build_batch(metadata, message.value or b"")

@@ -29,6 +29,10 @@ class Acked:
     asking: bool = False
     sought: tuple[int, int] | None = None
     """What comes first after a seek holds one of these two offsets, or one between them."""
+    came: dict[int, None] = field(default_factory=dict)
+    """Offsets that came to a consumer, of those that share it by keys."""
+    last_of_key: dict[str, int] = field(default_factory=dict)
+    """By key the highest offset that came to a consumer."""
     _asked_s: float = -1.0
     _answered_s: float = -1.0
 
@@ -46,8 +50,9 @@ class Acked:
             self.sought = None
 
     def received(self, lo: int, hi: int, by: Session, now_s: float) -> None:
-        """A receipt of the acknowledgement of these offsets came."""
-        if self._counts(by):
+        """A receipt of the acknowledgement of these offsets came. What comes to a session that
+        began before a seek was answered may be from before the seek."""
+        if self.sure and by.asked_s >= self._answered_s:
             for offset in range(lo, hi):
                 self.with_receipt.setdefault(offset, now_s)
 
@@ -67,12 +72,15 @@ class Acked:
 
     # -- seeks ----------------------------------------
 
-    def asks(self, now_s: float) -> None:
+    def asks(self, now_s: float, *, keeps: bool = False) -> None:
         """From now on it is not known where it is. What is acknowledged by those who come from now
-        on counts after the answer, too."""
+        on counts after the answer, too. `keeps`: what was acknowledged before stays so."""
         self.sure, self.asking, self.sought = False, True, None
+        if keeps:
+            return
         self._asked_s = now_s
-        self.up_to, self.single, self.with_receipt = 0, {}, {}
+        self.up_to, self.single, self.with_receipt, self.last_of_key = 0, {}, {}, {}
+        self.came.clear()
 
     def answered(self, now_s: float, lo: int, hi: int) -> None:
         """It was put to one of these offsets."""

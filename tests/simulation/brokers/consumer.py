@@ -22,6 +22,7 @@ from spark_ledger.broker.wire.commands import (
     signed,
 )
 from spark_ledger.metadata import paths
+from spark_ledger.topic.subscription.records import decode_subscription
 from tests.simulation import invariants
 from tests.simulation.brokers import chunks
 from tests.simulation.brokers.acked import Acked, Session
@@ -50,6 +51,9 @@ RECEIPTS = 0.25
 
 class ConsumerModel:
     """Of one partition; `subscription` "": a reader."""
+
+    SHARES = False
+    """Others consume at the same time."""
 
     def __init__(
         self,
@@ -204,19 +208,26 @@ class ConsumerModel:
 
     async def _unsubscribes(self, link: Link) -> None:
         """The subscription is gone; one that is made anew begins at the beginning."""
-        log, name = self.work.log, self.subscription
+        name, before = self.subscription, self._owner()
         self.acked.asks(self._loop.now)
         self.work.places.may_go_back(name, self.partition)
         try:
-            await link.ask("unsubscribe", consumer_id=CONSUMER_ID)
+            await link.ask("unsubscribe", consumer_id=CONSUMER_ID, force=self.SHARES)
         except Lost:
             self.acked.unanswered()
             raise
-        node = self.work.world.store.peek(paths.subscription(log.topic_id, name))
-        invariants.a_deleted_subscription_is_gone(self.work.world.ghost, name, node is not None)
+        there = before is not None and before == self._owner()
+        invariants.a_deleted_subscription_is_gone(self.work.world.ghost, name, there)
         self.acked.answered(self._loop.now, 0, 0)
         self.work.places.went_back(name, self.partition)
         self.work.world.ghost.meet("subscription of consumers deleted")
+
+    def _owner(self) -> str | None:
+        """The token of the subscription that the store has now: one made anew has another."""
+        node = self.work.world.store.peek(
+            paths.subscription(self.work.log.topic_id, self.subscription)
+        )
+        return None if node is None else decode_subscription(node.value).owner
 
     async def _seek(self, link: Link) -> None:
         """To an offset that it was given, to an end, or to a time."""
@@ -319,10 +330,7 @@ class ConsumerModel:
                 hi += 1
             invariants.what_was_sought_comes_first(ghost, self.process.name, (lo, hi), offset, end)
         hidden = [at for at in range(offset, end) if known and not is_set(known, at - offset)]
-        again = [at for at in range(offset, end) if self.acked.had_receipt(at, self._met)]
-        invariants.what_has_a_receipt_is_not_sent_again(
-            *(ghost, self.process.name, self.partition, [at for at in again if at not in hidden])
-        )
+        self._judge_receipts(at for at in range(offset, end) if at not in hidden)
         left_out = [at for at in hidden if at in self.acked.left_out(at, at + 1)]
         if not self.subscription:  # rows of Spark that were merged are in larger batches
             left_out = [at for at in left_out if at >= self.at] + [*range(self.at, offset)]
@@ -332,6 +340,13 @@ class ConsumerModel:
             ghost, self.process.name, self.partition, self._with_rows(left_out)
         )
         self._is_given(offset, end, known)
+
+    def _judge_receipts(self, rows: Iterable[int]) -> None:
+        """Of the rows that it is given."""
+        again = [row for row in rows if self.acked.had_receipt(row, self._met)]
+        invariants.what_has_a_receipt_is_not_sent_again(
+            *(self.work.world.ghost, self.process.name, self.partition, again)
+        )
 
     def _is_given(self, offset: int, end: int, known: list[int]) -> None:
         hidden = sum(bool(known) and not is_set(known, i) for i in range(end - offset))
@@ -390,13 +405,20 @@ class ConsumerModel:
             return
         offset, end, _ = self._unacked.pop(self._receipts_rng.randrange(len(self._unacked)))
         number, met = ledger_number(self.work.log.topic_id), self._met
-        self.acked.all_of(offset, end, met)
+        rows = self._rows_of(offset, end)
+        for row in rows:
+            self.acked.all_of(row, row + 1, met)
         options = {"consumer_id": CONSUMER_ID, "ack_type": INDIVIDUAL}
         found = [message_id(number, offset, self.partition)]
         _, answer = await link.ask("ack", message_id=found, **options)
         if not answer.HasField("error"):
-            self.acked.received(offset, end, met, self._loop.now)
+            for row in rows:
+                self.acked.received(row, row + 1, met, self._loop.now)
             self.work.world.ghost.meet("receipt of an acknowledgement")
+
+    def _rows_of(self, offset: int, end: int) -> Iterable[int]:
+        """What an acknowledgement of all of a message acknowledges."""
+        return range(offset, end)
 
     def _ack(self, link: Link, kind: int, found: MessageId) -> None:
         self.work.world.ghost.meet("acknowledged")

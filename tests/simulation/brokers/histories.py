@@ -155,4 +155,14 @@ OF_BROKERS: list[tuple[Any, ...]] = [
         lambda g, x: ("by key", 0, []),
         lambda g, x: ("by key", 0, [7]),
     ),
+    (
+        *("B24", I.a_key_is_in_order),
+        lambda g, x: ("by key", 0, 6, 7),
+        lambda g, x: ("by key", 0, 7, 6),
+    ),
+    (
+        *("B25", I.no_delayed_message_is_early),
+        lambda g, x: ("a consumer", 7, 1_000, 1_000),
+        lambda g, x: ("a consumer", 7, 1_000, 999),
+    ),
 ]

@@ -41,6 +41,10 @@ class Places:
         """That was answered."""
         self._may_go_back[name, partition] = None
 
+    def forget(self, name: str, partition: int) -> None:
+        """It was moved from outside: shares of before count no more."""
+        self._durable.pop((name, partition), None)
+
     def written(self, written: Commit) -> None:
         """The store has applied it."""
         for change in written.changes:

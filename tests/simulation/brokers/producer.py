@@ -15,6 +15,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from spark_ledger.broker.names import ledger_number
 from spark_ledger.broker.wire.commands import AccessMode, ServerError, signed
@@ -23,10 +24,14 @@ from tests.simulation import invariants
 from tests.simulation.brokers import chunks
 from tests.simulation.brokers.link import Link, Lost, session
 from tests.simulation.brokers.wire import jitter
+from tests.simulation.store import EPOCH_MS
 
 if TYPE_CHECKING:
     from tests.simulation.brokers.work import BrokerWork
 
+KEYS = 5
+DELAYED = 0.3
+"""Of messages outside of batches, where consumers share a subscription."""
 SILENT_S = (3.0, 8.0, 20.0)
 PRODUCER_ID = 1
 DIES = 0.06
@@ -87,6 +92,7 @@ class ProducerModel:
         self._owner = ""
         self.silent_s = self.rng.choice(SILENT_S)
         self.left = self.rng.randint(4, 40)
+        self._delays_rng = work.world.loop.random_for(f"delays of {name} {partition}")
         self.chunks_rng = work.world.loop.random_for(f"chunks of producer {name} {partition}")
         self.rest_s = self.rng.choice((0.0, 0.1, 0.5, 1.5))
         self.dies = DIES
@@ -208,14 +214,21 @@ class ProducerModel:
         numbers = range(self._number, self._number + max(1, count))
         values = [f"{name}:0:{number}".encode() for number in numbers]
         padding = {"padding": "x" * rng.choice((0, 0, 100, 400))}
-        messages = [message(value, properties=padding) for value in values]
+        key = f"{crc32(values[0]) % KEYS}" if self.work.shares_by_key else None
+        self.work.keys.update(dict.fromkeys(values, key))
+        due_ms = None
+        if not count and self.work.delays and self._delays_rng.random() < DELAYED:
+            due_ms = EPOCH_MS + int((self._loop.now + self._delays_rng.uniform(0.1, 8.0)) * 1000)
+            self.work.due_ms[values[0]] = due_ms
+        messages = [message(value, key, padding) for value in values]
         if self.work.chunks and self.chunks_rng.random() < chunks.SHARE:
             values = values[:1]
             parts = chunks.cut(self.chunks_rng, values[0], self.name, self._next)
         elif count:
-            parts = [batch_of(messages, producer=self.name, sequence_id=self._next)]
+            parts = [batch_of(messages, producer=self.name, sequence_id=self._next, key=key)]
         else:
-            parts = [lone(messages[0], producer=self.name, sequence_id=self._next)]
+            place = {"producer": self.name, "sequence_id": self._next}
+            parts = [lone(messages[0], deliver_at_ms=due_ms, **place)]
         sent = Sent(self._next, values, parts)
         self._number += len(values)
         self._next += len(values)

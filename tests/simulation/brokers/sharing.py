@@ -9,6 +9,7 @@ for again, or less. A cumulative acknowledgement counts for nothing.
 
 import asyncio
 from collections import Counter
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from spark_ledger.broker.dispatch.sharing import Sharing
@@ -27,6 +28,7 @@ from tests.simulation.brokers.consumer import (
     is_set,
 )
 from tests.simulation.brokers.link import Link
+from tests.simulation.store import EPOCH_MS
 
 if TYPE_CHECKING:
     from tests.simulation.brokers.work import BrokerWork
@@ -38,7 +40,7 @@ PERMITS = (1, 3, 20, 200)
 class SharedConsumerModel(ConsumerModel):
     """One of several of a partition."""
 
-    SUBSCRIPTION, KIND = SHARED_NAME, SubscriptionType.SHARED
+    SUBSCRIPTION, KIND, SHARES = SHARED_NAME, SubscriptionType.SHARED, True
 
     def __init__(self, work: "BrokerWork", name: str, partition: int) -> None:
         super().__init__(work, name, partition, self.SUBSCRIPTION, self.KIND)
@@ -46,6 +48,8 @@ class SharedConsumerModel(ConsumerModel):
         self._asked_again = work.asked_again.setdefault(place, Counter())
         self._rows: dict[int, list[int]] = {}
         """By the offset of what it was given, the rows that are not masked."""
+        self._is_asking = False
+        """It seeks, or deletes the subscription."""
 
     async def _session(self, link: Link) -> None:
         link.heard = lambda name, part, batch: self._heard(link, name, part, batch)
@@ -71,6 +75,7 @@ class SharedConsumerModel(ConsumerModel):
         while not link.gone and not self.done:
             await asyncio.sleep(self.rng.uniform(0.05, 0.6))
             self._acknowledge(link)
+            await self._asks_for_a_receipt(link)
             if not self.acked.asking and self.rng.random() < self._may_seek:
                 await self._seek(link)
                 return
@@ -81,12 +86,28 @@ class SharedConsumerModel(ConsumerModel):
                 link.send("ping")
             if self._permits < permits // 2 + 1:
                 self._asks_for(link, permits)
-            if self.rng.random() < 0.05:
+            if self.rng.random() < self.work.asks_again:
                 self._asks_again(link)
             if not self.work.over and self._loop.now > ends_s:
-                if self.rng.random() < 0.5:
-                    await link.ask("close_consumer", consumer_id=CONSUMER_ID)
+                await self._leaves(link)
                 return
+
+    async def _leaves(self, link: Link) -> None:
+        draw = self.rng.random()
+        if draw < self.work.deletes and not self.acked.asking:
+            await self._asking(self._unsubscribes(link))
+        elif draw < 0.5:
+            await link.ask("close_consumer", consumer_id=CONSUMER_ID)
+
+    async def _seek(self, link: Link) -> None:
+        await self._asking(super()._seek(link))
+
+    async def _asking(self, asks: Coroutine[Any, Any, None]) -> None:
+        self._is_asking = True
+        try:
+            await asks
+        finally:
+            self._is_asking = False
 
     def _asks_for(self, link: Link, permits: int) -> None:
         self._permits += permits
@@ -127,7 +148,16 @@ class SharedConsumerModel(ConsumerModel):
             for row in self._rows[offset]:
                 self.acked.all_of(row, row + 1, self._met)
 
+    def _rows_of(self, offset: int, end: int) -> list[int]:
+        return self._rows[offset]
+
     # -- what comes ----------------------------------------
+
+    def _heard(self, link: Link, name: str, part: Any, batch: bytes | None) -> None:
+        if name == "close_consumer" and not self._is_asking:
+            link.close()
+        else:
+            super()._heard(link, name, part, batch)
 
     def _comes(self, part: Any, batch: bytes) -> None:
         ghost, entry = self.work.world.ghost, signed(part.message_id.entryId)
@@ -150,13 +180,19 @@ class SharedConsumerModel(ConsumerModel):
         )
         work.rows_are(self.partition, offset, values)
         ghost.meet("message of a shared subscription consumed")
+        if values[0] in work.due_ms:
+            ghost.meet("delayed message consumed")
+            invariants.no_delayed_message_is_early(
+                *(ghost, self.process.name, offset, work.due_ms[values[0]]),
+                EPOCH_MS + int(self._loop.now * 1000),
+            )
         if part.redelivery_count:
             ghost.meet("message of a shared subscription asked for again")
-        self.acked.judged(self._met)
+        rows = [row for row in range(offset, end) if not words or is_set(words, row - offset)]
+        if self.acked.judged(self._met):
+            self._judge_receipts(rows)
         self.acked.sought = None  # what comes first may come to another one
-        self._rows[offset] = [
-            row for row in range(offset, end) if not words or is_set(words, row - offset)
-        ]
+        self._rows[offset] = rows
         self._is_given(offset, end, words)
         self._began = 0
 
@@ -189,6 +225,29 @@ class KeySharedConsumerModel(SharedConsumerModel):
     """One of several of a partition that share it by keys: slots of keys change hands."""
 
     SUBSCRIPTION, KIND = "by key", SubscriptionType.KEY_SHARED
+
+    async def _session(self, link: Link) -> None:
+        self._last_of_key: dict[str, int] = {}
+        await super()._session(link)
+
+    def _given(self, part: Any, values: list[bytes]) -> None:
+        super()._given(part, values)
+        if self._asked_again or not self.acked.judged(self._met):
+            return
+        offset, acked = signed(part.message_id.entryId), self.acked
+        for row in self._rows[offset]:
+            key = self.work.keys.get(values[row - offset])
+            if key is not None and values[row - offset] not in self.work.due_ms:
+                self._judge_order(self._last_of_key, key, row)
+                if row not in acked.came:
+                    self._judge_order(acked.last_of_key, key, row)
+                    acked.came[row] = None
+
+    def _judge_order(self, last_of_key: dict[str, int], key: str, row: int) -> None:
+        before, last_of_key[key] = last_of_key.get(key, -1), row
+        invariants.a_key_is_in_order(
+            self.work.world.ghost, self.subscription, self.partition, before, row
+        )
 
     def _judge(self, sharing: Sharing) -> None:
         super()._judge(sharing)

@@ -1,7 +1,7 @@
 """Brokers in a run: several of them serve one topic to producers, consumers and readers, while
 Spark commits to the same partitions, and brokers die, stand still, are stopped and come.
 
-Always true: each answer that a client gets is judged at that moment (invariants B1 to B23); when
+Always true: each answer that a client gets is judged at that moment (invariants B1 to B25); when
 all is well again each batch gets its receipt and each consumer gets to the end; then the last
 broker stops in good order, or is killed.
 """
@@ -27,6 +27,7 @@ from tests.simulation.brokers.acked import Acked
 from tests.simulation.brokers.batch_reads import BatchReads
 from tests.simulation.brokers.consumer import LEAVING, ConsumerModel
 from tests.simulation.brokers.living import Living
+from tests.simulation.brokers.moves import MovesFromOutside
 from tests.simulation.brokers.places import Places, adopting
 from tests.simulation.brokers.process import BrokerProcess, Brokers, small_entries
 from tests.simulation.brokers.producer import ProducerModel
@@ -97,6 +98,17 @@ class BrokerWork:
         """Consumers share a subscription."""
         self.shares_by_key = "keys" in work.plan.also
         """Consumers share a subscription by keys."""
+        sharing = self.world.loop.random_for("what consumers that share do")
+        self.asks_again = sharing.choice((0.0, 0.05))
+        """How often such a consumer asks for messages again, and, when it leaves, deletes the
+        subscription."""
+        self.deletes = sharing.choice((0.0, 0.1))
+        self.delays = (self.shares or self.shares_by_key) and sharing.random() < 0.5
+        """Some messages are delayed for consumers that share."""
+        self.due_ms: dict[bytes, int] = {}
+        """Of delayed messages, by the store's clock."""
+        self.keys: dict[bytes, str | None] = {}
+        """Of messages, where consumers share a subscription by keys."""
         self.asked_again: dict[tuple[str, int], Counter[int]] = {}
         """By subscription and partition how often a message was asked for again; -1: all
         messages."""
@@ -154,10 +166,12 @@ class BrokerWork:
         harm = asyncio.create_task(self._harm(), name="harm to brokers")
         users = self._begin()
         spark = asyncio.create_task(self._spark(info), name="Spark beside brokers")
+        moves = MovesFromOutside(self, self._end).go_on() if self.asked_again else asyncio.sleep(0)
+        moving = asyncio.create_task(moves, name="moves from outside")
         janitor = asyncio.create_task(self._condemn(), name="a janitor of brokers")
         await asyncio.sleep(max(0.0, self._end - self.world.loop.now))
         self.over = True
-        await asyncio.gather(harm, spark, janitor)
+        await asyncio.gather(harm, spark, janitor, moving)
         while self.world.observers.well_since is None:  # noqa: ASYNC110
             await asyncio.sleep(AGAIN_S)
         await self.come_to_the_end(users)

@@ -215,3 +215,22 @@ def a_slot_is_at_one_consumer(ghost: Ghost, name: str, partition: int, shared: l
     acknowledged are at one consumer."""
     what = f"subscription {name}, partition {partition}: slots {shared[:5]}"
     require(not shared, "B23", f"{what} are at several consumers")
+
+
+@invariant("B24")
+def a_key_is_in_order(ghost: Ghost, name: str, partition: int, before: int, offset: int) -> None:
+    """Consumers that share a subscription by keys, and ask for nothing again, are given the rows of
+    a key in order: each consumer on one connection, and all of them together where a row comes for
+    the first time."""
+    what = f"subscription {name}, partition {partition}: offset {offset} comes after {before}"
+    require(offset > before, "B24", f"{what} of its key")
+
+
+@invariant("B25")
+def no_delayed_message_is_early(
+    ghost: Ghost, who: str, offset: int, due_ms: int, now_ms: int
+) -> None:
+    """A consumer that shares a subscription is not given a delayed message before its time, by the
+    store's clock."""
+    what = f"{who} gets offset {offset} {due_ms - now_ms} ms before its time"
+    require(now_ms >= due_ms, "B25", what)

@@ -316,8 +316,8 @@ def stays_in_the_epoch(taken: Any) -> Any:
 def writes_whatever_is_there(write: Any) -> Any:
     """The record of a subscription is written at any version."""
 
-    async def blindly(self: Any, seen: Any, record: Any, *others: Any) -> Any:
-        return await write(self, replace(seen, version=ANY_VERSION), record, *others)
+    async def blindly(self: Any, seen: Any, record: Any, *others: Any, **held: Any) -> Any:
+        return await write(self, replace(seen, version=ANY_VERSION), record, *others, **held)
 
     return blindly
 

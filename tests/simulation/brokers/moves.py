@@ -1,0 +1,91 @@
+"""Subscriptions that consumers share are moved from outside, as the command line and the admin API
+do: reset, skipped, cleared, expired, deleted.
+
+Always true: a move waits until no other one is under way, of a consumer or from outside. What a
+move that got no answer has done is unknown, so a consumer seeks after it.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from spark_ledger.errors import LedgerError
+from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic.subscription.seek_target import End
+from spark_ledger.topic.upkeep.subscription_moves import SubscriptionMoves
+from tests.simulation.brokers.acked import Acked
+from tests.simulation.store import EPOCH_MS
+from tests.simulation.world import Client
+
+if TYPE_CHECKING:
+    from tests.simulation.brokers.work import BrokerWork
+
+WAYS = ("reset", "reset", "to the beginning", "skip", "skip", "clear", "expire", "delete")
+KEEPS = ("skip", "expire")
+"""They move forward alone, and what is acknowledged beyond stays so."""
+
+
+class MovesFromOutside:
+    """Of the subscriptions of one run that consumers share."""
+
+    def __init__(self, work: "BrokerWork", end_s: float) -> None:
+        self._work = work
+        self._end_s = end_s
+        self._rng = work.world.loop.random_for("moves from outside")
+        self._every_s = self._rng.choice((None, 2.0, 6.0))
+
+    async def go_on(self) -> None:
+        loop = self._work.world.loop
+        while self._every_s is not None:
+            await asyncio.sleep(self._rng.uniform(0.0, 2 * self._every_s))
+            if loop.now >= self._end_s:
+                return
+            names = sorted({name for name, _ in self._work.asked_again})
+            name = self._rng.choice(names)
+            acked = {p: at for (of, p), at in self._work.acked.items() if of == name}
+            if not any(at.asking for at in acked.values()):
+                await self._move(name, acked)
+
+    async def _move(self, name: str, acked: dict[int, Acked]) -> None:
+        work, now_s = self._work, self._work.world.loop.now
+        way = self._rng.choice(WAYS)
+        for partition, at in acked.items():
+            at.asks(now_s, keeps=way in KEEPS)
+            if way not in KEEPS:
+                work.places.may_go_back(name, partition)
+        client = await work.world.client("operator of subscriptions")
+        moving = client.run(self._moved(client, name, way, acked), f"{way} {name}")
+        (moved,) = await asyncio.gather(moving, return_exceptions=True)
+        if not isinstance(moved, dict):
+            for at in acked.values():
+                at.unanswered()
+            if not isinstance(moved, LedgerError | StoreError | asyncio.CancelledError):
+                raise moved
+            work.work.met(client, f"{way} from outside", moved)
+            return
+        for partition, at in acked.items():
+            offset = moved.get(partition, 0)
+            at.answered(work.world.loop.now, offset, offset)
+            if way not in KEEPS:
+                work.places.went_back(name, partition)
+                work.places.forget(name, partition)
+        work.world.ghost.meet(f"subscription moved from outside: {way}")
+
+    async def _moved(
+        self, client: Client, name: str, way: str, acked: dict[int, Acked]
+    ) -> dict[int, int]:
+        rng, work = self._rng, self._work
+        moves = SubscriptionMoves(work.work.client(client), work.log.topic_id)
+        partition = rng.choice(sorted(acked))
+        if way == "skip":
+            return await moves.skip(name, rng.choice((0, 1, 5, 50)), partition)
+        if way == "expire":
+            at_s = max(0.0, work.world.loop.now - rng.uniform(0.0, 10.0))
+            return await moves.expire(name, EPOCH_MS + int(at_s * 1000))
+        if way == "clear":
+            return await moves.clear(name)
+        if way == "delete":
+            await moves.delete(name)
+            return {}
+        end = work.truth.confirmed(partition)
+        to_offset = {partition: rng.randint(0, end)}
+        return await moves.reset(name, End.EARLIEST if way != "reset" else to_offset)
