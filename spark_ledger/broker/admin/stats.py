@@ -215,7 +215,7 @@ def _of_used(sizes: "_Sizes", subscription: Subscription, number: int) -> Stats:
         facts = replace(
             facts,
             unacked=sharing.unacked,
-            redelivered=sharing.redelivered,
+            redelivered=len(sharing.sent.redeliveries),
             delayed=len(held.rows) + len(held.due),
             is_blocked=sharing.is_blocked,
         )

@@ -19,6 +19,7 @@ from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, s
 from spark_ledger.topic.acks.sets import (
     AckBudget,
     AckChanges,
+    Counts,
     bytes_of,
     next_in,
     ranges_of,
@@ -28,6 +29,8 @@ from spark_ledger.topic.acks.sets import (
 
 SENT_BATCHES_MAX = 100_000
 """How many sent batches are kept for a consumer, of 16 bytes each."""
+BATCH_MESSAGES_MAX = 1 << 22
+"""A batch of 8 MiB has less messages than this number."""
 _BITS = 64
 MEASURED_AFTER_CALLS = 500
 """How many calls may change the sets before their bytes are counted anew."""
@@ -232,6 +235,28 @@ class SentBatches:
         at = bisect_left(self._starts, start)
         was_sent = at < len(self._starts) and self._starts[at] == start
         return self._message_counts[at] if was_sent else None
+
+
+class SentEntries(SentBatches):
+    """As SentBatches, with the entries of parts in which some messages were masked: an id without a
+    set does not name these messages; and with how often clients have asked for an entry again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.masked = BitMap64()
+        self.redeliveries = Counts()
+
+    @property
+    def bytes(self) -> int:
+        """About how much memory `masked` and `redeliveries` take."""
+        return bytes_of(self.masked) + self.redeliveries.bytes
+
+    def forget_below(self, mark: int) -> None:
+        """Forget the entries with messages only below `mark`: these are acknowledged. A batch has
+        BATCH_MESSAGES_MAX messages at most."""
+        end = max(0, mark - BATCH_MESSAGES_MAX)
+        self.masked.remove_range(0, end)
+        self.redeliveries.forget(0, end)
 
 
 def cumulative_end(message_id: MessageId, offset: int, messages: int | None) -> int:

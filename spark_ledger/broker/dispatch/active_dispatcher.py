@@ -23,13 +23,13 @@ from spark_ledger.broker.dispatch.acks import (
 from spark_ledger.broker.dispatch.dispatcher import CROWDED_S, Consumer, Dispatcher, is_in_chunks
 from spark_ledger.broker.dispatch.key_slots import slots_of
 from spark_ledger.broker.dispatch.policies import Policy, may_get
-from spark_ledger.broker.dispatch.sharing import Range
 from spark_ledger.broker.dispatch.slot_owners import within
 from spark_ledger.broker.log.partition import Partition
 from spark_ledger.broker.log.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.names import offset_of
 from spark_ledger.broker.wire.commands import AckType, MessageId, command, signed
 from spark_ledger.broker.wire.frames import encode, with_batch
+from spark_ledger.topic.acks.sets import Range
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
 FAILOVER_DELAY_S = 1.0

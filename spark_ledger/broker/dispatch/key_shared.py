@@ -4,7 +4,7 @@ Always true, unless order is given up (`in_order` false): the rows of a slot tha
 acknowledged are at one consumer, the holder of the slot. If the owner of the slot changes, the new
 owner gets rows of the slot once the holder has no such row any more (PIP-379). While rows of a slot
 wait, no later row of the slot is sent. A consumer that can take no more messages stops only its own
-slots.
+slots: their rows wait, and the other consumers' rows are read on, within a limit in bytes.
 
 A consumer that owns all messages of a batch of Spark gets the batch; any other consumer gets its
 rows in batches of neighbouring rows, which are cut out: clients acknowledge a batch with masked
@@ -28,16 +28,16 @@ from spark_ledger.broker.dispatch.sharing import (
     BatchPart,
     LoneTurn,
     Member,
-    Range,
-    next_row,
     part_of,
 )
-from spark_ledger.broker.dispatch.slot_owners import SlotOwners
+from spark_ledger.broker.dispatch.slot_owners import SlotOwners, WaitingBySlot, first_waiting
 from spark_ledger.broker.log.tail import Stored
+from spark_ledger.topic.acks.sets import Range, bytes_of, next_row
 
 CUTS_MAX = 100_000
 """After so many new cut batches, the bounds of cut batches below all unacknowledged rows are
 forgotten."""
+NO_ROWS = BitMap64()
 Longs = npt.NDArray[np.int64]
 
 
@@ -57,16 +57,23 @@ class KeyChoice:
         self._members: list[Member] = []
         self._held: dict[int, tuple[Member, int]] = {}
         """The holder of each slot, and how many parts with rows of the slot are pending at it."""
-        self._waiting_of: dict[int, BitMap64] = {}
-        """The waiting rows of each slot."""
         self._ready: dict[Member, BitMap64] = {}
         """For each consumer, the waiting rows of its slots that it holds or that have no
         holder."""
-        self._waiting: BitMap64 | None = None
+        self._waiting = BitMap64()
+        self._by_slot = WaitingBySlot(self._waiting)
         self._keyed_batches = KeyedBatches(keyed)
         self._cut_begins, self._cut_ends = BitMap64(), BitMap64()
         """The offsets at which cut batches begin, and end."""
         self._cuts_noted = 0
+
+    def watch(self, waiting: BitMap64) -> None:
+        self._waiting = waiting
+        self._by_slot = WaitingBySlot(waiting)
+
+    @property
+    def bytes(self) -> int:
+        return self._by_slot.bytes + sum(map(bytes_of, self._ready.values()))
 
     # -- consumers -----------------------------------------------------------------------------
 
@@ -82,7 +89,7 @@ class KeyChoice:
 
     def forget(self) -> None:
         self._held.clear()
-        self._waiting_of.clear()
+        self._by_slot.clear()
         self._ready.clear()
         self._cut_begins.clear()
         self._cut_ends.clear()
@@ -202,7 +209,7 @@ class KeyChoice:
         held = self._held.get(slot)
         if held is not None and held[0] is not owner:
             return None
-        waiting = self._first_waiting(slot)
+        waiting = self._by_slot.first(slot)
         return owner if waiting is None or first <= waiting else None
 
     def given(self, member: Member, part: BatchPart) -> None:
@@ -226,8 +233,8 @@ class KeyChoice:
         if self._cuts_noted >= CUTS_MAX:  # rows below all pending and waiting rows are acknowledged
             self._cuts_noted = 0
             lowest = [min(member.pending) for member in self._members if member.pending]
-            firsts = [next_row(rows, 0) for rows in self._waiting_of.values()]
-            lowest += [first for first in firsts if first is not None]
+            first = next_row(self._waiting, 0)
+            lowest += [] if first is None else [first]
             self._cut_begins.remove_range(0, min(lowest, default=part.offset))
             self._cut_ends.remove_range(0, min(lowest, default=part.offset))
 
@@ -247,64 +254,52 @@ class KeyChoice:
                 self._held[slot] = (holder, count - 1)
                 continue
             del self._held[slot]
-            if slot in self._waiting_of and holder is not self._owners.owner_of(slot):
+            if slot in self._by_slot and holder is not self._owners.owner_of(slot):
                 self._make_ready(slot)
 
     # -- waiting rows --------------------------------------------------------------------------
 
     def waits(self, part: BatchPart) -> None:
-        if len(part.slots) == 1:
-            for rows in self._sets_of(part.slots[0]):
-                for lo, hi in part.ranges:
-                    rows.add_range(lo, hi)
+        if len(part.slots) != 1:
+            rows = _rows_of(part.ranges).tolist()
+            self.wait_lone({row: part.slots[row - part.offset] for row in rows})
             return
-        for slot, of_slot in _rows_by_slot(part):
-            for rows in self._sets_of(slot):
-                rows.update(of_slot.tolist())
+        (slot,) = part.slots
+        receiver = self._receiver_now(slot)
+        ready = None if receiver is None else self._ready.setdefault(receiver, BitMap64())
+        for lo, hi in part.ranges:
+            self._by_slot.add(slot, lo, hi)
+            if ready is not None:
+                ready.add_range(lo, hi)
 
     def wait_lone(self, slots: Mapping[int, int]) -> None:
-        by_slot: dict[int, list[int]] = {}
-        for row, slot in slots.items():
-            by_slot.setdefault(slot, []).append(row)
-        for slot, of_slot in by_slot.items():
-            for rows in self._sets_of(slot):
-                rows.update(of_slot)
+        ready: dict[Member, list[int]] = {}
+        add = self._by_slot.add
+        for offset, slot in slots.items():
+            add(slot, offset, offset + 1)
+            receiver = self._receiver_now(slot)
+            if receiver is not None:
+                ready.setdefault(receiver, []).append(offset)
+        for receiver, rows in ready.items():
+            self._ready.setdefault(receiver, BitMap64()).update(rows)
 
-    def _sets_of(self, slot: int) -> list[BitMap64]:
-        """The sets to which a row of the slot is added when it begins to wait."""
-        sets = [self._waiting_of.setdefault(slot, BitMap64())]
-        receiver = self._receiver_now(slot)
-        if receiver is not None:
-            sets.append(self._ready.setdefault(receiver, BitMap64()))
-        return sets
-
-    def dropped(self, lo: int, hi: int) -> None:
-        """As ReceiverChoice.dropped. Once `next_replay` has given the model's `waiting`, rows leave
-        the sets lazily."""
-        if self._waiting is None:
-            for rows in self._waiting_of.values():
-                rows.remove_range(lo, hi)
-
-    def next_replay(self, waiting: BitMap64, at: int) -> int | None:
-        self._waiting = waiting
+    def next_replay(self, at: int) -> int | None:
         following = [
             row
             for member, rows in self._ready.items()
-            if member.is_available and (row := _next_waiting(rows, waiting, at)) is not None
+            if member.is_available and (row := first_waiting(rows, self._waiting, at)) is not None
         ]
         return min(following, default=None)
 
     def may_read_on(self) -> bool:
         return any(member.is_available for member in self._members)
 
-    def _first_waiting(self, slot: int) -> int | None:
-        rows = self._waiting_of.get(slot)
-        if rows is None:
-            return None
-        row = next_row(rows, 0) if self._waiting is None else _next_waiting(rows, self._waiting, 0)
-        if row is None:
-            del self._waiting_of[slot]
-        return row
+    def awaits_new_rows(self) -> bool:
+        return any(
+            member.is_available
+            and first_waiting(self._ready.get(member, NO_ROWS), self._waiting) is None
+            for member in self._members
+        )
 
     def _receiver_now(self, slot: int) -> Member | None:
         """The owner of the slot; None if another consumer holds the slot."""
@@ -317,24 +312,14 @@ class KeyChoice:
         these rows: call this only if the owner could not get them before."""
         receiver = self._receiver_now(slot)
         if receiver is not None:
-            self._ready.setdefault(receiver, BitMap64()).update(self._waiting_of[slot])
+            self._ready.setdefault(receiver, BitMap64()).update(self._by_slot.rows(slot))
 
     def _sort_waiting(self) -> None:
         """Sort the waiting rows by consumers anew, after the owners of slots have changed."""
         self._ready.clear()
-        for slot in list(self._waiting_of):
-            if self._first_waiting(slot) is not None:
+        for slot in self._by_slot:
+            if self._by_slot.first(slot) is not None:
                 self._make_ready(slot)
-
-
-def _next_waiting(rows: BitMap64, waiting: BitMap64, at: int) -> int | None:
-    """The first of the rows from `at` on that waits; rows before it that do not wait are taken out
-    of the set."""
-    row = next_row(rows, at)
-    while row is not None and row not in waiting:
-        rows.discard(row)
-        row = next_row(rows, row)
-    return row
 
 
 def _firsts_of(part: BatchPart) -> dict[int, int]:
@@ -346,16 +331,6 @@ def _firsts_of(part: BatchPart) -> dict[int, int]:
         slots = part.slots[lo - part.offset : hi - part.offset]
         firsts.update(zip(reversed(slots), range(hi - 1, lo - 1, -1), strict=True))
     return firsts
-
-
-def _rows_by_slot(part: BatchPart) -> Iterator[tuple[int, Longs]]:
-    rows = _rows_of(part.ranges)
-    slots = np.asarray(part.slots, dtype=np.int64)[rows - part.offset]
-    order = np.argsort(slots, kind="stable")
-    bounds = np.flatnonzero(np.diff(slots[order])) + 1
-    for of_slot in np.split(order, bounds):
-        if len(of_slot):
-            yield int(slots[of_slot[0]]), rows[of_slot]
 
 
 def _rows_of(ranges: Sequence[Range]) -> Longs:

@@ -45,7 +45,7 @@ def lone_run(batches: list[Stored], at: int, position: int, sharing: Sharing) ->
 
 def _room(sharing: Sharing) -> int:
     """How many new messages may be sent to all consumers, or wait."""
-    room = min(PENDING_PARTS_MAX - sharing.pending_parts, sharing.look_ahead_left())
+    room = PENDING_PARTS_MAX - sharing.pending_parts
     most_of_all = sharing.limits.subscription_max
     return min(room, most_of_all - sharing.unacked) if most_of_all else room
 

@@ -10,11 +10,10 @@ from spark_ledger.broker.dispatch.sharing import (
     BatchPart,
     LoneTurn,
     Member,
-    Range,
-    next_row,
     part_of,
 )
 from spark_ledger.broker.log.tail import Stored
+from spark_ledger.topic.acks.sets import Range, next_row
 
 TURN_PARTS_MAX = 20
 """How many parts a consumer gets before the next consumer has its turn."""
@@ -29,6 +28,14 @@ class RoundRobin:
         self._levels: dict[int, deque[Member]] = {}
         self._turn_of: Member | None = None
         self._turn_parts = 0
+        self._waiting = BitMap64()
+
+    def watch(self, waiting: BitMap64) -> None:
+        self._waiting = waiting
+
+    @property
+    def bytes(self) -> int:
+        return 0
 
     def join(self, member: Member) -> None:
         levels = self._levels
@@ -109,11 +116,11 @@ class RoundRobin:
     def wait_lone(self, slots: Mapping[int, int]) -> None:
         pass
 
-    def dropped(self, lo: int, hi: int) -> None:
-        pass
+    def next_replay(self, at: int) -> int | None:
+        return next_row(self._waiting, at) if self.may_read_on() else None
 
-    def next_replay(self, waiting: BitMap64, at: int) -> int | None:
-        return next_row(waiting, at) if self.may_read_on() else None
+    def awaits_new_rows(self) -> bool:
+        return False  # each consumer may get the rows that wait
 
     def may_read_on(self) -> bool:
         return any(member.is_available for level in self._levels.values() for member in level)

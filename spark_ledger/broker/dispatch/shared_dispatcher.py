@@ -1,10 +1,10 @@
 """The dispatcher of a subscription whose consumers share its messages.
 
 Always true: rows that wait to be sent again go before rows that were not read yet, the oldest
-first. The model (sharing.py) decides which consumer gets which rows. One task reads and sends, and
-never waits for a single consumer: a message in chunks, which takes as long as its consumer needs,
-has its own task. No rows are kept here: rows that cannot be sent are read again, as a rule from the
-partition's memory.
+first; only a consumer whose rows do not wait gets new rows meanwhile. The model (sharing.py)
+decides which consumer gets which rows. One task reads and sends, and never waits for a single
+consumer: a message in chunks, which takes as long as its consumer needs, has its own task. No rows
+are kept here: rows that cannot be sent are read again, as a rule from the partition's memory.
 """
 
 import asyncio
@@ -31,19 +31,21 @@ from spark_ledger.broker.dispatch.sharing import (
     Sharing,
     UnackedLimits,
     first_row_and_rest,
-    next_row,
-    rows_in,
 )
 from spark_ledger.broker.log.partition import READ_BYTES, Partition
 from spark_ledger.broker.log.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.names import offset_of
 from spark_ledger.broker.wire.commands import AckType, MessageId
 from spark_ledger.broker.wire.frames import with_batch
+from spark_ledger.topic.acks.sets import next_row, rows_in
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
-_DENSE_ROWS = STEP_BATCHES_MAX // 2
-"""If more than this number of the next rows are waiting, they are read together, else batch by
-batch."""
+_DENSE_ROWS = STEP_BATCHES_MAX // 32
+"""If more than this number of the next STEP_BATCHES_MAX rows are waiting, they are read together,
+else batch by batch: a read of one batch costs as much as 30 batches of a larger read."""
+REPLAY_READS = 20
+"""How many reads of one batch with waiting rows follow each other while a consumer awaits new rows;
+of larger reads, one."""
 STEP_SENDS_MAX = 250
 """How many batches are sent one by one or held, for some 30 us each, in one step of the loop; a
 batch that is cut out counts twice."""
@@ -78,7 +80,8 @@ class SharedDispatcher(Dispatcher):
         self.sharing.join(consumer)
         consumer.link.room_listeners[consumer] = self._wake
         if self._sending is None or self._sending.done():
-            self._sending = asyncio.get_running_loop().create_task(self._send())
+            steps = self._go_on("a shared subscription", self._step, self._send_consumers_away)
+            self._sending = asyncio.get_running_loop().create_task(steps)
 
     def _has_left(self, consumer: Consumer) -> None:
         consumer.link.room_listeners.pop(consumer, None)
@@ -123,9 +126,6 @@ class SharedDispatcher(Dispatcher):
 
     # -- sending -----------------------------------------------------------------------------
 
-    async def _send(self) -> None:
-        await self._go_on("a shared subscription", self._step, self._send_consumers_away)
-
     async def _step(self, lossy: bool) -> bool:
         """Send waiting rows; without such rows, read on and send new rows; wait if no row may be
         sent. False without consumers."""
@@ -139,13 +139,13 @@ class SharedDispatcher(Dispatcher):
         self.held.look(max(self.acks.mark, self.partition.start))
         self.sharing.choice.begin_read()
         has_sent = await self._replay(lossy) or await self._send_due(lossy)
-        if not has_sent and self._may_read_on():
+        if (not has_sent or self.sharing.awaits_new_rows()) and self._may_read_on():
             if not self.acks.may_send(self.position):
                 self._log_crowded()
                 await woken(self._wake, CROWDED_S)
                 return True
             self._is_crowded = False
-            has_sent = await self._read_on(lossy)
+            has_sent |= await self._read_on(lossy)
         if not has_sent and self.consumers and not lossy:
             self.announce_end()
             await woken(self._wake, self.held.wait_s())
@@ -162,12 +162,12 @@ class SharedDispatcher(Dispatcher):
         at = next_row(due, 0)
         while at is not None and self.sharing.may_read_on():
             self._read_at = at
-            dense = due.range_cardinality(at, at + STEP_BATCHES_MAX) > _DENSE_ROWS
-            batches = await self._read(at, lossy, READ_BYTES if dense else 1)
+            batches = await self._read(at, lossy, _read_bytes(due, at))
             if rewinds != self._rewinds:
                 return True
             if not batches:
-                return await self._forget_hole(at) or has_changed
+                await self._forget_hole(at)
+                return True
             for batch in batches:
                 if batch.offset > at:
                     self._forget(at, batch.offset)
@@ -187,17 +187,18 @@ class SharedDispatcher(Dispatcher):
         return has_changed
 
     async def _replay(self, lossy: bool) -> bool:
-        """Send the waiting rows that consumers may get now. Returns whether anything changed."""
-        rewinds, has_changed = self._rewinds, False
+        """Send the waiting rows that consumers may get now, as long as no consumer awaits new
+        rows, or REPLAY_READS reads. Returns whether anything changed."""
+        rewinds, has_changed, reads = self._rewinds, False, 0
         at = self.sharing.next_replay()
         while at is not None:
             self._read_at = at
-            dense = self.sharing.waiting.range_cardinality(at, at + STEP_BATCHES_MAX) > _DENSE_ROWS
-            batches = await self._read(at, lossy, READ_BYTES if dense else 1)
+            batches = await self._read(at, lossy, _read_bytes(self.sharing.waiting, at))
             if rewinds != self._rewinds:
                 return True
             if not batches:
-                return await self._forget_hole(at) or has_changed
+                await self._forget_hole(at)
+                return True
             for batch in batches:
                 if batch.end <= at:
                     continue
@@ -214,6 +215,9 @@ class SharedDispatcher(Dispatcher):
                 at = following
             if await self._is_rewound(rewinds, is_long=True):
                 return True
+            reads += REPLAY_READS if len(batches) > 1 else 1
+            if reads >= REPLAY_READS and self.sharing.awaits_new_rows():
+                return has_changed
         return has_changed
 
     def _replay_batch(self, batch: Stored, lossy: bool) -> bool:
@@ -229,13 +233,12 @@ class SharedDispatcher(Dispatcher):
                 has_sent = True
         return has_sent
 
-    async def _forget_hole(self, at: int) -> bool:
-        """Forget a hole at the waiting offset `at`. Returns whether anything changed."""
+    async def _forget_hole(self, at: int) -> None:
+        """Forget a hole at the waiting offset `at`."""
         if (following := self._row_after(at)) is not None:
             self._forget(at, following)
         else:
             await asyncio.sleep(SOON_S)
-        return True
 
     def _forget(self, lo: int, hi: int) -> None:
         """Forget the rows in [lo, hi), which do not exist any more."""
@@ -293,20 +296,19 @@ class SharedDispatcher(Dispatcher):
     def _send_batch(self, batch: Stored, start: int, lossy: bool) -> bool:
         """Send the rows of a batch from `start` on, or let them wait; False if neither is possible
         now."""
-        sharing = self.sharing
         missing = given = self._missing(batch, batch.offset)
         if batch.offset < start:
             given = self._missing(batch, start)
         if not given:
             return True
         has_placed = False
-        for part in sharing.choice.parts_of(batch, missing, given):
-            if (consumer := sharing.receiver_of(part)) is not None:
+        for part in self.sharing.choice.parts_of(batch, missing, given):
+            if (consumer := self.sharing.receiver_of(part)) is not None:
                 rest = self._give(consumer, batch, part, lossy)
                 if rest is not None:
-                    sharing.wait(rest)
-            elif has_placed or sharing.may_read_on():
-                sharing.wait(part)
+                    self.sharing.wait(rest)
+            elif has_placed or self.sharing.may_read_on():
+                self.sharing.wait(part)
             else:
                 return False
             has_placed = True
@@ -320,7 +322,7 @@ class SharedDispatcher(Dispatcher):
         assert isinstance(member, Consumer)
         consumer, sharing = member, self.sharing
         if is_in_chunks(batch):
-            redeliveries = sharing.redeliveries(part.offset)
+            redeliveries = sharing.sent.redeliveries[part.offset]
             sharing.give(consumer, part, 0)  # each chunk takes its permit
             consumer.is_busy = True
             sends = self._send_chunks(consumer, batch, redeliveries, lossy)
@@ -332,7 +334,7 @@ class SharedDispatcher(Dispatcher):
             batch = Stored(part.offset, 1, self._spark_batches.lone(batch, part.offset), False)
             data = batch.data
         acks = ack_set(part.ranges, part.offset, part.messages) if batch.batched else ()
-        frame = consumer.messages.command(part.offset, acks, sharing.redeliveries(part.offset))
+        frame = consumer.messages.command(part.offset, acks, sharing.sent.redeliveries[part.offset])
         if part.is_cut:
             self._sends += 1
             data = sharing.choice.cut(batch, part, is_lone=consumer.takes_rows)
@@ -351,6 +353,12 @@ class SharedDispatcher(Dispatcher):
         consumer.is_busy = False
         self.sharing.update(consumer, last.offset)
         self._wake.set()
+
+
+def _read_bytes(rows: BitMap64, at: int) -> int:
+    """How many bytes to read from `at` on, for those of the rows that follow."""
+    is_dense = rows.range_cardinality(at, at + STEP_BATCHES_MAX) > _DENSE_ROWS
+    return READ_BYTES if is_dense else 1
 
 
 def _warn_of_cumulative(consumer: Consumer, offset: int) -> None:

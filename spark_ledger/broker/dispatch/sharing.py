@@ -17,7 +17,7 @@ from pyroaring import BitMap64
 from bookie_server.api.entry import Buffer
 from spark_ledger.broker.dispatch.acks import (
     Acks,
-    SentBatches,
+    SentEntries,
     acknowledged_ranges,
     is_unclear,
     not_sent,
@@ -26,16 +26,16 @@ from spark_ledger.broker.dispatch.acks import (
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.broker.wire.commands import MessageId, signed
-from spark_ledger.topic.acks.sets import ranges_of, within
+from spark_ledger.topic.acks.sets import Range, bytes_of, common
 
-LOOK_AHEAD_ROWS, LOOK_AHEAD_ROWS_MAX = 2_000, 20_000
-"""How many rows may wait, per consumer and in all, before no new rows are read."""
+WAITING_BYTES_MAX = 16 << 20
+"""How much memory waiting rows may take before no new rows are read."""
+MEASURED_AFTER_CALLS = 500
+"""How often parts may begin to wait before the memory of waiting rows is counted anew."""
 PENDING_PARTS_MAX = 500_000
 """How many parts of a subscription may be pending in a partition: each takes 100 or 350 bytes."""
 _NEW_SIZE_SHARE = 0.1
 """The weight of a new part in the average number of messages in its consumer's parts."""
-
-Range = tuple[int, int]
 
 
 class UnackedLimits(NamedTuple):
@@ -198,6 +198,14 @@ class LoneTurn(NamedTuple):
 class ReceiverChoice(Protocol):
     """Decides which consumer gets a part. Its methods are called for each change of a part."""
 
+    def watch(self, waiting: BitMap64) -> None:
+        """`waiting` has the rows that wait, from now on: rows enter it before `waits` is called,
+        and leave it when they are given, acknowledged, or gone."""
+
+    @property
+    def bytes(self) -> int:
+        """About how much memory the waiting rows take here."""
+
     def join(self, member: Member) -> None: ...
 
     def leave(self, member: Member) -> None:
@@ -245,14 +253,16 @@ class ReceiverChoice(Protocol):
     def wait_lone(self, slots: Mapping[int, int]) -> None:
         """As `waits`, for messages outside of batches with these offsets and slots."""
 
-    def dropped(self, lo: int, hi: int) -> None:
-        """Note that rows of [lo, hi) are acknowledged, and not waiting any more."""
-
-    def next_replay(self, waiting: BitMap64, at: int) -> int | None:
+    def next_replay(self, at: int) -> int | None:
         """The first waiting row from `at` on that may be sent now."""
 
     def may_read_on(self) -> bool:
-        """Whether new rows may be read, once no waiting row may be sent."""
+        """Whether new rows may be read, once no waiting row may be sent: a consumer may get
+        rows."""
+
+    def awaits_new_rows(self) -> bool:
+        """Whether a consumer that may get rows can only get new ones: no waiting row is its
+        own."""
 
     def forget(self) -> None:
         """Forget all parts: no row is pending or waiting any more."""
@@ -279,12 +289,11 @@ class Sharing:
         self.unacked = self.pending_parts = 0
         self.is_blocked = False
         self.choice = choice
+        choice.watch(self.waiting)
+        self._waiting_bytes = self._calls = 0
         self.limits = limits
         self._wake = wake
-        self._counts: dict[int, int] = {}
-        self._sent = SentBatches()
-        self._masked = BitMap64()
-        """The entries of parts that were masked: an id without a set does not name their rows."""
+        self.sent = SentEntries()
 
     # -- consumers -----------------------------------------------------------------------------
 
@@ -308,12 +317,11 @@ class Sharing:
             member.unacked = 0
             self._settle(member)
         self.waiting.clear()
-        self._masked.clear()
-        self._counts.clear()
-        self._sent = SentBatches()
+        self.sent = SentEntries()
         self.unacked = self.pending_parts = 0
         self.is_blocked = False
         self.choice.forget()
+        self._measure()
 
     def flow(self, member: Member, permits: int) -> None:
         """The consumer's client takes `permits` more messages."""
@@ -329,17 +337,17 @@ class Sharing:
         """The first waiting row from `at` on that may be sent now."""
         if self.is_blocked or not self.waiting:
             return None
-        return self.choice.next_replay(self.waiting, at)
+        return self.choice.next_replay(at)
 
     def may_read_on(self) -> bool:
         """Whether new rows may be sent, or read to wait, once no waiting row may be sent."""
-        is_full = self.waiting and not self.look_ahead_left()
+        is_full = self.waiting and self._waiting_bytes > WAITING_BYTES_MAX
         return not self.is_blocked and not is_full and self.choice.may_read_on()
 
-    def look_ahead_left(self) -> int:
-        """How many rows more may wait."""
-        rows_max = min(LOOK_AHEAD_ROWS * len(self.members), LOOK_AHEAD_ROWS_MAX)
-        return max(0, rows_max - len(self.waiting))
+    def awaits_new_rows(self) -> bool:
+        """Whether new rows are to be read although waiting rows may be sent: a consumer can only
+        get new ones."""
+        return self.choice.awaits_new_rows() and self.may_read_on()
 
     def give_lone(self, turn: LoneTurn) -> None:
         """As `give`, for messages outside of batches, none of which waits."""
@@ -348,7 +356,7 @@ class Sharing:
         member.pending.add_lone(turn)
         member.permits -= count
         member.part_messages = 1 + (member.part_messages - 1) * (1 - _NEW_SIZE_SHARE) ** count
-        self._sent.note_lone(turn.offsets)
+        self.sent.note_lone(turn.offsets)
         self._count_sent(member, count, count)
         self.choice.given_lone(turn)
 
@@ -380,9 +388,9 @@ class Sharing:
         member.pending[part.offset] = part
         member.permits -= permits
         member.part_messages += _NEW_SIZE_SHARE * (max(1, permits) - member.part_messages)
-        self._sent.note(part.offset, part.messages)
+        self.sent.note(part.offset, part.messages)
         if part.is_masked:
-            self._masked.add(part.offset)
+            self.sent.masked.add(part.offset)
         self._count_sent(member, part.unacked, 1)
         self.choice.given(member, part)
 
@@ -391,17 +399,27 @@ class Sharing:
         for lo, hi in part.ranges:
             self.waiting.add_range(lo, hi)
         self.choice.waits(part)
+        self._count_call()
+
+    def _count_call(self) -> None:
+        self._calls += 1
+        if self._calls >= MEASURED_AFTER_CALLS:
+            self._measure()
+
+    def _measure(self) -> None:
+        self.sent.forget_below(self.acks.mark)
+        self._calls, self._waiting_bytes = 0, bytes_of(self.waiting) + self.choice.bytes
 
     def wait_lone(self, slots: Mapping[int, int]) -> None:
         """As `wait`, for messages outside of batches with these offsets and slots (0: none)."""
         self.waiting.update(slots)
         self.choice.wait_lone(slots)
+        self._count_call()
 
     def drop(self, lo: int, hi: int) -> None:
         """Rows of [lo, hi) wait no more: they are acknowledged, or do not exist any more."""
         if self.waiting and self.waiting.range_cardinality(lo, hi):
             self.waiting.remove_range(lo, hi)
-            self.choice.dropped(lo, hi)
 
     def passed(self, mark: int) -> None:
         """Note that all rows below `mark` were acknowledged, though not by the consumers."""
@@ -412,15 +430,6 @@ class Sharing:
             for entry in entries:
                 self.update(member, entry)
 
-    @property
-    def redelivered(self) -> int:
-        """How many unacknowledged entries clients have asked for again."""
-        return len(self._counts)
-
-    def redeliveries(self, offset: int) -> int:
-        """How often clients have asked for the batch at `offset` again."""
-        return self._counts.get(offset, 0)
-
     # -- what comes back -----------------------------------------------------------------------
 
     def redeliver(self, member: Member, offsets: Iterable[int] | None) -> None:
@@ -429,7 +438,7 @@ class Sharing:
         asked = list(member.pending) if offsets is None else dict.fromkeys(offsets)
         entries = [entry for entry in asked if entry in member.pending]
         for entry in entries:
-            self._counts[entry] = self._counts.get(entry, 0) + 1
+            self.sent.redeliveries.add(entry)
         self.give_back(member, entries)
 
     def acknowledge(
@@ -441,12 +450,13 @@ class Sharing:
         entry = signed(message_id.entryId)
         owner = self._owner(asker, entry)
         part = None if owner is None else owner.pending[entry]
-        messages = self._sent.message_count(entry) if part is None else part.messages
+        messages = self.sent.message_count(entry) if part is None else part.messages
         if messages is None:
             messages = self._messages_at(entry)
         ranges = acknowledged_ranges(message_id, offset, messages)
-        is_unknown = part is None and (entry in self._masked or is_unclear(message_id, messages))
-        if part is None and entry in self._masked:
+        is_masked = entry in self.sent.masked
+        is_unknown = part is None and (is_masked or is_unclear(message_id, messages))
+        if part is None and is_masked:
             ranges = []
         elif part is not None and part.is_masked:
             ranges = common(ranges, part.ranges)
@@ -458,8 +468,8 @@ class Sharing:
         finally:
             if owner is not None and part is not None:
                 self.update(owner, entry)
-            elif self._counts and not self.acks.missing(entry, entry + (messages or 1)):
-                self._counts.pop(entry, None)
+            elif not self.acks.missing(entry, entry + (messages or 1)):
+                self.sent.redeliveries.forget(entry, entry + 1)
         if is_unknown:
             raise not_sent(entry)
 
@@ -474,8 +484,8 @@ class Sharing:
 
     def _forget_lone(self, member: Member, slots: Mapping[int, int]) -> None:
         """Messages outside of batches, which were pending at the consumer, are acknowledged."""
-        for entry in self._counts.keys() & slots.keys() if self._counts else ():
-            del self._counts[entry]
+        for lo, hi in runs_of(sorted(slots)) if slots and self.sent.redeliveries else ():
+            self.sent.redeliveries.forget(lo, hi)
         self._count_taken(member, len(slots), len(slots))
         self.choice.taken_lone(slots.values())
         self._settle(member)
@@ -485,7 +495,7 @@ class Sharing:
         entry was masked, several consumers may have such parts: then only the asker counts."""
         if entry in asker.pending:
             return asker
-        if entry in self._masked:
+        if entry in self.sent.masked:
             return None
         return next((member for member in self.members if entry in member.pending), None)
 
@@ -502,8 +512,7 @@ class Sharing:
         missing = [gap for lo, hi in part.ranges for gap in self.acks.missing(lo, hi)]
         if not missing:
             self._take(member, part)
-            if self._counts:
-                self._counts.pop(entry, None)
+            self.sent.redeliveries.forget(entry, entry + 1)
         else:
             unacked = sum(hi - lo for lo, hi in missing)
             acked = part.unacked - unacked
@@ -555,32 +564,3 @@ class Sharing:
         ):
             self.is_blocked = False
             self._wake()
-
-
-def next_row(rows: BitMap64, at: int) -> int | None:
-    """The first row from `at` on."""
-    if not rows or rows.max() < at:
-        return None
-    first: int = rows.next_set_bit(at)
-    return first
-
-
-def rows_in(rows: BitMap64, lo: int, hi: int) -> list[Range]:
-    """The ranges of the rows in [lo, hi)."""
-    count = rows.range_cardinality(lo, hi)
-    if not count:
-        return []
-    return [(lo, hi)] if count == hi - lo else ranges_of(within(rows, lo, hi))
-
-
-def common(ranges: Sequence[Range], others: Sequence[Range]) -> list[Range]:
-    """The intersection of two lists of rising ranges."""
-    both, at = [], 0
-    for lo, hi in ranges:
-        while at < len(others) and others[at][1] <= lo:
-            at += 1
-        for other_lo, other_hi in others[at:]:
-            if other_lo >= hi:
-                break
-            both.append((max(lo, other_lo), min(hi, other_hi)))
-    return both

@@ -1,19 +1,26 @@
-"""Which consumer of a Key_Shared subscription has which slots. Pure.
+"""Which consumer of a Key_Shared subscription has which slots, and which rows of each slot wait.
+Pure.
 
 Always true: a slot has one owner at most. If slots are shared out evenly (EvenSlots), every slot
 has an owner as long as there is a consumer, the numbers of two consumers' slots differ by one at
 most, and a join or a leave moves as few slots as possible. With ranges that clients give
-(StickyRanges) no two consumers' ranges overlap, and a slot in no range has no owner.
+(StickyRanges) no two consumers' ranges overlap, and a slot in no range has no owner. A waiting row
+takes 4 to 5 bytes in WaitingBySlot, as long as its slot has few rows: a bitmap for each slot took
+100 bytes for each row.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from array import array
+from bisect import bisect_left
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from pyroaring import BitMap64
 
 from spark_ledger.broker.dispatch.key_slots import SLOTS
 from spark_ledger.broker.wire.commands import Refusal, ServerError
+from spark_ledger.topic.acks.sets import bytes_of, next_in
 
 M = TypeVar("M", bound=Hashable)
 SlotRange = tuple[int, int]
@@ -22,6 +29,14 @@ Range = tuple[int, int]
 """A range of offsets: the first one, and one past the last one."""
 Numbers = npt.NDArray[np.uint16]
 UNDIVIDED: Numbers = np.zeros(0, dtype=np.uint16)
+LIST_ROWS_MAX = 4096
+"""How many rows of a slot are in a list before they go into a bitmap."""
+RUN_ROWS_MAX = 16
+"""Longer runs of rows go into a bitmap at once."""
+SLOTS_BYTES, SLOT_BYTES, ROW_BYTES = 8 * SLOTS, 96, 4
+"""The memory of the table of slots, of a slot's list, and of a row in a list."""
+LIST_SPAN = 1 << 32
+OFFSETS_END = 1 << 63
 
 
 class SlotOwners(Protocol[M]):
@@ -84,6 +99,116 @@ def _quotas(members: int) -> list[int]:
     """How many slots each consumer has."""
     share, more = divmod(SLOTS, members)
     return [share + (i < more) for i in range(members)]
+
+
+class WaitingBySlot:
+    """The waiting rows of each slot. `waiting` has the rows of all slots that wait: rows that are
+    not in it any more leave this object later, when they are met. A slot's rows are in a list of 4
+    bytes each if they come in rising order, as new rows do, and else in a bitmap: rows that come
+    back, long runs, and rows of a slot that has many."""
+
+    def __init__(self, waiting: BitMap64) -> None:
+        self._waiting = waiting
+        self._lists: list[array[int] | None] = []
+        """By slot its rows, less `_base`."""
+        self._bitmaps: dict[int, BitMap64] = {}
+        self._base = 0
+        self.bytes = 0
+
+    def __contains__(self, slot: int) -> bool:
+        return bool(self._lists) and (self._lists[slot] is not None or slot in self._bitmaps)
+
+    def __iter__(self) -> Iterator[int]:
+        """The slots that may have waiting rows; slots may be added and removed meanwhile."""
+        for slot in range(len(self._lists)):
+            if slot in self:
+                yield slot
+
+    def clear(self) -> None:
+        self._lists = []
+        self._bitmaps.clear()
+        self.bytes = 0
+
+    def add(self, slot: int, lo: int, hi: int) -> None:
+        """The rows [lo, hi) of the slot begin to wait."""
+        if not self._lists:
+            self._lists, self._base, self.bytes = [None] * SLOTS, lo, SLOTS_BYTES
+        rows = self._lists[slot]
+        if rows is None:
+            rows = self._lists[slot] = array("I")
+            self.bytes += SLOT_BYTES
+        begin, end = lo - self._base, hi - self._base
+        follows = begin > rows[-1] if rows else begin >= 0
+        if not follows or end > LIST_SPAN or hi - lo > RUN_ROWS_MAX:
+            bitmap = self._bitmaps.setdefault(slot, BitMap64())
+            self.bytes -= bytes_of(bitmap)
+            bitmap.add_range(lo, hi)
+            self.bytes += bytes_of(bitmap)
+            return
+        if hi - lo == 1:
+            rows.append(begin)
+        else:
+            rows.extend(range(begin, end))
+        self.bytes += ROW_BYTES * (hi - lo)
+        if len(rows) >= LIST_ROWS_MAX:
+            self._make_bitmap(slot, rows)
+
+    def _make_bitmap(self, slot: int, rows: "array[int]") -> None:
+        bitmap = self._bitmaps.setdefault(slot, BitMap64())
+        self.bytes -= bytes_of(bitmap) + ROW_BYTES * len(rows)
+        bitmap |= self._as_bitmap(rows)
+        self.bytes += bytes_of(bitmap)
+        del rows[:]
+
+    def _as_bitmap(self, rows: "array[int]") -> BitMap64:
+        offsets = np.frombuffer(rows, np.uint32).astype(np.uint64) + np.uint64(self._base)
+        return BitMap64(array("Q", offsets.tobytes()))
+
+    def first(self, slot: int) -> int | None:
+        """The first waiting row of the slot."""
+        if not self._lists:
+            return None
+        rows = self._lists[slot]
+        if rows is None:
+            return None
+        waiting, base, first = self._waiting, self._base, None
+        while rows and first is None:
+            row = rows[0] + base
+            if row in waiting:
+                first = row
+            else:
+                gone = bisect_left(rows, next_in(waiting, row, OFFSETS_END) - base)
+                del rows[:gone]
+                self.bytes -= ROW_BYTES * gone
+        bitmap = self._bitmaps.get(slot)
+        if bitmap is not None:
+            before = bytes_of(bitmap)
+            of_bitmap = first_waiting(bitmap, waiting)
+            self.bytes += bytes_of(bitmap) - before
+            if of_bitmap is None:
+                del self._bitmaps[slot]
+            elif first is None or of_bitmap < first:
+                first = of_bitmap
+        if first is None:
+            self._lists[slot] = None
+            self.bytes -= SLOT_BYTES
+        return first
+
+    def rows(self, slot: int) -> BitMap64:
+        """The waiting rows of the slot; some of them may not wait any more."""
+        rows, bitmap = self._lists[slot], self._bitmaps.get(slot)
+        of_list = self._as_bitmap(rows) if rows else BitMap64()
+        return of_list if bitmap is None else of_list | bitmap
+
+
+def first_waiting(rows: BitMap64, waiting: BitMap64, at: int = 0) -> int | None:
+    """The first of the rows from `at` on that waits; rows before it that do not wait are taken out
+    of the set."""
+    row = next_in(rows, at, OFFSETS_END)
+    while row < OFFSETS_END and row not in waiting:
+        rows.remove_range(row, next_in(waiting, row, OFFSETS_END))
+        row = next_in(rows, row, OFFSETS_END)
+    return row if row < OFFSETS_END else None
 
 
 class HasRanges(Protocol):

@@ -5,6 +5,7 @@ Always true: a function here visits only the containers (of 65,536 offsets) of t
 and changes no set.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,8 +14,10 @@ from pyroaring import BitMap64
 ACK_BYTES_MAX = 16 << 20
 """The most bytes of one subscription in one partition."""
 BROKER_ACK_BYTES_MAX = 64 << 20
-CONTAINER_BYTES = 64
+CONTAINER_BYTES = 96
 """How many bytes a container takes beside its values."""
+Range = tuple[int, int]
+"""Offsets: the first one, and one past the last one."""
 
 
 class AckChanges(NamedTuple):
@@ -96,6 +99,14 @@ def next_in(offsets: BitMap64, at: int, otherwise: int) -> int:
     return int(offsets.next_set_bit(at))
 
 
+def next_row(rows: BitMap64, at: int) -> int | None:
+    """The first row from `at` on."""
+    if not rows or rows.max() < at:
+        return None
+    first: int = rows.next_set_bit(at)
+    return first
+
+
 def ranges_of(offsets: BitMap64) -> list[tuple[int, int]]:
     """The runs of a small set, in rising order, with gaps between them."""
     if not offsets:
@@ -107,6 +118,27 @@ def ranges_of(offsets: BitMap64) -> list[tuple[int, int]]:
     return list(zip(starts, ends, strict=True))
 
 
+def rows_in(rows: BitMap64, lo: int, hi: int) -> list[Range]:
+    """The runs of the rows in [lo, hi)."""
+    count = rows.range_cardinality(lo, hi)
+    if not count:
+        return []
+    return [(lo, hi)] if count == hi - lo else ranges_of(within(rows, lo, hi))
+
+
+def common(ranges: Sequence[Range], others: Sequence[Range]) -> list[Range]:
+    """The intersection of two lists of rising ranges."""
+    both, at = [], 0
+    for lo, hi in ranges:
+        while at < len(others) and others[at][1] <= lo:
+            at += 1
+        for other_lo, other_hi in others[at:]:
+            if other_lo >= hi:
+                break
+            both.append((max(lo, other_lo), min(hi, other_hi)))
+    return both
+
+
 def bytes_of(offsets: BitMap64) -> int:
     """About how many bytes the set takes in memory."""
     if not offsets:
@@ -115,3 +147,36 @@ def bytes_of(offsets: BitMap64) -> int:
     values = counts["n_bytes_array_containers"] + counts["n_bytes_bitset_containers"]
     values += counts["n_bytes_run_containers"]
     return values + CONTAINER_BYTES * counts["n_containers"]
+
+
+class Counts:
+    """How often each offset was counted: a bitmap for each binary digit of the counts."""
+
+    def __init__(self) -> None:
+        self._digits: list[BitMap64] = []
+
+    def __len__(self) -> int:
+        """How many offsets were counted."""
+        return len(BitMap64.union(*self._digits)) if self._digits else 0
+
+    def __getitem__(self, offset: int) -> int:
+        return sum(1 << place for place, digit in enumerate(self._digits) if offset in digit)
+
+    def add(self, offset: int) -> None:
+        for digit in self._digits:
+            if offset not in digit:
+                digit.add(offset)
+                return
+            digit.remove(offset)
+        self._digits.append(BitMap64([offset]))
+
+    def forget(self, start: int, end: int) -> None:
+        """Forget the counts of the offsets in [start, end)."""
+        for digit in self._digits:
+            digit.remove_range(start, end)
+        while self._digits and not self._digits[-1]:
+            self._digits.pop()
+
+    @property
+    def bytes(self) -> int:
+        return sum(map(bytes_of, self._digits))

@@ -78,7 +78,7 @@ def acknowledges_the_whole_batch(acknowledge: Any) -> Any:
             part = owner.pending[entry]
             end_of_part = entry + part.messages
             yield end_of_part <= end and self.acks.add(entry, end_of_part)
-            self._update(owner, entry)
+            self.update(owner, entry)
         else:
             yield from acknowledge(self, asker, id_, offset, end)
 

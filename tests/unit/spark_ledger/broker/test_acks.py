@@ -1,5 +1,6 @@
 """What a subscription has acknowledged, compared with a set of offsets."""
 
+from collections import Counter
 from itertools import pairwise, permutations
 
 import pytest
@@ -11,11 +12,12 @@ from spark_ledger.broker.dispatch import acks as rules
 from spark_ledger.broker.dispatch.acks import (
     Acks,
     SentBatches,
+    SentEntries,
     ack_set,
     acked_in,
     after_unacknowledged,
 )
-from spark_ledger.topic.acks.sets import AckBudget
+from spark_ledger.topic.acks.sets import AckBudget, Counts
 
 OFFSETS = st.integers(0, 60)
 RANGES = st.lists(st.tuples(OFFSETS, OFFSETS), max_size=30)
@@ -171,3 +173,33 @@ def test_of_too_many_batches_the_lowest_are_forgotten(monkeypatch):
     for start in range(5):
         sent.note(start, 1)
     assert [sent.message_count(start) for start in range(5)] == [None, None, 1, 1, 1]
+
+
+@given(st.lists(st.tuples(st.sampled_from("aaaf"), st.integers(0, 9), st.integers(0, 4))))
+def test_counts_of_offsets_are_those_of_a_dictionary(steps):
+    counts, plain = Counts(), Counter()
+    for step, offset, more in steps:
+        if step == "a":
+            counts.add(offset)
+            plain[offset] += 1
+        else:
+            counts.forget(offset, offset + more)
+            for gone in range(offset, offset + more):
+                plain.pop(gone, None)
+        assert [counts[at] for at in range(14)] == [plain[at] for at in range(14)]
+        assert len(counts) == len([at for at in plain if plain[at]])
+    assert bool(counts.bytes) == bool(counts)
+
+
+def test_what_is_kept_of_sent_entries_below_the_mark_is_forgotten(monkeypatch):
+    monkeypatch.setattr(rules, "BATCH_MESSAGES_MAX", 10)
+    sent = SentEntries()
+    for entry in range(50):
+        sent.masked.add(entry)
+        sent.redeliveries.add(entry)
+    sent.forget_below(5)
+    assert (len(sent.masked), len(sent.redeliveries)) == (50, 50)
+    sent.forget_below(40)
+    assert (sent.masked.min(), sent.redeliveries[29], sent.redeliveries[30]) == (30, 0, 1)
+    sent.forget_below(100)
+    assert sent.bytes == 0

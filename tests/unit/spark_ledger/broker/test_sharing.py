@@ -16,11 +16,10 @@ from spark_ledger.broker.dispatch.sharing import (
     Member,
     Sharing,
     UnackedLimits,
-    common,
-    rows_in,
 )
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import MessageId, Refusal
+from spark_ledger.topic.acks.sets import common, rows_in
 from tests.kit.pulsar_batches import lone, message
 
 ROWS = 60
@@ -229,7 +228,7 @@ class SharedSubscription(RuleBasedStateMachine):
             self.counts.pop(start, None)
 
     def was_sent(self, start):
-        return self.sharing._sent.message_count(start) is not None
+        return self.sharing.sent.message_count(start) is not None
 
     def missing(self, row):
         return bool(self.sharing.acks.missing(row, row + 1))
@@ -272,7 +271,7 @@ class SharedSubscription(RuleBasedStateMachine):
         if self.members:
             assert read == set(self.pending) | self.waiting
         for entry in self.sizes:
-            assert self.sharing.redeliveries(entry) == self.counts[entry]
+            assert self.sharing.sent.redeliveries[entry] == self.counts[entry]
 
 
 TestSharedSubscription = SharedSubscription.TestCase
@@ -353,12 +352,12 @@ def test_a_leave_raises_no_count_and_a_request_for_redelivery_does():
     send(sharing, 1)
     sharing.redeliver(a, [1, 7])
     sharing.leave(a)
-    assert [sharing.redeliveries(offset) for offset in (0, 1, 7)] == [0, 1, 0]
+    assert [sharing.sent.redeliveries[offset] for offset in (0, 1, 7)] == [0, 1, 0]
     assert list(sharing.waiting) == [0, 1]
     sharing.redeliver(b, [0, 1])  # not pending there
-    assert sharing.redeliveries(1) == 1
+    assert sharing.sent.redeliveries[1] == 1
     sharing.leave(b)
-    assert (sharing.redeliveries(1), list(sharing.waiting)) == (0, [])
+    assert (sharing.sent.redeliveries[1], list(sharing.waiting)) == (0, [])
 
 
 def test_an_ack_through_another_consumer_frees_the_one_that_has_the_message():
@@ -398,15 +397,18 @@ def test_other_rows_of_a_batch_wait_while_the_consumer_has_some_of_it():
     assert send(sharing, 0, 6) is a
 
 
-def test_reading_on_ends_when_as_many_rows_wait_as_may_be_looked_ahead(monkeypatch):
-    monkeypatch.setattr(rules, "LOOK_AHEAD_ROWS", 3)
+def test_reading_on_ends_when_the_rows_that_wait_take_too_much_memory(monkeypatch):
+    monkeypatch.setattr(rules, "WAITING_BYTES_MAX", 30_000)
+    monkeypatch.setattr(rules, "MEASURED_AFTER_CALLS", 1)
     a = member(permits=9)
     sharing = sharing_of(a, member("b"))
-    part = rules.part_of(SimpleNamespace(offset=0, messages=5, data=b""), [(0, 5)], [(0, 5)])
-    sharing.wait(part)
+    rows = 0
+    while sharing.may_read_on():
+        sharing.wait(rules.BatchPart(rows, 1, [(rows, rows + 1)], 1))
+        rows += 10
+    assert 100_000 < rows < 300_000
+    sharing.drop(0, rows)
     assert sharing.may_read_on()
-    sharing.wait(part._replace(offset=5, ranges=[(5, 6)]))
-    assert not sharing.may_read_on()
 
 
 def test_nothing_is_sent_beyond_the_most_parts_that_may_be_pending(monkeypatch):
@@ -535,14 +537,15 @@ def test_lone_messages_that_come_back_together_wait_unless_they_are_acknowledged
     sharing.acks.pass_over(8, 9)
     sharing.redeliver(a, [9, 5, 9, 77])
     assert sorted(sharing.waiting) == [5, 9]
-    assert (sharing.redeliveries(9), sharing.redeliveries(77), sharing.redelivered) == (1, 0, 2)
+    counts = sharing.sent.redeliveries
+    assert (counts[9], counts[77], len(counts)) == (1, 0, 2)
     assert (a.unacked, sharing.unacked, sharing.pending_parts) == (7, 7, 7)
     sharing.leave(a)
     assert sorted(sharing.waiting) == [4, 5, 7, 9, 10]
     assert (a.unacked, sharing.unacked, sharing.pending_parts) == (0, 0, 0)
-    assert sharing.redelivered == 2, "a leave raises no count"
+    assert len(sharing.sent.redeliveries) == 2, "a leave raises no count"
     b.permits = 9
     assert [send(sharing, row) for row in (4, 5, 7, 9, 10)] == [b] * 5
     sharing.acks.add_up_to(10)
     sharing.passed(10)
-    assert (list(b.pending), sharing.pending_parts, sharing.redelivered) == ([10], 1, 0)
+    assert (list(b.pending), sharing.pending_parts, len(sharing.sent.redeliveries)) == ([10], 1, 0)
