@@ -1,6 +1,7 @@
 """A consumer of an owned topic, for tests of the position and the users of a subscription."""
 
 from spark_ledger.broker.dispatch.dispatcher import Consumer
+from spark_ledger.broker.dispatch.subscriptions import Wish
 from spark_ledger.broker.wire.commands import SubscriptionType
 
 
@@ -11,7 +12,7 @@ async def subscribed(
     return await topic.subscriptions.subscribe(
         partition.log,
         name,
-        kind,
+        Wish(kind),
         durable=True,
         start=None,
         make=lambda dispatcher: Consumer(link, 1, "c", 0, dispatcher, lambda _: end()),

@@ -17,6 +17,7 @@ from spark_ledger.broker.wire.commands import (
     AckType,
     Refusal,
     ServerError,
+    checked,
     command,
 )
 from spark_ledger.broker.wire.frames import encode
@@ -125,12 +126,13 @@ class Acking:
     def _acknowledge(self, part: Any, consuming: Consuming) -> Iterator[None]:
         if part.HasField("txnid_most_bits"):
             raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
+        ack_type = checked(AckType, part.ack_type, "type of acknowledgements")
         consumer, cost = consuming.consumer, 0
         unclear: Refusal | None = None
         for at in range(0, len(part.message_id), ACK_STEPS_MAX):
             ids = part.message_id[at : at + ACK_STEPS_MAX]
             others = ids
-            if part.ack_type == AckType.INDIVIDUAL:
+            if ack_type is AckType.INDIVIDUAL:
                 others = consumer.dispatcher.acknowledge_lone(consumer, ids)
                 cost += len(ids) - len(others)
                 if cost >= ACK_STEPS_MAX:
@@ -139,15 +141,15 @@ class Acking:
                     self._check_is_there(consumer)
             for message_id in others:
                 cost += len(message_id.ack_set) // _WORDS_PER_STEP
-                steps = consumer.dispatcher.acknowledge(consumer, message_id, part.ack_type)
-                while True:
+                steps = consumer.dispatcher.acknowledge(consumer, message_id, ack_type)
+                is_refused = False
+                while not is_refused:
                     try:
                         next(steps)
                     except StopIteration:
                         break
                     except Refusal as refusal:  # the other ids count all the same
-                        unclear = refusal
-                        break
+                        unclear, is_refused = refusal, True
                     cost += 1
                     if cost >= ACK_STEPS_MAX:
                         cost = 0

@@ -264,6 +264,8 @@ def cumulative_end(message_id: MessageId, offset: int, messages: int | None) -> 
     id's entry, the id names the last message before a batch that the consumer acknowledges in part.
     `messages` as in `acknowledged_ranges`."""
     start = signed(message_id.entryId)
+    if start < 0:  # the last message before the first batch
+        return 0
     if message_id.ack_set:
         parts = acked_in(message_id.ack_set, start, messages or 0)
         return parts[0][1] if parts and parts[0][0] == start else start
@@ -311,6 +313,14 @@ def not_sent(entry: int) -> Refusal:
         ServerError.METADATA,
         f"the batch at entry {entry} was not sent since the consumer came: the broker sends it"
         " again, acknowledge it then",
+    )
+
+
+def never_sent(entry: int, end: int) -> Refusal:
+    """The answer to an ack whose id names no message of the partition, which ends at `end`."""
+    return Refusal(
+        ServerError.METADATA,
+        f"no message of entry {entry} was sent: the messages of the partition end at offset {end}",
     )
 
 

@@ -18,6 +18,7 @@ from spark_ledger.broker.dispatch.acks import (
     acknowledged_ranges,
     cumulative_end,
     is_unclear,
+    never_sent,
     not_sent,
 )
 from spark_ledger.broker.dispatch.dispatcher import CROWDED_S, Consumer, Dispatcher, is_in_chunks
@@ -112,8 +113,12 @@ class ActiveDispatcher(Dispatcher):
             messages = partition.messages_at(entry)
         if ack_type == AckType.CUMULATIVE:
             end = cumulative_end(message_id, offset, messages)
-            yield end <= partition.end and acks.add_up_to(end)
+            if end > partition.end:
+                raise never_sent(entry, partition.end)
+            yield acks.add_up_to(end)
             return
+        if entry < 0 or offset >= partition.end:
+            raise never_sent(entry, partition.end)
         ranges = acknowledged_ranges(message_id, offset, messages)
         for lo, hi in ranges:
             yield hi <= partition.end and acks.add(lo, hi)

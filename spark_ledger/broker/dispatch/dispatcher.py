@@ -166,8 +166,8 @@ class Dispatcher(ABC):
         self, consumer: Consumer, message_id: MessageId, ack_type: AckType
     ) -> Iterator[bool]:
         """Acknowledge in steps: a step for each range of the id's set, and at least one step.
-        Yields whether the step moved the mark. Offsets beyond the confirmed end were not sent, and
-        are ignored."""
+        Yields whether the step moved the mark. Raises Refusal for a message that was not sent: it
+        is beyond the confirmed end, or its batch is not known."""
 
     def acknowledge_lone(self, consumer: Consumer, ids: Iterable[MessageId]) -> list[MessageId]:
         """Acknowledge one by one the messages outside of batches that are at the consumer, without

@@ -20,6 +20,7 @@ from spark_ledger.broker.dispatch.acks import (
     SentEntries,
     acknowledged_ranges,
     is_unclear,
+    never_sent,
     not_sent,
     runs_of,
 )
@@ -445,9 +446,12 @@ class Sharing:
         self, asker: Member, message_id: MessageId, offset: int, end: int
     ) -> Iterator[bool]:
         """Acknowledge the messages that an id names, in steps, as Dispatcher.acknowledge; `offset`
-        is that of the id's message; nothing beyond `end` is acknowledged. A part at another
-        consumer than the asker is acknowledged too. Raises Refusal if the batch is not known."""
+        is that of the id's message, and the partition ends at `end`. A part at another consumer
+        than the asker is acknowledged too. Raises Refusal if the message or its batch is not
+        known."""
         entry = signed(message_id.entryId)
+        if entry < 0 or offset >= end:
+            raise never_sent(entry, end)
         owner = self._owner(asker, entry)
         part = None if owner is None else owner.pending[entry]
         messages = self.sent.message_count(entry) if part is None else part.messages

@@ -79,6 +79,11 @@ class Wish:
         """Whether the consumer gets only the slots of its ranges."""
         return bool(self.ranges) or (self.keys is not None and self.keys.sticky)
 
+    def check(self) -> None:
+        """Raises Refusal if the ranges are malformed, or missing."""
+        if self.needs_ranges:
+            check_ranges(self.ranges)
+
 
 class Subscription:
     """A subscription while consumers at this broker use it. `cursor` None: the subscription is not
@@ -258,19 +263,16 @@ class TopicSubscriptions:
         self,
         partition: Partition,
         name: str,
-        kind: SubscriptionType,
+        wish: Wish,
         *,
         durable: bool,
         start: Callable[[], Awaitable[int]],
         make: Callable[[Dispatcher], Consumer],
         earliest: bool,
-        keys: KeyShared | None = None,
-        ranges: Sequence[SlotRange] = (),
     ) -> Consumer:
         """Let a further consumer join, and return it. A reader begins at `start`; a new durable
         subscription begins at the first offset of each partition if `earliest`, else at the end.
         Raises Refusal, errors of the topic layer."""
-        wish = Wish(kind, keys, ranges)
         async with self._lock(name):
             subscription = self._by_name.get(name)
             unused = subscription is None or not subscription.used

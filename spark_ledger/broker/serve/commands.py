@@ -18,6 +18,7 @@ from spark_ledger.broker.dispatch.acking import Acking, Consuming
 from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
 from spark_ledger.broker.dispatch.policies import KeyShared
 from spark_ledger.broker.dispatch.positions import last_and_mark, start_of_reader, target_of_seek
+from spark_ledger.broker.dispatch.subscriptions import Wish
 from spark_ledger.broker.produce.intake import Intake
 from spark_ledger.broker.produce.producer import Producer, ProducersLink
 from spark_ledger.broker.wire.commands import (
@@ -26,12 +27,14 @@ from spark_ledger.broker.wire.commands import (
     AccessMode,
     BaseCommand,
     InitialPosition,
+    KeySharedMode,
     LookupType,
     Refusal,
     SchemaType,
     ServerError,
     SubscriptionType,
     TopicsMode,
+    checked,
     command,
     signed,
 )
@@ -40,6 +43,7 @@ from spark_ledger.broker.wire.link import ClientFacts, Link
 from spark_ledger.metadata.store import StoreUnavailable
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema.records import ClientSchema
+from spark_ledger.topic.subscription import nodes
 
 _TEXT_MAX = 1000
 _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
@@ -185,6 +189,9 @@ async def _topics_of_namespace(client: Caller, part: Any) -> None:
 async def _producer(client: Caller, part: Any) -> None:
     names.check_name("producer", part.producer_name)
     names.check_name("subscription", part.initial_subscription_name)
+    if part.initial_subscription_name:
+        nodes.check_name(part.initial_subscription_name)
+    mode = checked(AccessMode, part.producer_access_mode, "access mode")
     _check_schema(part)
     if part.txn_enabled:
         raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
@@ -201,7 +208,7 @@ async def _producer(client: Caller, part: Any) -> None:
         part.producer_id,
         part.request_id,
         part.producer_name or client.broker.new_name(),
-        AccessMode(part.producer_access_mode),
+        mode,
         part.epoch,
         part.topic_epoch,
         partition,
@@ -264,13 +271,10 @@ async def _subscribe(client: Caller, part: Any) -> None:
 async def _make_consumer(client: Caller, part: Any) -> None:
     names.check_name("subscription", part.subscription)
     names.check_name("consumer", part.consumer_name)
+    if part.durable:
+        nodes.check_name(part.subscription)
     _check_schema(part)
-    kind = SubscriptionType(part.subType)
-    keys = None
-    if kind is SubscriptionType.KEY_SHARED:
-        meta = part.keySharedMeta
-        keys = KeyShared(bool(meta.keySharedMode), not meta.allowOutOfOrderDelivery)
-    ranges = tuple((given.start, given.end) for given in part.keySharedMeta.hashRanges)
+    wish = _wish_of(part)
     create = part.force_topic_creation
     topic, owned = await client.broker.partition(names.parse(part.topic), create=create)
     partition, subscriptions = owned.log, topic.subscriptions
@@ -289,18 +293,16 @@ async def _make_consumer(client: Caller, part: Any) -> None:
             part.consumer_epoch if part.HasField("consumer_epoch") else None,
         )
 
-    rivals = subscriptions.rivals(part.subscription, kind, partition.number)
+    rivals = subscriptions.rivals(part.subscription, wish.kind, partition.number)
     await _probe_clients(other.link for other in rivals if other.link is not client.link)
     consumer = await subscriptions.subscribe(
         partition,
         part.subscription,
-        kind,
+        wish,
         durable=part.durable,
         start=start,
         make=make,
         earliest=part.initialPosition == InitialPosition.EARLIEST,
-        keys=keys,
-        ranges=ranges,
     )
     is_awaited = client.subscribing.get(part.consumer_id) == part.request_id
     if not (is_awaited and client.link.open):
@@ -309,6 +311,18 @@ async def _make_consumer(client: Caller, part: Any) -> None:
         raise Refusal(ServerError.SERVICE_NOT_READY, message)
     consumer.client = client.facts(part.metadata)
     client.consumers[part.consumer_id] = Consuming(consumer, subscriptions, part.subscription)
+
+
+def _wish_of(part: Any) -> Wish:
+    """How the client wants to consume. Raises Refusal."""
+    kind = checked(SubscriptionType, part.subType, "type of subscriptions")
+    keys, meta = None, part.keySharedMeta
+    if kind is SubscriptionType.KEY_SHARED:
+        mode = checked(KeySharedMode, meta.keySharedMode, "mode of Key_Shared subscriptions")
+        keys = KeyShared(mode is KeySharedMode.STICKY, not meta.allowOutOfOrderDelivery)
+    wish = Wish(kind, keys, tuple((given.start, given.end) for given in meta.hashRanges))
+    wish.check()
+    return wish
 
 
 def _consuming_of(client: Caller, part: Any) -> Consuming:
@@ -338,6 +352,8 @@ async def _unsubscribe(client: Caller, part: Any) -> None:
 
 async def _seek(client: Caller, part: Any) -> None:
     consumer, subscriptions, name = _consuming_of(client, part)
+    if not (part.HasField("message_id") or part.HasField("message_publish_time")):
+        raise Refusal(ServerError.METADATA, "SEEK names neither a message id nor a publish time")
     offset = await target_of_seek(consumer.dispatcher.partition, part)
     await subscriptions.seek(name, consumer.dispatcher, offset)
     _reply(client, part, "success")
@@ -433,8 +449,12 @@ def _redeliver(client: Caller, part: Any) -> None:
     if part.consumer_id in client.consumers:
         epoch = part.consumer_epoch if part.HasField("consumer_epoch") else None
         consumer = client.consumers[part.consumer_id].consumer
-        entries = [signed(id_.entryId) for id_ in part.message_ids]
-        consumer.dispatcher.redeliver(consumer, epoch, entries)
+        dispatcher, ids = consumer.dispatcher, part.message_ids
+        entries = [
+            signed(id_.entryId) for id_ in ids if id_.ledgerId == dispatcher.partition.ledger
+        ]
+        if entries or not ids:  # ids of another topic name nothing
+            dispatcher.redeliver(consumer, epoch, entries)
 
 
 # -- the table -------------------------------------------------------------------------------------

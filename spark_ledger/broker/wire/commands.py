@@ -6,7 +6,7 @@ and refused. The enums of Pulsar's clients are IntEnums here.
 """
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from spark_ledger.broker.wire.commands_pb2 import BaseCommand, MessageId
 
@@ -55,6 +55,11 @@ class AccessMode(IntEnum):
     EXCLUSIVE_WITH_FENCING = 3
 
 
+class KeySharedMode(IntEnum):
+    AUTO_SPLIT = 0
+    STICKY = 1
+
+
 class AckType(IntEnum):
     INDIVIDUAL = 0
     CUMULATIVE = 1
@@ -92,6 +97,21 @@ class Refusal(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+E = TypeVar("E", bound=IntEnum)
+
+
+def checked(kind: type[E], number: int, what: str) -> E:
+    """The member of the enum; `what` the client names by it. Raises Refusal for an unknown
+    number."""
+    try:
+        return kind(number)
+    except ValueError:
+        members = ", ".join(f"{member.name} ({member.value})" for member in kind)
+        raise Refusal(
+            ServerError.NOT_ALLOWED, f"there is no {what} {number}: give one of {members}"
+        ) from None
 
 
 def command(name: str, **fields: Any) -> BaseCommand:

@@ -82,6 +82,15 @@ class SubscriptionView:
         )
 
 
+def check_name(name: str) -> None:
+    """Raises errors.OptionInvalid for a name that no subscription can have."""
+    if not 0 < len(name) <= NAME_CHARS_MAX:
+        raise errors.OptionInvalid(
+            f"a subscription's name has 1 to {NAME_CHARS_MAX} characters, not {len(name)}",
+            subscription=name,
+        )
+
+
 class SubscriptionNodes:
     """The subscriptions' nodes of one topic. All methods raise StoreUnavailable and OutcomeUnknown,
     except where their text describes another result."""
@@ -283,11 +292,7 @@ class SubscriptionNodes:
 
     def path(self, name: str) -> str:
         """Raises errors.OptionInvalid for an invalid name."""
-        if not 0 < len(name) <= NAME_CHARS_MAX:
-            raise errors.OptionInvalid(
-                f"a subscription's name has 1 to {NAME_CHARS_MAX} characters, not {len(name)}",
-                subscription=name,
-            )
+        check_name(name)
         return paths.subscription(self.topic_id, escape(name))
 
     def share(self, name: str, broker_id: str | None = None) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.broker.dispatch.dispatcher import Consumer
+from spark_ledger.broker.dispatch.subscriptions import Wish
 from spark_ledger.broker.serve.routes import ROUTES, routes
 from spark_ledger.broker.settings import DEFAULTS
 from spark_ledger.broker.wire.commands import AccessMode, SubscriptionType
@@ -355,7 +356,7 @@ def test_stats_show_who_is_connected_and_what_is_not_acknowledged():
         await topic.subscriptions.subscribe(
             partition.log,
             "s",
-            SubscriptionType.FAILOVER,
+            Wish(SubscriptionType.FAILOVER),
             durable=True,
             start=start,
             make=make,

@@ -471,7 +471,8 @@ def test_many_messages_in_chunks_leave_a_consumer_a_turn():
     sharing = sharing_of(a)
     for offset in range(8_000):  # each chunk takes its permit by itself
         assert send(sharing, offset, permits=0) is a
-        acknowledge(sharing, a, offset)
+        id_ = MessageId(ledgerId=1, entryId=offset)
+        list(sharing.acknowledge(a, id_, offset, 8_000))
 
 
 def test_the_receipt_of_a_batch_that_was_not_sent_is_refused_unless_its_size_is_known():
