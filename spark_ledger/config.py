@@ -106,7 +106,7 @@ class ClientConfig(Settings):
         0.1,
         gt=0,
         description="Seconds without an append after which the writer writes the last add confirmed"
-        " by itself, for readers that follow. If no add is under way it writes it at once, but not"
+        " by itself, for readers that follow. With no add under way it does so at once, but not"
         " more often than this.",
     )
     long_poll_s: float = Field(
@@ -115,13 +115,13 @@ class ClientConfig(Settings):
     directory_refresh_s: float = Field(
         30.0,
         gt=0,
-        description="Seconds after which the list of bookies is read again, watch or no watch.",
+        description="Seconds after which the list of bookies is read again, without a watch too.",
     )
 
     ensemble_change: Literal["at-once", "delayed"] = Field(
         "at-once",
         description='When a bookie that failed is replaced: "at-once", or "delayed" until a write'
-        " set has fewer than Qa others (fewer fragments, more entries short of a copy).",
+        " set has fewer than Qa others (fewer fragments, but more entries that lack a copy).",
     )
     quarantine_failures: int = Field(
         3,
@@ -175,7 +175,10 @@ class ClientConfig(Settings):
         16 * MIB, gt=0, description="Bytes of the largest entry; bookies have their own limit."
     )
     fragments_max: int = Field(
-        64, ge=1, description="Fragments (ensemble changes) after which a ledger is rolled."
+        64,
+        ge=1,
+        description="The most fragments (ensemble changes) of a ledger; its user then begins a new"
+        " ledger.",
     )
 
     @model_validator(mode="after")

@@ -123,6 +123,7 @@ class Search:
             return self._one_by_one()
         needed = max(0, len(slots) - (len(self._draws) - suspects))
         clashes_max = 0 if self._hard else 2 * len(slots) * self._request.ensemble_size
+        # With racks "hard", more suspects than needed are better than an empty slot.
         for allowed in (needed, suspects) if self._hard else (needed,):
             self._are_suspects_unlimited, self._steps = allowed == suspects, 0
             for clashes in range(clashes_max + 1):

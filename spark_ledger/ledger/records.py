@@ -345,7 +345,7 @@ class LedgerRecords:
                     raise TopicDeleted(
                         f"there is no topic {record.topic} to make a ledger for"
                     ) from None
-            with suppress(NodeExists, OutcomeUnknown):
+            with suppress(NodeExists, OutcomeUnknown):  # the folder of the record was missing
                 await self.metadata.create(path.rpartition("/")[0], parents=True)
 
     async def _creation_checks(self, ledger_ids: Sequence[int]) -> Sequence[Check]:

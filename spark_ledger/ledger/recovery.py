@@ -391,6 +391,7 @@ class TailWindow:
             return True
         cut_short = any(why is CUT_SHORT for _, why in judged)
         self.is_end_after = verdict is Verdict.ABSENT
+        # Responses that stop before the entry decide nothing: the next window begins with it.
         self.is_decided = all(response is not None for response, _ in judged) or (
             bool(self.entries) and cut_short and not self.is_end_after
         )
