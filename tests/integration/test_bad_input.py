@@ -1,110 +1,25 @@
 """What clients ask for that cannot be, on a plain socket: the broker answers with Pulsar's codes
 and the reason, serves on, and keeps nothing of it."""
 
-import socket
 import subprocess
 import sys
 import time
 
+import pulsar
 import pytest
 
 from benchmarks.broker_socket import batch_of
-from spark_ledger.broker.wire.commands import MessageId, ServerError, command
-from spark_ledger.broker.wire.frames import PulsarFrameReader, encode
+from spark_ledger.broker.wire.commands import MessageId, ServerError
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
 from tests.integration.pulsar_clients import ask
+from tests.integration.pulsar_socket import Socket
 from tests.kit.processes import eventually
 
 EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
 KINDS = (EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED)
 MINUS_ONE, FAR = 2**64 - 1, 10**6
 YEAR_9999_MS = 253_402_300_799_000
-
-
-class Socket:
-    """One connection. `messages`: the ids of the MESSAGEs that came and were not taken yet, with
-    their consumers."""
-
-    def __init__(self, url):
-        host, _, port = url.removeprefix("pulsar://").rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=60)
-        self._frames, self._waiting, self._requests = PulsarFrameReader(), [], 0
-        self.messages = []
-        self.tell("connect", client_version="socket", protocol_version=19)
-
-    def close(self):
-        self._socket.close()
-
-    def tell(self, name, data=b"", **fields):
-        frame = encode(command(name, **fields), data) if data else encode(command(name, **fields))
-        self._socket.sendall(frame)
-
-    def ask(self, name, prepare=lambda part: None, **fields):
-        """The name and the content of the response."""
-        self._requests += 1
-        asked = command(name, request_id=self._requests, **fields)
-        prepare(getattr(asked, name))
-        self._socket.sendall(encode(asked))
-        while True:
-            for field, part in self._next().ListFields():
-                if getattr(part, "request_id", None) == self._requests:
-                    return field.name, part
-
-    def refused(self, name, prepare=lambda part: None, **fields):
-        """The code and the words of the error."""
-        answer, part = self.ask(name, prepare, **fields)
-        assert answer in ("error", "ack_response") and part.message, (answer, part)
-        return part.error, part.message
-
-    def until_served(self):
-        """Returns as soon as the broker has carried out all that was told."""
-        self.tell("ping")
-        while not self._next().HasField("pong"):
-            pass
-
-    def taken(self, count):
-        """The next MESSAGEs."""
-        while len(self.messages) < count:
-            self._next()
-        taken, self.messages = self.messages[:count], self.messages[count:]
-        return taken
-
-    def _next(self):
-        while not self._waiting:
-            data = self._socket.recv(1 << 20)
-            assert data, "the broker ended the connection"
-            self._waiting += self._frames.feed(data)
-        received = self._waiting.pop(0).command
-        if received.HasField("message"):
-            self.messages.append(received.message)
-        elif received.HasField("ping"):
-            self.tell("pong")
-        return received
-
-    def subscribe(self, topic, kind, name="s", prepare=lambda part: None, **fields):
-        fields = {"consumer_id": 1, "durable": True, "initialPosition": 1} | fields
-        return self.ask(
-            *("subscribe", prepare), topic=topic, subscription=name, subType=kind, **fields
-        )
-
-    def subscribed(self, topic, kind, name="s", prepare=lambda part: None, **fields):
-        answer, part = self.subscribe(topic, kind, name, prepare, **fields)
-        assert answer == "success", part
-
-    def send(self, topic, *batches):
-        """Messages of these sizes (0: outside of a batch); returns the number that the ids of the
-        topic begin with."""
-        self.ask("producer", topic=topic, producer_id=1)
-        for sequence_id, data in enumerate(batches):
-            self.tell("send", data, producer_id=1, sequence_id=sequence_id, num_messages=1)
-        receipts = []
-        while len(receipts) < len(batches):
-            received = self._next()
-            assert not received.HasField("send_error"), received
-            if received.HasField("send_receipt"):
-                receipts.append(received.send_receipt.message_id.ledgerId)
-        return receipts[0]
 
 
 def lone(*_):
@@ -366,8 +281,8 @@ except pulsar.ConsumerBusy:
 """
 
 
-def test_the_reason_of_a_refusal_is_in_the_clients_log(cluster, link, name):
-    link.subscribed(name, SHARED)
+def test_the_reason_of_a_refusal_is_in_the_clients_log(cluster, client, name):
+    client.subscribe(name, "s", pulsar.ConsumerType.Shared)
     # in a process of its own: a process has one logger of Pulsar's client
     script = [sys.executable, "-c", SUBSCRIBES_AGAIN, cluster.broker_url, name]
     ended = subprocess.run(script, capture_output=True, text=True, timeout=60, check=True)

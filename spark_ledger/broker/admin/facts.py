@@ -1,7 +1,7 @@
 """Statistics of clients and subscriptions in Pulsar's JSON; and their sums. Pure."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -51,6 +51,7 @@ class SubscriptionFacts:
     is_blocked: bool = False
     consumers: tuple[Consumer, ...] = ()
     active: Consumer | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 def publisher_stats(producer: Producer) -> dict[str, Any]:
@@ -99,6 +100,7 @@ def subscription_stats(facts: SubscriptionFacts) -> dict[str, Any]:
         "isDurable": facts.is_durable,
         "isReplicated": False,
         "allowOutOfOrderDelivery": False,
+        "subscriptionProperties": dict(facts.properties),
         "position": facts.position,
         "consumers": [
             {

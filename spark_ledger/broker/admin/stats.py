@@ -25,6 +25,7 @@ from spark_ledger.broker.admin.facts import (
     subscription_stats,
 )
 from spark_ledger.broker.broker import Broker
+from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.shared_dispatcher import SharedDispatcher
 from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.log.membership import brokers_alive
@@ -36,6 +37,7 @@ from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.live import EMPTY_END, LiveEnd, ends_of
 from spark_ledger.topic.subscription.lag import PartitionLag, partition_lag
 from spark_ledger.topic.subscription.listing import SubscriptionInfo
+from spark_ledger.topic.subscription.records import NO_PROPERTIES
 
 HERE = "here"
 """The flag of a request that a broker answers only for its own partitions."""
@@ -70,6 +72,16 @@ async def partitioned_stats(call: Call) -> Any:
     if call.request.query.get("perPartition", "true").lower() == "true":
         whole["partitions"] = _named(info, by_partition)
     return whole
+
+
+def of_consumer(subscription: Subscription, consumer: Consumer) -> Stats:
+    """The statistics of a consumer, with those of its subscription in the consumer's partition
+    under "subscription"; the offsets of earlier chunks in the open ledger count as backlog."""
+    partition = consumer.dispatcher.partition
+    sizes = _Sizes(partition.held, EMPTY_END, partition.end, 0)
+    stats = _of_used(sizes, subscription, partition.number, NO_PROPERTIES)
+    own: Stats = stats["consumers"][consumer.dispatcher.consumers.index(consumer)]
+    return own | {"subscription": stats}
 
 
 async def is_in_use(broker: Broker, info: TopicInfo) -> bool:
@@ -187,12 +199,16 @@ def _of_owned(
     subscriptions = {name: _of_records(sizes, info) for name, info in durable.items()}
     for subscription in topic.subscriptions.used_here():
         if subscription.has_dispatcher(partition.number):
-            subscriptions[subscription.name] = _of_used(sizes, subscription, partition.number)
+            name, info = subscription.name, durable.get(subscription.name)
+            properties = NO_PROPERTIES if info is None else info.properties
+            subscriptions[name] = _of_used(sizes, subscription, partition.number, properties)
     publishers = [publisher_stats(producer) for producer in partition.producers]
     return partition_stats(topic.info, sizes.whole, publishers, subscriptions)
 
 
-def _of_used(sizes: "_Sizes", subscription: Subscription, number: int) -> Stats:
+def _of_used(
+    sizes: "_Sizes", subscription: Subscription, number: int, properties: Mapping[str, str]
+) -> Stats:
     dispatcher = subscription.dispatcher_of(number)
     assert dispatcher is not None, "the caller has checked this"
     acks = dispatcher.acks
@@ -209,6 +225,7 @@ def _of_used(sizes: "_Sizes", subscription: Subscription, number: int) -> Stats:
         position=acks.mark,
         consumers=tuple(dispatcher.consumers),
         active=dispatcher.active,
+        properties=properties,
     )
     if isinstance(dispatcher, SharedDispatcher):
         sharing, held = dispatcher.sharing, dispatcher.held
@@ -231,6 +248,7 @@ def _of_records(sizes: "_Sizes", subscription: SubscriptionInfo) -> Stats:
         backlog=max(0, lag.rows - subscription.acked_beyond.get(number, 0)),
         backlog_bytes=lag.bytes,
         position=lag.position,
+        properties=subscription.properties,
     )
     return subscription_stats(facts)
 

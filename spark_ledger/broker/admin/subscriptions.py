@@ -21,7 +21,7 @@ from spark_ledger.broker.owner.owned_topic import OwnedTopic
 from spark_ledger.broker.wire.commands import Refusal, signed
 from spark_ledger.topic.acks.asking import encode_answer
 from spark_ledger.topic.log.topics import TopicInfo
-from spark_ledger.topic.subscription.records import SubscriptionKind
+from spark_ledger.topic.subscription.records import SubscriptionKind, check_properties
 from spark_ledger.topic.subscription.seek_target import CommittedSince, End, SeekTarget
 from spark_ledger.topic.upkeep.subscription_moves import SubscriptionMoves
 
@@ -38,8 +38,34 @@ async def subscriptions(call: Call) -> Any:
 
 async def create_subscription(call: Call) -> None:
     info, name = await _subscription_of(call)
-    target = _target_of(call.json(), info)
-    await call.client.subscriptions.create(info.id, name, target, kind=SubscriptionKind.CONSUMER)
+    plain = call.json()
+    given = plain.get("properties") if isinstance(plain, dict) else None
+    await call.client.subscriptions.create(
+        *(info.id, name, _target_of(plain, info)),
+        kind=SubscriptionKind.CONSUMER,
+        properties=_properties_of(given or {}),
+    )
+
+
+async def properties(call: Call) -> Any:
+    info, name = await _subscription_of(call)
+    return await SubscriptionMoves(call.client, info.id).properties(name)
+
+
+async def set_properties(call: Call) -> None:
+    """The given properties replace all properties."""
+    info, name = await _subscription_of(call)
+    given = _properties_of(call.json() or {})
+    await SubscriptionMoves(call.client, info.id).set_properties(name, given)
+
+
+def _properties_of(plain: Any) -> dict[str, str]:
+    """Raises HttpRefusal, errors.OptionInvalid."""
+    if not isinstance(plain, dict) or not all(isinstance(value, str) for value in plain.values()):
+        text = f"properties are an object of names with texts, not {plain!r}"
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, text)
+    check_properties(plain)
+    return plain
 
 
 async def delete_subscription(call: Call) -> None:

@@ -31,6 +31,7 @@ from spark_ledger.broker.log.topic_commits import TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError, SubscriptionType
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
+from spark_ledger.topic.subscription.records import check_properties
 
 RELEASE_S = 5.0
 CLOSE_WAIT_S = 1.0
@@ -63,12 +64,13 @@ class SharingRules:
 @dataclass(frozen=True, slots=True)
 class Wish:
     """How a client wants to consume: the type of the subscription, the rules of a Key_Shared
-    subscription, and the slots of keys that the consumer has to get (empty: it gives no
-    ranges)."""
+    subscription, and the slots of keys that the consumer has to get (empty: it gives no ranges).
+    `properties` are those of a new subscription."""
 
     kind: SubscriptionType
     keys: KeyShared | None = None
     ranges: Sequence[SlotRange] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def policy(self) -> Policy:
@@ -80,9 +82,11 @@ class Wish:
         return bool(self.ranges) or (self.keys is not None and self.keys.sticky)
 
     def check(self) -> None:
-        """Raises Refusal if the ranges are malformed, or missing."""
+        """Raises Refusal if the ranges are malformed, or missing; errors.OptionInvalid if the
+        properties are too large."""
         if self.needs_ranges:
             check_ranges(self.ranges)
+        check_properties(self.properties)
 
 
 class Subscription:
@@ -333,7 +337,9 @@ class TopicSubscriptions:
                 )
             return await self._topic.offsets(earliest=earliest)
 
-        cursor = await self._cursors.open(self._commits.topic, name, start, self._topic.history)
+        cursor = await self._cursors.open(
+            *(self._commits.topic, name, start, self._topic.history, wish.properties)
+        )
         subscription = Subscription(name, wish.kind, cursor, self.sharing, wish.keys)
 
         def end() -> None:

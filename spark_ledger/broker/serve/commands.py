@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from spark_ledger import __version__, errors
 from spark_ledger.broker import names
+from spark_ledger.broker.admin.stats import of_consumer
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.dispatch.acking import Acking, Consuming
 from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
@@ -39,7 +40,7 @@ from spark_ledger.broker.wire.commands import (
     signed,
 )
 from spark_ledger.broker.wire.frames import encode
-from spark_ledger.broker.wire.link import ClientFacts, Link
+from spark_ledger.broker.wire.link import ClientFacts, Link, all_properties
 from spark_ledger.metadata.store import StoreUnavailable
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema.records import ClientSchema
@@ -314,13 +315,14 @@ async def _make_consumer(client: Caller, part: Any) -> None:
 
 
 def _wish_of(part: Any) -> Wish:
-    """How the client wants to consume. Raises Refusal."""
+    """How the client wants to consume. Raises Refusal, errors.OptionInvalid."""
     kind = checked(SubscriptionType, part.subType, "type of subscriptions")
     keys, meta = None, part.keySharedMeta
     if kind is SubscriptionType.KEY_SHARED:
         mode = checked(KeySharedMode, meta.keySharedMode, "mode of Key_Shared subscriptions")
         keys = KeyShared(mode is KeySharedMode.STICKY, not meta.allowOutOfOrderDelivery)
-    wish = Wish(kind, keys, tuple((given.start, given.end) for given in meta.hashRanges))
+    ranges = tuple((given.start, given.end) for given in meta.hashRanges)
+    wish = Wish(kind, keys, ranges, all_properties(part.subscription_properties))
     wish.check()
     return wish
 
@@ -363,6 +365,21 @@ async def _get_last_message_id(client: Caller, part: Any) -> None:
     last_id, mark = await last_and_mark(_consuming_of(client, part).consumer.dispatcher)
     fields = {"last_message_id": last_id, "consumer_mark_delete_position": mark}
     _reply(client, part, "last_message_id_response", **fields)
+
+
+_OF_CONSUMER = (
+    *("msgRateOut", "msgThroughputOut", "msgRateRedeliver", "consumerName", "unackedMessages"),
+    *("blockedConsumerOnUnackedMsgs", "address", "connectedSince"),
+)
+
+
+async def _consumer_stats(client: Caller, part: Any) -> None:
+    consumer, subscriptions, name = _consuming_of(client, part)
+    stats = of_consumer(subscriptions.named(name), consumer)
+    fields = {field: stats[field] for field in _OF_CONSUMER}
+    fields["availablePermits"] = max(0, stats["availablePermits"])
+    fields |= {field: stats["subscription"][field] for field in ("type", "msgBacklog")}
+    _reply(client, part, "consumer_stats_response", **fields)
 
 
 # -- schemas ---------------------------------------------------------------------------------------
@@ -469,9 +486,10 @@ def _not_built(what: str) -> Request:
 
 _NO_PARTITIONS = _refuse_by("partitioned_metadata_response", response=1)
 _NO_BROKER = _refuse_by("lookup_response", response=LookupType.FAILED)
-_SCHEMA_WHY = "error_code", "error_message"
-_NO_SCHEMA = _refuse_by("get_schema_response", *_SCHEMA_WHY)
-_NO_NEW_SCHEMA = _refuse_by("get_or_create_schema_response", *_SCHEMA_WHY)
+_WHY = "error_code", "error_message"
+_NO_SCHEMA = _refuse_by("get_schema_response", *_WHY)
+_NO_NEW_SCHEMA = _refuse_by("get_or_create_schema_response", *_WHY)
+_NO_STATS = _refuse_by("consumer_stats_response", *_WHY)
 COMMANDS: dict[str, Request | AtOnce] = {
     "connect": AtOnce(_connect, None),
     "ping": AtOnce(_ping, None),
@@ -491,7 +509,7 @@ COMMANDS: dict[str, Request | AtOnce] = {
     "redeliver": AtOnce(_redeliver, Right.CONSUME),
     "get_schema": Request(_get_schema, _NO_SCHEMA, Right.LOOK_UP),
     "get_or_create_schema": Request(_get_or_create_schema, _NO_NEW_SCHEMA, Right.PRODUCE),
-    "consumer_stats": _not_built("statistics of consumers"),
+    "consumer_stats": Request(_consumer_stats, _NO_STATS, Right.CONSUME),
     "new_txn": _not_built("transactions"),
     "tc_client_connect": _not_built("transactions"),
     "watch_topic_list": _not_built("watches of topics"),

@@ -92,6 +92,8 @@ ROUTES = (
     RouteEntry("GET", f"{_TOPIC}/subscriptions", subscriptions.subscriptions),
     RouteEntry("PUT", _SUBSCRIPTION, subscriptions.create_subscription),
     RouteEntry("DELETE", _SUBSCRIPTION, subscriptions.delete_subscription),
+    RouteEntry("GET", f"{_SUBSCRIPTION}/properties", subscriptions.properties),
+    RouteEntry("PUT", f"{_SUBSCRIPTION}/properties", subscriptions.set_properties),
     RouteEntry("GET", f"{_SUBSCRIPTION}/position/{{position}}", messages.peek),
     RouteEntry("POST", f"{_SUBSCRIPTION}/skip_all", subscriptions.skip_all),
     RouteEntry("POST", f"{_SUBSCRIPTION}/skip/{{count}}", subscriptions.skip),

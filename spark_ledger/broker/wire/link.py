@@ -59,6 +59,12 @@ class ClientFacts:
     properties: dict[str, str] = field(default_factory=dict)
 
 
+def all_properties(pairs: Iterable[Any]) -> dict[str, str]:
+    """The properties that a client sent."""
+    decoded = ((pair.key.decode(errors="replace"), pair.value) for pair in pairs)
+    return {key: value.decode(errors="replace") for key, value in decoded}
+
+
 def properties_of(pairs: Iterable[Any]) -> dict[str, str]:
     """The properties that a client sent, PROPERTIES_BYTES_MAX at most: the first ones."""
     kept: dict[str, str] = {}

@@ -69,6 +69,7 @@ from spark_ledger.topic.subscription.nodes import (
     key_of,
 )
 from spark_ledger.topic.subscription.records import (
+    NO_PROPERTIES,
     SubscriptionKind,
     SubscriptionShare,
     newest,
@@ -170,11 +171,12 @@ class ConsumerCursors:
         name: str,
         start: Callable[[], Awaitable[Mapping[int, int]]],
         history: History = one_history,
+        properties: Mapping[str, str] = NO_PROPERTIES,
     ) -> ConsumerCursor:
-        """A cursor of the subscription, which is made at `start()` if it does not exist. This
-        broker's earlier cursor of the subscription fails; the new cursor fails once `history()`
-        changes. Raises errors.SubscriptionBusy (a query uses the subscription), errors.LedgerFenced
-        (the subscription is opened again meanwhile), errors.TopicNotFound,
+        """A cursor of the subscription, which is made at `start()`, with these properties, if it
+        does not exist. This broker's earlier cursor of the subscription fails; the new cursor fails
+        once `history()` changes. Raises errors.SubscriptionBusy (a query uses the subscription),
+        errors.LedgerFenced (the subscription is opened again meanwhile), errors.TopicNotFound,
         errors.TopicDeleted, errors.OptionInvalid, errors.Unavailable."""
         nodes = SubscriptionNodes(self._store, topic.id)
         path = nodes.path(name)
@@ -186,7 +188,7 @@ class ConsumerCursors:
                 opened_in = await history()  # before the nodes, which may be of a later history
                 tries = Tries(self._rng)
                 while True:
-                    opened = await self._try_open(topic, nodes, name, start)
+                    opened = await self._try_open(topic, nodes, name, start, properties)
                     if self._opening.get(path) is not turn:
                         text = f"subscription '{name}' was opened again at this broker meanwhile"
                         raise errors.LedgerFenced(text, subscription=name)
@@ -211,12 +213,13 @@ class ConsumerCursors:
         nodes: SubscriptionNodes,
         name: str,
         start: Callable[[], Awaitable[Mapping[int, int]]],
+        properties: Mapping[str, str],
     ) -> ConsumerCursor | None:
         connection = self._store.connections
         subscription = await nodes.read(name)
         if subscription is None:
             subscription = await self._subscriptions.create_for_consumers(
-                topic.id, name, await start(), self.broker_id
+                topic.id, name, await start(), self.broker_id, properties
             )
             if subscription is None or not is_on(self._store, connection):
                 return None

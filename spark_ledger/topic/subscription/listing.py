@@ -37,6 +37,7 @@ class SubscriptionInfo:
     positions: Positions
     acked_beyond: Mapping[int, int] = field(default_factory=dict)
     floor_ms: int = 0
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 async def listed(
@@ -85,4 +86,5 @@ def _info(
         subscription.created_ms,
         record.ledger_id,
         *(present.positions, present.acked_beyond, subscription.written_ms),
+        record.properties,
     )

@@ -41,6 +41,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import reduce
+from types import MappingProxyType
 from typing import Any
 
 from spark_ledger import errors
@@ -52,6 +53,19 @@ of the node: the cursor ledger has them, and the subscription holds all rows of 
 
 Positions = Mapping[int, int]
 """By partition the first offset that is not consumed."""
+NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+PROPERTIES_BYTES_MAX = 16 << 10
+"""How many bytes the names and values of a subscription's properties may take."""
+
+
+def check_properties(properties: Mapping[str, str]) -> None:
+    """Raises errors.OptionInvalid if the properties are too large to be kept."""
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
+    if size > PROPERTIES_BYTES_MAX:
+        raise errors.OptionInvalid(
+            f"the properties of a subscription take {size} bytes, at most {PROPERTIES_BYTES_MAX}"
+            " are kept"
+        )
 
 
 class SubscriptionKind(Enum):
@@ -70,7 +84,8 @@ class SubscriptionRecord:
     of the last owner); `query_id`, `run_id` and `intent` identify the owner, "" if there was no
     owner yet. `ledger_id` is the cursor ledger whose last entry has the position, if this is after
     `floor`; None: the position is `floor`. `partitions` are the partitions that the owner reads
-    (None: all)."""
+    (None: all). `properties` are names and values that the program gave which made the
+    subscription, or an operator; an earlier version that writes the record leaves them out."""
 
     kind: SubscriptionKind
     epoch: int = 0
@@ -82,6 +97,7 @@ class SubscriptionRecord:
     ledger_id: int | None = None
     floor: Positions = field(default_factory=dict)
     partitions: tuple[int, ...] | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def live(self) -> bool:
@@ -142,6 +158,8 @@ def encode_subscription(record: SubscriptionRecord) -> bytes:
         plain["cursor"]["entries"] = record.ledger_id
     if record.partitions is not None:
         plain["partitions"] = list(record.partitions)
+    if record.properties:
+        plain["properties"] = dict(record.properties)
     return _dump(plain)
 
 
@@ -156,6 +174,7 @@ def decode_subscription(value: bytes) -> SubscriptionRecord:
             ledger_id=None if ledger is None else int(ledger),
             floor=_positions(cursor["floor"]),
             partitions=None if partitions is None else tuple(int(p) for p in partitions),
+            properties={str(k): str(v) for k, v in plain.get("properties", {}).items()},
             **{name: str(plain[name]) for name in _TEXTS},
         )
 

@@ -13,7 +13,7 @@ import asyncio
 import builtins
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -64,6 +64,7 @@ from spark_ledger.topic.subscription.present import (
     present_positions,
 )
 from spark_ledger.topic.subscription.records import (
+    NO_PROPERTIES,
     Claim,
     Positions,
     SubscriptionKind,
@@ -193,6 +194,7 @@ class Subscriptions:
         *,
         kind: SubscriptionKind = SubscriptionKind.QUERY,
         exist_ok: bool = False,
+        properties: Mapping[str, str] = NO_PROPERTIES,
     ) -> dict[int, int]:
         """Makes a subscription that no query uses yet, and returns its positions. When this
         returns, all rows from these positions on are held. Raises errors.SubscriptionExists,
@@ -202,7 +204,9 @@ class Subscriptions:
             await nodes.ensure_folder()
             if await nodes.read(name) is None:
                 positions = _fitting(await self._resolve(topic_id, at))
-                record = SubscriptionRecord(kind, owner=self._token(), floor=positions)
+                record = SubscriptionRecord(
+                    kind, owner=self._token(), floor=positions, properties=properties
+                )
                 made = await self._create_record(nodes, name, record)
                 if made is not None:
                     return made
@@ -213,7 +217,12 @@ class Subscriptions:
         return await self.positions(topic_id, name)
 
     async def create_for_consumers(
-        self, topic_id: str, name: str, at: Positions, broker_id: str = ""
+        self,
+        topic_id: str,
+        name: str,
+        at: Positions,
+        broker_id: str = "",
+        properties: Mapping[str, str] = NO_PROPERTIES,
     ) -> SubscriptionView | None:
         """Makes a subscription for Pulsar's consumers, at these positions, which may be in live
         segments; does nothing if the subscription exists. With `broker_id` this broker has a share
@@ -229,7 +238,9 @@ class Subscriptions:
             if not fits(at) and dict(at) != (await self._state(topic_id)).start_offsets():
                 raise subscription_records.too_many(name)
             kind, floor = SubscriptionKind.CONSUMER, storable(at)
-            record = SubscriptionRecord(kind, owner=self._token(), floor=floor)
+            record = SubscriptionRecord(
+                kind, owner=self._token(), floor=floor, properties=properties
+            )
             used = nodes.first_share(name, record, broker_id) if broker_id else []
             made = await nodes.create(name, record, *used)
             is_at_start = made is not None and await self._clip(nodes, made) == record.floor

@@ -8,12 +8,19 @@ moved nor deleted, because the query would go on without the subscription. Only 
 position back.
 """
 
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+
 from spark_ledger import errors
+from spark_ledger.metadata.store import OutcomeUnknown
+from spark_ledger.metadata.store_calls import Tries, reachable
 from spark_ledger.topic.acks.entries import AckState
 from spark_ledger.topic.acks.sets import after_missing
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.read.live import ends_of
 from spark_ledger.topic.subscription import seek_target
+from spark_ledger.topic.subscription.nodes import SubscriptionNodes
 from spark_ledger.topic.subscription.records import SubscriptionKind
 from spark_ledger.topic.subscription.seek_target import CommittedSince, End, SeekTarget
 
@@ -81,6 +88,27 @@ class SubscriptionMoves:
         return await self._client.subscriptions.move_up(
             self._topic_id, name, lambda number, _: to.get(number, 0)
         )
+
+    async def properties(self, name: str) -> dict[str, str]:
+        nodes = SubscriptionNodes(self._client.store, self._topic_id)
+        with reachable(f"reading subscription '{name}'"):
+            return dict((await nodes.get(name)).record.properties)
+
+    async def set_properties(self, name: str, properties: Mapping[str, str]) -> None:
+        """Replaces the properties; connected consumers stay. Raises errors.Unavailable."""
+        nodes = SubscriptionNodes(self._client.store, self._topic_id)
+        await self.check_no_query(name)
+        with reachable(f"changing subscription '{name}'"):
+            tries = Tries(self._client.rng)
+            while True:
+                subscription = await nodes.get(name)
+                record = replace(subscription.record, properties=dict(properties))
+                if record == subscription.record:
+                    return
+                with suppress(OutcomeUnknown):  # the record is read again
+                    if await nodes.write(subscription, record, unless_held=True) is not None:
+                        return
+                await tries.retry_or_raise(f"subscription '{name}' changes again and again")
 
     async def delete(self, name: str) -> None:
         """Deletes the subscription; connected consumers are disconnected."""
