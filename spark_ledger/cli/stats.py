@@ -18,10 +18,24 @@ NO_STATS = "Start a broker, or ask for `topic describe` and `subscription list`.
 
 async def stats_of(client: "TopicClient", info: "TopicInfo") -> dict[str, Any] | None:
     """The statistics of the whole topic; None: no broker answers."""
+    is_partitioned = info.policies.partitioned
+    verb = "partitioned-stats?perPartition=false" if is_partitioned else "stats"
+    return await _asked(client, info, verb)
+
+
+async def stats_by_partition(client: "TopicClient", info: "TopicInfo") -> dict[int, dict[str, Any]]:
+    """The statistics of each partition; empty: no broker answers."""
+    if not info.policies.partitioned:
+        stats = await _asked(client, info, "stats")
+        return {} if stats is None else {0: stats}
+    stats = await _asked(client, info, "partitioned-stats") or {"partitions": {}}
+    return {int(name.rpartition("-")[2]): part for name, part in stats["partitions"].items()}
+
+
+async def _asked(client: "TopicClient", info: "TopicInfo", verb: str) -> dict[str, Any] | None:
     from spark_ledger import http
     from spark_ledger.broker.log.membership import brokers_alive
 
-    verb = "partitioned-stats?perPartition=false" if info.policies.partitioned else "stats"
     name = info.name
     path = f"admin/v2/persistent/{name.tenant}/{name.namespace}/{name.name}/{verb}"
     for _, broker in sorted((await brokers_alive(client.store, {})).items()):

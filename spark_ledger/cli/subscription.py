@@ -21,7 +21,7 @@ from spark_ledger.cli.common import (
     with_topics,
 )
 from spark_ledger.cli.rows import print_row, rows_from
-from spark_ledger.cli.stats import counts_of, stats_of
+from spark_ledger.cli.stats import counts_of, stats_by_partition, stats_of
 from spark_ledger.errors import BadConfig, LedgerError
 
 if TYPE_CHECKING:
@@ -49,6 +49,18 @@ class _Listed(NamedTuple):
     subscriptions: "list[SubscriptionInfo]"
     stats: dict[str, Any]
     now_ms: int
+
+
+class _LagRow(NamedTuple):
+    """`floor_age_ms`: the age of the position in the metadata store; None: the owner answered."""
+
+    partition: int
+    position: int
+    end: int
+    rows: int
+    bytes: int
+    millis: int
+    floor_age_ms: int | None
 
 
 @app.command("list")
@@ -238,25 +250,45 @@ def delete(
 
 @app.command()
 def lag(topic: Topic, name: Name, json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """The lag of a subscription behind the end of its topic."""
+    """The lag of a subscription behind the end of its topic: the rows that are not acknowledged.
+    The owners of the partitions have the newest positions. Without a broker the positions come from
+    ledgers and the metadata store; AGE is then the age of those in the metadata store."""
 
-    async def work(subscriptions: "Subscriptions", topic_id: str) -> "dict[int, PartitionLag]":
+    async def work(client: "TopicClient") -> list[_LagRow]:
         from spark_ledger.metadata.store_calls import store_now_ms
 
-        now_ms = await store_now_ms(subscriptions.store)
-        return await subscriptions.lag(topic_id, name, now_ms)
+        info = await client.topics.open(topic)
+        now_ms = await store_now_ms(client.store)
+        lags = await client.subscriptions.lag(info.id, name, now_ms)
+        stats = await stats_by_partition(client, info)
+        infos = await client.subscriptions.list(info.id, unreadable={})
+        ages = [_age_ms(listed, now_ms) for listed in infos if listed.name == name]
+        age_ms = ages[0] if ages else None
+        return [
+            _lag_row(part, stats.get(number), name, number, age_ms) for number, part in lags.items()
+        ]
 
-    lags = _work_on(service_url, topic, work)
-    rows = [
-        (number, part.position, part.end, part.rows, part.bytes, part.millis)
-        for number, part in lags.items()
-    ]
+    rows = with_topics(service_url, work)
     if json:
-        names = ("partition", "position", "end", "rows", "bytes", "millis")
-        print_json([dict(zip(names, row, strict=True)) for row in rows])
+        print_json([row._asdict() for row in rows])
         return
-    columns = ("PARTITION", "POSITION", "END", "ROWS BEHIND", "BYTES", "MS")
-    print_table(columns, rows, "no partitions")
+    columns = ("PARTITION", "POSITION", "END", "ROWS BEHIND", "BYTES", "MS", "AGE")
+    ages = ["-" if row.floor_age_ms is None else f"{row.floor_age_ms // 1000}s" for row in rows]
+    shown = [(*row[:-1], age) for row, age in zip(rows, ages, strict=True)]
+    print_table(columns, shown, "no partitions")
+
+
+def _lag_row(
+    lag: "PartitionLag", stats: dict[str, Any] | None, name: str, number: int, age_ms: int | None
+) -> _LagRow:
+    """The row of a partition; `stats` are from its owner (None: no broker answers), `age_ms` is the
+    age of the position in the metadata store."""
+    subscription = (stats or {}).get("subscriptions", {}).get(name)
+    if subscription is None:
+        return _LagRow(number, lag.position, lag.end, lag.rows, lag.bytes, lag.millis, age_ms)
+    position, rows = int(subscription["position"]), int(subscription["msgBacklog"])
+    size, millis = int(subscription["backlogSize"]), lag.millis if rows else 0
+    return _LagRow(number, position, max(position, lag.end), rows, size, millis, None)
 
 
 def _work_on(

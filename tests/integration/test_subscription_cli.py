@@ -93,6 +93,13 @@ def test_what_is_in_memory_of_brokers_is_listed_and_consumers_are_moved(cli, clu
     assert stats["subscriptions"]["s"]["msgBacklog"] == 4
     shown = succeeds("topic", "stats", name, "--service-url", cli.url)
     assert "Exclusive" in shown and producer.producer_name() in shown
+    (lag,) = cli("subscription", "lag", name, "s")
+    assert (lag["position"], lag["rows"], lag["floor_age_ms"]) == (0, 4, None)
+    consumer.receive(TIMEOUT_MS)
+    consumer.acknowledge(consumer.receive(TIMEOUT_MS))  # a hole beyond the position
+    assert eventually(lambda: cli("subscription", "lag", name, "s")[0]["rows"] == 3)
+    assert cli("subscription", "lag", name, "s")[0]["position"] == 0
+    assert " - " in succeeds("subscription", "lag", name, "s", "--service-url", cli.url) + " "
     cli("subscription", "clear", name, "s")
     producer.send(b"new")
     assert eventually(lambda: consumer.receive(TIMEOUT_MS).data() == b"new")
@@ -118,3 +125,15 @@ def test_lines_are_produced_and_consumed_each_once(cli):
     assert {json.loads(row)["value"], json.loads(rest)["value"]} == {"four", "five"}
     assert "LEDGER_TOPIC.NOT_FOUND" in fails("produce", "cli-gone", "x", *url)
     assert "LEDGER_TOPIC.NOT_FOUND" in fails("consume", "cli-gone", "-s", "x", *url)
+
+
+def test_without_a_broker_lag_has_the_age_of_the_position(fresh_cluster):
+    cluster = fresh_cluster(bookies=3)
+    url = ("--service-url", cluster.service_url)
+    succeeds("topic", "create", "t", *url)
+    write(cluster.service_url, "t", ["a", "b", "c"])
+    succeeds("subscription", "create", "t", "mine", "--to", "earliest", *url)
+    (lag,) = json.loads(succeeds("subscription", "lag", "t", "mine", "--json", *url))
+    assert (lag["position"], lag["rows"]) == (0, 3)
+    assert lag["floor_age_ms"] >= 0
+    assert succeeds("subscription", "lag", "t", "mine", *url).rstrip().endswith("s")
