@@ -16,8 +16,9 @@ SHARES = {**SERVES, "also": ("sharing",)}
 def forgets_what_was_pending(give_back: Any) -> Any:
     """What a consumer had is sent to no consumer once it goes, or asks for it again."""
 
-    def forgotten(self: Any, member: Any, part: Any) -> None:
-        self._take(member, part)
+    def forgotten(self: Any, member: Any, entries: Any) -> None:
+        for part in filter(None, map(member.pending.get, entries)):
+            self._take(member, part)
 
     return forgotten
 
@@ -87,7 +88,7 @@ def acknowledges_the_whole_batch(acknowledge: Any) -> Any:
 
 MUTANTS = (
     Mutant(
-        *("what a consumer had is sent to no consumer", "sharing", Sharing, "_give_back"),
+        *("what a consumer had is sent to no consumer", "sharing", Sharing, "give_back"),
         *(forgets_what_was_pending, SHARES),
     ),
     Mutant(
