@@ -51,6 +51,7 @@ chaos: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py dev demo
 	@$(VENV_PYTHON) -m tests.crash.bookies --kills 50 $(ARGS)
 	@$(VENV_PYTHON) -m tests.crash.chaos --kills 50 $(ARGS)
+	@$(VENV_PYTHON) -m tests.crash.sharing_kills --seconds 120
 	@$(VENV_PYTHON) -m tests.spark.exactly_once --rounds 20
 	@$(VENV_PYTHON) -m pytest -q -m slow tests/crash/test_destroyed.py tests/crash/test_outages.py
 	@$(MAKE) spark41 ARGS=

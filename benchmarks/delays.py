@@ -125,7 +125,7 @@ async def held(url: str, admin_url: str, name: str, messages: int) -> None:
     while True:
         try:
             await client.look_up(name)
-            await client.subscribe(name, "s", 0, lambda _: None, 1000, subType=1)
+            await client.subscribe(name, "s", 0, lambda *_: None, 1000, subType=1)
             break
         except RuntimeError:
             await asyncio.sleep(0.1)

@@ -1,7 +1,7 @@
 """Many consumers on one connection to a broker, each asked for by its own request.
 
 Always true: a request has one outcome, the broker's response or RuntimeError with its error; PING
-is answered; messages of a consumer go to its `on_message`.
+is answered; messages of a consumer go to its `on_message`, with their batches.
 """
 
 import asyncio
@@ -12,12 +12,15 @@ from typing import Any
 from spark_ledger.broker.wire.commands import BaseCommand, command
 from spark_ledger.broker.wire.frames import PulsarFrameReader, encode
 
-OnMessage = Callable[[Any], None]
+OnMessage = Callable[[Any, bytes], None]
 ERRORS = ("error", "send_error")
 
 
 class SocketClient:
     """Made by `connected`."""
+
+    on_end: Callable[[], None] | None = None
+    """Called when the broker ends the connection, or closes a consumer."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -106,6 +109,8 @@ class SocketClient:
 
     def _end(self) -> None:
         self.is_closed = True
+        if self.on_end is not None:
+            self.on_end()
         for future in (*self._waiting.values(), *self._receipts.values()):
             if not future.done():
                 future.set_exception(ConnectionError("the connection is closed"))
@@ -118,24 +123,27 @@ class SocketClient:
         try:
             while data := await self._reader.read(1 << 20):
                 for frame in frames.feed(data):
-                    self._handle(frame.command)
+                    self._handle(frame.command, frame.batch or b"")
         except OSError:
             pass
         self._end()
 
-    def _handle(self, received: BaseCommand) -> None:
+    def _handle(self, received: BaseCommand, batch: bytes) -> None:
         field = received.ListFields()[-1][0].name
         part: Any = getattr(received, field)
         if field == "message":
-            self._consumers[part.consumer_id](part)
+            self._consumers[part.consumer_id](part, batch)
         elif field == "ping":
             self.send(command("pong"))
         elif field == "connected":
-            self._connected.set_result(None)
+            if not self._connected.done():
+                self._connected.set_result(None)
         elif field == "send_receipt":
             self._receipts.pop(part.producer_id << 32 | part.sequence_id).set_result(None)
         elif field == "close_consumer":
             self.closed_consumers.add(part.consumer_id)
+            if self.on_end is not None:
+                self.on_end()
         elif (future := self._waiting.pop(getattr(part, "request_id", 0), None)) is not None:
             error = getattr(part, "message", "") if field in ERRORS else ""
             error = error or (field == "ack_response" and part.message) or ""

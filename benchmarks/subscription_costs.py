@@ -113,7 +113,7 @@ class Consumed:
         self.wanted = wanted
         self.done = asyncio.get_running_loop().create_future()
 
-    def __call__(self, part: object) -> None:
+    def __call__(self, part: object, _batch: bytes) -> None:
         id_ = part.message_id  # type: ignore[attr-defined]
         self.ids[id_.entryId] = id_
         if len(self.ids) >= self.wanted and not self.done.done():

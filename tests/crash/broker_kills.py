@@ -48,7 +48,8 @@ RECEIPTS_BETWEEN, COMMITS_BETWEEN = 50, 1
 class Kept:
     """What was promised, by whoever was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, topic: str = TOPIC) -> None:
+        self.topic = topic
         self.history = History()
         self.receipts: dict[str, int] = {}
         self.commits = 0
@@ -60,27 +61,29 @@ class Kept:
         offset = at.entry_id() + max(0, at.batch_index())
         place = (max(0, at.partition()), offset) if stored else None
         with self.lock:
-            self.history.promised(TOPIC, value, at=time.monotonic(), place=place, lane=lane)
+            self.history.promised(self.topic, value, at=time.monotonic(), place=place, lane=lane)
             self.receipts[lane] = self.receipts.get(lane, 0) + 1
 
     def committed(self, values: list[str], *, told: bool) -> None:
         with self.lock:
             if not told:
-                self.history.attempted(TOPIC, values)
+                self.history.attempted(self.topic, values)
                 return
             for value in values:
-                self.history.promised(TOPIC, value, at=time.monotonic(), lane="spark")
+                self.history.promised(self.topic, value, at=time.monotonic(), lane="spark")
             self.commits += 1
 
 
 class Sender:
     """One producer, which sends until it is over."""
 
-    def __init__(self, client: pulsar.Client, kept: Kept, name: str) -> None:
+    def __init__(
+        self, client: pulsar.Client, kept: Kept, name: str, *, batching: bool = True
+    ) -> None:
         self._producer = client.create_producer(
-            TOPIC,
+            kept.topic,
             producer_name=name,
-            batching_enabled=True,
+            batching_enabled=batching,
             block_if_queue_full=True,
             send_timeout_millis=0,
         )
@@ -94,21 +97,29 @@ class Sender:
 
     def _send(self) -> None:
         while not self._over.is_set():
-            value = f"{self._name}-{self.sent}"
-
-            def told(result: pulsar.Result, at: pulsar.MessageId, value: str = value) -> None:
-                if result == pulsar.Result.Ok:
-                    self._kept.receipt(self._name, value, at)
-                else:
-                    self.failed.append(result)
-
-            self._producer.send_async(value.encode(), told)
-            self.sent += 1
+            self.send_next()
             time.sleep(SEND_EVERY_S)
+
+    def send_next(self) -> None:
+        self.send(f"{self._name}-{self.sent}")
+
+    def send(self, value: str, key: str | None = None) -> None:
+        def told(result: pulsar.Result, at: pulsar.MessageId) -> None:
+            if result == pulsar.Result.Ok:
+                self._kept.receipt(self._name, value, at)
+            else:
+                self.failed.append(result)
+
+        self._producer.send_async(value.encode(), told, partition_key=key)
+        self.sent += 1
+
+    def stop(self) -> None:
+        """Send no more."""
+        self._over.set()
 
     def finish(self) -> None:
         """Returns when all that was sent has its receipt."""
-        self._over.set()
+        self.stop()
         self._thread.join(PATIENCE_S)
         self._producer.flush()
         has_all = eventually(
@@ -161,9 +172,11 @@ def commit(topics: blocking.BlockingTopics, values: list[str]) -> None:
     topics.run(topics.client.commit_topics({info.id: [task.start_finish()()]}, txn, intent.id))
 
 
-def read_whole(topics: blocking.BlockingTopics) -> list[tuple[tuple[int, int], str]]:
+def read_whole(
+    topics: blocking.BlockingTopics, topic: str = TOPIC
+) -> list[tuple[tuple[int, int], str]]:
     """Every row of the topic by its place; nobody writes any more, and all is sealed."""
-    info = topics.run(topics.client.topics.open(TOPIC))
+    info = topics.run(topics.client.topics.open(topic))
     state = topics.run(topics.client.log(info.id).fold(fresh=True))
     ranges = {partition: (0, end) for partition, end in state.end_offsets().items()}
     found = []
