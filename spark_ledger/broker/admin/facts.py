@@ -37,8 +37,8 @@ class SubscriptionFacts:
     consumer is connected. `backlog` counts the messages that are not acknowledged, `unacked` the
     unacknowledged messages that are sent, `redelivered` the entries that a client asked for again.
     `is_blocked`: so many messages are unacknowledged that no message is sent. `position` is the
-    first offset that is not acknowledged. `active` is the consumer that gets all messages; None if
-    several consumers share them."""
+    first offset that is not acknowledged. `pause` is as Pause.why. `active` is the consumer that
+    gets all messages; None if several consumers share them."""
 
     type: str
     is_durable: bool
@@ -49,6 +49,7 @@ class SubscriptionFacts:
     redelivered: int = 0
     delayed: int = 0
     is_blocked: bool = False
+    pause: str = ""
     consumers: tuple[Consumer, ...] = ()
     active: Consumer | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -79,7 +80,7 @@ def _client_stats(client: ClientFacts | None) -> dict[str, Any]:
 
 
 def subscription_stats(facts: SubscriptionFacts) -> dict[str, Any]:
-    """`position` and `redelivered` are ours: Pulsar's JSON has no such fields."""
+    """`position`, `redelivered` and `pausedBy` are ours: Pulsar's JSON has no such fields."""
 
     def unacked_of(consumer: Consumer) -> int:
         return facts.unacked if consumer is facts.active else consumer.unacked
@@ -102,6 +103,7 @@ def subscription_stats(facts: SubscriptionFacts) -> dict[str, Any]:
         "allowOutOfOrderDelivery": False,
         "subscriptionProperties": dict(facts.properties),
         "position": facts.position,
+        "pausedBy": facts.pause,
         "consumers": [
             {
                 **_RATES,
@@ -146,8 +148,8 @@ SUMMED = (
 
 def merged(stats: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The sum of partitions, or of one subscription in several partitions. Numbers are added, lists
-    of clients are joined. The type is the first one that is not "None"; any other field has the
-    first partition's value."""
+    of clients are joined. The type is the first one that is not "None", and so is the reason of a
+    pause; any other field has the first partition's value."""
     parts = list(stats)
     whole: dict[str, Any] = dict(parts[0]) if parts else {}
     whole.pop("position", None)
@@ -159,6 +161,7 @@ def merged(stats: Iterable[dict[str, Any]]) -> dict[str, Any]:
             whole[name] = [client for part in parts for client in part[name]]
     if "type" in whole:
         whole["type"] = next((part["type"] for part in parts if part["type"] != "None"), "None")
+        whole["pausedBy"] = next(filter(None, (part.get("pausedBy") for part in parts)), "")
     if "subscriptions" in whole:
         names = dict.fromkeys(name for part in parts for name in part["subscriptions"])
         whole["subscriptions"] = {

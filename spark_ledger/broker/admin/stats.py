@@ -225,6 +225,7 @@ def _of_used(
         position=acks.mark,
         consumers=tuple(dispatcher.consumers),
         active=dispatcher.active,
+        pause=dispatcher.pause.why,
         properties=properties,
     )
     if isinstance(dispatcher, SharedDispatcher):

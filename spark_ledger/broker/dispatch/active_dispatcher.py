@@ -21,7 +21,13 @@ from spark_ledger.broker.dispatch.acks import (
     never_sent,
     not_sent,
 )
-from spark_ledger.broker.dispatch.dispatcher import CROWDED_S, Consumer, Dispatcher, is_in_chunks
+from spark_ledger.broker.dispatch.dispatcher import (
+    ACKNOWLEDGED,
+    CROWDED_S,
+    Consumer,
+    Dispatcher,
+    is_in_chunks,
+)
 from spark_ledger.broker.dispatch.key_slots import slots_of
 from spark_ledger.broker.dispatch.policies import Policy, may_get
 from spark_ledger.broker.dispatch.slot_owners import within
@@ -161,9 +167,9 @@ class ActiveDispatcher(Dispatcher):
         while not self.acks.may_send(self.position):
             if consumer is not self.active:
                 return False
-            self._log_crowded()
+            self._note_pause(ACKNOWLEDGED, self.acks.bytes)
             await self._pause(CROWDED_S)
-        self._is_crowded = False
+        self._note_pause("")
         await consumer.link.room()
         return consumer is self.active
 

@@ -15,6 +15,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
+from typing import NamedTuple
 
 from pyroaring import BitMap64
 
@@ -86,6 +87,18 @@ class Consumer(Member):
         self.on_end(self)
 
 
+class Pause(NamedTuple):
+    """Why a subscription reads no new messages: too many are ACKNOWLEDGED beyond gaps, or DELAYED.
+    "": it reads on. `logged_s` is when a pause was logged last."""
+
+    why: str
+    logged_s: float
+
+
+NO_PAUSE = Pause("", float("-inf"))
+ACKNOWLEDGED, DELAYED = "acknowledged", "delayed"
+
+
 class Dispatcher(ABC):
     """The dispatcher of a subscription that begins at `mark` in the partition; `rows` beyond the
     mark are acknowledged. `cursor` makes acknowledgements durable; None: they stay in memory."""
@@ -110,7 +123,7 @@ class Dispatcher(ABC):
         """Whether a seek has sent the consumers away, and no consumer is back yet."""
         self.position = mark
         self._read_at = mark
-        self._is_crowded = False
+        self.pause = NO_PAUSE
         self._spark_batches = KeyedBatches()
         self._policy = policy
         self._cursor = cursor
@@ -263,15 +276,20 @@ class Dispatcher(ABC):
                     await self._pause(pause_s)
                     pause_s = min(2 * pause_s, LOST_RETRY_S)
 
-    def _log_crowded(self) -> None:
-        """Log once that the sets of acknowledgements take too much memory."""
-        if not self._is_crowded:
+    def _note_pause(self, why: str, bytes_used: int = 0) -> None:
+        """Note why no new messages are read; "": they are. A pause is logged, LOG_EVERY_S after the
+        last one at the earliest."""
+        if not why and not self.pause.why:
+            return
+        now_s, logged_s = asyncio.get_running_loop().time(), self.pause.logged_s
+        if why and now_s >= logged_s + LOG_EVERY_S:
+            logged_s = now_s
             _log.warning(
-                "%s: a subscription pauses at offset %d: its sets of acknowledged messages take %d"
-                " bytes. Messages before it are not acknowledged: the first is at offset %d",
-                *(self.partition.title, self.position, self.acks.bytes, self.acks.mark),
+                "%s: a subscription pauses at offset %d: its %s messages take %d bytes. The first"
+                " message that is not acknowledged is at offset %d",
+                *(self.partition.title, self.position, why, bytes_used, self.acks.mark),
             )
-        self._is_crowded = True
+        self.pause = Pause(why, logged_s)
 
     async def _pause(self, seconds: float) -> None:
         """Wait before a failed read is tried again; a rewind ends the pause. The consumer stays: if

@@ -17,7 +17,9 @@ from spark_ledger.async_tasks import woken
 from spark_ledger.broker.dispatch.acks import ack_set
 from spark_ledger.broker.dispatch.delays import HeldMessages
 from spark_ledger.broker.dispatch.dispatcher import (
+    ACKNOWLEDGED,
     CROWDED_S,
+    DELAYED,
     SOON_S,
     Consumer,
     Dispatcher,
@@ -141,10 +143,9 @@ class SharedDispatcher(Dispatcher):
         has_sent = await self._replay(lossy) or await self._send_due(lossy)
         if (not has_sent or self.sharing.awaits_new_rows()) and self._may_read_on():
             if not self.acks.may_send(self.position):
-                self._log_crowded()
+                self._note_pause(ACKNOWLEDGED, self.acks.bytes)
                 await woken(self._wake, CROWDED_S)
                 return True
-            self._is_crowded = False
             has_sent |= await self._read_on(lossy)
         if not has_sent and self.consumers and not lossy:
             self.announce_end()
@@ -152,8 +153,9 @@ class SharedDispatcher(Dispatcher):
         return True
 
     def _may_read_on(self) -> bool:
-        has_more = self.partition.end > self.position and not self.held.is_full
-        return has_more and self.sharing.may_read_on()
+        may_read, is_full = self.partition.end > self.position, self.held.is_full
+        self._note_pause(DELAYED if may_read and is_full else "", self.held.index.bytes)
+        return may_read and not is_full and self.sharing.may_read_on()
 
     async def _send_due(self, lossy: bool) -> bool:
         """Send the delayed messages that are due and that consumers may get now, the oldest first.

@@ -26,6 +26,7 @@ from tests.unit.spark_ledger.broker.consumers import (
     consumer_of,
     play,
     settle,
+    until,
 )
 
 OFFSETS = st.integers(0, 40)
@@ -274,6 +275,30 @@ def test_a_subscription_that_a_full_index_keeps_from_reading_wakes_and_keeps_not
     clock.ms = 5000
     reads.look(0)
     assert list(reads.due) == [0, 1, 2] and not waits.is_full
+
+
+def test_a_full_index_is_logged_and_shown_until_some_of_its_messages_are_due(monkeypatch, caplog):
+    monkeypatch.setattr(delays, "INDEX_BYTES_MAX", 3 * MESSAGE_BYTES)
+    monkeypatch.setattr(delays, "FULL_WAIT_S", 0.01)
+
+    async def act(made):
+        clock, partition = Clock(), DelayedBatches()
+        partition.delay(1000, 1000, 1000)
+        (reads,) = shared_of(clock, partition, "a")
+        made.append(reads)
+        await settle()
+        assert reads.dispatcher.pause.why == ""  # nothing more is there to be read
+        partition.delay(0)
+        for _ in range(3):
+            await settle()
+        assert reads.dispatcher.pause.why == "delayed"
+        assert offsets(reads) == []
+        assert caplog.text.count("pauses at offset 3: its delayed messages take 96 bytes") == 1
+        await passes(clock, partition, 1000)
+        await until(lambda: offsets(reads) == [0, 1, 2, 3])
+        assert reads.dispatcher.pause.why == ""
+
+    play(act)
 
 
 def test_messages_below_the_marks_of_all_subscriptions_make_room_in_a_full_index(monkeypatch):

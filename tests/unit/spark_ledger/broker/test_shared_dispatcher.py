@@ -368,7 +368,7 @@ def test_rows_that_expire_are_neither_pending_nor_sent_again():
     play(act)
 
 
-def test_new_messages_wait_while_the_acknowledged_sets_take_too_much(monkeypatch):
+def test_new_messages_wait_while_the_acknowledged_sets_take_too_much(monkeypatch, caplog):
     monkeypatch.setattr(shared_dispatcher, "CROWDED_S", 0.01)
 
     async def act(made):
@@ -380,8 +380,11 @@ def test_new_messages_wait_while_the_acknowledged_sets_take_too_much(monkeypatch
         a.dispatcher.flow(a, 9)
         await settle()
         assert offsets(a) == []
+        assert a.dispatcher.pause.why == "acknowledged"
+        assert caplog.text.count("pauses at offset 0: its acknowledged messages take") == 1
         may_send += [0, 1]
         await until(lambda: offsets(a) == [0, 1])
+        await until(lambda: a.dispatcher.pause.why == "")
 
     play(act)
 
