@@ -25,7 +25,7 @@ from spark_ledger.broker.dispatch.dispatcher import (
     Dispatcher,
     is_in_chunks,
 )
-from spark_ledger.broker.dispatch.lone import acknowledge_lone, lone_run, send_lone
+from spark_ledger.broker.dispatch.lone import acknowledge_lone, bytes_for, lone_run, send_lone
 from spark_ledger.broker.dispatch.policies import Policy
 from spark_ledger.broker.dispatch.sharing import (
     BatchPart,
@@ -257,7 +257,7 @@ class SharedDispatcher(Dispatcher):
         self.position = self._read_at = self.held.pass_over(start, acked)
         if self.position >= self.partition.end or self.held.may_pass_on(start, self.position):
             return True
-        size = self.held.read_bytes(self.position, acked)
+        size = min(bytes_for(self.sharing), self.held.read_bytes(self.position, acked))
         batches = await self._read(self.position, lossy, size)
         if rewinds != self._rewinds:
             return True

@@ -10,8 +10,10 @@ from spark_ledger import errors
 from spark_ledger.broker.dispatch import dispatcher as dispatchers
 from spark_ledger.broker.dispatch import shared_dispatcher
 from spark_ledger.broker.dispatch.dispatcher import Consumer
+from spark_ledger.broker.dispatch.lone import FEW_BYTES, FEW_MESSAGES
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
 from spark_ledger.broker.dispatch.subscriptions import SharingRules, Subscription
+from spark_ledger.broker.log.partition import READ_BYTES
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import AckType, MessageId
 from tests.kit.pulsar_batches import chunked, whole_of
@@ -439,5 +441,26 @@ def test_batches_are_sent_and_sent_again_in_bounded_steps():
             for consumer in made:
                 consumer.dispatcher.redeliver(consumer, None)
         assert max(Counter(sent).values()) <= shared_dispatcher.STEP_SENDS_MAX
+
+    play(act)
+
+
+def test_for_few_messages_few_bytes_are_read():
+    async def act(made):
+        partition, sizes = Batches(*[1] * 9), []
+
+        async def read(offset, bytes_max=None, **how):
+            sizes.append(bytes_max)
+            return await Batches.read(partition, offset, bytes_max, **how)
+
+        partition.read = read
+        (a,) = joined(subscription_of(), partition, "a", permits=1)
+        made.append(a)
+        await settle()
+        assert offsets(a) == [0]
+        a.dispatcher.flow(a, FEW_MESSAGES + 1)
+        await settle()
+        assert offsets(a) == list(range(9))
+        assert (sizes[0], max(sizes)) == (FEW_BYTES, READ_BYTES)
 
     play(act)
