@@ -173,11 +173,14 @@ def offsets_of(texts: list[str]) -> dict[int, int]:
     """Offsets by partition, from PARTITION=OFFSET texts. Raises errors.BadConfig."""
     try:
         pairs = [text.split("=") for text in texts]
-        return {int(partition): int(offset) for partition, offset in pairs}
+        offsets = {int(partition): int(offset) for partition, offset in pairs}
     except ValueError as error:
         raise BadConfig(
             f"{' '.join(texts)} is not a position in a topic", "Give PARTITION=OFFSET, e.g. 0=1200."
         ) from error
+    if len(offsets) < len(texts):
+        raise BadConfig(f"{' '.join(texts)} name a partition twice", "Name each partition once.")
+    return offsets
 
 
 def time_ms(text: str) -> int:

@@ -323,7 +323,8 @@ async def _moves(client: "TopicClient", topic: str) -> "SubscriptionMoves":
 
 def _print_positions(topic: str, name: str, positions: Mapping[int, int], json: bool) -> None:
     facts = {"topic": topic, "subscription": name, "offsets": by_partition(positions)}
-    answer(json, facts, f"subscription {name} of topic {topic} is at {_offsets(positions)}")
+    stands = f"is at {_offsets(positions)}" if positions else "does not move"
+    answer(json, facts, f"subscription {name} of topic {topic} {stands}")
 
 
 IN_MEMORY = ("TYPE", "CONSUMERS", "UNACKED", "REDELIVERED", "DELAYED")

@@ -50,6 +50,8 @@ def test_what_is_no_place_and_what_is_not_there_are_refused(cli):
     assert "Give either --to or --to-offset" in fails(*where, *url)
     assert "is not a time" in fails(*where, "--to", "yesterday", *url)
     assert "PARTITION=OFFSET" in fails(*where, "--to-offset", "0", *url)
+    twice = ("--to-offset", "0=1", "--to-offset", "0=2")
+    assert "name a partition twice" in fails(*where, *twice, *url)
     assert "LEDGER_SUBSCRIPTION.NOT_FOUND" in fails(*where, "--to", "latest", *url)
 
 
@@ -63,6 +65,7 @@ def test_a_subscription_is_skipped_cleared_reset_and_peeked_at(cli):
     assert [json.loads(line)["value"] for line in peeked] == ["a", "b"]
     assert cli("subscription", "skip", *where, 2)["offsets"] == {"0": 2}
     assert cli("subscription", "expire", *where, "1d")["offsets"] == {}
+    assert "does not move" in succeeds("subscription", "expire", *where, "1d", *url)
     assert cli("subscription", "expire", *where, "0s")["offsets"] == {"0": 4}
     assert cli("subscription", "reset", *where)["offsets"] == {"0": 0}
     assert cli("subscription", "reset", *where, "--to-offset", "0=1")["offsets"] == {"0": 1}
