@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
+from typing import NamedTuple
 
 from spark_ledger import errors
 from spark_ledger.async_tasks import SharedTasks
@@ -32,6 +33,7 @@ from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.metrics import Counter
+from spark_ledger.topic.acks.sets import AckBudget
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
@@ -49,6 +51,17 @@ class Phase(Enum):
     STARTING = "starting"
     OPEN = "open"
     STOPPING = "stopping"
+
+
+class Budgets(NamedTuple):
+    """The memory of a broker's newest messages, and of its subscriptions' sets."""
+
+    tail: TailBudget
+    acks: AckBudget
+
+    @staticmethod
+    def of(settings: BrokerSettings) -> "Budgets":
+        return Budgets(TailBudget(settings.tail_bytes), AckBudget(settings.ack_bytes_max))
 
 
 class Broker:
@@ -72,7 +85,7 @@ class Broker:
             self.settings.message_bytes_max, ledgers.config.entry_bytes_max - ENTRY_OVERHEAD_BYTES
         )
         self._relief_listeners: dict[Callable[[], None], None] = {}
-        self._budget = TailBudget(self.settings.tail_bytes)
+        self._budgets = Budgets.of(self.settings)
         self._topics = SharedTasks[str, OwnedTopic](keep=True)
         self._names = 0
         self._phase = Phase.OPEN
@@ -235,14 +248,17 @@ class Broker:
                 commits,
                 self.cursors,
                 follower,
-                self._budget,
+                self._budgets.tail,
                 limits,
                 self._drop_topic,
                 self._unfollow,
             )
         )
         topic.subscriptions.sharing = SharingRules(
-            UnackedLimits.of(self.settings), self.clock.earliest_ms
+            UnackedLimits.of(self.settings),
+            self.clock.earliest_ms,
+            self._budgets.acks,
+            self.settings.subscription_ack_bytes_max,
         )
         topic.backlogs.look_s = self.settings.backlog_look_s
         await topic.start()

@@ -22,7 +22,7 @@ class BrokerSettings(Settings):
         "tail_bytes": "memory",
         "message_bytes_max": "messages",
         "consumer_unacked_max": "consumers that share a subscription",
-        "ack_receipt": "acknowledgements",
+        "ack_bytes_max": "acknowledgements",
         "roll_bytes": "when the next live ledger begins: at the limit that is reached first",
     }
     """The headings of conf/broker.toml, each above the setting with this name."""
@@ -94,6 +94,17 @@ class BrokerSettings(Settings):
         ge=0,
         description="Messages that all consumers of a subscription may have of one partition"
         " without acknowledging them; 0: no limit.",
+    )
+
+    ack_bytes_max: int = Field(
+        64 * MIB,
+        gt=0,
+        description="Memory of the sets of acknowledged and of waiting messages of all"
+        " subscriptions. Beyond it a subscription with gaps sends no new messages until they are"
+        " acknowledged.",
+    )
+    subscription_ack_bytes_max: int = Field(
+        16 * MIB, gt=0, description="Of one subscription at a broker, likewise."
     )
 
     ack_receipt: Literal["durable", "memory"] = Field(

@@ -327,14 +327,15 @@ def _print_positions(topic: str, name: str, positions: Mapping[int, int], json: 
     answer(json, facts, f"subscription {name} of topic {topic} {stands}")
 
 
-IN_MEMORY = ("TYPE", "CONSUMERS", "UNACKED", "REDELIVERED", "DELAYED")
+IN_MEMORY = ("TYPE", "CONSUMERS", "UNACKED", "REDELIVERED", "DELAYED", "PAUSED")
 
 
 def _in_memory(stats: "dict[str, Any] | None") -> tuple[object, ...]:
     """The values of the columns IN_MEMORY."""
     if stats is None:
         return ("-",) * len(IN_MEMORY)
-    return (stats["type"], len(stats["consumers"]), *counts_of(stats)[1:])
+    paused_by = stats.get("pausedBy") or "no"
+    return (stats["type"], len(stats["consumers"]), *counts_of(stats)[1:], paused_by)
 
 
 def _age_ms(info: "SubscriptionInfo", now_ms: int) -> int:

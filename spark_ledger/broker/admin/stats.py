@@ -232,10 +232,10 @@ def _of_used(
         sharing, held = dispatcher.sharing, dispatcher.held
         facts = replace(
             facts,
-            unacked=sharing.unacked,
+            unacked=sharing.unacked.messages,
             redelivered=len(sharing.sent.redeliveries),
             delayed=len(held.rows) + len(held.due),
-            is_blocked=sharing.is_blocked,
+            is_blocked=sharing.unacked.is_blocked,
         )
     return subscription_stats(facts)
 

@@ -17,9 +17,11 @@ from pyroaring import BitMap64
 
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, signed
 from spark_ledger.topic.acks.sets import (
+    ACK_BYTES_MAX,
     AckBudget,
     AckChanges,
     Counts,
+    Measured,
     bytes_of,
     next_in,
     ranges_of,
@@ -32,8 +34,6 @@ SENT_BATCHES_MAX = 100_000
 BATCH_MESSAGES_MAX = 1 << 22
 """A batch of 8 MiB has less messages than this number."""
 _BITS = 64
-MEASURED_AFTER_CALLS = 500
-"""How many calls may change the sets before their bytes are counted anew."""
 
 
 class Acks:
@@ -55,13 +55,12 @@ class Acks:
         self._rowless = BitMap64()  # offsets passed over beyond the mark; may overlap `rows`
         self._added = BitMap64()  # the part of `rows` that was added since `take_changes`
         self._was_reset = False
-        self._calls = 0
-        self._bytes = 0
-        self._budget = AckBudget() if budget is None else budget
+        budget = AckBudget(ACK_BYTES_MAX) if budget is None else budget
+        self.memory = Measured(budget, self._bytes)
         if self.rows:
             self.rows.remove_range(0, mark)
             self._raise_mark(mark)
-            self._measure()
+            self.memory.measure()
 
     @property
     def end(self) -> int:
@@ -69,19 +68,13 @@ class Acks:
         highest = [offsets.max() + 1 for offsets in (self.rows, self._rowless) if offsets]
         return max([self.mark, *highest])
 
-    @property
-    def bytes(self) -> int:
-        """The memory of the sets, measured at most some hundred calls ago."""
-        return self._bytes
-
     def may_send(self, offset: int) -> bool:
-        """Whether the message at `offset` may be sent; not if the sets take too much memory."""
-        return self._budget.allows(self, offset)
+        """Whether the message at `offset` may be sent: the sets do not take too much memory, or it
+        fills a gap in them."""
+        return not self.memory.budget.is_over or offset < self.end
 
-    def drop(self) -> None:
-        """Give the memory of the sets back to the budget: they are not used any more."""
-        self._budget.bytes -= self._bytes
-        self._bytes = 0
+    def _bytes(self) -> int:
+        return sum(map(bytes_of, (self.rows, self._rowless, self._added)))
 
     @property
     def ranges(self) -> Iterator[tuple[int, int]]:
@@ -100,7 +93,7 @@ class Acks:
         for offsets in (self.rows, self._rowless, self._added):
             offsets.clear()
         self._was_reset = True
-        self._measure()
+        self.memory.measure()
 
     def add_up_to(self, end: int) -> bool:
         """Acknowledge all rows below `end`. Returns whether the mark moved."""
@@ -113,7 +106,7 @@ class Acks:
         if start < end:
             self.rows.add_range(start, end)
             self._added.add_range(start, end)
-            self._count_call()
+            self.memory.changed()
         return False
 
     def pass_over(self, start: int, end: int) -> None:
@@ -122,7 +115,7 @@ class Acks:
             self._move(end, 0)
         elif start < end:
             self._rowless.add_range(start, end)
-            self._count_call()
+            self.memory.changed()
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
         """The ranges of [start, end) that are not acknowledged."""
@@ -162,7 +155,7 @@ class Acks:
             return False
         self.durable = max(self.durable, row_end)
         self._raise_mark(mark)
-        self._count_call()
+        self.memory.changed()
         return True
 
     def _raise_mark(self, mark: int) -> None:
@@ -182,16 +175,6 @@ class Acks:
                 at = run_end(self._rowless, at)
             else:
                 return at
-
-    def _count_call(self) -> None:
-        self._calls += 1
-        if self._calls >= MEASURED_AFTER_CALLS:
-            self._measure()
-
-    def _measure(self) -> None:
-        self._calls, before = 0, self._bytes
-        self._bytes = sum(map(bytes_of, (self.rows, self._rowless, self._added)))
-        self._budget.bytes += self._bytes - before
 
 
 class SentBatches:

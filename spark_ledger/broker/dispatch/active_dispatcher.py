@@ -36,7 +36,7 @@ from spark_ledger.broker.log.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.names import offset_of
 from spark_ledger.broker.wire.commands import AckType, MessageId, command, signed
 from spark_ledger.broker.wire.frames import encode, with_batch
-from spark_ledger.topic.acks.sets import Range
+from spark_ledger.topic.acks.sets import AckBudget, Range
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
 FAILOVER_DELAY_S = 1.0
@@ -55,8 +55,9 @@ class ActiveDispatcher(Dispatcher):
         mark: int,
         cursor: ConsumerCursor | None,
         rows: BitMap64 | None = None,
+        budget: AckBudget | None = None,
     ) -> None:
-        super().__init__(partition, policy, mark, cursor, rows)
+        super().__init__(partition, policy, mark, cursor, rows, budget)
         self._begin_s = 0.0
         """The time from which on the active consumer gets messages, by the loop's clock."""
         self._announcement: asyncio.TimerHandle | None = None
@@ -164,10 +165,10 @@ class ActiveDispatcher(Dispatcher):
             self._wake.clear()
             self.announce_end()
             await self._wake.wait()
-        while not self.acks.may_send(self.position):
+        while self._lacks_memory():
             if consumer is not self.active:
                 return False
-            self._note_pause(ACKNOWLEDGED, self.acks.bytes)
+            self._note_pause(ACKNOWLEDGED, self.acks.memory.budget.bytes)
             await self._pause(CROWDED_S)
         self._note_pause("")
         await consumer.link.room()

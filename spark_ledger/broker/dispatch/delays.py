@@ -23,7 +23,7 @@ from spark_ledger import errors
 from spark_ledger.broker.log.partition import READ_BYTES
 from spark_ledger.broker.log.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.topic.acks.delayed import DelayedRows
-from spark_ledger.topic.acks.sets import within
+from spark_ledger.topic.acks.sets import ACK_BYTES_MAX, AckBudget, Measured, bytes_of, within
 from spark_ledger.topic.entry import pulsar_batch
 
 MESSAGE_BYTES = 32
@@ -262,7 +262,13 @@ class HeldMessages:
     not sent. `earliest_ms` returns a time that the store's clock has passed for certain, None as
     long as none is known: then no message is due."""
 
-    def __init__(self, index: DelayIndex, earliest_ms: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        index: DelayIndex,
+        earliest_ms: Callable[[], int | None],
+        budget: AckBudget | None = None,
+    ) -> None:
+        self.memory = Measured(budget or AckBudget(ACK_BYTES_MAX), self._bytes)
         self.rows = BitMap64()
         self.due = BitMap64()
         self.index = index
@@ -281,6 +287,9 @@ class HeldMessages:
     def is_full(self) -> bool:
         return self.index.is_full
 
+    def _bytes(self) -> int:
+        return bytes_of(self.rows) + bytes_of(self.due)
+
     def begin(self) -> None:
         """The subscription reads from its mark on: what it has met before is forgotten."""
         self.end()
@@ -290,6 +299,7 @@ class HeldMessages:
         """The subscription reads no more."""
         self.rows.clear()
         self.due.clear()
+        self.memory.measure()
         self.index.asked_ms.pop(self, None)
         self.index.marks.pop(self, None)
 
@@ -349,6 +359,7 @@ class HeldMessages:
     def _hold(self, now_ms: int, due_ms: int | None) -> None:
         """Messages are to be held that are not due at `now_ms`: the first one is due at `due_ms`,
         None if that is not known. Without rows so far, there was nothing to ask for."""
+        self.memory.changed()
         if not self.rows:
             self.index.asked_ms[self] = now_ms
             self._next_ms = due_ms

@@ -32,6 +32,7 @@ from spark_ledger.broker.wire.frames import encode, with_batch
 from spark_ledger.broker.wire.link import ClientFacts, Link
 from spark_ledger.broker.wire.sends import Messages
 from spark_ledger.topic.acks.partition_acks import Receipt
+from spark_ledger.topic.acks.sets import AckBudget
 from spark_ledger.topic.entry.pulsar_batch import (
     CHUNKS_MAGIC,
     LAST_MAGIC,
@@ -40,6 +41,7 @@ from spark_ledger.topic.entry.pulsar_batch import (
     earlier_offsets,
     is_last_chunk,
 )
+from spark_ledger.topic.log.state import PartitionState
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
 RETRY_S, LOST_RETRY_S = 1.0, 60.0
@@ -88,8 +90,9 @@ class Consumer(Member):
 
 
 class Pause(NamedTuple):
-    """Why a subscription reads no new messages: too many are ACKNOWLEDGED beyond gaps, or DELAYED.
-    "": it reads on. `logged_s` is when a pause was logged last."""
+    """Why a subscription reads no new messages: the sets of messages that are ACKNOWLEDGED beyond
+    gaps, or wait, take too much memory; or too many messages are DELAYED. "": it reads on.
+    `logged_s` is when a pause was logged last."""
 
     why: str
     logged_s: float
@@ -101,7 +104,8 @@ ACKNOWLEDGED, DELAYED = "acknowledged", "delayed"
 
 class Dispatcher(ABC):
     """The dispatcher of a subscription that begins at `mark` in the partition; `rows` beyond the
-    mark are acknowledged. `cursor` makes acknowledgements durable; None: they stay in memory."""
+    mark are acknowledged. `cursor` makes acknowledgements durable; None: they stay in memory.
+    `budget` counts the memory of the subscription's sets."""
 
     def __init__(
         self,
@@ -110,9 +114,10 @@ class Dispatcher(ABC):
         mark: int,
         cursor: ConsumerCursor | None,
         rows: BitMap64 | None = None,
+        budget: AckBudget | None = None,
     ) -> None:
         self.partition = partition
-        self.acks = Acks(mark, rows, None if cursor is None else cursor.ack_budget)
+        self.acks = Acks(mark, rows, budget)
         if cursor is not None:
             cursor.track(partition.number, self.acks)
         self.consumers: list[Consumer] = []
@@ -291,6 +296,19 @@ class Dispatcher(ABC):
             )
         self.pause = Pause(why, logged_s)
 
+    def _has_memory(self) -> bool:
+        return self.acks.may_send(self.position)
+
+    def _lacks_memory(self) -> bool:
+        """Whether no new message may be sent until the sets, measured anew, take less memory."""
+        if not self._has_memory():
+            self.acks.memory.budget.measure()
+        return not self._has_memory()
+
+    def drop(self) -> None:
+        """Give memory back: the dispatcher is not used any more."""
+        self.acks.memory.drop()
+
     async def _pause(self, seconds: float) -> None:
         """Wait before a failed read is tried again; a rewind ends the pause. The consumer stays: if
         it were sent away, its client would subscribe again at once."""
@@ -317,24 +335,11 @@ class Dispatcher(ABC):
     async def _pass_over_hole(self) -> None:
         """Go on after a read without rows: there is a hole up to the confirmed end, or the log will
         soon have a seal."""
-        following = self._row_after(self.position)
+        following = row_after(self.partition.held, self.position)
         if following is None:
             await asyncio.sleep(SOON_S)
         else:
             self._pass_over(following)
-
-    def _row_after(self, offset: int) -> int | None:
-        """The first offset with a row after the hole at `offset`; without such a row, the end of
-        the log; None if `offset` is not below that end."""
-        held = self.partition.held
-        starts = [
-            interval.lo
-            for interval in held.intervals.between(offset, held.end_offset)
-            if interval.source is not None and interval.lo >= offset
-        ]
-        if starts and starts[0] > offset:
-            return starts[0]
-        return held.end_offset if offset < held.end_offset and not starts else None
 
     def _pass_over(self, offset: int) -> None:
         """Go on at `offset`: no offset from the position up to `offset` has a row."""
@@ -395,6 +400,19 @@ class Dispatcher(ABC):
             if lossy:
                 return None
             raise
+
+
+def row_after(held: PartitionState, offset: int) -> int | None:
+    """The first offset with a row after the hole at `offset`; without such a row, the end of the
+    log; None if `offset` is not below that end."""
+    starts = [
+        interval.lo
+        for interval in held.intervals.between(offset, held.end_offset)
+        if interval.source is not None and interval.lo >= offset
+    ]
+    if starts and starts[0] > offset:
+        return starts[0]
+    return held.end_offset if offset < held.end_offset and not starts else None
 
 
 def is_in_chunks(batch: Stored) -> bool:

@@ -34,9 +34,6 @@ from spark_ledger.broker.dispatch.slot_owners import SlotOwners, WaitingBySlot, 
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.topic.acks.sets import Range, bytes_of, next_row
 
-CUTS_MAX = 100_000
-"""After so many new cut batches, the bounds of cut batches below all unacknowledged rows are
-forgotten."""
 NO_ROWS = BitMap64()
 Longs = npt.NDArray[np.int64]
 
@@ -65,7 +62,6 @@ class KeyChoice:
         self._keyed_batches = KeyedBatches(keyed)
         self._cut_begins, self._cut_ends = BitMap64(), BitMap64()
         """The offsets at which cut batches begin, and end."""
-        self._cuts_noted = 0
 
     def watch(self, waiting: BitMap64) -> None:
         self._waiting = waiting
@@ -73,7 +69,15 @@ class KeyChoice:
 
     @property
     def bytes(self) -> int:
-        return self._by_slot.bytes + sum(map(bytes_of, self._ready.values()))
+        sets = (self._cut_begins, self._cut_ends, *self._ready.values())
+        return self._by_slot.bytes + sum(map(bytes_of, sets))
+
+    def forget_below(self, mark: int) -> None:
+        if not self._waiting:
+            self._by_slot.clear()
+            self._ready.clear()
+        self._cut_begins.remove_range(0, mark)
+        self._cut_ends.remove_range(0, mark)
 
     # -- consumers -----------------------------------------------------------------------------
 
@@ -214,7 +218,8 @@ class KeyChoice:
 
     def given(self, member: Member, part: BatchPart) -> None:
         if part.is_cut:
-            self._note_cut(part)
+            self._cut_begins.add(part.offset)
+            self._cut_ends.add(part.offset + part.messages)
         if self._in_order:
             for slot in _firsts_of(part):
                 _, count = self._held.get(slot, (member, 0))
@@ -225,18 +230,6 @@ class KeyChoice:
             for slot in turn.slots:
                 _, count = self._held.get(slot, (turn.member, 0))
                 self._held[slot] = (turn.member, count + 1)
-
-    def _note_cut(self, part: BatchPart) -> None:
-        self._cut_begins.add(part.offset)
-        self._cut_ends.add(part.offset + part.messages)
-        self._cuts_noted += 1
-        if self._cuts_noted >= CUTS_MAX:  # rows below all pending and waiting rows are acknowledged
-            self._cuts_noted = 0
-            lowest = [min(member.pending) for member in self._members if member.pending]
-            first = next_row(self._waiting, 0)
-            lowest += [] if first is None else [first]
-            self._cut_begins.remove_range(0, min(lowest, default=part.offset))
-            self._cut_ends.remove_range(0, min(lowest, default=part.offset))
 
     def taken(self, member: Member, part: BatchPart) -> None:
         if not self._in_order:

@@ -48,9 +48,9 @@ def lone_run(batches: list[Stored], at: int, position: int, sharing: Sharing) ->
 
 def _room(sharing: Sharing) -> int:
     """How many new messages may be sent to all consumers, or wait."""
-    room = PENDING_PARTS_MAX - sharing.pending_parts
-    most_of_all = sharing.limits.subscription_max
-    return min(room, most_of_all - sharing.unacked) if most_of_all else room
+    room = PENDING_PARTS_MAX - sharing.unacked.parts
+    most_of_all = sharing.unacked.limits.subscription_max
+    return min(room, most_of_all - sharing.unacked.messages) if most_of_all else room
 
 
 def _room_of(limits: UnackedLimits, member: Member) -> int:
@@ -62,7 +62,7 @@ def _room_of(limits: UnackedLimits, member: Member) -> int:
 
 
 def _room_of_all(sharing: Sharing) -> int:
-    return sum(_room_of(sharing.limits, member) for member in sharing.members)
+    return sum(_room_of(sharing.unacked.limits, member) for member in sharing.members)
 
 
 def bytes_for(sharing: Sharing) -> int:
@@ -74,7 +74,7 @@ def share_lone(sharing: Sharing, offsets: list[int], slots: list[int]) -> list[L
     """Give new messages, none of them acknowledged, to consumers, or let them wait, as far as that
     is possible now. Returns the turns, which are to be sent: of the first messages."""
     turns: list[LoneTurn] = []
-    at, room_of = 0, partial(_room_of, sharing.limits)
+    at, room_of = 0, partial(_room_of, sharing.unacked.limits)
     while at < len(offsets) and sharing.may_read_on():
         end = at + _room(sharing)
         more = sharing.choice.lone_turns(offsets[at:end], slots[at:end], room_of)

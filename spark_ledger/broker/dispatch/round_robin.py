@@ -37,6 +37,9 @@ class RoundRobin:
     def bytes(self) -> int:
         return 0
 
+    def forget_below(self, mark: int) -> None:
+        pass
+
     def join(self, member: Member) -> None:
         levels = self._levels
         levels.setdefault(member.priority, deque()).append(member)

@@ -24,6 +24,7 @@ from spark_ledger.broker.dispatch.dispatcher import (
     Consumer,
     Dispatcher,
     is_in_chunks,
+    row_after,
 )
 from spark_ledger.broker.dispatch.lone import acknowledge_lone, bytes_for, lone_run, send_lone
 from spark_ledger.broker.dispatch.policies import Policy
@@ -39,7 +40,7 @@ from spark_ledger.broker.log.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.names import offset_of
 from spark_ledger.broker.wire.commands import AckType, MessageId
 from spark_ledger.broker.wire.frames import with_batch
-from spark_ledger.topic.acks.sets import next_row, rows_in
+from spark_ledger.topic.acks.sets import AckBudget, next_row, rows_in
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
 _DENSE_ROWS = STEP_BATCHES_MAX // 32
@@ -68,8 +69,9 @@ class SharedDispatcher(Dispatcher):
         limits: UnackedLimits,
         held: HeldMessages,
         rows: BitMap64 | None = None,
+        budget: AckBudget | None = None,
     ) -> None:
-        super().__init__(partition, policy, mark, cursor, rows)
+        super().__init__(partition, policy, mark, cursor, rows, budget)
         self.held = held
         self.sharing = Sharing(self.acks, limits, choice, self._wake.set, partition.messages_at)
         self._sending: asyncio.Task[None] | None = None
@@ -142,9 +144,10 @@ class SharedDispatcher(Dispatcher):
         self.sharing.choice.begin_read()
         has_sent = await self._replay(lossy) or await self._send_due(lossy)
         if (not has_sent or self.sharing.awaits_new_rows()) and self._may_read_on():
-            if not self.acks.may_send(self.position):
-                self._note_pause(ACKNOWLEDGED, self.acks.bytes)
-                await woken(self._wake, CROWDED_S)
+            if self._lacks_memory():
+                self._note_pause(ACKNOWLEDGED, self.acks.memory.budget.bytes)
+                if not has_sent:
+                    await woken(self._wake, CROWDED_S)
                 return True
             has_sent |= await self._read_on(lossy)
         if not has_sent and self.consumers and not lossy:
@@ -155,7 +158,15 @@ class SharedDispatcher(Dispatcher):
     def _may_read_on(self) -> bool:
         may_read, is_full = self.partition.end > self.position, self.held.is_full
         self._note_pause(DELAYED if may_read and is_full else "", self.held.index.bytes)
-        return may_read and not is_full and self.sharing.may_read_on()
+        return may_read and not is_full and self.sharing.may_send_more()
+
+    def _has_memory(self) -> bool:
+        return super()._has_memory() and not self.sharing.is_full
+
+    def drop(self) -> None:
+        super().drop()
+        self.sharing.memory.drop()
+        self.held.memory.drop()
 
     async def _send_due(self, lossy: bool) -> bool:
         """Send the delayed messages that are due and that consumers may get now, the oldest first.
@@ -237,7 +248,7 @@ class SharedDispatcher(Dispatcher):
 
     async def _forget_hole(self, at: int) -> None:
         """Forget a hole at the waiting offset `at`."""
-        if (following := self._row_after(at)) is not None:
+        if (following := row_after(self.partition.held, at)) is not None:
             self._forget(at, following)
         else:
             await asyncio.sleep(SOON_S)
@@ -327,7 +338,7 @@ class SharedDispatcher(Dispatcher):
             redeliveries = sharing.sent.redeliveries[part.offset]
             sharing.give(consumer, part, 0)  # each chunk takes its permit
             consumer.is_busy = True
-            sends = self._send_chunks(consumer, batch, redeliveries, lossy)
+            sends = _send_chunks(self, consumer, batch, redeliveries, lossy)
             consumer.sending = asyncio.get_running_loop().create_task(sends)
             return None
         rest, data = None, batch.data
@@ -344,17 +355,23 @@ class SharedDispatcher(Dispatcher):
         sharing.give(consumer, part, part.unacked)
         return rest
 
-    async def _send_chunks(
-        self, consumer: Consumer, last: Stored, redeliveries: int, lossy: bool
-    ) -> None:
-        try:
-            await self._send_message(consumer, last, redeliveries, lossy)
-        except Exception as error:
-            self._failure = error
-            self.sharing.give_back(consumer, [last.offset])
-        consumer.is_busy = False
-        self.sharing.update(consumer, last.offset)
-        self._wake.set()
+
+async def _send_chunks(
+    dispatcher: SharedDispatcher,
+    consumer: Consumer,
+    last: Stored,
+    redeliveries: int,
+    lossy: bool,
+) -> None:
+    """Send a message in chunks, as long as its consumer takes."""
+    try:
+        await dispatcher._send_message(consumer, last, redeliveries, lossy)
+    except Exception as error:
+        dispatcher._failure = error
+        dispatcher.sharing.give_back(consumer, [last.offset])
+    consumer.is_busy = False
+    dispatcher.sharing.update(consumer, last.offset)
+    dispatcher._wake.set()
 
 
 def _read_bytes(rows: BitMap64, at: int) -> int:

@@ -27,14 +27,11 @@ from spark_ledger.broker.dispatch.acks import (
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.broker.wire.commands import MessageId, signed
-from spark_ledger.topic.acks.sets import Range, bytes_of, common
+from spark_ledger.topic.acks.sets import Measured, Range, bytes_of, common
 
-WAITING_BYTES_MAX = 16 << 20
-"""How much memory waiting rows may take before no new rows are read."""
-MEASURED_AFTER_CALLS = 500
-"""How often parts may begin to wait before the memory of waiting rows is counted anew."""
 PENDING_PARTS_MAX = 500_000
-"""How many parts of a subscription may be pending in a partition: each takes 100 or 350 bytes."""
+"""How many parts of a subscription may be pending in a partition: each takes 100 or 350 bytes,
+which no budget counts. Beyond it no more parts are sent; each acknowledgement is taken."""
 _NEW_SIZE_SHARE = 0.1
 """The weight of a new part in the average number of messages in its consumer's parts."""
 
@@ -187,6 +184,53 @@ class Member:
         return self.permits > 0 and not self.is_blocked and not self.is_busy and self.has_room()
 
 
+class Unacked:
+    """The messages that are sent and not acknowledged, in how many parts, and whether they are so
+    many that no more are sent."""
+
+    def __init__(self, limits: UnackedLimits) -> None:
+        self.messages = self.parts = 0
+        self.is_blocked = False
+        self.limits = limits
+
+    def clear(self) -> None:
+        self.messages = self.parts = 0
+        self.is_blocked = False
+
+    def sent(self, member: Member, messages: int, parts: int) -> None:
+        member.unacked += messages
+        self.messages += messages
+        self.parts += parts
+        most, most_of_all = self.limits
+        member.is_blocked = 0 < most <= member.unacked
+        if 0 < most_of_all <= self.messages or self.parts >= PENDING_PARTS_MAX:
+            self.is_blocked = True
+
+    def taken(self, member: Member, messages: int, parts: int) -> None:
+        """Messages are acknowledged, or are to be sent again."""
+        member.unacked -= messages
+        self.messages -= messages
+        self.parts -= parts
+
+    def settle(self, member: Member) -> bool:
+        """Unblock the consumer and the subscription, if few enough messages are unacknowledged.
+        Returns whether that changed anything."""
+        consumer_max, subscription_max = self.limits
+        has_changed = member.is_blocked and member.unacked <= consumer_max // 2
+        if has_changed:
+            member.is_blocked = False
+            member.permits += member.kept_permits
+            member.kept_permits = 0
+        if (
+            self.is_blocked
+            and (not subscription_max or self.messages < subscription_max / 2)
+            and self.parts <= PENDING_PARTS_MAX // 2
+        ):
+            self.is_blocked = False
+            has_changed = True
+        return has_changed
+
+
 class LoneTurn(NamedTuple):
     """Messages outside of batches that a consumer gets together; without a consumer, they wait. By
     message its offset, and its slot (0: none)."""
@@ -205,7 +249,10 @@ class ReceiverChoice(Protocol):
 
     @property
     def bytes(self) -> int:
-        """About how much memory the waiting rows take here."""
+        """About how much memory the sets take here."""
+
+    def forget_below(self, mark: int) -> None:
+        """Forget what is kept of rows below `mark`, which are acknowledged."""
 
     def join(self, member: Member) -> None: ...
 
@@ -287,12 +334,10 @@ class Sharing:
         self.members: list[Member] = []
         self.waiting = BitMap64()
         """The rows that wait to be sent: read, not acknowledged, and pending at no consumer."""
-        self.unacked = self.pending_parts = 0
-        self.is_blocked = False
+        self.unacked = Unacked(limits)
         self.choice = choice
         choice.watch(self.waiting)
-        self._waiting_bytes = self._calls = 0
-        self.limits = limits
+        self.memory = Measured(acks.memory.budget, self._bytes)
         self._wake = wake
         self.sent = SentEntries()
 
@@ -319,10 +364,9 @@ class Sharing:
             self._settle(member)
         self.waiting.clear()
         self.sent = SentEntries()
-        self.unacked = self.pending_parts = 0
-        self.is_blocked = False
+        self.unacked.clear()
         self.choice.forget()
-        self._measure()
+        self.memory.measure()
 
     def flow(self, member: Member, permits: int) -> None:
         """The consumer's client takes `permits` more messages."""
@@ -336,14 +380,22 @@ class Sharing:
 
     def next_replay(self, at: int = 0) -> int | None:
         """The first waiting row from `at` on that may be sent now."""
-        if self.is_blocked or not self.waiting:
+        if self.unacked.is_blocked or not self.waiting:
             return None
         return self.choice.next_replay(at)
 
     def may_read_on(self) -> bool:
         """Whether new rows may be sent, or read to wait, once no waiting row may be sent."""
-        is_full = self.waiting and self._waiting_bytes > WAITING_BYTES_MAX
-        return not self.is_blocked and not is_full and self.choice.may_read_on()
+        return self.may_send_more() and not self.is_full
+
+    def may_send_more(self) -> bool:
+        """Whether a consumer may get rows."""
+        return not self.unacked.is_blocked and self.choice.may_read_on()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further rows may wait, as sets take too much memory."""
+        return bool(self.waiting) and self.memory.budget.is_over
 
     def awaits_new_rows(self) -> bool:
         """Whether new rows are to be read although waiting rows may be sent: a consumer can only
@@ -358,23 +410,14 @@ class Sharing:
         member.permits -= count
         member.part_messages = 1 + (member.part_messages - 1) * (1 - _NEW_SIZE_SHARE) ** count
         self.sent.note_lone(turn.offsets)
-        self._count_sent(member, count, count)
+        self.unacked.sent(member, count, count)
         self.choice.given_lone(turn)
-
-    def _count_sent(self, member: Member, messages: int, parts: int) -> None:
-        member.unacked += messages
-        self.unacked += messages
-        self.pending_parts += parts
-        most, most_of_all = self.limits
-        member.is_blocked = 0 < most <= member.unacked
-        if 0 < most_of_all <= self.unacked or self.pending_parts >= PENDING_PARTS_MAX:
-            self.is_blocked = True
 
     def receiver_of(self, part: BatchPart) -> Member | None:
         """The consumer that gets the part; None if the part cannot be sent now. Other rows with the
         same entry may be pending at that consumer (a merge gave the batch other bounds): an id
         without a set would acknowledge both, so the part waits."""
-        member = None if self.is_blocked else self.choice.receiver_of(part)
+        member = None if self.unacked.is_blocked else self.choice.receiver_of(part)
         if member is None:
             return None
         entry = part.ranges[0][0] if member.takes_rows else part.offset
@@ -392,7 +435,9 @@ class Sharing:
         self.sent.note(part.offset, part.messages)
         if part.is_masked:
             self.sent.masked.add(part.offset)
-        self._count_sent(member, part.unacked, 1)
+        if part.is_masked or part.is_cut:
+            self.memory.changed()
+        self.unacked.sent(member, part.unacked, 1)
         self.choice.given(member, part)
 
     def wait(self, part: BatchPart) -> None:
@@ -400,22 +445,18 @@ class Sharing:
         for lo, hi in part.ranges:
             self.waiting.add_range(lo, hi)
         self.choice.waits(part)
-        self._count_call()
+        self.memory.changed()
 
-    def _count_call(self) -> None:
-        self._calls += 1
-        if self._calls >= MEASURED_AFTER_CALLS:
-            self._measure()
-
-    def _measure(self) -> None:
+    def _bytes(self) -> int:
         self.sent.forget_below(self.acks.mark)
-        self._calls, self._waiting_bytes = 0, bytes_of(self.waiting) + self.choice.bytes
+        self.choice.forget_below(self.acks.mark)
+        return bytes_of(self.waiting) + self.sent.bytes + self.choice.bytes
 
     def wait_lone(self, slots: Mapping[int, int]) -> None:
         """As `wait`, for messages outside of batches with these offsets and slots (0: none)."""
         self.waiting.update(slots)
         self.choice.wait_lone(slots)
-        self._count_call()
+        self.memory.changed()
 
     def drop(self, lo: int, hi: int) -> None:
         """Rows of [lo, hi) wait no more: they are acknowledged, or do not exist any more."""
@@ -521,8 +562,7 @@ class Sharing:
             unacked = sum(hi - lo for lo, hi in missing)
             acked = part.unacked - unacked
             member.pending[entry] = part._replace(unacked=unacked)
-            member.unacked -= acked
-            self.unacked -= acked
+            self.unacked.taken(member, acked, 0)
         self._settle(member)
 
     def _take(self, member: Member, part: BatchPart) -> None:
@@ -531,9 +571,7 @@ class Sharing:
         self.choice.taken(member, part)
 
     def _count_taken(self, member: Member, messages: int, parts: int) -> None:
-        member.unacked -= messages
-        self.unacked -= messages
-        self.pending_parts -= parts
+        self.unacked.taken(member, messages, parts)
         if self.waiting:  # rows of the same keys may be sent now
             self._wake()
 
@@ -554,17 +592,5 @@ class Sharing:
         self._wake()
 
     def _settle(self, member: Member) -> None:
-        """Unblock the consumer and the subscription, if few enough messages are unacknowledged."""
-        consumer_max, subscription_max = self.limits
-        if member.is_blocked and member.unacked <= consumer_max // 2:
-            member.is_blocked = False
-            member.permits += member.kept_permits
-            member.kept_permits = 0
-            self._wake()
-        if (
-            self.is_blocked
-            and (not subscription_max or self.unacked < subscription_max / 2)
-            and self.pending_parts <= PENDING_PARTS_MAX // 2
-        ):
-            self.is_blocked = False
+        if self.unacked.settle(member):
             self._wake()

@@ -29,6 +29,7 @@ from spark_ledger.broker.dispatch.slot_owners import SlotRange, check_ranges
 from spark_ledger.broker.log.partition import Partition
 from spark_ledger.broker.log.topic_commits import TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError, SubscriptionType
+from spark_ledger.topic.acks.sets import ACK_BYTES_MAX, AckBudget
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 from spark_ledger.topic.subscription.records import check_properties
@@ -49,16 +50,19 @@ def _unknown() -> int | None:
 @dataclass(slots=True)
 class SharingRules:
     """The settings that the Shared and Key_Shared subscriptions of a topic have in common: their
-    limits, the lower bound of the store's clock, and the index of delayed messages of each
+    limits, the lower bound of the store's clock, the budget of all sets at this broker and the
+    bytes that those of one subscription may take, and the index of delayed messages of each
     partition."""
 
     limits: UnackedLimits = UnackedLimits()  # noqa: RUF009
     earliest_ms: Callable[[], int | None] = _unknown
+    ack_budget: AckBudget | None = None
+    ack_bytes_max: int = ACK_BYTES_MAX
     indexes: dict[int, DelayIndex] = field(default_factory=dict)
 
-    def held(self, partition: int) -> HeldMessages:
+    def held(self, partition: int, budget: AckBudget) -> HeldMessages:
         index = self.indexes.setdefault(partition, DelayIndex())
-        return HeldMessages(index, self.earliest_ms)
+        return HeldMessages(index, self.earliest_ms, budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ class Subscription:
         self.policy = policy_of(kind, keys)
         self.cursor = cursor
         self._sharing = sharing or SharingRules()
+        self._budget = AckBudget(self._sharing.ack_bytes_max, self._sharing.ack_budget)
         self._dispatchers: dict[int, Dispatcher] = {}
 
     @property
@@ -141,13 +146,13 @@ class Subscription:
         dispatcher = self._dispatchers.pop(partition, None)
         if dispatcher is None:
             return []
-        dispatcher.acks.drop()
+        dispatcher.drop()
         return list(dispatcher.consumers)
 
     def drop(self) -> None:
         """Give memory back: the subscription is not used here any more."""
         for dispatcher in self._dispatchers.values():
-            dispatcher.acks.drop()
+            dispatcher.drop()
 
     def dispatcher(
         self, partition: Partition, mark: int, rows: BitMap64 | None = None
@@ -159,14 +164,18 @@ class Subscription:
             dispatcher.awaits_consumers or dispatcher.consumers
         )
         if dispatcher is None or (unused and not self.durable):
-            choice = self.policy.choice()
+            if dispatcher is not None:
+                dispatcher.drop()
+            choice, budget = self.policy.choice(), self._budget
             if choice is None:
-                dispatcher = ActiveDispatcher(partition, self.policy, mark, self.cursor, rows)
+                dispatcher = ActiveDispatcher(
+                    partition, self.policy, mark, self.cursor, rows, budget
+                )
             else:
-                rules, held = self._sharing, self._sharing.held(partition.number)
+                rules, held = self._sharing, self._sharing.held(partition.number, budget)
                 dispatcher = SharedDispatcher(
                     *(partition, self.policy, mark, self.cursor, choice, rules.limits),
-                    *(held, rows),
+                    *(held, rows, budget),
                 )
                 if self.cursor is not None:
                     self.cursor.keep_delays(partition.number, held.index)

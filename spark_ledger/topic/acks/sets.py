@@ -5,15 +5,17 @@ Always true: a function here visits only the containers (of 65,536 offsets) of t
 and changes no set.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from pyroaring import BitMap64
 
 ACK_BYTES_MAX = 16 << 20
-"""The most bytes of one subscription in one partition."""
-BROKER_ACK_BYTES_MAX = 64 << 20
+"""The most bytes of one subscription at a broker, if no setting has another number."""
+FREE_BYTES = 16 << 10
+MEASURED_AFTER_CALLS = 500
+"""How many calls may change sets before their bytes are counted anew."""
 CONTAINER_BYTES = 96
 """How many bytes a container takes beside its values."""
 Range = tuple[int, int]
@@ -28,30 +30,61 @@ class AckChanges(NamedTuple):
     added: BitMap64
 
 
-class Sized(Protocol):
-    """A set of acknowledged offsets; `end` is one past the highest offset."""
-
-    @property
-    def bytes(self) -> int: ...
-
-    @property
-    def end(self) -> int: ...
-
-
 class AckBudget:
-    """How many bytes the acknowledgements of all subscriptions of a broker take. If they take more
-    than `bytes_max`, or one set more than ACK_BYTES_MAX, no message at or after the set's end is
-    sent. Messages below its end may be sent, since they fill gaps."""
+    """How many bytes the sets of a subscription take at a broker, or those of all its subscriptions
+    (`whole`). If they take too many, the subscription sends no new messages, unless these fill gaps
+    below the end of its sets. No acknowledgement is refused or forgotten."""
 
-    def __init__(self, bytes_max: int = BROKER_ACK_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int, whole: "AckBudget | None" = None) -> None:
         self.bytes = 0
-        """The sets themselves raise and lower this number."""
+        self.sets: dict[Measured, None] = {}
         self._bytes_max = bytes_max
+        self._whole = whole
 
-    def allows(self, acks: Sized, offset: int) -> bool:
-        """Whether the message at `offset` may be sent."""
-        is_over = acks.bytes > ACK_BYTES_MAX or (acks.bytes and self.bytes > self._bytes_max)
-        return not is_over or offset < acks.end
+    def measure(self) -> None:
+        for sets in self.sets:
+            sets.measure()
+
+    def add(self, bytes_more: int) -> None:
+        self.bytes += bytes_more
+        if self._whole is not None:
+            self._whole.add(bytes_more)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the sets take too many bytes. A subscription whose sets take FREE_BYTES at most
+        is not over, whatever others take."""
+        if self._whole is not None and self._whole.is_over and self.bytes > FREE_BYTES:
+            return True
+        return self.bytes > self._bytes_max
+
+
+class Measured:
+    """The memory of some sets, as it counts in the budget. `measure` returns how many bytes they
+    take; it is called once in MEASURED_AFTER_CALLS changes, and never after `drop`."""
+
+    def __init__(self, budget: AckBudget, measure: Callable[[], int]) -> None:
+        self.bytes = 0
+        self.budget = budget
+        self._measure = measure
+        self._changes = 0
+        budget.sets[self] = None
+
+    def changed(self) -> None:
+        self._changes += 1
+        if self._changes >= MEASURED_AFTER_CALLS:
+            self.measure()
+
+    def measure(self) -> None:
+        if self in self.budget.sets:
+            before, self.bytes, self._changes = self.bytes, self._measure(), 0
+            self.budget.add(self.bytes - before)
+
+    def drop(self) -> None:
+        """Give the memory back to the budget: the sets are not used any more."""
+        self.budget.add(-self.bytes)
+        self.bytes = 0
+        self.budget.sets.pop(self, None)
 
 
 def within(offsets: BitMap64, start: int, end: int) -> BitMap64:

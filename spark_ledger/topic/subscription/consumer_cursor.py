@@ -17,7 +17,6 @@ from spark_ledger.metadata.store_calls import reachable
 from spark_ledger.topic.acks.delayed import DelaySource
 from spark_ledger.topic.acks.entries import AckState
 from spark_ledger.topic.acks.partition_acks import AckedSet, Receipt
-from spark_ledger.topic.acks.sets import AckBudget
 from spark_ledger.topic.acks.topic_acks import TopicAcks
 from spark_ledger.topic.subscription import records
 from spark_ledger.topic.subscription.acked_partitions import AckedPartitions, floor_of
@@ -37,7 +36,6 @@ class SharesOfBroker(Protocol):
     """What a cursor needs from ConsumerCursors, which has all cursors of its broker."""
 
     broker_id: str
-    ack_budget: AckBudget
     has_older_brokers: bool
 
     def changed(self) -> None: ...
@@ -84,11 +82,6 @@ class ConsumerCursor:
     @property
     def topic_id(self) -> str:
         return self._nodes.topic_id
-
-    @property
-    def ack_budget(self) -> AckBudget:
-        """The budget of acknowledgements, for all subscriptions of this broker."""
-        return self._cursors.ack_budget
 
     @property
     def path(self) -> str:

@@ -51,7 +51,6 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import Tries, pause_s, reachable
 from spark_ledger.topic.acks.context import AckContext, InlinePace, MadeForAcks
 from spark_ledger.topic.acks.entries import AckKey
-from spark_ledger.topic.acks.sets import AckBudget
 from spark_ledger.topic.acks.topic_acks import TopicAcks
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription import records
@@ -101,7 +100,6 @@ class ConsumerCursors:
         rng: random.Random,
     ) -> None:
         self.broker_id = broker_id
-        self.ack_budget = AckBudget()
         self.has_older_brokers = False
         self._store = store
         self._subscriptions = subscriptions

@@ -90,23 +90,38 @@ def test_a_cumulative_ack_swallows_what_was_acknowledged_one_by_one():
 
 
 def test_no_acknowledgement_is_forgotten_and_dispatch_stops_beyond_the_budget():
-    budget = AckBudget(bytes_max=1 << 20)
-    acks, other = Acks(0, budget=budget), Acks(0, budget=budget)
+    whole = AckBudget(2 << 20)
+    budgets = [AckBudget(4 << 20, whole) for _ in range(3)]
+    acks, other, third = (Acks(0, budget=budget) for budget in budgets)
     for start in range(1, 60_000_000, 400):
         acks.add(start, start + 1)
-    assert acks.bytes == budget.bytes > 200_000
+    assert acks.memory.bytes == budgets[0].bytes == whole.bytes > 200_000
     assert acks.may_send(acks.end)
-    for start in range(1, 20_000_000, 41):
+    for start in range(1, 16_000_000, 41):
         other.add(start, start + 1)
-    assert budget.bytes == acks.bytes + other.bytes > 1 << 20
-    assert not other.may_send(other.end)
+    assert whole.bytes == acks.memory.bytes + other.memory.bytes > 2 << 20
+    assert not other.may_send(other.end) and not acks.may_send(acks.end)
     assert other.may_send(other.end - 1), "what fills a gap is sent"
-    assert Acks(0, budget=budget).may_send(0), "a subscription without gaps takes nothing"
-    assert len(list(other.ranges)) == len(range(1, 20_000_000, 41))
-    acks.drop()
-    assert budget.bytes == other.bytes
+    assert third.may_send(0), "a subscription without gaps takes nothing"
+    assert len(list(other.ranges)) == len(range(1, 16_000_000, 41))
+    acks.memory.drop()
+    acks.add(0, 70_000_000)
+    acks.memory.measure()
+    assert whole.bytes == budgets[1].bytes == other.memory.bytes
+    assert other.may_send(other.end)
     other.reset(0)
-    assert budget.bytes == other.bytes == 0
+    assert whole.bytes == other.memory.bytes == 0
+
+
+def test_a_subscription_is_over_its_own_budget_in_all_its_partitions():
+    whole = AckBudget(1 << 30)
+    budget, free = AckBudget(1 << 20, whole), AckBudget(1 << 20, whole)
+    first, second = Acks(0, budget=budget), Acks(0, budget=budget)
+    for start in range(1, 24_000_000, 41):
+        first.add(start, start + 1)
+    second.add(3, 4)
+    assert not first.may_send(first.end) and not second.may_send(second.end)
+    assert Acks(0, budget=free).may_send(0)
 
 
 @settings(deadline=None, max_examples=60)

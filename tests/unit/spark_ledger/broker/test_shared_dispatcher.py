@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from spark_ledger import errors
+from spark_ledger.broker.dispatch import active_dispatcher, shared_dispatcher
 from spark_ledger.broker.dispatch import dispatcher as dispatchers
-from spark_ledger.broker.dispatch import shared_dispatcher
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.lone import FEW_BYTES, FEW_MESSAGES
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
@@ -16,6 +16,7 @@ from spark_ledger.broker.dispatch.subscriptions import SharingRules, Subscriptio
 from spark_ledger.broker.log.partition import READ_BYTES
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import AckType, MessageId
+from spark_ledger.topic.acks.sets import AckBudget
 from tests.kit.pulsar_batches import chunked, whole_of
 from tests.unit.spark_ledger.broker.consumers import (
     FAILOVER,
@@ -322,7 +323,7 @@ def test_nothing_is_left_of_a_consumer_that_goes():
         assert not partition.listeners
         assert dispatcher._sending.done()
         assert not dispatcher.sharing.members
-        assert not dispatcher.sharing.unacked
+        assert not dispatcher.sharing.unacked.messages
 
     play(act)
 
@@ -387,6 +388,80 @@ def test_new_messages_wait_while_the_acknowledged_sets_take_too_much(monkeypatch
         may_send += [0, 1]
         await until(lambda: offsets(a) == [0, 1])
         await until(lambda: a.dispatcher.pause.why == "")
+
+    play(act)
+
+
+def scattered(dispatcher, until):
+    """Acknowledge every 40th message from the fourth on."""
+    for offset in range(3, until, 40):
+        dispatcher.acks.add(offset, offset + 1)
+    dispatcher.acks.memory.measure()
+
+
+@pytest.mark.parametrize("kind", [SHARED, FAILOVER])
+def test_a_subscription_over_its_budget_pauses_is_shown_takes_acknowledgements_and_goes_on(
+    kind, monkeypatch, caplog
+):
+    for module in (shared_dispatcher, active_dispatcher):
+        monkeypatch.setattr(module, "CROWDED_S", 0.001)
+
+    async def act(made):
+        partition = Batches(*[1] * 2)
+        rules = SharingRules(UnackedLimits(0, 0), ack_bytes_max=20_000)
+        subscription = Subscription("s", kind, None, rules)
+        (a,) = joined(subscription, partition, "a")
+        made.append(a)
+        dispatcher = a.dispatcher
+        await until(lambda: offsets(a) == [0, 1])
+        assert dispatcher.pause.why == ""
+        scattered(dispatcher, 1_000_000)
+        dispatcher.position = dispatcher.acks.end
+        partition.stored = [Stored(dispatcher.position, 1, partition.stored[0].data, False)]
+        partition.end = dispatcher.position + 1
+        for listener in partition.listeners:
+            listener.set()
+        await until(lambda: caplog.records)
+        assert dispatcher.pause.why == "acknowledged" and offsets(a) == [0, 1]
+        for _ in range(5):
+            await asyncio.sleep(0.005)
+        assert len(caplog.records) == 1, "at most one line in a minute"
+        acknowledge(a, 1)
+        assert dispatcher.acks.missing(0, 2) == [(0, 1)], "an acknowledgement is taken"
+        dispatcher.acks.add(0, dispatcher.position)
+        await until(lambda: len(offsets(a)) == 3)
+        assert dispatcher.pause.why == ""
+
+    with caplog.at_level(logging.WARNING):
+        play(act)
+
+
+def test_sets_of_readers_and_all_sets_of_a_subscription_count_and_go_with_it():
+    async def act(made):
+        whole = AckBudget(1 << 30)
+        rules = SharingRules(UnackedLimits(0, 0), ack_budget=whole)
+        for kind in (SHARED, FAILOVER):
+            partition = Batches(*[1] * 4)
+            subscription = Subscription("reader", kind, None, rules)
+            (a,) = joined(subscription, partition, "a")
+            made.append(a)
+            await until(lambda a=a: len(offsets(a)) == 4)
+            before = whole.bytes
+            scattered(a.dispatcher, 1_000_000)
+            assert whole.bytes > before
+            if kind is SHARED:
+                sharing, held = a.dispatcher.sharing, a.dispatcher.held
+                sizes = [whole.bytes]
+                for rows in (sharing.waiting, sharing.sent.masked, held.rows, held.due):
+                    rows.add(700_000)
+                    sharing.memory.measure()
+                    held.memory.measure()
+                    sizes.append(whole.bytes)
+                sharing.sent.redeliveries.add(700_000)
+                sharing.memory.measure()
+                assert sizes == sorted(set(sizes)) and whole.bytes > sizes[-1]
+            subscription.drop()
+            assert whole.bytes == 0
 
     play(act)
 
