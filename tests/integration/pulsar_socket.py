@@ -47,6 +47,12 @@ class Socket:
         while not self._next().HasField("pong"):
             pass
 
+    def until(self, name):
+        """The next command of this name that the broker sends by itself."""
+        while not (received := self._next()).HasField(name):
+            pass
+        return getattr(received, name)
+
     def taken(self, count):
         """The next MESSAGEs."""
         while len(self.messages) < count:

@@ -3,11 +3,12 @@
 import pytest
 
 from benchmarks.broker_socket import batch_of
-from spark_ledger.broker.wire.commands import ServerError
+from spark_ledger.broker.dispatch.key_slots import SLOTS, slot_of
+from spark_ledger.broker.wire.commands import MessageId, ServerError
 from tests.integration.pulsar_clients import ask
 from tests.integration.pulsar_socket import Socket
 
-EXCLUSIVE, SHARED = 0, 1
+EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
 TYPES = {EXCLUSIVE: "Exclusive", SHARED: "Shared"}
 
 
@@ -91,3 +92,66 @@ def test_an_unknown_consumer_has_no_statistics(link):
     answer, stats = link.ask("consumer_stats", consumer_id=9)
     assert (answer, stats.error_code) == ("consumer_stats_response", ServerError.CONSUMER_NOT_FOUND)
     assert stats.error_message
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED])
+def test_a_consumer_learns_that_it_has_all_of_a_terminated_topic(link, cluster, name, kind):
+    ledger = link.send(name, *(batch_of(0, 20) for _ in range(2)))
+    link.subscribed(name, kind)
+    link.tell("flow", consumer_id=1, messagePermits=9)
+    link.taken(2)
+    terminate = f"persistent/public/default/{name}/terminate"
+    assert ask(cluster.admin_url, "POST", terminate)[0] in (200, 204)
+    ids = [MessageId(ledgerId=ledger, entryId=entry) for entry in range(2)]
+    link.tell("ack", consumer_id=1, ack_type=0, message_id=ids)
+    assert link.until("reached_end_of_topic").consumer_id == 1
+
+
+def test_a_reader_of_ranges_of_keys_gets_only_their_messages(link, name):
+    keys = [f"key-{number}" for number in range(20)]
+    link.send(name, *(batch_of(0, 20, key=key) for key in keys))
+
+    def low_half(part):
+        part.keySharedMeta.keySharedMode = 1
+        part.keySharedMeta.hashRanges.add(start=0, end=SLOTS // 2 - 1)
+
+    link.subscribed(name, EXCLUSIVE, "r", low_half, durable=False)
+    link.tell("flow", consumer_id=1, messagePermits=100)
+    wanted = [at for at, key in enumerate(keys) if slot_of(key.encode()) < SLOTS // 2]
+    assert 0 < len(wanted) < len(keys)
+    assert [message.message_id.entryId for message in link.taken(len(wanted))] == wanted
+    link.until_served()
+    assert not link.messages
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER])
+def test_messages_have_the_epoch_of_the_consumer_that_asked_for_everything_again(link, name, kind):
+    link.send(name, batch_of(0, 20))
+    link.subscribed(name, kind, consumer_epoch=3)
+    link.tell("flow", consumer_id=1, messagePermits=9)
+    assert link.taken(1)[0].consumer_epoch == 3
+    link.tell("redeliver", consumer_id=1, consumer_epoch=4)
+    assert link.taken(1)[0].consumer_epoch == 4
+
+
+def test_a_producer_makes_the_subscription_that_it_names_at_the_first_message(link, topics, name):
+    link.send(name, batch_of(0, 20))
+    answer, _ = link.ask("producer", topic=name, producer_id=2, initial_subscription_name="s")
+    assert answer == "producer_success"
+    assert kept(topics, name) == {}  # there is one subscription
+    link.subscribed(name, SHARED, initialPosition=0)
+    link.tell("flow", consumer_id=1, messagePermits=9)
+    assert link.taken(1)[0].message_id.entryId == 0
+
+
+def test_a_forced_unsubscribe_sends_the_other_consumers_away(link, cluster, topics, name):
+    other = Socket(cluster.broker_url)
+    link.subscribed(name, SHARED)
+    other.subscribed(name, SHARED, consumer_id=7)
+    error, message = link.refused("unsubscribe", consumer_id=1)
+    assert (error, "other consumers" in message) == (ServerError.METADATA, True)
+    assert link.ask("unsubscribe", consumer_id=1, force=True)[0] == "success"
+    assert other.until("close_consumer").consumer_id == 7
+    info = topics.run(topics.client.topics.open(name))
+    assert topics.run(topics.client.subscriptions.list(info.id)) == []
+    other.close()
