@@ -48,6 +48,8 @@ class SharedConsumerModel(ConsumerModel):
         self._asked_again = work.asked_again.setdefault(place, Counter())
         self._rows: dict[int, list[int]] = {}
         """By the offset of what it was given, the rows that are not masked."""
+        self._waits = self.rng.choice((0.3, 0.3, 0.8))
+        """How often it acknowledges nothing when it looks."""
         self._is_asking = False
         """It seeks, or deletes the subscription."""
 
@@ -74,6 +76,8 @@ class SharedConsumerModel(ConsumerModel):
         ends_s = self._loop.now + self.stay_s
         while not link.gone and not self.done:
             await asyncio.sleep(self.rng.uniform(0.05, 0.6))
+            if self._unacked and self.rng.random() < self.work.asks_again:
+                self._asks_again(link)
             self._acknowledge(link)
             await self._asks_for_a_receipt(link)
             if not self.acked.asking and self.rng.random() < self._may_seek:
@@ -86,8 +90,6 @@ class SharedConsumerModel(ConsumerModel):
                 link.send("ping")
             if self._permits < permits // 2 + 1:
                 self._asks_for(link, permits)
-            if self.rng.random() < self.work.asks_again:
-                self._asks_again(link)
             if not self.work.over and self._loop.now > ends_s:
                 await self._leaves(link)
                 return
@@ -115,12 +117,12 @@ class SharedConsumerModel(ConsumerModel):
 
     def _asks_again(self, link: Link) -> None:
         """For all that it has, or for one message of it."""
-        if self.rng.random() < 0.3:
+        if self.rng.random() < 0.2:
             asked, self._unacked = self._unacked, []
             link.send("redeliver", consumer_id=CONSUMER_ID)
             self._asked_again.update(offset for offset, _, _ in asked)
             self._asked_again[-1] += 1  # also for what is on its way
-        elif self._unacked:
+        else:
             offset, _, _ = self._unacked.pop(self.rng.randrange(len(self._unacked)))
             number = ledger_number(self.work.log.topic_id)
             id_ = message_id(number, offset, self.partition)
@@ -130,7 +132,7 @@ class SharedConsumerModel(ConsumerModel):
     def _acknowledge(self, link: Link) -> None:
         """Some of what it was given, or all, each by itself; a batch in part at times."""
         rng, number = self.rng, ledger_number(self.work.log.topic_id)
-        if not self._unacked or (rng.random() < 0.3 and not self.work.over):
+        if not self._unacked or (rng.random() < self._waits and not self.work.over):
             return
         if rng.random() < 0.05:
             last, _, _ = self._unacked[-1]

@@ -99,10 +99,10 @@ class BrokerWork:
         self.shares_by_key = "keys" in work.plan.also
         """Consumers share a subscription by keys."""
         sharing = self.world.loop.random_for("what consumers that share do")
-        self.asks_again = sharing.choice((0.0, 0.05))
+        self.asks_again = sharing.choice((0.0, 0.2))
         """How often such a consumer asks for messages again, and, when it leaves, deletes the
-        subscription."""
-        self.deletes = sharing.choice((0.0, 0.1))
+        subscription (of one partition: a client of several asks for each of them)."""
+        self.deletes = sharing.choice((0.0, 0.1)) if self.partitions == 1 else 0.0
         self.delays = (self.shares or self.shares_by_key) and sharing.random() < 0.5
         """Some messages are delayed for consumers that share."""
         self.due_ms: dict[bytes, int] = {}
