@@ -38,8 +38,8 @@ calling: ContextVar[str] = ContextVar("caller", default="")
 """The connection from which the request of `request_lane` came; empty: unknown."""
 
 
-def in_recovery() -> bool:
-    """Whether the running task works for recovery."""
+def in_recovery_lane() -> bool:
+    """Whether the running task carries out a request of recovery."""
     return request_lane.get() is Lane.RECOVERY
 
 

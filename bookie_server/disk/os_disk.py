@@ -40,7 +40,7 @@ from bookie_server.disk.interface import (
     IoDeadline,
     NoSuchFile,
 )
-from bookie_server.lanes import in_recovery
+from bookie_server.lanes import in_recovery_lane
 from spark_ledger.net import RareWarning, lacks_descriptors
 
 _BUFFERS_PER_CALL = 1024  # IOV_MAX of Linux and macOS
@@ -224,7 +224,7 @@ class OsDisk(Disk):
     async def _read(
         self, call: Callable[..., T], *arguments: Any, discard: Callable[[T], None] | None = None
     ) -> T:
-        threads = self._recovery if in_recovery() else self._readers
+        threads = self._recovery if in_recovery_lane() else self._readers
         return await _run_with_descriptor(
             functools.partial(threads.run, discard=discard), call, *arguments
         )

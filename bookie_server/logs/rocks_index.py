@@ -27,7 +27,7 @@ from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch, Writ
 
 from bookie_server.disk.interface import DiskFailed, DiskFull, DiskHung, IoDeadline
 from bookie_server.disk.os_disk import DiskThreads
-from bookie_server.lanes import in_recovery
+from bookie_server.lanes import in_recovery_lane
 from bookie_server.logs.index import (
     ENTRY_PREFIX,
     LEDGER_PREFIX,
@@ -166,19 +166,18 @@ class RocksIndex(EntryIndex):
         self._recovery.shut_down()
 
     async def _look_up(self, call: Callable[..., T], *arguments: Any) -> T:
-        pool = self._recovery if in_recovery() else self._readers
+        pool = self._recovery if in_recovery_lane() else self._readers
         return await self._run(pool, call, *arguments)
 
     async def _run(
         self, pool: DiskThreads, call: Callable[..., T], *arguments: Any, has_deadline: bool = True
     ) -> T:
-        writes = pool is self._writer and call != self._close
+        alters_index = pool is self._writer
+        writes = alters_index and call != self._close
         if writes and self._failure is not None:
             raise DiskFailed(f"entry index: an earlier write failed: {self._failure}")
         try:
-            return await pool.run(
-                call, *arguments, alters=pool is self._writer, has_deadline=has_deadline
-            )
+            return await pool.run(call, *arguments, alters=alters_index, has_deadline=has_deadline)
         except DiskHung:
             raise
         except Exception as error:
@@ -242,12 +241,12 @@ class RocksIndex(EntryIndex):
             locations.append(location)
             total += location.entry_bytes
             cursor.next()
-        cursor.status()
+        cursor.status()  # raises the error that ended the walk, if any
         return locations
 
     def _among(self, ledger_id: int, ids: Sequence[int], max_bytes: int) -> list[Location]:
-        """See EntryIndex.among. If the ids are dense, the whole range is read: a step to the next
-        key costs half as much as a look-up."""
+        """The locations of the ids that are in the index. If the ids are dense, the whole range is
+        read: a step to the next key costs half as much as a look-up."""
         if ids[-1] - ids[0] < 2 * len(ids):
             id_set = dict.fromkeys(ids)
             every = self._range(ledger_id, ids[0], ids[-1], _EVERYTHING)
@@ -317,11 +316,11 @@ def _as_disk_error(error: Exception) -> DiskFailed:
 
 
 class _Guard:
-    """A file with the number of syncs of the index. Syncs write its two slots in turn, each a count
-    (8 bytes, little-endian) and its CRC32C, so that one slot survives a torn write.
+    """A file with the number of syncs of the index. Syncs write the file's two slots in turn, so
+    that one slot survives a torn write. A slot: a count (8 bytes, little-endian) and its CRC32C.
 
-    It is needed because after a flipped bit in its manifest, RocksDB may drop the manifest's end
-    silently.
+    The guard is needed because a flipped bit in RocksDB's manifest (the list of the tables) may
+    make RocksDB drop the end of the manifest silently.
     """
 
     def __init__(self, path: Path) -> None:
@@ -377,7 +376,7 @@ def _open(folder: Path) -> _OpenIndex:
         if syncs < (guard_syncs := guard.read()):
             db.close()
             raise OSError(
-                f"it was synced {guard_syncs} times and holds {syncs}: its end is missing"
+                f"it has {syncs} of {guard_syncs} syncs, so its newest changes are missing"
             )
     except BaseException:
         guard.close()

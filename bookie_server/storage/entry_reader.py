@@ -32,7 +32,7 @@ from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
 from bookie_server.api.messages import EntryIds, EntryLocation, as_entry_ids
 from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import DiskFailed, NoSuchFile
-from bookie_server.lanes import in_recovery
+from bookie_server.lanes import in_recovery_lane
 from bookie_server.logs.entry_log import (
     RECORD_HEADER_BYTES,
     BadEntryLog,
@@ -144,7 +144,7 @@ class EntryReader:
         index cannot be read.
         """
         ahead = self._ahead.under_way(ledger_id)
-        if ahead is not None and not in_recovery():
+        if ahead is not None and not in_recovery_lane():
             await ahead.arrives(entry_ids[0])
         while True:
             move_count = self._move_count
@@ -236,7 +236,7 @@ class EntryReader:
 
     def _begin_read_ahead(self, ledger_id: int, first_entry: int, through: int) -> None:
         """After a read, begin to read the entries that its reader will probably request next."""
-        if not self._ahead_bytes or in_recovery():
+        if not self._ahead_bytes or in_recovery_lane():
             return
         ahead = self._ahead.note_read(ledger_id, first_entry, through)
         if ahead is not None:
@@ -324,7 +324,7 @@ class EntryReader:
         entries come from the read cache, or by several reads of the disk at once."""
         fetched, uncached = self._among(ledger_id, copies)
         # a recovery does not wait for read-ahead, which is bulk reading
-        ahead = None if in_recovery() else self._ahead.under_way(ledger_id)
+        ahead = None if in_recovery_lane() else self._ahead.under_way(ledger_id)
         ahead_ids = range(0)
         if ahead is not None and copies:
             ahead.passed = max(ahead.passed, copies[-1].location.entry_id + 1)

@@ -538,9 +538,9 @@ def set_(
 
 
 def _change(service_url: str | None, changes: dict[str, object]) -> "AutorecoverySettings":
-    from spark_ledger.repair.status import change
+    from spark_ledger.repair.status import change_settings
 
-    return with_ledgers(service_url, lambda ledgers: change(ledgers.metadata, **changes))
+    return with_ledgers(service_url, lambda ledgers: change_settings(ledgers.metadata, **changes))
 
 
 def _settings(now: "AutorecoverySettings | AutorecoveryStatus") -> dict[str, str]:

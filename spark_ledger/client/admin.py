@@ -336,7 +336,7 @@ class Admin:
 
         async def work() -> AutorecoveryStatus:
             store = self._client.store
-            await autorecovery.change(store, **changes)
+            await autorecovery.change_settings(store, **changes)
             if force:
                 await autorecovery.enable(store, force=True)
             return await autorecovery.status(store)

@@ -72,9 +72,8 @@ class LocalCluster:
         """None with autorecovery=False."""
         self.broker: LocalBroker | None = None
         """None until the broker is started."""
-        self.zookeeper = EmbeddedZooKeeper(
-            self.data_dir / "zookeeper", port, self.data_dir if self._temporary else None
-        )
+        delete_with_parent = self.data_dir if self._temporary else None
+        self.zookeeper = EmbeddedZooKeeper(self.data_dir / "zookeeper", port, delete_with_parent)
         atexit.register(self.stop)
         try:
             self._start(bookies)
@@ -172,7 +171,7 @@ async def _set_lost_bookie_delay(service_url: str, lost_bookie_delay_s: float) -
     """Raises errors.BadConfig, errors.Unavailable."""
     store = await connect(service_url)
     try:
-        await status.change(store, lost_bookie_delay_s=lost_bookie_delay_s)
+        await status.change_settings(store, lost_bookie_delay_s=lost_bookie_delay_s)
     finally:
         await store.close()
 

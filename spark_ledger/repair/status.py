@@ -145,15 +145,15 @@ async def enable(store: MetadataStore, *, force: bool = False) -> AutorecoverySe
     """Enable repair. With `force` the bookies that are gone now count as lost, even if they are
     more than a third. Durable on return. Raises Unavailable, BadConfig."""
     if not force:
-        return await change(store, enabled=True)
+        return await change_settings(store, enabled=True)
     with reachable("asking which bookies are gone"):
         registered = (await bookies(store)).registered
         seen = await names_in(store, paths.BOOKIES_KNOWN)
     accepted = tuple(sorted(bookie for bookie in seen if bookie not in registered))
-    return await change(store, enabled=True, accepted=accepted)
+    return await change_settings(store, enabled=True, accepted=accepted)
 
 
-async def change(store: MetadataStore, **changes: Any) -> AutorecoverySettings:
+async def change_settings(store: MetadataStore, **changes: Any) -> AutorecoverySettings:
     """Change the given settings. Durable on return. Raises Unavailable; BadConfig, without any
     change."""
     for name in SETTABLE.keys() & changes.keys():

@@ -29,7 +29,7 @@ from typing import Literal
 from bookie_server.api.entry import Buffer
 from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import DiskFailed, DiskFull, IoDeadline, NoSuchFile
-from bookie_server.lanes import in_recovery
+from bookie_server.lanes import in_recovery_lane
 from tests.simulation.loop import current_process
 
 Keep = Literal["random", "none", "all", "torn"]
@@ -472,7 +472,9 @@ class SimDisk:
         if not self.faults.readers:
             await self.pause(self.faults.read_s)
             return
-        threads = self._reading.setdefault(in_recovery(), asyncio.Semaphore(self.faults.readers))
+        threads = self._reading.setdefault(
+            in_recovery_lane(), asyncio.Semaphore(self.faults.readers)
+        )
         async with threads:
             await self.pause(self.faults.read_s)
 

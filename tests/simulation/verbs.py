@@ -88,7 +88,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "repair.decommission.decommission": "as that",
     "repair.service.repair_once": "of the command `ledger limbo --repair` (test_limbo.py)",
     "repair.Worker.is_waiting_to_close": "as that",
-    "repair.status.change": "of an operator, for settings that healing.py sets (test_status.py)",
+    "repair.status.change_settings": "of an operator; healing.py sets these (test_status.py)",
     "repair.status.enable": "as that",
     "repair.status.status": "tells an operator (test_status.py)",
     "repair.status.underreplicated": "as that",

@@ -1,10 +1,11 @@
 """Frequent frames, read and made without protobuf: successive SENDs of lone messages, receipts,
 MESSAGEs. Pure.
 
-For lone messages most of the time goes into frames. Protobuf reads the first SEND of a producer;
-its later SENDs have the same shape: only numbers and values differ. Always true: for a frame that
-is read here, protobuf would give the same fields; a frame of another shape is left to protobuf.
-Frames made here have the bytes that protobuf would make.
+A lone message is one that its client sent outside of a batch; most of its time goes into frames.
+Protobuf reads the first SEND of a producer; its later SENDs have the same shape: only numbers and
+values differ. Always true: for a frame that is read here, protobuf would give the same fields; a
+frame of another shape is left to protobuf. Frames made here have the bytes that protobuf would
+make.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,9 +20,9 @@ from spark_ledger.topic.entry import pulsar_batch, pulsar_codecs
 from spark_ledger.topic.entry.pulsar_batch import varint
 
 KEY_BYTES = 6
-"""The first bytes of a SEND's command, by which its shape is found; as a rule they have the
-producer's id."""
+"""The length of `Shape.key`, the beginning of a SEND's command; it has a producer id up to 127."""
 _RECEIPT, _MESSAGE = b"\x08\x07\x3a", b"\x08\x09\x4a"
+"""How these commands begin in protobuf: the type, then the tag of the type's own field."""
 _NAME_BYTES_MAX = 127
 _NUMBER_BYTES_MAX = 9
 _TIME_BYTES_MAX = 7
@@ -33,11 +34,11 @@ UNPACKED_MAX = 4 << 20
 _SMALL_BYTES = 4096
 """Up to this size a copy costs less than a view."""
 _COMPRESSION, _UNCOMPRESSED_SIZE = 0x40, 0x48
-_SEQUENCE_ID, _PUBLISH_TIME, _PARTITION_KEY = 0x10, 0x18, 0x32
+_SEQUENCE_ID, _PUBLISH_TIME, _PARTITION_KEY, _EVENT_TIME = 0x10, 0x18, 0x32, 0x60
 """Tags of fields of a message's metadata: the field's number and its kind."""
-_NUMBERS = frozenset((_SEQUENCE_ID, _PUBLISH_TIME, 0x40, 0x48, 0x60))
+_NUMBERS = frozenset((_SEQUENCE_ID, _PUBLISH_TIME, _COMPRESSION, _UNCOMPRESSED_SIZE, _EVENT_TIME))
 _SCHEMA_VERSION = b"\x82\x01"
-_BASE64_OR_NOT = (b"\x88\x01\x00", b"\x88\x01\x01")
+_KEY_IS_BASE64_FIELDS = (b"\x88\x01\x00", b"\x88\x01\x01")  # false, true
 
 
 class Send(NamedTuple):
@@ -60,7 +61,7 @@ class Alike:
 
 
 class Shape:
-    """The shape of a producer's lone messages. `counted`: their SENDs have the number of messages;
+    """The shape of a producer's lone messages. `counted`: their SENDs have the field num_messages;
     `name` is the producer's name in their metadata."""
 
     def __init__(self, producer_id: int, sequence_id: int, counted: bool, name: str) -> None:
@@ -70,7 +71,7 @@ class Shape:
         ids = b"\x08" + varint(producer_id) + b"\x10"
         size = len(ids) + len(varint(sequence_id)) + len(self._rest)
         self._head = b"\x08\x06\x32" + varint(size) + ids
-        self._command_bytes = 4 + size  # for sequence ids of the same length
+        self._command_bytes = 4 + size  # a SEND with a longer or shorter id has another shape
         self.key = self._head[:KEY_BYTES]
         self._metadata = b"\x0a" + varint(len(name)) + name.encode()
 
@@ -85,9 +86,9 @@ class Shape:
         self, data: bytes, spans: Sequence[Span], at: int, size_max: int, after: int | None
     ) -> Alike:
         """The successive frames of this shape from span `at` on, of `size_max` bytes at most; their
-        compressed batches have UNPACKED_MAX bytes at most, decompressed. With `after` the sequence
-        ids in their messages rise from there on: the first id that does not rise ends the
-        frames."""
+        compressed batches have UNPACKED_MAX bytes at most, decompressed. The sequence ids in their
+        messages rise from above `after`; the first id that does not rise ends the frames. `after`
+        None: no sequence id is read in messages."""
         alike, head, rest = Alike(), self._head, self._rest
         number, number_at = -1, len(head)
         for begin, batch_at, end in islice(spans, at, None):
@@ -100,7 +101,7 @@ class Shape:
                 or not data.startswith(rest, last)
             ):
                 break
-            number += 1  # as a rule
+            number += 1  # as a rule the next id; else it is decoded
             if data[begin + number_at : last] != varint(number):
                 number = _number(data[begin + number_at : last])
             batch = data[batch_at:end]
@@ -116,7 +117,7 @@ class Shape:
 
 
 def _number(data: bytes) -> int:
-    """The number that these bytes encode; below 0: they encode no number, or one of 64 bits."""
+    """The number that these bytes encode; below 0: they encode no number, or more than 63 bits."""
     if not data or len(data) > _NUMBER_BYTES_MAX or data[-1] > 127:
         return -1
     number = 0
@@ -162,7 +163,7 @@ def _sequence_id_of(batch: bytes, metadata: bytes, numbered: bool, alike: Alike)
                     unpacked = _number(batch[first:at])
             elif tag == _PARTITION_KEY and batch[at] <= 127:
                 at += 1 + batch[at]
-            elif batch[at - 1 : at + 2] in _BASE64_OR_NOT:
+            elif batch[at - 1 : at + 2] in _KEY_IS_BASE64_FIELDS:
                 at += 2
             elif batch.startswith(_SCHEMA_VERSION, at - 1) and batch[at + 1] <= 127:
                 at += 2 + batch[at + 1]
@@ -184,49 +185,48 @@ def _sequence_id_of(batch: bytes, metadata: bytes, numbered: bool, alike: Alike)
 
 
 def receipts(batches: Iterable[tuple[Send, int]], ledger: int, partition: int) -> bytes:
-    """The frames of the SEND_RECEIPTs of batches, each given by its SEND and the entry of its
+    """The SEND_RECEIPT frames of batches. Each batch is given as its SEND and the entry in its
     message id."""
     place = b"\x08" + varint(ledger) + b"\x10"
-    shown = b"\x18" + varint(unsigned(partition))
+    partition_field = b"\x18" + varint(unsigned(partition))
     out: list[bytes] = []
-    shape = None  # of the receipt before; receipts of one shape have the same bytes in between
+    lengths = None  # of the receipt before; after it `before` and `between` fit the same lengths
     before = between = b""
     for (producer_id, sequence_id, highest, _), entry in batches:
         number, at = varint(sequence_id), varint(entry)
         last = b"\x20" + varint(highest) if highest else b""
-        if shape != (producer_id, len(number), len(at), len(last)):
-            shape = (producer_id, len(number), len(at), len(last))
+        if lengths != (producer_id, len(number), len(at), len(last)):
+            lengths = (producer_id, len(number), len(at), len(last))
             producer = b"\x08" + varint(producer_id) + b"\x10"
-            place_bytes = len(place) + len(at) + len(shown)
+            place_bytes = len(place) + len(at) + len(partition_field)
             between = b"\x1a" + varint(place_bytes) + place
             size = len(producer) + len(number) + len(between) - len(place) + place_bytes + len(last)
             command_size = len(_RECEIPT) + 1 + size
             head = SIZES.pack(command_size + 4, command_size)
             before = head + _RECEIPT + varint(size) + producer
-        out += (before, number, between, at, shown, last)
+        out += (before, number, between, at, partition_field, last)
     return b"".join(out)
 
 
 class Messages:
     """The MESSAGEs of one consumer. `epoch`: how often the consumer has asked for all messages
-    again, by which its client drops messages that were under way before; None: the client does not
-    count."""
+    again. Its client drops messages of an earlier epoch. None: the client does not count."""
 
     def __init__(self, consumer_id: int, ledger: int, partition: int) -> None:
         self._consumer = b"\x08" + varint(consumer_id) + b"\x12"
         self._place = b"\x08" + varint(ledger) + b"\x10"
-        self._shown = b"\x18" + varint(unsigned(partition))
+        self._partition_field = b"\x18" + varint(unsigned(partition))
         self.epoch: int | None = None
 
     def command(self, entry: int, ack_set: Iterable[int], redeliveries: int = 0) -> bytes:
-        """The command before a batch whose id has this entry, and which was redelivered
-        `redeliveries` times."""
+        """The command that precedes a batch with this entry in its message id. `ack_set`: a bit for
+        each message that is not acknowledged, in words; empty: all are to be consumed."""
         at = varint(entry)
-        place = varint(len(self._place) + len(at) + len(self._shown))
+        place = varint(len(self._place) + len(at) + len(self._partition_field))
         words = b"".join(b"\x20" + varint(unsigned(word)) for word in ack_set)
         epoch = b"" if self.epoch is None else b"\x28" + varint(self.epoch)
         count = b"\x18" + varint(redeliveries)
-        parts = (self._consumer, place, self._place, at, self._shown, count, words, epoch)
+        parts = (self._consumer, place, self._place, at, self._partition_field, count, words, epoch)
         body = b"".join(parts)
         return b"".join((_MESSAGE, varint(len(body)), body))
 

@@ -41,7 +41,7 @@ from spark_ledger.spark.options.start_positions import (
     ReadPosition,
     as_text,
     key_of,
-    split_offset,
+    offsets_and_ids,
 )
 
 Positions = dict[str, dict[int, int]]
@@ -117,7 +117,7 @@ def tokens_of(offset: Mapping[str, Any]) -> Positions:
         raise OffsetsMalformed(f"{IN_CHECKPOINT} has {json.dumps(tokens)} for {COMMITS!r}")
     return {
         topic: dict(by_partition)
-        for topic, by_partition in split_offset(tokens, IN_CHECKPOINT)[0].items()
+        for topic, by_partition in offsets_and_ids(tokens, IN_CHECKPOINT)[0].items()
     }
 
 
@@ -145,7 +145,7 @@ def decode(
     TopicDeleted if topics are read `by_pattern`, OffsetsNotAssigned otherwise. Also raises
     OffsetsMalformed, TopicRecreated.
     """
-    offsets, ids = split_offset(offset, IN_CHECKPOINT)
+    offsets, ids = offsets_and_ids(offset, IN_CHECKPOINT)
     _check_ids(ids, topic_ends, IN_CHECKPOINT)
     for topic, by_partition in () if lossy else offsets.items():
         _check_still_read(topic, by_partition, topic_ends.get(topic), by_pattern)

@@ -188,7 +188,7 @@ def parse_offsets(text: str, option: str) -> AtEdge | AtOffsets:
         raise OffsetsMalformed(f"{option} is {quoted(text)}, which is not JSON") from None
     if not isinstance(offset, dict):
         raise OffsetsMalformed(f"{option} is {quoted(text)}, not an object of topics")
-    offsets, ids = split_offset(offset, option)
+    offsets, ids = offsets_and_ids(offset, option)
     for topic, by_partition in offsets.items():
         for partition, at in by_partition.items():
             if at < EARLIEST:
@@ -199,7 +199,7 @@ def parse_offsets(text: str, option: str) -> AtEdge | AtOffsets:
     return AtOffsets(option, offsets, ids)
 
 
-def split_offset(offset: Mapping[str, Any], what: str) -> tuple[ByPartition, Mapping[str, str]]:
+def offsets_and_ids(offset: Mapping[str, Any], what: str) -> tuple[ByPartition, Mapping[str, str]]:
     """The offsets by topic and partition, and the topics' ids, of an offset's parsed JSON.
 
     Raises OffsetsMalformed, TopicNameInvalid.

@@ -5,10 +5,10 @@
 
 Always true: a lag is computed from the progress alone, without a request to the cluster. Rows are
 counted between `endOffset`, up to which the query has read, and `latestOffset`, the end of the
-topics at the beginning of the batch; holes count. The source reports the bytes and the time of all
-rows that remained at the beginning of the batch; a lag has the share of these bytes for the rows
-that remain after the batch, and the same time. Both are 0 if no row remains. The listener keeps the
-last LAGS_KEPT lags of each query.
+topics at the beginning of the batch; holes count. The source reports the bytes of all rows that
+remained at the beginning of the batch, and the age of the oldest row. After the batch fewer rows
+remain: a lag has their share of the bytes, and the reported age. Both are 0 if no row remains. The
+listener keeps the last LAGS_KEPT lags of each query.
 """
 
 import json
@@ -28,20 +28,21 @@ from pyspark.sql.streaming.listener import (
 )
 
 from spark_ledger.errors import cause_of
-from spark_ledger.spark.options.start_positions import IDS, split_offset
+from spark_ledger.spark.options.start_positions import IDS, offsets_and_ids
 from spark_ledger.spark.spark_version import check_lag
 
 LAGS_KEPT = 1000
 QUERIES_KEPT = 100
 _ROWS, _BYTES, _MILLIS = "_rowsBehind", "_bytesBehind", "_millisBehind"
+"""What LedgerStreamReader adds to the offsets in `latestOffset`."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryLag:
-    """The lag of one source in one progress. The first four numbers have the names and types of the
-    metrics of Spark's Kafka source: over all partitions, the fewest, most and average rows behind,
-    and the bytes. `rowsBehind` is the sum of rows, `millisBehind` the time since the commit of the
-    oldest row that is not read yet. None: unknown."""
+    """The lag of one source in one progress. The four numbers `...BehindLatest` have the names and
+    types of the metrics of Spark's Kafka source: the fewest, most and average rows that a partition
+    is behind, and the bytes. `rowsBehind` is the sum of rows, `millisBehind` the time since the
+    commit of the oldest row that is not read yet. None: unknown."""
 
     query_id: str
     name: str | None
@@ -80,7 +81,7 @@ class LagListener(StreamingQueryListener):
         self._lags: dict[str, deque[QueryLag]] = {}
 
     def lags(self, query_id: str | None = None) -> list[QueryLag]:
-        """The lags so far, oldest first: of one query, by its id or name, or (None) of all."""
+        """The lags of a query (its id or name), or of all (None); oldest first in each query."""
         with self._lock:
             all_lags = [lag for lags in self._lags.values() for lag in lags]
         return [lag for lag in all_lags if query_id in (None, lag.query_id, lag.name)]
@@ -112,7 +113,7 @@ class LagListener(StreamingQueryListener):
         with self._lock:
             lags = self._lags.pop(lag.query_id, None) or deque(maxlen=LAGS_KEPT)
             lags.append(lag)
-            self._lags[lag.query_id] = lags  # at the end of the dict: the first query is removed
+            self._lags[lag.query_id] = lags  # at the dict's end; queries are removed from its start
             while len(self._lags) > QUERIES_KEPT:
                 del self._lags[next(iter(self._lags))]
 
@@ -144,11 +145,11 @@ def lags_of(progress: Mapping[str, Any]) -> list[QueryLag]:
 
 def rows_behind(end: Mapping[str, Any], latest: Mapping[str, Any]) -> list[int]:
     """For each partition of `latest`, its offset there minus its offset in `end` (0 if `end` lacks
-    the partition). Empty if `latest` is not an offset of a source that reads topics."""
+    the partition). Empty if `latest` lacks IDS, the ids of topics: its source reads no topics."""
     if IDS not in latest:
         return []
-    latest_offsets, _ = split_offset(latest, "latestOffset")
-    end_offsets, _ = split_offset(end, "endOffset")
+    latest_offsets, _ids = offsets_and_ids(latest, "latestOffset")
+    end_offsets, _ids = offsets_and_ids(end, "endOffset")
     return [
         max(0, offset - end_offsets.get(topic, {}).get(partition, 0))
         for topic, offsets in latest_offsets.items()
@@ -157,7 +158,7 @@ def rows_behind(end: Mapping[str, Any], latest: Mapping[str, Any]) -> list[int]:
 
 
 def _object(offset: Any) -> Mapping[str, Any]:
-    """An offset of a progress, which Spark gives as an object or as JSON text; else empty."""
+    """The offset, which Spark gives as an object or as JSON text; empty if it is neither."""
     if isinstance(offset, str):
         try:
             offset = json.loads(offset)

@@ -38,8 +38,9 @@ from spark_ledger.topic.log.topics import namespace_not_found
 
 
 class Namespaces:
-    """Methods raise errors.TopicNameInvalid, errors.Unavailable. Methods that change something also
-    raise errors.MetadataHeld, errors.CommitContended."""
+    """Methods raise errors.TopicNameInvalid, and errors.Unavailable if the store fails
+    (`reachable`). Methods that change something also raise errors.MetadataHeld,
+    errors.CommitContended."""
 
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:
         self._store = store
@@ -153,7 +154,7 @@ class Namespaces:
 
     async def _create(self, path: str, value: bytes) -> bool:
         """Returns whether this call made the node (after a lost response: whether the node has this
-        value). Raises StoreError if the parent node is gone."""
+        value). Raises MultiFailed if the parent node is gone."""
         operations: list[Operation] = [Create(path, value)]
         try:
             await multi_unless_held(self._store, operations)

@@ -27,7 +27,7 @@ async def test_status_tells_who_is_absent_since_when_then_lost_and_what_is_liste
     ledger_id = (await ledger_of(ledgers, 3)).ledger_id
     name = (await ledgers.record(ledger_id)).record.last_fragment.ensemble[0]
     assert (await status.status(ledgers.metadata)).auditor == ""
-    await status.change(ledgers.metadata, lost_bookie_delay_s=DELAY_S)
+    await status.change_settings(ledgers.metadata, lost_bookie_delay_s=DELAY_S)
     healing = await Autorecovery.start(ledgers)
     await looks(healing, 2)
     await gone(cluster, name)
@@ -49,7 +49,7 @@ async def test_too_many_are_an_alarm_until_they_are_accepted_and_that_holds_whil
     await known(cluster, *"abcd")
     for _ in range(8):
         await ledger_of(ledgers, 1)
-    await status.change(ledgers.metadata, lost_bookie_delay_s=DELAY_S)
+    await status.change_settings(ledgers.metadata, lost_bookie_delay_s=DELAY_S)
     healing = await Autorecovery.start(ledgers)
     await looks(healing, 2)
     await gone(cluster, "a", "b")
@@ -87,7 +87,7 @@ async def test_too_many_are_an_alarm_until_they_are_accepted_and_that_holds_whil
 async def test_a_wrong_setting_is_refused_before_anything_is_written(given, said):
     _, ledgers = await cluster_of(3)
     with pytest.raises(BadConfig) as refused:
-        await status.change(ledgers.metadata, **{"repair_bytes_per_s": 7, **given})
+        await status.change_settings(ledgers.metadata, **{"repair_bytes_per_s": 7, **given})
     assert said in str(refused.value)
     assert await autorecovery.read_settings(ledgers.metadata) == autorecovery.AutorecoverySettings()
 
@@ -96,6 +96,9 @@ async def test_a_wrong_setting_is_refused_before_anything_is_written(given, said
 async def test_damaged_settings_are_told_with_what_to_do():
     cluster, ledgers = await cluster_of(3)
     await cluster.admin.create(paths.AUTORECOVERY, b"{", parents=True)
-    for call in (status.status(ledgers.metadata), status.change(ledgers.metadata, enabled=False)):
+    for call in (
+        status.status(ledgers.metadata),
+        status.change_settings(ledgers.metadata, enabled=False),
+    ):
         with pytest.raises(BadConfig, match=r"cannot be read.*Delete the node /autorecovery"):
             await call

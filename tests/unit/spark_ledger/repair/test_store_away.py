@@ -65,7 +65,7 @@ VERBS = {
     "audit": whole,
     "auditor": lambda ledgers: Auditor(ledgers, TOKENS).look(),
     "cancel": lambda ledgers: decommission.cancel(ledgers, "d"),
-    "change": lambda ledgers: status.change(ledgers.metadata, lost_bookie_delay_s=7),
+    "change": lambda ledgers: status.change_settings(ledgers.metadata, lost_bookie_delay_s=7),
     "decommission": drain,
     "enable": lambda ledgers: status.enable(ledgers.metadata, force=True),
     "forget": lambda ledgers: forget(ledgers, "gone"),
