@@ -141,11 +141,19 @@ def set_policies(
     from spark_ledger.topic.log.policies import ACKNOWLEDGED
 
     changes = parse_policies(policy)
-    info = with_topics(service_url, lambda client: _admin(client).change_policies(name, changes))
-    if changes.get("retention") == ACKNOWLEDGED:
+
+    async def change(client: "TopicClient") -> "tuple[TopicInfo, bool]":
+        from spark_ledger.topic.subscription.unheld import was_read_lately
+
+        info = await _admin(client).change_policies(name, changes)
+        drops_rows = changes.get("retention") == ACKNOWLEDGED
+        return info, drops_rows and await was_read_lately(client.store, info.id)
+
+    info, loses_rows = with_topics(service_url, change)
+    if loses_rows:
         print(
-            f"spark-ledger: topic {name} loses rows as soon as every subscription has passed them:"
-            " a query without subscription=NAME holds no rows",
+            f"spark-ledger: a query without subscription=NAME read topic {name} within a day. It"
+            " holds no rows: the topic drops rows as soon as every subscription has passed them",
             file=sys.stderr,
         )
     if json:

@@ -189,6 +189,11 @@ def topic_checkpoint(topic_id: str) -> str:
     return f"{topic(topic_id)}/checkpoint"
 
 
+def topic_unheld(topic_id: str) -> str:
+    """A node that queries without a subscription write, now and then, while they read the topic."""
+    return f"{topic(topic_id)}/unheld"
+
+
 def topic_deleted(topic_id: str) -> str:
     """The record of a topic's deletion, with its time; it is removed after all other nodes."""
     return f"{TOPICS_DELETED}/{topic_id}"

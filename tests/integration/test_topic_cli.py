@@ -8,9 +8,11 @@ import pytest
 from spark_ledger import Admin
 from spark_ledger.cli.common import with_topics
 from spark_ledger.local import LocalCluster
+from spark_ledger.topic import blocking
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry.message_batch import Share
 from spark_ledger.topic.log.actions import OpenLive
+from spark_ledger.topic.subscription.unheld import note_reads
 from tests.integration.topic_rows import write
 from tests.kit.cli import fails, spark_ledger, succeeds
 from tests.kit.message_batches import encode_batch
@@ -46,7 +48,13 @@ def test_policies_are_given_at_creation_changed_and_shown(topic):
     assert "Did you mean 'retention_ms'" in fails(
         "topic", "set", "cli-policies", "retentionms=1", *url
     )
-    warned = spark_ledger("topic", "set", "cli-policies", "retention=acknowledged", *url)
+    acknowledged = ("topic", "set", "cli-policies", "retention=acknowledged", *url)
+    changed = spark_ledger(*acknowledged)
+    assert (changed.returncode, changed.stderr) == (0, "")
+    topics = blocking.topics(topic.url)
+    info = topics.run(topics.client.topics.open("cli-policies"))
+    topics.run(note_reads(topics.client.store, [info.id], 0))  # as a query does
+    warned = spark_ledger(*acknowledged)
     assert warned.returncode == 0 and "holds no rows" in warned.stderr
     assert "cannot be '7 days'" in fails(
         "topic", "set", "cli-policies", "retention_ms=7 days", *url

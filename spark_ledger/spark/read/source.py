@@ -35,6 +35,7 @@ from spark_ledger.spark.spark_version import ReadLimit, SupportsTriggerAvailable
 from spark_ledger.spark.worker import call_before_termination
 from spark_ledger.topic.blocking import BlockingCursor, open_cursor, release_all
 from spark_ledger.topic.subscription.lag import spark_metrics
+from spark_ledger.topic.subscription.unheld import NOTED_EVERY_S, note_reads
 
 FIRST = "_first"
 ZONELESS = "_zoneless"
@@ -305,7 +306,7 @@ QUERY = "_query"
 
 class QueryCursor:
     """The subscription that follows a query (`subscription=`), for one source. `name` None: there
-    is no subscription, and the methods do nothing.
+    is no subscription, and the methods only note that the topics are read without it.
 
     Spark gives a source neither the id of its query nor the id of its run. So a random token
     identifies the query: the first offset carries the token (`_query`), and every later offset
@@ -330,6 +331,7 @@ class QueryCursor:
         self._reserved: dict[str, None] = {}
         self._cursors: dict[str, BlockingCursor] = {}
         self._is_released = False
+        self._noted_s = float("-inf")
 
     def with_token(self, offset: dict[str, Any]) -> dict[str, Any]:
         """The offset, with the query's token if there is a subscription."""
@@ -342,6 +344,7 @@ class QueryCursor:
         """Reserve the subscription for a query that will read from these positions on, before
         Spark's checkpoint has an offset of the query. Raises SubscriptionBusy."""
         if self._name is None:
+            self._note_reads(topics, positions)
             return
         for topic, parts in positions.items():
             if topic not in self._reserved:
@@ -358,7 +361,10 @@ class QueryCursor:
         """Advance the cursors: all rows before `positions` are done. `stored_offset` is an offset
         in Spark's checkpoint. Raises SubscriptionBusy, LedgerFenced (a newer run has the
         subscription)."""
-        if self._name is None or self._is_released:
+        if self._name is None:
+            self._note_reads(topics, positions)
+            return
+        if self._is_released:
             return
         token = stored_offset.get(QUERY)
         if isinstance(token, str):
@@ -370,6 +376,15 @@ class QueryCursor:
             cursor = self._cursors.get(topic) or self._open(topics, topic, parts)
             cursor.check()
             cursor.advance(parts)
+
+    def _note_reads(self, topics: TopicsRead, positions: Positions) -> None:
+        """Note, now and then, that a query without a subscription reads the topics."""
+        if time.monotonic() < self._noted_s + NOTED_EVERY_S:
+            return
+        self._noted_s = time.monotonic()
+        ids = [topics.infos[topic].id for topic in positions if topic in topics.infos]
+        now_ms = time.time_ns() // 1_000_000
+        topics.cluster.run(note_reads(topics.cluster.client.store, ids, now_ms))
 
     def check(self) -> None:
         """Raises LedgerFenced once another run has the subscription."""
