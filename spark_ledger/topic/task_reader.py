@@ -105,13 +105,15 @@ async def _replan(
     state, read = await _newest_state(client, task, remaining)
     starts = state.start_offsets()
     trimmed = [OffsetRange(p, lo, min(hi, starts[p])) for p, lo, hi in remaining if lo < starts[p]]
+    trimmed = [offsets for offsets in trimmed if task.acked.given(*offsets)]
     if trimmed and not lossy:
         raise _rows_trimmed(task, trimmed)
     live = None
     if task.live is not None:
         live = _live_part(state.partitions[task.live.live.partition], task.live)
         end_in_topic = _end_in_topic(state, task.live, live)
-        if end_in_topic < task.live.end and not lossy:
+        lost = (task.live.live.partition, end_in_topic, task.live.end)
+        if task.acked.given(*lost) and not lossy:
             raise _confirmed_lost(task, task.live, end_in_topic)
     spans, table = segments_in(state, _committed_part(state, remaining), read)
     return _without_ledger(replace(task, spans=spans, table=table, live=live), error, lossy)
@@ -180,16 +182,17 @@ def _end_in_topic(state: TopicState, live_rows: LiveRows, live: LiveRows | None)
 
 
 def _confirmed_lost(task: ReadTask, live: LiveRows, start: int) -> errors.RowsLost:
+    rows = task.acked.given(live.live.partition, start, live.end)
     return errors.RowsLost(
-        f"{live.end - start} confirmed rows are gone: offsets {start} to {live.end - 1} of"
+        f"{rows} confirmed rows are gone: offsets {start} to {live.end - 1} of"
         f" partition {live.live.partition} of topic {task.topic!r}, whose live segment ended"
         " before these rows",
-        rows=live.end - start,
+        rows=rows,
     )
 
 
 def _rows_trimmed(task: ReadTask, trimmed: list[OffsetRange]) -> errors.RowsTrimmed:
-    rows = sum(hi - lo for _, lo, hi in trimmed)
+    rows = sum(task.acked.given(*offsets) for offsets in trimmed)
     listed = [f"offsets {lo} to {hi - 1} of partition {p}" for p, lo, hi in trimmed[:LISTED_MAX]]
     more = ", ..." if len(trimmed) > LISTED_MAX else ""
     return errors.RowsTrimmed(

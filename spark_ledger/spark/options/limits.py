@@ -4,7 +4,7 @@ Always true: the admitted rows of all partitions together are within the limits 
 or they are a single row; while there is a backlog, at least one row is admitted. Each partition
 gets a share in proportion to its backlog. No partition waits for ever behind a larger one: before
 the shares, each partition gets one row, the partition whose rows wait longest first. Holes do not
-count.
+count, nor do rows that the read leaves out as acknowledged.
 """
 
 import zlib
@@ -25,6 +25,7 @@ from spark_ledger.spark.spark_version import (
 )
 from spark_ledger.topic.log.segment_table import Interval, Longs, SegmentTable, TableChunk
 from spark_ledger.topic.log.state import NO_TABLES, PartitionState, Tables
+from spark_ledger.topic.read.acked import AckedRows
 
 ENDLESS = 2**62
 ROUNDS_MAX = 16
@@ -118,6 +119,65 @@ class Curve:
     def end_by_bytes(self, offset: int, size: int) -> int:
         """The last offset before which there are at most `size` bytes from `offset` on."""
         return _last_offset_within(self._edges, self._bytes, self.bytes_to(offset) + size)
+
+
+class GivenCurve(Curve):
+    """The curve of the rows that are not acknowledged. Exact: within a segment too, a row that is
+    acknowledged counts nothing, and the segment's bytes are spread over the other rows."""
+
+    def __init__(self, curve: Curve, partition: int, acked: AckedRows) -> None:
+        edges = curve._edges
+        counts = np.diff(acked.counts_below(partition, edges), prepend=0)
+        all_rows, sizes = np.diff(curve._rows, prepend=0), np.diff(curve._bytes, prepend=0)
+        rows = np.where(all_rows > 0, all_rows - counts, 0)
+        sizes = -(-sizes * rows // np.maximum(all_rows, 1))
+        super().__init__(edges, np.cumsum(rows), np.cumsum(sizes), curve.since_ms)
+        ((_, offsets),) = acked.within([(partition, curve.lo, curve.hi)]).offsets.items()
+        self._acked = offsets
+
+    def rows_to(self, offset: int) -> int:
+        i = int(np.searchsorted(self._edges, offset))
+        if not i or self._rows[i] == self._rows[i - 1]:
+            return int(self._rows[i])
+        lo = int(self._edges[i - 1])
+        acked = self._acked.range_cardinality(lo, offset)
+        return int(self._rows[i - 1]) + offset - lo - acked
+
+    def bytes_to(self, offset: int) -> int:
+        i = int(np.searchsorted(self._edges, offset))
+        if not i or self._rows[i] == self._rows[i - 1]:
+            return int(self._bytes[i])
+        rows = self.rows_to(offset) - int(self._rows[i - 1])
+        return int(self._bytes[i - 1]) - (-self._bytes_in(i) * rows // self._rows_in(i))
+
+    def end_by_rows(self, offset: int, rows: int) -> int:
+        limit = self.rows_to(offset) + rows
+        i = int(np.searchsorted(self._rows, limit, side="right"))
+        return self._end_in(i, limit - int(self._rows[i - 1]) if i < len(self._rows) else 0)
+
+    def end_by_bytes(self, offset: int, size: int) -> int:
+        limit = self.bytes_to(offset) + size
+        i = int(np.searchsorted(self._bytes, limit, side="right"))
+        if i == len(self._bytes):
+            return self.hi
+        rows = (limit - int(self._bytes[i - 1])) * self._rows_in(i) // self._bytes_in(i)
+        return self._end_in(i, rows)
+
+    def _end_in(self, i: int, rows: int) -> int:
+        """The last offset before which segment `i` has this number of rows, which is less than all
+        its rows."""
+        if i == len(self._edges):
+            return self.hi
+        from spark_ledger.topic.acks.sets import after_missing
+
+        lo, hi = int(self._edges[i - 1]), int(self._edges[i])
+        return after_missing(self._acked, lo, rows + 1, hi) - 1
+
+    def _rows_in(self, i: int) -> int:
+        return int(self._rows[i] - self._rows[i - 1])
+
+    def _bytes_in(self, i: int) -> int:
+        return int(self._bytes[i] - self._bytes[i - 1])
 
 
 def curve_of(

@@ -85,12 +85,14 @@ COMMITS = "_commits"
 
 @dataclass(frozen=True, slots=True)
 class TrimmedRange:
-    """Requested offsets [start, end) of a partition whose rows were removed."""
+    """Requested offsets [start, end) of a partition whose rows were removed; the read needs `rows`
+    of them."""
 
     topic: str
     partition: int
     start: int
     end: int
+    rows: int
 
 
 def encode(
@@ -197,7 +199,7 @@ def times_to_look_up(place: AtTime, topic_ends: Ends) -> dict[str, dict[int, int
 
 def rows_trimmed(ranges: Sequence[TrimmedRange]) -> RowsTrimmed:
     """The error for these ranges, with the number of rows."""
-    rows = sum(trimmed.end - trimmed.start for trimmed in ranges)
+    rows = sum(trimmed.rows for trimmed in ranges)
     texts = "; ".join(
         f"offsets {trimmed.start} to {trimmed.end - 1} of partition {trimmed.partition} of topic"
         f" {trimmed.topic!r}"
@@ -251,10 +253,6 @@ def earlier_positions(positions: Positions, other: Positions) -> Positions:
     """The earlier position of each partition of `positions`. A partition that `other` lacks has
     position 0 in `other`, so a partition that is newer than `other` does not advance."""
     return _merged(positions, other, min)
-
-
-def rows_between(start: Positions, end: Positions) -> int:
-    return sum(end[topic][p] - at for topic, p, at in _each(start))
 
 
 def _merged(positions: Positions, other: Positions, choose: Callable[[int, int], int]) -> Positions:

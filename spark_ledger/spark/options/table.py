@@ -206,7 +206,8 @@ READ_OPTIONS = (
     ),
     Option(
         *("startingSubscription", READ, Text(NAME_CHARS_MAX), None),
-        "start at the position of the subscription of this name",
+        "start at the position of the subscription of this name, without the rows beyond it that"
+        " its consumers have acknowledged one by one",
     ),
     Option("endingOffsets", (Use.BATCH_READ,), Text(), "latest", "as `startingOffsets`; exclusive"),
     Option(

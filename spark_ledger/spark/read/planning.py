@@ -12,6 +12,7 @@ the tasks check every ledger that they open (topic/task_reader.py).
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from spark_ledger.errors import (
     DataUnavailable,
@@ -23,7 +24,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
 from spark_ledger.spark.options import limits, offsets, start_positions
-from spark_ledger.spark.options.limits import Curve, CurveOf
+from spark_ledger.spark.options.limits import Curve, CurveOf, GivenCurve
 from spark_ledger.spark.options.offsets import Ends, Positions, TrimmedRange
 from spark_ledger.spark.options.options import ReadOptions
 from spark_ledger.spark.options.start_positions import (
@@ -38,6 +39,7 @@ from spark_ledger.topic.log.segments import NO_TOKEN
 from spark_ledger.topic.log.state import NO_TABLES, PartitionState, Tables, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read import plan
+from spark_ledger.topic.read.acked import NO_ACKED, AckedRows
 from spark_ledger.topic.read.live import LiveEnd, LiveEnds, first_stored_since
 from spark_ledger.topic.read.pieces import LiveRows
 from spark_ledger.topic.read.plan import (
@@ -57,10 +59,21 @@ from spark_ledger.topic.subscription.seek_target import rows_around
 _log = logging.getLogger(__name__)
 MISMATCHES_SHOWN = 8
 States = Mapping[str, TopicState]
+Acked = Mapping[str, AckedRows]
+"""By topic, by its short name, the rows that a read leaves out."""
+NOTHING_ACKED: Acked = {}
+OFFSET_END = 2**63
 FOLDS_MAX = 20
 CHUNKS_FOR_LIMITS = 64
 """How many chunks are read to make a limit on bytes exact; in further chunks, the bytes of an
 interval are spread evenly over its rows."""
+
+
+class ReadStart(NamedTuple):
+    """The positions at which a read begins, and the rows beyond them that it leaves out."""
+
+    positions: Positions
+    acked: Acked
 
 
 class Planner:
@@ -85,20 +98,24 @@ class Planner:
             partition.end_offset, partition.live.base + self._live.end_of(partition.live).rows
         )
 
-    async def positions(
+    async def start(
         self, place: ReadPosition, topic_ends: Ends, states: States, infos: Mapping[str, TopicInfo]
-    ) -> Positions:
-        """As TopicsRead.positions."""
+    ) -> ReadStart:
+        """As TopicsRead.start."""
         lookups: ByPartition | None = None
+        acked: Acked = NOTHING_ACKED
         if isinstance(place, AtTime):
             by_topic = offsets.times_to_look_up(place, topic_ends)
             calls = [self._offsets_since(states[topic], times) for topic, times in by_topic.items()]
             lookups = dict(zip(by_topic, await asyncio.gather(*calls), strict=True))
         elif isinstance(place, AtSubscription):
-            lookups = await self._subscription_positions(place, infos)
-        return offsets.resolve(place, topic_ends, lookups, lossy=self._accepts_loss)
+            lookups, acked = await self._subscription_positions(place, topic_ends, infos)
+        positions = offsets.resolve(place, topic_ends, lookups, lossy=self._accepts_loss)
+        return ReadStart(positions, acked)
 
-    async def curves(self, states: States, start: Positions, end: Positions) -> CurveOf:
+    async def curves(
+        self, states: States, start: Positions, end: Positions, acked: Acked
+    ) -> CurveOf:
         """The curves of the rows between the positions, for `limits.admit`."""
         tables: dict[str, Tables] = {}
         if self._options.limits.bytes_max is not None:
@@ -110,12 +127,16 @@ class Planner:
             partition = states[topic].partitions[number]
             size = self._live_bytes(partition, lo, hi)
             read = tables.get(topic, NO_TABLES)
-            return limits.curve_of(partition, lo, hi, read, live_bytes=size)
+            curve = limits.curve_of(partition, lo, hi, read, live_bytes=size)
+            acked_rows = acked.get(topic, NO_ACKED)
+            return (
+                GivenCurve(curve, number, acked_rows) if acked_rows.count(number, lo, hi) else curve
+            )
 
         return curve_of
 
     def lags(
-        self, states: States, topic_ends: Ends, positions: Positions, now_ms: int
+        self, states: States, topic_ends: Ends, positions: Positions, now_ms: int, acked: Acked
     ) -> list[PartitionLag]:
         """As TopicsRead.lags."""
         lags: list[PartitionLag] = []
@@ -127,15 +148,21 @@ class Planner:
                     for partition in state.partitions
                     if partition.live is not None
                 }
-                lags += topic_lag(state, parts, now_ms, ends=ends, live_ends=live_ends).values()
+                acked_rows = acked.get(topic, NO_ACKED)
+                beyond = {p: acked_rows.count(p, at, OFFSET_END) for p, at in parts.items()}
+                lags += topic_lag(
+                    state, parts, now_ms, ends=ends, live_ends=live_ends, acked=beyond
+                ).values()
         return lags
 
-    async def plan(self, states: States, start: Positions, end: Positions) -> list[ReadTask]:
+    async def plan(
+        self, states: States, start: Positions, end: Positions, acked: Acked = NOTHING_ACKED
+    ) -> list[ReadTask]:
         """As TopicsRead.plan. If the states do not reach the positions, or a ledger does not exist,
         plans again by states that are read after a sync."""
         try:
             if all(_reaches(states.get(topic), parts, self) for topic, parts in end.items()):
-                tasks = await self._tasks(states, start, end)
+                tasks = await self._tasks(states, start, end, acked)
                 ends = await self._ledger_ends.of_tasks(tasks)
                 if NO_LEDGER not in ends.values():
                     return without_lost_rows(tasks, ends, not self._accepts_loss)
@@ -147,7 +174,7 @@ class Planner:
         states = dict(zip(ids, folded, strict=True))
         await self._live.refresh(p.live for s in folded for p in s.partitions if p.live is not None)
         self._ledger_ends.drop_closed()
-        tasks = await self._tasks(states, start, end)
+        tasks = await self._tasks(states, start, end, acked)
         return without_lost_rows(
             tasks, await self._ledger_ends.of_tasks(tasks), not self._accepts_loss
         )
@@ -187,29 +214,41 @@ class Planner:
 
     # -- tasks --------------------------------------------------------------------------------
 
-    async def _tasks(self, states: States, start: Positions, end: Positions) -> list[ReadTask]:
+    async def _tasks(
+        self, states: States, start: Positions, end: Positions, acked: Acked
+    ) -> list[ReadTask]:
         with_chunks = {
             topic: await self._state_with_chunks(states[topic], starts, end[topic])
             for topic, starts in start.items()
         }
         states = {topic: state for topic, (state, _) in with_chunks.items()}
-        start = self._after_trimmed(states, start, end)
-        rows = max(1, offsets.rows_between(start, end))
+        start = self._after_trimmed(states, start, end, acked)
+        rows_of = {
+            topic: sum(
+                acked.get(topic, NO_ACKED).given(p, at, end[topic][p]) for p, at in starts.items()
+            )
+            for topic, starts in start.items()
+        }
+        rows = max(1, sum(rows_of.values()))
         tasks: list[ReadTask] = []
         for topic, starts in start.items():
-            topic_rows = sum(end[topic][p] - at for p, at in starts.items())
-            tasks_min = max(1, -(-(self._options.min_partitions or 1) * topic_rows // rows))
+            tasks_min = max(1, -(-(self._options.min_partitions or 1) * rows_of[topic] // rows))
             cutting = Cutting(tasks_min, self._options.task_bytes, self._options.task_rows)
-            state, read = with_chunks[topic]
+            (state, read), acked_rows = with_chunks[topic], acked.get(topic, NO_ACKED)
             ranges = _ranges(state, starts, end[topic])
-            tasks += plan_read(state, ranges, topic=topic, cutting=cutting, read=read)
+            tasks += plan_read(
+                state, ranges, topic=topic, cutting=cutting, read=read, acked=acked_rows
+            )
             for p, at in starts.items():
-                tasks += self._live_tasks(topic, state, p, (at, end[topic][p]), cutting)
+                span = (at, end[topic][p])
+                tasks += self._live_tasks(topic, state, p, span, cutting, acked_rows)
         return tasks
 
-    def _after_trimmed(self, states: States, start: Positions, end: Positions) -> Positions:
-        """`start`, moved past rows that were trimmed. Raises RowsTrimmed unless the user accepts
-        losses."""
+    def _after_trimmed(
+        self, states: States, start: Positions, end: Positions, acked: Acked
+    ) -> Positions:
+        """`start`, moved past rows that were trimmed. Raises RowsTrimmed if some of them were to be
+        read, unless the user accepts losses."""
         positions: Positions = {}
         trimmed: list[TrimmedRange] = []
         for topic, starts in start.items():
@@ -218,8 +257,9 @@ class Planner:
                 last = end[topic][p]
                 first = min(max(at, states[topic].partitions[p].start_offset), last)
                 positions[topic][p] = first
-                if first > at:
-                    trimmed.append(TrimmedRange(topic, p, at, first))
+                rows = acked.get(topic, NO_ACKED).given(p, at, first)
+                if rows:
+                    trimmed.append(TrimmedRange(topic, p, at, first, rows))
         if trimmed and not self._accepts_loss:
             raise offsets.rows_trimmed(trimmed)
         return positions
@@ -243,7 +283,13 @@ class Planner:
         raise DataUnavailable(f"topic {state.topic_id} changes faster than it can be planned")
 
     def _live_tasks(
-        self, topic: str, state: TopicState, number: int, span: tuple[int, int], cutting: Cutting
+        self,
+        topic: str,
+        state: TopicState,
+        number: int,
+        span: tuple[int, int],
+        cutting: Cutting,
+        acked: AckedRows,
     ) -> Iterator[ReadTask]:
         """Tasks of equal size for the rows of the span that are in no commit yet."""
         partition = state.partitions[number]
@@ -258,12 +304,20 @@ class Planner:
             )
         size = max(1, self._live_bytes(partition, lo, hi))
         rows = max(1, (hi - lo) * cutting.task_bytes // size)
-        rows = min(rows, cutting.task_rows or rows, -(-(hi - lo) // cutting.tasks_min))
+        runs = acked.without_long_runs(number, lo, hi, cutting.tasks_min)
+        count = sum(end - start for start, end in runs)
+        rows = min(rows, cutting.task_rows or rows, max(1, -(-count // cutting.tasks_min)))
         has_rowless = bool(partition.rowless or live_end.rowless.number)
-        for first in range(lo, hi, rows):
-            last = min(hi, first + rows)
-            part = LiveRows(live, first, last, live_end.last_entry, live_end.rows)
-            yield ReadTask(topic, state.topic_id, (), NO_SEGMENTS, part, has_rowless)
+        for start, end in runs:
+            for first in range(start, end, rows):
+                last = min(end, first + rows)
+                part = LiveRows(live, first, last, live_end.last_entry, live_end.rows)
+                task_acked = acked.within([(number, first, last)])
+                task = ReadTask(
+                    topic, state.topic_id, (), NO_SEGMENTS, part, has_rowless, task_acked
+                )
+                if task.rows:
+                    yield task
 
     def _live_end(self, partition: PartitionState) -> LiveEnd:
         return LiveEnd() if partition.live is None else self._live.end_of(partition.live)
@@ -305,20 +359,27 @@ class Planner:
         )
 
     async def _subscription_positions(
-        self, place: AtSubscription, infos: Mapping[str, TopicInfo]
-    ) -> dict[str, dict[int, int]]:
-        """The subscription's positions in each topic that has it. Raises SubscriptionNotFound if no
+        self, place: AtSubscription, topic_ends: Ends, infos: Mapping[str, TopicInfo]
+    ) -> tuple[dict[str, dict[int, int]], Acked]:
+        """The subscription's positions in each topic that has it, and what its consumers
+        acknowledged beyond them in the partitions that are read. Raises SubscriptionNotFound if no
         topic has it."""
+        from spark_ledger.topic.subscription.acked_now import acked_now  # few queries need it
+
         by_topic: dict[str, dict[int, int]] = {}
+        acked: dict[str, AckedRows] = {}
         missing: SubscriptionNotFound | None = None
-        for topic, info in infos.items():
+        for topic, ends in topic_ends.items():
             try:
-                by_topic[topic] = await self._client.subscriptions.positions(info.id, place.name)
+                now = await acked_now(self._client.ledgers, infos[topic].id, place.name)
             except SubscriptionNotFound as error:
                 missing = error
+                continue
+            by_topic[topic] = now.positions
+            acked[topic] = AckedRows({p: now.acked[p] for p in ends.partitions if p in now.acked})
         if missing is not None and not by_topic:
             raise missing
-        return by_topic
+        return by_topic, {topic: rows for topic, rows in acked.items() if rows}
 
     async def _tables_for_limits(self, state: TopicState, ranges: Ranges) -> Tables:
         """The chunks with the sizes of rows; empty if a chunk no longer exists: bytes are then

@@ -29,6 +29,8 @@ from spark_ledger.spark.options import limits, offsets
 from spark_ledger.spark.options.offsets import Ends, Positions
 from spark_ledger.spark.options.options import ReadOptions
 from spark_ledger.spark.read import tasks as read_tasks
+from spark_ledger.spark.read.copies import ACKED, QueryCopies, names_in, with_names
+from spark_ledger.spark.read.planning import Acked
 from spark_ledger.spark.read.topics_read import TopicsRead
 from spark_ledger.spark.rows.columns import check_projection
 from spark_ledger.spark.spark_version import ReadLimit, SupportsTriggerAvailableNow, value_of
@@ -69,13 +71,16 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_report: tuple[Ends, Positions | None, float, dict[str, Any]] | None = None
         self._last_batch_s: float | None = None
         self._cursor = QueryCursor(options.subscription)
+        self._copies = QueryCopies()
 
     def initialOffset(self) -> dict[str, Any]:
         if self._initial_offset is None:
             topics = self._connected_topics()
             topic_ends = topics.fresh_ends()
-            start = topics.positions(self.options.starting, topic_ends)
-            self._initial_offset = self._cursor.with_token(offsets.encode(start, topic_ends))
+            start = topics.start(self.options.starting, topic_ends)
+            encoded = offsets.encode(start.positions, topic_ends)
+            encoded = with_names(encoded, self._copies.begin(start.acked))
+            self._initial_offset = self._cursor.with_token(encoded)
             self._first_ends = topic_ends
         return self._initial_offset
 
@@ -114,12 +119,15 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._target is not None:
                 self._cursor.release()
             return start
-        end = self._limited_end(first, latest, limit)
+        acked = self._copies.acked(self._connected_topics(), start, first)
+        end = self._limited_end(first, latest, limit, acked)
         if end == first:
             return start
         self._last_batch_s = time.monotonic()
         encoded = offsets.encode(end, topic_ends, self._tokens(start, first, end))
+        encoded = with_names(encoded, self._copies.names_after(start))
         if start == self._initial_offset:
+            self._copies.store(self._connected_topics(), names_in(start))
             encoded[FIRST] = {name: at for name, at in start.items() if name != QUERY}
             encoded[ZONELESS] = [list(time) for time in self.options.zoneless_times]
         offset = self._cursor.with_token(encoded)
@@ -138,7 +146,8 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return last[3]
         latest = offsets.encode(offsets.ends_of(topic_ends), topic_ends)
         if done_positions is not None:
-            lags = self._connected_topics().lags(done_positions, time.time_ns() // 1_000_000)
+            now_ms = time.time_ns() // 1_000_000
+            lags = self._connected_topics().lags(done_positions, now_ms, self._copies.last)
             latest["_rowsBehind"] = sum(lag.rows for lag in lags)
             latest["_bytesBehind"] = sum(lag.bytes for lag in lags)
             latest["_millisBehind"] = max((lag.millis for lag in lags), default=0)
@@ -159,7 +168,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check_store(end, last, "the end of the batch")
         topics = self._connected_topics()
         self._cursor.advance(topics, end, first)
-        tasks = topics.plan(first, last)
+        tasks = topics.plan(first, last, self._copies.acked(topics, start, first))
         values = topics.values(self.schema)
         return read_tasks.partitions_of(self.options, tasks, values, self._zoneless(end))
 
@@ -167,9 +176,11 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_tasks.read_rows(self.options, value_of(partition), self.schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        if self.options.subscription is not None:
+        if self.options.subscription is not None or ACKED in end:
             topics = self._connected_topics()
-            self._cursor.advance(topics, end, self._decode(end, self._known_ends()))
+            positions = self._decode(end, self._known_ends())
+            self._cursor.advance(topics, end, positions)
+            self._copies.delete_passed(topics, end, positions)
 
     def stop(self) -> None:
         self._cursor.release()
@@ -236,21 +247,24 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = offsets.earlier_positions(end, self._target)
         return offsets.later_positions(first, end)
 
-    def _limited_end(self, first: Positions, end: Positions, limit: ReadLimit) -> Positions:
+    def _limited_end(
+        self, first: Positions, end: Positions, limit: ReadLimit, acked: Acked
+    ) -> Positions:
         """The end of one micro-batch within the limits."""
         applied = limits.effective_limits(self.options.limits, limit)
         if self._target is None and applied.rows_min is not None:
             last_s = self._last_batch_s
             waited_ms = None if last_s is None else int((time.monotonic() - last_s) * 1000)
-            if limits.holds_back(applied, self._backlog_rows(first, end), waited_ms):
+            if limits.holds_back(applied, self._backlog_rows(first, end, acked), waited_ms):
                 return first
         if not applied.has_maximum:
             return end
-        return limits.admit(first, end, applied, self._connected_topics().curves(first, end))
+        curve_of = self._connected_topics().curves(first, end, acked)
+        return limits.admit(first, end, applied, curve_of)
 
-    def _backlog_rows(self, first: Positions, end: Positions) -> int:
+    def _backlog_rows(self, first: Positions, end: Positions, acked: Acked) -> int:
         """The rows to read, without trimmed rows and without offsets that have no row."""
-        curve_of = self._connected_topics().curves(first, end)
+        curve_of = self._connected_topics().curves(first, end, acked)
         return sum(
             curve_of(topic, p, at, end[topic][p]).rows
             for topic, parts in first.items()
@@ -430,10 +444,10 @@ class LedgerBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         topics = TopicsRead(self.options)
         topic_ends = topics.fresh_ends()
-        start = topics.positions(self.options.starting, topic_ends)
-        end = topics.positions(self.options.ending, topic_ends)
-        offsets.check_order(start, end)
-        tasks = topics.plan(start, end)
+        start = topics.start(self.options.starting, topic_ends)
+        end = topics.start(self.options.ending, topic_ends).positions
+        offsets.check_order(start.positions, end)
+        tasks = topics.plan(start.positions, end, start.acked)
         values, batch_plan = topics.values(self.schema), secrets.token_hex(8)
         return read_tasks.partitions_of(self.options, tasks, values, batch_plan=batch_plan)
 

@@ -30,6 +30,7 @@ from spark_ledger.spark.options.offsets import TOPIC_DELETED_REMEDY, Ends, Posit
 from spark_ledger.spark.options.options import ReadOptions
 from spark_ledger.spark.options.start_positions import ReadPosition
 from spark_ledger.spark.read import planning
+from spark_ledger.spark.read.planning import Acked, ReadStart
 from spark_ledger.spark.rows.columns import has_payload, payload_of
 from spark_ledger.spark.worker import Moment, exclude_from_gc
 from spark_ledger.topic import blocking
@@ -131,13 +132,14 @@ class TopicsRead:
         TopicRecreated."""
         return self.cluster.run(self._fresh_ends())
 
-    def positions(self, place: ReadPosition, topic_ends: Ends) -> Positions:
-        """The positions of `place` in the topics; `topic_ends` is the last result of `fresh_ends`.
+    def start(self, place: ReadPosition, topic_ends: Ends) -> ReadStart:
+        """The positions of `place` in the topics, and the rows beyond a subscription's position
+        that its consumers have acknowledged; `topic_ends` is the last result of `fresh_ends`.
 
         Raises as offsets.resolve, SubscriptionNotFound.
         """
         return self.cluster.run(
-            self._planner.positions(place, topic_ends, self._last_view.states, self.infos)
+            self._planner.start(place, topic_ends, self._last_view.states, self.infos)
         )
 
     def tokens(self, positions: Positions) -> Positions:
@@ -152,18 +154,21 @@ class TopicsRead:
             self._planner.check_tokens(self._last_view.states, positions, tokens, what)
         )
 
-    def curves(self, start: Positions, end: Positions) -> CurveOf:
-        """The curves of the rows between these positions, for `limits.admit`."""
-        return self.cluster.run(self._planner.curves(self._last_view.states, start, end))
+    def curves(self, start: Positions, end: Positions, acked: Acked) -> CurveOf:
+        """The curves of the rows between these positions, without the `acked` rows, for
+        `limits.admit`."""
+        return self.cluster.run(self._planner.curves(self._last_view.states, start, end, acked))
 
-    def lags(self, positions: Positions, now_ms: int) -> list[PartitionLag]:
+    def lags(self, positions: Positions, now_ms: int, acked: Acked) -> list[PartitionLag]:
         """The lags of the positions behind the known ends, without a round trip."""
-        return self._planner.lags(self._last_view.states, self._last_view.ends, positions, now_ms)
+        view = self._last_view
+        return self._planner.lags(view.states, view.ends, positions, now_ms, acked)
 
-    def plan(self, start: Positions, end: Positions) -> list[ReadTask]:
-        """Tasks that read from `start` to `end`. Raises RowsLost and RowsTrimmed, unless the user
-        accepts losses: then the tasks have all rows but these. Raises as LiveEnds.look."""
-        return self.cluster.run(self._planner.plan(self._last_view.states, start, end))
+    def plan(self, start: Positions, end: Positions, acked: Acked) -> list[ReadTask]:
+        """Tasks that read from `start` to `end`, without the `acked` rows. Raises RowsLost and
+        RowsTrimmed, unless the user accepts losses: then the tasks have all rows but these. Raises
+        as LiveEnds.look."""
+        return self.cluster.run(self._planner.plan(self._last_view.states, start, end, acked))
 
     def values(self, declared: StructType) -> "ValueReader | None":
         """The reader of payloads into the declared columns, by the schemas registered now; None if

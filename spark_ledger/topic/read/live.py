@@ -31,6 +31,7 @@ from spark_ledger.topic.entry.message_batch import NO_ROWLESS, Rowless, decode_h
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
+from spark_ledger.topic.read.acked import AckedRows
 from spark_ledger.topic.read.pieces import PIECE_DTYPE, EntryPieces, LiveRows
 from spark_ledger.topic.read.plan import ReadTask
 
@@ -375,19 +376,23 @@ async def find_stored_since(reader: AsyncLedgerReader, live_rows: LiveRows, ms: 
     return min(max(offset, live_rows.start), live_rows.end)
 
 
-def live_rows_lost(record: LedgerRecord, live_rows: LiveRows) -> errors.RowsLost | None:
-    """The error for rows beyond the end of a CLOSED ledger; None if the ledger has all the rows."""
+def live_rows_lost(
+    record: LedgerRecord, live_rows: LiveRows, acked: AckedRows
+) -> errors.RowsLost | None:
+    """The error for rows beyond the end of a CLOSED ledger; None if the ledger has all the rows
+    that are not acknowledged."""
     last = record.last_entry
     if last is None or last >= live_rows.last_entry:
         return None
     start = max(live_rows.start, live_rows.live.origin + (record.rows or 0))
-    if start >= live_rows.end:
+    rows = acked.given(live_rows.live.partition, start, live_rows.end)
+    if not rows:
         return None
     return errors.RowsLost(
-        f"{live_rows.end - start} confirmed rows are gone: offsets {start} to {live_rows.end - 1}"
+        f"{rows} confirmed rows are gone: offsets {start} to {live_rows.end - 1}"
         f" of partition {live_rows.live.partition} (ledger {live_rows.live.ledger_id} ends at entry"
         f" {last})",
-        rows=live_rows.end - start,
+        rows=rows,
         start=start,
         end=live_rows.end,
         last_entry=last,

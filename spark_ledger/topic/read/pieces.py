@@ -111,7 +111,7 @@ def with_narrow_table(spans: Spans, table: SegmentTable) -> tuple[Spans, Segment
     """The spans, and a table with only the segments that have rows of the spans."""
     span_array = np.array(_narrow_spans(spans, table), dtype=np.int64)
     counts = span_array[:, _END] - span_array[:, _FIRST]
-    rows = distinct_values(_concat_ranges(span_array[:, _FIRST], counts))
+    rows = distinct_values(concat_ranges(span_array[:, _FIRST], counts))
     if int(rows[-1] - rows[0]) + 1 == len(rows):
         part = table.part(int(rows[0]), int(rows[-1]) + 1)
     else:
@@ -142,13 +142,13 @@ def pieces_of(
 ) -> Pieces:
     """The pieces of the spans' rows; with `segment_mask` only the pieces in these segments."""
     span_array = np.array(spans, dtype=np.int64).reshape(-1, len(Span._fields))
-    segment = _concat_ranges(span_array[:, _FIRST], span_array[:, _END] - span_array[:, _FIRST])
+    segment = concat_ranges(span_array[:, _FIRST], span_array[:, _END] - span_array[:, _FIRST])
     span = np.repeat(np.arange(len(spans)), span_array[:, _END] - span_array[:, _FIRST])
     if segment_mask is not None:
         segment, span = segment[segment_mask[segment]], span[segment_mask[segment]]
     counts_at, counts, ids = _entries(table)
     entry_counts = counts_at[segment + 1] - counts_at[segment]
-    at = _concat_ranges(counts_at[segment], entry_counts)  # per piece, its index in `counts`
+    at = concat_ranges(counts_at[segment], entry_counts)  # per piece, its index in `counts`
     span, segment = np.repeat(span, entry_counts), np.repeat(segment, entry_counts)
     rows = counts[at].astype(np.int64)
     before = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
@@ -240,7 +240,7 @@ def spans_by(pieces: Pieces, number: Longs) -> Iterator[Spans]:
     return map(tuple, by_number.values())
 
 
-def _concat_ranges(starts: Longs, counts: Longs) -> Longs:
+def concat_ranges(starts: Longs, counts: Longs) -> Longs:
     """For each i the numbers starts[i], starts[i] + 1, ...: counts[i] numbers."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
@@ -279,7 +279,7 @@ def _entries(table: SegmentTable) -> _Entries:
     counts[~is_estimated] = recorded_rows
     ids[~is_estimated] = _entry_ids(table.take(np.flatnonzero(~counted)))
     parts = entry_counts[counted]
-    nth, parts_each = _concat_ranges(np.zeros_like(parts), parts), np.repeat(parts, parts)
+    nth, parts_each = concat_ranges(np.zeros_like(parts), parts), np.repeat(parts, parts)
     rows, entries = np.repeat(rows, parts), np.repeat(entries, parts)
     firsts = np.repeat(table.first_entries[counted], parts)
     counts[is_estimated] = (nth + 1) * rows // parts_each - nth * rows // parts_each
@@ -291,7 +291,7 @@ def _entry_ids(table: SegmentTable) -> Longs:
     """The ids of all entries of all segments, in order."""
     _, ends = _list_column(table, "entries")
     firsts, lasts = ends[::2], ends[1::2]
-    return _concat_ranges(firsts, lasts - firsts + 1)
+    return concat_ranges(firsts, lasts - firsts + 1)
 
 
 @dataclass(frozen=True, slots=True)

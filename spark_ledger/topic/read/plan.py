@@ -29,6 +29,7 @@ from spark_ledger.errors import RowsLost
 from spark_ledger.topic.entry.arrow_arrays import distinct_values, distinct_with_indices
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS, Longs, SegmentTable, TableChunk
 from spark_ledger.topic.log.state import NO_TABLES, Tables, TopicState
+from spark_ledger.topic.read.acked import NO_ACKED, AckedRows
 from spark_ledger.topic.read.pieces import (
     EMPTY_ROW_BYTES,
     Floats,
@@ -48,6 +49,7 @@ TASK_BYTES = 64 * 1024 * 1024
 PACKED_BYTES = 8 << 20  # smaller partitions are packed, several into one task
 PACKED_TASKS = 16  # but packing leaves at least this many tasks
 LIVE_ROW_BYTES = 1 << 10  # assumed for a row of a live segment, whose bytes a task cannot see
+CUT_AGAIN_MAX = 8
 READ_AGAIN_MAX = 1.1  # bytes read / bytes stored, if partitions share entries
 Ranges = Mapping[int, tuple[int, int]]
 """By partition the offsets [start, end) to read."""
@@ -56,8 +58,8 @@ Ranges = Mapping[int, tuple[int, int]]
 @dataclass(frozen=True, slots=True)
 class ReadTask:
     """What one Spark task reads: the rows of the spans, then the rows `live` of a partition's live
-    segment. The table has the segments of the spans, and may have more segments. Only a `chunked`
-    task may have entries with chunks of messages. Picklable."""
+    segment, both without the `acked` rows. The table has the segments of the spans, and may have
+    more segments. Only a `chunked` task may have entries with chunks of messages. Picklable."""
 
     topic: str
     topic_id: str
@@ -65,11 +67,12 @@ class ReadTask:
     table: SegmentTable
     live: LiveRows | None = None
     chunked: bool = True
+    acked: AckedRows = NO_ACKED
 
     @property
     def rows(self) -> int:
-        live = 0 if self.live is None else self.live.end - self.live.start
-        return live + rows_of(self.spans)
+        live = 0 if self.live is None else _given_of(self.acked, self.live)
+        return live + _rows_given(self.spans, self.acked)
 
     @property
     def bytes(self) -> int:
@@ -91,6 +94,17 @@ class Cutting:
 DEFAULT_CUTTING = Cutting()
 
 
+def _given_of(acked: AckedRows, live: LiveRows) -> int:
+    return acked.given(live.live.partition, live.start, live.end)
+
+
+def _rows_given(spans: Spans, acked: AckedRows) -> int:
+    """The rows of the spans that are not acknowledged."""
+    if not acked:
+        return rows_of(spans)
+    return sum(acked.given(span.partition, span.lo, span.hi) for span in spans)
+
+
 def chunks_to_read(state: TopicState, ranges: Ranges) -> list[TableChunk]:
     """The chunks whose tables `plan_read` needs for these ranges."""
     _check_ranges(state, ranges)
@@ -105,8 +119,9 @@ def plan_read(
     topic: str = "",
     cutting: Cutting = DEFAULT_CUTTING,
     read: Tables = NO_TABLES,
+    acked: AckedRows = NO_ACKED,
 ) -> list[ReadTask]:
-    """Tasks for the rows [start, end) of each partition in `ranges`.
+    """Tasks for the rows [start, end) of each partition in `ranges`, without the `acked` rows.
 
     A cut is at an entry boundary if a boundary is near, else inside an entry. Ranges without a row
     give no task. `read` has the tables of `chunks_to_read`.
@@ -115,10 +130,41 @@ def plan_read(
     _check_ranges(state, ranges)
     spans, table = segments_in(state, ((p, *ends) for p, ends in sorted(ranges.items())), read)
     chunked = any(state.partitions[p].rowless for p in ranges)
+    if acked:
+        spans = _without_long_runs(spans, table, acked, cutting.tasks_min)
     return [
-        ReadTask(topic, state.topic_id, *with_narrow_table(task_spans, table), chunked=chunked)
-        for task_spans in _cut_spans(spans, table, cutting)
+        ReadTask(
+            *(topic, state.topic_id, *with_narrow_table(task_spans, table)),
+            chunked=chunked,
+            acked=acked.within((span.partition, span.lo, span.hi) for span in task_spans),
+        )
+        for task_spans in _with_given_rows(_cut_spans(spans, table, cutting), acked, cutting)
     ]
+
+
+def _without_long_runs(
+    spans: Spans, table: SegmentTable, acked: AckedRows, tasks_min: int
+) -> Spans:
+    """The spans without the long runs of acknowledged rows, which would make tasks uneven."""
+    cut: list[Span] = []
+    for span in spans:
+        parts = acked.without_long_runs(span.partition, span.lo, span.hi, tasks_min)
+        segments = slice(span.first, span.end)
+        firsts = np.searchsorted(table.ends[segments], [lo for lo, _ in parts], side="right")
+        ends = np.searchsorted(table.bases[segments], [hi for _, hi in parts])
+        for (lo, hi), first, end in zip(parts, firsts.tolist(), ends.tolist(), strict=True):
+            cut.append(Span(span.partition, lo, hi, span.first + first, span.first + end))
+    return tuple(cut)
+
+
+def _with_given_rows(tasks: list[Spans], acked: AckedRows, cutting: Cutting) -> list[Spans]:
+    """The tasks that have a row which is not acknowledged, cut further if these are too few."""
+    for _ in range(CUT_AGAIN_MAX if acked else 0):
+        given = [spans for spans in tasks if _rows_given(spans, acked)]
+        if len(given) == len(tasks) or len(given) >= cutting.tasks_min:
+            return given
+        tasks = _cut_to_count(given, cutting.tasks_min)
+    return [spans for spans in tasks if _rows_given(spans, acked)]
 
 
 def pack_tasks(
@@ -398,13 +444,19 @@ LedgerEnds = Mapping[int, LedgerEnd | None]
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Committed offsets [start, end) of a partition that a ledger does not hold any more."""
+    """Committed offsets [start, end) of a partition that a ledger does not hold any more. `acked`
+    of them are acknowledged: the read does not need these."""
 
     topic: str
     partition: int
     start: int
     end: int
     ledger_id: int
+    acked: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.start - self.acked
 
     def __str__(self) -> str:
         return (
@@ -414,7 +466,8 @@ class Lost:
 
 
 def lost_of(task: ReadTask, ends: LedgerEnds) -> list[Lost]:
-    """The rows of the task beyond the ends of their ledgers."""
+    """The rows of the task beyond the ends of their ledgers, unless all of them are
+    acknowledged."""
     table = task.table
     ledgers, indices = distinct_with_indices(table.ledgers)
     ledger_ends = [ends.get(ledger) or LedgerEnd(ENDLESS, ENDLESS) for ledger in ledgers.tolist()]
@@ -433,7 +486,11 @@ def lost_of(task: ReadTask, ends: LedgerEnds) -> list[Lost]:
         for start, end in [(max(span.lo, int(table.bases[i]) + stored_rows), int(table.ends[i]))]
         if start < min(span.hi, end)
     ]
-    return sorted([*lost_pieces, *lost_counted], key=lambda lost: (lost.partition, lost.start))
+    lost = sorted([*lost_pieces, *lost_counted], key=lambda lost: (lost.partition, lost.start))
+    if task.acked:
+        acked = (task.acked.count(run.partition, run.start, run.end) for run in lost)
+        lost = [replace(run, acked=count) for run, count in zip(lost, acked, strict=True)]
+    return [run for run in lost if run.rows]
 
 
 def _lost_rows(task: ReadTask, pieces: Pieces, reach: Longs) -> list[Lost]:
@@ -473,5 +530,5 @@ def rows_lost(lost: Sequence[Lost], ended: tuple[int, LedgerEnd] | None = None) 
     """The error for these rows, with their number. `ended` is the ledger that ends before the rows,
     with its end."""
     listed = "; ".join(map(str, lost[:LISTED_MAX])) + ("; ..." if len(lost) > LISTED_MAX else "")
-    rows = sum(run.end - run.start for run in lost)
+    rows = sum(run.rows for run in lost)
     return RowsLost(f"{rows} committed rows are gone: {listed}", rows=rows, ended=ended)

@@ -37,6 +37,7 @@ from spark_ledger.topic.entry.message_batch import (
 )
 from spark_ledger.topic.entry.routing import Hashes
 from spark_ledger.topic.log.segments import INLINE, NO_ENTRY
+from spark_ledger.topic.read.acked import AckedRows, given_live, given_pieces, given_slice
 from spark_ledger.topic.read.bad_entries import BadEntries, BadRows, OnBadEntry
 from spark_ledger.topic.read.live import (
     EntryStarts,
@@ -54,6 +55,7 @@ from spark_ledger.topic.read.pieces import (
     PlannedEntry,
     ReadSlice,
     Slice,
+    concat_ranges,
     slices_of,
 )
 from spark_ledger.topic.read.plan import LedgerEnd, ReadTask, from_offsets, lost_of, rows_lost
@@ -147,22 +149,23 @@ class FetchedEntry:
     def _of_part(self, header: Header, part: "PulsarPart") -> Block:
         """The rows of a part of the entry's batches. The row of a chunked message is at the
         message's last chunk."""
-        place, runs, row_lists = self.entry.header, list[tuple[int, ...]](), list[Longs]()
-        for partition, _, skip, take, offset in self.pieces.tolist():
-            first, end = np.searchsorted(part.rows_at, [skip, skip + take]).tolist()
-            for consecutive in np.split(
-                np.arange(first, end), _run_starts(part.rows_at[first:end])
-            ):
-                if len(consecutive):
-                    at = int(part.rows_at[consecutive[0]])
-                    place_and_time = (place.ledger_id, place.entry_id, at, header.written_ms)
-                    runs.append((partition, offset + at - skip, len(consecutive), *place_and_time))
-                    row_lists.append(consecutive)
-        rows = np.concatenate([np.zeros(0, np.int64), *row_lists])
+        firsts = np.searchsorted(part.rows_at, self.pieces["skip"])
+        counts = np.searchsorted(part.rows_at, self.pieces["skip"] + self.pieces["take"]) - firsts
+        rows, piece = concat_ranges(firsts, counts), np.repeat(np.arange(len(counts)), counts)
+        at = part.rows_at[rows]
+        is_start = (np.diff(piece, prepend=-1) != 0) | (np.diff(at, prepend=-1) != 1)
+        starts = np.flatnonzero(is_start)
+        pieces, place = self.pieces[piece[starts]], self.entry.header
+        runs = np.empty(len(starts), dtype=RUN)
+        runs["partition"], runs["entry_row"] = pieces["partition"], at[starts]
+        runs["offset"] = pieces["offset"] + at[starts] - pieces["skip"]
+        runs["rows"] = np.diff(starts, append=len(rows))
+        runs["ledger"], runs["entry"] = place.ledger_id, place.entry_id
+        runs["written_ms"] = header.written_ms
         # a whole part is not copied, as a row may be large
         is_whole_part = len(rows) == part.columns.num_rows and not _run_starts(rows).size
         batch = part.columns if is_whole_part else _cut(part.columns, rows)
-        return Block(np.array(runs, dtype=RUN), batch, times_ms=part.times_ms[rows])
+        return Block(runs, batch, times_ms=part.times_ms[rows])
 
     def check(self, header: Header) -> None:
         """Raises errors.BadEntry if the entry has other rows than the log records."""
@@ -189,8 +192,7 @@ class FetchedEntry:
         ends = starts + pieces["take"]
         if bool((starts[1:] == ends[:-1]).all()):
             return slice(int(starts[0]), int(ends[-1]))
-        ranges = [np.arange(lo, hi) for lo, hi in zip(starts.tolist(), ends.tolist(), strict=True)]
-        return np.concatenate(ranges)
+        return concat_ranges(starts, ends - starts)
 
     def _disagrees(self, header: Header, wrong: int, at: int) -> errors.BadEntry:
         partition, first_row, skip, take, offset = self.pieces[wrong].tolist()
@@ -307,12 +309,21 @@ async def fetch_task(
                 async with aclosing(source.runs) as runs:
                     async for run in runs:
                         fetched = source.pair(run)
-                        yield fetched
+                        if given := _given(fetched, task.acked):
+                            yield given
                         next_offsets.update(end for entry in fetched for end in _ends(entry.pieces))
                 assert next(source.remaining, None) is None, "a slice is read to its end"
             return
         except (errors.NoSuchLedger, errors.RowsLost) as error:
             task = await replan(from_offsets(task, next_offsets), error)
+
+
+def _given(fetched: list[FetchedEntry], acked: AckedRows) -> list[FetchedEntry]:
+    """The entries without acknowledged rows, and without the entries that have no other row."""
+    if not acked:
+        return fetched
+    cut = [(entry, given_pieces(entry.pieces, acked)) for entry in fetched]
+    return [replace(entry, pieces=pieces) for entry, pieces in cut if len(pieces)]
 
 
 def _ends(pieces: EntryPieces) -> Iterator[tuple[int, int]]:
@@ -350,8 +361,9 @@ class _Fetching:
     def steps(self) -> Iterator[Step]:
         """The steps in order; the caller fetches each step before it takes the next step."""
         yield from self._windows()
-        if self._task.live is not None:
-            yield self._task.live
+        live = self._task.live
+        if live is not None and (live := given_live(live, self._task.acked)) is not None:
+            yield live
 
     async def begin(self, step: Step) -> _Source:
         """Starts to fetch the step. This call and the source's `runs` raise as fetch_task."""
@@ -386,7 +398,11 @@ class _Fetching:
         """The slices in order, in groups that may be fetched together."""
         window: list[Slice] = []
         by_filter = self._keys is not None
-        for planned in slices_of(self._task.table, self._task.spans, by_filter=by_filter):
+        acked = self._task.acked
+        for whole in slices_of(self._task.table, self._task.spans, by_filter=by_filter):
+            planned = given_slice(whole, acked) if acked else whole
+            if planned is None:
+                continue
             if window and not self._fit([*window, planned]):
                 yield window
                 window = []
@@ -488,7 +504,7 @@ class _Fetching:
         """As `_open`, for rows of a live segment."""
         ledger_id, version = live_rows.live.ledger_id, live_rows.live.metadata_version
         reader = await self._ledgers.open(ledger_id, recover=False, min_version=version)
-        lost = live_rows_lost(reader.record, live_rows)
+        lost = live_rows_lost(reader.record, live_rows, self._task.acked)
         if lost is not None:
             raise lost
         return reader

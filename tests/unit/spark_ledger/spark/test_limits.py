@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyroaring import BitMap64
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadMaxBytes,
@@ -13,13 +14,21 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_ledger.spark.options import limits
-from spark_ledger.spark.options.limits import NEVER_MS, Curve, Limits, admit, curve_of
+from spark_ledger.spark.options.limits import (
+    NEVER_MS,
+    Curve,
+    GivenCurve,
+    Limits,
+    admit,
+    curve_of,
+)
 from spark_ledger.spark.options.offsets import Positions
 from spark_ledger.topic.log.actions import Append, Hole
 from spark_ledger.topic.log.records import Commit
 from spark_ledger.topic.log.segment_table import BlobPointer, Interval, Intervals, TableChunk
 from spark_ledger.topic.log.segments import Segment
 from spark_ledger.topic.log.state import PartitionState, apply, empty
+from spark_ledger.topic.read.acked import AckedRows
 from tests.kit import curves as curves_of
 from tests.kit.segments_seen import segments_of
 
@@ -251,3 +260,56 @@ def test_few_rows_are_held_back_until_there_are_enough_or_the_delay_is_over(
 ):
     assert limits.holds_back(Limits(rows_min=5), backlog, since_ms) is waits
     assert not limits.holds_back(Limits(rows_max=5), backlog, since_ms)
+
+
+SEGMENTS = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 900)), min_size=1, max_size=6)
+
+
+@settings(deadline=None)
+@given(SEGMENTS, st.none() | st.tuples(st.integers(0, 90), st.integers(1, 40)), st.data())
+def test_rows_that_are_left_out_count_nothing_on_a_curve(parts, hole, data):
+    total = sum(rows for rows, _ in parts)
+    if hole is not None:
+        hole = (hole[0] % total, min(total, hole[0] % total + hole[1]))
+    partition = held(*(segment(rows, size) for rows, size in parts), hole=hole)
+    lo, hi = sorted(data.draw(st.tuples(st.integers(0, total), st.integers(0, total))))
+    acked = data.draw(st.sets(st.integers(0, total - 1), min_size=1))
+    base = curve_of(partition, lo, hi)
+    rows = AckedRows({0: BitMap64(acked)})
+    if not rows.count(0, lo, hi):
+        return
+    curve = GivenCurve(base, 0, rows)
+
+    def is_row(offset):
+        return base.rows_to(offset + 1) > base.rows_to(offset)
+
+    rows_to = {lo: 0}
+    for offset in range(lo, hi):
+        rows_to[offset + 1] = rows_to[offset] + (is_row(offset) and offset not in acked)
+    assert {offset: curve.rows_to(offset) for offset in rows_to} == rows_to
+    assert curve.rows == rows_to[hi]
+    sizes = [curve.bytes_to(offset) for offset in range(lo, hi + 1)]
+    assert sizes == sorted(sizes)
+    assert curve.bytes <= base.bytes + len(parts)
+    at = data.draw(st.integers(lo, hi))
+    count, size = data.draw(st.integers(0, 40)), data.draw(st.integers(0, 900))
+    assert curve.end_by_rows(at, count) == max(
+        offset for offset in range(at, hi + 1) if rows_to[offset] <= rows_to[at] + count
+    )
+    assert curve.end_by_bytes(at, size) == max(
+        offset
+        for offset in range(at, hi + 1)
+        if curve.bytes_to(offset) <= curve.bytes_to(at) + size
+    )
+
+
+@settings(deadline=None)
+@given(st.integers(20, 200), st.data(), st.integers(1, 50))
+def test_a_limit_on_rows_is_used_up_by_rows_that_are_given(total, data, limit):
+    acked = data.draw(st.sets(st.integers(0, total - 1), min_size=1))
+    rows = AckedRows({0: BitMap64(acked)})
+    curve = GivenCurve(curve_of(held(segment(total, 100)), 0, total), 0, rows)
+    (at,) = taken({"t": [curve]}, Limits(rows_max=limit))["t"]
+    assert rows.given(0, 0, at) == min(limit, total - len(acked))
+    if total - len(acked) <= limit:
+        assert at == total

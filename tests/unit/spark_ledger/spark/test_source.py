@@ -12,6 +12,7 @@ from spark_ledger.spark.options import offsets
 from spark_ledger.spark.options.offsets import TopicEnds
 from spark_ledger.spark.options.options import stream_read_options
 from spark_ledger.spark.options.start_positions import AtTime
+from spark_ledger.spark.read.planning import ReadStart
 from spark_ledger.spark.read.source import LedgerStreamReader
 from spark_ledger.spark.rows.columns import DEFAULT_SCHEMA
 from spark_ledger.topic.subscription.lag import PartitionLag
@@ -49,8 +50,8 @@ class TopicsInATest:
         self.seen = self.true
         return self.ends()
 
-    def positions(self, place, known):
-        return offsets.resolve(place, known)
+    def start(self, place, known):
+        return ReadStart(offsets.resolve(place, known), {})
 
     def tokens(self, positions):
         known = {
@@ -64,16 +65,16 @@ class TopicsInATest:
             if self.made_by.get((p, positions["t"][p]), token) != token:
                 raise OffsetOfAnotherStore(what)
 
-    def curves(self, start, end):
+    def curves(self, start, end, acked):
         return lambda topic, partition, lo, hi: curves.even(lo, hi, 10 * (hi - lo))
 
-    def lags(self, positions, now_ms):
+    def lags(self, positions, now_ms, acked):
         ends = enumerate(self.seen)
         return [
             PartitionLag(positions["t"][p], end, end - positions["t"][p], 0, 7) for p, end in ends
         ]
 
-    def plan(self, start, end):
+    def plan(self, start, end, acked):
         self.planned.append((start, end))
         return ["a task"]
 
@@ -311,7 +312,7 @@ def test_rows_that_are_gone_are_none_of_those_that_are_waited_for(monkeypatch):
     limit = polled.getDefaultReadLimit()
     start = polled.latestOffset(offset(0), limit)
     topics.seen = (3000,)
-    topics.curves = lambda start, end: lambda topic, partition, lo, hi: curves.even(hi - 6, hi)
+    topics.curves = lambda *_: lambda topic, partition, lo, hi: curves.even(hi - 6, hi)
     assert polled.latestOffset(start, limit) is start
 
 

@@ -1,0 +1,135 @@
+"""The copies of a subscription's acknowledgements by which a streaming query plans, for one source.
+
+    {"_acked": {"flights": {"id": "<copy id>", "ends": {"0": 120}}}, "flights": {"0": 98}, ...}
+
+Always true: an offset names the copy of each topic by which the batch that begins there is planned;
+`ends` has, by partition, the end of the copy's offsets. A copy is durable before an offset that
+names it is in Spark's checkpoint, and it never changes, so a batch that is planned again leaves out
+the same rows. A batch that begins at or after all `ends` needs no copy. The first offset of a query
+is computed again at a restart, and its copy is made durable only if Spark gets the end of batch 0.
+Once Spark has committed an end that is at or after all `ends`, the copy is deleted; later offsets
+do not name it. If no process comes to that, upkeep deletes the copy (topic/acks/copies.py).
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from spark_ledger.errors import OffsetsMalformed
+from spark_ledger.spark.options.offsets import IN_CHECKPOINT, Positions
+from spark_ledger.spark.options.start_positions import key_of
+from spark_ledger.spark.read.planning import NOTHING_ACKED, Acked
+from spark_ledger.spark.read.topics_read import TopicsRead
+from spark_ledger.topic.log.names import parse_topic
+from spark_ledger.topic.read.acked import AckedRows
+
+ACKED = "_acked"
+RENEWED_S = 86_400.0
+
+
+class CopyName(NamedTuple):
+    """The id of a topic's copy, and by partition the end of the copy's offsets."""
+
+    id: str
+    ends: Mapping[int, int]
+
+    def is_passed(self, positions: Mapping[int, int]) -> bool:
+        """Whether no row of the copy is at or after the positions; a partition without a position
+        is not read."""
+        return all(positions.get(p, end) >= end for p, end in self.ends.items())
+
+
+Names = dict[str, CopyName]
+"""By topic, by its short name."""
+
+
+def with_names(offset: Mapping[str, Any], names: Names) -> dict[str, Any]:
+    """The offset, which names these copies."""
+    if not names:
+        return dict(offset)
+    plain = {
+        key_of(topic): {"id": name.id, "ends": {str(p): end for p, end in name.ends.items()}}
+        for topic, name in sorted(names.items())
+    }
+    return dict(sorted({**offset, ACKED: plain}.items()))
+
+
+def names_in(offset: Mapping[str, Any]) -> Names:
+    """The copies that the offset names. Raises OffsetsMalformed, TopicNameInvalid."""
+    plain = offset.get(ACKED, {})
+    try:
+        return {
+            parse_topic(key).short: CopyName(
+                str(name["id"]), {int(p): int(end) for p, end in name["ends"].items()}
+            )
+            for key, name in plain.items()
+        }
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise OffsetsMalformed(f"{IN_CHECKPOINT} has {json.dumps(plain)} for {ACKED!r}") from None
+
+
+class QueryCopies:
+    def __init__(self) -> None:
+        self.last: Acked = NOTHING_ACKED
+        """The rows that the last batch leaves out."""
+        self._rows: dict[str, AckedRows] = {}  # by copy id
+        self._renewed_s: dict[str, float] = {}  # of durable copies, by id
+        self._deleted: dict[str, None] = {}
+
+    def begin(self, acked: Acked) -> Names:
+        """The names of new copies, which are not durable yet."""
+        names: Names = {}
+        for topic, rows in acked.items():
+            names[topic] = CopyName(secrets.token_hex(16), rows.ends)
+            self._rows[names[topic].id] = rows
+        return names
+
+    def store(self, topics: TopicsRead, names: Names) -> None:
+        """Make the copies durable, unless they are. Raises LedgerError."""
+        for topic, name in names.items():
+            if name.id not in self._renewed_s and topic in topics.infos:
+                info, rows = topics.infos[topic], self._rows[name.id]
+                copies = topics.cluster.client.copies(info.id)
+                topics.cluster.run(copies.make(name.id, rows.offsets, info.policies))
+                self._renewed_s[name.id] = time.monotonic()
+
+    def acked(self, topics: TopicsRead, offset: Mapping[str, Any], positions: Positions) -> Acked:
+        """The rows that a batch leaves out which begins at the offset; `positions` are those of the
+        offset. Raises CopyGone, LedgerError."""
+        self.last = {
+            topic: self._acked_rows(topics, topic, name)
+            for topic, name in names_in(offset).items()
+            if topic in positions and not name.is_passed(positions[topic])
+        }
+        return self.last
+
+    def names_after(self, offset: Mapping[str, Any]) -> Names:
+        """The copies that the end of a batch names which begins at the offset."""
+        names = names_in(offset)
+        return {topic: name for topic, name in names.items() if name.id not in self._deleted}
+
+    def delete_passed(
+        self, topics: TopicsRead, offset: Mapping[str, Any], positions: Positions
+    ) -> None:
+        """Delete the copies that no batch needs any more, as Spark has committed the offset."""
+        for topic, name in names_in(offset).items():
+            if name.id not in self._deleted and name.is_passed(positions.get(topic, {})):
+                if topic in topics.infos:
+                    copies = topics.cluster.client.copies(topics.infos[topic].id)
+                    topics.cluster.run(copies.delete(name.id))
+                self._deleted[name.id] = None
+                self._rows.pop(name.id, None)
+
+    def _acked_rows(self, topics: TopicsRead, topic: str, name: CopyName) -> AckedRows:
+        copies = topics.cluster.client.copies(topics.infos[topic].id)
+        rows = self._rows.get(name.id)
+        if rows is None:
+            rows = AckedRows(topics.cluster.run(copies.read(name.id)))
+            self._rows[name.id], self._renewed_s[name.id] = rows, float("-inf")
+        renewed_s = self._renewed_s.get(name.id)
+        if renewed_s is not None and time.monotonic() >= renewed_s + RENEWED_S:
+            topics.cluster.run(copies.renew(name.id))
+            self._renewed_s[name.id] = time.monotonic()
+        return rows

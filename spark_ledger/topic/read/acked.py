@@ -1,0 +1,233 @@
+"""Rows that a read leaves out, because a subscription's consumers acknowledged them. Pure.
+
+Always true: a read leaves out exactly the acknowledged offsets. Long runs of them are cut out of a
+plan's spans, so that tasks stay even; tasks pass over the others, entry by entry. An entry of which
+every row is acknowledged is not fetched, and an acknowledged row that is gone is no loss. A task
+has the acknowledged offsets of its own rows only, as a compressed bitmap: at most a bit for each
+offset in the blocks of 65,536 offsets that it reads.
+
+Most reads leave out nothing, so the library of bitmaps is loaded only if there is an offset.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from spark_ledger.topic.log.segment_table import Longs
+from spark_ledger.topic.read.pieces import (
+    PIECE_DTYPE,
+    CountedSlice,
+    EntryPieces,
+    LiveRows,
+    PlannedEntry,
+    Slice,
+)
+
+if TYPE_CHECKING:
+    from pyroaring import BitMap64
+
+RUNS_CUT_MAX = 64
+"""A run is long if it has at least this part of its span's rows. (Of a span with CUT_WHOLE_ROWS at
+most, every run is cut out; for many tasks shorter runs too.)"""
+CUT_WHOLE_ROWS = 512
+WINDOW_OFFSETS = 1 << 20
+"""The offsets that are listed at a time, 8 bytes each."""
+
+
+class AckedRows:
+    """Acknowledged offsets by partition. Never changes."""
+
+    __slots__ = ("_offsets",)
+
+    def __init__(self, offsets: "Mapping[int, BitMap64] | None" = None) -> None:
+        self._offsets = {p: some for p, some in sorted((offsets or {}).items()) if some}
+
+    def __bool__(self) -> bool:
+        return bool(self._offsets)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AckedRows) and self._offsets == other._offsets
+
+    def __hash__(self) -> int:
+        return hash(tuple((p, len(offsets)) for p, offsets in self._offsets.items()))
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{p}: {len(offsets)}" for p, offsets in self._offsets.items())
+        return f"AckedRows({{{counts}}})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        packed = {p: zlib.compress(offsets.serialize(), 1) for p, offsets in self._offsets.items()}
+        return unpacked, (packed,)
+
+    @property
+    def offsets(self) -> "Mapping[int, BitMap64]":
+        return self._offsets
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """By partition one past the highest acknowledged offset."""
+        return {p: int(offsets.max()) + 1 for p, offsets in self._offsets.items()}
+
+    def of(self, partition: int) -> "BitMap64 | None":
+        return self._offsets.get(partition)
+
+    def count(self, partition: int, lo: int, hi: int) -> int:
+        """How many offsets in [lo, hi) are acknowledged."""
+        offsets = self._offsets.get(partition)
+        return 0 if offsets is None or lo >= hi else int(offsets.range_cardinality(lo, hi))
+
+    def given(self, partition: int, lo: int, hi: int) -> int:
+        """How many offsets in [lo, hi) are not acknowledged."""
+        return max(0, hi - lo) - self.count(partition, lo, hi)
+
+    def within(self, ranges: Iterable[tuple[int, int, int]]) -> "AckedRows":
+        """Only the offsets in these (partition, lo, hi)."""
+        if not self._offsets:
+            return self
+        from spark_ledger.topic.acks.sets import within
+
+        kept: dict[int, BitMap64] = {}
+        for partition, lo, hi in ranges:
+            offsets = self._offsets.get(partition)
+            if offsets is not None and lo < hi and (part := within(offsets, lo, hi)):
+                kept[partition] = kept[partition] | part if partition in kept else part
+        return AckedRows(kept)
+
+    def runs_given(self, partition: int, lo: int, hi: int) -> list[tuple[int, int]]:
+        """The runs [start, end) of [lo, hi) that are not acknowledged, in order."""
+        if not self.count(partition, lo, hi):
+            return [(lo, hi)] if lo < hi else []
+        from spark_ledger.topic.acks.sets import ranges_of, within
+
+        left = within(self._offsets[partition], lo, hi)
+        left.flip_inplace(lo, hi)
+        return ranges_of(left)
+
+    def without_long_runs(
+        self, partition: int, lo: int, hi: int, tasks_min: int = 1
+    ) -> list[tuple[int, int]]:
+        """[lo, hi) without the long runs of acknowledged offsets, in order; with few offsets
+        without any acknowledged offset. `tasks_min` tasks or more will share the result."""
+        if hi - lo <= CUT_WHOLE_ROWS or not self.count(partition, lo, hi):
+            return self.runs_given(partition, lo, hi)
+        left, at = [], lo
+        rows_min = (hi - lo) // max(RUNS_CUT_MAX, 2 * tasks_min)
+        for start, end in _long_runs(self._offsets[partition], lo, hi, rows_min):
+            if at < start:
+                left.append((at, start))
+            at = end
+        return [*left, (at, hi)] if at < hi else left
+
+    def counts_below(self, partition: int, edges: Longs) -> Longs:
+        """For each of the rising edges, how many offsets from the first edge up to it are
+        acknowledged."""
+        counts = np.zeros(len(edges), np.int64)
+        offsets = self._offsets.get(partition)
+        if offsets is None or not len(edges):
+            return counts
+        from spark_ledger.topic.acks.sets import next_in, within
+
+        total, at, last = 0, int(edges[0]), int(edges[-1])
+        while (start := next_in(offsets, at, last)) < last:
+            end = min(last, start + WINDOW_OFFSETS)
+            values = np.frombuffer(within(offsets, start, end).to_array(), np.uint64)
+            before, first, after = np.searchsorted(edges, [at, start, end], side="right").tolist()
+            counts[before:first] = total
+            inner = edges[first:after].astype(np.uint64)
+            counts[first:after] = total + np.searchsorted(values, inner)
+            total, at = total + len(values), end
+        counts[int(np.searchsorted(edges, at, side="right")) :] = total
+        return counts
+
+
+NO_ACKED = AckedRows()
+
+
+def unpacked(packed: Mapping[int, bytes]) -> AckedRows:
+    from pyroaring import BitMap64
+
+    return AckedRows({p: BitMap64.deserialize(zlib.decompress(b)) for p, b in packed.items()})
+
+
+def _long_runs(offsets: "BitMap64", lo: int, hi: int, rows_min: int) -> Iterator[tuple[int, int]]:
+    """The runs of at least `rows_min` offsets in [lo, hi), in order; some shorter runs too. Looks
+    at two places for each `rows_min` offsets: a run as long has one of them whole."""
+    from spark_ledger.topic.acks.sets import run_end
+
+    step = max(1, rows_min // 2)
+    at, before = lo, lo
+    while at + step <= hi:
+        if not offsets.contains_range(at, at + step):
+            at += step
+            continue
+        start, end = _run_start(offsets, before, at), min(hi, run_end(offsets, at))
+        yield start, end
+        before = end
+        at += -(-(end - at) // step) * step
+
+
+def _run_start(offsets: "BitMap64", lo: int, at: int) -> int:
+    """The lowest offset from `lo` on from which all offsets up to `at` are in the set."""
+    low, high = lo, at
+    while low < high:
+        middle = (low + high) // 2
+        if offsets.contains_range(middle, at):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+# -- in a task's entries ---------------------------------------------------------------------------
+
+
+def given_pieces(pieces: EntryPieces, acked: AckedRows) -> EntryPieces:
+    """The pieces of an entry without the acknowledged rows; the same object if all are given."""
+    counts = [
+        acked.count(partition, offset, offset + take)
+        for partition, _, _, take, offset in pieces.tolist()
+    ]
+    if not any(counts):
+        return pieces
+    given = [
+        (partition, first_row, skip + start - offset, end - start, start)
+        for (partition, first_row, skip, take, offset), count in zip(
+            pieces.tolist(), counts, strict=True
+        )
+        if count < take
+        for start, end in acked.runs_given(partition, offset, offset + take)
+    ]
+    return np.array(given, dtype=PIECE_DTYPE)
+
+
+def given_slice(planned: Slice, acked: AckedRows) -> Slice | None:
+    """The slice without the entries of which every row is acknowledged; None without an entry."""
+    if isinstance(planned, CountedSlice):
+        rows = given_live(planned.rows, acked)
+        return None if rows is None else replace(planned, rows=rows)
+    is_given = [_is_given(entry, acked) for entry in planned.entries]
+    if all(is_given):
+        return planned
+    entries = tuple(e for e, given in zip(planned.entries, is_given, strict=True) if given)
+    if not entries:
+        return None
+    payloads = tuple(p for p, given in zip(planned.payloads, is_given, strict=False) if given)
+    size = planned.bytes * len(entries) // len(planned.entries)
+    return replace(planned, entries=entries, payloads=payloads, bytes=size)
+
+
+def _is_given(entry: PlannedEntry, acked: AckedRows) -> bool:
+    return any(
+        acked.given(partition, offset, offset + take)
+        for partition, _, _, take, offset in entry.pieces.tolist()
+    )
+
+
+def given_live(live: LiveRows, acked: AckedRows) -> LiveRows | None:
+    """The rows without the acknowledged rows at their begin and end; None if all are
+    acknowledged."""
+    runs = acked.runs_given(live.live.partition, live.start, live.end)
+    return replace(live, start=runs[0][0], end=runs[-1][1]) if runs else None
