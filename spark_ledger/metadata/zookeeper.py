@@ -16,6 +16,8 @@ Always true:
 
 import asyncio
 import logging
+import math
+import select
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +27,7 @@ from typing import Any
 from kazoo import exceptions as zk
 from kazoo.client import KazooClient, TransactionRequest
 from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.handlers.utils import fileobj_to_fd
 from kazoo.protocol.states import KazooState
 
 from spark_ledger.async_tasks import woken
@@ -174,8 +177,8 @@ class _OrderedHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def select(self, readers: Any, writers: Any, others: Any, timeout: float) -> Any:
         if self._is_greeted:
-            return super().select(readers, writers, others, timeout)
-        ready = super().select(readers, writers, others, min(timeout, self._patience_s))
+            return _polled(readers, writers, timeout)
+        ready = _polled(readers, writers, min(timeout, self._patience_s))
         if not any(ready):
             self._patience_s *= 2
             self._awaits_greeting, self.refused_since_s = False, None
@@ -191,6 +194,21 @@ class _OrderedHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def dispatch_callback(self, callback: Any) -> None:
         callback.func(*callback.args)
+
+
+def _polled(readers: Any, writers: Any, timeout_s: float) -> tuple[list[Any], list[Any], list[Any]]:
+    """As select.select, for descriptors of any number. Kazoo waits some five times for each
+    request, and would make and close an epoll for each wait."""
+    poll = select.poll()
+    for sockets, mask in ((readers, select.POLLIN), (writers, select.POLLOUT)):
+        for each in sockets:
+            poll.register(fileobj_to_fd(each), mask)
+    ready = {descriptor for descriptor, _ in poll.poll(math.ceil(timeout_s * 1000))}
+    return (
+        [each for each in readers if each.fileno() in ready],
+        [each for each in writers if each.fileno() in ready],
+        [],
+    )
 
 
 class _Watch:
