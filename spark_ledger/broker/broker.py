@@ -35,6 +35,7 @@ from spark_ledger.metadata.store import StoreError
 from spark_ledger.metrics import Counter
 from spark_ledger.topic.acks.sets import AckBudget
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.log.names import TopicName
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
@@ -87,6 +88,7 @@ class Broker:
         self._relief_listeners: dict[Callable[[], None], None] = {}
         self._budgets = Budgets.of(self.settings)
         self._topics = SharedTasks[str, OwnedTopic](keep=True)
+        self._ids: dict[TopicName, str] = {}  # of the open topics
         self._names = 0
         self._phase = Phase.OPEN
         self._contact = StoreContact(ledgers.metadata)
@@ -180,6 +182,9 @@ class Broker:
         """The URL of the broker that has the partition, and whether this broker has it. A lookup
         makes no topic: for a topic that does not exist and that clients may make, the URL is this
         broker's. Raises Refusal, errors of the topic layer."""
+        if await self._served(name) is not None:
+            self._check_open()
+            return self.ownership.url, True
         if name.partition is None and await self.client.topics.find(name.topic.full) is None:
             self._check_open()
             # raises if clients may not make the topic
@@ -200,6 +205,8 @@ class Broker:
         if settings allow it. Raises Refusal (another broker has the partition), errors of the topic
         layer."""
         self._check_open()
+        if (served := await self._served(name)) is not None:
+            return served
         info, number, partitions = await self.catalog.find_partition(name, create=create)
         topic = self._topics.kept(info.id)
         if topic is None or not topic.has(number):
@@ -213,6 +220,24 @@ class Broker:
             if number in failures:
                 raise await self._pass_on_if_later(info, number, failures[number])
         return topic, topic.partition(number)
+
+    async def _served(self, name: PartitionName) -> tuple[OwnedTopic, OwnedPartition] | None:
+        """The partition, if this broker has it, as for most lookups and subscribes, which then take
+        one round trip to the store, without a sync. If the topic was deleted or another
+        broker has the partition, this broker soon notices that, and sends clients away."""
+        topic, number = self._topics.kept(self._ids.get(name.topic, "")), name.partition
+        if topic is None:
+            return None
+        id_, owners = await asyncio.gather(
+            self.client.topics.id_of(name.topic), self.ownership.owners(topic.info.id)
+        )
+        if number is None and len(topic.state.partitions) == 1:
+            number = 0
+        owner = None if number is None else owners.of(number)
+        if id_ != topic.info.id or number is None or owner is None or owner.broker != self.id:
+            return None
+        topic.learn(number, owner.epoch)
+        return (topic, topic.partition(number)) if topic.has(number) else None
 
     async def _pass_on_if_later(
         self, info: TopicInfo, number: int, failure: BaseException
@@ -262,10 +287,13 @@ class Broker:
         )
         topic.backlogs.look_s = self.settings.backlog_look_s
         await topic.start()
+        self._ids[info.name] = info.id
         return topic
 
     def _drop_topic(self, topic: OwnedTopic) -> None:
         self._topics.pop(topic.info.id)
+        if self._ids.get(topic.info.name) == topic.info.id:
+            del self._ids[topic.info.name]
 
     async def _unfollow(self, topic: OwnedTopic) -> None:
         """Stop following the topic, unless this broker has opened it again or opens it now."""

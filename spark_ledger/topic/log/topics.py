@@ -178,6 +178,13 @@ class Topics:
                 await self.store.sync(topic.path)
             return await self._find(topic)
 
+    async def id_of(self, topic: TopicName) -> str | None:
+        """The id of the topic of this name, None if there is no such topic. Not synced: an answer
+        may be as old as what this session has read."""
+        with reachable(f"opening topic '{topic}'"):
+            pointer = await read(self.store, topic.path)
+        return None if pointer is None else records.decode_topic_pointer(pointer.value)
+
     async def name_of(self, topic_id: str) -> TopicName | None:
         """The name that the topic has or had; None if its record is gone."""
         with reachable(f"reading the name of topic {topic_id}"):
