@@ -299,6 +299,8 @@ class TopicSubscriptions:
             is_alike = subscription is not None and subscription.policy == wish.policy
             if subscription is None or (unused and not (durable_alike and is_alike)):
                 await self._release_locked(name)
+                if durable:
+                    await self._take_acks_over(partition.number)
                 subscription = await self._opened(name, wish, durable, earliest)
                 self._by_name[name] = subscription
             try:
@@ -310,6 +312,14 @@ class TopicSubscriptions:
                 if not subscription.used:  # release it, so that a query may use the name
                     self._background.start(self._release_unused(name))
             return consumer
+
+    async def _take_acks_over(self, number: int) -> None:
+        """Take over the partition's acknowledgements before a subscription is read: then it is read
+        once."""
+        acks = self._cursors.acks_of(self._commits.topic.id)
+        self._topic.readable_partition(number)  # raises Refusal if the partition is not here
+        if acks is not None:
+            await acks.of(number, self._commits.epochs[number])
 
     async def _dispatcher(
         self,

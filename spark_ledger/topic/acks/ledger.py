@@ -127,11 +127,12 @@ def add_entry(
         fold.damaged()
 
 
-async def is_of_this_store(ledgers: LedgerStore, ledger_id: int) -> bool:
-    """Whether the ledger was made in the present metadata store: no person has accepted an older
-    one since. Raises StoreUnavailable."""
-    node = await read(ledgers.metadata, paths.CLUSTER)
-    epoch = 0 if node is None else cluster.decode(node.value).epoch
+async def is_of_this_store(ledgers: LedgerStore, ledger_id: int, epoch: int | None = None) -> bool:
+    """Whether the ledger was made in the present metadata store, of this epoch (None: it is read):
+    no person has accepted an older store since. Raises StoreUnavailable."""
+    if epoch is None:
+        node = await read(ledgers.metadata, paths.CLUSTER)
+        epoch = 0 if node is None else cluster.decode(node.value).epoch
     if ledger_id // IDS_PER_EPOCH == epoch:
         return True
     _log.warning("ledger %d of positions is of an earlier metadata store", ledger_id)

@@ -37,6 +37,7 @@ from spark_ledger.metadata.store import (
     OutcomeUnknown,
     Set,
     StoreUnavailable,
+    Versioned,
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, call_each, names_in, read
 from spark_ledger.topic.acks.entries import AckFold, AckKey, AckState
@@ -119,11 +120,10 @@ NO_SUCCESSIONS: Mapping[int, Succession] = {}
 
 
 class AckNodesSeen(NamedTuple):
-    """The versions of `moves` and of the folder, and a partition's node if it was requested."""
+    """The versions of `moves` and of the folder."""
 
     moves: int
     folder: int
-    node: AckNode | None
 
 
 class FencedAcks(NamedTuple):
@@ -197,20 +197,26 @@ class AckNodes:
         node = await read(self._store, self.path(partition))
         return None if node is None else AckNode(decode_pointer(node.value), node.version)
 
-    async def seen(self, partition: int | None = None) -> AckNodesSeen:
-        """The versions of `moves` and of the folder, and the partition's node, not older than this
-        call. Makes the folder if it is missing. Raises errors.TopicNotFound."""
-        read_paths = [self._moves, self._folder]
-        if partition is not None:
-            read_paths.append(self.path(partition))
+    async def seen(self) -> AckNodesSeen:
+        """Not older than this call. Makes the folder if it is missing. Raises
+        errors.TopicNotFound."""
+        moves, folder = await self._beside_moves(self._folder)
+        assert folder is not None, "it has `moves`"
+        return AckNodesSeen(moves.version, folder.version)
+
+    async def seen_by_owner(self, partition: int) -> tuple[int, AckNode | None]:
+        """The version of `moves`, and the partition's node; otherwise as `seen`."""
+        moves, node = await self._beside_moves(self.path(partition))
+        pointer = None if node is None else AckNode(decode_pointer(node.value), node.version)
+        return moves.version, pointer
+
+    async def _beside_moves(self, path: str) -> tuple[Versioned, Versioned | None]:
+        """The node `moves`, and the node at `path`."""
         for _ in range(TRIES_MAX):
             await self._store.sync(self._folder)
-            moves, folder, *nodes = await self._store.get_many(read_paths)
-            if moves is not None and folder is not None:
-                there = [
-                    AckNode(decode_pointer(node.value), node.version) for node in nodes if node
-                ]
-                return AckNodesSeen(moves.version, folder.version, there[0] if there else None)
+            moves, node = await self._store.get_many([self._moves, path])
+            if moves is not None:
+                return moves, node
             try:
                 await self._store.multi([Create(self._folder, b"{}"), Create(self._moves, b"{}")])
             except OutcomeUnknown:
@@ -267,14 +273,16 @@ class AckNodes:
             zip(numbers, await call_each(self.states, numbers, LEDGERS_AT_ONCE), strict=True)
         )
 
-    async def states_of(self, pointer: AckPointer, *, fence: bool) -> dict[AckKey, AckState] | None:
-        """The states to which the pointer points; None if its ledger does not exist. Raises
-        errors.LedgerError."""
+    async def states_of(
+        self, pointer: AckPointer, *, fence: bool, store_epoch: int | None = None
+    ) -> dict[AckKey, AckState] | None:
+        """The states to which the pointer points; None if its ledger does not exist. `store_epoch`:
+        the epoch of the metadata store, if the caller has checked it. Raises errors.LedgerError."""
         fold = AckFold()
         if pointer.ledger_id is None:
             for entry in pointer.inline:
                 add_entry(fold, entry, "inline")
-        elif await is_of_this_store(self._ledgers, pointer.ledger_id):
+        elif await is_of_this_store(self._ledgers, pointer.ledger_id, store_epoch):
             try:
                 await fold_ledger(fold, self._ledgers, pointer.ledger_id, fence=fence)
             except errors.NoSuchLedger:

@@ -145,7 +145,7 @@ class PartitionAcks:
         return made
 
     async def _take_over(self) -> None:
-        self._moves, _, node = await self._nodes.seen(self.partition)
+        self._moves, node = await self._nodes.seen_by_owner(self.partition)
         if node is None:
             return  # the first write makes the node
         self._check_epoch(node)
@@ -154,7 +154,8 @@ class PartitionAcks:
         if version is None:
             raise errors.Unavailable(f"the acknowledgements of {self._title} changed meanwhile")
         node = self._node = AckNode(pointer, version)
-        states = await self._nodes.states_of(node.pointer, fence=True)
+        store_epoch = self._context.guard.epoch  # `_put` has checked it
+        states = await self._nodes.states_of(node.pointer, fence=True, store_epoch=store_epoch)
         if states is None:
             _log.error(
                 "ack ledger %s of %s is not there: subscriptions begin at their shares",
@@ -390,7 +391,7 @@ class PartitionAcks:
         if not await self._context.guard.refresh():
             self._fail(errors.LedgerFenced("an older metadata store was accepted"))
             return
-        moves, _, node = await self._nodes.seen(self.partition)
+        moves, node = await self._nodes.seen_by_owner(self.partition)
         try:
             if node is None and self._node.version != NEW:
                 raise errors.LedgerFenced(f"the node of {self._title} is gone")

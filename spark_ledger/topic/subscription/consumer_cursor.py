@@ -17,7 +17,7 @@ from spark_ledger.metadata.store_calls import reachable
 from spark_ledger.topic.acks.delayed import DelaySource
 from spark_ledger.topic.acks.entries import AckState
 from spark_ledger.topic.acks.partition_acks import AckedSet, Receipt
-from spark_ledger.topic.acks.topic_acks import TopicAcks
+from spark_ledger.topic.acks.topic_acks import AckLooks, TopicAcks
 from spark_ledger.topic.subscription import records
 from spark_ledger.topic.subscription.acked_partitions import AckedPartitions, floor_of
 from spark_ledger.topic.subscription.nodes import SubscriptionNodes, SubscriptionView, key_of
@@ -53,6 +53,7 @@ class ConsumerCursor:
         subscription: SubscriptionView,
         share: SubscriptionShare,
         version: int,
+        looks: AckLooks,
     ) -> None:
         self.name = subscription.name
         self.failure: errors.LedgerError | None = None
@@ -69,6 +70,7 @@ class ConsumerCursor:
         self._subscription = subscription
         self._written = share
         self._version = version
+        self._looks = looks  # as `subscription` was read
         self.history: History = one_history
         self.opened_in = 0
         self._compared = -1  # the connection to the store on which the history was last compared
@@ -103,7 +105,10 @@ class ConsumerCursor:
             return AckState(position, BitMap64(), epoch)
         while True:
             acks = await self.acked.partition_acks(partition, epoch)
-            looks = acks.looks
+            looks, subscription = acks.looks, self._subscription
+            self.check()
+            if self._looks.get(partition) == (acks, looks):
+                break  # the subscription was read after the acknowledgements were taken over
             subscription = await self._present()
             if acks.failure is None and acks.looks == looks:
                 break

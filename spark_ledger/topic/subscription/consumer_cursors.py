@@ -51,7 +51,7 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import Tries, pause_s, reachable
 from spark_ledger.topic.acks.context import AckContext, InlinePace, MadeForAcks
 from spark_ledger.topic.acks.entries import AckKey
-from spark_ledger.topic.acks.topic_acks import TopicAcks
+from spark_ledger.topic.acks.topic_acks import AckLooks, TopicAcks
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription import records
 from spark_ledger.topic.subscription.consumer_cursor import (
@@ -213,7 +213,8 @@ class ConsumerCursors:
         start: Callable[[], Awaitable[Mapping[int, int]]],
         properties: Mapping[str, str],
     ) -> ConsumerCursor | None:
-        connection = self._store.connections
+        connection, acks = self._store.connections, self._acks.get(topic.id)
+        looks = {} if acks is None else acks.looks()
         subscription = await nodes.read(name)
         if subscription is None:
             subscription = await self._subscriptions.create_for_consumers(
@@ -222,7 +223,7 @@ class ConsumerCursors:
             if subscription is None or not is_on(self._store, connection):
                 return None
             share, version = subscription.shares[self.broker_id]
-            return ConsumerCursor(self, nodes, subscription, share, version)
+            return ConsumerCursor(self, nodes, subscription, share, version, looks)
         if subscription.record.kind is SubscriptionKind.QUERY or subscription.record.live:
             with suppress(errors.LedgerFenced):  # another broker takes it over at the same time
                 await self._take_from_cursor(topic, name)
@@ -231,7 +232,7 @@ class ConsumerCursors:
             raise too_many(name)
         if not subscription.shares:
             await nodes.ensure_shares(name)
-        return await self._with_share(nodes, subscription, connection)
+        return await self._with_share(nodes, subscription, connection, looks)
 
     async def _take_from_cursor(self, topic: TopicInfo, name: str) -> None:
         """Takes over a subscription that a query, or a single broker, owned: puts the position in
@@ -247,7 +248,11 @@ class ConsumerCursors:
         await cursor.release()
 
     async def _with_share(
-        self, nodes: SubscriptionNodes, subscription: SubscriptionView, connection: int
+        self,
+        nodes: SubscriptionNodes,
+        subscription: SubscriptionView,
+        connection: int,
+        looks: AckLooks,
     ) -> ConsumerCursor | None:
         alive, shares = await brokers_alive(self._store), subscription.shares
         mine = shares.get(self.broker_id)
@@ -269,7 +274,8 @@ class ConsumerCursors:
             ]
         )
         version = 0 if mine is None else mine[1] + 1
-        return ConsumerCursor(self, nodes, subscription, share, version) if written else None
+        made = ConsumerCursor(self, nodes, subscription, share, version, looks)
+        return made if written else None
 
     async def _multi(self, operations: Sequence[Operation]) -> bool:
         """Whether all operations were applied. False: no operation was, or the outcome is unknown
