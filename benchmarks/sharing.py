@@ -49,6 +49,9 @@ class Stock:
         at = offset // self.messages
         return self.batches[at : at + READ_BATCHES]
 
+    def messages_at(self, offset: int) -> int:
+        return self.messages
+
     def removed(self, lo: int, hi: int) -> list[tuple[int, int]]:
         return []
 
@@ -84,7 +87,10 @@ class CountingLink:
         self.room_listeners: dict[object, asyncio.Event] = {}
 
     def send(self, frame: bytes) -> None:
-        self.frames += 1
+        at, size = 0, len(frame)  # several messages may come together
+        while at < size:
+            at += 4 + int.from_bytes(frame[at : at + 4], "big")
+            self.frames += 1
 
     async def room(self) -> None:
         await self.has_room.wait()

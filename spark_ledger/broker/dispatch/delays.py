@@ -21,7 +21,7 @@ from pyroaring import BitMap64
 
 from spark_ledger import errors
 from spark_ledger.broker.log.partition import READ_BYTES
-from spark_ledger.broker.log.tail import STEP_BATCHES_MAX, Stored
+from spark_ledger.broker.log.tail import PLAIN_BEGIN, STEP_BATCHES_MAX, Stored
 from spark_ledger.topic.acks.delayed import DelayedRows
 from spark_ledger.topic.acks.sets import ACK_BYTES_MAX, AckBudget, Measured, bytes_of, within
 from spark_ledger.topic.entry import pulsar_batch
@@ -407,6 +407,18 @@ class HeldMessages:
             if self._next_ms is not None:
                 waits_s.append(max(0, self._next_ms - now_ms) / 1000)
         return min(waits_s, default=None)
+
+
+def is_plain_and_due(batch: Stored) -> bool:
+    """Whether the batch is one message outside of batches, in one frame, that was never delayed."""
+    if batch.messages != 1 or batch.batched:
+        return False
+    data, begin = batch.data, pulsar_batch.HEAD.size
+    head = bytes(data[:begin])
+    if not head.startswith(PLAIN_BEGIN):
+        return False
+    end = begin + int.from_bytes(head[-4:], "big")
+    return _TAG not in bytes(data[begin:end]) or not deliver_at_ms(batch)
 
 
 def deliver_at_ms(batch: Stored) -> int:

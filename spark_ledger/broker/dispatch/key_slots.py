@@ -78,17 +78,18 @@ def keyed(batch: Stored) -> KeyedBatch:
     """The batch with its slots; a batch that cannot be decoded has one slot."""
     data = batch.data
     try:
+        if batch.messages == 1 and not batch.batched and batch.is_plain:  # the most frequent
+            return KeyedBatch((_slot_of_lone(pulsar_batch.metadata_of(data), batch.offset),))
         if not batch.is_plain:
             if pulsar_batch.is_earlier_chunk(data) or pulsar_batch.is_last_chunk(data):
                 data = pulsar_batch.chunk_in(data)
             data = pulsar_batch.chunks_of(data)[0]
         parsed = pulsar_batch.parse(memoryview(data))
         metadata = parsed.metadata
-        is_of_spark = metadata.producer_name == pulsar_batch.PRODUCER and not parsed.is_encrypted
-        if not is_of_spark or metadata.compression != pulsar_codecs.NONE:
-            return KeyedBatch((slot_of(key_of(metadata)),))
         if not batch.batched:
-            return KeyedBatch((slot_of_row(metadata, batch.offset),))
+            return KeyedBatch((_slot_of_lone(metadata, batch.offset),))
+        if not _has_rows(metadata):
+            return KeyedBatch((slot_of(key_of(metadata)),))
         keys, ends = keys_in(parsed)
     except errors.BadEntry:
         return KeyedBatch((slot_of(NO_KEY),))
@@ -104,10 +105,17 @@ def keyed(batch: Stored) -> KeyedBatch:
     )
 
 
-def slot_of_row(metadata: MessageMetadata, offset: int) -> int:
-    """Of a row of Spark that is a message outside of a batch."""
-    has_key = metadata.HasField("partition_key")
-    return slot_of(key_of(metadata)) if has_key else slot_of_offset(offset)
+def _has_rows(metadata: MessageMetadata) -> bool:
+    """Whether it is of rows of Spark, whose keys can be read."""
+    is_of_spark = metadata.producer_name == pulsar_batch.PRODUCER and not metadata.encryption_keys
+    return is_of_spark and metadata.compression == pulsar_codecs.NONE
+
+
+def _slot_of_lone(metadata: MessageMetadata, offset: int) -> int:
+    """Of a message outside of a batch."""
+    if _has_rows(metadata) and not metadata.HasField("partition_key"):
+        return slot_of_offset(offset)
+    return slot_of(key_of(metadata))
 
 
 def keyed_by(slots: Sequence[int]) -> KeyedBatch:

@@ -8,7 +8,7 @@ been sent alone.
 from collections.abc import Iterable
 from functools import partial
 
-from spark_ledger.broker.dispatch.delays import deliver_at_ms
+from spark_ledger.broker.dispatch.delays import is_plain_and_due
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.sharing import (
     PENDING_PARTS_MAX,
@@ -33,13 +33,14 @@ def lone_run(batches: list[Stored], at: int, position: int, sharing: Sharing) ->
     `position` on, none of them acknowledged, delayed or in chunks: as many as consumers have room
     for. Empty unless there are two at least. Messages beyond are not looked at, since the next run
     looks at them again."""
+    if batches[at].batched:  # as a rule all are, or none is
+        return []
     room = min(RUN_MAX, len(batches) - at, _room_of_all(sharing))
     end = offset = position
     if room > 1:
         end = sharing.acks.missing_end(position, position + room)
     for batch in batches[at : at + end - position]:
-        is_lone = batch.messages == 1 and not batch.batched and batch.offset == offset
-        if not is_lone or not batch.is_plain or deliver_at_ms(batch):
+        if batch.offset != offset or not is_plain_and_due(batch):
             break
         offset += 1
     count = offset - position
@@ -99,8 +100,7 @@ def send_lone(sharing: Sharing, run: list[Stored]) -> int:
         if member is not None:
             assert isinstance(member, Consumer)
             messages = [run[offset - begin].data for offset in sent_offsets]
-            for frame in member.messages.lone_frames(sent_offsets, messages):
-                member.link.send(frame)
+            member.link.send(member.messages.lone_frames(sent_offsets, messages))
     return sum(len(turn.offsets) for turn in turns)
 
 

@@ -23,7 +23,7 @@ BATCH_OVERHEAD_BYTES, BLOCK_OVERHEAD_BYTES = 80, 1024
 """The memory that a batch takes beside its bytes (the object, and its places in two lists with
 spare room); and the memory that a block takes."""
 BLOCK_BYTES_MAX = 256 << 10
-_PLAIN_BEGIN = pulsar_batch.MAGIC.to_bytes(2, "big")
+PLAIN_BEGIN = pulsar_batch.MAGIC.to_bytes(2, "big")
 _FRESH_PARTS = 8
 """A block takes more batches until 1/8 of `bytes_max` was added to any tails since the block
 began."""
@@ -47,7 +47,7 @@ class Stored(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether it has the bytes that its producer sent in one frame, and is no chunk."""
-        return bytes(self.data[:2]) == _PLAIN_BEGIN
+        return bytes(self.data[:2]) == PLAIN_BEGIN
 
     @property
     def end(self) -> int:

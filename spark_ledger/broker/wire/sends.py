@@ -8,7 +8,7 @@ frame of another shape is left to protobuf. Frames made here have the bytes that
 make.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -230,15 +230,18 @@ class Messages:
         body = b"".join(parts)
         return b"".join((_MESSAGE, varint(len(body)), body))
 
-    def lone_frames(self, entries: Iterable[int], batches: Iterable[Buffer]) -> Iterator[bytes]:
+    def lone_frames(self, entries: Iterable[int], batches: Iterable[Buffer]) -> bytes:
         """The frames of messages that were not sent before, each with its command."""
-        at_bytes, before, after = -1, b"", b""
+        out: list[Buffer] = []
+        at_bytes = size = -1  # of the message before
+        head = before = after = b""
         for entry, batch in zip(entries, batches, strict=True):
             at = varint(entry)
-            if len(at) != at_bytes:
-                at_bytes = len(at)
+            if len(at) != at_bytes or len(batch) != size:
+                at_bytes, size = len(at), len(batch)
                 before, _, after = self.command(entry, ()).partition(self._place + at)
                 before += self._place
-            command_bytes = len(before) + at_bytes + len(after)
-            sizes = SIZES.pack(command_bytes + 4 + len(batch), command_bytes)
-            yield b"".join((sizes, before, at, after, batch))
+                command_bytes = len(before) + at_bytes + len(after)
+                head = SIZES.pack(command_bytes + 4 + size, command_bytes) + before
+            out += (head, at, after, batch)
+        return b"".join(out)

@@ -123,11 +123,17 @@ def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
         raise errors.BadEntry(f"a damaged batch of {len(data)} bytes: {size} of metadata")
     if check and crc32c(memoryview(data)[CRC_START:]) != crc:
         raise errors.BadEntry("a damaged batch: its checksum does not match")
+    return Batch(data, metadata_of(data), end)
+
+
+def metadata_of(data: Buffer) -> MessageMetadata:
+    """The metadata of a batch that has them whole. Raises errors.BadEntry."""
+    begin = HEAD.size
+    end = begin + int.from_bytes(data[begin - 4 : begin], "big")
     try:
-        metadata = MessageMetadata.FromString(bytes(data[HEAD.size : end]))
+        return MessageMetadata.FromString(bytes(data[begin:end]))
     except DecodeError as error:
         raise errors.BadEntry(f"a damaged batch: {error}") from error
-    return Batch(data, metadata, end)
 
 
 def build_batch(metadata: MessageMetadata, payload: Buffer) -> bytes:

@@ -85,17 +85,17 @@ class Wire:
         self.has_room, self.room_listeners = self.open, {}
         self.open.set()
 
-    def send(self, frame):
-        (one,) = PulsarFrameReader().feed(frame)
-        if one.command.HasField("message"):
-            said = one.command.message
-            self.messages.append((said.message_id.entryId, list(said.ack_set)))
-            self.redeliveries.append(said.redelivery_count)
-            self.epochs.append(said.consumer_epoch if said.HasField("consumer_epoch") else None)
-        elif one.command.HasField("reached_end_of_topic"):
-            self.ends += 1
-        else:
-            self.active.append(one.command.active_consumer_change.is_active)
+    def send(self, frames):
+        for one in PulsarFrameReader().feed(frames):
+            if one.command.HasField("message"):
+                said = one.command.message
+                self.messages.append((said.message_id.entryId, list(said.ack_set)))
+                self.redeliveries.append(said.redelivery_count)
+                self.epochs.append(said.consumer_epoch if said.HasField("consumer_epoch") else None)
+            elif one.command.HasField("reached_end_of_topic"):
+                self.ends += 1
+            else:
+                self.active.append(one.command.active_consumer_change.is_active)
 
     async def room(self):
         await self.open.wait()

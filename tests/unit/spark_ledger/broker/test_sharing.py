@@ -20,7 +20,7 @@ from spark_ledger.broker.dispatch.sharing import (
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import MessageId, Refusal
 from spark_ledger.topic.acks.sets import AckBudget, common, rows_in
-from tests.kit.pulsar_batches import lone, message
+from tests.kit.pulsar_batches import batch_of, lone, message
 
 ROWS = 60
 NO_LIMITS = UnackedLimits(0, 0)
@@ -500,9 +500,9 @@ class Looked(Stored):
     looks = 0
 
     @property
-    def is_plain(self):
+    def data(self):
         Looked.looks += 1
-        return True
+        return self[2]
 
 
 def test_a_run_of_lone_messages_ends_before_an_acknowledged_message_and_looks_no_further():
@@ -554,3 +554,9 @@ def test_lone_messages_that_come_back_together_wait_unless_they_are_acknowledged
     sharing.acks.add_up_to(10)
     sharing.passed(10)
     assert (list(b.pending), sharing.unacked.parts, len(sharing.sent.redeliveries)) == ([10], 1, 0)
+
+
+
+def test_no_consumer_is_looked_at_for_a_batch_that_begins_no_run():
+    data = batch_of([message(b"x")] * 3)
+    assert lone_run([Stored(0, 3, data, True)], 0, 0, None) == []
