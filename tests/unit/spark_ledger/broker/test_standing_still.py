@@ -68,10 +68,10 @@ class Taking:
         self.has_room.set()
         self.reader = PulsarFrameReader()
 
-    def send(self, frame):
-        (got,) = self.reader.feed(frame)
-        self.offsets.append(got.command.message.message_id.entryId)
-        self.unacked.append(got.command.message.message_id)
+    def send(self, frames):
+        for got in self.reader.feed(frames):
+            self.offsets.append(got.command.message.message_id.entryId)
+            self.unacked.append(got.command.message.message_id)
 
     async def room(self):
         await self.has_room.wait()
