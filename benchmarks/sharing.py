@@ -49,9 +49,6 @@ class Stock:
         at = offset // self.messages
         return self.batches[at : at + READ_BATCHES]
 
-    def messages_at(self, offset: int) -> int:
-        return self.messages
-
     def removed(self, lo: int, hi: int) -> list[tuple[int, int]]:
         return []
 

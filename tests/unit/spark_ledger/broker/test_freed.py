@@ -125,6 +125,27 @@ def test_of_a_deleted_topic_its_broker_keeps_nothing_in_memory_and_the_store_no_
     play(act)
 
 
+def test_a_lookup_of_a_partition_that_the_broker_has_waits_for_no_sync_of_the_store(monkeypatch):
+    async def act(stage):
+        broker = await Brokers(stage).new("a")
+        await sent(broker, "t-partition-0", b"x")
+        syncs, store, sync = [], broker.client.store, broker.client.store.sync
+
+        async def counted(path="/"):
+            syncs.append(path)
+            await sync(path)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "sync", counted)
+            name = names.parse("t-partition-0")
+            assert await broker.lookup(name, authoritative=False) == (broker.ownership.url, True)
+            topic, partition = await broker.partition(name)
+        assert (topic.info.id, partition.number, syncs) == (stage.topic.id, 0, [])
+        await broker.close()
+
+    play(act)
+
+
 def test_records_of_brokers_that_earlier_versions_left_of_deleted_topics_go():
     async def act(stage):
         store = stage.client.store

@@ -31,6 +31,30 @@ def test_the_next_owner_has_every_acknowledgement_whose_receipt_was_given():
     play_here(act)
 
 
+def test_a_subscription_is_read_once_more_only_for_a_partition_that_is_taken_over_after_its_opening(
+    monkeypatch,
+):
+    reads, read = [], SubscriptionNodes.read
+
+    async def counted(nodes, name, **options):
+        reads.append(name)
+        return await read(nodes, name, **options)
+
+    async def act(stage):
+        a, b = await acking_broker(stage, "a"), await acking_broker(stage, "b")
+        cursor, acks = await a.consume(1)
+        await acknowledge(cursor, acks, 0, 1, 5, 9)
+        await a.die()
+        await b.topic_acks.of(0, 2)
+        monkeypatch.setattr(SubscriptionNodes, "read", counted)
+        cursor, acks = await b.consume(2)
+        assert (acks.mark, list(acks.rows), len(reads)) == (2, [5, 9], 1)
+        await cursor.adopt(1, 2)
+        assert len(reads) > 1
+
+    play_here(act)
+
+
 def test_acknowledging_costs_the_metadata_store_less_than_a_write_a_minute():
     async def act(stage):
         a = await acking_broker(stage, "a")
