@@ -65,6 +65,17 @@ class Budgets(NamedTuple):
         return Budgets(TailBudget(settings.tail_bytes), AckBudget(settings.ack_bytes_max))
 
 
+class OpenTopics(SharedTasks[str, OwnedTopic]):
+    """The topics that are open at a broker, by id; `ids` are by name."""
+
+    def __init__(self) -> None:
+        super().__init__(keep=True)
+        self.ids: dict[TopicName, str] = {}
+
+    def named(self, name: TopicName) -> OwnedTopic | None:
+        return self.kept(self.ids.get(name, ""))
+
+
 class Broker:
     """A broker runs on one event loop. `url` is the address that its clients get."""
 
@@ -87,8 +98,7 @@ class Broker:
         )
         self._relief_listeners: dict[Callable[[], None], None] = {}
         self._budgets = Budgets.of(self.settings)
-        self._topics = SharedTasks[str, OwnedTopic](keep=True)
-        self._ids: dict[TopicName, str] = {}  # of the open topics
+        self._topics = OpenTopics()
         self._names = 0
         self._phase = Phase.OPEN
         self._contact = StoreContact(ledgers.metadata)
@@ -225,7 +235,7 @@ class Broker:
         """The partition, if this broker has it, as for most lookups and subscribes, which then take
         one round trip to the store, without a sync. If the topic was deleted or another
         broker has the partition, this broker soon notices that, and sends clients away."""
-        topic, number = self._topics.kept(self._ids.get(name.topic, "")), name.partition
+        topic, number = self._topics.named(name.topic), name.partition
         if topic is None:
             return None
         id_, owners = await asyncio.gather(
@@ -287,13 +297,13 @@ class Broker:
         )
         topic.backlogs.look_s = self.settings.backlog_look_s
         await topic.start()
-        self._ids[info.name] = info.id
+        self._topics.ids[info.name] = info.id
         return topic
 
     def _drop_topic(self, topic: OwnedTopic) -> None:
         self._topics.pop(topic.info.id)
-        if self._ids.get(topic.info.name) == topic.info.id:
-            del self._ids[topic.info.name]
+        if self._topics.ids.get(topic.info.name) == topic.info.id:
+            del self._topics.ids[topic.info.name]
 
     async def _unfollow(self, topic: OwnedTopic) -> None:
         """Stop following the topic, unless this broker has opened it again or opens it now."""

@@ -176,13 +176,20 @@ class _OrderedHandler(SequentialThreadingHandler):  # type: ignore[misc]
             self._forget()
 
     def select(self, readers: Any, writers: Any, others: Any, timeout: float) -> Any:
-        if self._is_greeted:
-            return _polled(readers, writers, timeout)
-        ready = _polled(readers, writers, min(timeout, self._patience_s))
-        if not any(ready):
+        """Kazoo waits some five times for each request, and would make and close an epoll for each
+        wait."""
+        limit = timeout if self._is_greeted else min(timeout, self._patience_s)
+        poll = select.poll()
+        for sockets, mask in ((readers, select.POLLIN), (writers, select.POLLOUT)):
+            for each in sockets:
+                poll.register(fileobj_to_fd(each), mask)
+        ready = {descriptor for descriptor, _ in poll.poll(math.ceil(limit * 1000))}
+        if not ready and not self._is_greeted:
             self._patience_s *= 2
             self._awaits_greeting, self.refused_since_s = False, None
-        return ready
+        return *(
+            [each for each in sockets if each.fileno() in ready] for sockets in (readers, writers)
+        ), []
 
     @property
     def running(self) -> bool:
@@ -194,21 +201,6 @@ class _OrderedHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def dispatch_callback(self, callback: Any) -> None:
         callback.func(*callback.args)
-
-
-def _polled(readers: Any, writers: Any, timeout_s: float) -> tuple[list[Any], list[Any], list[Any]]:
-    """As select.select, for descriptors of any number. Kazoo waits some five times for each
-    request, and would make and close an epoll for each wait."""
-    poll = select.poll()
-    for sockets, mask in ((readers, select.POLLIN), (writers, select.POLLOUT)):
-        for each in sockets:
-            poll.register(fileobj_to_fd(each), mask)
-    ready = {descriptor for descriptor, _ in poll.poll(math.ceil(timeout_s * 1000))}
-    return (
-        [each for each in readers if each.fileno() in ready],
-        [each for each in writers if each.fileno() in ready],
-        [],
-    )
 
 
 class _Watch:

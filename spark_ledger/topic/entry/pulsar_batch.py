@@ -23,12 +23,7 @@ from google.protobuf.message import DecodeError
 from bookie_server.api.entry import Buffer, crc32c
 from spark_ledger import errors
 from spark_ledger.topic.entry import pulsar_codecs
-from spark_ledger.topic.entry.message_batch import (
-    EVENT_TIME,
-    HEADERS,
-    KEY,
-    VALUE,
-)
+from spark_ledger.topic.entry.message_batch import EVENT_TIME, HEADERS, KEY, VALUE
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 
 MAGIC = 0x0E01
@@ -128,10 +123,9 @@ def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
 
 def metadata_of(data: Buffer) -> MessageMetadata:
     """The metadata of a batch that has them whole. Raises errors.BadEntry."""
-    begin = HEAD.size
-    end = begin + int.from_bytes(data[begin - 4 : begin], "big")
+    end = HEAD.size + int.from_bytes(data[HEAD.size - 4 : HEAD.size], "big")
     try:
-        return MessageMetadata.FromString(bytes(data[begin:end]))
+        return MessageMetadata.FromString(bytes(data[HEAD.size : end]))
     except DecodeError as error:
         raise errors.BadEntry(f"a damaged batch: {error}") from error
 

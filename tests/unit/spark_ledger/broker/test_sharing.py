@@ -556,7 +556,6 @@ def test_lone_messages_that_come_back_together_wait_unless_they_are_acknowledged
     assert (list(b.pending), sharing.unacked.parts, len(sharing.sent.redeliveries)) == ([10], 1, 0)
 
 
-
 def test_no_consumer_is_looked_at_for_a_batch_that_begins_no_run():
     data = batch_of([message(b"x")] * 3)
     assert lone_run([Stored(0, 3, data, True)], 0, 0, None) == []
