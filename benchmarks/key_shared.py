@@ -71,6 +71,9 @@ class Rows:
     def removed(self, lo: int, hi: int) -> list[tuple[int, int]]:
         return []
 
+    def messages_at(self, offset: int) -> int | None:
+        return None
+
 
 class Client:
     """The connection of a consumer: it counts what is sent, and acknowledges a step later."""

@@ -1,5 +1,5 @@
-"""The rows of a partition that a subscription has acknowledged, and the batches that were sent to a
-consumer. Pure.
+"""The rows of a partition that a subscription has acknowledged, and the batches and parts of
+batches that were sent to a consumer. Pure.
 
 Always true: every offset below `mark` is acknowledged or has no row; only `reset` moves `mark` and
 `durable` back. Which messages a client's id acknowledges is decided by the batch that was sent: the
@@ -11,10 +11,12 @@ an id without a set acknowledges one message.
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from pyroaring import BitMap64
 
+from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, signed
 from spark_ledger.topic.acks.sets import (
     ACK_BYTES_MAX,
@@ -22,6 +24,7 @@ from spark_ledger.topic.acks.sets import (
     AckChanges,
     Counts,
     Measured,
+    Range,
     bytes_of,
     next_in,
     ranges_of,
@@ -240,6 +243,103 @@ class SentEntries(SentBatches):
         end = max(0, mark - BATCH_MESSAGES_MAX)
         self.masked.remove_range(0, end)
         self.redeliveries.forget(0, end)
+
+
+class BatchPart(NamedTuple):
+    """Rows of a batch that one MESSAGE gives to one consumer. `offset` is the offset of the batch's
+    first message, and the entry of the MESSAGE's id; `messages` is the size of the batch. `unacked`
+    rows of `ranges` are not acknowledged. `is_masked`: some rows of the batch are neither
+    acknowledged nor in this part. `slots`, only for Key_Shared, has the slots of the keys: one for
+    all messages, or one for each message. `is_cut`: the part is sent as a new batch, cut out of a
+    larger batch."""
+
+    offset: int
+    messages: int
+    ranges: list[Range]
+    unacked: int
+    is_masked: bool = False
+    slots: tuple[int, ...] = ()
+    is_cut: bool = False
+
+
+def part_of(batch: Stored, missing: list[Range], given: list[Range]) -> BatchPart:
+    """The part of a batch that gives the ranges `given` of its unacknowledged ranges `missing`."""
+    if len(given) == 1:
+        ((lo, hi),) = given
+        rows = hi - lo
+    else:
+        rows = sum(hi - lo for lo, hi in given)
+    is_masked = given is not missing and rows < sum(hi - lo for lo, hi in missing)
+    return BatchPart(batch.offset, batch.messages, given, rows, is_masked)
+
+
+def first_row_and_rest(part: BatchPart) -> tuple[BatchPart, BatchPart | None]:
+    """The first row of the part as a lone message, and a part with the other rows. Because of
+    `is_masked` an id without a set does not name the other messages with the same entry."""
+    (lo, hi), *others = part.ranges
+    row = BatchPart(lo, 1, [(lo, lo + 1)], 1, True, part.slots)
+    ranges = ([(lo + 1, hi)] if lo + 1 < hi else []) + others
+    if not ranges:
+        return row, None
+    return row, part._replace(ranges=ranges, unacked=part.unacked - 1, is_masked=True)
+
+
+class PendingParts:
+    """The parts that are pending at a consumer, by their entries, in the order in which they were
+    sent. For a part of one message only its slot is kept: 100 bytes instead of 350."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self) -> None:
+        self._parts: dict[int, BatchPart | int] = {}
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __contains__(self, entry: int) -> bool:
+        return entry in self._parts
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._parts)
+
+    def __setitem__(self, entry: int, part: BatchPart) -> None:
+        slots = part.slots
+        is_lone = part.messages == 1 and not part.is_masked and not part.is_cut and len(slots) < 2
+        self._parts[entry] = (slots[0] if slots else 0) if is_lone else part
+
+    def __getitem__(self, entry: int) -> BatchPart:
+        part = self._parts[entry]
+        if isinstance(part, int):
+            slots = (part,) if part else ()
+            return BatchPart(entry, 1, [(entry, entry + 1)], 1, False, slots)
+        return part
+
+    def __delitem__(self, entry: int) -> None:
+        del self._parts[entry]
+
+    def get(self, entry: int) -> BatchPart | None:
+        return self[entry] if entry in self._parts else None
+
+    def add_lone(self, offsets: Iterable[int], slots: Iterable[int]) -> None:
+        """Messages outside of batches were sent, with these slots."""
+        self._parts.update(zip(offsets, slots, strict=True))
+
+    def take_lone(self, entries: Iterable[int]) -> dict[int, int]:
+        """Take those of the entries out that are pending as messages of their own. Returns them,
+        with their slots (0: none)."""
+        parts, slots = self._parts, {}
+        for entry in entries:
+            slot = parts.get(entry)
+            if isinstance(slot, int):
+                slots[entry] = slot
+                del parts[entry]
+        return slots
+
+    def values(self) -> list[BatchPart]:
+        return [self[entry] for entry in self._parts]
+
+    def clear(self) -> None:
+        self._parts.clear()
 
 
 def cumulative_end(message_id: MessageId, offset: int, messages: int | None) -> int:

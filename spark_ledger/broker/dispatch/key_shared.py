@@ -23,17 +23,15 @@ import numpy.typing as npt
 from pyroaring import BitMap64
 
 from bookie_server.api.entry import Buffer
+from spark_ledger.broker.dispatch.acks import BatchPart, part_of
 from spark_ledger.broker.dispatch.key_slots import KeyedBatch, KeyedBatches, keyed
-from spark_ledger.broker.dispatch.sharing import (
-    BatchPart,
-    LoneTurn,
-    Member,
-    part_of,
-)
+from spark_ledger.broker.dispatch.sharing import LoneTurn, Member
 from spark_ledger.broker.dispatch.slot_owners import SlotOwners, WaitingBySlot, first_waiting
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.topic.acks.sets import Range, bytes_of, next_row
 
+STEP_COST, SLOT_COST = 5_000, 20
+"""How many waiting rows are sorted in one step of the loop, and for how many rows a slot counts."""
 NO_ROWS = BitMap64()
 Longs = npt.NDArray[np.int64]
 
@@ -59,6 +57,8 @@ class KeyChoice:
         holder."""
         self._waiting = BitMap64()
         self._by_slot = WaitingBySlot(self._waiting)
+        self._sorts = 0
+        """How often `sort_waiting` was begun."""
         self._keyed_batches = KeyedBatches(keyed)
         self._cut_begins, self._cut_ends = BitMap64(), BitMap64()
         """The offsets at which cut batches begin, and end."""
@@ -84,12 +84,12 @@ class KeyChoice:
     def join(self, member: Member) -> None:
         self._members.append(member)
         self._owners.join(member)
-        self._sort_waiting()
+        self._ready.clear()
 
     def leave(self, member: Member) -> None:
         self._members.remove(member)
         self._owners.leave(member)
-        self._sort_waiting()
+        self._ready.clear()
 
     def forget(self) -> None:
         self._held.clear()
@@ -213,7 +213,7 @@ class KeyChoice:
         held = self._held.get(slot)
         if held is not None and held[0] is not owner:
             return None
-        waiting = self._by_slot.first(slot)
+        waiting = self._by_slot.first(slot) if self._waiting else None
         return owner if waiting is None or first <= waiting else None
 
     def given(self, member: Member, part: BatchPart) -> None:
@@ -300,19 +300,30 @@ class KeyChoice:
         held = self._held.get(slot)
         return owner if held is None or held[0] is owner else None
 
-    def _make_ready(self, slot: int) -> None:
-        """Let the slot's owner get the waiting rows of the slot. The time rises with the number of
-        these rows: call this only if the owner could not get them before."""
+    def _make_ready(self, slot: int) -> int:
+        """Let the slot's owner get the waiting rows of the slot; returns how many rows that may be.
+        The time rises with this number: call this only if the owner could not get the rows
+        before."""
         receiver = self._receiver_now(slot)
-        if receiver is not None:
-            self._ready.setdefault(receiver, BitMap64()).update(self._by_slot.rows(slot))
+        if receiver is None:
+            return 0
+        rows = self._by_slot.rows(slot)
+        self._ready.setdefault(receiver, BitMap64()).update(rows)
+        return len(rows)
 
-    def _sort_waiting(self) -> None:
-        """Sort the waiting rows by consumers anew, after the owners of slots have changed."""
-        self._ready.clear()
+    def sort_waiting(self) -> Iterator[None]:
+        """As ReceiverChoice. Rows of slots to which no step has come are not sent yet, unless they
+        begin to wait meanwhile; `_free_owner` keeps the order of their slot."""
+        self._sorts += 1
+        sort, cost = self._sorts, 0
         for slot in self._by_slot:
+            if sort != self._sorts:
+                return  # a later change of owners begins anew
             if self._by_slot.first(slot) is not None:
-                self._make_ready(slot)
+                cost += SLOT_COST + self._make_ready(slot)
+            if cost >= STEP_COST:
+                cost = 0
+                yield
 
 
 def _firsts_of(part: BatchPart) -> dict[int, int]:

@@ -1,17 +1,13 @@
 """The consumers of a Shared subscription take turns. Pure."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pyroaring import BitMap64
 
 from bookie_server.api.entry import Buffer
-from spark_ledger.broker.dispatch.sharing import (
-    BatchPart,
-    LoneTurn,
-    Member,
-    part_of,
-)
+from spark_ledger.broker.dispatch.acks import BatchPart, part_of
+from spark_ledger.broker.dispatch.sharing import LoneTurn, Member
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.topic.acks.sets import Range, next_row
 
@@ -52,6 +48,9 @@ class RoundRobin:
             del self._levels[member.priority]
         if self._turn_of is member:
             self._turn_of = None
+
+    def sort_waiting(self) -> Iterator[None]:
+        return iter(())
 
     def parts_of(
         self, batch: Stored, missing: list[Range], given: list[Range]

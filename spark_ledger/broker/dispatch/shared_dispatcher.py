@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pyroaring import BitMap64
 
 from spark_ledger.async_tasks import woken
-from spark_ledger.broker.dispatch.acks import ack_set
+from spark_ledger.broker.dispatch.acks import BatchPart, ack_set, first_row_and_rest
 from spark_ledger.broker.dispatch.delays import HeldMessages
 from spark_ledger.broker.dispatch.dispatcher import (
     ACKNOWLEDGED,
@@ -28,13 +28,7 @@ from spark_ledger.broker.dispatch.dispatcher import (
 )
 from spark_ledger.broker.dispatch.lone import acknowledge_lone, bytes_for, lone_run, send_lone
 from spark_ledger.broker.dispatch.policies import Policy
-from spark_ledger.broker.dispatch.sharing import (
-    BatchPart,
-    ReceiverChoice,
-    Sharing,
-    UnackedLimits,
-    first_row_and_rest,
-)
+from spark_ledger.broker.dispatch.sharing import ReceiverChoice, Sharing, UnackedLimits
 from spark_ledger.broker.log.partition import READ_BYTES, Partition
 from spark_ledger.broker.log.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.names import offset_of
@@ -140,6 +134,8 @@ class SharedDispatcher(Dispatcher):
         self._sends = 0
         if not self.consumers:
             return False
+        if self.sharing.work():
+            return True
         self.held.look(max(self.acks.mark, self.partition.start))
         self.sharing.choice.begin_read()
         has_sent = await self._replay(lossy) or await self._send_due(lossy)

@@ -5,10 +5,18 @@ acknowledged, pending, or waiting to be sent again. A consumer gets a part only 
 permits, is not blocked by its unacknowledged messages, and its connection has room; its permits
 fall below zero by less than the size of one part. When a consumer goes, its pending rows wait, and
 their redelivery counts do not change; when the last consumer goes, the whole state is forgotten,
-and the subscription begins at its mark. A ReceiverChoice decides which consumer gets a part: round
-robin for Shared (round_robin.py), the slot of the key for Key_Shared (key_shared.py).
+and the subscription begins at its mark.
+
+A change of many parts takes several steps (`work`), and a consumer of which parts come back gets
+nothing until its change is done. A consumer that leaves is none of `members` from the first step
+on. Its parts that no step has come to yet still count as unacknowledged, and are not waiting; by
+Key_Shared they hold their slots, so no other consumer gets later rows of these before them.
+
+A ReceiverChoice decides which consumer gets a part: round robin for Shared (round_robin.py), the
+slot of the key for Key_Shared (key_shared.py).
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -17,6 +25,8 @@ from pyroaring import BitMap64
 from bookie_server.api.entry import Buffer
 from spark_ledger.broker.dispatch.acks import (
     Acks,
+    BatchPart,
+    PendingParts,
     SentEntries,
     acknowledged_ranges,
     is_unclear,
@@ -29,9 +39,13 @@ from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.broker.wire.commands import MessageId, signed
 from spark_ledger.topic.acks.sets import Measured, Range, bytes_of, common
 
+STEP_PARTS = 500
+"""How many parts come back, or are looked at again, in one step of the loop: up to 10 us each."""
 PENDING_PARTS_MAX = 500_000
 """How many parts of a subscription may be pending in a partition: each takes 100 or 350 bytes,
 which no budget counts. Beyond it no more parts are sent; each acknowledgement is taken."""
+MEMBERS_PER_STEP = 100
+"""At how many consumers an id is looked for in the time of one acknowledgement."""
 _NEW_SIZE_SHARE = 0.1
 """The weight of a new part in the average number of messages in its consumer's parts."""
 
@@ -49,107 +63,11 @@ class UnackedLimits(NamedTuple):
         return UnackedLimits(settings.consumer_unacked_max, settings.subscription_unacked_max)
 
 
-class BatchPart(NamedTuple):
-    """Rows of a batch that one MESSAGE gives to one consumer. `offset` is the offset of the batch's
-    first message, and the entry of the MESSAGE's id; `messages` is the size of the batch. `unacked`
-    rows of `ranges` are not acknowledged. `is_masked`: some rows of the batch are neither
-    acknowledged nor in this part. `slots`, only for Key_Shared, has the slots of the keys: one for
-    all messages, or one for each message. `is_cut`: the part is sent as a new batch, cut out of a
-    larger batch."""
-
-    offset: int
-    messages: int
-    ranges: list[Range]
-    unacked: int
-    is_masked: bool = False
-    slots: tuple[int, ...] = ()
-    is_cut: bool = False
-
-
-def part_of(batch: Stored, missing: list[Range], given: list[Range]) -> BatchPart:
-    """The part of a batch that gives the ranges `given` of its unacknowledged ranges `missing`."""
-    if len(given) == 1:
-        ((lo, hi),) = given
-        rows = hi - lo
-    else:
-        rows = sum(hi - lo for lo, hi in given)
-    is_masked = given is not missing and rows < sum(hi - lo for lo, hi in missing)
-    return BatchPart(batch.offset, batch.messages, given, rows, is_masked)
-
-
-def first_row_and_rest(part: BatchPart) -> tuple[BatchPart, BatchPart | None]:
-    """The first row of the part as a lone message, and a part with the other rows. Because of
-    `is_masked` an id without a set does not name the other messages with the same entry."""
-    (lo, hi), *others = part.ranges
-    row = BatchPart(lo, 1, [(lo, lo + 1)], 1, True, part.slots)
-    ranges = ([(lo + 1, hi)] if lo + 1 < hi else []) + others
-    if not ranges:
-        return row, None
-    return row, part._replace(ranges=ranges, unacked=part.unacked - 1, is_masked=True)
-
-
-class PendingParts:
-    """The parts that are pending at a consumer, by their entries, in the order in which they were
-    sent. For a part of one message only its slot is kept: 100 bytes instead of 350."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self) -> None:
-        self._parts: dict[int, BatchPart | int] = {}
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def __contains__(self, entry: int) -> bool:
-        return entry in self._parts
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._parts)
-
-    def __setitem__(self, entry: int, part: BatchPart) -> None:
-        slots = part.slots
-        is_lone = part.messages == 1 and not part.is_masked and not part.is_cut and len(slots) < 2
-        self._parts[entry] = (slots[0] if slots else 0) if is_lone else part
-
-    def __getitem__(self, entry: int) -> BatchPart:
-        part = self._parts[entry]
-        if isinstance(part, int):
-            slots = (part,) if part else ()
-            return BatchPart(entry, 1, [(entry, entry + 1)], 1, False, slots)
-        return part
-
-    def __delitem__(self, entry: int) -> None:
-        del self._parts[entry]
-
-    def get(self, entry: int) -> BatchPart | None:
-        return self[entry] if entry in self._parts else None
-
-    def add_lone(self, turn: "LoneTurn") -> None:
-        """The messages of the turn were sent, one by one."""
-        self._parts.update(zip(turn.offsets, turn.slots, strict=True))
-
-    def take_lone(self, entries: Iterable[int]) -> dict[int, int]:
-        """Take those of the entries out that are pending as messages of their own. Returns them,
-        with their slots (0: none)."""
-        parts, slots = self._parts, {}
-        for entry in entries:
-            slot = parts.get(entry)
-            if isinstance(slot, int):
-                slots[entry] = slot
-                del parts[entry]
-        return slots
-
-    def values(self) -> list[BatchPart]:
-        return [self[entry] for entry in self._parts]
-
-    def clear(self) -> None:
-        self._parts.clear()
-
-
 class Member:
     """A consumer of a shared subscription. `has_room` returns whether its connection takes more
     frames. `is_busy`: a message in chunks is being sent to it. `kept_permits` came while it was
-    blocked. `ranges` are the slots of keys that its client asks for, first and last; empty: the
+    blocked. `returns` counts the changes under way by which its parts come back, as its client has
+    asked. `ranges` are the slots of keys that its client asks for, first and last; empty: the
     client gives no ranges. `takes_rows`: the client's first FLOW was for one message, so the client
     has no queue, and takes no batches."""
 
@@ -164,6 +82,7 @@ class Member:
         "permits",
         "priority",
         "ranges",
+        "returns",
         "takes_rows",
         "unacked",
     )
@@ -172,7 +91,7 @@ class Member:
         self.name = name
         self.priority = priority
         self.has_room = has_room
-        self.permits = self.kept_permits = self.unacked = 0
+        self.permits = self.kept_permits = self.unacked = self.returns = 0
         self.is_busy = self.is_blocked = self.takes_rows = False
         self.pending = PendingParts()
         self.part_messages = 1.0
@@ -181,7 +100,8 @@ class Member:
     @property
     def is_available(self) -> bool:
         """Whether the consumer may get a part."""
-        return self.permits > 0 and not self.is_blocked and not self.is_busy and self.has_room()
+        is_held = self.is_blocked or self.is_busy or self.returns > 0
+        return self.permits > 0 and not is_held and self.has_room()
 
 
 class Unacked:
@@ -257,7 +177,10 @@ class ReceiverChoice(Protocol):
     def join(self, member: Member) -> None: ...
 
     def leave(self, member: Member) -> None:
-        """Remove a consumer, whose pending parts were given back before."""
+        """Remove a consumer. Its pending parts are given back later."""
+
+    def sort_waiting(self) -> Iterator[None]:
+        """Sort the waiting rows anew, in steps, after a consumer has joined or left."""
 
     def parts_of(
         self, batch: Stored, missing: list[Range], given: list[Range]
@@ -330,6 +253,8 @@ class Sharing:
         messages_at: Callable[[int], int | None] = lambda _: None,
     ) -> None:
         self._messages_at = messages_at
+        self._work: deque[Iterator[None]] = deque()
+        """The changes under way, in their order."""
         self.acks = acks
         self.members: list[Member] = []
         self.waiting = BitMap64()
@@ -338,7 +263,7 @@ class Sharing:
         self.choice = choice
         choice.watch(self.waiting)
         self.memory = Measured(acks.memory.budget, self._bytes)
-        self._wake = wake
+        self.wake = wake
         self.sent = SentEntries()
 
     # -- consumers -----------------------------------------------------------------------------
@@ -346,21 +271,42 @@ class Sharing:
     def join(self, member: Member) -> None:
         self.members.append(member)
         self.choice.join(member)
-        self._wake()
+        self._begin(self.choice.sort_waiting())
+        self.wake()
 
     def leave(self, member: Member) -> None:
         """Remove a consumer. The redelivery counts of its parts are not raised."""
         self.members.remove(member)
-        self.give_back(member, list(member.pending))
         self.choice.leave(member)
-        if not self.members:
+        if self.members:
+            self._begin(self.choice.sort_waiting())
+            self._begin(_returning(self, member, list(member.pending)))
+        else:
+            member.pending.clear()
             self.forget()
+
+    def _begin(self, steps: Iterator[None]) -> None:
+        """Begin a change after those under way."""
+        self._work.append(steps)
+        if len(self._work) == 1:
+            self.work()
+        if self._work:
+            self.wake()
+
+    def work(self) -> bool:
+        """Take a step of the changes under way. Returns whether there are more steps."""
+        while self._work:
+            for _ in self._work[0]:
+                return True
+            self._work.popleft()
+        return False
 
     def forget(self) -> None:
         """Forget all rows: the last consumer is gone, or a seek moved the subscription."""
+        self._work.clear()
         for member in self.members:
             member.pending.clear()
-            member.unacked = 0
+            member.unacked = member.returns = 0
             self._settle(member)
         self.waiting.clear()
         self.sent = SentEntries()
@@ -374,7 +320,7 @@ class Sharing:
             member.kept_permits += permits
             return
         member.permits += permits
-        self._wake()
+        self.wake()
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -406,7 +352,7 @@ class Sharing:
         """As `give`, for messages outside of batches, none of which waits."""
         member, count = turn.member, len(turn.offsets)
         assert member is not None, "messages that wait have no consumer"
-        member.pending.add_lone(turn)
+        member.pending.add_lone(turn.offsets, turn.slots)
         member.permits -= count
         member.part_messages = 1 + (member.part_messages - 1) * (1 - _NEW_SIZE_SHARE) ** count
         self.sent.note_lone(turn.offsets)
@@ -466,22 +412,16 @@ class Sharing:
     def passed(self, mark: int) -> None:
         """Note that all rows below `mark` were acknowledged, though not by the consumers."""
         self.drop(0, mark)
-        for member in self.members:
-            entries = [entry for entry in member.pending if entry < mark]
-            self._forget_lone(member, member.pending.take_lone(entries))
-            for entry in entries:
-                self.update(member, entry)
+        self._begin(_passing(self, mark))
 
     # -- what comes back -----------------------------------------------------------------------
 
     def redeliver(self, member: Member, offsets: Iterable[int] | None) -> None:
         """Let these parts wait to be sent again, as the consumer's client asks; None: all its
         parts. Parts that are not pending at this consumer are ignored."""
-        asked = list(member.pending) if offsets is None else dict.fromkeys(offsets)
-        entries = [entry for entry in asked if entry in member.pending]
-        for entry in entries:
-            self.sent.redeliveries.add(entry)
-        self.give_back(member, entries)
+        asked = list(member.pending if offsets is None else dict.fromkeys(offsets))
+        member.returns += 1
+        self._begin(_returning(self, member, asked, is_asked=True))
 
     def acknowledge(
         self, asker: Member, message_id: MessageId, offset: int, end: int
@@ -493,6 +433,9 @@ class Sharing:
         entry = signed(message_id.entryId)
         if entry < 0 or offset >= end:
             raise never_sent(entry, end)
+        if entry not in asker.pending:
+            for _ in range(len(self.members) // MEMBERS_PER_STEP):
+                yield False
         owner = self._owner(asker, entry)
         part = None if owner is None else owner.pending[entry]
         messages = self.sent.message_count(entry) if part is None else part.messages
@@ -513,7 +456,7 @@ class Sharing:
         finally:
             if owner is not None and part is not None:
                 self.update(owner, entry)
-            elif not self.acks.missing(entry, entry + (messages or 1)):
+            elif self.sent.redeliveries and not self.acks.missing(entry, entry + (messages or 1)):
                 self.sent.redeliveries.forget(entry, entry + 1)
         if is_unknown:
             raise not_sent(entry)
@@ -557,7 +500,8 @@ class Sharing:
         missing = [gap for lo, hi in part.ranges for gap in self.acks.missing(lo, hi)]
         if not missing:
             self._take(member, part)
-            self.sent.redeliveries.forget(entry, entry + 1)
+            if self.sent.redeliveries:
+                self.sent.redeliveries.forget(entry, entry + 1)
         else:
             unacked = sum(hi - lo for lo, hi in missing)
             acked = part.unacked - unacked
@@ -573,7 +517,7 @@ class Sharing:
     def _count_taken(self, member: Member, messages: int, parts: int) -> None:
         self.unacked.taken(member, messages, parts)
         if self.waiting:  # rows of the same keys may be sent now
-            self._wake()
+            self.wake()
 
     def give_back(self, member: Member, entries: Sequence[int]) -> None:
         """Let the parts with these entries wait to be sent again; their redelivery counts stay."""
@@ -589,8 +533,40 @@ class Sharing:
             if ranges:
                 self.wait(part._replace(ranges=ranges, unacked=sum(hi - lo for lo, hi in ranges)))
         self._settle(member)
-        self._wake()
+        self.wake()
 
     def _settle(self, member: Member) -> None:
         if self.unacked.settle(member):
-            self._wake()
+            self.wake()
+
+
+def _returning(
+    sharing: Sharing, member: Member, entries: Sequence[int], *, is_asked: bool = False
+) -> Iterator[None]:
+    """Let the parts that are pending at the consumer wait to be sent again, in steps. `is_asked`:
+    its client asks for that, so the redelivery counts rise."""
+    for step in _in_steps(entries):
+        pending = [entry for entry in step if entry in member.pending]
+        for entry in pending if is_asked else ():
+            sharing.sent.redeliveries.add(entry)
+        sharing.give_back(member, pending)
+        if step[-1] != entries[-1]:
+            yield
+    member.returns -= is_asked
+    sharing.wake()
+
+
+def _passing(sharing: Sharing, mark: int) -> Iterator[None]:
+    """Take out what is pending below `mark`, in steps."""
+    for member in list(sharing.members):
+        entries = [entry for entry in member.pending if entry < mark]
+        for step in _in_steps(entries):
+            sharing._forget_lone(member, member.pending.take_lone(step))
+            for entry in step:
+                sharing.update(member, entry)
+            if step[-1] != entries[-1]:
+                yield
+
+
+def _in_steps(entries: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (entries[at : at + STEP_PARTS] for at in range(0, len(entries), STEP_PARTS))

@@ -72,8 +72,11 @@ class EvenSlots(Generic[M]):
             (first, *_) = self._members
             self._owners = np.full(SLOTS, first, dtype=np.uint16)
         quotas = _quotas(len(self._members))
+        by_owner = np.argsort(self._owners, kind="stable")
+        counts = np.bincount(self._owners, minlength=number + 1)
+        ends = np.cumsum(counts)
         taken = [
-            np.flatnonzero(self._owners == other)[quota:]
+            by_owner[ends[other] - counts[other] + quota : ends[other]]
             for other, quota in zip(self._members, quotas, strict=False)
             if other != number
         ]
@@ -88,9 +91,10 @@ class EvenSlots(Generic[M]):
             self._owners = UNDIVIDED
             return
         quotas = _quotas(len(self._members))
+        counts = np.bincount(self._owners, minlength=max(self._members) + 1).tolist()
         at = 0
         for other, quota in zip(self._members, quotas, strict=True):
-            more = max(0, quota - int(np.count_nonzero(self._owners == other)))
+            more = max(0, quota - counts[other])
             self._owners[free[at : at + more]] = other
             at += more
 
@@ -258,14 +262,16 @@ def check_ranges(ranges: Sequence[SlotRange], others: Iterable[SlotRange] = ()) 
                 f" are within 0 to {SLOTS - 1}, begin before they end, and do not overlap",
             )
         before = hi
-    for lo, hi in others:
-        for start, end in ranges:
-            if start <= hi and lo <= end:
-                raise Refusal(
-                    ServerError.CONSUMER_ASSIGN,
-                    f"the range {start} to {end} of keys' hashes overlaps {lo} to {hi}, which a"
-                    " connected consumer has",
-                )
+    taken = sorted(others)
+    for start, end in ranges:
+        at = bisect_left(taken, (end + 1, 0)) - 1
+        if at >= 0 and taken[at][1] >= start:
+            lo, hi = taken[at]
+            raise Refusal(
+                ServerError.CONSUMER_ASSIGN,
+                f"the range {start} to {end} of keys' hashes overlaps {lo} to {hi}, which a"
+                " connected consumer has",
+            )
 
 
 def within(

@@ -188,11 +188,16 @@ class Counts:
     def __init__(self) -> None:
         self._digits: list[BitMap64] = []
 
+    def __bool__(self) -> bool:
+        return bool(self._digits)
+
     def __len__(self) -> int:
         """How many offsets were counted."""
         return len(BitMap64.union(*self._digits)) if self._digits else 0
 
     def __getitem__(self, offset: int) -> int:
+        if not self._digits:
+            return 0
         return sum(1 << place for place, digit in enumerate(self._digits) if offset in digit)
 
     def add(self, offset: int) -> None:

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pyroaring import BitMap64
 
 from spark_ledger.broker.dispatch import key_shared
-from spark_ledger.broker.dispatch.acks import Acks
+from spark_ledger.broker.dispatch import sharing as sharing_rules
+from spark_ledger.broker.dispatch.acks import Acks, BatchPart
 from spark_ledger.broker.dispatch.key_shared import KeyChoice
 from spark_ledger.broker.dispatch.key_slots import (
     KEPT_ROWS_MAX,
@@ -25,7 +26,7 @@ from spark_ledger.broker.dispatch.key_slots import (
     slots_of,
 )
 from spark_ledger.broker.dispatch.lone import acknowledge_lone, share_lone
-from spark_ledger.broker.dispatch.sharing import BatchPart, Member, Sharing, UnackedLimits
+from spark_ledger.broker.dispatch.sharing import Member, Sharing, UnackedLimits
 from spark_ledger.broker.dispatch.slot_owners import EvenSlots, StickyRanges, check_ranges
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError
@@ -306,9 +307,14 @@ class KeySharedSubscription(RuleBasedStateMachine):
     they like; the model is driven as a dispatcher drives it."""
 
     in_order = True
+    step_parts = sharing_rules.STEP_PARTS
 
     def __init__(self):
         super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(sharing_rules, "STEP_PARTS", self.step_parts)
+        self.patch.setattr(key_shared, "STEP_COST", 40 * self.step_parts)
+        self.leaving = []
         self.batches, self.slots = [], {}
         self.end = self.position = 0
         choice = KeyChoice(
@@ -350,7 +356,9 @@ class KeySharedSubscription(RuleBasedStateMachine):
         member = data.draw(st.sampled_from(self.members))
         self.members.remove(member)
         self.sharing.leave(member)
+        self.leaving.append(member)
         if not self.members:
+            self.leaving.clear()
             self.position = self.sharing.acks.mark
             self.cuts.clear()  # no client is left that has them
 
@@ -373,6 +381,15 @@ class KeySharedSubscription(RuleBasedStateMachine):
         message_id = MessageId(ledgerId=1, entryId=entry)
         if acknowledge_lone(self.sharing, member, [message_id], 1):
             list(self.sharing.acknowledge(member, message_id, entry, self.end))
+
+    @precondition(lambda self: self.members)
+    @rule(data=st.data())
+    def ask_for_everything_again(self, data):
+        self.sharing.redeliver(data.draw(st.sampled_from(self.members)), None)
+
+    @rule()
+    def take_a_step_of_a_change(self):
+        self.sharing.work()
 
     @rule()
     def dispatch(self):
@@ -467,16 +484,21 @@ class KeySharedSubscription(RuleBasedStateMachine):
 
     @invariant()
     def a_slot_is_at_one_consumer(self):
-        at = [(self.slots[row], m.name) for m in self.members for row in self.pending_rows(m)]
+        members = self.members + self.leaving
+        at = [(self.slots[row], m.name) for m in members for row in self.pending_rows(m)]
         if self.in_order:
             assert max(Counter(slot for slot, _ in set(at)).values(), default=0) <= 1
-        rows = [row for m in self.members for row in self.pending_rows(m)]
+        rows = [row for m in members for row in self.pending_rows(m)]
         assert len(rows) == len(set(rows))
 
     def teardown(self):
         """Consumers with permits get everything that is not acknowledged."""
         if not self.members:
             self.join(100)
+        self.patch.undo()
+        while self.sharing.work():
+            pass
+        assert not any(member.returns for member in self.members)
         for _ in range(3 * len(self.batches) + 3):
             for member in self.members:
                 self.sharing.flow(member, 100)
@@ -490,7 +512,15 @@ class UnorderedSubscription(KeySharedSubscription):
     in_order = False
 
 
+class SubscriptionInSteps(KeySharedSubscription):
+    """Each part that comes back takes a step, and other things happen between two steps."""
+
+    step_parts = 1
+
+
 TestInOrder = KeySharedSubscription.TestCase
 TestInOrder.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
 TestWithoutOrder = UnorderedSubscription.TestCase
 TestWithoutOrder.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+TestInSteps = SubscriptionInSteps.TestCase
+TestInSteps.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from spark_ledger.broker.dispatch import sharing as rules
-from spark_ledger.broker.dispatch.acks import Acks, ack_set
+from spark_ledger.broker.dispatch.acks import Acks, BatchPart, PendingParts, ack_set, part_of
 from spark_ledger.broker.dispatch.lone import acknowledge_lone, lone_run, share_lone
 from spark_ledger.broker.dispatch.round_robin import TURN_PARTS_MAX, RoundRobin
 from spark_ledger.broker.dispatch.sharing import (
-    Member,
     Sharing,
     UnackedLimits,
 )
@@ -21,51 +20,13 @@ from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import MessageId, Refusal
 from spark_ledger.topic.acks.sets import AckBudget, common, rows_in
 from tests.kit.pulsar_batches import batch_of, lone, message
-
-ROWS = 60
-NO_LIMITS = UnackedLimits(0, 0)
-
-
-class Room:
-    """Whether a connection takes more."""
-
-    def __init__(self):
-        self.has_room = True
-
-    def __call__(self):
-        return self.has_room
-
-
-def member(name="a", priority=0, permits=0):
-    made = Member(name, priority, Room())
-    made.permits = permits
-    return made
-
-
-def sharing_of(*members, limits=NO_LIMITS, mark=0):
-    wakes = []
-    sharing = Sharing(Acks(mark), limits, RoundRobin(), lambda: wakes.append(1))
-    sharing.wakes = wakes
-    for joining in members:
-        sharing.join(joining)
-    return sharing
-
-
-def send(sharing, offset, messages=1, permits=None):
-    """Send what of a batch is missing and not pending; returns the receiver."""
-    missing = sharing.acks.missing(offset, offset + messages)
-    ranges = [gap for lo, hi in missing for gap in rows_in(sharing.waiting, lo, hi)] or missing
-    batch = SimpleNamespace(offset=offset, messages=messages, data=b"")
-    (part,) = sharing.choice.parts_of(batch, missing, ranges)
-    receiver = sharing.receiver_of(part)
-    if receiver is not None:
-        sharing.give(receiver, part, part.unacked if permits is None else permits)
-    return receiver
-
-
-def acknowledge(sharing, asker, entry, **fields):
-    id_ = MessageId(ledgerId=1, entryId=entry, **fields)
-    return list(sharing.acknowledge(asker, id_, entry + max(0, id_.batch_index), ROWS))
+from tests.unit.spark_ledger.broker.shared_members import (
+    NO_LIMITS,
+    acknowledge,
+    member,
+    send,
+    sharing_of,
+)
 
 
 class SharedSubscription(RuleBasedStateMachine):
@@ -109,6 +70,8 @@ class SharedSubscription(RuleBasedStateMachine):
         leaving = data.draw(st.sampled_from(self.members))
         back = self.pending_of(leaving)
         self.sharing.leave(leaving)
+        while self.sharing.work():
+            pass
         for row in back:
             del self.pending[row]
         self.waiting |= back
@@ -243,6 +206,8 @@ class SharedSubscription(RuleBasedStateMachine):
         entries = {self.entry_of(row) for row in self.pending_of(asker)}
         named = data.draw(st.lists(st.sampled_from(sorted(self.sizes)), unique=True))
         self.sharing.redeliver(asker, None if everything else named)
+        while self.sharing.work():
+            pass
         for entry in entries if everything else entries & set(named):
             self.counts[entry] += 1
             for row in range(entry, entry + self.sizes[entry]):
@@ -375,7 +340,7 @@ def test_an_id_without_a_set_acknowledges_only_the_rows_of_a_masked_batch_that_w
     a, b = member("a", permits=9), member("b", permits=9)
     sharing = sharing_of(a, b)
     batch = SimpleNamespace(offset=0, messages=6, data=b"")
-    part = rules.part_of(batch, [(0, 6)], [(0, 2), (4, 6)])
+    part = part_of(batch, [(0, 6)], [(0, 2), (4, 6)])
     sharing.give(a, part, 4)
     acknowledge(sharing, a, 0)
     assert sharing.acks.missing(0, 6) == [(2, 4)]
@@ -391,7 +356,7 @@ def test_other_rows_of_a_batch_wait_while_the_consumer_has_some_of_it():
     sharing = sharing_of(a)
     send(sharing, 0, 3)  # then the rows are stored anew, in a batch of six
     batch = SimpleNamespace(offset=0, messages=6, data=b"")
-    part = rules.part_of(batch, [(0, 6)], [(3, 6)])
+    part = part_of(batch, [(0, 6)], [(3, 6)])
     assert sharing.receiver_of(part) is None
     sharing.wait(part)
     assert sharing.may_read_on()
@@ -407,7 +372,7 @@ def test_reading_on_ends_when_the_rows_that_wait_take_too_much_memory():
     sharing.join(a)
     rows = 0
     while sharing.may_read_on():
-        sharing.wait(rules.BatchPart(rows, 1, [(rows, rows + 1)], 1))
+        sharing.wait(BatchPart(rows, 1, [(rows, rows + 1)], 1))
         rows += 10
     assert 100_000 < rows < 300_000
     assert sharing.may_send_more()
@@ -455,10 +420,10 @@ def test_the_ranges_of_rows_between_two_offsets():
     )
 )
 def test_pending_parts_are_what_was_put_there(parts):
-    pending, plain = rules.PendingParts(), {}
+    pending, plain = PendingParts(), {}
     for entry, (messages, is_masked, is_cut, slots) in parts.items():
         ranges = [(entry, entry + messages)]
-        part = rules.BatchPart(entry, messages, ranges, messages, is_masked, slots, is_cut)
+        part = BatchPart(entry, messages, ranges, messages, is_masked, slots, is_cut)
         pending[entry] = plain[entry] = part
     assert list(pending) == list(plain)
     assert pending.values() == list(plain.values())
