@@ -6,7 +6,7 @@ Always true: at most two pieces are in memory. A read gives a view into a piece.
 a copy: a caller that keeps a small entry then does not keep the zeros that fill the batch's last
 block. A piece begins where a batch begins, so few batches span two pieces. For a block that the
 disk cannot read the reader gives `UNREADABLE` bytes, which no bookie writes: decoding finds them
-damaged, `unreadable_end` shows that they are no torn write, and with one bad sector only its block
+damaged, `bad_blocks_end` shows that they are no torn write, and with one bad sector only its block
 is lost. So that a start ends in time, the reader does not try the rest of the segment after
 BAD_BLOCKS_MAX bad blocks, and never repeats a read that hangs.
 """
@@ -61,7 +61,7 @@ class SegmentReader:
 
     def __init__(self, file: File) -> None:
         self.file = file
-        self.unreadable_end = 0
+        self.bad_blocks_end = 0
         """Where the last unreadable block ends; 0: all blocks could be read."""
         self._bad_blocks: dict[int, None] = {}
         self._piece = _Piece(0, memoryview(b""), False)
@@ -115,7 +115,7 @@ class SegmentReader:
             _log.error("%s: too many of its blocks cannot be read: the rest is not tried", path)
 
     def _unreadable(self, start: int, end: int) -> bytes:
-        self.unreadable_end = max(self.unreadable_end, end)
+        self.bad_blocks_end = max(self.bad_blocks_end, end)
         return UNREADABLE * max(0, end - start)
 
     async def _load_piece(self, at: int, length: int) -> None:
@@ -234,7 +234,7 @@ class Replay:
                 self._losses.append(Suspect(self.end, None, None, loss))
             else:
                 self._suspects.append(Suspect(self.end, None, None, _END_OF_READABLE))
-            if loss or reader.unreadable_end > start:
+            if loss or reader.bad_blocks_end > start:
                 self._damaged_segments[file_id] = None
         finally:
             await reader.close()

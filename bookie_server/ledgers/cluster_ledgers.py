@@ -114,17 +114,17 @@ class ClusterLedgers:
         ledgers."""
         stored = await cluster.read(self._metadata)
         if stored is None or stored.cluster_id != self._cluster_id:
-            _log.error("the metadata store holds %s, not cluster %s", stored, self._cluster_id)
+            _log.error("the metadata store has %s, not cluster %s", stored, self._cluster_id)
             return False
         if stored.hold is not None:
             _log.warning("the metadata store is held, nothing is deleted: %s", stored.hold.why)
             return False
         self._served_cluster = self._served_cluster or stored
         if stored.epoch < self._served_cluster.epoch:
-            text = "the metadata store holds %s, and held %s before"
+            text = "the metadata store has %s, and had %s before"
             _log.error(text, stored, self._served_cluster)
             return False
-        if stored != self._served_cluster:  # a person accepted the store: it counts from now on
+        if stored != self._served_cluster:  # a person accepted the store: ours from the next call
             self._served_cluster = stored
             return False
         if await read(self._metadata, paths.LEDGERS) is None:

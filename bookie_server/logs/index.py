@@ -13,7 +13,7 @@ docs/formats.md pictures the keys.
 Always true of states:
 - each change gets a higher revision: of two copies of a state, the copy with the higher revision is
   the later one;
-- a change that was made to an older copy undoes no change made since (`merge_states`);
+- a change that was made to an older copy undoes no change made since (`merge_by_revision`);
 - states of a directory that missed the end of an earlier run are outdated, whatever their revisions
   (`merge_outdated`). If only such a directory has a ledger's state, later changes of the state,
   perhaps a fence, were forgotten.
@@ -100,7 +100,7 @@ class LedgerState:
     creation: str = ""
 
 
-def merge_states(first: LedgerState, second: LedgerState) -> LedgerState:
+def merge_by_revision(first: LedgerState, second: LedgerState) -> LedgerState:
     """The state of a ledger, from two copies. The copy with the later revision counts, with these
     exceptions: a fence, a tombstone and an explicit LAC of either copy stay, and a directory of the
     earlier copy stays unless the later copy gave it up."""
@@ -143,7 +143,7 @@ def merge_outdated(present: LedgerState, outdated: LedgerState) -> LedgerState:
     it had changes that no other directory has. Then either limbo may be the later one, so the worse
     limbo counts.
     """
-    both = merge_states(present, replace(outdated, revision=0))
+    both = merge_by_revision(present, replace(outdated, revision=0))
     if outdated.revision < present.revision:
         return both
     return replace(both, limbo=worse_reason(present.limbo, outdated.limbo))
@@ -328,7 +328,7 @@ class LedgerStates:
         """Set a changed state. Returns it with its new revision."""
         current = self._states.get(state.ledger_id)
         if current is not None and state.revision < current.revision:
-            state = merge_states(state, current)
+            state = merge_by_revision(state, current)
         return self.restore(replace(state, revision=state.revision + 1))
 
     def restore(self, state: LedgerState) -> LedgerState:
@@ -368,19 +368,21 @@ class LedgerStates:
         for copy in current:
             for ledger_id, state in copy.items():
                 present = self._states.get(ledger_id)
-                self._states[ledger_id] = state if present is None else merge_states(state, present)
+                self._states[ledger_id] = (
+                    state if present is None else merge_by_revision(state, present)
+                )
         for copy in outdated:
             for ledger_id, state in copy.items():
                 present = self._states.get(ledger_id)
                 self._states[ledger_id] = (
-                    worst_state(state) if present is None else merge_outdated(present, state)
+                    fenced_and_lost(state) if present is None else merge_outdated(present, state)
                 )
         for ledger_id, state in self._states.items():
             if any(copy.get(ledger_id) != state for copy in (*current, *outdated)):
                 self._changed_ids[ledger_id] = None
 
 
-def worst_state(state: LedgerState) -> LedgerState:
+def fenced_and_lost(state: LedgerState) -> LedgerState:
     """The worst state that later changes, now forgotten, may have made: fenced, entries lost. A
     buried ledger's state stays unchanged."""
     if state.deleted or state.ledger_id == EVERY_LEDGER:

@@ -29,7 +29,7 @@ from bookie_server.logs.index import (
     EntryIndex,
     LedgerState,
     LimboReason,
-    merge_states,
+    merge_by_revision,
 )
 from bookie_server.logs.scan import LogMap, Scanned, read_map, scan
 
@@ -146,7 +146,7 @@ class _Rebuild:
         for state in states or ():
             other = self._other_states.get(state.ledger_id)
             self._other_states[state.ledger_id] = (
-                state if other is None else merge_states(state, other)
+                state if other is None else merge_by_revision(state, other)
             )
         self._outcome = RebuildOutcome(may_lack_more=states is None)
 

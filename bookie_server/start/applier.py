@@ -1,9 +1,9 @@
 """Puts the records of journals and direct logs into the storage engine, batch by batch, while it
 flushes.
 
-Always true: states change in the order of the records, and a ledger's entries follow its ledger
-record; the entries of a batch are put into the cache together, as no request reads them yet; an
-entry of a direct log counts only if no journal or index has a copy that is as new or newer. Only
+Always true: states change in the order of the records, and a ledger's entries come after the record
+of its state; the entries of a batch are put into the cache together, as no request reads them yet;
+an entry of a direct log counts only if no journal or index has a copy that is as new or newer. Only
 the two halves of the write cache and one batch are in memory: if there is no room, the replay waits
 for the flush.
 
@@ -11,8 +11,8 @@ Always true of direct logs:
 - a direct log is its own journal (logs/direct_log.py), read after all journals: the state of an
   entry's ledger decides whether the entry counts;
 - unreadable bytes are damage if a later write or the log's footer shows that they were synced, or
-  if the disk itself cannot read them. Otherwise they are a torn write, or damage of the last write:
-  the two look alike. The rules of replay.py for journals hold for both;
+  if the disk itself cannot read them. Other unreadable bytes are a torn write, or damage of the
+  last write: the two look alike. What a start does with each of the two is in replay.py;
 - if the log of a mark is missing, or ends before the mark, that is damage of an unknown ledger;
 - marks are removed only when all locations are flushed, so a start that was interrupted begins
   anew.
@@ -35,9 +35,9 @@ from bookie_server.logs.index import (
     LimboReason,
     Location,
     decode_ledger_state,
-    merge_states,
+    fenced_and_lost,
+    merge_by_revision,
     worse_reason,
-    worst_state,
 )
 from bookie_server.logs.scan import Damage, Scanned, read_map, scan
 from bookie_server.storage.directories import DirectoryStore
@@ -91,14 +91,15 @@ class RecordApplier:
 
     def _state_with(self, directory: str, ledger_id: int) -> LedgerState | None:
         """The ledger's state; None if the ledger was deleted. If journals may have lost the record
-        that added the directory to the state, the directory is added again."""
+        that added the directory to the state, the directory is added again. `given_up`: lost
+        directories, whose entries of the ledger do not count."""
         state, every_state = self._storage.state(ledger_id), self._storage.state(EVERY_LEDGER)
         every_limbo = every_state.limbo if every_state is not None else LimboReason.NONE
         if state is None:
             if not every_limbo:
                 return None  # the ledger was deleted, and its state removed
-            state = LedgerState(ledger_id, limbo=every_limbo, met=False)
-            state = worst_state(state) if every_limbo == LimboReason.LOST else state
+            state = LedgerState(ledger_id, limbo=every_limbo, met=False)  # no record was read yet
+            state = fenced_and_lost(state) if every_limbo == LimboReason.LOST else state
         is_named = directory in (*state.directories, *dict(state.given_up))
         if is_named or state.deleted or not (every_limbo or state.limbo):
             return state
@@ -131,7 +132,7 @@ class RecordApplier:
         if record.kind is RecordKind.LEDGER:
             earlier = storage.state(ledger_id)
             logged = decode_ledger_state(bytes(record.body))
-            storage.restore_state(logged if earlier is None else merge_states(logged, earlier))
+            storage.restore_state(logged if earlier is None else merge_by_revision(logged, earlier))
         elif record.kind is RecordKind.FENCE:
             storage.restore_state(replace(self._state_of(ledger_id), fenced=True))
         elif record.kind is RecordKind.LAC:
@@ -146,8 +147,8 @@ class RecordApplier:
         self, ledger_id: int, first: int, last: int, directory: str
     ) -> dict[int, None]:
         """The stored entries whose copy is as new as locations in the directory, or newer. If an
-        index cannot be read (the damage is logged already), only entries from journals count: the
-        directory's locations are as good as the locations in the index. Raises DiskHung."""
+        index cannot be read (the damage is logged already), only entries from journals count: for
+        the others, the direct log has the locations that the index had. Raises DiskHung."""
         try:
             return await self._storage.reader.stored(ledger_id, first, last, directory)
         except DiskHung:
@@ -166,7 +167,7 @@ class RecordApplier:
             self._start_flush()
 
     def _start_flush(self) -> None:
-        """Run the flush that the storage has begun beside the next batches."""
+        """Run the flush that the storage has begun, while the next batches are applied."""
         if self._flush is None:
             self._flush = asyncio.ensure_future(self._storage.carry_out())
 
@@ -182,7 +183,7 @@ class LateRecordApplier(RecordApplier):
     def _state_of(self, ledger_id: int) -> LedgerState:
         state = self._storage.state(ledger_id)
         if state is None:
-            state = worst_state(LedgerState(ledger_id, met=False))
+            state = fenced_and_lost(LedgerState(ledger_id, met=False))
             self._storage.restore_state(state)
         return state
 
@@ -193,9 +194,9 @@ class LateRecordApplier(RecordApplier):
         present = self._storage.state(record.ledger_id)
         logged = decode_ledger_state(bytes(record.body))
         if present is None:
-            self._storage.restore_state(worst_state(logged))
+            self._storage.restore_state(fenced_and_lost(logged))
         else:
-            merged = merge_states(present, replace(logged, revision=0))
+            merged = merge_by_revision(present, replace(logged, revision=0))  # `present` counts
             self._storage.restore_state(replace(merged, limbo=present.limbo))
 
     async def _put_entries(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
@@ -246,7 +247,7 @@ class Coverage:
     def judge(self, end: int, synced: int) -> tuple[list[LogHole], list[LogHole]]:
         """The holes in bytes that were surely synced, and the holes in bytes that may not have been
         synced. The log's records end at `end`. Bytes before `synced` were synced, even if no record
-        shows that."""
+        shows that. Damage has a `location` if its record's header could be read."""
         self._note_hole(end)
         synced = max(synced, self._synced)
         across = [damage for damage in self._damage.values() if damage.start < synced < damage.end]
@@ -280,8 +281,8 @@ def _block(position: int) -> int:
 
 async def replay_direct_logs(storage: LedgerStorage, applier: RecordApplier) -> None:
     """Replay the direct logs of all directories. The caller has replayed and judged the journals. A
-    directory whose logs cannot be read is dropped, unless it is the last directory: its entries
-    count again when a later start can read it. Raises DiskFailed."""
+    directory whose logs cannot be read is dropped, unless no other directory is left. The entries
+    of a dropped directory count again when a later start can read them. Raises DiskFailed."""
     for store in storage.stores:
         reading = _read_logs(store, storage)
         while storage.directories.lives(store.id):  # a flush may drop it
@@ -333,7 +334,7 @@ async def _read_log(
         put_all_in_limbo(
             storage, LimboReason.LOST, f"direct log {log_id} ends at {end}, before its mark {start}"
         )
-    damaged, torn = coverage.judge(end, footer_end or reader.unreadable_end)
+    damaged, torn = coverage.judge(end, footer_end or reader.bad_blocks_end)
     for hole in damaged:
         what = f"direct log {log_id} is damaged from {hole.start} to {hole.end}"
         _judge(hole, LimboReason.LOST, what, storage)
@@ -353,7 +354,7 @@ async def _footer_end(store: DirectoryStore, log_id: int) -> int:
         log_map = await read_map(store.logs, store.disk, log_id)
     except DiskHung:
         raise
-    except DiskFailed:  # for a bad block: the scan finds it, and does not take it as a torn write
+    except DiskFailed:  # a bad block: the scan finds the block too, and judges it as damage
         return 0
     if log_map is None or not log_map.has_footer:
         return 0
@@ -361,7 +362,7 @@ async def _footer_end(store: DirectoryStore, log_id: int) -> int:
 
 
 class _BadBlockReader:
-    """A reader that gives UNREADABLE bytes for blocks that the disk cannot read."""
+    """A reader that gives 0xff bytes, which are no record, for blocks that the disk cannot read."""
 
     def __init__(self, reader: SegmentReader) -> None:
         self._reader = reader

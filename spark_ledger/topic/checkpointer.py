@@ -2,13 +2,13 @@
 
 Always true: a checkpoint is published by compare-and-set, and only if it covers more commits than
 the present checkpoint (hazard 6). The multi also checks the intent under which the checkpoint was
-made, and the record of each ledger that the checkpoint newly names; every copy in these ledgers was
-made and read back (hazard 8). After the publication the commits below the *previous* checkpoint are
-deleted, oldest first, by number and never by listing, so the newest commit is never deleted. Each
-step is one multi that also sets the checkpoint's record at the version that was read: if another
-process changed the record meanwhile, the step fails. So `trimmed` is exactly the end of the deleted
-commits (hazards 1, 6, 7). After a lost response the record is read again. A checkpoint that fails
-changes nothing.
+made, and the record of each ledger that the checkpoint newly names: all copies of the entries of
+these ledgers were written and read back (hazard 8). After the publication the commits below the
+*previous* checkpoint are deleted by number, oldest first. The log is not listed for this, so newer
+commits are never deleted. Each step is one multi that also sets the checkpoint's record at the
+version that was read: if another process changed the record meanwhile, the step fails. So `trimmed`
+is exactly the end of the deleted commits (hazards 1, 6, 7). After a lost response the record is
+read again. A checkpoint that fails changes nothing.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ from spark_ledger.topic.log import checkpoint
 from spark_ledger.topic.log.blobs import Blobs, BlobWriter, ChunkStore
 from spark_ledger.topic.log.checkpoint import (
     ROOT_INLINE_BYTES_MAX,
-    ByPartition,
     CheckpointRecord,
+    IntervalLists,
     Root,
     StoredRoot,
 )
@@ -52,8 +52,8 @@ from spark_ledger.topic.log.topics import read_policies
 
 CHECKPOINT_EVERY = 64
 LOG_NODES_MAX = 2000
-UNFOLDED_MAX = 100  # how many commits of the log this process may not have seen
-DROPPED_CHECKED_MAX = 64  # how many of the ledgers dropped longest ago a checkpoint looks up
+UNFOLDED_MAX = 100  # a margin for commits that this process has not folded yet
+DROPPED_CHECKED_MAX = 64  # dropped ledgers that a checkpoint looks up, oldest first
 PARTITIONS_AT_ONCE = 16  # compacted in one turn of the event loop
 PAUSE_S = 0.1
 """The time between a commit and the checkpoint after it. In this time, clients that wait for the
@@ -96,7 +96,7 @@ class Checkpointer:
         PAUSE_S from now. The commit was made under the intent (None: the intent has ended). A
         failure is logged; the next try is `commits_apart` commits later."""
         log = self._log_of(topic_id)
-        commits_since = number + 1 - max(log.root_next, self._last_tries.get(topic_id) or 0)
+        commits_since = number + 1 - max(log.checkpoint_end, self._last_tries.get(topic_id) or 0)
         if commits_since < self._commits_apart or topic_id in self._background:
             return
         self._last_tries.put(topic_id, number + 1)
@@ -123,7 +123,7 @@ class Checkpointer:
 
         The checkpoint is made under the intent if the intent is open, else under a new intent.
         Raises errors.Unavailable, errors.NotEnoughBookies, errors.LedgerFenced (the intent ended
-        meanwhile), and as a fold.
+        meanwhile), and the errors of TopicLog.fold.
         """
         with reachable(f"making a checkpoint of topic {topic_id}"):
             log = self._log_of(topic_id)
@@ -187,41 +187,43 @@ class Checkpointer:
             record = checkpoint.next_record(before, state.next, stored_root, intent.id)
             version = None if newest is None else newest.version
             if await self._set(topic_id, record, version, intent, writer):
-                self._log_of(topic_id).offer(compacted)
+                self._log_of(topic_id).start_next_fold_at(compacted)
 
     async def _compact(
         self, state: TopicState, newest: NewestCheckpoint | None, writer: BlobWriter
     ) -> TopicState:
         """The state for the new root: in the writer's ledgers a long tail becomes chunks, and
-        inline rows become entries."""
+        inline rows become entries. Sparse chunks lost most of their rows: their segments go
+        back into the tail."""
         if newest is not None:
             state = await with_losses(state, newest.root.state, self._chunks)
-        read_again = await self._chunks.load(checkpoint.sparse_chunks(state))
-        parts: ByPartition = []
+        sparse_tables = await self._chunks.load(checkpoint.sparse_chunks(state))
+        by_partition: IntervalLists = []
         for partition in state.partitions:
-            parts.append(checkpoint.merge_intervals(partition, read_again))
+            by_partition.append(checkpoint.merge_intervals(partition, sparse_tables))
             if partition.number % PARTITIONS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        payloads, rows = checkpoint.inline_payloads(parts)
+        payloads, rows = checkpoint.inline_payloads(by_partition)
         if payloads:
             moved_to = await writer.store(payloads, rows, every_copy=True)
-            parts = checkpoint.with_inline_moved(parts, moved_to)
-        tail_bytes = len(checkpoint.tail_table(parts).encode())
+            by_partition = checkpoint.with_inline_moved(by_partition, moved_to)
+        tail_bytes = len(checkpoint.tail_table(by_partition).encode())
         if tail_bytes > checkpoint.TAIL_BYTES_MAX:
-            for part in checkpoint.cut_into_chunks(parts, tail_bytes):
-                parts = checkpoint.with_chunk(parts, part, await self._chunk(part, writer))
+            for chunk in checkpoint.cut_into_chunks(by_partition, tail_bytes):
+                stored_chunk = await self._store_chunk(chunk, writer)
+                by_partition = checkpoint.with_chunk(by_partition, chunk, stored_chunk)
         return checkpoint.checkpoint_state(
             state,
-            parts,
-            trimmed=0 if newest is None else newest.record.next,
+            by_partition,
+            trimmed=0 if newest is None else newest.record.next,  # `_trim` deletes what is below
             unnamed_ledgers=_unnamed(newest),
             deleted_ledgers=await self._deleted_ledgers(state),
         )
 
-    async def _chunk(self, part: ByPartition, writer: BlobWriter) -> TableChunk:
-        table = checkpoint.tail_table(part)
+    async def _store_chunk(self, intervals: IntervalLists, writer: BlobWriter) -> TableChunk:
+        table = checkpoint.tail_table(intervals)
         pointer = await writer.write(table.encode(), every_copy=True)
-        chunk = TableChunk(pointer, len(table), checkpoint.rows_of(part))
+        chunk = TableChunk(pointer, len(table), checkpoint.rows_of(intervals))
         self._chunks.keep(chunk, table)
         return chunk
 
@@ -268,7 +270,7 @@ class Checkpointer:
                     return node is not None and node.value == value
                 if isinstance(error, MultiFailed) and error.index == 0:
                     raise (await self._intents.get(intent.id)).ended_error() from error
-        raise errors.Unavailable(f"the checkpoint of {topic_id} lost {TRIES_MAX} responses")
+        raise errors.Unavailable(f"checkpoint of topic {topic_id}: {TRIES_MAX} responses were lost")
 
 
 def _named(newest: NewestCheckpoint | None) -> list[int]:
@@ -339,12 +341,12 @@ async def _trim_batch(
     return trimmed
 
 
-# -- ledgers that lost rows since a checkpoint, if only its chunks name these ledgers --------------
+# -- ledgers that lost rows, and that only a checkpoint's chunks name ------------------------------
 #
-# A commit that takes rows away names the ledgers with these rows, as far as its author sees these
-# ledgers. But a checkpoint moves inline rows of commits to ledgers of its own, and an author who
-# folded only commits does not see these ledgers. If such a ledger is in the checkpoint's tail, the
-# fold notes it (state.py). If it is in a chunk, the chunk must be read, which this part does.
+# A commit that takes rows away names the ledgers with these rows. But a checkpoint moves inline
+# rows of commits to ledgers of its own, and a committer that folded only commits cannot name these
+# ledgers. If such a ledger is in the checkpoint's tail, the fold notes it (state.py). If it is in a
+# chunk, the chunk must be read: this part reads it.
 # Always true: if the newest checkpoint refers to a ledger, and after a later commit nothing refers
 # to the ledger, then this part or the fold adds it to `dropped`, so the delete delay holds for the
 # ledger (hazard 34).
@@ -362,8 +364,7 @@ class Loss:
 
 
 def losses(before: TopicState, after: TopicState) -> dict[TableChunk, list[Loss]]:
-    """By chunk of `before` the rows that were in the chunk and in the later state `after` are
-    not."""
+    """For each chunk of `before`, the rows for which the later state `after` does not name it."""
     by_chunk: dict[TableChunk, list[Loss]] = {}
     for earlier, later in zip(before.partitions, after.partitions, strict=False):
         if earlier.intervals is not later.intervals:

@@ -46,8 +46,8 @@ SCALAR_FIELDS = ("topic_id", "next", "terminated", "commit_ms", "min_writer", "l
 _INTERVAL_FIELDS = ("lo", "hi", "bytes", "first_ms", "last_ms")
 _PARTITION_FIELDS = ("start_offset", "end_offset", "rearranged")
 _POINTER_FIELDS = ("ledger_id", "metadata_version", "first", "last", "bytes", "crc")
-ByPartition = list[list[Interval]]
-"""The intervals of each partition."""
+IntervalLists = list[list[Interval]]
+"""A list for each partition, of its intervals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def _join(group: list[Interval]) -> Interval:
     )
 
 
-def inline_payloads(parts: ByPartition) -> tuple[list[bytes], list[int]]:
+def inline_payloads(parts: IntervalLists) -> tuple[list[bytes], list[int]]:
     """The payloads of all inline segments in memory, in the order in which `with_inline_moved`
     expects the stored entries, and the number of rows of each payload."""
     payloads: list[bytes] = []
@@ -131,11 +131,11 @@ def inline_payloads(parts: ByPartition) -> tuple[list[bytes], list[int]]:
     return payloads, rows
 
 
-def with_inline_moved(parts: ByPartition, stored: StoredEntries) -> ByPartition:
+def with_inline_moved(parts: IntervalLists, stored: StoredEntries) -> IntervalLists:
     """The intervals, changed so that inline segments refer to the stored entries with their
     payloads."""
     first = stored.first
-    moved: ByPartition = []
+    moved: IntervalLists = []
     for intervals in parts:
         moved.append([])
         for interval in intervals:
@@ -181,7 +181,7 @@ def _with_value(table: SegmentTable, name: str, mask: Any, value: int) -> pa.Arr
 # -- chunks ------------------------------------------------------------------------------------
 
 
-def tail_table(parts: ByPartition) -> SegmentTable:
+def tail_table(parts: IntervalLists) -> SegmentTable:
     """All segments in memory, by partition and interval."""
     batches = [table.batch for table in _tables(parts)]
     if not batches:
@@ -190,12 +190,12 @@ def tail_table(parts: ByPartition) -> SegmentTable:
     return SegmentTable(whole.to_batches()[0])
 
 
-def cut_into_chunks(parts: ByPartition, stored_bytes: int) -> list[ByPartition]:
+def cut_into_chunks(parts: IntervalLists, stored_bytes: int) -> list[IntervalLists]:
     """The intervals in memory, divided into the contents of chunks. `stored_bytes` is the size of
     all their segments together once they are stored."""
     total = sum(len(table) for table in _tables(parts))
     size = max(1, int(total * CHUNK_BYTES_MAX * 0.8) // max(1, stored_bytes))
-    chunks: list[ByPartition] = []
+    chunks: list[IntervalLists] = []
     segments_left = 0
     for p, intervals in enumerate(parts):
         for interval in intervals:
@@ -213,9 +213,9 @@ def cut_into_chunks(parts: ByPartition, stored_bytes: int) -> list[ByPartition]:
     return chunks
 
 
-def with_chunk(parts: ByPartition, chunk: ByPartition, stored: TableChunk) -> ByPartition:
+def with_chunk(parts: IntervalLists, chunk: IntervalLists, stored: TableChunk) -> IntervalLists:
     """The intervals, changed so that those in `chunk` have the stored chunk as their source."""
-    changed: ByPartition = []
+    changed: IntervalLists = []
     for before, chunk_intervals in zip(parts, chunk, strict=True):
         intervals = Intervals(list(before))
         for group in _runs(chunk_intervals):
@@ -225,7 +225,7 @@ def with_chunk(parts: ByPartition, chunk: ByPartition, stored: TableChunk) -> By
     return changed
 
 
-def rows_of(parts: ByPartition) -> int:
+def rows_of(parts: IntervalLists) -> int:
     """How many rows the intervals hold."""
     return sum(interval.hi - interval.lo for intervals in parts for interval in intervals)
 
@@ -262,7 +262,7 @@ def _table(interval: Interval) -> SegmentTable:
     return interval.source
 
 
-def _tables(parts: ByPartition) -> Iterator[SegmentTable]:
+def _tables(parts: IntervalLists) -> Iterator[SegmentTable]:
     for intervals in parts:
         for interval in intervals:
             if isinstance(interval.source, SegmentTable):
@@ -284,7 +284,7 @@ def chunk_ledgers(state: TopicState) -> list[int]:
 
 def checkpoint_state(
     state: TopicState,
-    parts: ByPartition,
+    parts: IntervalLists,
     *,
     trimmed: int,
     unnamed_ledgers: Iterable[int],
@@ -399,7 +399,7 @@ def _decode_state(plain: dict[str, Any], streams: Sequence[memoryview]) -> Topic
     sizes = zip(chunks["segments"], chunks["rows"], strict=True)
     stored = [TableChunk(BlobPointer(*at), *size) for at, size in zip(pointers, sizes, strict=True)]
     tail = SegmentTable.decode(bytes(streams[3]))
-    parts: ByPartition = [[] for _ in partitions["start_offset"]]
+    parts: IntervalLists = [[] for _ in partitions["start_offset"]]
     for row in zip(*intervals.values(), strict=True):
         p, source, first, count, lo, hi, *rest = row
         parts[p].append(Interval(lo, hi, _source(source, stored, tail, first, count), *rest))
@@ -443,7 +443,7 @@ def _source(
     return tail.part(first, first + count) if source == _TAIL_SOURCE else chunks[source]
 
 
-def _interval_columns(parts: ByPartition, chunks: dict[TableChunk, int]) -> dict[str, list[int]]:
+def _interval_columns(parts: IntervalLists, chunks: dict[TableChunk, int]) -> dict[str, list[int]]:
     names = ("partition", "source", "first", "count", *_INTERVAL_FIELDS)
     columns: dict[str, list[int]] = {name: [] for name in names}
     first = 0

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 TXN_BYTES_MAX = 64 * 1024
 _TXN_PLAIN = ("version", "run_id", "commit_id", "topic_id", "number")
-_COMMIT_TEXTS = ("commit_id", "app_id", "target", "version", "run_id", "intent", "min_writer")
+_COMMIT_PLAIN = ("commit_id", "app_id", "target", "version", "run_id", "intent", "min_writer")
 
 READER_VERSION = 3
 WRITER_VERSION = 3
@@ -33,11 +33,11 @@ WRITER_VERSION = 3
 FIRST_VERSION = 1
 """The version that a record needs if nothing in it needs a later version."""
 COUNTED_VERSION = 2
-"""The version that a commit with a `counted` segment needs, as does each later commit of its topic.
-"""
+"""The version for a commit with a `counted` segment, and for all later commits of its topic."""
 CONTINUED_VERSION = 3
-"""The version for a ledger with several live segments, one after the other, and for offsets of
-message chunks without a row: the checkpoint of an older writer would lose these values."""
+"""The version for a ledger with several live segments, one after the other, and for rowless
+offsets. A checkpoint of an older writer would lose `rowless` and `rows_before` (how many rows the
+ledger had before the segment)."""
 NO_VERSION = -1  # in a transaction record: nothing committed yet
 NO_COMMIT = -1  # in place of a number: the commit added no rows, and so took no number
 
@@ -56,8 +56,8 @@ class IntentState(Enum):
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
     """/topic-ids/<id>: `name`, and `partitions` at the topic's creation (the log has later growth).
-    The policies named in `own` were set on the topic; for the others `policies` has the namespace's
-    values at that time, which do not count."""
+    `own` names the policies that were set on the topic. The other values in `policies` are copies
+    of the namespace's values at that time, and do not count."""
 
     name: str
     partitions: int
@@ -166,7 +166,7 @@ class IntentRecord:
     w0: int
     generation: int = 0
     state: IntentState = IntentState.OPEN
-    why: str = ""
+    why: str = ""  # the reason, if the intent is condemned
     snapshots: Mapping[str, int] = field(default_factory=dict)
     random: bool = False
 
@@ -262,7 +262,7 @@ def decode_head(value: bytes) -> Head:
 
 
 def encode_commit(commit: Commit) -> bytes:
-    plain: dict[str, Any] = {name: getattr(commit, name) for name in _COMMIT_TEXTS}
+    plain: dict[str, Any] = {name: getattr(commit, name) for name in _COMMIT_PLAIN}
     plain["actions"] = [actions.to_json(action) for action in commit.actions]
     if commit.others:
         plain["others"] = list(commit.others)
@@ -278,8 +278,8 @@ def needed_version(commit_actions: Iterable[Action]) -> int:
     commit_actions = tuple(commit_actions)
     counted = [s for action in commit_actions for s in actions.segments_of(action) if s.counted]
     seals = (action for action in commit_actions if isinstance(action, SealLive))
-    has_rowless = any(seal.rowless.number for seal in seals)
-    has_rows_before = any(segment.rows_before for segment in counted)
+    has_rowless = any(seal.rowless.number > 0 for seal in seals)
+    has_rows_before = any(segment.rows_before > 0 for segment in counted)
     if has_rowless or has_rows_before or _opens_used_ledger(commit_actions):
         return CONTINUED_VERSION
     return COUNTED_VERSION if counted else FIRST_VERSION
@@ -306,7 +306,7 @@ def decode_commit(value: bytes) -> Commit | SpilledBody:
             actions=tuple(actions.from_json(action) for action in plain["actions"]),
             others=tuple(plain.get("others", ())),
             user_metadata=plain.get("user_metadata", ""),
-            **{name: plain[name] for name in _COMMIT_TEXTS},
+            **{name: plain[name] for name in _COMMIT_PLAIN},
         )
 
     return load(value, "commit", build)

@@ -79,7 +79,7 @@ class TopicLog:
         self._ledgers = ledgers
         self._head_path = paths.topic_head(topic_id)
         self._state: TopicState | None = None
-        self._root_next = 0
+        self._checkpoint_end = 0
         self._looked_at_commit = 0
         self._offered_root: TopicState | None = None
         self._trimmed = 0
@@ -97,9 +97,9 @@ class TopicLog:
         return self._state
 
     @property
-    def root_next(self) -> int:
+    def checkpoint_end(self) -> int:
         """The first commit that the fold did not take from a checkpoint."""
-        return self._root_next
+        return self._checkpoint_end
 
     @property
     def trimmed(self) -> int:
@@ -134,7 +134,7 @@ class TopicLog:
         await self.store.sync(self._head_path)
         async with self._lock:
             newest = await self._read_checkpoint()
-            if newest is not None and newest.root.state.next > self._root_next:
+            if newest is not None and newest.root.state.next > self._checkpoint_end:
                 self._offered_root = newest.root.state
             return await self._fold(None, synced=True), newest
 
@@ -158,9 +158,9 @@ class TopicLog:
         """Notes that commits below `trimmed` were deleted."""
         self._trimmed = max(self._trimmed, trimmed)
 
-    def offer(self, root: TopicState) -> None:
+    def start_next_fold_at(self, root: TopicState) -> None:
         """Offers the state of a published checkpoint: the next fold starts at this state."""
-        if root.next > self._root_next:
+        if root.next > self._checkpoint_end:
             self._offered_root = root
 
     def forget(self) -> None:
@@ -171,7 +171,7 @@ class TopicLog:
 
     def _drop_state(self) -> None:
         self._state = self._offered_root = self._next = self._last = None
-        self._root_next = self._looked_at_commit = self._trimmed = 0
+        self._checkpoint_end = self._looked_at_commit = self._trimmed = 0
 
     # -- folding ------------------------------------------------------------------------------
 
@@ -255,12 +255,12 @@ class TopicLog:
     async def _fold_to(self, head: Head, *, read_checkpoint: bool) -> TopicState:
         """The state up to head, or up to the last folded state if this state has more commits."""
         last = self._state
-        base, root_next = await self._fold_base(head, read_checkpoint=read_checkpoint)
+        base, checkpoint_end = await self._fold_base(head, read_checkpoint=read_checkpoint)
         end = max(head.next, 0 if last is None else last.next)
         if base.next > end:
             raise _CommitMissing(f"head is at {head.next}, the checkpoint at {base.next}")
         folded = await self._apply_commits(base, end)
-        self._root_next = root_next
+        self._checkpoint_end = checkpoint_end
         return folded
 
     async def _fold_base(self, head: Head, *, read_checkpoint: bool) -> tuple[TopicState, int]:
@@ -268,18 +268,18 @@ class TopicLog:
         the state's root."""
         folded, offered = self._state, self._offered_root
         grown = head.next - max(
-            self._root_next, self._looked_at_commit - FOLDED_MAX + LOOK_AGAIN_COMMITS
+            self._checkpoint_end, self._looked_at_commit - FOLDED_MAX + LOOK_AGAIN_COMMITS
         )
-        if offered is not None and offered.next > self._root_next:
+        if offered is not None and offered.next > self._checkpoint_end:
             self._offered_root = None
             return offered, offered.next
         if folded is None or read_checkpoint or grown > FOLDED_MAX:
             self._looked_at_commit = head.next
             newest = await self._read_checkpoint()
-            if newest is not None and newest.root.state.next > self._root_next:
+            if newest is not None and newest.root.state.next > self._checkpoint_end:
                 return newest.root.state, newest.root.state.next
         if folded is not None:
-            return folded, self._root_next
+            return folded, self._checkpoint_end
         node = await self._get(paths.topic(self.topic_id))
         return state.empty(self.topic_id, records.decode_topic(node.value).partitions), 0
 

@@ -23,7 +23,7 @@ from bookie_server.logs.index import (
     entry_key,
     ledger_key,
     log_key,
-    merge_states,
+    merge_by_revision,
 )
 from bookie_server.logs.rocks_index import RocksIndex
 from spark_ledger.metadata.ledger_record import Verifiers
@@ -89,14 +89,14 @@ def test_keys_sort_by_ledger_and_entry():
 def test_of_two_states_the_later_is_right_and_nothing_for_good_is_taken_back():
     early = LedgerState(7, fenced=True, limbo="lost", directories=("a",), revision=1)
     late = LedgerState(7, explicit_lac=5, deleted=True, directories=("a", "b"), revision=2)
-    both = merge_states(early, late)
-    assert both == merge_states(late, early)
+    both = merge_by_revision(early, late)
+    assert both == merge_by_revision(late, early)
     assert both == replace(late, fenced=True)
-    assert merge_states(early, replace(late, directories=("b",))).directories == ("a", "b")
-    same = merge_states(replace(early, limbo="torn"), replace(late, revision=1))
+    assert merge_by_revision(early, replace(late, directories=("b",))).directories == ("a", "b")
+    same = merge_by_revision(replace(early, limbo="torn"), replace(late, revision=1))
     assert (same.limbo, same.revision) == ("torn", 1)
     placeholder = LedgerState(7, met=False, limbo="lost", revision=9)
-    known = merge_states(replace(early, verifiers=STATE.verifiers), placeholder)
+    known = merge_by_revision(replace(early, verifiers=STATE.verifiers), placeholder)
     assert (known.met, known.verifiers, known.limbo) == (True, STATE.verifiers, "lost")
 
 

@@ -17,8 +17,8 @@ from bookie_server.logs.index import (
     Location,
     decode_ledger_state,
     encode_ledger_state,
+    merge_by_revision,
     merge_outdated,
-    merge_states,
 )
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from tests.kit.deleting import delete_ledgers
@@ -322,14 +322,18 @@ def test_a_deleted_ledger_is_not_listed_and_given_up_once_its_record_is_gone():
 def test_of_two_states_the_later_one_may_give_a_directory_up_and_an_older_one_does_not_undo_it():
     early = LedgerState(1, directories=("a", "b"), revision=4)
     late = LedgerState(1, directories=("b",), given_up=(("a", 5),), revision=6)
-    assert merge_states(early, late).directories == merge_states(late, early).directories == ("b",)
+    assert (
+        merge_by_revision(early, late).directories
+        == merge_by_revision(late, early).directories
+        == ("b",)
+    )
     again = LedgerState(1, directories=("b", "a"), given_up=(("a", 5),), revision=7)
-    assert merge_states(late, again).directories == ("b", "a"), "it was taken again since"
+    assert merge_by_revision(late, again).directories == ("b", "a"), "it was taken again since"
     later = LedgerState(1, directories=("b",), given_up=(("a", 5),), revision=8)
-    assert merge_states(again, later).directories == ("a", "b"), "nobody gave it up since"
+    assert merge_by_revision(again, later).directories == ("a", "b"), "nobody gave it up since"
     unaware = LedgerState(1, directories=("a",), revision=9)
-    assert merge_states(late, unaware).directories == ("b", "a")
-    assert merge_states(late, unaware).given_up == (("a", 5),)
+    assert merge_by_revision(late, unaware).directories == ("b", "a")
+    assert merge_by_revision(late, unaware).given_up == (("a", 5),)
     assert decode_ledger_state(encode_ledger_state(again)) == again
 
 

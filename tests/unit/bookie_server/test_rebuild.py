@@ -7,7 +7,7 @@ import pytest
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.disk.os_disk import OsDisk
 from bookie_server.logs.entry_log import EntryLogs, log_path
-from bookie_server.logs.index import EVERY_LEDGER, LedgerState, merge_states
+from bookie_server.logs.index import EVERY_LEDGER, LedgerState, merge_by_revision
 from bookie_server.logs.rebuild import INDEX, MARKER, rebuild, refuse_half_rebuilt
 from bookie_server.logs.rocks_index import RocksIndex
 from tests.simulation.index import SimIndex
@@ -193,7 +193,7 @@ def test_a_replayed_record_does_not_take_back_the_limbo():
         store = await filled()
         await make_anew(store)
         rebuilt = (await states_of(store))[1]
-        assert merge_states(LedgerState(1, revision=5), rebuilt).limbo == "lost"
+        assert merge_by_revision(LedgerState(1, revision=5), rebuilt).limbo == "lost"
 
     run(main())
 

@@ -161,7 +161,7 @@ def test_after_many_bad_blocks_the_rest_of_the_segment_is_not_tried():
             data = await reader.read_around(at, 1000 * BLOCK + 5)
             assert data == b"\xff" * min(1000 * BLOCK + 5, file.end - at)
         assert len(file.reads) < 3 * BAD_BLOCKS_MAX
-        assert reader.unreadable_end == file.end
+        assert reader.bad_blocks_end == file.end
 
     run(scenario())
 

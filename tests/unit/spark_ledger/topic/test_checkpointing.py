@@ -448,10 +448,10 @@ def test_a_new_root_and_an_old_head_do_not_take_a_fold_back():
             return old if path == head else await get(path, watch)
 
         reader.store.get = behind
-        log.offer(root)
+        log.start_next_fold_at(root)
         folded_again = await log.fold()
 
-        assert log.root_next == 3
+        assert log.checkpoint_end == 3
         assert folded_again.next == known.next == 7
         assert folded_again.head_version == known.head_version > old.version
 
