@@ -86,7 +86,8 @@ class KeyedSender(Sender):
 
 
 class Disturbance:
-    """What happens to the cluster meanwhile. One broker is down at a time, and one bookie."""
+    """What happens to the cluster meanwhile. A broker ends only while another one runs; one bookie
+    is down at a time."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class Disturbance:
         self._rng = rng
         self._say = say
         self._begun = time.monotonic()
-        self._broker_is_down = asyncio.Lock()
+        self._restarts: list[asyncio.Task[None]] = []
         self.counts = dict.fromkeys(("kills", "bookie kills", "moves", "unloads"), 0)
 
     async def disturb(self, seconds: float, subscriptions: list[Deliveries]) -> None:
@@ -117,6 +118,7 @@ class Disturbance:
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if not isinstance(result, asyncio.CancelledError):
                 raise AssertionError("a disturbance ended early") from result
+        await asyncio.gather(*self._restarts)
         for process in (*self._brokers, *self._cluster.bookies):
             if not process.running:
                 await asyncio.to_thread(process.start)
@@ -124,12 +126,20 @@ class Disturbance:
     async def _kill_brokers(self) -> None:
         while True:
             await asyncio.sleep(KILL_EVERY_S - (time.monotonic() - self._begun) % KILL_EVERY_S)
-            async with self._broker_is_down:
-                owner = await self._owner()
-                await asyncio.to_thread(owner.kill)
-                self._count("kills")
-                await asyncio.sleep(self._rng.uniform(0.0, DOWN_MAX_S))
-                await asyncio.shield(asyncio.to_thread(owner.start))
+            await self._end_owner(LocalBroker.kill, "kills")
+
+    async def _end_owner(self, end: Callable[[LocalBroker], None], what: str) -> None:
+        """End the broker that owns a partition, and start it again a little later."""
+        while sum(broker.running for broker in self._brokers) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        owner = await self._owner()
+        await asyncio.to_thread(end, owner)
+        self._count(what)
+        self._restarts.append(asyncio.create_task(self._restart(owner)))
+
+    async def _restart(self, broker: LocalBroker) -> None:
+        await asyncio.sleep(self._rng.uniform(0.0, DOWN_MAX_S))
+        await asyncio.to_thread(broker.start)
 
     async def _kill_bookies(self) -> None:
         while True:
@@ -144,11 +154,7 @@ class Disturbance:
         """A broker hands its partitions over as it stops, then the topic is unloaded, in turns."""
         while True:
             await asyncio.sleep(seconds / 6)
-            async with self._broker_is_down:
-                owner = await self._owner()
-                await asyncio.to_thread(owner.stop)
-                self._count("moves")
-                await asyncio.shield(asyncio.to_thread(owner.start))
+            await self._end_owner(LocalBroker.stop, "moves")
             await asyncio.sleep(seconds / 6)
             with suppress(OSError):  # the broker was killed meanwhile
                 await asyncio.to_thread(_admin, self._rng.choice(self._brokers), "unload", "PUT")
@@ -156,7 +162,7 @@ class Disturbance:
 
     async def _seek(self, deliveries: Deliveries) -> None:
         client = self._topics.client
-        info = self._topics.run(client.topics.open(TOPIC))
+        info = await asyncio.to_thread(self._topics.run, client.topics.open(TOPIC))
         calls = client.subscriptions
         at = await asyncio.to_thread(self._topics.run, calls.positions(info.id, deliveries.name))
         target = {partition: offset // 2 for partition, offset in at.items()}
@@ -172,7 +178,7 @@ class Disturbance:
         self._say(f"{self._at()}: {deliveries.name} sought from {at} back to {target}")
 
     async def _owner(self) -> LocalBroker:
-        """The broker that has a partition. At least two brokers run."""
+        """The broker that has a partition."""
         topic = f"persistent://public/default/{TOPIC}-partition-{self._rng.randrange(PARTITIONS)}"
         while True:
             try:
