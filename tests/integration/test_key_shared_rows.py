@@ -124,3 +124,26 @@ def test_a_row_of_spark_that_is_not_acknowledged_comes_again_alone(clients, topi
         assert counts[int(message.data())] == 1
     for consumer in consumers:
         consumer.close()
+
+
+def test_a_consumer_that_takes_nothing_stops_no_other_and_then_gets_all_of_its_own(
+    clients, topics, name
+):
+    consumers = [subscribed(clients[i % 2], name) for i in range(4)]
+    *others, still = consumers
+    owners = owners_of(range(4))
+    its_keys = [key for key in KEYS if owners[key] == 3]
+    turns, of_each_key, taken = 8, 500, 0
+    for turn in range(turns):
+        begin = turn * of_each_key * len(KEYS)
+        written(topics, name, range(begin, begin + of_each_key * len(KEYS)))
+        count = of_each_key * (len(KEYS) - len(its_keys))
+        messages = received(others, count)
+        assert places_of(messages) == {key: owners[key] for key in KEYS if key not in its_keys}
+        taken += count
+    assert taken > 60_000
+    messages = received([still], turns * of_each_key * len(its_keys))
+    assert places_of(messages).keys() == set(its_keys)
+    assert len(offsets(messages)) == turns * of_each_key * len(its_keys)
+    for consumer in consumers:
+        consumer.close()
