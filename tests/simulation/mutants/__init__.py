@@ -6,6 +6,7 @@ bound fails, not when it raises. The same seeds are clean without it.
 """
 
 from tests.simulation.mutants import (
+    acking,
     adding,
     bookies,
     brokers,
@@ -41,5 +42,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *brokers.MUTANTS,
     *sharing.MUTANTS,
     *by_key.MUTANTS,
+    *acking.MUTANTS,
     *long_lives.MUTANTS,
 )

@@ -1,0 +1,77 @@
+"""Bugs of acknowledgements and of what comes again: whose acknowledgements they are, what is left
+of them at a release, what is delayed, and in which order what waits is sent."""
+
+from typing import Any
+
+from spark_ledger.broker.dispatch import delays
+from spark_ledger.broker.dispatch.key_shared import KeyChoice
+from spark_ledger.broker.dispatch.shared_dispatcher import SharedDispatcher
+from spark_ledger.topic.acks.partition_acks import PartitionAcks
+from spark_ledger.topic.subscription import nodes
+from tests.simulation.mutants.by_key import BY_KEY
+from tests.simulation.mutants.mutant import Mutant
+from tests.simulation.mutants.sharing import SHARES
+
+
+def names_alone(key: Any) -> Any:
+    """A subscription's acknowledgements count by its name: also after it was moved or made anew."""
+    return lambda name, token, epoch: key(name, "", 0)
+
+
+def inherits(key: Any) -> Any:
+    """A subscription that is made anew has what that of before had."""
+    return lambda name, token, epoch: key(name, "", epoch)
+
+
+def delivers_at_once(deliver_at_ms: Any) -> Any:
+    """Delayed messages are due when they are stored."""
+    return lambda batch: 0
+
+
+def passes_over_what_waits(free_owner: Any) -> Any:
+    """New rows of a slot go to its owner while earlier ones wait to be sent again."""
+    return lambda self, slot, first: free_owner(self, slot, -1)
+
+
+def forgets_when_released(release: Any) -> Any:
+    """What is acknowledged beyond gaps is forgotten when the last consumer leaves."""
+    return lambda self, key, *, is_written, is_gone=False: release(
+        self, key, is_written=is_written, is_gone=True
+    )
+
+
+def asks_for_all_again(redeliver: Any) -> Any:
+    """One message that is asked for again takes all of the consumer along."""
+
+    def all_again(self: Any, consumer: Any, epoch: Any, entries: Any = ()) -> None:
+        redeliver(self, consumer, epoch)
+
+    return all_again
+
+
+MUTANTS = (
+    Mutant(
+        *("acknowledgements by the name alone", "ack ledger", nodes, "AckKey"),
+        *(names_alone, SHARES),
+    ),
+    Mutant(
+        *("a name made anew inherits", "ack ledger", nodes, "AckKey"),
+        *(inherits, SHARES),
+    ),
+    Mutant(
+        *("delayed message at once", "sharing", delays, "deliver_at_ms"),
+        *(delivers_at_once, SHARES),
+    ),
+    Mutant(
+        *("new rows before those that wait", "sharing by keys", KeyChoice, "_free_owner"),
+        *(passes_over_what_waits, BY_KEY),
+    ),
+    Mutant(
+        *("gaps forgotten at a release", "ack ledger", PartitionAcks, "release"),
+        *(forgets_when_released, SHARES),
+    ),
+    Mutant(
+        *("one asked for again takes all along", "sharing", SharedDispatcher, "redeliver"),
+        *(asks_for_all_again, SHARES),
+    ),
+)
