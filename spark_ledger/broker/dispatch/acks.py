@@ -58,6 +58,8 @@ class Acks:
         self._rowless = BitMap64()  # offsets passed over beyond the mark; may overlap `rows`
         self._added = BitMap64()  # the part of `rows` that was added since `take_changes`
         self._was_reset = False
+        self.keeps_changes = True
+        """Whether `take_changes` is called: the acknowledgements become durable."""
         budget = AckBudget(ACK_BYTES_MAX) if budget is None else budget
         self.memory = Measured(budget, self._bytes)
         if self.rows:
@@ -108,7 +110,8 @@ class Acks:
             return self._move(end, end)
         if start < end:
             self.rows.add_range(start, end)
-            self._added.add_range(start, end)
+            if self.keeps_changes:
+                self._added.add_range(start, end)
             self.memory.changed()
         return False
 

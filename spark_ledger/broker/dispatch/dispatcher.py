@@ -118,6 +118,7 @@ class Dispatcher(ABC):
     ) -> None:
         self.partition = partition
         self.acks = Acks(mark, rows, budget)
+        self.acks.keeps_changes = cursor is not None
         if cursor is not None:
             cursor.track(partition.number, self.acks)
         self.consumers: list[Consumer] = []

@@ -218,3 +218,13 @@ def test_what_is_kept_of_sent_entries_below_the_mark_is_forgotten(monkeypatch):
     assert (sent.masked.min(), sent.redeliveries[29], sent.redeliveries[30]) == (30, 0, 1)
     sent.forget_below(100)
     assert sent.bytes == 0
+
+
+def test_acknowledgements_that_stay_in_memory_are_kept_once():
+    durable, in_memory = Acks(0), Acks(0)
+    in_memory.keeps_changes = False
+    for acks in (durable, in_memory):
+        for start in range(1, 1_000_000, 40):
+            acks.add(start, start + 1)
+        acks.memory.measure()
+    assert durable.memory.bytes == 2 * in_memory.memory.bytes
