@@ -31,8 +31,8 @@ from spark_ledger.metadata.store import MetadataStore, StoreError
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
-ORPHANED = 5  # exit status, as a bookie's
-_forks = 0  # forks between the load of this module and this process; each append compares it
+ORPHANED = 5  # the exit status; a bookie uses the same
+_forks = 0  # a forked child has 1 more than its parent; compared at each append
 _kept: "list[OncePerProcess[Any, Any]]" = []
 
 
@@ -122,14 +122,14 @@ class BackgroundLoop:
             raise
 
     def start(self, coro: Coroutine[Any, Any, T]) -> "Future[T]":
-        """As `submit`, for a thread that will wait for the future. Raises what `run` raises."""
+        """As `submit`; the caller will wait. Raises RuntimeError in the loop's own thread, too."""
         if threading.current_thread() is self._thread:
             coro.close()
             raise RuntimeError("a blocking call on the ledger's own event loop")
         return self.submit(coro)
 
     def submit(self, coro: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Run `coro` on the loop; any thread may wait for the future. Raises as `check_process`."""
+        """Run `coro` on the loop. Raises RuntimeError in a forked child."""
         if self.inherited:
             coro.close()
         self.check_process()
@@ -151,7 +151,7 @@ class BackgroundLoop:
 
 
 class Calls:
-    """The blocking calls of one client: runs coroutines on `background` until it is closed."""
+    """Runs a client's blocking calls as coroutines on `background`, until the client is closed."""
 
     def __init__(self, background: BackgroundLoop) -> None:
         self._background = background
@@ -224,7 +224,7 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
     """Connect to the cluster at `service_url` (zk://host:port[,host:port]/root).
 
     Raises BadConfig for a malformed URL or a `placement` that is no function; Unavailable if
-    ZooKeeper is unreachable; and what `cluster_at` raises, but StoreError.
+    ZooKeeper is unreachable; and what `cluster_at` raises, except StoreError.
     """
     from spark_ledger.bookies.frame_network import FrameNetwork
     from spark_ledger.metadata import zookeeper

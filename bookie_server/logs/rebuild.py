@@ -35,7 +35,7 @@ from bookie_server.logs.scan import LogMap, Scanned, read_map, scan
 
 MARKER = "index-rebuild"
 INDEX, NEW, OLD = "index", "index.new", "index.damaged"
-_LATEST = 1 << 32  # above all revisions in journals: a replay does not replace states with it
+_LATEST = 1 << 32  # above all revisions in journals, so a replay keeps the rebuilt states
 _log = logging.getLogger(__name__)
 
 MakeIndex = Callable[[str], Awaitable[EntryIndex]]
@@ -85,7 +85,7 @@ async def rebuild(
     states: Sequence[LedgerState] | None = None,
 ) -> RebuildOutcome:
     """Make the index of the directory anew; durable when this returns. `states`: the states in the
-    other directories' indexes (of a ledger there may be several); None: there is no other index.
+    other directories' indexes, of some ledgers several; None: there is no other index.
 
     Raises DiskFailed; then the operator gives the command again. Raises DiskFull when there is no
     space for the new index: then the directory is unchanged.
@@ -153,8 +153,8 @@ class _Rebuild:
     async def run(self, directory_id: str) -> RebuildOutcome:
         """Fill the index, durably. A copy that a compaction has not finished counts as newer than
         its source. Raises DiskFailed."""
-        copy_ids = [log_id for pair in self._logs.unfinished_copies().items() for log_id in pair]
-        for log_id in sorted([*self._logs.sealed_ids(), *copy_ids]):
+        sources = self._logs.unfinished_copies()  # by id of the copy
+        for log_id in sorted([*self._logs.sealed_ids(), *sources, *sources.values()]):
             await self._take(log_id)
         await self._index.put_ledgers(self._states(directory_id))
         await self._index.sync()
@@ -180,7 +180,7 @@ class _Rebuild:
         self._outcome.logs += 1
         self._note_losses(log_id, footer, counts, has_unnamed_damage)
         _log.info(
-            "log %d of %d ledgers: %d entries so far", log_id, len(counts), self._outcome.entries
+            "log %d has %d ledgers; entries so far: %d", log_id, len(counts), self._outcome.entries
         )
 
     async def _put(self, chunk: Scanned, counts: Counter[int]) -> None:
@@ -220,7 +220,8 @@ class _Rebuild:
                 self._outcome.ledger_ids[ledger_id] = None
 
     def _states(self, directory_id: str) -> list[LedgerState]:
-        """The states that the new index gets: of all ledgers, and of EVERY_LEDGER."""
+        """The states that the new index gets: of all ledgers, and of EVERY_LEDGER. `met=False`: the
+        ledger's record was not read."""
         outcome, other_states = self._outcome, self._other_states
         every_state = other_states.pop(EVERY_LEDGER, LedgerState(EVERY_LEDGER))
         states = []
@@ -247,7 +248,7 @@ async def _empty(disk: Disk, folder: str) -> None:
 
 
 async def _forget_maps(disk: Disk) -> None:
-    """Remove the map files, which were made with the old index."""
+    """Remove the map files (a map: how much of each ledger a log has), made with the old index."""
     for name in await disk.list(FOLDER):
         if name.endswith(MAP):
             await disk.remove(f"{FOLDER}/{name}")

@@ -84,7 +84,7 @@ async def rows_from(
             starts = _starts_of(state.start_offsets(), row_ends, start)
         at = {p: starts.get(p, 0) for p in ends}
         ranges = {p: (min(at[p], end), end) for p, end in ends.items()}
-        tables = await client.tables(state, ranges)
+        tables = await client.tables(state, ranges)  # segments that are in chunks
         tasks = plan_read(state, ranges, topic=info.name.full, read=tables)
         topic = info.name.full
         live_tasks = (live_task(topic, state, p, at[p], end) for p, end in confirmed.items())
@@ -95,7 +95,7 @@ async def rows_from(
         if not follow:
             return
         starts = {p: max(at[p], end) for p, end in row_ends.items()}
-        await woken(change, LIVE_LOOK_S if live else None)
+        await woken(change, LIVE_LOOK_S if live else None)  # sooner if a commit comes
         if change.is_set():
             change.clear()
             state = await log.fold(watch=change.set)
@@ -111,7 +111,7 @@ def _starts_of(
 
 def rows_of(block: "Block") -> Iterator[ShownRow]:
     keys, values = _keys_and_values(block)
-    places = block.each("partition"), block.each_counted("offset"), block.each_ms()
+    places = block.row_values("partition"), block.row_numbers("offset"), block.row_times_ms()
     columns = (column.tolist() for column in places)
     for partition, offset, written_ms, key, value in zip(*columns, keys, values, strict=True):
         yield ShownRow(partition, offset, written_ms, key, value)
@@ -136,7 +136,7 @@ def print_row(row: ShownRow, json: bool) -> None:
 def _keys_and_values(
     block: "Block",
 ) -> tuple[list[bytes | None], list[bytes | None] | list[dict[str, object]]]:
-    """The keys and values to show; the value of a typed row is an object of its columns."""
+    """The keys and values to show. TYPED_NAMES are a typed row's columns beside its payload."""
     from spark_ledger.topic.entry.message_batch import KEY, TYPED_NAMES, VALUE, column_of
 
     batch = block.record_batch
@@ -212,11 +212,13 @@ async def _commit_lines(
         keys = None if key is None else pa.array([key.encode()] * len(lines), pa.binary())
         for entry in encoder.add(keys, values):
             await sender.send(entry)
-        small = encoder.flush_small(DEFAULT_SETTINGS.inline_bytes_max)
+        small = encoder.flush_small(DEFAULT_SETTINGS.inline_bytes_max)  # None: too large
         for entry in encoder.flush() if small is None else ():
             await sender.send(entry)
         segments = await sender.finish() if small is None else inline_segments(small)
-        result = TaskResult(info.id, intent.id, 0, 0, segments, creators=dict(sender.creators))
+        creators = dict(sender.creators)  # by ledger its creator token
+        task, attempt = 0, 0
+        result = TaskResult(info.id, intent.id, task, attempt, segments, creators)
         txn = TxnKey(intent.app_id, target, 0, run)
         await client.commit_topics({info.id: [result]}, txn, intent.id, finish_intent=True)
     except BaseException:
@@ -265,7 +267,7 @@ async def _consume(
     positions = await cursor.recovered()
     async with aclosing(rows_from(client, topic, positions, follow=follow)) as rows:  # type: ignore[type-var]
         async for row in rows:
-            cursor.check()
+            cursor.check()  # raises if the subscription was taken over or deleted
             print_row(row, json)
             cursor.advance({row.partition: row.offset + 1})
             printed += 1

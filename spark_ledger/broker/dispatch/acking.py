@@ -148,7 +148,7 @@ class Acking:
                         next(steps)
                     except StopIteration:
                         break
-                    except Refusal as refusal:  # the other ids count all the same
+                    except Refusal as refusal:  # the other ids still count
                         unclear, is_refused = refusal, True
                     cost += 1
                     if cost >= ACK_STEPS_MAX:

@@ -80,7 +80,7 @@ def _batches_of_rows(
     piece_of_batches = (partition, first_row, start, end - start, base + start)
     pieces: EntryPieces = np.array([piece_of_batches], dtype=PIECE_DTYPE)
     block = FetchedEntry(fetched.entry, pieces).block()
-    columns, times = block.record_batch, block.each_ms()
+    columns, times = block.record_batch, block.row_times_ms()
     ends = ends_of_steps(cells_of(columns))
     for at in range(0, end - start, ROWS_MAX):
         place, until = base + start + at, min(at + ROWS_MAX, end - start)

@@ -118,7 +118,7 @@ class Backlog:
         self.wake_waiters()
 
     def fail(self, error: errors.LedgerError) -> None:
-        """Fail all runs, waiting or under way; the runs under way may be stored all the same."""
+        """Fail all runs, waiting or under way; the bookies may still store runs under way."""
         runs = [run for entry in self.under_way for run in entry.runs]
         runs += [*self.waiting, *self.ids.take_again()]
         for entry in self.under_way:

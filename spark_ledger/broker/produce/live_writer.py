@@ -364,7 +364,7 @@ class LiveWriter:
         self.backlog.wake_waiters()
 
     def _fail(self, error: errors.LedgerError) -> None:
-        """Fail all runs, waiting or under way; the runs under way may be stored all the same."""
+        """Fail all runs, waiting or under way; the bookies may still store runs under way."""
         if self._ledger is not None:
             self._ledger.writer.abandon()
             after = WriterState.UNDECIDED if self.backlog.under_way else WriterState.NOTHING

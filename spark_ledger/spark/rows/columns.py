@@ -305,19 +305,19 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def _counting_up(name: str) -> MakeColumn:
     """Makes a column that counts up from row to row."""
     return lambda rows, topic, kind: of_numpy(
-        rows.each_counted(name).astype(kind.to_pandas_dtype(), copy=False)
+        rows.row_numbers(name).astype(kind.to_pandas_dtype(), copy=False)
     )
 
 
 def _of_runs(name: str) -> MakeColumn:
     """Makes a column of a value that all rows of a run share."""
     return lambda rows, topic, kind: of_numpy(
-        rows.each(name).astype(kind.to_pandas_dtype(), copy=False)
+        rows.row_values(name).astype(kind.to_pandas_dtype(), copy=False)
     )
 
 
 def _times(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
-    return of_numpy(rows.each_ms() * 1000).view(kind)
+    return of_numpy(rows.row_times_ms() * 1000).view(kind)
 
 
 def _message_ids(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
@@ -329,7 +329,7 @@ def _message_ids(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
         texts = _number_texts(_round_up(first + count)).slice(first, count)
         place = of_list([f"{ledger}:{entry}:{partition}:"], pa.string())[0]
         return pc.binary_join_element_wise(place, texts, "")
-    parts = (*map(rows.each, ("ledger", "entry", "partition")), rows.each_counted("entry_row"))
+    parts = (*map(rows.row_values, ("ledger", "entry", "partition")), rows.row_numbers("entry_row"))
     return pc.binary_join_element_wise(*(of_numpy(part).cast(pa.string()) for part in parts), ":")
 
 

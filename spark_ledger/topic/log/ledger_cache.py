@@ -3,8 +3,8 @@ ledgers.
 
 Always true: a ledger belongs to one intent, topic and set of policies, and one task uses it at a
 time. A ledger is closed after 30 s without use, when it is full or old, when its query goes on
-under another run's intent, or when the task that requested it is cancelled while it is made. A
-cache belongs to one process and one cluster. The janitor closes a ledger that the cache fails to
+under another run's intent, or when its task is cancelled while the ledger is made. A cache
+belongs to one process and one cluster. The janitor closes a ledger that the cache fails to
 close.
 """
 
@@ -143,7 +143,7 @@ class LedgerCache:
                 durability=policies.durability,
                 ledger_id=ledger_id,
             )
-        except asyncio.CancelledError:  # the ledger may be made all the same
+        except asyncio.CancelledError:  # the store may have the ledger's record
             self._close_in_background(ledger_id, partial(self._ledgers.recover, ledger_id))
             raise
         except errors.NotEnoughBookies as failure:
@@ -153,9 +153,8 @@ class LedgerCache:
         self, failure: errors.NotEnoughBookies, key: LedgerKey
     ) -> errors.NotEnoughBookies:
         """The failure, with a better text if fewer bookies are writable than the ensemble needs:
-        the text names the policy, or the write, that asks for so many bookies. The remedy names a
-        smaller ensemble only if there never were so many bookies, since a bookie that is down
-        should be started."""
+        the text names the policy, or the write, that asks for this ensemble. If the cluster never
+        had enough bookies for the ensemble, the remedy names a smaller ensemble, too."""
         writable, size = failure.facts.get("writable"), key.policies.ensemble_size
         if not isinstance(writable, list) or len(writable) >= size:
             return failure

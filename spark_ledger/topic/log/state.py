@@ -114,7 +114,7 @@ class PartitionState:
         return sum(part.cut(lo, hi).bytes for part in self.intervals.between(lo, hi))
 
     def rows_between(self, lo: int, hi: int) -> int:
-        """The number of rows in [lo, hi). Exact, but for stretches where the chunks of several
+        """The number of rows in [lo, hi). Exact, except for stretches where the chunks of several
         messages are mixed: there the number of offsets without a row is an estimate."""
         parts = (part.cut(lo, hi) for part in self.intervals.between(lo, hi) if part.source)
         return sum(part.hi - part.lo - self._rowless_between(part.lo, part.hi) for part in parts)

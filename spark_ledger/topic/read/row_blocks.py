@@ -47,13 +47,13 @@ class Block:
     def num_rows(self) -> int:
         return int(self.record_batch.num_rows)
 
-    def each(self, name: str) -> Longs:
+    def row_values(self, name: str) -> Longs:
         """For each row the value of this field of its run."""
         if len(self.runs) == 1:
             return np.full(self.num_rows, self.runs[name][0])
         return np.repeat(self.runs[name], self.runs["rows"])
 
-    def each_counted(self, name: str) -> Longs:
+    def row_numbers(self, name: str) -> Longs:
         """For each row the value of this field of its run, plus the row's number within the run."""
         count = self.num_rows
         if len(self.runs) == 1:
@@ -62,15 +62,15 @@ class Block:
         before = np.cumsum(self.runs["rows"]) - self.runs["rows"]
         return np.repeat(self.runs[name] - before, self.runs["rows"]) + np.arange(count)
 
-    def each_ms(self) -> Longs:
+    def row_times_ms(self) -> Longs:
         """The time at which each row was written."""
-        return self.each("written_ms") if self.times_ms is None else self.times_ms
+        return self.row_values("written_ms") if self.times_ms is None else self.times_ms
 
     def place_of(self, row: int) -> tuple[int, int]:
         """The partition and the offset of the block's row `row`."""
         ends = np.cumsum(self.runs["rows"])
         run = self.runs[int(np.searchsorted(ends, row, side="right"))]
-        return int(run["partition"]), int(self.each_counted("offset")[row])
+        return int(run["partition"]), int(self.row_numbers("offset")[row])
 
 
 class BlockJoiner:
@@ -118,7 +118,7 @@ def _join(blocks: list[Block]) -> Block:
         return blocks[0]
     times = None
     if any(block.times_ms is not None for block in blocks):
-        times = np.concatenate([block.each_ms() for block in blocks])
+        times = np.concatenate([block.row_times_ms() for block in blocks])
     return replace(
         blocks[0],
         runs=np.concatenate([block.runs for block in blocks]),

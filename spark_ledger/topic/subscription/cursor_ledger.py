@@ -3,7 +3,7 @@ that earlier versions wrote.
 
 Always true: a ledger has the positions of one owner of the subscription, and they only rise in it;
 so an entry that is damaged on every copy is passed over, and the positions before it count. A write
-is a snapshot, but for a few positions among many, which are changes.
+is a snapshot, except for a few positions among many, which are changes.
 
 The earlier form: an entry has all positions. Always true: partitions rise, no position is negative.
 

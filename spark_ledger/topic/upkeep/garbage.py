@@ -10,13 +10,13 @@ the decision depends on how often commits under such an intent name a ledger (ha
   have written to the ledger. The numbers of the metadata store's transactions show the order of
   commit and close, also to an observer that began later. Only for a streaming query is this
   certain, because its versions come one after another from one run.
-- A ledger of a broker, of maintenance, of a batch job or of a task that commits its part is named
-  by no further commit once the ledger is CLOSED and the topic has dropped it. So the ledger goes,
-  although the intent may stay open for months. The reasons: a seal covers all entries of a live
-  ledger; each round of merges, and each part, writes its rows to its own ledgers (compactor.py,
-  parts.py); and the bodies of a commit, or a checkpoint, are in ledgers without other entries
-  (log/blobs.py). If the topic never referred to the ledger, a commit may be about to name it: the
-  ledger stays while the intent is open.
+- Other writers (NAMED_ONCE_KINDS) are brokers, maintenance, batch jobs and tasks that commit their
+  part. After a ledger of such a writer is CLOSED and dropped, no commit names the ledger again. So
+  the ledger goes, although the intent may stay open for months. The reasons: a seal covers all
+  entries of a live ledger; each round of merges, and each part, writes its rows to its own ledgers
+  (compactor.py, parts.py); and the bodies of a commit, or a checkpoint, are in ledgers without
+  other entries (log/blobs.py). If the topic never referred to the ledger, a commit may be about to
+  name it: the ledger stays while the intent is open.
 - For other kinds of intents nothing is certain, and all their ledgers are kept.
 
 Always true of an intent that counts as abandoned: one observer saw its heartbeat stand still in one
@@ -63,7 +63,7 @@ class IntentSeen:
 class LedgerSeen:
     """A ledger with a record, as the janitor read it. Times are by the store's clock. `stuck`: the
     ledger was in recovery in two passes. `closed_in`: the number of the store's transaction that
-    CLOSED the ledger, or of a later transaction. `closed_ms`: when the janitor first saw the ledger
+    CLOSED the ledger, or a later number. `closed_ms`: when the janitor first saw the ledger
     CLOSED."""
 
     id: int
@@ -95,7 +95,7 @@ class TopicSeen:
 class Fate(Enum):
     KEPT = "kept"  # a topic refers to the ledger
     WAITS = "waits"  # the ledger stays for now: `why` has the reason
-    NEVER_REFERRED = "never referred to"  # deleted, though no topic is seen to have dropped it
+    NEVER_REFERRED = "never referred to"  # deleted: no topic refers to the ledger or has dropped it
     RECLAIMED = "reclaimed"  # deleted: its topic dropped the ledger, or the topic is deleted
 
 
@@ -113,8 +113,8 @@ def abandoned_ledgers(
     now_ms: int,
 ) -> list[int]:
     """The open ledgers that no writer will close: all open ledgers of ended intents and of deleted
-    topics, and ledgers that are older than a writer keeps a ledger open (hazard 19). A topic may
-    refer to such a ledger."""
+    topics, and ledgers that are open for more than `open_ms_max` (hazard 19). A topic may refer to
+    such a ledger."""
     open_ledgers = (ledger for ledger in ledgers if not ledger.closed)
     return [ledger.id for ledger in open_ledgers if _is_abandoned(ledger, intents, topics, now_ms)]
 
@@ -147,8 +147,9 @@ def _is_abandoned(
 
 def open_ms_max(policies: TopicPolicies, kind: str = "query") -> int:
     """How long a ledger may be open: one and a half times its writer's roll age, so that no ledger
-    is open for more than twice the roll age. Intents of kind SYSTEM are those of brokers, and those
-    of merging, which rolls by the policies: so for this kind the longer roll age counts."""
+    is open for more than twice the roll age. Tasks and merging roll by the policies, brokers
+    and cursors after OWN_ROLL_S_MAX at most. For SYSTEM, the kind of brokers and of merging, the
+    longer roll age counts."""
     roll_s = policies.ledger_age_s_max
     return 1500 * (roll_s if kind in POLICY_KINDS else max(roll_s, OWN_ROLL_S_MAX))
 

@@ -279,7 +279,9 @@ class _Encoding:
             )
         else:
             values = column_of(batch, VALUE)
-        partitions = of_numpy(rows.each("partition")) if self._has_several_partitions else None
+        partitions = (
+            of_numpy(rows.row_values("partition")) if self._has_several_partitions else None
+        )
         self._note_times(rows)
         return map(
             self._with_times,
@@ -296,7 +298,7 @@ class _Encoding:
         return map(self._with_times, self._encoder.flush())
 
     def _note_times(self, rows: Block) -> None:
-        times, start = rows.each_ms(), 0
+        times, start = rows.row_times_ms(), 0
         for partition, count in rows.runs[["partition", "rows"]].tolist():
             partition_times = self._times.setdefault(partition, RunQueue())
             before = len(partition_times)

@@ -34,7 +34,7 @@ def read(entry: FetchedEntry, policy=OnBadEntry.FAIL, columns=None):
     """Offset, key and value of each row, and what was met."""
     bad, rows = BadEntries("orders", policy), []
     for block in entry.blocks(columns, bad):
-        batch, offsets = block.record_batch, block.each_counted("offset").tolist()
+        batch, offsets = block.record_batch, block.row_numbers("offset").tolist()
         named = [
             batch.column(name).to_pylist() if name in batch.schema.names else [None] * len(offsets)
             for name in ("key", "value")

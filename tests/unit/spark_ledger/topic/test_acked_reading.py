@@ -130,7 +130,7 @@ async def fetched(client, task, **options):
         for entry in run:
             for block in entry.blocks():
                 values = block.record_batch.column("value").to_pylist()
-                found += zip(block.each_counted("offset").tolist(), values, strict=True)
+                found += zip(block.row_numbers("offset").tolist(), values, strict=True)
     return found
 
 
