@@ -8,9 +8,11 @@ subscription have one type. One call at a time opens or releases a subscription.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -40,6 +42,8 @@ CLOSE_WAIT_S = 1.0
 UNSUBSCRIBE_S = 25.0  # a client waits for half a minute
 RETURN_WAIT_S = 10.0
 """How long a subscription waits, before its release, for consumers that a seek sent away."""
+
+_log = logging.getLogger(__name__)
 
 
 def _unknown() -> int | None:
@@ -234,6 +238,61 @@ class ServedTopic(Protocol):
         """Give up the partitions that other brokers have by now. Raises errors.Unavailable."""
 
 
+class _Positions:
+    """The positions of a topic's durable subscriptions in this broker's partitions."""
+
+    def __init__(self, commits: TopicCommits, cursors: ConsumerCursors) -> None:
+        self._commits = commits
+        self._cursors = cursors
+
+    async def adopted(
+        self, subscription: Subscription, number: int, partition: Callable[[], Partition]
+    ) -> Dispatcher:
+        """The dispatcher of a durable subscription in the partition that `partition` returns. If
+        rows were lost with all copies, later rows get their offsets: what is acknowledged beyond
+        the end counts no longer. Raises as `partition`, `written` and ConsumerCursor.adopt."""
+        cursor = subscription.cursor
+        assert cursor is not None
+        if subscription.has_dispatcher(number):
+            return subscription.dispatcher(partition(), 0)
+        epoch = self._commits.epochs[number]
+        state = await cursor.adopt(number, epoch)
+        end = acked_end = state.end
+        if self._commits.may_lose_offsets and acked_end > partition().end:
+            # after `adopt`: the position may be in a commit that the broker has not read
+            present = (await self._commits.state()).partitions[number].end_offset
+            end = min(acked_end, max(partition().end, present))
+            state = await cursor.adopt(number, epoch)
+        log = partition()
+        state.rows.remove_range(end, acked_end)
+        mark = max(min(state.position, end), log.start)
+        dispatcher = subscription.dispatcher(log, mark, state.rows)
+        if end < acked_end:
+            _log.warning(
+                "subscription '%s' goes back from offset %d to the end of %s, %d: rows were lost",
+                *(subscription.name, acked_end, log.title, end),
+            )
+            cursor.seek(number, mark)
+            await self.written(cursor, number)
+        return dispatcher
+
+    async def written(self, cursor: ConsumerCursor, number: int) -> None:
+        """Returns once a seek is durable, also for later owners of the partition. Raises Deposed,
+        errors of the topic layer."""
+        try:
+            async with asyncio.timeout(RELEASE_S):
+                await cursor.acks_durable(number)
+        except errors.LedgerFenced:
+            await self._commits.check_owner(number)  # raises Deposed, with the reason
+            raise
+        except TimeoutError:
+            raise errors.Unavailable(
+                f"the seek of subscription '{cursor.name}' was not written in {RELEASE_S:.0f} s"
+            ) from None
+        await self._cursors.written(cursor, RELEASE_S)
+        await self._commits.check_owner(number)
+
+
 class TopicSubscriptions:
     """The subscriptions of one topic that this broker's consumers use, by name."""
 
@@ -247,6 +306,7 @@ class TopicSubscriptions:
         self._topic = topic
         self._commits = commits
         self._cursors = cursors
+        self._positions = _Positions(commits, cursors)
         self._background = background
         self.sharing = SharingRules()
         self._by_name: dict[str, Subscription] = {}
@@ -332,14 +392,11 @@ class TopicSubscriptions:
         number = partition.number
         subscription.check(wish, number)
         self._topic.readable_partition(number)  # raises Refusal if the partition is not here
-        mark, rows = 0, None  # not used if the subscription has a dispatcher already
-        if subscription.cursor is None:
-            mark = await start()
-        elif not subscription.has_dispatcher(number):
-            state = await subscription.cursor.adopt(number, self._commits.epochs[number])
-            mark, rows = max(state.position, partition.start), state.rows
-        partition = self._topic.readable_partition(number)  # another broker may have it by now
-        return subscription.dispatcher(partition, mark, rows)
+        if subscription.cursor is not None:
+            here = partial(self._topic.readable_partition, number)  # another broker may have it
+            return await self._positions.adopted(subscription, number, here)
+        mark = await start()
+        return subscription.dispatcher(self._topic.readable_partition(number), mark)
 
     async def _opened(
         self, name: str, wish: Wish, durable: bool, earliest: bool | None
@@ -418,19 +475,7 @@ class TopicSubscriptions:
         subscription = self.named(name)
         dispatcher.seek(offset)
         if subscription.cursor is not None:
-            number = dispatcher.partition.number
-            try:
-                async with asyncio.timeout(RELEASE_S):
-                    await subscription.cursor.acks_durable(number)
-            except errors.LedgerFenced:
-                await self._commits.check_owner(number)  # raises Deposed, with the reason
-                raise
-            except TimeoutError:
-                raise errors.Unavailable(
-                    f"the seek of subscription '{name}' was not written in {RELEASE_S:.0f} s"
-                ) from None
-            await self._cursors.written(subscription.cursor, RELEASE_S)
-            await self._commits.check_owner(number)
+            await self._positions.written(subscription.cursor, dispatcher.partition.number)
 
     def marks(self) -> dict[str, dict[int, int]]:
         """The first offset that consumers here have not acknowledged, by name of a durable
@@ -445,8 +490,25 @@ class TopicSubscriptions:
         not consumers use the subscription. Acknowledgements beyond this offset stay. With `durable`
         all this is durable on return. A subscription that was deleted stays deleted. Raises
         Refusal, errors of the topic layer."""
+        here = partial(self._topic.readable_partition, number)
+        await self._move_up(name, number, to, here, durable=durable)
+
+    async def adopt(self, name: str, partition: Partition) -> None:
+        """Take the subscription over in a partition that clients do not use yet, so that it has
+        acknowledged no lost rows. Raises as `move_up`."""
+        await self._move_up(name, partition.number, lambda _: 0, lambda: partition)
+
+    async def _move_up(
+        self,
+        name: str,
+        number: int,
+        to: Callable[[Acks], int],
+        partition: Callable[[], Partition],
+        *,
+        durable: bool = False,
+    ) -> None:
         async with self._lock(name):
-            partition = self._topic.readable_partition(number)
+            partition()  # raises Refusal if it is not here
             subscription = self._by_name.get(name)
             if subscription is None:
                 with suppress(errors.SubscriptionNotFound, errors.SubscriptionBusy):
@@ -456,12 +518,7 @@ class TopicSubscriptions:
                 return
             self._by_name[name] = subscription
             try:
-                epoch = self._commits.epochs[number]
-                mark, rows = partition.start, None
-                if not subscription.has_dispatcher(number):
-                    state = await subscription.cursor.adopt(number, epoch)
-                    mark, rows = max(state.position, mark), state.rows
-                dispatcher = subscription.dispatcher(partition, mark, rows)
+                dispatcher = await self._positions.adopted(subscription, number, partition)
                 dispatcher.move_up(to(dispatcher.acks))
                 if durable:
                     await subscription.cursor.acks_durable(number)

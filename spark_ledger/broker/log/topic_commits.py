@@ -31,7 +31,7 @@ from spark_ledger.topic.commit.hand_over import owner_name
 from spark_ledger.topic.commit.seal import EMPTY_EXTENT, Extent
 from spark_ledger.topic.log.actions import ANY_OPENING, Action, OpenLive
 from spark_ledger.topic.log.intents import Intent
-from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.policies import PAGE_CACHE, TopicPolicies
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topics import TopicInfo
@@ -166,6 +166,11 @@ class TopicCommits:
     def owner_name(self) -> str:
         """This broker's name in the log, as the owner of the segments that it opens."""
         return owner_name(self._ownership.broker_id)
+
+    @property
+    def may_lose_offsets(self) -> bool:
+        """Whether rows may be lost with all copies, and other rows get their offsets."""
+        return self.topic.policies.durability == PAGE_CACHE
 
     def now_ms(self) -> int:
         """The time for a new entry: the store's time, about; it never falls."""

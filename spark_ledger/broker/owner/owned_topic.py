@@ -1,6 +1,7 @@
 """A topic at a broker: the partitions of the topic that this broker owns, and the subscriptions.
 
-Always true: a partition is served only once the segment that an earlier owner left open is sealed.
+Always true: a partition is served only once the segment that an earlier owner left open is sealed,
+and no subscription has acknowledged offsets beyond its end (lost_rows.py).
 When another broker has the partition, or the topic was deleted, the producers and consumers of the
 partition are sent away, to look it up again; those of other partitions stay.
 """
@@ -17,6 +18,7 @@ from spark_ledger.broker.log.partition import Partition
 from spark_ledger.broker.log.tail import TailBudget
 from spark_ledger.broker.log.topic_commits import RollLimits, TopicCommits
 from spark_ledger.broker.owner.backlogs import Backlogs
+from spark_ledger.broker.owner.lost_rows import LostRows
 from spark_ledger.broker.owner.owned_partition import OwnedPartition, owned_elsewhere
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.metadata.store import Watcher
@@ -105,8 +107,9 @@ class OwnedTopic:
             opened = await asyncio.gather(*map(self._open, new), return_exceptions=True)
             if new:
                 await self._follower.wait_for_commit((await self._commits.state()).next - 1)
-            failures = {}
-            for number, outcome in zip(new, opened, strict=True):
+            lost_rows = LostRows(self._commits, self.subscriptions, self._acks)
+            failures, outcomes = {}, await lost_rows.forget_acknowledged(opened)
+            for number, outcome in zip(new, outcomes, strict=True):
                 if isinstance(outcome, OwnedPartition):
                     self._partitions[number] = outcome
                 else:

@@ -101,6 +101,16 @@ class DelayRecords:
         if source.load(rows):
             self.changed()
 
+    def forget_from(self, end: int) -> None:
+        """The messages from `end` on do not exist any more, and other messages get their offsets.
+        Called before `keep`."""
+        rows = decoded(self._carried)
+        count = int(np.searchsorted(rows.offsets, end))
+        if count < len(rows.offsets):
+            kept = DelayedRows(rows.offsets[:count], rows.dues_ms[:count])
+            self._carried = list(encoded(kept, self._carried[0].owner_epoch))
+            self.changed()
+
     def changed(self) -> None:
         if not self.is_dirty:
             self.is_dirty = True

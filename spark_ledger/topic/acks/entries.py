@@ -86,6 +86,11 @@ class AckState:
     rows: BitMap64
     owner_epoch: int
 
+    @property
+    def end(self) -> int:
+        """One past the highest acknowledged row, or the position."""
+        return max(self.position, self.rows.max() + 1) if self.rows else self.position
+
 
 @dataclass(frozen=True, slots=True)
 class AckRecord:

@@ -15,7 +15,7 @@ from typing import Any
 
 from spark_ledger import errors, units
 
-DURABILITIES = ("synced", "page-cache")
+SYNCED, PAGE_CACHE = DURABILITIES = ("synced", "page-cache")
 DELETE_DELAY_MS = 24 * 3600 * 1000
 OWN_ROLL_S_MAX = 4 * 3600
 """The largest roll age of ledgers that no task writes (live ledgers of brokers, cursors); the

@@ -1,0 +1,68 @@
+"""Subscriptions at the take-over of partitions whose rows may be lost with all copies.
+
+Always true: a topic with page-cache durability that lost acknowledged rows gives their offsets to
+later rows. Before clients use a partition, what its subscriptions have acknowledged beyond its end
+counts no longer, and this is durable, also in the shares by which retention goes. So no later row
+counts as acknowledged. A subscription that cannot be read is logged, and stops no other.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from spark_ledger import errors
+from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
+from spark_ledger.broker.log.partition import Partition
+from spark_ledger.broker.log.topic_commits import TopicCommits
+from spark_ledger.broker.owner.owned_partition import OwnedPartition
+from spark_ledger.broker.wire.commands import Refusal
+from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic.acks.topic_acks import TopicAcks
+from spark_ledger.topic.subscription.listing import SubscriptionInfo
+from spark_ledger.topic.subscription.records import SubscriptionKind
+
+_log = logging.getLogger(__name__)
+
+
+class LostRows:
+    """Of one topic at its owner."""
+
+    def __init__(
+        self, commits: TopicCommits, subscriptions: TopicSubscriptions, acks: TopicAcks
+    ) -> None:
+        self._commits = commits
+        self._subscriptions = subscriptions
+        self._acks = acks
+
+    async def forget_acknowledged(
+        self, opened: Sequence[OwnedPartition | BaseException]
+    ) -> list[OwnedPartition | BaseException]:
+        """The partitions that clients may use, and the errors of the others. Raises
+        errors.Unavailable."""
+        if not (opened and self._commits.may_lose_offsets):
+            return list(opened)
+        infos, outcomes = await self._of_consumers(), list(opened)
+        for at, owned in enumerate(opened):
+            if isinstance(owned, OwnedPartition):
+                try:
+                    await self._forget_beyond(owned.log, infos)
+                except (errors.LedgerError, StoreError, Refusal) as error:
+                    outcomes[at] = error
+        return outcomes
+
+    async def _of_consumers(self) -> list[SubscriptionInfo]:
+        unreadable: dict[str, errors.LedgerError] = {}
+        infos = await self._commits.client.subscriptions.list(
+            self._commits.topic.id, unreadable=unreadable
+        )
+        for name, error in unreadable.items():
+            _log.error("subscription '%s' may pass over rows after lost rows: %s", name, error)
+        return [info for info in infos if info.kind is SubscriptionKind.CONSUMER]
+
+    async def _forget_beyond(self, log: Partition, infos: Sequence[SubscriptionInfo]) -> None:
+        number, end = log.number, log.end
+        acks = await self._acks.of(number, self._commits.epochs[number])
+        acks.delays.forget_from(end)
+        beyond = {key.name for key, state in acks.states().items() if state.end > end}
+        for info in infos:
+            if info.name in beyond or info.positions.get(number, 0) > end:
+                await self._subscriptions.adopt(info.name, log)

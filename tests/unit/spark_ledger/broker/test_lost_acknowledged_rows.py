@@ -1,0 +1,132 @@
+"""Subscriptions of a topic whose page-cache durability lost rows with all copies: later rows get
+the offsets of the lost rows, and no subscription passes over these later rows."""
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from spark_ledger.broker.dispatch.delays import DelayIndex
+from spark_ledger.topic.acks.nodes import AckNodes
+from tests.kit.subscribing import subscribed
+from tests.unit.spark_ledger.broker.owners import Sent
+from tests.unit.spark_ledger.broker.two_brokers import Brokers, named
+from tests.unit.spark_ledger.topic.acking_brokers import acking_broker, acknowledge
+from tests.unit.spark_ledger.topic.stage import play
+
+LINK = SimpleNamespace(send=lambda frame: None)
+
+
+async def stored(broker, count):
+    topic, partition = await broker.partition(named(0))
+    for _ in range(count):
+        sent = Sent(b"x")
+        partition.writer.append(sent)
+        await sent.over.wait()
+    return topic, partition
+
+
+async def acknowledged_before_the_loss(stage, *offsets, up_to=0):
+    """An owner of an earlier epoch gave receipts for these rows, of which the partition has none:
+    its power failed, and that of all bookies."""
+    lost = await acking_broker(stage, "lost")
+    cursor, acks = await lost.consume(0, name="s")
+    acks.add_up_to(up_to)
+    await acknowledge(cursor, acks, *offsets)
+    return lost, cursor
+
+
+async def page_cache(stage):
+    await stage.client.topics.change_policies("t", {"durability": "page-cache"})
+    stage.topic = await stage.client.topics.open("t")
+
+
+@pytest.mark.parametrize("in_share", [False, True])
+def test_messages_that_get_offsets_of_lost_rows_are_not_acknowledged(in_share, monkeypatch):
+    async def act(stage):
+        await page_cache(stage)
+        lost, cursor = await acknowledged_before_the_loss(stage, up_to=10)
+        if in_share:
+            await lost.release(cursor)
+        await lost.die()
+        b = await Brokers(stage).new("b")
+        release = b.cursors.release
+
+        async def late(*of):
+            await asyncio.sleep(3)
+            await release(*of)
+
+        monkeypatch.setattr(b.cursors, "release", late)
+        await b.lookup(named(0), authoritative=True)
+        await b.partition(named(0))
+        listed = await stage.client.subscriptions.list(stage.topic.id)
+        assert listed[0].positions[0] == 0, "retention goes by the share"
+        topic, partition = await stored(b, 12)  # before a consumer comes
+        consumer = await subscribed(topic, partition, link=LINK)
+        assert consumer.dispatcher.acks.mark == 0
+        await asyncio.sleep(3)
+        assert (await stage.client.subscriptions.positions(stage.topic.id, "s"))[0] == 0
+        await b.close()
+
+    play(act)
+
+
+def test_rows_acknowledged_beyond_a_gap_are_forgotten_with_the_rows():
+    async def act(stage):
+        await page_cache(stage)
+        lost, _ = await acknowledged_before_the_loss(stage, 2, 5, 7)
+        brokers = Brokers(stage)
+        a = await brokers.new("a")
+        await lost.die()
+        await a.lookup(named(0), authoritative=True)
+        topic, partition = await stored(a, 12)
+        consumer = await subscribed(topic, partition, link=LINK)
+        assert not consumer.dispatcher.acks.rows
+        await a.close()
+
+    play(act)
+
+
+def test_a_position_in_a_commit_that_the_owner_has_not_read_stays(monkeypatch):
+    async def act(stage):
+        await page_cache(stage)
+        b = await Brokers(stage).new("b")
+        await b.lookup(named(0), authoritative=True)
+        topic, partition = await b.partition(named(0))
+        query = await acking_broker(stage, "query")
+        await query.release(await query.open(at=3, name="s"))
+        intent = await stage.intent()
+        rows = await stage.written(intent, [b"x", b"y", b"z"])
+        with monkeypatch.context() as patched:
+            before = partition.log.held
+            patched.setattr(type(partition.log), "held", property(lambda _: before))
+            await stage.commit(intent, 0, rows)
+            assert partition.log.end == 0
+            consumer = await subscribed(topic, partition, link=LINK)
+            assert consumer.dispatcher.acks.mark == 3
+        await b.close()
+
+    play(act)
+
+
+def test_delays_of_lost_messages_hold_no_later_message():
+    async def act(stage):
+        await page_cache(stage)
+        lost, cursor = await acknowledged_before_the_loss(stage)
+        offsets = np.arange(4, dtype=np.int64)
+        index = DelayIndex()
+        for offset in offsets.tolist():
+            index.add(offset, 1 << 50)
+        cursor.keep_delays(0, index)
+        await asyncio.sleep(3)
+        await lost.die()
+        b = await Brokers(stage).new("b")
+        await b.lookup(named(0), authoritative=True)
+        await b.partition(named(0))
+        await asyncio.sleep(3)
+        states = await AckNodes(stage.client.ledgers, stage.topic.id).states(0)
+        assert [key.name for key in states] == ["s"]
+        await b.close()
+
+    play(act)
