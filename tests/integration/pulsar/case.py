@@ -1,9 +1,12 @@
 """What a step of the program works with: a broker, two clients, and short ways to use them."""
 
+import json
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pulsar
 
@@ -29,6 +32,9 @@ class World(Protocol):
 
     def terminate(self, topic: str) -> None:
         """Take no more messages in it."""
+
+    def ask(self, verb: str, path: str, body: object = None) -> tuple[int, Any]:
+        """Status and answer of the admin API, for a path below /admin/v2."""
 
 
 @dataclass
@@ -62,6 +68,22 @@ def error_of(act: Callable[[], object]) -> str:
     except ValueError as error:
         return f"ValueError: {error}"
     return "none"
+
+
+def asked(url: str, verb: str, path: str, body: object = None) -> tuple[int, Any]:
+    """Of the admin API at this URL: the status, and the answer; text that is no JSON as it is."""
+    data = b"" if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"}
+    request = Request(f"{url}/admin/v2/{path}", data, headers, method=verb)
+    try:
+        with urlopen(request, timeout=30) as response:
+            status, answer = response.status, response.read()
+    except HTTPError as error:
+        return error.code, None
+    try:
+        return status, json.loads(answer) if answer else None
+    except ValueError:
+        return status, answer.decode()
 
 
 def sent(producer: pulsar.Producer, values: Sequence[bytes], **said: Any) -> list[pulsar.MessageId]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pulsar
 
-from tests.integration.pulsar import by_key, reading, sharing, writing
+from tests.integration.pulsar import by_key, operating, reading, sharing, writing
 from tests.integration.pulsar.case import Case, Seen, World
 
 STEPS: tuple[Callable[[Case], None], ...] = (
@@ -103,6 +103,21 @@ STEPS: tuple[Callable[[Case], None], ...] = (
     by_key.what_a_key_shared_consumer_nacks_comes_again,
     by_key.a_full_consumer_holds_back_its_own_keys_only,
     by_key.a_key_shared_subscription_begins_at_the_earliest_message,
+    operating.messages_are_skipped_except_those_that_are_acknowledged,
+    operating.all_messages_are_skipped,
+    operating.messages_expire_by_their_age,
+    operating.a_subscription_is_reset_to_a_time,
+    operating.a_subscription_is_reset_to_an_id,
+    operating.connected_consumers_go_on_where_a_subscription_was_reset_to,
+    operating.a_subscription_is_made_before_it_has_consumers,
+    operating.a_subscription_is_deleted_with_force_only_while_it_is_used,
+    operating.the_next_messages_of_a_subscription_are_shown,
+    operating.a_backlog_counts_what_is_not_acknowledged,
+    operating.clients_go_on_after_an_unload,
+    operating.an_active_consumer_goes_on_after_an_unload,
+    operating.a_topic_is_deleted_with_force_only_while_it_is_used,
+    operating.the_partitions_of_a_topic_only_grow,
+    operating.the_rest_of_a_batch_comes_after_an_unload,
 )
 
 

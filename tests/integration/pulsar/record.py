@@ -11,14 +11,14 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from typing import Any
 
 from tests.integration.pulsar import program
+from tests.integration.pulsar.case import asked
 
 TRANSCRIPT = Path(__file__).with_name("transcript.json")
-CONFLICT = 409
 
 
 @dataclass
@@ -30,32 +30,29 @@ class Pulsar:
 
     def __post_init__(self) -> None:
         self.closed_url = self.url
-        self._ask("PUT", "namespaces/public/closed", {})
+        self._make("PUT", "namespaces/public/closed", {})
         closed = {"allowAutoTopicCreation": False}
-        self._ask("POST", "namespaces/public/closed/autoTopicCreation", closed)
-        self._ask("PUT", "namespaces/public/once", {})
-        self._ask("POST", "namespaces/public/once/deduplication", True)
+        self._make("POST", "namespaces/public/closed/autoTopicCreation", closed)
+        self._make("PUT", "namespaces/public/once", {})
+        self._make("POST", "namespaces/public/once/deduplication", True)
 
     def create(self, topic: str, partitions: int = 0, *, once: bool = False) -> None:
         path = topic.replace("://", "/")
         if partitions:
-            self._ask("PUT", f"{path}/partitions", partitions)
+            self._make("PUT", f"{path}/partitions", partitions)
         else:
-            self._ask("PUT", path, None)
+            self._make("PUT", path, None)
 
     def terminate(self, topic: str) -> None:
-        self._ask("POST", f"{topic.replace('://', '/')}/terminate", None)
+        self._make("POST", f"{topic.replace('://', '/')}/terminate", None)
 
-    def _ask(self, verb: str, path: str, said: object) -> None:
-        body = b"" if said is None else json.dumps(said).encode()
-        headers = {"Content-Type": "application/json"}
-        request = Request(f"{self.admin}/admin/v2/{path}", body, headers, method=verb)
-        try:
-            with urlopen(request, timeout=30):
-                pass
-        except HTTPError as error:
-            if error.code != CONFLICT:
-                raise RuntimeError(f"{verb} {path}: {error.read()[:200]!r}") from error
+    def ask(self, verb: str, path: str, body: object = None) -> tuple[int, Any]:
+        return asked(self.admin, verb, path, body)
+
+    def _make(self, verb: str, path: str, body: object) -> None:
+        status, _ = self.ask(verb, path, body)
+        if status >= HTTPStatus.BAD_REQUEST and status != HTTPStatus.CONFLICT:
+            raise RuntimeError(f"{verb} {path}: {status}")
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ from spark_ledger.topic import blocking
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 from tests.integration.pulsar import program
+from tests.integration.pulsar.case import asked
 from tests.integration.pulsar.record import TRANSCRIPT
 
 PULSARS = json.loads(TRANSCRIPT.read_text())
@@ -22,6 +23,10 @@ DIFFERENCES = {
     "rows_with_a_schema_are_taken": {"json": "IncompatibleSchema"},
     # slots of keys are shared out evenly, not by a ring: here the first of two has 8 of 12 keys
     "the_keys_of_a_consumer_that_leaves_go_on_in_order": {"all": 32},
+    # a subscription that is not there has no next message; Pulsar shows the topic's
+    "the_next_messages_of_a_subscription_are_shown": {"of no subscription": 404},
+    # an acknowledgement by index is as durable as any other one
+    "the_rest_of_a_batch_comes_after_an_unload": {"rest": ["3", "4"]},
     # every topic is kept
     "a_topic_that_is_not_kept_is_made": {"a producer": "NotAllowedError"},
 }
@@ -32,6 +37,7 @@ class Ours:
 
     def __init__(self, cluster, closed_url):
         self.url = cluster.broker_url
+        self._admin_url = cluster.admin_url
         self.closed_url = closed_url
         self._topics = blocking.topics(cluster.service_url)
 
@@ -41,6 +47,9 @@ class Ours:
 
     def terminate(self, topic):
         self._topics.run(TopicAdmin(self._topics.client).terminate(topic))
+
+    def ask(self, verb, path, body=None):
+        return asked(self._admin_url, verb, path, body)
 
 
 @pytest.fixture(scope="module")
