@@ -31,8 +31,8 @@ _CRC = struct.Struct("<I")
 class JournalMark(NamedTuple):
     """The mark of one journal directory. `retired`: no record of the directory is needed any more,
     so the directory may be missing, and a start does not replay it. `missed`: the directory was
-    retired because it was missing at a start, which put every ledger in limbo; if a later start
-    finds the directory, it replays it (start/applier.py)."""
+    retired because it was missing at a start, which put every ledger in limbo. A later start that
+    finds the directory replays its journal (LateRecordApplier in start/applier.py)."""
 
     position: Position
     retired: bool = False

@@ -5,11 +5,11 @@ Always true:
   new batch never rewrites a block that holds acknowledged bytes;
 - the file header has the length with which the file was made: a shorter file was cut;
 - a batch is the records that one sync makes durable; its header has the position up to which the
-  journal was synced when the batch was written: bad bytes below it are damage, bad bytes beyond it
-  a torn write;
+  journal was synced when the batch was written: bad bytes below that position are damage, bad bytes
+  beyond it a torn write;
 - every header has a CRC, its file id and its position, so bytes from another file or position
   never count as records;
-- an entry's record has the same CRC of the payload as the entry's header, so it is computed once.
+- an entry's record has the payload's CRC from the entry's header, so that CRC is computed once.
 
 docs/formats.md has the pictures. All integers are little-endian.
 """
@@ -36,11 +36,11 @@ _FILE = struct.Struct("<4sHHQQ")
 _BATCH = struct.Struct("<4sHHQQQQQIII")
 _RECORD = struct.Struct("<4sBBHqqQQQIII")
 _CRC = struct.Struct("<I")
-_WHOLE = struct.Struct("<8sqqQQQII8x5s3xqq24xII8x")  # headers of record and entry together
-_WHOLE_RECORD = _RECORD.pack(RECORD_MAGIC, VERSION, 1, *[0] * 9)[:8]
-_WHOLE_ENTRY = struct.pack("<4sB", entry_format.MAGIC, entry_format.VERSION)
-_CRC_OF_CHECKED = crc32c(bytes(4) + _CRC.pack(crc32c(bytes(4))))  # of bytes followed by their CRC
-assert _WHOLE.size == RECORD_HEADER_BYTES + entry_format.HEADER_BYTES
+_BOTH_HEADERS = struct.Struct("<8sqqQQQII8x5s3xqq24xII8x")  # of a record and of its entry
+_RECORD_START = _RECORD.pack(RECORD_MAGIC, VERSION, 1, *[0] * 9)[:8]
+_ENTRY_START = struct.pack("<4sB", entry_format.MAGIC, entry_format.VERSION)
+_CRC_OF_CHECKED = crc32c(bytes(4) + _CRC.pack(crc32c(bytes(4))))  # of any bytes with their CRC
+assert _BOTH_HEADERS.size == RECORD_HEADER_BYTES + entry_format.HEADER_BYTES
 assert _BATCH.size + _CRC.size == BATCH_HEADER_BYTES
 assert _RECORD.size + _CRC.size == RECORD_HEADER_BYTES
 
@@ -63,7 +63,7 @@ class Position(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A record of the journal. `body_crc`: of an entry the CRC of its payload, else of the body."""
+    """A record of the journal. `body_crc`: the CRC of the body or, of an entry, of its payload."""
 
     kind: RecordKind
     ledger_id: int
@@ -220,22 +220,22 @@ def _take_entries(
     Nearly all records are undamaged entries, so this loop has few steps for each. The three CRCs
     cover record header, entry header and payload.
     """
-    unpack, new, entry_kind = _WHOLE.unpack_from, tuple.__new__, RecordKind.ENTRY
+    unpack, new, entry_kind = _BOTH_HEADERS.unpack_from, tuple.__new__, RecordKind.ENTRY
     shift, file_id, batch_no = batch.offset, batch.file_id, batch.batch_no
-    last = min(end, len(view)) - _WHOLE.size
+    last = min(end, len(view)) - _BOTH_HEADERS.size
     while at <= last:
         (
             record_head, ledger_id, entry_id, file, offset, number, length, crc,
             entry_head, ledger, entry, payload_bytes, payload_crc,
         ) = unpack(view, at)  # fmt: skip
-        header, payload = at + RECORD_HEADER_BYTES, at + _WHOLE.size
+        header, payload = at + RECORD_HEADER_BYTES, at + _BOTH_HEADERS.size
         after = header + length
         if not (
-            record_head == _WHOLE_RECORD
+            record_head == _RECORD_START
             and offset == shift + at
             and file == file_id
             and number == batch_no
-            and entry_head == _WHOLE_ENTRY
+            and entry_head == _ENTRY_START
             and ledger == ledger_id
             and entry == entry_id
             and payload_bytes == after - payload

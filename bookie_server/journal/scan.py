@@ -3,12 +3,12 @@
 bad blocks.
 
 Always true: at most two pieces are in memory. A read gives a view into a piece. A small read gives
-a copy: a caller that keeps a small entry then does not keep the zeros that fill the batch's last
-block. A piece begins where a batch begins, so few batches span two pieces. For a block that the
-disk cannot read the reader gives `UNREADABLE` bytes, which no bookie writes: decoding finds them
-damaged, `bad_blocks_end` shows that they are no torn write, and with one bad sector only its block
-is lost. So that a start ends in time, the reader does not try the rest of the segment after
-BAD_BLOCKS_MAX bad blocks, and never repeats a read that hangs.
+a copy: kept views would also keep the zeros between small batches in memory. A piece begins where a
+batch begins, so few batches span two pieces. For a block that the disk cannot read the reader gives
+`UNREADABLE` bytes, which no bookie writes: decoding finds them damaged, `bad_blocks_end` shows that
+they are no torn write, and a bad sector costs only its block. So that a start ends in time, the
+reader does not try the rest of the segment after BAD_BLOCKS_MAX bad blocks, and never repeats a
+read that hangs.
 """
 
 import asyncio
@@ -151,7 +151,7 @@ class Replay:
     Iterate `records()` to the end, then read the results:
     - `damage`: unreadable bytes before a position that was synced: acknowledged data may be lost;
     - `torn_writes`: unreadable bytes after that position, of a write that was not synced: only the
-      page-cache lane may have acknowledged the write;
+      page-cache lane, which does not wait for syncs, may have acknowledged the write;
     - `ending`: how the last run ended; `end`: where the journal ends.
 
     No crash cuts a segment short or makes a block unreadable: in such a segment all unreadable
@@ -164,7 +164,7 @@ class Replay:
         self._synced_offsets: dict[int, int] = {}  # by segment: the highest in batch headers
         self._mark = mark
         self._suspects: list[Suspect] = []
-        self._losses: list[Suspect] = []
+        self._losses: list[Suspect] = []  # of missing segments, and of segments that were cut
         self._damaged_segments: dict[int, None] = {}  # damaged as no crash damages a segment
         self._is_sealed = False
         self.end = self._synced

@@ -1,9 +1,9 @@
 """The journal: the queue of records that wait, the group commit, and the segments.
 
 Always true:
-- the records of a ledger become durable in the order of their appends; a future is done only after
-  the sync that covers its records, in a segment whose name is durable;
-- in the page-cache lane a future is done after the write already: the sync follows within
+- an append's future is done only after the sync of its last record, in a segment whose name is
+  durable;
+- in the page-cache lane a future is done already after the write: the sync follows within
   page_cache_sync_s, and before an append of another lane is acknowledged or the next segment is
   begun; `synced` never exceeds the position that was synced;
 - the appends that arrive during a write and sync are the next batch; there is no timer (except for
@@ -16,13 +16,12 @@ Always true:
   not count as a segment;
 - after a restart a new segment is begun; old segments are only read (scan.py).
 
-Always true of the order of records:
+Always true of the order of records (a *group*: records of one ledger that one batch writes):
 - the records of one ledger are written in the order of their appends, whatever their lanes;
-- records of the recovery lane are written before the waiting records of other ledgers in other
-  lanes; waiting records of the same ledger become urgent with them;
+- groups of the recovery lane, and the waiting groups of their ledgers, are urgent: they are written
+  before the waiting groups of all other ledgers, the *bulk*;
 - every batch takes the oldest bulk group; if the batch has no room for that group, the next batch
-  takes bulk groups only. So recovery never blocks the other lanes for long;
-- an append's future is done when its last record is written, and synced if its lane requires that.
+  takes bulk groups only. So recovery never blocks the other lanes for long.
 
 The next segment is made (space reserved, header and name synced) ahead of need.
 """
@@ -54,7 +53,7 @@ from bookie_server.lanes import Lane, Work
 FOLDER = "journal"
 SUFFIX, DAMAGED_SUFFIX, MAKING_SUFFIX = ".journal", ".damaged", ".making"
 UNLIMITED_BYTES = 1 << 62
-FENCE_SHARE = 8  # while no next segment can be made, 1/8 of a least segment is kept for fences
+FENCE_SHARE = 8  # while no next segment can be made, 1/8 of the least size is kept for fences
 SPACE_PAUSE_S = 1.0  # between two tries to make a segment for which there was no space
 _log = logging.getLogger(__name__)
 
@@ -256,7 +255,7 @@ class Journal:
         self._is_hurrying = False
         self._failure: JournalFailed | None = None
         self._directory_error: DiskFailed | None = None
-        self._next_segment = self._begin_next_segment()
+        self._next_segment = self._make_next_segment()
         self._write_rate = Work()
         self.pending_bytes = 0
         """Bytes appended and not yet acknowledged."""
@@ -412,7 +411,7 @@ class Journal:
 
     async def _write_batch(self, records: list[Record], size: int, sync: bool) -> None:
         if self._segment.file.end + size > self._segment.bytes_max:
-            await self._roll()
+            await self._use_next_segment()
         file_id, file = self._segment.file_id, self._segment.file
         batch = encode_batch(file_id, file.end, self._batch_no, self._synced, records)
         self._write_rate.begin(size, asyncio.get_running_loop().time())
@@ -425,13 +424,13 @@ class Journal:
         elif self._sync_at is None:
             self._sync_at = ended_s + self._config.page_cache_sync_s
 
-    async def _roll(self) -> None:
+    async def _use_next_segment(self) -> None:
         """Go on in the next segment, after the present one is synced."""
         await self._sync()
         next_segment = await self._next_segment
         await self._segment.file.close()
         self._segment, self._batch_no = next_segment, 0
-        self._next_segment = self._begin_next_segment()
+        self._next_segment = self._make_next_segment()
 
     # -- the sync that follows a page-cache write --
 
@@ -458,7 +457,7 @@ class Journal:
             and not self._next_segment.exception()
         )
 
-    def _begin_next_segment(self) -> asyncio.Task[_Segment]:
+    def _make_next_segment(self) -> asyncio.Task[_Segment]:
         task = asyncio.ensure_future(self._make_when_there_is_space(self._segment.file_id + 1))
         task.add_done_callback(lambda _: self._wake.set())
         return task
@@ -518,7 +517,7 @@ async def _remove_unfinished(disk: Disk) -> None:
 
 
 def _least_segment_bytes(config: StorageConfig) -> int:
-    """The size of the least segment: any batch fits. StorageConfig refuses a smaller usual size."""
+    """The least size of a segment: any batch fits. StorageConfig refuses a smaller usual size."""
     largest = config.journal_batch_bytes_max + config.entry_bytes_max
     return min(config.journal_bytes_max, largest + 16 * BLOCK_BYTES)
 

@@ -1,5 +1,5 @@
-"""Puts the records of journals and direct logs into the storage engine, batch by batch, while it
-flushes.
+"""Puts the records of journals and direct logs into the storage engine, batch by batch, while the
+engine flushes earlier batches.
 
 Always true: states change in the order of the records, and a ledger's entries come after the record
 of its state; the entries of a batch are put into the cache together, as no request reads them yet;
@@ -12,8 +12,9 @@ Always true of direct logs:
   entry's ledger decides whether the entry counts;
 - unreadable bytes are damage if a later write or the log's footer shows that they were synced, or
   if the disk itself cannot read them. Other unreadable bytes are a torn write, or damage of the
-  last write: the two look alike. What a start does with each of the two is in replay.py;
-- if the log of a mark is missing, or ends before the mark, that is damage of an unknown ledger;
+  last write: the two look alike. In both cases limbo follows: replay.py has the rules;
+- the index marks the position in a log from which on the index may lack entries. If a marked log is
+  missing, or ends before its mark, that is damage of an unknown ledger;
 - marks are removed only when all locations are flushed, so a start that was interrupted begins
   anew.
 """
@@ -177,7 +178,7 @@ class LateRecordApplier(RecordApplier):
     journals."""
 
     async def apply(self, records: list[Record]) -> None:
-        """See RecordApplier.apply."""
+        """See RecordApplier.apply. The present state of EVERY_LEDGER counts, not the journal's."""
         await super().apply([record for record in records if record.ledger_id != EVERY_LEDGER])
 
     def _state_of(self, ledger_id: int) -> LedgerState:
@@ -196,7 +197,8 @@ class LateRecordApplier(RecordApplier):
         if present is None:
             self._storage.restore_state(fenced_and_lost(logged))
         else:
-            merged = merge_by_revision(present, replace(logged, revision=0))  # `present` counts
+            logged = replace(logged, revision=0)  # so `present` counts as the later copy
+            merged = merge_by_revision(present, logged)
             self._storage.restore_state(replace(merged, limbo=present.limbo))
 
     async def _put_entries(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
@@ -229,7 +231,7 @@ class Coverage:
         self._next = start
         self._synced = start  # all bytes before it were synced
         self._holes: list[tuple[int, int]] = []
-        self._damage: dict[int, Damage] = {}  # by where it begins, ascending
+        self._damage: dict[int, Damage] = {}  # by its start, ascending
 
     def take(self, chunk: Scanned) -> None:
         """Take the next chunk of the log."""
@@ -238,7 +240,7 @@ class Coverage:
             self._synced = max(self._synced, damage.write_start)
         for record in chunk.records:
             at = record.location.position
-            begins_write = at == _block(self._next) and record.write_start == at
+            begins_write = at == _rounded_up(self._next) and record.write_start == at
             if at != self._next and (self._next in self._damage or not begins_write):
                 self._note_hole(at)
             self._next = record_end(record.location)
@@ -247,9 +249,10 @@ class Coverage:
     def judge(self, end: int, synced: int) -> tuple[list[LogHole], list[LogHole]]:
         """The holes in bytes that were surely synced, and the holes in bytes that may not have been
         synced. The log's records end at `end`. Bytes before `synced` were synced, even if no record
-        shows that. Damage has a `location` if its record's header could be read."""
+        shows that."""
         self._note_hole(end)
         synced = max(synced, self._synced)
+        # a record across `synced` counts as synced to its end, if its header could be read
         across = [damage for damage in self._damage.values() if damage.start < synced < damage.end]
         synced = max([synced, *(damage.end for damage in across if damage.location is not None)])
         damaged = [(start, min(end, synced)) for start, end in self._holes if start < synced]
@@ -257,24 +260,24 @@ class Coverage:
         return list(map(self._with_ledger_ids, damaged)), list(map(self._with_ledger_ids, torn))
 
     def _note_hole(self, end: int) -> None:
-        start = self._next if self._next in self._damage else _block(self._next)
+        start = self._next if self._next in self._damage else _rounded_up(self._next)
         if start < end:
             self._holes.append((start, end))
 
     def _with_ledger_ids(self, hole: tuple[int, int]) -> LogHole:
-        """The hole; with ledger ids if damaged records whose headers could be read fill it."""
+        """The hole; with ledger ids if damaged records fill it whose headers could be read."""
         ledger_ids: list[int] = []
         start, end = hole
         while start < end:
-            damage = self._damage.get(start) or self._damage.get(_block(start))
-            if damage is None or damage.location is None or damage.end > _block(end):
+            damage = self._damage.get(start) or self._damage.get(_rounded_up(start))
+            if damage is None or damage.location is None or damage.end > _rounded_up(end):
                 break
             ledger_ids.append(damage.location.ledger_id)
             start = damage.end
-        return LogHole(*hole, ledger_ids if ledger_ids and _block(start) >= end else None)
+        return LogHole(*hole, ledger_ids if ledger_ids and _rounded_up(start) >= end else None)
 
 
-def _block(position: int) -> int:
+def _rounded_up(position: int) -> int:
     """The start of the first block at or after the position."""
     return -(-position // BLOCK_BYTES) * BLOCK_BYTES
 
@@ -339,12 +342,8 @@ async def _read_log(
         what = f"direct log {log_id} is damaged from {hole.start} to {hole.end}"
         _judge(hole, LimboReason.LOST, what, storage)
     for hole in torn:
-        _judge(
-            hole,
-            LimboReason.TORN,
-            f"direct log {log_id}: a torn write at {hole.start} is cut",
-            storage,
-        )
+        what = f"direct log {log_id}: a torn write at {hole.start} is cut"
+        _judge(hole, LimboReason.TORN, what, storage)
 
 
 async def _footer_end(store: DirectoryStore, log_id: int) -> int:

@@ -115,7 +115,7 @@ class BookieDirectories:
 
     async def _up_to_date_names(self) -> list[str]:
         """The names of the ledger directories with the furthest checkpoint: the last run had these
-        directories until its end. States in another directory may be older than a fence."""
+        directories until its end. States in another directory may lack a later fence."""
         marks = {directory.name: await _marks(directory) for directory in self.ledgers}
         latest = reduce(checkpoint.furthest, marks.values())
         return [name for name, its_marks in marks.items() if its_marks == latest]

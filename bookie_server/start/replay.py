@@ -2,13 +2,14 @@
 
 Always true:
 - every whole record is applied, also the whole records of a torn batch: the start may apply a
-  record that was never acknowledged, but must not lose an acknowledged record; to apply a record
+  record that was never acknowledged, but must not lose an acknowledged record. To apply a record
   twice changes nothing;
+- a missing entry of a ledger in *limbo* counts as unknown, not as absent;
 - the *synced position* is the last position that is surely synced. Unreadable bytes beyond it are a
   torn write, or damage of the last write: the two look alike. These bytes are cut off and the node
   serves. If the ledger id among the bytes can be read, that ledger is put in torn limbo, whether it
-  is open or closed. In any case every ledger is in torn limbo until limbo.py has found the ledgers
-  concerned;
+  is open or closed. In any case every ledger is in torn limbo until ledgers/limbo.py has found
+  the ledgers concerned;
 - unreadable bytes below the synced position are damage. If the ledger id among them can be read,
   that ledger is put in limbo; it is also fenced, unless the record was surely an entry, as the lost
   record may have been a fence. If no ledger id can be read, every ledger is put in limbo, and the
@@ -91,7 +92,7 @@ async def _replay_all(
             if mark is not None and await _is_back(directory.disk, mark):
                 continue
             if mark is None and marks and await segment_ids(directory.disk):
-                mark = JournalMark(_FIRST)  # newer than the checkpoint: no segment may be missing
+                mark = JournalMark(_FIRST)  # a new journal: none of its segments may be missing
             replayed[directory.id] = await _replay(directory.disk, mark, applier)
         except DiskFailed as error:
             if len(directories.journals) == 1:
@@ -173,8 +174,8 @@ def _losses_before_replay(
     """The reasons, from checkpoint and index, why acknowledged entries of any ledger may be lost.
 
     The index has the state of EVERY_LEDGER from a node's first start on. If there is a checkpoint
-    and no such state, the index was lost with the states of all ledgers. If a journal is missing
-    that the checkpoint names and does not mark as retired, the journal's last entries may be lost.
+    and no such state, the index was lost with the states of all ledgers. If a journal of the
+    checkpoint is missing and is not retired (no longer needed), its last entries may be lost.
     """
     losses = []
     if storage.state(EVERY_LEDGER) is None:
@@ -236,8 +237,8 @@ def _was_used_since(mark: JournalMark, present: list[int]) -> bool:
 
 
 def _judge(replay: Replay | None, storage: LedgerStorage) -> None:
-    """Put the ledgers of torn and damaged records in limbo. A torn record may have been
-    acknowledged, as damage looks the same."""
+    """Put the ledgers of torn and damaged records in limbo. A torn record may be an acknowledged
+    record that was damaged: the two look alike."""
     if replay is None:
         return
     for suspect in replay.torn_writes:
@@ -259,8 +260,8 @@ def _judge(replay: Replay | None, storage: LedgerStorage) -> None:
 def judge_ending(ending: Ending, storage: LedgerStorage) -> None:
     """Put in limbo the ledgers that may have lost entries when the last run ended. Torn bytes at
     the end may be damaged acknowledged records of any ledger. If the journal has no seal,
-    page-cache ledgers may lack their last entries, unless they are fenced: a fence is synced with
-    all earlier writes."""
+    page-cache ledgers (their entries are acknowledged before the sync) may lack their last entries,
+    unless they are fenced: a fence is synced with all earlier writes."""
     if ending is Ending.TORN:
         put_in_limbo(storage, EVERY_LEDGER, LimboReason.TORN)
     if ending is not Ending.CLEAN:

@@ -2,8 +2,8 @@
 and never refuses.
 
 Always true: the log gets at most one line per directory, the gravest finding, with figures and
-remedy; the test takes at most about BUDGET_S for each directory, and leaves no file behind. It
-measures in a thread of its own; a pure function judges the figures.
+remedy; the test takes at most about BUDGET_S for each directory, and leaves no file behind. The
+test measures in a thread of its own; a pure function judges the figures.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ FILE = "self-test"
 SYNCS_MAX = 50
 SYNCS_MIN = 8  # fewer show no distribution
 BUDGET_S = 0.3
-SLOW_S = 0.010  # a disk is slow if most batches have a slower sync; a busy disk has fast batches
-BATCH_SYNCS = 10
+SLOW_S = 0.010  # a disk is slow if most batches of syncs have a sync that takes longer
+BATCH_SYNCS = 10  # so few that a fast disk that is busy has batches without a slow sync
 FAKE_S = 20e-6  # no disk syncs faster
 _BLOCK = bytes(4096)
 _MEMORY_TYPES = ("tmpfs", "ramfs")

@@ -323,7 +323,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         FLUSHES,
     ),
     (
-        T("roll without a sync", "BK#3830", Journal, "_roll", rolls_unsynced, CACHED),
+        T("roll without a sync", "BK#3830", Journal, "_use_next_segment", rolls_unsynced, CACHED),
         ("roll of the journal",),
     ),
     (
