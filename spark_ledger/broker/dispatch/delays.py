@@ -187,6 +187,11 @@ class DelayIndex:
             np.frombuffer(self._offsets, np.int64), np.frombuffer(self._dues_ms, np.int64)
         )
 
+    def forget_unused(self, now_ms: int, lowest: int) -> None:
+        """As DelaySource."""
+        self.forget_due(min(self.asked_ms.values(), default=now_ms))
+        self.forget_below(min([lowest, *self.marks.values()]))
+
     # -- for subscriptions ---------------------------------------------------------------------
 
     def due_between(self, after_ms: int, until_ms: int) -> Numbers:

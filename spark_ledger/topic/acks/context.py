@@ -42,12 +42,16 @@ class InlinePace:
 @dataclass(frozen=True, slots=True)
 class AckContext:
     """The parts with which the acknowledgements of a topic are written. `is_current`: whether a
-    subscription has that key by the metadata store, as of the call."""
+    subscription has that key by the metadata store, as of the call. `lowest_position`: an offset
+    below which every subscription has acknowledged all messages of the partition; 0 without
+    subscriptions. `now_ms`: about the store's time."""
 
     ledgers: LedgerStore
     topic: TopicInfo
     make_ledger: Callable[[], Awaitable[MadeForAcks]]
     is_current: Callable[[AckKey], Awaitable[bool]]
+    lowest_position: Callable[[int], Awaitable[int]]
+    now_ms: Callable[[], int]
     guard: ClusterGuard
     pace: InlinePace
     rng: random.Random

@@ -4,7 +4,8 @@ Always true: what is stored is a hint. A message has its time itself, so a recor
 damaged costs a read, and nothing else. A record looks like a state of a subscription that cannot
 exist: owners of versions that do not know delays carry it on until they ask for that subscription,
 and drop it then. A change is a record of its own, so nothing is folded; a snapshot has the whole
-index. While no subscription here delays messages, the records are carried on as they are.
+index. While no subscription here delays messages, the records are carried on, as long as their
+messages are not due and a subscription may still get them.
 
 The record's name is DELAYED, its rows are empty, and its token is PREFIX and, in base64,
 
@@ -74,6 +75,10 @@ class DelaySource(Protocol):
     def take_all(self) -> DelayedRows:
         """All messages; none of them counts as added any more."""
 
+    def forget_unused(self, now_ms: int, lowest: int) -> None:
+        """Forget the messages that are due or below `lowest`, unless a subscription here holds
+        them."""
+
 
 class DelayRecords:
     """What the ack ledger of a partition has of its delayed messages, at the partition's owner.
@@ -104,12 +109,27 @@ class DelayRecords:
     def forget_from(self, end: int) -> None:
         """The messages from `end` on do not exist any more, and other messages get their offsets.
         Called before `keep`."""
-        rows = decoded(self._carried)
-        count = int(np.searchsorted(rows.offsets, end))
-        if count < len(rows.offsets):
-            kept = DelayedRows(rows.offsets[:count], rows.dues_ms[:count])
-            self._carried = list(encoded(kept, self._carried[0].owner_epoch))
+        if self._carry(lambda rows: rows.offsets < end):
             self.changed()
+
+    def forget_unused(self, now_ms: int, lowest: int) -> None:
+        """Messages that are due or below `lowest` need no record any more."""
+        self._carry(lambda rows: (rows.dues_ms > now_ms) & (rows.offsets >= lowest))
+        if self._source is not None:
+            self._source.forget_unused(now_ms, lowest)
+
+    def _carry(self, is_kept: Callable[[DelayedRows], npt.NDArray[np.bool_]]) -> bool:
+        """Carry on only messages for which `is_kept` has True. Returns whether there are
+        others."""
+        if not self._carried:
+            return False
+        rows = decoded(self._carried)
+        kept = is_kept(rows)
+        if kept.all():
+            return False
+        left = DelayedRows(rows.offsets[kept], rows.dues_ms[kept])
+        self._carried = list(encoded(left, self._carried[0].owner_epoch))
+        return True
 
     def changed(self) -> None:
         if not self.is_dirty:

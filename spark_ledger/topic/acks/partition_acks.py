@@ -504,7 +504,7 @@ class PartitionAcks:
 
     async def _move_to_new_ledger(self) -> None:
         self._leave_ledger()
-        await self._forget_moved()
+        await self._forget_unused()
         try:
             made = await self._context.make_ledger()
             ledger = OpenAckLedger(made.writer, asyncio.get_running_loop().time())
@@ -565,12 +565,15 @@ class PartitionAcks:
         if ledger is not None:
             await ledger.writer.close()
 
-    async def _forget_moved(self) -> None:
-        """Drops the states of subscriptions that were deleted, or moved by others."""
+    async def _forget_unused(self) -> None:
+        """Drops states of subscriptions that were deleted or moved, and delays without use."""
         now_s = asyncio.get_running_loop().time()
-        if not self._states or now_s < self._forgot_s + FORGET_EVERY_S:
+        if now_s < self._forgot_s + FORGET_EVERY_S:
             return
         self._forgot_s = now_s
+        is_large = self.delays.bytes > INLINE_BYTES_MAX
+        lowest = await self._context.lowest_position(self.partition) if is_large else 0
+        self.delays.forget_unused(self._context.now_ms(), lowest)
         for key in list(self._states):
             if not await self._context.is_current(key):
                 self._states.pop(key, None)

@@ -129,7 +129,10 @@ class ConsumerCursors:
         return self._acks.get(topic_id)
 
     def use_acks(
-        self, topic: TopicInfo, make_ledger: Callable[[], Awaitable[MadeForAcks]]
+        self,
+        topic: TopicInfo,
+        make_ledger: Callable[[], Awaitable[MadeForAcks]],
+        now_ms: Callable[[], int],
     ) -> TopicAcks:
         """From now on, and until the returned object is closed, subscriptions of the topic are
         opened with ack ledgers."""
@@ -139,8 +142,14 @@ class ConsumerCursors:
             subscription = await nodes.read(key.name)
             return subscription is not None and key_of(subscription) == key
 
+        async def lowest_position(partition: int) -> int:
+            unreadable: dict[str, errors.LedgerError] = {}
+            infos = await self._subscriptions.list(topic.id, unreadable=unreadable)
+            positions = [info.positions.get(partition, 0) for info in infos]
+            return 0 if unreadable else min(positions, default=0)
+
         context = AckContext(
-            *(ledgers, topic, make_ledger, is_current),
+            *(ledgers, topic, make_ledger, is_current, lowest_position, now_ms),
             *(self._guard, self._pace, self._rng),
         )
 

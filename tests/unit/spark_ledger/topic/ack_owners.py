@@ -48,11 +48,13 @@ class Owner:
         self.moved = set()
         self.ledgers = []
         self.refuses = False
+        self.lowest = self.now_ms = 0
         self.intent = None
 
     async def take_over(self):
         self.context = AckContext(
             *(self.client.ledgers, self.stage.topic, self.make_ledger, self.is_current),
+            *(self.lowest_position, lambda: self.now_ms),
             *(ClusterGuard(self.client.store), InlinePace(), self.client.rng),
         )
         self.acks = await PartitionAcks.opened(self.context, 0, self.epoch)
@@ -68,6 +70,9 @@ class Owner:
         writer = await self.client.ledgers.create(3, 3, 2, topic=self.stage.topic.id, **options)
         self.ledgers.append(writer.ledger_id)
         return Made(writer, self.intent)
+
+    async def lowest_position(self, partition):
+        return self.lowest
 
     async def is_current(self, key):
         return key not in self.moved
