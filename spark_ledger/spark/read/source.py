@@ -127,7 +127,6 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         encoded = offsets.encode(end, topic_ends, self._tokens(start, first, end))
         encoded = with_names(encoded, self._copies.names_after(start))
         if start == self._initial_offset:
-            self._copies.store(self._connected_topics(), names_in(start))
             encoded[FIRST] = {name: at for name, at in start.items() if name != QUERY}
             encoded[ZONELESS] = [list(time) for time in self.options.zoneless_times]
         offset = self._cursor.with_token(encoded)
@@ -224,8 +223,10 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _move_cursor(self, start: dict[str, Any], first: Positions) -> None:
         """Move the subscription, as all rows before `first` are done. `start` is in Spark's
-        checkpoint, unless it is the initial offset."""
+        checkpoint, unless it is the initial offset: if there are no rows, it becomes the end of
+        batch 0, so its copies are made durable now."""
         if start == self._initial_offset:
+            self._copies.store(self._connected_topics(), names_in(start))
             self._cursor.reserve(self._connected_topics(), first)
         else:
             self._cursor.advance(self._connected_topics(), start, first)

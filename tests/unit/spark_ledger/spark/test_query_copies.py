@@ -206,6 +206,15 @@ def test_a_copy_in_use_is_renewed_once_a_day(monkeypatch):
     assert store.calls == ["make", "renew"]
 
 
+def test_an_empty_first_batch_has_its_copy_as_its_end_is_in_the_checkpoint():
+    store = Store()
+    run = run_of(Topics(store, {0: 40}, {0: [41]}, 40))  # written and acknowledged just now
+    start = logged(run.initialOffset())
+    assert poll(run, start) == start
+    again = run_of(Topics(store, {0: 40}, {}, 43))
+    assert planned(again, start, poll(again, start)) == [(0, 40), (0, 42)]
+
+
 def test_only_partitions_with_rows_of_the_copy_are_waited_for():
     store = Store()
     run = run_of(Topics(store, {0: 1, 1: 0}, {0: [5]}, 40, 40), maxOffsetsPerTrigger="20")
