@@ -1,7 +1,9 @@
 """What the streaming source answers the driver, with topics that live in the test."""
 
+import asyncio
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 from pyspark.sql.datasource import InputPartition
@@ -32,6 +34,8 @@ class TopicsInATest:
         self.made_by = {}
         self.checked = []
         self.shorter_logs = 0
+        self.infos = {}
+        self.cluster = SimpleNamespace(client=SimpleNamespace(store=None), run=asyncio.run)
         self._told = {}
 
     def ends(self):
