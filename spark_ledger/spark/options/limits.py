@@ -355,7 +355,7 @@ def _segments_of_table(
     partition: int, interval: Interval, table: SegmentTable, lo: int, hi: int
 ) -> _Segments:
     lo, hi = max(lo, interval.lo), min(hi, interval.hi)
-    segments = slice(*table.places(partition, lo, hi))
+    segments = slice(*table.row_range(partition, lo, hi))
     bases, all_rows = table.bases[segments], table.rows[segments]
     ends = np.minimum(bases + all_rows, hi)
     rows = ends - np.maximum(bases, lo)

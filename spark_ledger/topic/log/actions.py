@@ -22,7 +22,7 @@ ANY_OPENING = -1
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Adds segments, in this order, at the end of their partitions. Its guard always holds."""
+    """Adds segments, in this order, at the end of their partitions. May follow on every state."""
 
     segments: tuple[Segment, ...]
 
@@ -68,8 +68,8 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Overwrite:
-    """Takes away all rows and adds `segments`, in one step; offsets go on after the old rows.
-    Refused if another app committed rows at or after commit number `snapshot`."""
+    """Takes away all rows and adds `segments`, in one step; the new rows have later offsets than
+    the old rows. Refused if another app committed rows at or after commit number `snapshot`."""
 
     segments: tuple[Segment, ...]
     snapshot: int
@@ -103,12 +103,12 @@ class OpenLive:
 @dataclass(frozen=True, slots=True)
 class SealLive:
     """Ends the live segment that commit `opened` began in this ledger (ANY_OPENING: the only live
-    segment that the ledger had). Its rows are `segment` (None: it has no rows), as the owner
-    counted the rows after it stopped, or as the ledger's CLOSED record has them. For a deduplicated
-    live segment `producers` has the producers of its messages, by name, each with its last sequence
-    id in the segment; the producer that sent last is at the end. `rowless` are the offsets of the
-    segment that have no row (those of all chunks of a message but the last), counted from the
-    segment's first offset."""
+    segment that the ledger had). `segment` has the rows of the live segment (None: it has no rows):
+    the rows that the owner counted after it stopped, or the rows up to the end in the ledger's
+    CLOSED record. For a deduplicated live segment `producers` has the producers of the messages, by
+    name, each with its last sequence id in the segment; the producer that sent last is at the end.
+    `rowless` are the offsets of the segment that have no row, counted from the segment's first
+    offset: of a message in chunks only the last chunk has a row."""
 
     partition: int
     ledger_id: int
@@ -143,14 +143,14 @@ CheckQuotas = Callable[[RowsOfTopics], Awaitable[None]]
 
 
 def adds_rows(action: Action) -> bool:
-    """Whether the action adds rows, or lets an owner add rows: a terminated topic refuses it."""
+    """Whether the action adds rows, or lets an owner add rows: a terminated topic refuses such an
+    action."""
     return isinstance(action, Append | Overwrite | OpenLive)
 
 
 def dropped_of(action: Action) -> Ledgers:
-    """The ledgers from which the action takes rows away, by the state from which the action was
-    planned. Every ledger to which no segment refers after the action is among them; segments may
-    still refer to other ledgers among them."""
+    """The ledgers from which the action takes rows away, in the state from which the action was
+    planned. Segments may still refer to some of these ledgers after the action."""
     if isinstance(action, Replace | Trim | Hole | Overwrite):
         return action.dropped
     return ()
@@ -273,7 +273,7 @@ _FROM_JSON: dict[str, Callable[[Mapping[str, Any]], Action]] = {
 
 def _open_of_json(plain: Mapping[str, Any]) -> OpenLive:
     first_entry, rows_before, bytes_before = map(int, plain.get("after", (0, 0, 0)))
-    segments.check_before(first_entry, rows_before)
+    segments.check_rows_before(first_entry, rows_before)
     return OpenLive(
         *(plain["partition"], plain["ledger"], plain["version"], plain["owner"], plain["epoch"]),
         bool(plain.get("deduplicated", False)),

@@ -1,13 +1,13 @@
 """Blobs: bytes of the topic layer that are too big for the metadata store, kept in ledgers.
 
-A blob's bytes are in consecutive entries of one ledger, of 4 MiB at most each, which hold nothing
-else; the blob's pointer has the length and the CRC of the bytes. Always true: a blob is in a synced
-ledger, and was acknowledged entry by entry and read back before its pointer is returned. The writer
-waited for every copy of the blob, and wrote the blob to a second ledger if copies were missing
-(hazard 8). No other writer gets the ledger until the node that names the blob is written. The multi
-that writes this node checks the ledger's record, so the multi fails if another process recovered or
-deleted the ledger meanwhile. If only one node may name a ledger of the intent
-(`Intent.names_once`), the ledger is new, and nothing is written to it after that node (hazard 94).
+A blob's bytes fill consecutive entries of one ledger, of 4 MiB at most each; the blob's pointer has
+the length and the CRC of the bytes. Always true: a blob is in a synced ledger, and was acknowledged
+entry by entry and read back before its pointer is returned. The writer waited some seconds for
+every copy, and wrote the blob to a second ledger if copies were still missing (hazard 8). No other
+writer gets the ledger until the node that names the blob is written. The multi that writes this
+node checks the ledger's record, so the multi fails if another process recovered or deleted the
+ledger meanwhile. If only one node may name a ledger of the intent (`Intent.names_once`), the ledger
+is new, and nothing is written to it after that node (hazard 94).
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class BlobWriter:
     ) -> None:
         self._ledgers = blobs.ledgers
         self._cache = blobs.cache
-        self._acquired_for = topic_id, policies, intent
+        self._acquire_arguments = topic_id, policies, intent
         self._named_once = intent.names_once
         self._ledger: TaskLedger | None = None
         self._last_entry_by_ledger: dict[int, int] = {}
@@ -128,8 +128,8 @@ class BlobWriter:
         return stored
 
     async def checks(self) -> list[Check]:
-        """Checks, for the multi that names the blobs, that the ledgers' records are as they are
-        now. If one of the checks fails, the caller calls this again. Raises errors.NoSuchLedger;
+        """For the multi that names the blobs: checks that fail if the record of a ledger has
+        changed since this call. Then the caller calls this again. Raises errors.NoSuchLedger;
         errors.RowsLost if a ledger lost stored entries."""
         checks = []
         for ledger_id, last in self._last_entry_by_ledger.items():
@@ -143,7 +143,7 @@ class BlobWriter:
         return checks
 
     def release(self) -> None:
-        """Gives the ledger back to the cache, or closes it if only one node may name it."""
+        """Gives the ledger back to the cache, or closes a ledger that only one node may name."""
         if self._named_once:
             self._discard_ledger()
         elif self._ledger is not None:
@@ -176,7 +176,7 @@ class BlobWriter:
 
     async def _open(self) -> TaskLedger:
         if self._ledger is None:
-            self._ledger = await self._cache.acquire(*self._acquired_for, new=self._named_once)
+            self._ledger = await self._cache.acquire(*self._acquire_arguments, new=self._named_once)
         return self._ledger
 
     def _discard_ledger(self) -> None:
@@ -220,7 +220,7 @@ async def read_blob(ledgers: LedgerStore, pointer: BlobPointer) -> bytes:
     try:
         entries = reader.read(pointer.first, pointer.last, known_confirmed=pointer.last)
         parts = [entry.payload async for _, entry in entries]
-    except errors.NoSuchEntry as error:  # the ledger was closed before its end
+    except errors.NoSuchEntry as error:  # the ledger was closed before the end of the blob
         raise errors.DataUnavailable(f"{_place_of(pointer)} is cut off: {error.what}") from error
     size = sum(map(len, parts))
     if size != pointer.bytes or payload_crc(parts) != pointer.crc:
@@ -264,7 +264,7 @@ def unpack(value: Buffer) -> bytes:
     view = memoryview(value)
     size = int.from_bytes(view[:8], "little")
     if len(view) <= 8 or size > UNPACKED_BYTES_MAX:
-        raise errors.UnsupportedFormat(f"{len(view)} packed bytes of {size}")
+        raise errors.UnsupportedFormat(f"{len(view)} packed bytes cannot hold {size} bytes")
     try:
         data = bytes(_ZSTD.decompress(view[8:], decompressed_size=size, asbytes=True))
     except (pa.ArrowException, OSError) as error:

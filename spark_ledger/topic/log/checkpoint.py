@@ -1,10 +1,10 @@
 """Checkpoints: a topic's state in a small form, stored in place of all commits before it. Pure.
 
-Always true: a state decoded from a root is the state that was encoded. A checkpoint gives every row
-the offset, segment and commit time that the commits gave to the row: fold(checkpoint + later
-commits) is fold(all commits). Segments are in chunks, which never change, or in the tail, which
-each root stores again; a chunk's segments do not overlap. docs/topics.md ("Checkpoint") has the
-format.
+Always true: decoding a root (the head of a checkpoint, which names its chunks) gives the state that
+was encoded. A checkpoint gives every row the offset, segment and commit time that the commits gave
+to the row: fold(checkpoint + later commits) is fold(all commits). Segments are in chunks, which
+never change, or in the tail, which each root stores again; a chunk's segments do not overlap.
+docs/topics.md ("Checkpoint") has the format.
 """
 
 import json
@@ -47,7 +47,7 @@ _INTERVAL_FIELDS = ("lo", "hi", "bytes", "first_ms", "last_ms")
 _PARTITION_FIELDS = ("start_offset", "end_offset", "rearranged")
 _POINTER_FIELDS = ("ledger_id", "metadata_version", "first", "last", "bytes", "crc")
 IntervalLists = list[list[Interval]]
-"""A list for each partition, of its intervals."""
+"""For each partition the list of its intervals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class Root:
 
 
 def sparse_chunks(state: TopicState) -> list[TableChunk]:
-    """Chunks of which the topic has lost more than half of the rows, SPARSE_BYTES_MAX of chunks at
-    most. The checkpoint puts the segments that still have rows back into the tail."""
+    """Chunks that have lost more than half of their rows, SPARSE_BYTES_MAX together at most. The
+    checkpoint puts their segments that still have rows back into the tail."""
     kept_rows: dict[TableChunk, int] = {}
     for partition in state.partitions:
         for interval in partition.intervals:
@@ -80,9 +80,9 @@ def sparse_chunks(state: TopicState) -> list[TableChunk]:
 
 
 def merge_intervals(partition: PartitionState, tables: Tables = NO_TABLES) -> list[Interval]:
-    """The partition's rows and holes in as few intervals as possible; a table in memory has only
-    segments with a row of its interval. A chunk whose table is in `tables` gives its interval this
-    table."""
+    """The partition's rows and holes in as few intervals as possible. An interval with a table in
+    memory gets only the segments of its own rows; an interval of a chunk in `tables` gets the
+    chunk's table."""
     groups: list[list[Interval]] = []
     for interval in partition.intervals:
         source = interval.source
@@ -119,24 +119,24 @@ def _join(group: list[Interval]) -> Interval:
     )
 
 
-def inline_payloads(parts: IntervalLists) -> tuple[list[bytes], list[int]]:
+def inline_payloads(by_partition: IntervalLists) -> tuple[list[bytes], list[int]]:
     """The payloads of all inline segments in memory, in the order in which `with_inline_moved`
     expects the stored entries, and the number of rows of each payload."""
     payloads: list[bytes] = []
     rows: list[int] = []
-    for table in _tables(parts):
+    for table in _tables(by_partition):
         payloads += table.batch.column("inline").flatten().to_pylist()
         kept = table.batch.column("entry_rows").filter(of_numpy(table.ledgers == INLINE))
         rows += kept.flatten().to_pylist()
     return payloads, rows
 
 
-def with_inline_moved(parts: IntervalLists, stored: StoredEntries) -> IntervalLists:
+def with_inline_moved(by_partition: IntervalLists, stored: StoredEntries) -> IntervalLists:
     """The intervals, changed so that inline segments refer to the stored entries with their
     payloads."""
     first = stored.first
     moved: IntervalLists = []
-    for intervals in parts:
+    for intervals in by_partition:
         moved.append([])
         for interval in intervals:
             source = interval.source
@@ -181,30 +181,30 @@ def _with_value(table: SegmentTable, name: str, mask: Any, value: int) -> pa.Arr
 # -- chunks ------------------------------------------------------------------------------------
 
 
-def tail_table(parts: IntervalLists) -> SegmentTable:
+def tail_table(by_partition: IntervalLists) -> SegmentTable:
     """All segments in memory, by partition and interval."""
-    batches = [table.batch for table in _tables(parts)]
+    batches = [table.batch for table in _tables(by_partition)]
     if not batches:
         return SegmentTable.of(())
     whole = pa.Table.from_batches(batches, SCHEMA).combine_chunks()
     return SegmentTable(whole.to_batches()[0])
 
 
-def cut_into_chunks(parts: IntervalLists, stored_bytes: int) -> list[IntervalLists]:
+def cut_into_chunks(by_partition: IntervalLists, stored_bytes: int) -> list[IntervalLists]:
     """The intervals in memory, divided into the contents of chunks. `stored_bytes` is the size of
     all their segments together once they are stored."""
-    total = sum(len(table) for table in _tables(parts))
+    total = sum(len(table) for table in _tables(by_partition))
     size = max(1, int(total * CHUNK_BYTES_MAX * 0.8) // max(1, stored_bytes))
     chunks: list[IntervalLists] = []
     segments_left = 0
-    for p, intervals in enumerate(parts):
+    for p, intervals in enumerate(by_partition):
         for interval in intervals:
             if not isinstance(interval.source, SegmentTable):
                 continue
             at = 0
             while at < len(interval.source):
                 if segments_left == 0 or (chunks and _overlaps(chunks[-1][p], interval)):
-                    chunks.append([[] for _ in parts])
+                    chunks.append([[] for _ in by_partition])
                     segments_left = size
                 piece = _piece(interval, at, min(at + segments_left, len(interval.source)))
                 chunks[-1][p].append(piece)
@@ -213,10 +213,12 @@ def cut_into_chunks(parts: IntervalLists, stored_bytes: int) -> list[IntervalLis
     return chunks
 
 
-def with_chunk(parts: IntervalLists, chunk: IntervalLists, stored: TableChunk) -> IntervalLists:
+def with_chunk(
+    by_partition: IntervalLists, chunk: IntervalLists, stored: TableChunk
+) -> IntervalLists:
     """The intervals, changed so that those in `chunk` have the stored chunk as their source."""
     changed: IntervalLists = []
-    for before, chunk_intervals in zip(parts, chunk, strict=True):
+    for before, chunk_intervals in zip(by_partition, chunk, strict=True):
         intervals = Intervals(list(before))
         for group in _runs(chunk_intervals):
             joined = _join([replace(interval, source=stored) for interval in group])
@@ -225,9 +227,9 @@ def with_chunk(parts: IntervalLists, chunk: IntervalLists, stored: TableChunk) -
     return changed
 
 
-def rows_of(parts: IntervalLists) -> int:
+def rows_of(by_partition: IntervalLists) -> int:
     """How many rows the intervals hold."""
-    return sum(interval.hi - interval.lo for intervals in parts for interval in intervals)
+    return sum(interval.hi - interval.lo for intervals in by_partition for interval in intervals)
 
 
 def _runs(intervals: Sequence[Interval]) -> Iterator[list[Interval]]:
@@ -262,8 +264,8 @@ def _table(interval: Interval) -> SegmentTable:
     return interval.source
 
 
-def _tables(parts: IntervalLists) -> Iterator[SegmentTable]:
-    for intervals in parts:
+def _tables(by_partition: IntervalLists) -> Iterator[SegmentTable]:
+    for intervals in by_partition:
         for interval in intervals:
             if isinstance(interval.source, SegmentTable):
                 yield interval.source
@@ -284,19 +286,22 @@ def chunk_ledgers(state: TopicState) -> list[int]:
 
 def checkpoint_state(
     state: TopicState,
-    parts: IntervalLists,
+    by_partition: IntervalLists,
     *,
     trimmed: int,
     unnamed_ledgers: Iterable[int],
     deleted_ledgers: Iterable[int],
 ) -> TopicState:
-    """The state that a checkpoint stores, with these intervals. Bodies of commits below `trimmed`
-    are not needed any more: their ledgers count as dropped from now on, as do the ledgers of
-    `unnamed_ledgers` that hold no chunk. The state forgets the ledgers in `deleted_ledgers`."""
-    partitions = zip(state.partitions, parts, strict=True)
+    """The state that a checkpoint stores, with these intervals. From now on these ledgers count as
+    dropped: ledgers that hold only bodies of commits below `trimmed`, and ledgers of
+    `unnamed_ledgers` (which the newest checkpoint does not name) without a chunk. The state forgets
+    the ledgers in `deleted_ledgers`."""
+    partitions = zip(state.partitions, by_partition, strict=True)
     changed = replace(
         state,
-        partitions=tuple(replace(p, intervals=Intervals(list(part))) for p, part in partitions),
+        partitions=tuple(
+            replace(p, intervals=Intervals(list(intervals))) for p, intervals in partitions
+        ),
         bodies={ledger: last for ledger, last in state.bodies.items() if last >= trimmed},
     )
     needed = {*chunk_ledgers(changed), *changed.bodies}
@@ -310,7 +315,7 @@ def checkpoint_state(
 def encode_root(root: Root) -> bytes:
     """The root's bytes, compressed. The state's head version is not in the bytes."""
     state = root.state
-    parts = [list(partition.intervals) for partition in state.partitions]
+    by_partition = [list(partition.intervals) for partition in state.partitions]
     chunks = {chunk: n for n, chunk in enumerate(state.chunks())}
     partition_columns = {
         name: [getattr(p, name) for p in state.partitions] for name in _PARTITION_FIELDS
@@ -323,9 +328,9 @@ def encode_root(root: Root) -> bytes:
     }
     streams = [
         _encode_columns(partition_columns),
-        _encode_columns(_interval_columns(parts, chunks)),
+        _encode_columns(_interval_columns(by_partition, chunks)),
         _encode_columns(chunk_columns),
-        tail_table(parts).encode(),
+        tail_table(by_partition).encode(),
     ]
     plain = {
         "min_reader": min(state.min_writer, READER_VERSION),  # both versions rise together
@@ -337,7 +342,7 @@ def encode_root(root: Root) -> bytes:
         ],
         "last_of_app": list(state.last_of_app),
         "live": [
-            _plain_live(partition.live)
+            _live_to_json(partition.live)
             for partition in state.partitions
             if partition.live is not None
         ],
@@ -359,7 +364,7 @@ def encode_root(root: Root) -> bytes:
     return pack(b"".join([MAGIC, len(head).to_bytes(4, "little"), head, *streams]))
 
 
-def _plain_live(live: LiveSegment) -> dict[str, Any]:
+def _live_to_json(live: LiveSegment) -> dict[str, Any]:
     plain = asdict(live)
     del plain["token"]  # older software refuses a field that it does not know
     later = ("deduplicated", "first_entry", "rows_before", "bytes_before")
@@ -399,10 +404,10 @@ def _decode_state(plain: dict[str, Any], streams: Sequence[memoryview]) -> Topic
     sizes = zip(chunks["segments"], chunks["rows"], strict=True)
     stored = [TableChunk(BlobPointer(*at), *size) for at, size in zip(pointers, sizes, strict=True)]
     tail = SegmentTable.decode(bytes(streams[3]))
-    parts: IntervalLists = [[] for _ in partitions["start_offset"]]
+    by_partition: IntervalLists = [[] for _ in partitions["start_offset"]]
     for row in zip(*intervals.values(), strict=True):
         p, source, first, count, lo, hi, *rest = row
-        parts[p].append(Interval(lo, hi, _source(source, stored, tail, first, count), *rest))
+        by_partition[p].append(Interval(lo, hi, _source(source, stored, tail, first, count), *rest))
     tokens = plain.get("tokens", {"live": {}, "end": {}})
     live = {
         fields["partition"]: LiveSegment(
@@ -413,7 +418,7 @@ def _decode_state(plain: dict[str, Any], streams: Sequence[memoryview]) -> Topic
     producers, rowless = plain.get("producers", {}), plain.get("rowless", {})
     partition_states = tuple(
         PartitionState(
-            *(p, start, end, Intervals(parts[p]), live.get(p), rearranged),
+            *(p, start, end, Intervals(by_partition[p]), live.get(p), rearranged),
             producers=producers.get(str(p), {}),
             rowless=tuple(Rowless(*run) for run in rowless.get(str(p), ())),
             end_token=int(tokens["end"].get(str(p), NO_TOKEN)),
@@ -443,11 +448,13 @@ def _source(
     return tail.part(first, first + count) if source == _TAIL_SOURCE else chunks[source]
 
 
-def _interval_columns(parts: IntervalLists, chunks: dict[TableChunk, int]) -> dict[str, list[int]]:
+def _interval_columns(
+    by_partition: IntervalLists, chunks: dict[TableChunk, int]
+) -> dict[str, list[int]]:
     names = ("partition", "source", "first", "count", *_INTERVAL_FIELDS)
     columns: dict[str, list[int]] = {name: [] for name in names}
     first = 0
-    for p, intervals in enumerate(parts):
+    for p, intervals in enumerate(by_partition):
         for interval in intervals:
             count = len(interval.source) if isinstance(interval.source, SegmentTable) else 0
             source = _TAIL_SOURCE if count else _HOLE_SOURCE
@@ -493,8 +500,8 @@ StoredRoot = bytes | BlobPointer
 class CheckpointRecord:
     """`next` is the number of the first commit that the root does not have. `previous` is the
     `next` of the previous checkpoint (0: there was no checkpoint). `previous_root` is the previous
-    checkpoint's root; None if there was no checkpoint, or if the newest root is in this record and
-    so cannot be lost without it. `intent` is the id of the intent that made the checkpoint."""
+    checkpoint's root; None if there was no checkpoint, or if `root` is in this record, so that it
+    cannot be lost alone. `intent` is the id of the intent that made the checkpoint."""
 
     next: int
     root: StoredRoot

@@ -54,13 +54,13 @@ BATCH = "batch"
 SYSTEM = "system"
 CURSOR = "cursor"
 NAMED_ONCE_KINDS = (BATCH, PARTS, SYSTEM)
-"""Kinds of intents under which a ledger is written for one commit or one checkpoint. Once such a
-ledger is CLOSED and dropped, no node names the ledger again, so the janitor may delete it
+"""Kinds of intents under which a ledger is written for one commit or one checkpoint. After such a
+ledger is CLOSED and dropped, no node names it again, so the janitor may delete it
 (upkeep/garbage.py)."""
 IDS_PER_BLOCK = 8
 IDS_KEPT_S = 86_400.0  # later the rest of a block is not used: intent_expiry.py removes the block
 HEARTBEAT_S = 60.0
-INTENTS_HELD_MAX = 256
+INTENTS_REMEMBERED_MAX = 256
 """A process remembers the ids and heartbeats of this many intents. If the process forgets an
 intent, some of the intent's ids stay unused, or its heartbeat is written too soon."""
 
@@ -109,8 +109,8 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What one observer saw of an intent's heartbeat: its version, since when the heartbeat has
-    this version, and the observer's session at that time."""
+    """What one observer saw of an intent's heartbeat: the version of its node, since when the node
+    has this version, and the observer's session at that time."""
 
     heartbeat: int
     since_s: float
@@ -145,9 +145,9 @@ class Intents:
         self.store = store
         self._ledgers = ledgers
         self._rng = rng
-        self._ids = LruCache[str, tuple[float, int, deque[int]]](INTENTS_HELD_MAX)
+        self._ids = LruCache[str, tuple[float, int, deque[int]]](INTENTS_REMEMBERED_MAX)
         self._allocating = asyncio.Lock()
-        self._heartbeats_s = LruCache[str, float](INTENTS_HELD_MAX)
+        self._heartbeats_s = LruCache[str, float](INTENTS_REMEMBERED_MAX)
 
     async def open_query_intent(
         self,
@@ -162,11 +162,11 @@ class Intents:
         kind is CURSOR if the target is a subscription, PARTS if each task commits (parts.py).
 
         Any number of tasks may call this at once: all get the same intent. The first call of a new
-        run condemns the older run's intent. A run whose intent was condemned as stale goes on under
-        a new generation. A run that overwrites topics names their ids in each call. The intent
-        records how far their logs went when the run began, so that the run does not overwrite rows
-        that others add later. Raises errors.LedgerFenced if a newer run has taken over,
-        errors.TopicNotFound.
+        run condemns the intent of the older run. A run whose intent was condemned as stale goes on
+        under a new generation. A run that overwrites topics names their ids in each call. The
+        intent records how far their logs went when the run began, so that the run does not
+        overwrite rows that others add later. Raises errors.LedgerFenced if a newer run has taken
+        over, errors.TopicNotFound.
         """
         path = f"{paths.QUERIES}/{escape(query_id)}@{escape(target)}"
         record = IntentRecord(kind, query_id, run_id, target, w0=records.NO_VERSION)
@@ -177,7 +177,7 @@ class Intents:
                 current = await self._current_intent(pointer, record)
                 if current is not None:
                     return current
-                await self._mint_query(pointer, record, overwrites)
+                await self._make_query_intent(pointer, record, overwrites)
                 await tries.retry_or_raise(
                     f"other runs of query {query_id} took over again and again"
                 )
@@ -216,7 +216,7 @@ class Intents:
         await ensure(self.store, paths.INTENTS)
         tries = Tries(self._rng)
         while True:
-            await self._mint(intent_id, record, [])
+            await self._make(intent_id, record, [])
             node = await read(self.store, paths.intent(intent_id))
             if node is not None:
                 return _decode_intent(intent_id, node)
@@ -331,12 +331,12 @@ class Intents:
         return _Pointer(path, records.decode_query_pointer(node.value), node.version)
 
     async def _current_intent(self, pointer: _Pointer, record: IntentRecord) -> Intent | None:
-        """The run's open intent; None if an intent must be minted. Raises errors.LedgerFenced."""
+        """The run's open intent; None if it must be made. Raises errors.LedgerFenced."""
         if not pointer.names_run(record.run_id):
             earlier = await read(self.store, paths.intent(_query_intent_id(record)))
             if earlier is None:
                 return None
-            # the multi that made the intent wrote the pointer, or a later multi did
+            # so the pointer was written, by the multi that made this intent or by a later multi
             pointer = await self._read_pointer(pointer.path)
             if not pointer.names_run(record.run_id):
                 raise _superseded_error(_decode_intent(_query_intent_id(record), earlier))
@@ -359,7 +359,7 @@ class Intents:
             snapshots[topic_id] = records.decode_head(node.value).next
         return snapshots
 
-    async def _mint_query(
+    async def _make_query_intent(
         self, pointer: _Pointer, record: IntentRecord, overwrites: Sequence[str]
     ) -> None:
         """Tries once to make the run's next intent, as the query's current intent."""
@@ -381,9 +381,9 @@ class Intents:
         new_pointer = QueryPointer(intent_id, record.run_id, record.generation)
         await ensure(self.store, paths.INTENTS)
         await ensure(self.store, paths.QUERIES)
-        await self._mint(intent_id, record, [*operations, pointer.operation_to(new_pointer)])
+        await self._make(intent_id, record, [*operations, pointer.operation_to(new_pointer)])
 
-    async def _mint(
+    async def _make(
         self, intent_id: str, record: IntentRecord, others: Sequence[Operation]
     ) -> None:
         """Sends one multi: the intent, with the version in the transaction record as `w0`, and

@@ -125,7 +125,7 @@ class LedgerCache:
     async def _create(self, key: LedgerKey, intent: Intent) -> TaskLedger:
         writer: AsyncLedgerWriter | None = None
         while writer is None:
-            with suppress(IdSpent):
+            with suppress(IdSpent):  # no ledger may be made with this id: take the next id
                 writer = await self._make(key, await self._intents.ledger_id(intent))
         now = asyncio.get_running_loop().time()
         fragments_max = self._ledgers.config.fragments_max
@@ -147,9 +147,9 @@ class LedgerCache:
             self._close_in_background(ledger_id, partial(self._ledgers.recover, ledger_id))
             raise
         except errors.NotEnoughBookies as failure:
-            raise await self._with_policy(failure, key) from failure
+            raise await self._failure_with_policy(failure, key) from failure
 
-    async def _with_policy(
+    async def _failure_with_policy(
         self, failure: errors.NotEnoughBookies, key: LedgerKey
     ) -> errors.NotEnoughBookies:
         """The failure, with a better text if fewer bookies are writable than the ensemble needs:

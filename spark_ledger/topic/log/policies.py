@@ -1,7 +1,7 @@
 """Policies: quorums, durability and sizes of a topic's ledgers, and how long it keeps its rows.
 
 Always true: E >= Qw >= Qa >= 1; times and sizes are positive; None keeps rows for ever. Policies
-can be changed later: quorums, durability and rolling then hold for ledgers made after the change.
+can be changed later; changed quorums, durability and limits hold for ledgers made after the change.
 The policies that were set on a topic are its own policies. For any other policy the topic has the
 present value of its namespace, or else the default. The three quorums are set together, so that
 they always fit. Two task ledgers are interchangeable only if their policies are equal, so the
@@ -18,9 +18,8 @@ from spark_ledger import errors, units
 SYNCED, PAGE_CACHE = DURABILITIES = ("synced", "page-cache")
 DELETE_DELAY_MS = 24 * 3600 * 1000
 OWN_ROLL_S_MAX = 4 * 3600
-"""The largest roll age of ledgers that no task writes (live ledgers of brokers, cursors); the
-policies cannot raise it. Maintenance counts an older open ledger as abandoned, and fences this
-ledger (garbage.open_ms_max)."""
+"""At this age at the latest a broker or a cursor closes its ledger and goes on in a new ledger,
+whatever the policies. Maintenance fences a ledger that is open for longer (garbage.open_ms_max)."""
 PASS_BYTES = 128 << 20
 """How much maintenance copies in one pass (one a minute) to merge small segments."""
 NONE_MEANINGS = {
@@ -48,7 +47,7 @@ ENSEMBLE_SIZE = "ensemble_size"
 QUORUM_NAMES = (ENSEMBLE_SIZE, "write_quorum", "ack_quorum")
 ALWAYS_OWN = ("partitioned", "retention")
 """Policies that are always a topic's own, so that a change of the namespace neither changes an
-existing topic for clients nor takes away rows that the topic was to keep."""
+existing topic for clients nor takes away rows that the topic should keep."""
 INHERIT = "inherit"
 """The value of a change that unsets a policy."""
 

@@ -1,8 +1,8 @@
 """The last sequence id of each producer, by the producer's name; only the producers that sent last
 are kept. Pure.
 
-Always true: clients choose the names, so the number of kept producers is limited, and so are their
-bytes of JSON, the form in a seal and in a checkpoint (hazard 95). In a commit and in a state all
+Always true: clients choose the names, so the number of kept producers is limited, and so are the
+bytes of their JSON in a seal or checkpoint (hazard 95). In a commit and in a state all
 partitions of a topic share PRODUCERS_TOGETHER_BYTES_MAX, so that a commit's body and a checkpoint's
 root stay within their own limits.
 """
@@ -17,7 +17,7 @@ PRODUCER_NAME_BYTES_MAX = 1024
 """In UTF-8. A broker takes no producer of a longer name."""
 PRODUCERS_MAX = 10_000
 PRODUCERS_BYTES_MAX = 1 << 20
-"""Of a partition."""
+"""For one partition."""
 PRODUCERS_TOGETHER_BYTES_MAX = 32 << 20
 _OTHER_BYTES = 24
 """What a producer takes beside its name: the sequence id and separators."""

@@ -88,7 +88,7 @@ class Head:
 @dataclass(frozen=True, slots=True)
 class Commit:
     """/topic-ids/<id>/log/<n>, or the body to which that node points. A commit has no offsets of
-    the rows that it adds, so a committer that loses the race for n writes it unchanged under
+    the rows that it adds, so a committer that loses the race for n writes the same commit under
     another number. `others` are the other topics of a shared commit. `user_metadata` is a text of
     the user. `body_ledger` is the ledger from which the body was read, None if the body is in the
     node."""
@@ -157,7 +157,7 @@ class TxnRecord:
 class IntentRecord:
     """/intents/<id>. `w0` is the version that was recorded for (app id, target) when the intent was
     made. `snapshots` has, for each topic that the run is to overwrite, the number of the topic's
-    next commit at the same time. `random`: no other intent ever has this app id."""
+    next commit at that time. `random`: no other intent ever has this app id."""
 
     kind: str  # "query", "parts", "batch", "cursor" or "system"
     app_id: str
@@ -314,7 +314,7 @@ def decode_commit(value: bytes) -> Commit | SpilledBody:
 
 def pointer_from_json(plain: Mapping[str, Any]) -> BlobPointer:
     """Raises KeyError, TypeError or ValueError if `plain` is not a pointer."""
-    return BlobPointer(**{name: int(at) for name, at in _fields(BlobPointer, plain).items()})
+    return BlobPointer(**{name: int(value) for name, value in _fields(BlobPointer, plain).items()})
 
 
 def encode_txn(record: TxnRecord) -> bytes:
@@ -380,8 +380,8 @@ def _txn_bytes(record: TxnRecord) -> bytes:
     plain["rows"] = _rows_to_json(record.rows)
     if record.others:
         plain["others"] = {
-            topic: {"number": brought.number, "rows": _rows_to_json(brought.rows)}
-            for topic, brought in record.others.items()
+            topic: {"number": added.number, "rows": _rows_to_json(added.rows)}
+            for topic, added in record.others.items()
         }
     if record.content is not None:
         plain["content"] = asdict(record.content)

@@ -117,7 +117,7 @@ class SegmentTable:
 
     @classmethod
     def concatenate(cls, tables: Sequence["SegmentTable"]) -> "SegmentTable":
-        """All rows of the tables, in the given order; the caller must give the tables in order."""
+        """All rows of the tables. The caller must give the tables in the table's order."""
         if len(tables) == 1:
             return tables[0]
         joined = pa.Table.from_batches([table.batch for table in tables], SCHEMA).combine_chunks()
@@ -146,9 +146,8 @@ class SegmentTable:
         return self.bases + self.rows
 
     def commit_times(self, lo: int, hi: int) -> tuple[Longs, Longs]:
-        """The commit times of the offsets [lo, hi), which must be without a hole in the table:
-        the number of rows of each run of rows with equal times, and the time of each run, in
-        order."""
+        """The commit times of the offsets [lo, hi), which must be without a hole in the table, as
+        runs of rows with equal times: the number of rows of each run, and the time of each run."""
         column = self.batch.column("times")
         offsets = as_numpy(column.offsets)
         flat = as_numpy(column.values)[offsets[0] : offsets[-1]]
@@ -161,7 +160,7 @@ class SegmentTable:
 
     def token_of(self, partition: int, offset: int) -> int:
         """The token of the commit that made the row at the offset. The table must have this row."""
-        i, _ = self.places(partition, offset, offset + 1)
+        i, _ = self.row_range(partition, offset, offset + 1)
         column = self.batch.column("tokens")
         flat = column[i].as_py()
         if len(flat) < 2:
@@ -170,8 +169,8 @@ class SegmentTable:
         return int(tokens[0])
 
     def commit_tokens(self, lo: int, hi: int) -> tuple[Longs, Longs]:
-        """The tokens of the offsets [lo, hi), which must be without a hole in the table: the number
-        of rows of each run of rows with equal tokens, and the token of each run, in order."""
+        """The tokens of the offsets [lo, hi), which must be without a hole in the table, as runs of
+        rows with equal tokens: the number of rows of each run, and the token of each run."""
         column = self.batch.column("tokens")
         offsets = as_numpy(column.offsets)
         flat = as_numpy(column.values)[offsets[0] : offsets[-1]]
@@ -196,8 +195,7 @@ class SegmentTable:
 
     @cached_property
     def counted(self) -> npt.NDArray[np.bool_]:
-        """For each segment whether it lists no rows of its entries: the entries' headers count
-        them."""
+        """For each segment whether only the headers of its entries have the numbers of rows."""
         counted: npt.NDArray[np.bool_] = np.diff(self._entry_rows[0]) == 0
         return counted
 
@@ -241,10 +239,10 @@ class SegmentTable:
 
     def between(self, partition: int, lo: int, hi: int) -> "SegmentTable":
         """The segments of the partition with a row in [lo, hi)."""
-        return self.part(*self.places(partition, lo, hi))
+        return self.part(*self.row_range(partition, lo, hi))
 
-    def places(self, partition: int, lo: int, hi: int) -> tuple[int, int]:
-        """The rows of this table with the segments of `between`: first, end (exclusive)."""
+    def row_range(self, partition: int, lo: int, hi: int) -> tuple[int, int]:
+        """The rows [first, end) of this table that have the segments of `between`."""
         kind = self.partitions.dtype  # for another type numpy would convert the whole column
         first, last = np.searchsorted(
             self.partitions, np.array([partition, partition + 1], dtype=kind)
@@ -316,8 +314,9 @@ def _optional_column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _clip_runs(first: int, rows: Longs, values: Longs, lo: int, hi: int) -> tuple[Longs, Longs]:
-    """Cuts runs of rows, the first of which begins at the offset `first`, to [lo, hi). Returns the
-    number of rows and the value of each run; neighbouring runs have different values."""
+    """The part of these runs of rows that is in [lo, hi); the first run begins at the offset
+    `first`. Returns the number of rows and the value of each run; neighbouring runs have different
+    values."""
     ends = first + np.cumsum(rows)
     rows = np.minimum(ends, hi) - np.maximum(ends - rows, lo)
     rows, values = rows[rows > 0], values[rows > 0]
@@ -513,7 +512,7 @@ class Intervals:
         return self._count
 
     def last(self) -> list[Interval]:
-        """The last interval, if there is one."""
+        """The last interval; an empty list if there are no intervals."""
         return [self._all[self._count - 1]] if self._count else []
 
     def between(self, lo: int, hi: int) -> list[Interval]:

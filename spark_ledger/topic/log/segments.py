@@ -72,7 +72,7 @@ class Segment:
             has_filter = self.filter_entry != NO_ENTRY
             if not is_one_range or self.rows < count or has_filter or self.inline:
                 raise ValueError(f"{self.rows} rows without row counts in entries {self.entries}")
-            check_before(self.entries[0][0], self.rows_before)
+            check_rows_before(self.entries[0][0], self.rows_before)
             return
         if self.rows_before:
             raise ValueError(
@@ -122,14 +122,14 @@ class OffsetRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LiveSegment:
-    """The open end of a partition: its owner still appends to a ledger that has rows of this
-    partition only. The ledger's entries from `first_entry` on hold the rows from offset `base` on,
-    up to the next live segment of the same ledger (the headers of an entry show to which live
-    segment it belongs). The ledger, not the log, shows how much of the segment is confirmed.
-    `rows_before` and `bytes_before` are the rows and bytes of the ledger's entries before
-    `first_entry`. `opened` is the commit that opened this segment, and identifies the segment among
-    those of the ledger; `token` is this commit's token. `deduplicated`: the seal has the last
-    sequence id of each producer."""
+    """The open end of a partition: `owner`, in its term `epoch`, still appends to a ledger that has
+    rows of this partition only. The ledger's entries from `first_entry` on hold the rows from
+    offset `base` on, up to the next live segment of the same ledger (the headers of an entry show
+    to which live segment it belongs). The ledger, not the log, shows how much of the segment is
+    confirmed. `rows_before` and `bytes_before` are the rows and bytes of the ledger's entries
+    before `first_entry`. `opened` is the commit that opened this segment, and identifies the
+    segment among those of the ledger; `token` is this commit's token. `deduplicated`: the seal has
+    the last sequence id of each producer."""
 
     partition: int
     ledger_id: int
@@ -157,7 +157,7 @@ def token_of(commit_id: str) -> int:
     return zlib.crc32(commit_id.encode()) or 1
 
 
-def check_before(first_entry: int, rows_before: int) -> None:
+def check_rows_before(first_entry: int, rows_before: int) -> None:
     """Raises ValueError if `rows_before` rows cannot be in the entries before `first_entry`, since
     each entry has at least one row."""
     if rows_before < first_entry or (rows_before and not first_entry):

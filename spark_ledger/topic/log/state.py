@@ -125,7 +125,7 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class SharedCommit:
-    """A commit that several topics share: its number here and the other topics' ids."""
+    """A commit that several topics share: its number in this topic, and the other topics' ids."""
 
     commit_id: str
     number: int
@@ -205,7 +205,7 @@ def apply(state: TopicState, number: int, commit: Commit, created_ms: int) -> To
         raise errors.UnsupportedFormat(f"commit {number} does not follow commit {state.next - 1}")
     folding = _Folding(state, number, commit, max(state.commit_ms, created_ms))
     for kind, run in groupby(commit.actions, type):
-        if kind is SealLive:  # often many at once, as of opens; an open takes no rows away
+        if kind is SealLive:  # one table for all seals
             folding.seal([action for action in run if isinstance(action, SealLive)])
         elif kind is OpenLive:
             folding.open([action for action in run if isinstance(action, OpenLive)])
@@ -420,12 +420,12 @@ class _Folding:
         ]
 
     def _place(
-        self, base: int, segments: Sequence[Segment], after: PartitionState | None = None
+        self, base: int, segments: Sequence[Segment], partition: PartitionState | None = None
     ) -> Iterator[PlacedSegment]:
-        """Places the segments from the offset `base` on. If a segment was born live, its times are
-        not before those of the rows in the partition `after`."""
+        """Places the segments from the offset `base` on. The times of a segment born live are not
+        before those of the rows in `partition`, if it is given."""
         for segment in segments:
-            partition_before = after if segment.counted else None
+            partition_before = partition if segment.counted else None
             at_ms = (
                 self._now_ms
                 if partition_before is None

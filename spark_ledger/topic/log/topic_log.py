@@ -10,7 +10,7 @@ checkpoint, so that a state does not grow with its age.
 Reads may lag behind other sessions' commits unless the fold is `fresh`. A fold never goes back,
 unless the store went back: after each connection the log in the store is compared once with the
 commit that was folded last. In an older copy of the store this commit differs or is missing; the
-version of a node does not show an older copy, because it may have grown as high again.
+version of a node does not show an older copy, because this version may have grown as high again.
 
 In the states of several topics a shared commit is in all states or in none (T9). A reader folds
 topics one after another, and a commit over two topics may come in between: then one state has the
@@ -40,7 +40,7 @@ from spark_ledger.topic.log.state import SHARED_COMMITS_MAX, TopicState
 READS_AT_ONCE = 64
 BODIES_AT_ONCE = 4  # each of some MiB
 FOLDED_MAX = 128  # commits of two checkpoints: a root's ledgers are dropped two checkpoints later
-LOOK_AGAIN_COMMITS = 64
+LOOK_AGAIN_COMMITS = 64  # after a look for a newer checkpoint, until the next look
 TRIES_MAX = 5
 
 
@@ -80,7 +80,7 @@ class TopicLog:
         self._head_path = paths.topic_head(topic_id)
         self._state: TopicState | None = None
         self._checkpoint_end = 0
-        self._looked_at_commit = 0
+        self._next_at_last_look = 0  # `head.next` when the fold last looked for a checkpoint
         self._offered_root: TopicState | None = None
         self._trimmed = 0
         self._decoded_root: tuple[bytes, Root] | None = None
@@ -171,7 +171,7 @@ class TopicLog:
 
     def _drop_state(self) -> None:
         self._state = self._offered_root = self._next = self._last = None
-        self._checkpoint_end = self._looked_at_commit = self._trimmed = 0
+        self._checkpoint_end = self._next_at_last_look = self._trimmed = 0
 
     # -- folding ------------------------------------------------------------------------------
 
@@ -268,13 +268,13 @@ class TopicLog:
         the state's root."""
         folded, offered = self._state, self._offered_root
         grown = head.next - max(
-            self._checkpoint_end, self._looked_at_commit - FOLDED_MAX + LOOK_AGAIN_COMMITS
+            self._checkpoint_end, self._next_at_last_look - FOLDED_MAX + LOOK_AGAIN_COMMITS
         )
         if offered is not None and offered.next > self._checkpoint_end:
             self._offered_root = None
             return offered, offered.next
         if folded is None or read_checkpoint or grown > FOLDED_MAX:
-            self._looked_at_commit = head.next
+            self._next_at_last_look = head.next
             newest = await self._read_checkpoint()
             if newest is not None and newest.root.state.next > self._checkpoint_end:
                 return newest.root.state, newest.root.state.next
@@ -320,9 +320,7 @@ class TopicLog:
 
     async def _read_checkpoint(self) -> NewestCheckpoint | None:
         node = await read(self.store, paths.topic_checkpoint(self.topic_id))
-        if (
-            node is None
-        ):  # if the checkpoint is not visible yet, a commit is missing: the fold syncs
+        if node is None:  # if this read lags, the fold misses a commit, syncs and reads again
             return None
         record = checkpoint.decode_record(node.value)
         self.note_trimmed(record.trimmed)

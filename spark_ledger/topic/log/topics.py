@@ -2,7 +2,8 @@
 
 Always true: a topic is its id, minted when it is created; a name deleted and created again is
 another topic. Creating and deleting are one multi each: no process ever sees a name without a log,
-or a log without a name that still takes commits. Nothing here changes while the cluster is held.
+and a log without a name takes no commits. While bookies hold the metadata store (it went back in
+time), every change is refused.
 """
 
 import builtins
@@ -113,7 +114,7 @@ def namespace_not_found(namespace: str) -> errors.NamespaceNotFound:
 
 
 class Topics:
-    """A name may have every form that a user may type. Every method raises errors.TopicNameInvalid,
+    """Names have the forms that parse_topic takes. Every method raises errors.TopicNameInvalid,
     and errors.Unavailable if the metadata store does not respond."""
 
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:
@@ -218,12 +219,12 @@ class Topics:
             await self.store.sync(paths.namespace(tenant, name))
             names = await names_in(self.store, paths.namespace(tenant, name))
 
-            async def found(topic: str) -> TopicInfo | None:
+            async def read_info(topic: str) -> TopicInfo | None:
                 with suppress(errors.UnsupportedFormat):
                     return await self._find(TopicName(tenant, name, topic))
                 return None
 
-            infos = await call_each(found, sorted(names))
+            infos = await call_each(read_info, sorted(names))
         return [info for info in infos if info is not None]
 
     async def names(self) -> builtins.list[TopicName]:

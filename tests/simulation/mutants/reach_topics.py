@@ -413,7 +413,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         T("block under any intent", "hazard 4", intents, "Check", a_block_under_any_intent, CHURN),
         BESIDE,
     ),
-    (T("older run goes on", "hazard 11", Intents, "_mint", the_older_run_goes_on, CHURN), COMMITS),
+    (T("older run goes on", "hazard 11", Intents, "_make", the_older_run_goes_on, CHURN), COMMITS),
     (
         T("condemned by a lost answer", "T4", Intents, "_end", condemned_without_looking, CHURN),
         ("janitor and a broker that wakes",),

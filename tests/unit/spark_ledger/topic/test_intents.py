@@ -143,7 +143,7 @@ def test_heartbeats_are_shown_now_and_then_and_their_failure_is_no_error():
 
 
 def test_a_process_remembers_no_more_than_so_many_intents(monkeypatch):
-    monkeypatch.setattr("spark_ledger.topic.log.intents.INTENTS_HELD_MAX", 3)
+    monkeypatch.setattr("spark_ledger.topic.log.intents.INTENTS_REMEMBERED_MAX", 3)
 
     async def act(stage):
         intents, ids = stage.client.intents, []
