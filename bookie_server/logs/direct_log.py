@@ -1,5 +1,6 @@
 """The direct log of one directory: large entries are written to it before they are acknowledged. It
-is their journal: the next start replays the records after its mark in the index (start/applier.py).
+is their journal: the next start replays the records after the log's mark in the index
+(start/applier.py).
 
 Always true:
 - a put gets its locations only after its records are synced. The log's name and its mark in the
@@ -12,8 +13,9 @@ Always true:
 - a failed write ends the log: each waiting put fails, and its caller writes the entries to a
   journal. If there was only no space for the write, later entries go to a new log;
 - a write never takes the space that a flush needs;
-- a flush moves the mark past the entries that were put before the flush began: the index has all of
-  these entries that it needs. A log is sealed when it has ended and its mark is durably removed.
+- a flush moves the mark past the entries that were put before the flush began, as it has written to
+  the index all of their locations that count. A log is sealed when it has ended and its mark is
+  durably removed.
 """
 
 import asyncio
@@ -71,8 +73,8 @@ class DirectLog:
         self._waiting: deque[_Put] = deque()
         self._writing: list[_Put] = []
         self._log: GrowingLog | None = None
-        self._unsettled: deque[_WrittenPut] = deque()  # puts that no durable mark has passed
-        self._settled_puts = 0  # how many puts a durable mark has passed
+        self._unmarked: deque[_WrittenPut] = deque()  # puts beyond the durable mark
+        self._marked_puts = 0  # how many puts are before the durable mark
         self._ended_logs: dict[int, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._failure: DiskFailed | None = None
@@ -107,7 +109,7 @@ class DirectLog:
         first `puts`. None of these puts may wait."""
         marks: dict[int, int | None] = {}
         later_logs: dict[int, None] = {}
-        for number, log_id, end in self._unsettled:
+        for number, log_id, end in self._unmarked:
             if number <= puts:
                 marks[log_id] = end
             else:
@@ -115,11 +117,11 @@ class DirectLog:
         marks.update((log_id, None) for log_id in self._ended_logs if log_id not in later_logs)
         return marks
 
-    def settle(self, puts: int, marks: Mapping[int, int | None]) -> None:
+    def note_marked(self, puts: int, marks: Mapping[int, int | None]) -> None:
         """Note that the index durably has these marks, the result of `marks(puts)`."""
-        self._settled_puts = max(self._settled_puts, puts)
-        while self._unsettled and self._unsettled[0].number <= puts:
-            self._unsettled.popleft()
+        self._marked_puts = max(self._marked_puts, puts)
+        while self._unmarked and self._unmarked[0].number <= puts:
+            self._unmarked.popleft()
         for log_id in [log_id for log_id, mark in marks.items() if mark is None]:
             del self._ended_logs[log_id]
             self._logs.seal(log_id)
@@ -157,13 +159,13 @@ class DirectLog:
         self._fail_all(error)
 
     async def close(self) -> None:
-        """End the log with its footer, and remove its mark if all its puts are settled. No put may
-        be waiting. Raises DiskFailed."""
+        """End the log with its footer, and remove its mark if the index has all its puts. No put
+        may be waiting. Raises DiskFailed."""
         if self._task is not None:
             await self._task
         if self._log is not None:
             await self._end_with_footer(self._log)
-        if marks := self.marks(self._settled_puts):
+        if marks := self.marks(self._marked_puts):
             await self._index.mark_logs(marks)
             await self._index.sync()
 
@@ -223,7 +225,7 @@ class DirectLog:
             self._write_rate.end(loop.time())
         for put in puts:
             end = record_end(locations[len(put.entries) - 1])
-            self._unsettled.append(_WrittenPut(put.number, log.log_id, end))
+            self._unmarked.append(_WrittenPut(put.number, log.log_id, end))
             self._finish_put(put, locations[: len(put.entries)])
             locations = locations[len(put.entries) :]
         if log.file.end >= self._config.entry_log_bytes_max:

@@ -47,7 +47,7 @@ _RECORD = struct.Struct("<4sHHqqQQI")
 _MAP_ITEM = struct.Struct("<qQQ")
 _FOOTER = struct.Struct("<4sHHQQQI")
 _CRC = struct.Struct("<I")
-_BLOCKS, _BLOCKS_AT = struct.Struct("<H"), 6
+_BLOCKS, _BLOCKS_AT = struct.Struct("<H"), 6  # the field of a record header for `write_start`
 MAP_ITEM_BYTES = _MAP_ITEM.size
 assert _RECORD.size + _CRC.size == RECORD_HEADER_BYTES
 assert _FOOTER.size + _CRC.size == FOOTER_BYTES
@@ -182,9 +182,7 @@ class EntryLogs:
         self._config = config
         self._next_log_id = next_log_id
         self._current: GrowingLog | None = None
-        self._full_log_ids: list[
-            int
-        ] = []  # ended by the latest `write`: the index may lack records
+        self._full_log_ids: list[int] = []  # ended by the last `write`: not sealed yet
         self._sealed_ids: dict[int, None] = {}
         self._unfinished_copies: dict[int, int] = {}  # by copy of a compaction: its source log
         self._files = _OpenFiles(disk, self.path)
@@ -249,11 +247,9 @@ class EntryLogs:
                 return [error] * len(run)
             return [*chain(*await asyncio.gather(*map(self.read_run, parts)))]
         view = memoryview(data)
-        records = [view[e.position - start : record_end(e) - start] for e in run]
-        if held_bytes(run) < len(data):
-            return [
-                _checked_entry(bytes(record), e) for record, e in zip(records, run, strict=True)
-            ]
+        records = [view[at.position - start : record_end(at) - start] for at in run]
+        if held_bytes(run) < len(data):  # mostly filler: views would keep all of `data`
+            return list(map(_checked_entry, map(bytes, records), run))
         return list(map(_checked_entry, records, run))
 
     async def close(self) -> None:
@@ -464,7 +460,7 @@ class GrowingLog:
 
 
 class _OpenFiles:
-    """Files of logs that are open to read: FILES_MAX, and more only while more are being read."""
+    """Files of logs that are open to read: at most FILES_MAX, or more while more are being read."""
 
     FILES_MAX = 128
 

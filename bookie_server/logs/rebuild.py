@@ -84,8 +84,9 @@ async def rebuild(
     config: StorageConfig,
     states: Sequence[LedgerState] | None = None,
 ) -> RebuildOutcome:
-    """Make the index of the directory anew; durable when this returns. `states`: the states in the
-    other directories' indexes, of some ledgers several; None: there is no other index.
+    """Make the index of the directory anew; durable when this returns. `directory_id`: empty in an
+    early format. `states`: the states in the other directories' indexes, of some ledgers several;
+    None: there is no other index.
 
     Raises DiskFailed; then the operator gives the command again. Raises DiskFull when there is no
     space for the new index: then the directory is unchanged.

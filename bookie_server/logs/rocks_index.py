@@ -285,12 +285,12 @@ class RocksIndex(EntryIndex):
         return ledger_ids
 
     def _marked_logs(self) -> dict[int, int]:
-        return dict(decode_log_mark(*pair) for pair in self._pairs_from(LOG_PREFIX))
+        return dict(decode_log_mark(*pair) for pair in self._pairs_with(LOG_PREFIX))
 
     def _ledgers(self) -> list[LedgerState]:
-        return [decode_ledger_state(value) for _, value in self._pairs_from(LEDGER_PREFIX)]
+        return [decode_ledger_state(value) for _, value in self._pairs_with(LEDGER_PREFIX)]
 
-    def _pairs_from(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def _pairs_with(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Keys with the prefix, and their values."""
         cursor = self._db.iter()
         cursor.seek(prefix)

@@ -1,6 +1,6 @@
 """The contents of an entry log, for callers that cannot rely on the index. `scan` reads all records
-of a log. `LogMap` has the share of each ledger: from the log's footer or, if the log has no footer
-and was scanned before, from a map file.
+of a log. `LogMap` has each ledger's share of a log (bytes and entries): from the log's footer, or
+from a map file if the log has no footer and was scanned before.
 
 Always true of a scan:
 - every record is checked before the caller gets it (its header's CRC, log id and position, the
@@ -120,12 +120,12 @@ def parse(data: Buffer, base: int, end: int, log_id: int) -> ParseResult:
     at, limit = 0, len(view)
     is_last = base + limit >= end
     while at < limit and len(records) < RECORDS_PER_CHUNK_MAX:
-        if (filler := _filler(view, at, base)) > at:
-            at = filler
+        if (filler_end := _filler_end(view, at, base)) > at:
+            at = filler_end
             continue
         if limit - at < RECORD_HEADER_BYTES and not is_last:
             break
-        location = _header(view, at, base, log_id)
+        location = _location_at(view, at, base, log_id)
         if location is None:
             next_at = _next_record(view, at + 1, base, log_id, is_last)
             damage.append(Damage(base + at, base + next_at, "no record begins here"))
@@ -161,7 +161,7 @@ async def _bad_header(file: Readable, log_id: int) -> Damage | None:
     return None
 
 
-def _filler(view: memoryview, at: int, base: int) -> int:
+def _filler_end(view: memoryview, at: int, base: int) -> int:
     """The end of the zeros from `at` to the end of a block; `at` if other bytes are there."""
     if view[at]:
         return at
@@ -170,7 +170,7 @@ def _filler(view: memoryview, at: int, base: int) -> int:
     return stop if gap == bytes(len(gap)) else at
 
 
-def _header(view: memoryview, at: int, base: int, log_id: int) -> Location | None:
+def _location_at(view: memoryview, at: int, base: int, log_id: int) -> Location | None:
     """The location of the record at `at`, if its header has that log id and position."""
     try:
         location = decode_record_header(view[at : at + RECORD_HEADER_BYTES])
@@ -187,7 +187,7 @@ def _next_record(view: memoryview, at: int, base: int, log_id: int, is_last: boo
     while (at := data.find(RECORD_MAGIC, at)) >= 0:
         if len(view) - at < RECORD_HEADER_BYTES and not is_last:
             return at
-        if _header(view, at, base, log_id) is not None:
+        if _location_at(view, at, base, log_id) is not None:
             return at
         at += 1
     return len(view) if is_last else max(1, len(view) - len(RECORD_MAGIC) + 1)
@@ -270,7 +270,8 @@ async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pa
     DiskFailed."""
     shares: dict[int, LedgerShare] = {}
     damage: list[Damage] = []
-    last_record = synced = 0  # of the records that the index points to
+    last_record = 0  # the position of the last record that the index points to
+    synced = 0  # the bytes before this position were synced, as the index points to records there
     file = await logs.open_log(log_id)
     try:
         async for chunk in scan(file, log_id, file.end):
@@ -287,7 +288,7 @@ async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pa
                     synced = max(synced, last_record + 1)
             await pace.spend(chunk.size)
         # A torn write may have left whole records after damage. In a flush's log the index points
-        # to no such record; in a direct log it points to such records that a start replayed.
+        # to no such record; in a direct log the index points to those that a start replayed.
         is_whole = all(bad.start > last_record or bad.start >= synced for bad in damage)
         if not is_whole:
             _log.error("log %d is damaged: %s ...", log_id, damage[0])

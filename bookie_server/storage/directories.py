@@ -143,7 +143,7 @@ class DirectoryStore:
                 await self.index.mark_logs(marks)
             if locations or marks or changes.states or changes.forgotten_ids:
                 await self.index.sync()
-        self.direct_log.settle(puts, marks)
+        self.direct_log.note_marked(puts, marks)
 
     def growing_logs(self) -> list[GrowingLog]:
         """The log of flushes and the log of large entries, if they exist."""

@@ -63,7 +63,7 @@ class DirectLogWatch:
         for store in self._storage.stores if self._storage is not None else ():
             if store.direct_log._writing:
                 self._ghost.meet("crashed while large entries were written")
-            if store.direct_log._unsettled:
+            if store.direct_log._unmarked:
                 self._ghost.meet("crashed between a large entry's ack and its flush")
         self._storage = None
 
