@@ -8,13 +8,13 @@ Always true of `Journals`, which has one journal in each journal directory:
 - when a journal fails, the appends that wait in it fail, and each of its ledgers goes on in another
   journal, with a record of its present state first: so each journal can be replayed by itself;
 - records appended before a journal failed may be in no journal: no later append of its ledgers
-  counts as durable until the failure's relief (glossary) is done.
+  counts as durable until a flush has written these records (the failure's *relief*).
 
 Always true of large entries, which are written once:
 - an entry is acknowledged after its record in the directory's direct log was synced, and after a
   ledger record that names the directory is durable in a journal: without that ledger record a start
   would not count the directory's entries;
-- an append waits for earlier large entries of its ledger too. A recovery does not wait for a
+- an append waits for earlier large entries of its ledger too. But a recovery does not wait for a
   directory, which may be slow or hang: the journal takes over the ledger's unwritten entries;
 - when a directory fails or has no space, its large entries go to the journal: the write cache still
   has them.
@@ -450,7 +450,7 @@ def _pass_on(done: DoneFuture, outcome: DoneFuture) -> None:
 
 def gathered(futures: Sequence[DoneFuture], *, at_once: bool = True) -> DoneFuture:
     """A future that is done when all futures are done. If one of them fails, the result fails too:
-    `at_once`, or when all have ended."""
+    `at_once`, or only when all have ended."""
     if len(futures) == 1:
         return futures[0]
     done: DoneFuture = asyncio.get_running_loop().create_future()

@@ -43,8 +43,8 @@ from bookie_server.logs.index import (
 from bookie_server.logs.rebuild import refuse_half_rebuilt
 from bookie_server.storage.write_cache import CacheHalf
 
-NEAR_SHARE = 0.9  # new ledgers go to directories with at least 0.9 of the most free bytes
-INDEX_BYTES, INDEX_ENTRY_BYTES = 128 << 10, 64  # of a flush, in index and checkpoint
+NEAR_SHARE = 0.9  # new ledgers go to directories with 0.9 of the most free bytes, or more
+INDEX_BYTES, INDEX_ENTRY_BYTES = 128 << 10, 64  # of a flush, and of each entry, in the index
 _NO_PUTS: Mapping[str, int] = {}
 _UNNAMED = "no directory in the settings has this id"
 _log = logging.getLogger(__name__)
@@ -255,7 +255,7 @@ class Stores:
     def live(self) -> list[DirectoryStore]:
         return list(self._live.values())
 
-    def of(self, state: LedgerState | None) -> list[DirectoryStore]:
+    def stores_of(self, state: LedgerState | None) -> list[DirectoryStore]:
         """The living directories that may hold entries of the ledger, its home last."""
         if state is None or not state.directories:
             return self.live
@@ -343,7 +343,7 @@ class Stores:
                     _log.info(text, directory_id, count)
             except DiskFailed as error:
                 self.drop(directory_id, error)
-        self.check()
+        self.check_some_live()
 
     def drop(self, directory_id: str, error: DiskFailed) -> None:
         """Stop using the directory."""
@@ -367,7 +367,7 @@ class Stores:
         _log.error("ledger directory %s: %s; the node is read-only", directory_id, error)
         self.on_damage()
 
-    def check(self) -> None:
+    def check_some_live(self) -> None:
         """Raises DiskFailed when no directory is left."""
         if not self._live:
             why = "; ".join(self.failures[directory_id] for directory_id in sorted(self.failures))
@@ -378,7 +378,7 @@ class Stores:
     def choose(self) -> str:
         """The directory for a new ledger: of the directories with nearly the most free space, the
         directory that got the fewest ledgers in this run, as free space is measured seldom."""
-        self.check()
+        self.check_some_live()
         space = self.space
         if space is None or len(self._live) == 1:
             return next(iter(self._live))
@@ -408,8 +408,8 @@ class Stores:
         home = state.directories[-1] if state.directories else ""
         return self._live[home] if home in self._live and self.has_space(home) else None
 
-    def home(self, state: LedgerState | None) -> str:
-        """The id of the ledger's home."""
+    def home_id(self, state: LedgerState | None) -> str:
+        """The id of the ledger's home; if no home is recorded, the id of a living directory."""
         if state is None or not state.directories:
             return next(iter(self._live))
         return state.directories[-1]
@@ -432,13 +432,13 @@ class Stores:
         entries are durable when this returns. Raises DiskFailed when no directory is left.
         """
         for directory_id in [i for i in self._live if i not in parts]:
-            await self._has_room(directory_id, half, ())  # may free the reserve for the changes
+            await self._has_room(directory_id, half, ())  # may free the disk's reserve, for changes
         full_homes = [
             home for home, ids in parts.items() if not await self._has_room(home, half, ids)
         ]
         fitting_parts = {home: ids for home, ids in parts.items() if home not in full_homes}
         direct = _direct_locations(half, fitting_parts)
-        # the direct locations of a full home's part are not written: its marks must not move
+        # the direct locations of a full home's part are not written: no log's mark may move
         mark_puts = _NO_PUTS if full_homes else puts
         await self._run_on(
             self.live,
@@ -523,11 +523,11 @@ class Stores:
                 self.drop(store.id, outcome)
             elif outcome is not None:
                 raise outcome
-        self.check()
+        self.check_some_live()
 
     # -- at a start --
 
-    async def read(self) -> StatesAtStart:
+    async def read_states(self) -> StatesAtStart:
         """The states of all directories.
 
         A checkpoint that cannot be read counts as a checkpoint without marks (all records are
@@ -552,11 +552,11 @@ class Stores:
                 if not any(state.ledger_id == EVERY_LEDGER for state in indexed):
                     stores_without_index.append(store)
                 marks = checkpoint.furthest(own_marks, marks or {})
-        self.check()
+        self.check_some_live()
         for store in stores_without_index if len(stores_without_index) < len(self._live) else ():
             self.drop(store.id, DiskFailed("its index is empty although there is a checkpoint"))
         current = [store.id for store in self.live if copies[store.id] == (marks or {})]
-        current = current or list(self._live)  # if no directory has all furthest marks: all
+        current = current or list(self._live)  # if each copy lacks some of the furthest marks
         outdated = [store.id for store in self.live if store.id not in current]
         return StatesAtStart([states[i] for i in current], [states[i] for i in outdated], marks)
 

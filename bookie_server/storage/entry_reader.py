@@ -18,8 +18,8 @@ Always true:
   example beyond a ledger's end) must not make comparisons fail.
 
 Reads under way are bounded: reads for requests by the callers (Bookie counts responses), read-ahead
-by AHEAD_RUNS runs for each of the ledgers that ReadAhead allows. Entries that were read are in the
-read cache and count in its budget.
+by AHEAD_RUNS runs (neighbours on disk, read together) for each ledger that ReadAhead allows.
+Entries that were read are in the read cache and count in its budget.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class _Copy(NamedTuple):
     location: Location
 
 
-Stores = Callable[[int], Sequence[DirectoryStore]]
+StoresOf = Callable[[int], Sequence[DirectoryStore]]
 """The living directories that may hold a ledger's entries. If several directories hold the same
 entry, the last copy is read first, and an earlier copy if the last one is bad: all undamaged copies
 are equal."""
@@ -88,13 +88,13 @@ Quarantine = Callable[[int, int, str], None]
 
 
 class EntryReader:
-    """Reads entries for LedgerStorage, which reports changes to it."""
+    """Reads entries for LedgerStorage, which reports each change of entries to this reader."""
 
     def __init__(
-        self, cache: WriteCache, stores: Stores, quarantine: Quarantine, config: StorageConfig
+        self, cache: WriteCache, stores_of: StoresOf, quarantine: Quarantine, config: StorageConfig
     ) -> None:
         self._cache = cache
-        self._stores = stores
+        self._stores_of = stores_of
         self._quarantine = quarantine
         self._read_cache = ReadCache(config.read_cache_bytes)
         self._ahead = ReadAhead()
@@ -219,7 +219,7 @@ class EntryReader:
         """The entries that are in write cache or index. With `since`, only the indexes of that
         directory and of later homes of the ledger count. Raises DiskFailed."""
         stored = self.stored_in_cache(ledger_id, first_entry, last_entry)
-        stores = self._stores(ledger_id)
+        stores = self._stores_of(ledger_id)
         first = next((n for n, store in enumerate(stores) if store.id == since), 0)
         for store in stores[first:]:
             locations = await store.index.range(ledger_id, first_entry, last_entry, _EVERYTHING)
@@ -228,7 +228,7 @@ class EntryReader:
 
     async def last_entry(self, ledger_id: int) -> int | None:
         """The highest stored entry id of the ledger. Raises DiskFailed."""
-        stored = [await store.index.last(ledger_id) for store in self._stores(ledger_id)]
+        stored = [await store.index.last(ledger_id) for store in self._stores_of(ledger_id)]
         stored.append(self._cache.last(ledger_id))
         return max((entry_id for entry_id in stored if entry_id is not None), default=None)
 
@@ -288,7 +288,7 @@ class EntryReader:
         looked up in every index, as each index stops at `max_bytes`."""
         copies: dict[int, _Copy] = {}
         through = entry_ids[-1]
-        stores = self._stores(ledger_id)
+        stores = self._stores_of(ledger_id)
         for store in stores:
             locations = await _index_locations(store.index, ledger_id, entry_ids, max_bytes)
             copies.update((location.entry_id, _Copy(store, location)) for location in locations)
@@ -299,7 +299,7 @@ class EntryReader:
 
     async def _all_copies(self, ledger_id: int, entry_id: int) -> list[_Copy]:
         """All copies of the entry, in the order in which they are read."""
-        stores = list(reversed(self._stores(ledger_id)))
+        stores = list(reversed(self._stores_of(ledger_id)))
         pairs = [(store, await store.index.get(ledger_id, entry_id)) for store in stores]
         return [_Copy(store, location) for store, location in pairs if location is not None]
 
@@ -322,7 +322,7 @@ class EntryReader:
     async def _fetch(self, ledger_id: int, copies: Sequence[_Copy]) -> dict[int, ReadEntry]:
         """The entries of the copies. For entries that are being read ahead this waits; the other
         entries come from the read cache, or by several reads of the disk at once."""
-        fetched, uncached = self._among(ledger_id, copies)
+        fetched, uncached = self._split_cached(ledger_id, copies)
         # a recovery does not wait for read-ahead, which is bulk reading
         ahead = None if in_recovery_lane() else self._ahead.under_way(ledger_id)
         ahead_ids = range(0)
@@ -334,7 +334,7 @@ class EntryReader:
         if ahead is not None and len(to_read) < len(uncached):
             to_await = [copy for copy in uncached if copy.location.entry_id in ahead_ids]
             await ahead.arrives(to_await[0].location.entry_id)
-            cached, evicted = self._among(ledger_id, to_await)
+            cached, evicted = self._split_cached(ledger_id, to_await)
             fetched.update(cached)
             fetched.update(await self._read_copies(evicted))
         return fetched
@@ -353,7 +353,7 @@ class EntryReader:
             for run in runs([copy.location for copy in group], self._run_bytes_max):
                 yield store, run
 
-    def _among(
+    def _split_cached(
         self, ledger_id: int, copies: Sequence[_Copy]
     ) -> tuple[dict[int, ReadEntry], list[_Copy]]:
         """The entries that are in the read cache, and the copies of the other entries."""
@@ -364,7 +364,7 @@ class EntryReader:
     async def _read_run(
         self, store: DirectoryStore, run: Sequence[Location], *, uses: int = 1
     ) -> dict[int, ReadEntry]:
-        """One read of the disk. The read cache keeps the good entries."""
+        """One read of the disk. The read cache keeps the good entries. `uses`: 0 for read-ahead."""
         ledger_id = run[0].ledger_id
         ticket = self._read_cache.begin(ledger_id)
         entries: dict[int, ReadEntry] = {}
@@ -385,8 +385,8 @@ class EntryReader:
         return entries
 
     async def _retry(self, copy: _Copy, error: Exception) -> ReadEntry | None:
-        """The entry after a second look-up: compaction or recovery may have moved it since the
-        first, and another directory may hold it too. None: the entry was deleted."""
+        """The entry after a second look-up: compaction or recovery may have moved the entry since
+        the first look-up, or another directory may hold it too. None: the entry was deleted."""
         ledger_id, entry_id = copy.location.ledger_id, copy.location.entry_id
         tried: list[tuple[_Copy, Exception]] = [(copy, error)]
         while True:

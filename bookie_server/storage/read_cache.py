@@ -14,7 +14,7 @@ Always true of the cache:
 A block that was read ahead has no use yet: its first reader is its first use.
 
 Always true of read-ahead: a reader is sequential when its read begins where an earlier read ended.
-The next entries are fetched once the reader is half-way through the entries fetched before; at most
+The next entries are fetched when the reader is half-way through the entries fetched before; at most
 LEDGERS_MAX ledgers are read ahead at a time, each for one reader. ReadAhead only decides;
 entry_reader.py reads.
 """
@@ -110,7 +110,7 @@ class ReadCache:
     # -- putting in ---------------------------------------------------------------------------
 
     def begin(self, ledger_id: int) -> Ticket:
-        """Begin a read of the ledger's entries; the caller calls `end` once."""
+        """Begin a read of the ledger's entries; the caller calls `end` at last."""
         ticket = Ticket(ledger_id)
         self._tickets.setdefault(ledger_id, {})[ticket] = None
         return ticket
@@ -227,22 +227,21 @@ _NO_BLOCKS: dict[int, _Block] = {}
 
 
 LEDGERS_MAX = 2
-READERS_MAX = 1024  # remembered: about 300 bytes each
+READERS_MAX = 1024  # that are remembered, with about 300 bytes each
 
 
 @dataclass(slots=True)
 class _Reader:
-    """A sequential reader. `ahead`: the first entry that was not read ahead for it. `next_at`: when
-    the reader reaches this entry, the next entries are read ahead."""
+    """A sequential reader. `unread`: the first entry that was not read ahead for the reader.
+    `next_at`: when the reader reaches this entry, the next entries are read ahead."""
 
-    ahead: int = 0
+    unread: int = 0
     next_at: int = 0
 
 
 class Ahead:
     """Read-ahead under way for one ledger. A reader that needs an entry of `run` waits until the
-    run is in the cache. Readers have requested the entries before `passed`, which are therefore not
-    read ahead."""
+    run is in the cache. Entries before `passed` are not read ahead: readers have requested them."""
 
     def __init__(self, reader: _Reader, first_entry: int) -> None:
         self.reader = reader
@@ -293,7 +292,7 @@ class ReadAhead:
             return None
         if ledger_id in self._under_way or len(self._under_way) >= LEDGERS_MAX:
             return None
-        ahead = Ahead(reader, max(through + 1, reader.ahead))
+        ahead = Ahead(reader, max(through + 1, reader.unread))
         self._under_way[ledger_id] = ahead
         return ahead
 
@@ -301,5 +300,5 @@ class ReadAhead:
         """Note the end of the ledger's read-ahead, which looked up first_entry..through."""
         ahead = self._under_way.pop(ledger_id)
         ahead.end()
-        ahead.reader.ahead = through + 1
+        ahead.reader.unread = through + 1
         ahead.reader.next_at = (first_entry + through + 1) // 2

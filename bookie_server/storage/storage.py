@@ -72,7 +72,7 @@ class _Flush(NamedTuple):
 
 
 class LedgerStorage:
-    """Made by replay.open_storage; `run` is its task. All of it runs on one event loop; a function
+    """Made by replay.open_storage; `run` is its task. All methods run on one event loop; a method
     that is not `async` runs in one step of that loop."""
 
     def __init__(self, stores: Stores, config: StorageConfig) -> None:
@@ -113,7 +113,7 @@ class LedgerStorage:
         caller replays the journal records after the checkpoint. Raises DiskFailed."""
         storage = cls(await Stores.open(directories, config), config)
         storage.directories.space = space
-        current, outdated, marks = await storage.directories.read()
+        current, outdated, marks = await storage.directories.read_states()
         storage._states.load(current, outdated)
         await storage.directories.purge(storage._states.all())
         storage._marks = dict(marks or {})
@@ -203,7 +203,7 @@ class LedgerStorage:
         )
 
     def _stores_of(self, ledger_id: int) -> list[DirectoryStore]:
-        return self.directories.of(self._states.get(ledger_id))
+        return self.directories.stores_of(self._states.get(ledger_id))
 
     # -- ledger states --
 
@@ -407,7 +407,7 @@ class LedgerStorage:
         Raises DiskFailed.
         """
         while not self._is_stopping:
-            self.directories.check()
+            self.directories.check_some_live()
             woke = await woken(self._wake, self._config.flush_interval_s)
             if not woke and self._current_flush is None:  # `put` may have begun a flush meanwhile
                 if not self.has_unflushed:
@@ -442,8 +442,8 @@ class LedgerStorage:
         await self.directories.close()
 
     async def _flush_until(self, durable: asyncio.Future[None]) -> None:
-        """Carry out flushes until `durable` is done: if a journal has failed, its appends wait for
-        a flush. Raises JournalFailed, DiskFailed."""
+        """Carry out flushes until `durable` is done: the appends in a failed journal wait for a
+        flush. Raises JournalFailed, DiskFailed."""
         durable.add_done_callback(lambda _: self._wake.set())
         while not durable.done():
             self._wake.clear()
@@ -466,7 +466,7 @@ class LedgerStorage:
             state = self._states.get(ledger_id)
             if state is not None and (new_state := self.directories.with_home(state)) != state:
                 state = self._states.set(new_state)
-            parts.setdefault(self.directories.home(state), []).append(ledger_id)
+            parts.setdefault(self.directories.home_id(state), []).append(ledger_id)
         return parts
 
     async def carry_out(self) -> None:

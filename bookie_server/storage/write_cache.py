@@ -7,7 +7,7 @@ Always true:
 - a half is emptied only after its entries are in the index;
 - entries are views into the frames in which they came; their bytes count with Python's overhead;
 - if a direct log has an entry, the half has its location too, until the entry is put again;
-- the half is not flushed while writes to direct logs are under way (`direct_writes`).
+- a half is not flushed while direct logs write entries of this half (`direct_writes`).
 """
 
 import asyncio
@@ -123,10 +123,8 @@ class CacheHalf:
     def to_write(self, ledger_ids: Sequence[int]) -> Iterator[tuple[int, int, Buffer]]:
         """(ledger, entry id, entry) of the ledgers' entries without a location, sorted."""
         for ledger_id in sorted(ledger_ids):
-            entries, locations = (
-                self.ledgers[ledger_id],
-                self.locations.get(ledger_id, _NO_LOCATIONS),
-            )
+            entries = self.ledgers[ledger_id]
+            locations = self.locations.get(ledger_id, _NO_LOCATIONS)
             for entry_id in sorted(entries):
                 if entry_id not in locations:
                     yield ledger_id, entry_id, entries[entry_id]
@@ -221,7 +219,7 @@ class WriteCache:
         return max([max(entries) for entries in halves if entries], default=None)
 
     def swap(self) -> CacheHalf:
-        """Begin a flush: the active half becomes the flushing half, which must have been empty."""
+        """Begin a flush: the active half takes the place of the flushing half, which is empty."""
         assert not self.flushing.ledgers, "one flush at a time"
         self.flushing, self.active = self.active, CacheHalf()
         return self.flushing
