@@ -31,7 +31,7 @@ from spark_ledger.topic.commit.hand_over import owner_name
 from spark_ledger.topic.commit.seal import EMPTY_EXTENT, Extent
 from spark_ledger.topic.log.actions import ANY_OPENING, Action, OpenLive
 from spark_ledger.topic.log.intents import Intent
-from spark_ledger.topic.log.policies import PAGE_CACHE, TopicPolicies
+from spark_ledger.topic.log.policies import PAGE_CACHE, SYNCED, TopicPolicies
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topics import TopicInfo
@@ -159,7 +159,8 @@ class TopicCommits:
         self._holds = SegmentHolds(partial(client.follow, topic.id, topic.name.short), log.fold)
         self._requests: list[_Request] = []
         self._commit_task: asyncio.Task[None] | None = None
-        self._ledger_requests: list[asyncio.Future[MadeLedger]] = []
+        self._ledger_requests: dict[str, list[asyncio.Future[MadeLedger]]] = {}
+        """By the durability of the requested ledgers."""
         self._make_task: asyncio.Task[None] | None = None
 
     @property
@@ -235,11 +236,19 @@ class TopicCommits:
         await self.renew_intent(self._intent)
 
     async def new_ledger(self) -> MadeLedger:
-        """A new ledger for a partition. Ledgers that partitions request at once are made by one
-        multi. Raises as LedgerStore.create, errors.LedgerFenced if the intent has ended."""
+        """A new ledger for rows of a partition. Ledgers that partitions request at once are made by
+        one multi. Raises as LedgerStore.create, errors.LedgerFenced if the intent has ended."""
+        return await self._new_ledger(self.topic.policies.durability)
+
+    async def new_ack_ledger(self) -> MadeLedger:
+        """As `new_ledger`, for acknowledgements: these are synced, whatever the topic's durability,
+        since their receipts promise it."""
+        return await self._new_ledger(SYNCED)
+
+    async def _new_ledger(self, durability: str) -> MadeLedger:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[MadeLedger] = loop.create_future()
-        self._ledger_requests.append(future)
+        self._ledger_requests.setdefault(durability, []).append(future)
         if self._make_task is None:
             self._make_task = loop.create_task(self._make_ledgers())
         return await future
@@ -247,12 +256,14 @@ class TopicCommits:
     async def _make_ledgers(self) -> None:
         try:
             while self._ledger_requests:
-                futures = self._ledger_requests[:LEDGERS_AT_ONCE]
-                self._ledger_requests = self._ledger_requests[LEDGERS_AT_ONCE:]
+                durability, waiting = self._ledger_requests.popitem()
+                futures, rest = waiting[:LEDGERS_AT_ONCE], waiting[LEDGERS_AT_ONCE:]
+                if rest:
+                    self._ledger_requests[durability] = rest
                 intent: Intent | None = None
                 try:
                     intent = await self.intent()
-                    ledgers = await self._create_ledgers(intent, len(futures))
+                    ledgers = await self._create_ledgers(intent, len(futures), durability)
                 except Exception as error:
                     if isinstance(error, errors.LedgerFenced):
                         await self.renew_intent(intent)
@@ -266,7 +277,9 @@ class TopicCommits:
         finally:
             self._make_task = None
 
-    async def _create_ledgers(self, intent: Intent, count: int) -> list[MadeLedger]:
+    async def _create_ledgers(
+        self, intent: Intent, count: int, durability: str
+    ) -> list[MadeLedger]:
         policies = self.topic.policies
         while True:
             ids = [await self.client.intents.ledger_id(intent) for _ in range(count)]
@@ -278,7 +291,7 @@ class TopicCommits:
                     policies.ack_quorum,
                     intent=intent.id,
                     topic=self.topic.id,
-                    durability=policies.durability,
+                    durability=durability,
                     announce_lac=True,
                 )
                 return [MadeLedger(writer, intent) for writer in writers]

@@ -69,7 +69,7 @@ class OwnedTopic:
         self._leaving: dict[int, OwnedPartition] = {}
         self._owning = asyncio.Lock()
         self._beside = BackgroundTasks(self._log_failed_task)
-        self._acks = cursors.use_acks(commits.topic, commits.new_ledger, commits.now_ms)
+        self._acks = cursors.use_acks(commits.topic, commits.new_ack_ledger, commits.now_ms)
         self.subscriptions = TopicSubscriptions(self, commits, cursors, self._beside)
         self.backlogs = Backlogs(self, commits)
         self._background: list[asyncio.Task[None]] = []

@@ -110,6 +110,30 @@ def test_a_position_in_a_commit_that_the_owner_has_not_read_stays(monkeypatch):
     play(act)
 
 
+def test_acknowledgements_are_synced_where_rows_are_not():
+    async def act(stage):
+        await page_cache(stage)
+        b = await Brokers(stage).new("b")
+        await b.lookup(named(0), authoritative=True)
+        topic, partition = await stored(b, 3)
+        consumer = await subscribed(topic, partition, link=LINK)
+        consumer.dispatcher.acks.add(1, 2)
+        consumer.dispatcher.save_position()
+        durable = asyncio.Event()
+        consumer.dispatcher.when_durable(lambda error: durable.set())
+        await durable.wait()
+        node = await AckNodes(stage.client.ledgers, stage.topic.id).get(0)
+        rows = partition.log.open_end.live.ledger_id
+        kinds = [
+            (await stage.client.ledgers.open(ledger_id, recover=False)).record.durability
+            for ledger_id in (rows, node.pointer.ledger_id)
+        ]
+        assert kinds == ["page-cache", "synced"]
+        await b.close()
+
+    play(act)
+
+
 def test_delays_of_lost_messages_hold_no_later_message():
     async def act(stage):
         await page_cache(stage)
