@@ -74,17 +74,17 @@ async def segment_ids(disk: Disk) -> list[int]:
 
 
 class Ack:
-    """The future of an append. `groups`: how many of its groups are not written yet."""
+    """The future of an append, and how many groups of the append are not written yet."""
 
-    __slots__ = ("done", "groups")
+    __slots__ = ("done", "unwritten")
 
-    def __init__(self, done: asyncio.Future[None], groups: int) -> None:
+    def __init__(self, done: asyncio.Future[None], unwritten: int) -> None:
         self.done = done
-        self.groups = groups
+        self.unwritten = unwritten
 
     def count_written(self) -> None:
-        self.groups -= 1
-        if not self.groups and not self.done.done():
+        self.unwritten -= 1
+        if not self.unwritten and not self.done.done():
             self.done.set_result(None)
 
     def fail(self, error: Exception) -> None:

@@ -179,7 +179,7 @@ class DirectLog:
     async def _write_all(self) -> None:
         try:
             while self._waiting:
-                self._writing = self._take()
+                self._writing = self._next_puts()
                 try:
                     await self._write(self._writing)
                 except DiskFailed as error:
@@ -191,7 +191,7 @@ class DirectLog:
         finally:
             self._task = None
 
-    def _take(self) -> list[_Put]:
+    def _next_puts(self) -> list[_Put]:
         puts = [self._waiting.popleft()]
         room = self._config.journal_batch_bytes_max - puts[0].bytes
         while self._waiting and self._waiting[0].bytes <= room:
@@ -219,7 +219,7 @@ class DirectLog:
         loop = asyncio.get_running_loop()
         self._write_rate.begin(sum([put.bytes for put in puts]), loop.time())
         try:
-            log = self._log or await self._begin()
+            log = self._log or await self._begin_log()
             locations = await log.append([e for put in puts for e in put.entries], sync=True)
         finally:
             self._write_rate.end(loop.time())
@@ -231,7 +231,7 @@ class DirectLog:
         if log.file.end >= self._config.entry_log_bytes_max:
             await self._end_with_footer(log)
 
-    async def _begin(self) -> GrowingLog:
+    async def _begin_log(self) -> GrowingLog:
         log = self._log = await self._logs.begin()
         await log.sync(self._disk)
         await self._index.mark_logs({log.log_id: log.file.end})

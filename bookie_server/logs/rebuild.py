@@ -156,12 +156,12 @@ class _Rebuild:
         its source. Raises DiskFailed."""
         sources = self._logs.unfinished_copies()  # by id of the copy
         for log_id in sorted([*self._logs.sealed_ids(), *sources, *sources.values()]):
-            await self._take(log_id)
+            await self._take_log(log_id)
         await self._index.put_ledgers(self._states(directory_id))
         await self._index.sync()
         return self._outcome
 
-    async def _take(self, log_id: int) -> None:
+    async def _take_log(self, log_id: int) -> None:
         """Put the records of one log into the index."""
         try:
             file = await self._logs.open_log(log_id)
@@ -173,7 +173,7 @@ class _Rebuild:
             footer = await read_map(self._logs, self._disk, log_id)
             footer = footer if footer is not None and footer.has_footer else None
             async for chunk in scan(file, log_id, footer.records_end if footer else file.end):
-                await self._put(chunk, counts)
+                await self._put_chunk(chunk, counts)
                 if any(damage.location is None for damage in chunk.damage):
                     has_unnamed_damage = True
         finally:
@@ -184,7 +184,7 @@ class _Rebuild:
             "log %d has %d ledgers; entries so far: %d", log_id, len(counts), self._outcome.entries
         )
 
-    async def _put(self, chunk: Scanned, counts: Counter[int]) -> None:
+    async def _put_chunk(self, chunk: Scanned, counts: Counter[int]) -> None:
         locations = [record.location for record in chunk.records]
         damaged = [damage.location for damage in chunk.damage if damage.location is not None]
         counts.update(location.ledger_id for location in (*locations, *damaged))

@@ -78,7 +78,7 @@ class BookieDirectories:
             await identities.write(directory.disk, identity, str(uuid.uuid4()))
 
     async def make_space(self, config: BookieConfig) -> None:
-        """Free the reserves of full directories: to open an index takes space."""
+        """Free the disks' reserves in full directories: to open an index takes space."""
         roles = {"journal": Role.JOURNAL, "ledger": Role.LEDGER}
         watched = [WatchedDirectory(d.name, d.name, roles[d.kind], d.disk) for d in self._all]
         await DiskMonitor(watched, config).look()
@@ -116,7 +116,7 @@ class BookieDirectories:
     async def _up_to_date_names(self) -> list[str]:
         """The names of the ledger directories with the furthest checkpoint: the last run had these
         directories until its end. States in another directory may lack a later fence."""
-        marks = {directory.name: await _marks(directory) for directory in self.ledgers}
+        marks = {directory.name: await _read_marks(directory) for directory in self.ledgers}
         latest = reduce(checkpoint.furthest, marks.values())
         return [name for name, its_marks in marks.items() if its_marks == latest]
 
@@ -135,7 +135,7 @@ class BookieDirectories:
         for directory in broken:
             directory_id = await identities.directory_id(directory.disk, "ledger")
             log.info("%s: making its index anew from its entry logs", directory.name)
-            make = partial(_index_in, Path(directory.name))
+            make = partial(_open_index, Path(directory.name))
             rebuilt = await rebuild(directory.disk, directory_id, make, config, states)
             log.warning("%s: %s", directory.name, rebuilt.sentence())
 
@@ -169,11 +169,11 @@ def _lock(directories: Sequence[Path]) -> None:
             raise BadIdentity(f"another bookie is running on {directory}") from None
 
 
-async def _index_in(directory: Path, folder: str) -> RocksIndex:
+async def _open_index(directory: Path, folder: str) -> RocksIndex:
     return await RocksIndex.open(directory / folder)
 
 
-async def _marks(directory: Directory) -> Marks:
+async def _read_marks(directory: Directory) -> Marks:
     try:
         return await checkpoint.read(directory.disk) or {}
     except BadCheckpoint as error:

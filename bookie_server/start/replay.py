@@ -75,7 +75,7 @@ async def open_storage(
     while storage.is_flushing or storage.has_unflushed:  # again if a directory failed in a flush
         await storage.flush()
     await storage.forget_replayed_logs()
-    await _begin(directories, replayed, config, storage)
+    await _begin_segments(directories, replayed, config, storage)
     return storage
 
 
@@ -131,7 +131,7 @@ async def _is_back(disk: Disk, mark: JournalMark) -> bool:
     return mark.missed and not _was_used_since(mark, await segment_ids(disk))
 
 
-async def _begin(
+async def _begin_segments(
     directories: Directories,
     replayed: Mapping[str, "_ReplayedJournal"],
     config: StorageConfig,

@@ -90,7 +90,7 @@ class LedgerStorage:
         """Called when an index is damaged, or a quarantine puts a ledger in limbo "lost"."""
         self.on_quarantine: Callable[[int], None] = lambda _: None
         """Called with the ledger id at each quarantine."""
-        self._journals = Journals(self.record)
+        self._journals = Journals(self._state_record)
         self._direct_writes = DirectWrites(
             self._journals, self._states, stores, self.cache, config.large_entry_bytes
         )
@@ -247,11 +247,11 @@ class LedgerStorage:
         self.on_quarantine(ledger_id)
         if state.limbo is not LimboReason.LOST and not state.deleted:
             self.set_state(replace(state, limbo=LimboReason.LOST))
-            if self._has_journals and (record := self.record(ledger_id)) is not None:
+            if self._has_journals and (record := self._state_record(ledger_id)) is not None:
                 self.append([record])
             self.on_loss()
 
-    def record(self, ledger_id: int) -> Record | None:
+    def _state_record(self, ledger_id: int) -> Record | None:
         """The journal record of the ledger's present state."""
         state = self._states.get(ledger_id)
         if state is None:

@@ -285,7 +285,7 @@ BUGS: dict[str, tuple[Bug, Shape, Scenario, dict[str, Any]]] = {
         *(direct_logs.ONE, direct_logs.an_entry_is_placed, {"keep": "all"}),
     ),
     "a direct log is acknowledged from before its mark is durable": (
-        (DirectLog, "_begin", no_sync_of_the_mark),
+        (DirectLog, "_begin_log", no_sync_of_the_mark),
         *(direct_logs.ONE, direct_logs.an_entry_is_placed, {"keep": "none"}),
     ),
     "no ledger record before the first place": (

@@ -177,8 +177,8 @@ G, C = entry_log.GrowingLog, applier.Coverage
 S = ledger_storage.LedgerStorage
 MUTANTS = (
     Mutant("data of a place not synced", SYNC, G, "append", no_sync_of_the_data, PLACED),
-    Mutant("name of its log not synced", SYNC, L, "_begin", no_sync_of_the_name, PLACED),
-    Mutant("mark of its log not synced", SYNC, L, "_begin", no_sync_of_the_mark, PLACED),
+    Mutant("name of its log not synced", SYNC, L, "_begin_log", no_sync_of_the_name, PLACED),
+    Mutant("mark of its log not synced", SYNC, L, "_begin_log", no_sync_of_the_mark, PLACED),
     Mutant(
         "place in a directory that no record names",
         SYNC,

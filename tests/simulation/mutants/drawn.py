@@ -157,7 +157,7 @@ MUTANTS = (
         "last record left out of a new index",
         "rebuild",
         rebuild._Rebuild,
-        "_put",
+        "_put_chunk",
         last_record_left_out,
         REBUILT,
     ),
