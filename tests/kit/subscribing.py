@@ -5,16 +5,27 @@ from spark_ledger.broker.dispatch.subscriptions import Wish
 from spark_ledger.broker.wire.commands import SubscriptionType
 
 
+async def start_of_topic():
+    return 0
+
+
 async def subscribed(
-    topic, partition, name="s", kind=SubscriptionType.EXCLUSIVE, *, link=None, end=lambda: None
+    topic,
+    partition,
+    name="s",
+    kind=SubscriptionType.EXCLUSIVE,
+    *,
+    link=None,
+    end=lambda: None,
+    durable=True,
 ):
-    """One that joins the durable subscription from the earliest offset on; it takes no messages."""
+    """One that joins the subscription from the earliest offset on; it takes no messages."""
     return await topic.subscriptions.subscribe(
         partition.log,
         name,
         Wish(kind),
-        durable=True,
-        start=None,
+        durable=durable,
+        start=start_of_topic,
         make=lambda dispatcher: Consumer(link, 1, "c", 0, dispatcher, lambda _: end()),
         earliest=True,
     )

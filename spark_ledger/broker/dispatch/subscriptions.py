@@ -463,9 +463,10 @@ class TopicSubscriptions:
 
     async def _release_locked(self, name: str) -> None:
         subscription = self._by_name.pop(name, None)
-        if subscription is not None and subscription.cursor is not None:
+        if subscription is not None:
             subscription.drop()
-            await self._cursors.release(subscription.cursor, RELEASE_S)
+            if subscription.cursor is not None:
+                await self._cursors.release(subscription.cursor, RELEASE_S)
 
     async def seek(self, name: str, dispatcher: Dispatcher, offset: int) -> None:
         """Move the subscription to the offset in the dispatcher's partition; its consumers of this
@@ -536,6 +537,7 @@ class TopicSubscriptions:
             if subscription is not None and subscription.used:
                 text = f"subscription '{name}' is used by a reader: choose another name"
                 raise Refusal(ServerError.NOT_ALLOWED, text)
+            await self._release_locked(name)
             with suppress(errors.SubscriptionBusy):  # a query uses it
                 wish = Wish(SubscriptionType.EXCLUSIVE)
                 self._by_name[name] = await self._opened(name, wish, True, True)

@@ -6,6 +6,7 @@ and changes no set.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ ACK_BYTES_MAX = 16 << 20
 FREE_BYTES = 16 << 10
 MEASURED_AFTER_CALLS = 500
 """How many calls may change sets before their bytes are counted anew."""
+OTHERS_AT_ONCE = 50
+"""How many sets of other subscriptions are counted anew in one step of the loop."""
 CONTAINER_BYTES = 96
 """How many bytes a container takes beside its values."""
 Range = tuple[int, int]
@@ -38,11 +41,32 @@ class AckBudget:
     def __init__(self, bytes_max: int, whole: "AckBudget | None" = None) -> None:
         self.bytes = 0
         self.sets: dict[Measured, None] = {}
+        """In the order in which `measure_others` comes to them."""
         self._bytes_max = bytes_max
         self._whole = whole
 
+    def enter(self, sets: "Measured") -> None:
+        self.sets[sets] = None
+        if self._whole is not None:
+            self._whole.enter(sets)
+
+    def leave(self, sets: "Measured") -> None:
+        self.sets.pop(sets, None)
+        if self._whole is not None:
+            self._whole.leave(sets)
+
     def measure(self) -> None:
+        """Count the bytes anew. If they are still too many, count some bytes of other subscriptions
+        too, in turns: a subscription that frees memory and then rests does not count it itself."""
         for sets in self.sets:
+            sets.measure()
+        if self._whole is not None and self.is_over:
+            self._whole.measure_others()
+
+    def measure_others(self) -> None:
+        for sets in list(islice(self.sets, OTHERS_AT_ONCE)):
+            del self.sets[sets]
+            self.sets[sets] = None
             sets.measure()
 
     def add(self, bytes_more: int) -> None:
@@ -68,7 +92,7 @@ class Measured:
         self.budget = budget
         self._measure = measure
         self._changes = 0
-        budget.sets[self] = None
+        budget.enter(self)
 
     def changed(self) -> None:
         self._changes += 1
@@ -84,7 +108,7 @@ class Measured:
         """Give the memory back to the budget: the sets are not used any more."""
         self.budget.add(-self.bytes)
         self.bytes = 0
-        self.budget.sets.pop(self, None)
+        self.budget.leave(self)
 
 
 def within(offsets: BitMap64, start: int, end: int) -> BitMap64:

@@ -113,6 +113,19 @@ def test_no_acknowledgement_is_forgotten_and_dispatch_stops_beyond_the_budget():
     assert whole.bytes == other.memory.bytes == 0
 
 
+def test_a_subscription_that_frees_memory_and_rests_pauses_no_other():
+    whole = AckBudget(2 << 20)
+    resting, other = (Acks(0, budget=AckBudget(8 << 20, whole)) for _ in range(2))
+    for acks, end in (resting, 40_000_000), (other, 8_000_000):
+        for start in range(1, end, 41):
+            acks.add(start, start + 1)
+        acks.memory.measure()
+    assert not other.may_send(other.end)
+    resting.add(0, 50_000_000)  # its last acknowledgement
+    other.memory.budget.measure()
+    assert other.may_send(other.end)
+
+
 def test_a_subscription_is_over_its_own_budget_in_all_its_partitions():
     whole = AckBudget(1 << 30)
     budget, free = AckBudget(1 << 20, whole), AckBudget(1 << 20, whole)

@@ -95,6 +95,25 @@ def test_a_consumer_whose_subscription_has_failed_is_sent_nothing_more():
     play(act)
 
 
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_subscription_without_consumers_takes_nothing_of_the_brokers_budget(durable):
+    async def act(stage):
+        a = await Brokers(stage).new("a")
+        await a.lookup(named(0), authoritative=True)
+        topic, partition = await a.partition(named(0))
+        made = await subscribed(topic, partition, link=LINK, durable=durable)
+        for offset in range(3, 100_000, 3):
+            made.dispatcher.acks.add(offset, offset + 1)
+        budget = topic.subscriptions.sharing.ack_budget
+        assert budget.bytes > 0
+        topic.subscriptions.leave("s", made)
+        await asyncio.sleep(3)
+        assert (budget.bytes, len(budget.sets)) == (0, 0)
+        await a.close()
+
+    play(act)
+
+
 def test_a_subscription_that_is_used_again_while_its_release_waits_is_not_released():
     async def act(stage):
         a = await Brokers(stage).new("a")
