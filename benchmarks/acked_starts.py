@@ -33,7 +33,6 @@ from spark_ledger.topic import blocking
 from spark_ledger.topic.acks.copies import decode_pointer
 
 MESSAGES = 1000
-_RECEIPT = 38  # ACK_RESPONSE
 WORDS = -(-MESSAGES // 64)
 
 
@@ -48,21 +47,17 @@ def at_random() -> list[int]:
 def acknowledge(url: str, topic: str, batches: int, left: Callable[[], list[int]]) -> None:
     """A consumer acknowledges all rows of each batch but those in `left`."""
     link = Link(url)
-    link.subscribe_to(topic, "theirs", 1, 0)
+    link.subscribe_to(topic, "theirs", 0, 0)
     link.flow(batches * MESSAGES)
-    waiting = 0
     for count, frame in enumerate(link.messages(), 1):
         id_ = frame.command.message.message_id
         del id_.ack_set[:]
         id_.ack_set.extend(left())
         id_.batch_size = MESSAGES
-        ack = command("ack", consumer_id=0, ack_type=0, message_id=[id_], request_id=count)
-        link.send(encode(ack))
-        waiting += 1
+        link.send(encode(command("ack", consumer_id=0, ack_type=0, message_id=[id_])))
         if count == batches:
             break
-    while waiting:
-        waiting -= link.counted(_RECEIPT)
+    link.ask(command("close_consumer", consumer_id=0, request_id=9), "success")
     link.close()
 
 

@@ -505,6 +505,17 @@ class CopyGone(LedgerError):
     )
 
 
+class SubscriptionMoved(LedgerError):
+    """Consumers, another query or an operator moved a query's subscription while the query was not
+    running."""
+
+    error_class, sql_state = "LEDGER_SUBSCRIPTION.MOVED", "40001"
+    remedy = (
+        "Give onSubscriptionMoved=checkpoint to go on by the checkpoint, or"
+        " onSubscriptionMoved=subscription to go on where the subscription is now."
+    )
+
+
 # -- our error behind one of Spark's -----------------------------------------------------------
 
 _OURS = re.compile(r"\[LEDGER(?:_[A-Z]+)*(?:\.[A-Z_]+)?\] [^\n]*")

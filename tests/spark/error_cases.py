@@ -41,6 +41,7 @@ ELSEWHERE = {
     "LEDGER_TOPIC.NAMESPACE_ALREADY_EXISTS": "the admin API: unit topic/test_namespaces.py",
     "LEDGER_TOPIC.NAMESPACE_IN_USE": "the admin API: unit topic/test_namespaces.py",
     "LEDGER_SUBSCRIPTION.ALREADY_EXISTS": "Admin and the command line",
+    "LEDGER_SUBSCRIPTION.MOVED": "a query that comes back: test_moved_subscriptions.py",
     "LEDGER_SUBSCRIPTION.COPY_GONE": "acknowledgements of Pulsar's consumers: test_acked_starts.py",
     "LEDGER_DATA_LOSS.LEDGER_MISSING": "a ledger of rows that is gone is ROWS_MISSING: integration/"
     "test_ledger_client.py, unit topic/test_slice_reading.py",

@@ -239,3 +239,34 @@ def test_a_copy_that_is_gone_is_a_clear_error(client, by_hand, reads, sent, topi
     cause = errors.cause_of(failure.value)
     assert cause is not None
     assert "Start the query with a new checkpoint and startingSubscription" in cause
+
+
+def test_a_query_goes_on_behind_consumers_that_moved_its_subscription(
+    client, by_hand, reads, sent, topic, tmp_path
+):
+    follows = {"subscription": "theirs", "onSubscriptionMoved": "subscription"}
+    consume(client, topic, until={"1:0"})
+    (first,) = reads.stream(tmp_path / "one", **follows)
+    assert in_order(first) == [value for value in sent if value != "1:0"]
+    producer = client.create_producer(f"{topic}-partition-1", batching_enabled=True)
+    for n in range(2000, 2100):
+        producer.send_async(b"1:%d" % n, lambda *_: None)
+    producer.flush()
+    acked = {f"1:{n}" for n in range(2000, 2100) if n % 3 == 1 or n < 2010}
+    assert eventually(lambda: is_let_go(client, topic)), (
+        "Spark ends a source's process after `stop`"
+    )
+    consume(client, topic, until=acked)
+    (batch,) = reads.stream(tmp_path / "one", **follows)
+    assert in_order(batch) == [f"1:{n}" for n in range(2000, 2100) if f"1:{n}" not in acked]
+    producer.send(b"1:2100")
+    assert reads.stream(tmp_path / "one", **follows) == [["1:2100"]]
+
+
+def is_let_go(client, topic):
+    """Whether consumers may use the subscription."""
+    try:
+        client.subscribe(topic, "theirs", consumer_type=SHARED).close()
+    except pulsar.ConsumerBusy:
+        return False
+    return True

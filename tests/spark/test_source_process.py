@@ -24,6 +24,7 @@ from spark_ledger.topic import blocking
 from spark_ledger.topic.log.actions import Trim
 from spark_ledger.topic.upkeep.janitor import remove_tree
 from tests.spark.by_hand import Cluster, Owner
+from tests.spark.source_runs import poll, read
 from tests.spark.topics import wait_until
 
 
@@ -55,18 +56,6 @@ def driver(cluster):
     """The client that the sources of this process share."""
     options = stream_read_options({"serviceUrl": cluster.service_url, "topic": "any"})
     return blocking.topics(options.service_url, options.outage_timeout_s).client
-
-
-def poll(run, start):
-    return run.latestOffset(start, run.getDefaultReadLimit())
-
-
-def read(run, start, end):
-    found = []
-    for partition in run.partitions(start, end):
-        for batch in run.read(partition):
-            found += [int(value) for value in batch.column("value").to_pylist()]
-    return found
 
 
 def test_a_pattern_is_looked_at_again_when_a_run_begins(by_hand, source, topic):

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_ledger.config import resolve_service_url
 from spark_ledger.errors import (
@@ -53,6 +53,14 @@ STRATEGY = "startingOffsetsByTimestampStrategy"
 WITH_METADATA = frozenset({"serviceUrl", "subscribe", "subscribePattern", "metadata"})
 
 
+class FollowedSubscription(NamedTuple):
+    """The subscription that follows a query, and what the query does if it was moved (one of
+    table.ON_MOVED)."""
+
+    name: str
+    on_moved: str
+
+
 @dataclass(frozen=True)
 class ReadOptions:
     """A read of `topics` (only of the partitions in `assigned`, if given), or of the topics that
@@ -65,7 +73,7 @@ class ReadOptions:
     ending: ReadPosition
     pattern: str | None
     assigned: Mapping[str, tuple[int, ...]] | None
-    subscription: str | None
+    subscription: FollowedSubscription | None
     limits: Limits
     min_partitions: int | None
     task_rows: int | None
@@ -276,7 +284,7 @@ def _read_options(given: _OptionValues, starting: str) -> ReadOptions:
         ending=end,
         pattern=given["subscribePattern"],
         assigned=assigned,
-        subscription=given["subscription"],
+        subscription=_followed(given),
         limits=_limits(given),
         min_partitions=given["minPartitions"],
         task_rows=given["maxRecordsPerPartition"],
@@ -389,6 +397,12 @@ def _start(given: _OptionValues, default: str) -> ReadPosition:
     if given.has(STRATEGY) and not any(map(given.has, by_time)):
         given.needs(STRATEGY, by_time[0])
     return _first_given(given, (*by_time, "startingOffsets"), default, missing)
+
+
+def _followed(given: _OptionValues) -> FollowedSubscription | None:
+    given.needs("onSubscriptionMoved", "subscription")
+    name = given["subscription"]
+    return None if name is None else FollowedSubscription(name, given["onSubscriptionMoved"])
 
 
 def _check_zone(given: _OptionValues) -> None:

@@ -44,6 +44,7 @@ them."""
 
 PAYLOAD_FORMATS = ("json", "arrow", "schema")
 """The formats of typed rows, which have the payload's columns in place of `value`."""
+ON_MOVED = (CHECKPOINT, SUBSCRIPTION, FAIL) = ("checkpoint", "subscription", "fail")
 FORMATS = ("binary", "string", *PAYLOAD_FORMATS)
 NO_SCHEMA = "none"
 """The schemaMode that neither registers nor compares columns, and also allows rows of bytes."""
@@ -224,6 +225,13 @@ READ_OPTIONS = (
         "a subscription of this name follows the query, holds rows against retention and shows"
         " in lag; one live query per name",
         aliases=("predefinedSubscription",),
+    ),
+    Option(
+        *("onSubscriptionMoved", (Use.STREAM_READ,), Choice(ON_MOVED), CHECKPOINT),
+        "where a query goes on that comes back after consumers, another query or an operator moved "
+        "its `subscription`: `checkpoint`: at its checkpoint; `subscription`: where the "
+        "subscription is now, without the rows that consumers acknowledged one by one; `fail`: "
+        "with both positions",
     ),
     Option(
         *("maxOffsetsPerTrigger", (Use.STREAM_READ,), Whole(), None),

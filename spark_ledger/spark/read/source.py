@@ -1,18 +1,19 @@
 """The sources of a stream and of a batch, which give Spark offsets and tasks in the driver, and
 rows in tasks; and the subscription that follows a streaming query.
 
-Always true: an offset is never below the start that Spark passed; without new rows it is the same
-object as that start. An idle poll uses only the state in memory, and waits until reported changes
-are in memory; the first poll of a run, the first offset and the target of availableNow are read
-after a sync. A batch read also plans after a sync, so it has all rows committed before; the source
-takes no filter from Spark (the reason is in options.py).
+Always true: an offset is never below the start that Spark passed, unless the batch begins where the
+query's subscription was moved to; without new rows it is the same object as that start. An idle
+poll uses only the state in memory, and waits until reported changes are in memory; the first poll
+of a run, the first offset and the target of availableNow are read after a sync. A batch read also
+plans after a sync, so it has all rows committed before; the source takes no filter from Spark (the
+reason is in options.py).
 
 Spark stores only the end of batch 0, not its begin: whenever it plans batch 0, also after a
 restart, it calls initialOffset again, which may then be later ("latest", or a subscription that has
 moved). So the end of batch 0 carries the begin of the batch (`_first`; without `_first` the batch
 has no row) and the times without a zone by which the batch was planned (`_zoneless`). Batch 0 reads
 only rows that existed when the first offset was computed, so it has no row of a partition that
-begins at "latest".
+begins at "latest". A later batch that begins where the subscription was moved to has `_first` too.
 """
 
 import secrets
@@ -24,18 +25,21 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from spark_ledger.errors import RowsTrimmed, TopicDeleted
+from spark_ledger.errors import RowsTrimmed, SubscriptionMoved, TopicDeleted
 from spark_ledger.spark.options import limits, offsets
 from spark_ledger.spark.options.offsets import Ends, Positions
-from spark_ledger.spark.options.options import ReadOptions
+from spark_ledger.spark.options.options import FollowedSubscription, ReadOptions
+from spark_ledger.spark.options.start_positions import OFFSET_MAX, AtSubscription
+from spark_ledger.spark.options.table import CHECKPOINT, FAIL
 from spark_ledger.spark.read import tasks as read_tasks
 from spark_ledger.spark.read.copies import ACKED, QueryCopies, names_in, with_names
-from spark_ledger.spark.read.planning import Acked
+from spark_ledger.spark.read.planning import Acked, ReadStart
 from spark_ledger.spark.read.topics_read import TopicsRead
 from spark_ledger.spark.rows.columns import check_projection
 from spark_ledger.spark.spark_version import ReadLimit, SupportsTriggerAvailableNow, value_of
 from spark_ledger.spark.worker import call_before_termination
 from spark_ledger.topic.blocking import BlockingCursor, open_cursor, release_all
+from spark_ledger.topic.read.acked import NO_ACKED
 from spark_ledger.topic.subscription.lag import spark_metrics
 from spark_ledger.topic.subscription.unheld import NOTED_EVERY_S, note_reads
 
@@ -44,6 +48,7 @@ ZONELESS = "_zoneless"
 """The key in the end of batch 0 for the times without a zone, each with its milliseconds in the
 driver's zone."""
 LAG_INTERVAL_S = 1.0
+MOVED_SHOWN = 8
 BEYOND_END_REMEDY = (
     "If the metadata store was restored from an older backup, bring back the newer store; else"
     " start with a new checkpoint and startingOffsets."
@@ -109,26 +114,28 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first = self._positions(start, topic_ends)
             offsets.check_within(first, topic_ends, "the query's offset", BEYOND_END_REMEDY)
         self._check_store(start, first, "the query's offset")
-        if first is not self._done_positions:
-            self._done_positions = first
-            self._move_cursor(start, first)
+        begin, at = self._begin_of_batch(start, first, topic_ends)
         self._cursor.check()
-        latest = self._end_to_read(first, topic_ends)
-        if latest == first:
+        latest = self._end_to_read(at, topic_ends)
+        if latest == at:
             self._idle_poll = (topic_ends, first)
             if self._target is not None:
                 self._cursor.release()
             return start
-        acked = self._copies.acked(self._connected_topics(), start, first)
-        end = self._limited_end(first, latest, limit, acked)
-        if end == first:
+        acked = self._copies.acked(self._connected_topics(), begin, at)
+        end = self._limited_end(at, latest, limit, acked)
+        if end == at:
             return start
         self._last_batch_s = time.monotonic()
         encoded = offsets.encode(end, topic_ends, self._tokens(start, first, end))
-        encoded = with_names(encoded, self._copies.names_after(start))
-        if start == self._initial_offset:
-            encoded[FIRST] = {name: at for name, at in start.items() if name != QUERY}
-            encoded[ZONELESS] = [list(time) for time in self.options.zoneless_times]
+        encoded = with_names(encoded, self._copies.names_after(begin))
+        is_initial = start == self._initial_offset
+        if is_initial or begin is not start:
+            self._copies.store(self._connected_topics(), names_in(begin))
+            encoded[FIRST] = {name: value for name, value in begin.items() if name != QUERY}
+            times = self.options.zoneless_times if is_initial else ()
+            encoded[ZONELESS] = [list(time) for time in times]
+        self._cursor.settle()
         offset = self._cursor.with_token(encoded)
         self._checked_offset = (offset, self._connected_topics().shorter_logs)
         return offset
@@ -156,7 +163,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         topic_ends = self._known_ends()
-        if start == self._initial_offset:
+        if FIRST in end or start == self._initial_offset:
             start = end.get(FIRST, end)
         first, last = self._decode(start, topic_ends), self._decode(end, topic_ends)
         if not offsets.is_within(last, topic_ends):
@@ -166,6 +173,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offsets.check_order(first, last)
         self._check_store(end, last, "the end of the batch")
         topics = self._connected_topics()
+        self._cursor.moved_to(topics, end, first)
         self._cursor.advance(topics, end, first)
         tasks = topics.plan(first, last, self._copies.acked(topics, start, first))
         values = topics.values(self.schema)
@@ -220,6 +228,25 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._checked_offset = offset_and_logs
 
     # -- offsets --------------------------------------------------------------------------------
+
+    def _begin_of_batch(
+        self, start: dict[str, Any], first: Positions, topic_ends: Ends
+    ) -> tuple[dict[str, Any], Positions]:
+        """The offset at which the next batch begins, and its positions: `start`, or where the
+        query's subscription is now. Moves the subscription in the first case."""
+        if start == self._initial_offset:
+            self._cursor.settle()
+        moved = self._cursor.moved_to(self._connected_topics(), start, first)
+        if moved is not None:
+            names = self._copies.names_after(start)
+            names = {t: name for t, name in names.items() if moved.positions[t] == first[t]}
+            offset = offsets.encode(moved.positions, topic_ends)
+            names |= self._copies.begin(moved.acked)
+            return with_names(offset, names), moved.positions
+        if first is not self._done_positions:
+            self._done_positions = first
+            self._move_cursor(start, first)
+        return start, first
 
     def _move_cursor(self, start: dict[str, Any], first: Positions) -> None:
         """Move the subscription, as all rows before `first` are done. `start` is in Spark's
@@ -336,10 +363,17 @@ class QueryCursor:
     (Spark may kill the process then), so that rowsBehind is 0 afterwards. Spark stops a run by
     SIGTERM, and the run then releases the subscription; any other end is a crash. Two sources have
     two tokens, so two sources of one query cannot use one subscription: LEDGER_SUBSCRIPTION.BUSY.
+
+    A run that comes back first sees whether its subscription was moved, unless it goes on by its
+    checkpoint anyway. Until that is settled it claims nothing, because a claim would move the
+    subscription to the checkpoint. If it goes on where the subscription is, that is settled with
+    the batch that begins there: an earlier run that was killed left the subscription as it was.
     """
 
-    def __init__(self, name: str | None) -> None:
-        self._name = name
+    def __init__(self, followed: FollowedSubscription | None) -> None:
+        self._name = None if followed is None else followed.name
+        self._on_moved = CHECKPOINT if followed is None else followed.on_moved
+        self._is_settled = self._on_moved == CHECKPOINT
         self._run_id = secrets.token_hex(16)
         self._query_id: str | None = None
         self._is_stored = False
@@ -379,7 +413,7 @@ class QueryCursor:
         if self._name is None:
             self._note_reads(topics, positions)
             return
-        if self._is_released:
+        if self._is_released or not self._is_settled:
             return
         token = stored_offset.get(QUERY)
         if isinstance(token, str):
@@ -391,6 +425,46 @@ class QueryCursor:
             cursor = self._cursors.get(topic) or self._open(topics, topic, parts)
             cursor.check()
             cursor.advance(parts)
+
+    def settle(self) -> None:
+        """Called when the query goes on, wherever its subscription was."""
+        self._is_settled = True
+
+    def moved_to(
+        self, topics: TopicsRead, stored_offset: Mapping[str, Any], positions: Positions
+    ) -> ReadStart | None:
+        """Where the query's subscription is now, if others moved it away from `positions` and the
+        query does not go on by its checkpoint; None otherwise. A topic whose subscription was not
+        moved has its position. Raises SubscriptionMoved, SubscriptionBusy."""
+        token = stored_offset.get(QUERY)
+        if self._is_settled or self._name is None or not isinstance(token, str):
+            self.settle()
+            return None
+        subscriptions = topics.cluster.client.subscriptions
+        moved: dict[str, ReadStart] = {}
+        for topic, parts in positions.items():
+            info = topics.infos[topic]
+            if topics.cluster.run(subscriptions.is_of_query(info.id, self._name, token)):
+                continue
+            topic_ends = {topic: topics.fresh_ends()[topic]}
+            start = topics.start(AtSubscription("onSubscriptionMoved", self._name), topic_ends)
+            at = {p: start.positions[topic][p] for p in parts}
+            if start.acked or at != parts:
+                moved[topic] = ReadStart({topic: at}, start.acked)
+        if moved and self._on_moved == FAIL:
+            raise moved_error(self._name, positions, moved)
+        if not moved:
+            self.settle()
+            return None
+        for topic, start in moved.items():
+            reserving = subscriptions.reserve(
+                topics.infos[topic], self._name, start=start.positions[topic]
+            )
+            topics.cluster.run(reserving)  # raises SubscriptionBusy if it is in use
+        return ReadStart(
+            {t: moved[t].positions[t] if t in moved else parts for t, parts in positions.items()},
+            {topic: rows for start in moved.values() for topic, rows in start.acked.items()},
+        )
 
     def _note_reads(self, topics: TopicsRead, positions: Positions) -> None:
         """Note, now and then, that a query without a subscription reads the topics."""
@@ -426,6 +500,25 @@ class QueryCursor:
         call_before_termination(release_all)
         self._cursors[topic] = cursor
         return cursor
+
+
+def moved_error(
+    name: str, positions: Positions, moved: Mapping[str, ReadStart]
+) -> SubscriptionMoved:
+    differing = [
+        f"in partition {p} of topic {topic!r} it is at {start.positions[topic][p]}"
+        f"{' with acknowledged rows beyond' if beyond.count(p, at, OFFSET_MAX) else ''}, the query"
+        f" at {at}"
+        for topic, start in moved.items()
+        for beyond in [start.acked.get(topic, NO_ACKED)]
+        for p, at in positions[topic].items()
+        if start.positions[topic][p] != at or beyond.count(p, at, OFFSET_MAX)
+    ]
+    ellipsis = "; ..." if len(differing) > MOVED_SHOWN else ""
+    return SubscriptionMoved(
+        f"subscription {name!r} was moved while the query was not running:"
+        f" {'; '.join(differing[:MOVED_SHOWN])}{ellipsis}"
+    )
 
 
 def _assigned(topics: TopicsRead, topic: str) -> tuple[int, ...] | None:

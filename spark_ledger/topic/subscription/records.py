@@ -82,10 +82,9 @@ class SubscriptionLife(Enum):
 class SubscriptionRecord:
     """`epoch` counts the owners. `owner` is the random token of the present owner (after a release:
     of the last owner); `query_id`, `run_id` and `intent` identify the owner, "" if there was no
-    owner yet. `ledger_id` is the cursor ledger whose last entry has the position, if this is after
-    `floor`; None: the position is `floor`. `partitions` are the partitions that the owner reads
-    (None: all). `properties` are names and values that the program gave which made the
-    subscription, or an operator; an earlier version that writes the record leaves them out."""
+    owner yet. The first two are "" too after another process moved the subscription. `ledger_id` is
+    the cursor ledger whose last entry has the position, if this is after `floor`; None: the
+    position is `floor`. `partitions` are the partitions that the owner reads (None: all)."""
 
     kind: SubscriptionKind
     epoch: int = 0
@@ -278,11 +277,17 @@ def taken(record: SubscriptionRecord, claim: Claim) -> SubscriptionRecord:
 
 def sought(record: SubscriptionRecord, owner: str, positions: Positions) -> SubscriptionRecord:
     """The record after another process than the owner set these positions; the owner loses the
-    subscription."""
-    released = SubscriptionLife.RELEASED
-    floor = storable(positions)
-    moved = replace(record, owner=owner, life=released, ledger_id=None, floor=floor)
-    return replace(moved, epoch=record.epoch + 1)
+    subscription. No query has it then, so the query that had it sees that it was moved."""
+    return replace(
+        record,
+        epoch=record.epoch + 1,
+        life=SubscriptionLife.RELEASED,
+        query_id="",
+        run_id="",
+        owner=owner,
+        ledger_id=None,
+        floor=storable(positions),
+    )
 
 
 def inline(record: SubscriptionRecord, positions: Positions) -> SubscriptionRecord:

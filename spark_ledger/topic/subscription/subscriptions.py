@@ -358,6 +358,16 @@ class Subscriptions:
                 await brokers_serving(self.store, topic_id)
             )
 
+    async def is_of_query(self, topic_id: str, name: str, query_id: str) -> bool:
+        """Whether no other query or consumer has used the subscription since the query did, and no
+        operator has moved it; true as well if the subscription does not exist."""
+        with reachable(f"reading subscription '{name}'"):
+            subscription = await SubscriptionNodes(self.store, topic_id).read(name)
+        if subscription is None:
+            return True
+        record = subscription.record
+        return record.kind is SubscriptionKind.QUERY and record.query_id == query_id
+
     async def positions(self, topic_id: str, name: str) -> dict[int, int]:
         """The subscription's positions, from the record and the cursor ledger, without disturbing
         the owner: a write under way may be missing. Raises errors.SubscriptionNotFound."""
