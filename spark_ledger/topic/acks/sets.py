@@ -166,13 +166,16 @@ def next_row(rows: BitMap64, at: int) -> int | None:
 
 def ranges_of(offsets: BitMap64) -> list[tuple[int, int]]:
     """The runs of a small set, in rising order, with gaps between them."""
-    if not offsets:
-        return []
-    values: np.ndarray[Any, Any] = np.frombuffer(offsets.to_array(), dtype=np.uint64)
-    lasts = np.flatnonzero(np.diff(values) > 1)
-    starts = values[np.concatenate(([0], lasts + 1))].tolist()
-    ends = (values[np.concatenate((lasts, [len(values) - 1]))] + np.uint64(1)).tolist()
-    return list(zip(starts, ends, strict=True))
+    starts, ends = bounds_of(offsets)
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+
+def bounds_of(offsets: BitMap64) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """As ranges_of: the first offsets of the runs, and the offsets after them."""
+    values: np.ndarray[Any, Any] = np.frombuffer(offsets.to_array(), dtype=np.int64)
+    is_first = np.diff(values, prepend=-2) > 1
+    lasts = np.flatnonzero(np.append(is_first[1:], True)) if len(values) else is_first
+    return values[is_first], values[lasts] + 1
 
 
 def rows_in(rows: BitMap64, lo: int, hi: int) -> list[Range]:

@@ -18,7 +18,6 @@ import numpy as np
 
 from spark_ledger.topic.log.segment_table import Longs
 from spark_ledger.topic.read.pieces import (
-    PIECE_DTYPE,
     CountedSlice,
     EntryPieces,
     LiveRows,
@@ -100,11 +99,17 @@ class AckedRows:
         """The runs [start, end) of [lo, hi) that are not acknowledged, in order."""
         if not self.count(partition, lo, hi):
             return [(lo, hi)] if lo < hi else []
-        from spark_ledger.topic.acks.sets import ranges_of, within
+        from spark_ledger.topic.acks.sets import ranges_of
 
-        left = within(self._offsets[partition], lo, hi)
-        left.flip_inplace(lo, hi)
-        return ranges_of(left)
+        return ranges_of(self.left(partition, lo, hi))
+
+    def left(self, partition: int, lo: int, hi: int) -> "BitMap64":
+        """The offsets in [lo, hi) that are not acknowledged, if some in the partition are."""
+        from spark_ledger.topic.acks.sets import within
+
+        offsets = within(self._offsets[partition], lo, hi)
+        offsets.flip_inplace(lo, hi)
+        return offsets
 
     def without_long_runs(
         self, partition: int, lo: int, hi: int, tasks_min: int = 1
@@ -186,21 +191,24 @@ def _run_start(offsets: "BitMap64", lo: int, at: int) -> int:
 
 def given_pieces(pieces: EntryPieces, acked: AckedRows) -> EntryPieces:
     """The pieces of an entry without the acknowledged rows; the same object if all are given."""
-    counts = [
-        acked.count(partition, offset, offset + take)
-        for partition, _, _, take, offset in pieces.tolist()
-    ]
-    if not any(counts):
+    parts = [_given_part(pieces[i : i + 1], acked) for i in range(len(pieces))]
+    if all(part is None for part in parts):
         return pieces
-    given = [
-        (partition, first_row, skip + start - offset, end - start, start)
-        for (partition, first_row, skip, take, offset), count in zip(
-            pieces.tolist(), counts, strict=True
-        )
-        if count < take
-        for start, end in acked.runs_given(partition, offset, offset + take)
-    ]
-    return np.array(given, dtype=PIECE_DTYPE)
+    kept = (pieces[i : i + 1] if part is None else part for i, part in enumerate(parts))
+    return np.concatenate([*kept])
+
+
+def _given_part(piece: EntryPieces, acked: AckedRows) -> EntryPieces | None:
+    """The parts of an array of one piece that are not acknowledged; None: the whole piece."""
+    partition, _, skip, take, offset = piece.tolist()[0]
+    if not acked.count(partition, offset, offset + take):
+        return None
+    from spark_ledger.topic.acks.sets import bounds_of
+
+    starts, ends = bounds_of(acked.left(partition, offset, offset + take))
+    part = np.repeat(piece, len(starts))
+    part["skip"], part["take"], part["offset"] = skip + starts - offset, ends - starts, starts
+    return part
 
 
 def given_slice(planned: Slice, acked: AckedRows) -> Slice | None:
