@@ -8,6 +8,7 @@ from spark_ledger.spark.read.source import LedgerStreamReader
 from spark_ledger.spark.rows.columns import DEFAULT_SCHEMA
 from tests.spark.by_hand import Cluster
 from tests.spark.source_runs import poll, read
+from tests.spark.topics import wait_until
 
 BOTH = {"subscription": "both"}
 
@@ -85,7 +86,9 @@ def test_a_query_goes_on_where_its_subscription_is(by_hand, run, topic, to):
     last = poll(again, end)
     assert position(by_hand, topic) == to, "until the batch is in the checkpoint"
     assert read(again, end, last) == list(range(to, 40))
+    assert read(again, last, last) == [], "it is also the end of an empty batch"
     by_hand.write(topic, range(40, 45))
+    wait_until(lambda: poll(again, last) is not last)
     later = poll(again, last)
     assert read(again, last, later) == list(range(40, 45))
     again.commit(later)

@@ -6,7 +6,7 @@ Always true: an offset names the copy of each topic by which the batch that begi
 `ends` has, by partition, the end of the copy's offsets. A copy is durable before an offset that
 names it is in Spark's checkpoint, and it never changes, so a batch that is planned again leaves out
 the same rows. A batch that begins at or after all `ends` needs no copy. The first offset of a query
-is computed again at a restart, and its copy is made durable only if Spark gets the end of batch 0.
+is computed again by a run that plans batch 0 again; that run needs no copy of its own.
 Once Spark has committed an end that is at or after all `ends`, the copy is deleted; later offsets
 do not name it. If no process comes to that, upkeep deletes the copy (topic/acks/copies.py).
 """

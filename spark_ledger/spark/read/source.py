@@ -130,8 +130,9 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         encoded = offsets.encode(end, topic_ends, self._tokens(start, first, end))
         encoded = with_names(encoded, self._copies.names_after(begin))
         is_initial = start == self._initial_offset
-        if is_initial or begin is not start:
+        if begin is not start:
             self._copies.store(self._connected_topics(), names_in(begin))
+        if is_initial or begin is not start:
             encoded[FIRST] = {name: value for name, value in begin.items() if name != QUERY}
             times = self.options.zoneless_times if is_initial else ()
             encoded[ZONELESS] = [list(time) for time in times]
@@ -163,7 +164,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         topic_ends = self._known_ends()
-        if FIRST in end or start == self._initial_offset:
+        if start != end and (FIRST in end or start == self._initial_offset):
             start = end.get(FIRST, end)
         first, last = self._decode(start, topic_ends), self._decode(end, topic_ends)
         if not offsets.is_within(last, topic_ends):
