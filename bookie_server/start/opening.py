@@ -45,7 +45,7 @@ class BookieDirectories:
         names = {kind: config.directories(kind) for kind in ("journal", "ledger")}
         paths = {kind: [(f"{kind}_directory", Path(p)) for p in names[kind]] for kind in names}
         all_paths = [*paths["journal"], *paths["ledger"]]
-        check(all_paths)
+        check_paths(all_paths)
         check_reserve(all_paths, config.disk_reserve_bytes)
         check_kinds(paths["journal"], paths["ledger"])
         self._hang_s = hang_s = config.disk_hang_s
@@ -207,7 +207,7 @@ class BadLayout(Exception):
     """Settings of directories with which no bookie can start; the text has the remedy."""
 
 
-def check(directories: Sequence[tuple[str, Path]]) -> None:
+def check_paths(directories: Sequence[tuple[str, Path]]) -> None:
     """Check the directories, each with the setting that names it, and make the missing ones.
 
     Raises BadLayout when two directories are the same or one is inside the other (links are

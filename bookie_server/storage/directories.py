@@ -227,7 +227,7 @@ class Stores:
         self.damage = ""
         """How the index of the only living directory is damaged; empty: it is undamaged."""
         self.on_damage: Callable[[], None] = lambda: None
-        self._chosen_counts: dict[str, int] = {}  # by directory: how often `choose` returned it
+        self._chosen_counts: dict[str, int] = {}  # by directory: how many new ledgers it got
         self._has_absent = False  # whether states name directories that no setting names
         for store in stores:
             store.index.on_damage = partial(self._index_damaged, store.id)
@@ -303,8 +303,8 @@ class Stores:
         return Counter(i for state in states for i in state.directories if i not in self._live)
 
     def without_missing(self, state: LedgerState) -> LedgerState:
-        """The state after it gave up the directories that do not live, to be recorded with the next
-        revision."""
+        """The state, to be recorded with the next revision, in which the directories that do not
+        live are given up."""
         if self.is_whole(state):
             return state
         living_ids = tuple(i for i in state.directories if i in self._live)
@@ -316,7 +316,7 @@ class Stores:
 
     def keep_returned(self, state: LedgerState, earlier: LedgerState) -> LedgerState:
         """The replayed `state`, which follows the state `earlier`. A living directory that `state`
-        gave up is recorded again: a flush of this replay may have written entries to it."""
+        gave up is recorded again, as a flush of this replay may have written entries there."""
         if earlier.ledger_id == EVERY_LEDGER:
             return state
         returned_ids = [
@@ -375,7 +375,7 @@ class Stores:
 
     # -- where entries go --
 
-    def choose(self) -> str:
+    def choose_home(self) -> str:
         """The directory for a new ledger: of the directories with nearly the most free space, the
         directory that got the fewest ledgers in this run, as free space is measured seldom."""
         self.check_some_live()
@@ -394,7 +394,7 @@ class Stores:
         current = state.directories[-1] if state.directories else ""
         if current in self._live and (self.has_space(current) or len(self._live) == 1):
             return state
-        home = self.choose()
+        home = self.choose_home()
         if current in self._live and not self.has_space(home):
             return state
         others = [i for i in state.directories if i != home]

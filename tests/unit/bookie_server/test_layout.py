@@ -8,7 +8,7 @@ from bookie_server.start.opening import BadLayout
 
 
 def check(*paths: Path) -> None:
-    opening.check([(f"directory_{number}", path) for number, path in enumerate(paths)])
+    opening.check_paths([(f"directory_{number}", path) for number, path in enumerate(paths)])
 
 
 def test_directories_side_by_side_are_made(tmp_path: Path):
