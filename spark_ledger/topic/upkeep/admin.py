@@ -102,7 +102,7 @@ class TopicAdmin:
     async def describe(self, name: str) -> TopicFacts:
         """The topic as it is now; reads the chunks of its checkpoint."""
         info = await self._client.topics.open(name)
-        state, tables = await self._read(info)
+        state, tables = await self._state_and_tables(info)
         ledgers = set(state.ledgers(tables))
         dropped = sorted(state.dropped.keys() - ledgers)  # deleted ledgers too, until a checkpoint
         records = await self._client.ledgers.cluster.records.read_many(dropped)
@@ -276,7 +276,7 @@ class TopicAdmin:
         with reachable(f"reading topic '{info.name}'"):
             return await self._client.log(info.id).fold(fresh=True)
 
-    async def _read(self, info: TopicInfo) -> tuple[TopicState, Tables]:
+    async def _state_and_tables(self, info: TopicInfo) -> tuple[TopicState, Tables]:
         tries = Tries(tries_max=TRIES_MAX)
         while True:
             state = await self._state(info)
@@ -318,7 +318,7 @@ async def retain(
 
 def _rows_below(state: TopicState, points: Mapping[int, int]) -> int:
     trims = ((state.partitions[p], offset) for p, offset in points.items())
-    return sum(held.rows_between(held.start_offset, offset) for held, offset in trims)
+    return sum(partition.rows_between(partition.start_offset, to) for partition, to in trims)
 
 
 def _facts(partition: PartitionState, tables: Tables) -> PartitionFacts:

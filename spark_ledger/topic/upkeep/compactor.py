@@ -45,7 +45,7 @@ from spark_ledger.topic.upkeep.merge_encoding import (
     MergeEncoder,
     RunQueue,
     StoredRows,
-    parts_of,
+    blocks_and_batches,
     with_stored_times,
 )
 from spark_ledger.topic.upkeep.merge_plan import (
@@ -230,7 +230,7 @@ class Compaction:
                     result
                     for result in merged
                     if missing_path not in _record_paths(result)
-                    and self._still_holds(state, result)
+                    and self._is_still_possible(state, result)
                 ]
         else:
             merged = ()
@@ -286,7 +286,7 @@ class Compaction:
             tokens=tuple(tuple(tokens.take(segment.rows)) for segment in segments),
         )
 
-    def _still_holds(self, state: TopicState, result: MergeResult) -> bool:
+    def _is_still_possible(self, state: TopicState, result: MergeResult) -> bool:
         try:
             commit_draft.check_guards(state, self.intent.app_id, (self._replace(result),))
         except errors.TxnConflict:
@@ -343,13 +343,13 @@ async def merge(
     stored_rows: dict[int, list[StoredRows]] = {}
     try:
         for read in task.reads:
-            table = read.table  # whose `counted` segments were born live
+            table = read.table  # its `counted` segments were born live
             born_live = frozenset(table.ledgers[table.counted].tolist())
             async for run in fetch_with_replans(client, read):
                 for fetched in run:
                     if fetched.entry.header.ledger_id in born_live:
                         _note_stored_times(fetched, stored_rows)
-                    for part in parts_of(fetched):
+                    for part in blocks_and_batches(fetched):
                         await _send(sender, entries.add(part))
         await _send(sender, entries.flush())
         segments = await sender.finish()

@@ -32,7 +32,7 @@ from enum import Enum
 from spark_ledger.topic.log.intents import BATCH, NAMED_ONCE_KINDS, PARTS, QUERY
 from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX, TopicPolicies
 
-COUNTING_KINDS = (QUERY,)
+IN_ORDER_KINDS = (QUERY,)
 """Kinds of intents for which one run commits the versions, in order, one at a time."""
 POLICY_KINDS = (QUERY, PARTS, BATCH)
 """Kinds of intents whose ledgers all follow the topic's policies for rolling."""
@@ -54,9 +54,9 @@ class IntentSeen:
     committed_in: int = 0
 
     @property
-    def counts(self) -> bool:
+    def in_order(self) -> bool:
         """Whether a commit under this intent proves that no task still uses an older ledger."""
-        return self.open and self.kind in COUNTING_KINDS
+        return self.open and self.kind in IN_ORDER_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +164,9 @@ def _reason_to_wait(ledger: LedgerSeen, intent: IntentSeen, topic: TopicSeen, no
         left_ms = topic.deleted_ms + topic.policies.delete_delay_ms - now_ms
         return _delay(left_ms, "its topic was deleted")
     is_dropped = ledger.id in topic.dropped
-    if intent.open and not intent.counts and not (is_dropped and intent.kind in NAMED_ONCE_KINDS):
+    if intent.open and not intent.in_order and not (is_dropped and intent.kind in NAMED_ONCE_KINDS):
         return "its writer is at work"
-    if intent.counts and not is_before(ledger.closed_in, intent.committed_in):
+    if intent.in_order and not is_before(ledger.closed_in, intent.committed_in):
         return "its writer has not committed a version since the ledger was closed"
     if is_dropped:
         left_ms = topic.dropped[ledger.id] + topic.policies.delete_delay_ms - now_ms
@@ -182,6 +182,7 @@ def is_before(closed_in: int, committed_in: int) -> bool:
 
 
 def _delay(left_ms: int, what: str) -> str:
+    """Empty if the delay is over."""
     return f"{what}; the delete delay ends in {-(-left_ms // 1000)} s" if left_ms > 0 else ""
 
 
@@ -198,7 +199,7 @@ def refusal_to_delete(never_referred: int, ledgers: int) -> str:
 
 TOGETHER_SHARE_MAX = 0.2  # the share of the open intents that may fall silent at the same time
 TOGETHER_MIN = 2
-PAUSE_LEASES = 4
+PAUSE_LEASES = 4  # for so many leases no intent is condemned after many fell silent together
 UNUSED_LEASES = 96
 """The leases that a batch job's intent gets before its first heartbeat. Its writer is made when the
 query is planned; the rows may take long to compute, and until the first task begins the writer has
@@ -216,7 +217,7 @@ class Silence:
     alarm: str = ""
 
 
-def lease_s(kind: str, heartbeats: int, lease_s: float) -> float:
+def intent_lease_s(kind: str, heartbeats: int, lease_s: float) -> float:
     """How long an intent of this kind, which had `heartbeats` heartbeats, may be silent."""
     return UNUSED_LEASES * lease_s if kind == "batch" and heartbeats == 0 else lease_s
 

@@ -6,7 +6,7 @@ multi removes an intent and the transaction record of its random app id. A proce
 for the outcome of a commit under the intent finds neither, and reports that the outcome is unknown
 (hazard 12). The records of app ids that users chose stay, and so do the intents of queries: a
 zombie that makes its intent again must find the ended intent (hazard 11). A block of ledger ids, of
-any intent, is removed once it is older than KEPT_MS and no ledger with one of its ids has a record:
+any intent, is removed when it is older than KEPT_MS and no ledger with one of its ids has a record:
 no process uses ids of such an old block (intents.IDS_KEPT_S).
 
 A pass looks at INTENTS_PER_PASS intents, and the next pass at the following intents. A round over

@@ -241,8 +241,8 @@ class Janitor:
             self._sightings[intent.id] = Sighting(node.version, now_s, self._session)
             return False
         is_connected = self.store.session_state is SessionState.CONNECTED
-        intent_lease_s = garbage.lease_s(intent.record.kind, node.version, self._lease_s)
-        return is_connected and now_s - sighting.since_s >= intent_lease_s
+        lease_s = garbage.intent_lease_s(intent.record.kind, node.version, self._lease_s)
+        return is_connected and now_s - sighting.since_s >= lease_s
 
     async def _condemn(self, intents: Sequence[Intent], stale: Sequence[str]) -> list[Intent]:
         return [
@@ -283,7 +283,7 @@ class Janitor:
         }
         ledgers = list(a_pass.ledgers.values())
         to_recover = sorted(
-            garbage.abandoned_ledgers(ledgers, a_pass.intents, topics_seen, a_pass.now_ms)
+            garbage.abandoned_ledgers(ledgers, a_pass.intents_seen, topics_seen, a_pass.now_ms)
         )
         if report.dry_run:
             a_pass.assumed_closed = dict.fromkeys(to_recover)
@@ -314,11 +314,13 @@ class Janitor:
         """Notes when ledgers were first seen CLOSED, and which transactions of the store have the
         last commits of their intents. Must run before any fold, so that the fold has these commits.
         """
-        counting = [intent for intent in a_pass.by_id.values() if a_pass.intents[intent.id].counts]
+        counting = [
+            intent for intent in a_pass.intents.values() if a_pass.intents_seen[intent.id].in_order
+        ]
         commits = await call_each(self._committed_in, counting)
         for intent, committed_in in zip(counting, commits, strict=True):
-            seen = a_pass.intents[intent.id]
-            a_pass.intents[intent.id] = replace(seen, committed_in=committed_in)
+            seen = a_pass.intents_seen[intent.id]
+            a_pass.intents_seen[intent.id] = replace(seen, committed_in=committed_in)
         a_pass.note_first_seen()
         closed = [ledger for ledger in a_pass.ledgers.values() if ledger.closed]
         self._inventory.learn(ledger for ledger in closed if ledger.closed_in)
@@ -339,7 +341,7 @@ class Janitor:
         force: bool,
     ) -> CleanReport:
         verdicts = [
-            fate_of(ledger, a_pass.intents[ledger.intent], topics[ledger.topic], a_pass.now_ms)
+            fate_of(ledger, a_pass.intents_seen[ledger.intent], topics[ledger.topic], a_pass.now_ms)
             for ledger in a_pass.closed_ledgers()
         ]
         never_referred = [
@@ -380,7 +382,7 @@ class Janitor:
             ledger = a_pass.ledgers[ledger_id]
             topic = topics[ledger.topic]
             conditions: list[Operation] = []
-            if a_pass.intents[ledger.intent].open and topic.deleted_ms is None:
+            if a_pass.intents_seen[ledger.intent].open and topic.deleted_ms is None:
                 conditions = _unchanged(paths.topic_checkpoint(topic.id), topic.checkpoint)
             waiting[ledger_id] = "a checkpoint that may name the ledger was published meanwhile"
             try:
@@ -443,8 +445,8 @@ class _Pass:
     began; `assumed_closed` are ledgers that count as closed in a dry run."""
 
     now_ms: int
-    by_id: Mapping[str, Intent]
-    intents: dict[str, IntentSeen]
+    intents: Mapping[str, Intent]
+    intents_seen: dict[str, IntentSeen]
     ledgers: dict[int, LedgerSeen]
     deleted: dict[str, int]
     without_tree: frozenset[str]

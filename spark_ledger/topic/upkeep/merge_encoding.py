@@ -51,8 +51,8 @@ EVENT_MS = (-(2**62), 2**62)
 """
 GATHER_BYTES_MAX = 4 << 20
 TIMES_MAX = 4096  # of a partition's rows that wait for an entry, at most
-TIME_PART = 256  # an entry has at most one time for this many of its bytes
-TIME_PART_SHARED = 128  # a shared entry has at most one time for this many of its bytes
+BYTES_PER_TIME = 256  # an entry of so many bytes has one time at most
+BYTES_PER_TIME_SHARED = 128  # likewise, in a shared entry
 _EXTRA_COLUMNS = frozenset(TYPED_NAMES.values())
 
 
@@ -77,7 +77,7 @@ class StoredRows(NamedTuple):
         return self.offset + self.rows
 
 
-def parts_of(fetched: FetchedEntry) -> Iterator[Block | BatchCopy]:
+def blocks_and_batches(fetched: FetchedEntry) -> Iterator[Block | BatchCopy]:
     """The planned rows of an entry, in order: whole batches to copy, and blocks of other rows."""
     header = decode_header(fetched.entry.payload)
     if not header.has_batches:
@@ -198,8 +198,8 @@ def _join(gathered: list[StoredRows]) -> StoredRows:
 
 
 class MergeEncoder:
-    """Puts rows and batches into entries. A part begins a new entry if it cannot be in the entry of
-    the earlier parts."""
+    """Puts blocks of rows, and batches, into entries. What cannot share the entry of the blocks or
+    batches before begins a new entry."""
 
     def __init__(self, merges: Sequence[Merge], entry_bytes_max: int) -> None:
         self._merges = merges
@@ -237,8 +237,8 @@ class _Encoding:
         self._has_several_partitions = len(merges) > 1
         self._times: dict[int, RunQueue] = {}
         self._waiting = 0  # the number of times of rows that are in no entry yet
-        self._times_max = min(TIMES_MAX, entry_bytes_max // TIME_PART)
-        self._waiting_max = entry_bytes_max // TIME_PART_SHARED
+        self._times_max = min(TIMES_MAX, entry_bytes_max // BYTES_PER_TIME)
+        self._waiting_max = entry_bytes_max // BYTES_PER_TIME_SHARED
         last_partition = merges[-1].partition
         gather_bytes = GATHER_BYTES_MAX
         if self._has_several_partitions:

@@ -1,14 +1,14 @@
 """Plans which small segments of a partition are worth merging into one. Pure.
 
-Always true: a merge covers consecutive offsets without a hole. They belong to at least SEGMENTS_MIN
-whole segments, all small, of about `bytes_max` bytes together at most, and all committed within one
-slot of `slot_ms` by the store's clock, since retention trims the rows of a merge together. Slots do
-not move, so merged segments are not merged again only because time has passed. If the partition's
-start cuts the first segment, only its remaining rows count.
+Always true: a merge covers consecutive offsets without a hole. These offsets belong to at least
+SEGMENTS_MIN whole segments, all small, of about `bytes_max` bytes together at most, and all
+committed within one slot of `slot_ms` by the store's clock, since retention trims the rows of a
+merge together. Slots do not move, so merged segments are not merged again only because time has
+passed. If the partition's start cuts the first segment, only its remaining rows count.
 
 Merging by upkeep (`UpkeepLimits`) copies each byte a limited number of times. While a slot still
-takes commits, it merges only segments that together are GROWTH times as large as the largest
-segment among them. After the slot has closed, it merges once more; then LAST_GROWTH times is
+takes commits, upkeep merges only segments that together are GROWTH times as large as the largest
+segment among them. After the slot has closed, upkeep merges once more; then LAST_GROWTH times is
 enough. From 4 KiB to 8 MiB, a row is merged four times and once more at the end. New segments are
 not merged for QUIET_MS.
 """
@@ -38,7 +38,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class UpkeepLimits:
-    """Limits merging to merges that are worth their copying, at `now_ms` by the store's clock, as
+    """Limits merging to merges that are worth the copying, at `now_ms` by the store's clock, as
     the head of this file describes. Segments that were committed less than `quiet_ms` ago are not
     merged. A smaller segment counts as `counted_bytes_min` bytes."""
 
@@ -229,10 +229,10 @@ def _cut_by_bytes(
 def _worth_merging(
     piece: tuple[int, int], sizes: Longs, slot: int, limits: MergeLimits
 ) -> list[tuple[int, int]]:
-    """The parts of a piece that are worth merging, in order. If the piece is large enough compared
-    with its largest segment, the whole piece; otherwise the same rule decides about the parts on
-    both sides of the largest segment. Each cut removes a fixed share of the bytes, so there are few
-    cuts."""
+    """The parts of a piece that are worth merging, in order. The whole piece is worth it if the
+    piece is large enough compared with its largest segment. Otherwise the same rule decides about
+    the parts on both sides of the largest segment. Each cut removes a fixed share of the bytes, so
+    there are few cuts."""
     growth = limits.growth(slot)
     bytes_min = 1 if limits.upkeep_limits is None else limits.upkeep_limits.counted_bytes_min
     counted_bytes = np.maximum(sizes[piece[0] : piece[1]], bytes_min)

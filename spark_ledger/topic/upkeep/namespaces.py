@@ -2,8 +2,8 @@
 
 Always true: a tenant or namespace exists as long as its node exists; `public` and `public/default`
 exist without a node. The store refuses to delete a tenant that has namespaces, or a namespace that
-has topics, so no topic is ever left without its namespace. No tenant or namespace changes while the
-cluster is held.
+has topics, so no topic is ever left without its namespace. While bookies hold the metadata store
+(it went back in time), every change is refused.
 """
 
 import random

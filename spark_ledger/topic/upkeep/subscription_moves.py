@@ -29,9 +29,8 @@ Offsets = dict[int, int]
 
 class SubscriptionMoves:
     """Moves the subscriptions of one topic. Methods return the new positions of the partitions that
-    were to be moved. They
-    raise errors.SubscriptionNotFound, errors.SubscriptionBusy, errors.TopicDeleted,
-    errors.Unavailable."""
+    were to be moved. They raise errors.SubscriptionNotFound, errors.SubscriptionBusy,
+    errors.TopicDeleted, errors.Unavailable."""
 
     def __init__(self, client: TopicClient, topic_id: str) -> None:
         self._client = client
@@ -44,7 +43,7 @@ class SubscriptionMoves:
         return await self._client.subscriptions.seek(self._topic_id, name, target, force=True)
 
     async def clear(self, name: str) -> Offsets:
-        """To the end: nothing that is there now is left."""
+        """To the end: no message that the topic has now is left."""
         return await self.reset(name, End.LATEST)
 
     async def skip(self, name: str, count: int, partition: int | None = None) -> Offsets:
@@ -66,13 +65,13 @@ class SubscriptionMoves:
             )
         end = lags[partition].end
 
-        def to(number: int, acked: AckState) -> int:
+        def target_offset(number: int, acked: AckState) -> int:
             if number != partition:
                 return 0
             return after_missing(acked.rows, acked.position, count, end)
 
         await self.check_no_query(name)
-        return await self._client.subscriptions.move_up(self._topic_id, name, to)
+        return await self._client.subscriptions.move_up(self._topic_id, name, target_offset)
 
     async def expire(self, name: str, before_ms: int) -> Offsets:
         """Moves past the messages that were stored before this time, by the store's clock."""
@@ -80,13 +79,13 @@ class SubscriptionMoves:
         state = await self._client.log(self._topic_id).fold(fresh=True)
         read = await self._client.chunks.load(seek_target.chunks_needed(state, target))
         live_ends = await ends_of(self._client.ledgers, state)
-        to = await seek_target.exactly(self._client.ledgers, state, target, read, live_ends)
+        targets = await seek_target.exactly(self._client.ledgers, state, target, read, live_ends)
         positions = await self._client.subscriptions.positions(self._topic_id, name)
         await self.check_no_query(name)
-        if all(offset <= positions.get(number, 0) for number, offset in to.items()):
+        if all(offset <= positions.get(number, 0) for number, offset in targets.items()):
             return {}
         return await self._client.subscriptions.move_up(
-            self._topic_id, name, lambda number, _: to.get(number, 0)
+            self._topic_id, name, lambda number, _: targets.get(number, 0)
         )
 
     async def properties(self, name: str) -> dict[str, str]:
@@ -118,7 +117,7 @@ class SubscriptionMoves:
     async def check_no_query(self, name: str) -> None:
         """Checks that the subscription exists and no query uses it, so that it may be moved."""
         listed = await self._client.subscriptions.list(self._topic_id, unreadable={})
-        subscription = next((of for of in listed if of.name == name), None)
+        subscription = next((item for item in listed if item.name == name), None)
         if subscription is None:
             raise errors.SubscriptionNotFound(
                 f"there is no subscription '{name}'", subscription=name

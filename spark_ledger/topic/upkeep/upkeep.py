@@ -46,9 +46,8 @@ from spark_ledger.topic.upkeep.merge_plan import (
 _log = logging.getLogger(__name__)
 
 BYTES_PER_S = 8 << 20
-INTENT_MS = (
-    3600 * 1000
-)  # then the intent ends, so that the janitor deletes ledgers of failed merges
+INTENT_MS = 3600 * 1000
+"""Then the intent of merging ends, so that the janitor deletes the ledgers of failed merges."""
 LONG_LOG = 2 * CHECKPOINT_EVERY  # committers make checkpoints at shorter logs
 TOPICS_AT_ONCE = 8
 
