@@ -41,7 +41,7 @@ from spark_ledger.topic import blocking
 from spark_ledger.topic.blocking import BlockingTopics
 from spark_ledger.topic.commit.commit import CommitKind, CommitOutcome, TxnKey
 from spark_ledger.topic.commit.fingerprint import Fingerprint, batch_content
-from spark_ledger.topic.commit.replay import OnReplay, QueryBatch, TaskWork, work_of
+from spark_ledger.topic.commit.replay import OnReplay, QueryBatch, TaskWork, task_work
 from spark_ledger.topic.log.intents import QUERY, Intent
 from spark_ledger.topic.write import TaskResult
 
@@ -162,7 +162,7 @@ def _task_work(
     if version > intent.record.w0:
         return TaskWork.WRITE
     record = cluster.run(cluster.client.intents.txn_record(intent))
-    return work_of(record, intent.app_id, version, on_replay)
+    return task_work(record, intent.app_id, version, on_replay)
 
 
 def _with_fingerprint(

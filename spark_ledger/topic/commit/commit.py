@@ -1,13 +1,13 @@
 """Commit: the rows of a batch become visible in its topics, all at once, exactly once.
 
-One multi: set the transaction record at its known version, check (or end) the intent, and for each
-topic set head at the version it was folded from and create log/<n>; before these it checks the
-cluster's record, whose version a hold raises (metadata/hold.py). Always true: all topics or none;
-the loser of a race changes nothing; after a lost response only a sync and the transaction record
-show the outcome, never the log, and nothing is sent again before (hazards 1, 2). A version at or
-below the recorded version changes nothing, unless a query plans it again and the user wants the new
-rows: then the record goes back to it. The first try uses the views of this process
-(commit/views.py); a guard's refusal counts only if the commit has read after a sync.
+One multi checks the cluster's record (a hold raises its version: metadata/hold.py), sets the
+transaction record, checks or ends the intent, and for each topic sets head and creates log/<n>.
+Each node must have the version that the commit read. Always true: all topics get the commit or none
+does, and the loser of a race changes nothing. After a lost response the commit first syncs and
+reads the transaction record; the log does not show the outcome (hazards 1, 2). A version at or
+below the recorded version changes nothing, unless a query plans this version again and the user
+wants the new rows: then the record goes back to this version. The first try uses the views of this
+process (commit/views.py); a guard's refusal counts only if the commit has read after a sync.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ from spark_ledger.topic.log.topics import read_policies
 __all__ = ["CommitKind", "CommitOutcome", "Committer", "TxnKey", "CommitRequest"]
 
 _log = logging.getLogger(__name__)
-OPERATION_BYTES = 64  # of an operation of a multi, beside its path and value, at most
+OPERATION_BYTES = 64  # that an operation takes beside path and value, at most
 _CHECKS_AT = 2  # index of the caller's checks, after those of transaction record and intent
 
 LoadChunks = Callable[[Sequence[TableChunk]], Awaitable[Tables]]
@@ -238,9 +238,9 @@ class _Commit:
             return await self._send(view, drafts, steps)
 
     async def _check_not_superseded(self, outcome: CommitOutcome, record: TxnRecord) -> None:
-        """Checks that no other run set the record back after this run began: then the recorded
-        version may be at or below `w0`, but this run's intent, read after the record, has ended.
-        Raises errors.LedgerFenced."""
+        """Raises errors.LedgerFenced if another run set the record back after this run began. Such
+        a run has ended this run's intent. The record alone does not show this: its version may be
+        at or below `w0`, the version when this run's intent was made."""
         if outcome.kind is CommitKind.COMMITTED or record.run_id == self._request.txn.run_id:
             return
         intent = await self._views.intent(self._request.intent_id, fresh=True)
@@ -248,8 +248,8 @@ class _Commit:
             raise intent.ended_error()
 
     async def _outcome_without_intent(self) -> CommitOutcome:
-        """The outcome by the transaction record, as the janitor removes an intent some time after
-        its end (hazard 12)."""
+        """The outcome by the transaction record alone: an intent is removed some time after its end
+        (hazard 12)."""
         recorded = await self._views.txn(self._txn_path, fresh=True)
         if recorded is None:
             txn = self._request.txn
@@ -273,7 +273,7 @@ class _Commit:
         return recorded
 
     def _recorded_outcome(self, view: _View, record: TxnRecord) -> CommitOutcome | None:
-        """The outcome, None if the record does not decide it. The record was read *after* the
+        """The outcome, None if the record does not show an outcome. The record was read *after* the
         intent: if a multi of this commit ended the intent, the record has the commit."""
         try:
             outcome = commit_draft.recorded_outcome(
@@ -327,7 +327,7 @@ class _Commit:
     async def _plan_step(
         self, view: _View, state: TopicState, actions: Actions, changed_ids: Sequence[str]
     ) -> _Step:
-        tables = await self._process.load(commit_draft.chunks_of(state, actions))
+        tables = await self._process.load(commit_draft.chunks_needed(state, actions))
         commit = Commit(
             self._commit_id,
             view.txn.app_id,
@@ -523,7 +523,7 @@ class CommitPayloads:
     async def move_large_payloads(
         self, intent: Intent, drafts: Mapping[str, Actions]
     ) -> Mapping[str, Actions]:
-        """The actions; if their payloads take more than INLINE_COMMIT_BYTES_MAX, in ledgers.
+        """The actions, with payloads in ledgers if these take more than INLINE_COMMIT_BYTES_MAX.
 
         Raises errors.LedgerFenced, errors.NotEnoughBookies, errors.Unavailable.
         """
@@ -556,9 +556,9 @@ class CommitPayloads:
         return {**nodes, **dict(zip(topics, spilled_nodes, strict=True))}
 
     async def checks(self) -> list[Check]:
-        """Checks, for the multi, that the ledgers of this commit have their present records. Raises
-        errors.NoSuchLedger, errors.RowsLost if a ledger was deleted or lost entries: the caller
-        then calls `release` and writes again."""
+        """For the multi: checks that fail if the record of a ledger of this commit has changed
+        since this call. Raises errors.NoSuchLedger, errors.RowsLost if a ledger was deleted or lost
+        entries: the caller then calls `release` and writes again."""
         by_topic = await call_each(lambda writer: writer.checks(), self._writers.values())
         return [check for checks in by_topic for check in checks]
 

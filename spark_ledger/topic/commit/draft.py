@@ -120,10 +120,10 @@ class CommitRequest:
     intent. The multi has the `checks`, and with `finish_intent` it ends the intent. `batch` is the
     content that a streaming query's tasks counted; if None, a recorded version counts as done,
     whatever rows it has. `overwrite_held`: an overwrite also takes away rows that a subscription
-    holds. `kinds` are the kinds of rows by topic id; rows of topics that are not in `kinds` are not
-    checked. `creators`: the creator tokens of the ledgers that tasks wrote, as far as the caller
-    has the tokens. `check_quotas` is called before the multi, with the topics that take rows.
-    Raises errors.CommitOverTooManyTopics, errors.OptionInvalid, ValueError (see check_claims)."""
+    holds. `kinds` are the kinds of rows by topic id; rows of other topics are not checked against a
+    schema. `creators`: the creator tokens of the ledgers that tasks wrote, as far as the caller has
+    the tokens. `check_quotas` is called before the multi, with the topics that take rows. Raises
+    errors.CommitOverTooManyTopics, errors.OptionInvalid, ValueError (see check_claims)."""
 
     txn: TxnKey
     intent_id: str
@@ -321,7 +321,7 @@ def removed_ranges(state: TopicState, action: Action) -> list[OffsetRange]:
     return []
 
 
-def chunks_of(state: TopicState, actions: Actions) -> list[TableChunk]:
+def chunks_needed(state: TopicState, actions: Actions) -> list[TableChunk]:
     """The chunks whose tables `with_dropped_ledgers` needs."""
     ranges = [range_ for action in actions for range_ in removed_ranges(state, action)]
     by_range = (state.partitions[p].chunks_between(lo, hi) for p, lo, hi in ranges)
@@ -331,9 +331,9 @@ def chunks_of(state: TopicState, actions: Actions) -> list[TableChunk]:
 def with_dropped_ledgers(
     state: TopicState, actions: Actions, tables: Tables = NO_TABLES
 ) -> Actions:
-    """The actions, each with the ledgers that lose rows by the action; every ledger to which no
-    segment refers after the action is among them. `tables` has the tables of `chunks_of`.
-    `check_guards` must allow the actions on the state."""
+    """The actions, each with the ledgers that lose rows by the action, without the ledgers of its
+    new segments. `tables` has the tables of `chunks_needed`. `check_guards` must allow the actions
+    on the state."""
     return tuple(_with_dropped_ledgers(state, action, tables) for action in actions)
 
 
@@ -356,7 +356,7 @@ def inline_segments(actions: Actions) -> list[Segment]:
 
 
 def inline_bytes(drafts: Mapping[str, Actions]) -> int:
-    """How many bytes the payloads take that are in the commit itself."""
+    """How many bytes the payloads in the commit itself take."""
     inline = (segment for actions in drafts.values() for segment in inline_segments(actions))
     return sum(len(payload) for segment in inline for payload in segment.inline)
 

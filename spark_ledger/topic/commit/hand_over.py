@@ -130,7 +130,7 @@ def decode_request(received: bytes) -> tuple[list[LiveSegmentId], float] | None:
         raise BadHandOverFrame(f"a request of {size} bytes, at most {REQUEST_BYTES_MAX} fit")
     if len(received) < head + size:
         return None
-    return _decode(received[head:], _request)
+    return _decode(received[head:], _request_from_json)
 
 
 def encode_response(hand_overs: Sequence[HandOver]) -> bytes:
@@ -157,7 +157,7 @@ def _decode(body: bytes, build: Callable[[dict[str, Any]], T]) -> T:
         raise BadHandOverFrame(f"a malformed frame: {error!r}") from error
 
 
-def _request(plain: dict[str, Any]) -> tuple[list[LiveSegmentId], float]:
+def _request_from_json(plain: dict[str, Any]) -> tuple[list[LiveSegmentId], float]:
     segment_ids = [
         LiveSegmentId(str(topic), int(partition), int(ledger), int(opened))
         for topic, partition, ledger, opened in plain["live"]

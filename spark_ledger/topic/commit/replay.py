@@ -59,7 +59,7 @@ class QueryBatch:
     on_replay: OnReplay = OnReplay.FAIL
 
 
-def work_of(record: TxnRecord, app_id: str, version: int, on_replay: OnReplay) -> TaskWork:
+def task_work(record: TxnRecord, app_id: str, version: int, on_replay: OnReplay) -> TaskWork:
     """The work of a task of this batch, decided before the task reads a row. `record` must have
     been read after the run began. Raises errors.CheckpointBehind."""
     if record.version < version:
@@ -73,8 +73,9 @@ def work_of(record: TxnRecord, app_id: str, version: int, on_replay: OnReplay) -
 
 
 def is_done(record: TxnRecord, app_id: str, version: int, batch: QueryBatch) -> bool:
-    """Whether the batch counts as committed; the record's number is at or above its number. If not,
-    the caller commits the batch again. Raises errors.CheckpointBehind, errors.ReplayDiffers."""
+    """Whether the batch counts as committed. The record's number must be at or above `version`. If
+    not, the caller commits the batch again. Raises errors.CheckpointBehind,
+    errors.ReplayDiffers."""
     if batch.on_replay is OnReplay.IGNORE:
         return True
     if record.version > version:

@@ -5,12 +5,12 @@ Always true: nothing is added to a segment after its seal was made. An owner tha
 under way, and sends nothing before it has read the log again. Any other process that seals has
 fenced and closed the ledger: safety comes from the fence (hazards 29, 30). The rows are those of
 the CLOSED record; if the header of the last entry has another count, nothing is sealed (hazard 32).
-An entry is an owner's if its payload is a message batch of this partition alone, and the ledger's
-count of rows before it is that in the entry; any other entry is foreign. An entry of a later
-version is an error. Foreign entries at a segment's end, with a valid checksum, are not part of the
-segment. Foreign entries between an owner's entries are part of the segment, since the later entries
-count their rows; read/bad_entries.py decides what a read does there. A seal is small however large
-the ledger is: the number of rows of each entry stays in the entry's header.
+An entry is an owner's if its payload is a message batch of this partition alone, and the payload
+gives the same number of rows before it as the entry's header; any other entry is foreign. An entry
+of a later version is an error. Foreign entries at a segment's end, with a valid checksum, are not
+part of the segment. Foreign entries between an owner's entries are part of the segment, since the
+later entries count their rows; read/bad_entries.py decides what a read does there. A seal is small
+however large the ledger is: the number of rows of each entry stays in the entry's header.
 """
 
 import asyncio
@@ -219,6 +219,7 @@ async def _read_producers(
 async def _read_entries(
     reader: AsyncLedgerReader, ids: range, accept_damaged: bool
 ) -> AsyncIterator[Entry]:
+    """These entries; with `accept_damaged` without those that are damaged on every copy."""
     last = ids.stop - 1
     while ids:
         try:

@@ -2,11 +2,11 @@
 most commits cost one write and no read.
 
 Always true: a view alone decides nothing. A commit's multi checks the version of each node that the
-commit read, so a commit from an old view loses the race and changes nothing. A commit that a view
-speaks against reads the view again after a sync before it gives up. After a commit of this process
-the next view is computed, not read: a write raises a node's version by one, and a write of another
-process raises the version further. A computed state lacks only the time of the commit, until the
-log is folded; no guard needs this time.
+commit read, so a commit from an old view loses the race and changes nothing. If a view speaks
+against a commit, the commit reads the node again after a sync before it gives up. After a commit of
+this process the next view is computed, not read: a write raises a node's version by one, and a
+write of another process raises the version further. A computed state lacks only the time of the
+commit, until the log is folded; no guard needs this time.
 
 And turns: a commit that lost many races asks the others to let it go first (hazard 13). A commit
 over 40 busy topics has to win 40 races at once. After LOSSES_MAX losses it writes its id into the
@@ -141,7 +141,7 @@ class CommitViews:
 
     async def state(self, topic_id: str, *, fold: bool, fresh: bool) -> TopicState:
         """The topic's state. Without `fold` it may be the newest state in memory; with `fold` the
-        log is read; with `fresh` it is read after a sync."""
+        log is read, and with `fresh` it is read after a sync."""
         view = self._view(topic_id)
         newest = self._newest_state(topic_id, view)
         if newest is not None and not fold:
@@ -214,7 +214,8 @@ class CommitViews:
 
 def _newer_state(view: _TopicView, folded: TopicState) -> TopicState:
     """The newer of `folded` and the view's state; the view keeps the newer state. The view's state
-    is newer if a commit of this process was made during the fold, or if the replica lacks it."""
+    is newer if a commit of this process was made during the fold, or if the replica lacks such a
+    commit."""
     if view.state is None or folded.head_version >= view.state.head_version:
         is_by_others = view.state is None or folded.head_version > view.state.head_version
         if is_by_others and view.schema is not None and view.schema.version is None:

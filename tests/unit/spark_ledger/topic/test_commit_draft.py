@@ -132,7 +132,7 @@ def topic(*commits, partitions=2):
 
 
 def dropped(before, *actions):
-    assert commit_draft.chunks_of(before, actions) == []
+    assert commit_draft.chunks_needed(before, actions) == []
     return [action.dropped for action in commit_draft.with_dropped_ledgers(before, actions)]
 
 

@@ -3,7 +3,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit.draft import CommitKind, TxnKey
-from spark_ledger.topic.commit.replay import OnReplay, QueryBatch, TaskWork, work_of
+from spark_ledger.topic.commit.replay import OnReplay, QueryBatch, TaskWork, task_work
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.actions import Append
 from spark_ledger.topic.log.records import Content, TopicRows, TxnRecord
@@ -51,12 +51,12 @@ def test_a_batch_below_the_last_committed_one_is_refused_whatever_its_rows(on_re
     with pytest.raises(errors.CheckpointBehind, match=r"batch 7 of query q is behind batch 8"):
         recorded_outcome(recorded(8), SAME, on_replay)
     with pytest.raises(errors.CheckpointBehind):
-        work_of(recorded(8), "q", 7, on_replay)
+        task_work(recorded(8), "q", 7, on_replay)
 
 
 def test_a_batch_below_the_last_committed_one_is_appended_where_that_is_wanted():
     assert recorded_outcome(recorded(8), SAME, OnReplay.APPEND) is None
-    assert work_of(recorded(8), "q", 7, OnReplay.APPEND) is TaskWork.WRITE
+    assert task_work(recorded(8), "q", 7, OnReplay.APPEND) is TaskWork.WRITE
 
 
 def test_a_job_outside_queries_changes_nothing_at_or_below_the_recorded_version():
@@ -67,7 +67,7 @@ def test_a_job_outside_queries_changes_nothing_at_or_below_the_recorded_version(
 
     assert [one.kind.value for one in told] == ["already", "skipped", "already"]
     for version in (7, 8):
-        assert work_of(recorded(version), "q", 7, OnReplay.IGNORE) is TaskWork.COMPARE
+        assert task_work(recorded(version), "q", 7, OnReplay.IGNORE) is TaskWork.COMPARE
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_job_outside_queries_changes_nothing_at_or_below_the_recorded_version(
     ],
 )
 def test_a_task_writes_unless_its_rows_are_only_to_be_compared(version, on_replay, work):
-    assert work_of(recorded(version), "q", 7, on_replay) is work
+    assert task_work(recorded(version), "q", 7, on_replay) is work
 
 
 def test_without_a_fingerprint_or_with_one_of_another_kind_rows_alone_are_compared():
