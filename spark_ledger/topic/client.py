@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from spark_ledger.async_tasks import SharedTasks
-from spark_ledger.errors import LedgerError, NoSuchLedger
+from spark_ledger.errors import BacklogQuotaExceeded, LedgerError, NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import Check
 from spark_ledger.metadata.store_calls import call_each, store_now_ms
@@ -44,8 +44,8 @@ from spark_ledger.topic.read.plan import Ranges, chunks_to_read
 from spark_ledger.topic.subscription.backlog_quota import (
     EVICTION,
     LagOfSubscription,
-    check_backlogs,
     has_quota,
+    over_quota,
     partition_title,
     subscription_title,
 )
@@ -371,7 +371,11 @@ class TopicClient:
             if has_quota(policies_read.policies) and policies_read.policies.on_backlog != EVICTION:
                 now_ms = await store_now_ms(self.store)
                 lags = await self.lags(topic_id, now_ms, partitions=partitions)
-                check_backlogs(topic_id, lags, policies_read.policies, partitions)
+                over = over_quota(lags, policies_read.policies)
+                if refusing := over.keys() & partitions:
+                    name = await self.topics.name_of(topic_id)
+                    text = over[min(refusing)].text(topic_id if name is None else name.short)
+                    raise BacklogQuotaExceeded(text)
 
     async def tables(self, state: TopicState, ranges: Ranges) -> Tables:
         """The tables for `plan_read(state, ranges, read=...)`. Raises as ChunkStore.load."""

@@ -190,11 +190,7 @@ class Backlogs:
     def _refusal(self, backlog: LargeBacklog) -> Refusal:
         holds = self._policies.on_backlog == "hold"
         code = ServerError.QUOTA_HOLD if holds else ServerError.QUOTA_EXCEEDED
-        return Refusal(
-            code,
-            f"partition {backlog.partition} of topic {self._name} is over its quota"
-            f" {backlog.what} by subscription '{backlog.subscription}'",
-        )
+        return Refusal(code, backlog.text(self._name))
 
     async def _evict(self, backlog: LargeBacklog) -> None:
         owned = self._topic.partitions.get(backlog.partition)

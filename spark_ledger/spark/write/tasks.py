@@ -20,7 +20,6 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from spark_ledger.errors import (
-    BacklogQuotaExceeded,
     CommitOverTooManyTopics,
     SchemaIncompatible,
     TopicDeleted,
@@ -301,7 +300,7 @@ def topic_names_in_errors(cluster: BlockingTopics) -> Iterator[None]:
     a remedy for writers."""
     try:
         yield
-    except (BacklogQuotaExceeded, SchemaIncompatible) as error:
+    except SchemaIncompatible as error:
         what, name, topic_id = error.what, None, error.facts.get("topic_id")
         if isinstance(topic_id, str) and topic_id in what:
             with suppress(Unavailable):

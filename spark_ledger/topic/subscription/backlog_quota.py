@@ -7,10 +7,9 @@ message (for a row of Spark: since its commit); the time that a producer gave ha
 without a subscription has no backlog. An eviction never moves a query's subscription.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_ledger import errors
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.subscription.lag import PartitionLag
 from spark_ledger.topic.subscription.records import SubscriptionKind
@@ -31,6 +30,12 @@ class LargeBacklog:
     partition: int
     lag: PartitionLag
     what: str
+
+    def text(self, topic: str) -> str:
+        return (
+            f"partition {self.partition} of topic {topic} is over its quota {self.what} by"
+            f" subscription '{self.subscription}'"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +92,3 @@ def to_evict(lags: Mapping[str, LagOfSubscription], policies: TopicPolicies) -> 
         for partition, lag in sorted(subscription.lags.items())
         if (what := exceeded(lag, policies))
     ]
-
-
-def check_backlogs(
-    topic_id: str,
-    lags: Mapping[str, LagOfSubscription],
-    policies: TopicPolicies,
-    partitions: Collection[int],
-) -> None:
-    """Checks that these partitions are within the quota. Raises errors.BacklogQuotaExceeded."""
-    over = over_quota(lags, policies)
-    for partition in sorted(over.keys() & set(partitions)):
-        backlog = over[partition]
-        raise errors.BacklogQuotaExceeded(
-            f"partition {partition} of topic {topic_id} is over its quota {backlog.what} by"
-            f" subscription '{backlog.subscription}'",
-            topic_id=topic_id,
-            partition=partition,
-            subscription=backlog.subscription,
-        )

@@ -29,7 +29,8 @@ def test_a_commit_over_the_quota_is_refused_until_the_slowest_subscription_has_m
         intent = await stage.intent()
         for version in range(2):  # 1,000 bytes each: the first leaves the quota
             await stage.commit(intent, version, result(stage, intent, version))
-        with pytest.raises(errors.BacklogQuotaExceeded, match=r"backlog_bytes_max=1500.*'slow'"):
+        refused = rf"of topic {stage.topic.name.short} .*backlog_bytes_max=1500.*'slow'"
+        with pytest.raises(errors.BacklogQuotaExceeded, match=refused):
             await stage.commit(intent, 2, result(stage, intent, 2))
         await stage.commit(intent, 2, result(stage, intent, 2, partition=1))
         again = await stage.commit(intent, 1, result(stage, intent, 1))
