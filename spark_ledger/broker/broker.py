@@ -55,14 +55,17 @@ class Phase(Enum):
 
 
 class Budgets(NamedTuple):
-    """The memory of a broker's newest messages, and of its subscriptions' sets."""
+    """The memory of a broker's newest messages, of its subscriptions' sets, and of what is known of
+    delayed messages."""
 
     tail: TailBudget
     acks: AckBudget
+    delays: AckBudget
 
     @staticmethod
     def of(settings: BrokerSettings) -> "Budgets":
-        return Budgets(TailBudget(settings.tail_bytes), AckBudget(settings.ack_bytes_max))
+        sets = AckBudget(settings.ack_bytes_max), AckBudget(settings.delay_bytes_max)
+        return Budgets(TailBudget(settings.tail_bytes), *sets)
 
 
 class OpenTopics(SharedTasks[str, OwnedTopic]):
@@ -294,6 +297,7 @@ class Broker:
             self.clock.earliest_ms,
             self._budgets.acks,
             self.settings.subscription_ack_bytes_max,
+            delay_budget=self._budgets.delays,
         )
         topic.backlogs.look_s = self.settings.backlog_look_s
         await topic.start()

@@ -106,6 +106,13 @@ class BrokerSettings(Settings):
     subscription_ack_bytes_max: int = Field(
         16 * MIB, gt=0, description="Of one subscription at a broker, likewise."
     )
+    delay_bytes_max: int = Field(
+        256 * MIB,
+        gt=0,
+        description="Memory of the times of delayed messages, 32 bytes each. Beyond it"
+        " subscriptions of partitions with more than 512 delayed messages read on once some are"
+        " due.",
+    )
 
     ack_receipt: Literal["durable", "memory"] = Field(
         "durable",

@@ -34,7 +34,7 @@ FIELDS_MAX = 15
 _STATE_OF_AN_ALGORITHM = "one algorithm's state; its decisions are elsewhere, in plain functions"
 FIELDS = {
     "StorageConfig": (35, "settings, one field each"),
-    "BrokerSettings": (25, "settings, one field each"),
+    "BrokerSettings": (26, "settings, one field each"),
     "BookieConfig": (18, "settings"),
     "ClientConfig": (33, "settings"),
     "TopicPolicies": (18, "one field for each policy"),

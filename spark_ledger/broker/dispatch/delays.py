@@ -28,8 +28,9 @@ from spark_ledger.topic.entry import pulsar_batch
 
 MESSAGE_BYTES = 32
 INDEX_BYTES_MAX = 64 << 20
-"""Of a partition: 2 million messages. Beyond it no subscription reads on until some are due, or
-below the marks of all subscriptions."""
+"""Of a partition: 2 million messages. Beyond it, or while all indexes of the broker take too many
+bytes, no subscription reads on until some are due, or below the marks of all subscriptions. An
+index of FREE_BYTES at most never waits for others."""
 FULL_WAIT_S = 1.0
 """So often a subscription looks whether a full index has room again."""
 FORGOTTEN_EVERY_MS = 1_000
@@ -41,6 +42,7 @@ WINDOW_ROWS = 1 << 14
 """How far ahead of a reader one step looks for messages that it need not read."""
 _TAG = b"\x98\x01"
 """Protobuf's tag of `deliver_at_time`: without it in its bytes, metadata has no such time."""
+_NUMBER_MAX = (1 << 63) - 1
 _NO_NUMBERS = np.empty(0, np.int64)
 Numbers = npt.NDArray[np.int64]
 
@@ -111,9 +113,11 @@ class DueOrder:
 
 
 class DelayIndex:
-    """The delayed messages of a partition that its subscriptions have met."""
+    """The delayed messages of a partition that its subscriptions have met. `broker_budget` counts
+    the bytes of all indexes of a broker."""
 
-    def __init__(self) -> None:
+    def __init__(self, broker_budget: AckBudget | None = None) -> None:
+        self._budget = AckBudget(INDEX_BYTES_MAX, broker_budget)
         self._offsets = array("q")  # rising
         self._dues_ms = array("q")
         self._order = DueOrder()
@@ -135,7 +139,15 @@ class DelayIndex:
 
     @property
     def is_full(self) -> bool:
-        return self.bytes >= INDEX_BYTES_MAX
+        return self.bytes >= INDEX_BYTES_MAX or self._budget.is_over
+
+    def drop(self) -> None:
+        """Give the memory back: this broker has the partition no more."""
+        self.forget_below(_NUMBER_MAX)
+        self._budget = AckBudget(INDEX_BYTES_MAX)  # of a step that still runs
+
+    def _count(self) -> None:
+        self._budget.add(self.bytes - self._budget.bytes)
 
     def add(self, offset: int, due_ms: int) -> None:
         """The message at the offset is due at `due_ms`. Adding it again changes nothing."""
@@ -148,6 +160,7 @@ class DelayIndex:
         self._dues_ms.insert(at, due_ms)
         self._order.add(due_ms, offset)
         self._added.add(offset)
+        self._count()
         self.on_added()
 
     # -- for the partition's ack ledger --------------------------------------------------------
@@ -163,6 +176,7 @@ class DelayIndex:
         self._order.add_many(new_dues_ms, new)
         self._dues_ms = array("q", np.concatenate((dues_ms, new_dues_ms))[order].tobytes())
         self._offsets = array("q", offsets[order].tobytes())
+        self._count()
         return bool(self._added)
 
     def take_added(self) -> DelayedRows:
@@ -227,11 +241,13 @@ class DelayIndex:
         kept[np.searchsorted(self._offsets, due)] = False
         self._offsets = _kept(self._offsets, kept)
         self._dues_ms = _kept(self._dues_ms, kept)
+        self._count()
 
     def forget_passed(self) -> None:
-        """If the index is half full: forget messages below the marks of all subscriptions, unless
-        they are too few to be worth it. A subscription without consumers has no mark."""
-        if 2 * self.bytes < INDEX_BYTES_MAX:
+        """If the index is half full, or the broker's are full: forget messages below the marks of
+        all subscriptions, unless they are too few to be worth it. A subscription without consumers
+        has no mark."""
+        if 2 * self.bytes < INDEX_BYTES_MAX and not self.is_full:
             return
         at = bisect_left(self._offsets, min(self.marks.values(), default=0))
         if at and at * _FORGOTTEN_SHARE >= len(self._offsets):
@@ -244,6 +260,7 @@ class DelayIndex:
             self._order.forget(lambda run: run.offsets >= offset)
             del self._offsets[:at]
             del self._dues_ms[:at]
+            self._count()
 
 
 def _do_nothing() -> None:

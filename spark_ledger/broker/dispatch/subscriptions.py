@@ -55,17 +55,18 @@ def _unknown() -> int | None:
 class SharingRules:
     """The settings that the Shared and Key_Shared subscriptions of a topic have in common: their
     limits, the lower bound of the store's clock, the budget of all sets at this broker and the
-    bytes that those of one subscription may take, and the index of delayed messages of each
-    partition."""
+    bytes that those of one subscription may take, the index of delayed messages of each partition,
+    and the budget of all indexes at this broker."""
 
     limits: UnackedLimits = UnackedLimits()  # noqa: RUF009
     earliest_ms: Callable[[], int | None] = _unknown
     ack_budget: AckBudget | None = None
     ack_bytes_max: int = ACK_BYTES_MAX
     indexes: dict[int, DelayIndex] = field(default_factory=dict)
+    delay_budget: AckBudget | None = None
 
     def held(self, partition: int, budget: AckBudget) -> HeldMessages:
-        index = self.indexes.setdefault(partition, DelayIndex())
+        index = self.indexes.setdefault(partition, DelayIndex(self.delay_budget))
         return HeldMessages(index, self.earliest_ms, budget)
 
 
@@ -584,7 +585,8 @@ class TopicSubscriptions:
         for subscription in list(self._by_name.values()):
             for consumer in subscription.leave_partition(partition):
                 consumer.end()
-        self.sharing.indexes.pop(partition, None)
+        if (index := self.sharing.indexes.pop(partition, None)) is not None:
+            index.drop()
 
     async def release_all(self) -> None:
         """Write the positions of the subscriptions without consumers."""

@@ -17,6 +17,7 @@ from spark_ledger.broker.dispatch.sharing import UnackedLimits
 from spark_ledger.broker.dispatch.subscriptions import SharingRules, Subscription
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.topic.acks.delayed import DelayedRows
+from spark_ledger.topic.acks.sets import AckBudget
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
 from tests.unit.spark_ledger.broker.consumers import (
@@ -416,3 +417,34 @@ def test_each_subscription_gets_every_message_once_it_is_due_and_never_before(st
         look(which)
         assert got[which] == set(range(len(dues_ms)))
     assert len(index) == 0
+
+
+def test_the_indexes_of_a_broker_share_a_budget_and_a_small_index_waits_for_no_other():
+    budget = AckBudget(1000 * MESSAGE_BYTES)
+    small, large = DelayIndex(budget), DelayIndex(budget)
+    small.add(0, 50)
+    for offset in range(999):
+        large.add(offset, 10_000 + offset)
+    assert not large.is_full and budget.bytes == 1000 * MESSAGE_BYTES
+    large.add(999, 20_000)
+    assert large.is_full and not small.is_full
+    large.forget_due(10_000)
+    assert not large.is_full and budget.bytes == 1000 * MESSAGE_BYTES
+    small.load(DelayedRows(np.arange(5), np.arange(5)))
+    assert large.is_full
+    large.drop()
+    assert budget.bytes == 5 * MESSAGE_BYTES
+    large.add(0, 1)  # a step that still runs
+    assert budget.bytes == 5 * MESSAGE_BYTES
+
+
+def test_a_full_budget_lets_an_index_forget_what_its_subscriptions_have_behind_them():
+    budget = AckBudget(1000 * MESSAGE_BYTES)
+    index = DelayIndex(budget)
+    held = HeldMessages(index, lambda: 1)
+    held.begin()
+    for offset in range(1001):
+        index.add(offset, 1 << 40)
+    assert index.is_full
+    held.look(500)
+    assert not index.is_full and len(index) == 501
