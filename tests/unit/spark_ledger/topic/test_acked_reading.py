@@ -297,3 +297,12 @@ def test_rows_lost_count_without_the_acknowledged_ones():
     assert sum(lost.rows for lost in lost_of(task, {7: LedgerEnd(0, 5)})) == 3
     (task,) = plan_read(topic, {0: (0, 15)}, acked=rows(range(5, 10)))
     assert lost_of(task, {7: LedgerEnd(0, 5)}) == []
+
+
+def test_rows_lost_in_a_large_range_count_without_the_acknowledged_ones():
+    topic = topic_of(segment(7, *[5] * 200))
+    (task,) = plan_read(topic, {0: (0, 1000)}, acked=rows(range(0, 1000, 2)))
+    assert sum(lost.rows for lost in lost_of(task, {7: LedgerEnd(99, 500)})) == 250
+    (task,) = plan_read(topic, {0: (0, 1000)}, acked=rows([*range(0, 990, 2), *range(995, 1000)]))
+    assert task.spans[-1].hi == 1000, "so short a run is not cut out"
+    assert lost_of(task, {7: LedgerEnd(198, 995)}) == []
