@@ -315,10 +315,13 @@ class KeyChoice:
         """As ReceiverChoice. Rows of slots to which no step has come are not sent yet, unless they
         begin to wait meanwhile; `_free_owner` keeps the order of their slot."""
         self._sorts += 1
-        sort, cost = self._sorts, 0
+        return self._sort(self._sorts)
+
+    def _sort(self, sort: int) -> Iterator[None]:
+        cost = 0
         for slot in self._by_slot:
             if sort != self._sorts:
-                return  # a later change of owners begins anew
+                return  # after a later change of owners, a later sort begins anew
             if self._by_slot.first(slot) is not None:
                 cost += SLOT_COST + self._make_ready(slot)
             if cost >= STEP_COST:

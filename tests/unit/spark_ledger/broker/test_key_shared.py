@@ -302,6 +302,22 @@ def waiting_in(sharing, ranges):
     return [gap for lo, hi in ranges for gap in rows_in(sharing.waiting, lo, hi)]
 
 
+def test_of_several_changes_of_owners_only_the_last_one_is_followed_by_a_whole_sort(monkeypatch):
+    monkeypatch.setattr(key_shared, "STEP_COST", 1)
+    sharing = Sharing(
+        Acks(0), UnackedLimits(0, 0), KeyChoice(EvenSlots(), in_order=True), lambda: None
+    )
+    sharing.join(Member("first", 0, lambda: True))
+    rows = 50
+    sharing.wait_lone({row: 1 + row for row in range(rows)})
+    for name in "abcdefgh":
+        sharing.join(Member(name, 0, lambda: True))
+    steps = 1
+    while sharing.work():
+        steps += 1
+    assert rows <= steps < 2 * rows
+
+
 class KeySharedSubscription(RuleBasedStateMachine):
     """Batches of rows, of one slot or of several; consumers join, leave, nack and acknowledge as
     they like; the model is driven as a dispatcher drives it."""
