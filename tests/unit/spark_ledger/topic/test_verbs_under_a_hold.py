@@ -61,6 +61,7 @@ READS = {
     "Topics": {
         "open",
         "find",
+        "id_of",
         "name_of",
         "list",
         "names",
@@ -70,7 +71,16 @@ READS = {
         "in_namespace",
     },
     "TopicAdmin": {"describe"},
-    "Subscriptions": {"list", "used_by_consumers", "positions", "lag", "holds", "reserve", "close"},
+    "Subscriptions": {
+        "list",
+        "used_by_consumers",
+        "is_of_query",
+        "positions",
+        "lag",
+        "holds",
+        "reserve",
+        "close",
+    },
     "SchemaRegistry": {"of", "for_read", "forget"},
 }
 OF_A_HOLD = (paths.CLUSTER, paths.LEDGER_IDS, paths.INTENTS, paths.QUERIES, paths.TXNS)
