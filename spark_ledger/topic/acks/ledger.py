@@ -139,11 +139,16 @@ async def is_of_this_store(ledgers: LedgerStore, ledger_id: int, epoch: int | No
     return False
 
 
-async def discard_ledger(ledgers: LedgerStore, ledger_id: int) -> None:
+async def discard_ledger(
+    ledgers: LedgerStore, ledger_id: int, left: dict[int, None] | None = None
+) -> None:
     """Closes and deletes a ledger of positions or acknowledgements that no node names any more. If
-    that fails, the janitor deletes it after its intent has ended."""
+    that fails, the ledger is put into `left`, from which the caller discards it later, or the
+    janitor deletes it after its intent has ended."""
     try:
         await ledgers.recover(ledger_id)
         await ledgers.delete(ledger_id)
     except (errors.LedgerError, StoreError) as error:
-        _log.info("ledger %d of positions stays for the janitor: %s", ledger_id, error)
+        _log.info("ledger %d of positions is deleted later: %s", ledger_id, error)
+        if left is not None:
+            left[ledger_id] = None

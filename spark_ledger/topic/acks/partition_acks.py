@@ -542,7 +542,7 @@ class PartitionAcks:
         if before is not None:
             self._left[before] = None
         for ledger_id in [left for left in self._left if left != pointer.ledger_id]:
-            self._beside.start(discard_ledger(self._context.ledgers, ledger_id))
+            self._beside.start(discard_ledger(self._context.ledgers, ledger_id, self._left))
         self._left.clear()
 
     async def _put(self, pointer: AckPointer, version: int, *checks: Check) -> int | None:

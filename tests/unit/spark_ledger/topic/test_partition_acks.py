@@ -273,6 +273,29 @@ async def move(stage, *, between=None):
     raise AssertionError("it was not moved")
 
 
+def test_a_ledger_whose_deletion_failed_is_deleted_after_the_next_write_of_the_node(monkeypatch):
+    async def act(stage):
+        first = await owner(stage, 1)
+        _, acks = first.serve()
+        await first.acknowledge(acks, 1)
+        second = await owner(stage, 2)
+        _, acks = second.serve()
+
+        async def away(_):
+            raise errors.Unavailable("the test has no store")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(second.client.ledgers, "delete", away)
+            await second.acknowledge(acks, 2)
+            await asyncio.sleep(5)
+        assert stage.world.store.peek(paths.ledger(first.ledgers[0])) is not None
+        await asyncio.sleep(2 * steps.IDLE_S)  # the states go into the node
+        await asyncio.sleep(5)
+        assert stage.world.store.peek(paths.ledger(first.ledgers[0])) is None
+
+    play_here(act)
+
+
 def test_after_a_move_from_outside_no_receipt_is_given_but_other_subscriptions_go_on():
     async def act(stage):
         made = await owner(stage, 1)
