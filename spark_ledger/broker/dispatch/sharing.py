@@ -436,7 +436,7 @@ class Sharing:
         if entry not in asker.pending:
             for _ in range(len(self.members) // MEMBERS_PER_STEP):
                 yield False
-        owner = self._owner(asker, entry)
+        owner, sent = self._owner(asker, entry), self.sent
         part = None if owner is None else owner.pending[entry]
         messages = self.sent.message_count(entry) if part is None else part.messages
         if messages is None:
@@ -455,7 +455,8 @@ class Sharing:
                 yield False
         finally:
             if owner is not None and part is not None:
-                self.update(owner, entry)
+                if sent is self.sent:  # else all rows were forgotten meanwhile
+                    self.update(owner, entry)
             elif self.sent.redeliveries and not self.acks.missing(entry, entry + (messages or 1)):
                 self.sent.redeliveries.forget(entry, entry + 1)
         if is_unknown:

@@ -58,6 +58,18 @@ def test_a_seek_forgets_what_is_under_way():
     assert sharing.unacked.parts == 0
 
 
+def test_an_acknowledgement_in_steps_leaves_the_counts_of_rows_that_are_forgotten_meanwhile():
+    parts = 2 * rules.STEP_PARTS
+    sharing, a, b = shared_by_two(parts)
+    steps = sharing.acknowledge(b, MessageId(ledgerId=1, entryId=parts - 1), parts - 1, parts)
+    next(steps)
+    sharing.leave(a)
+    assert parts - 1 in a.pending, "no step has come to it yet"
+    sharing.leave(b)
+    steps.close()
+    assert (sharing.unacked.messages, sharing.unacked.parts) == (0, 0)
+
+
 def test_what_is_pending_below_a_mark_is_taken_out_in_steps():
     parts = 2 * rules.STEP_PARTS + 1
     sharing, a, _ = shared_by_two(parts)
