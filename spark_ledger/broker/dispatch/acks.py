@@ -137,6 +137,13 @@ class Acks:
         acked.flip_inplace(start, end)
         return ranges_of(acked)
 
+    def missing_count(self, start: int, end: int) -> int:
+        """How many of the offsets [start, end) are not acknowledged."""
+        if self._rowless:
+            return sum(hi - lo for lo, hi in self.missing(start, end))
+        start = max(start, self.mark)
+        return end - start - self.rows.range_cardinality(start, end) if start < end else 0
+
     def missing_of(self, offsets: Iterable[int]) -> BitMap64:
         """Those of the offsets that are not acknowledged."""
         missing = BitMap64(offsets) - self.rows - self._rowless
@@ -361,14 +368,15 @@ def cumulative_end(message_id: MessageId, offset: int, messages: int | None) -> 
 
 
 def acknowledged_ranges(
-    message_id: MessageId, offset: int, messages: int | None
+    message_id: MessageId, offset: int, messages: int | None, acks: Acks | None = None
 ) -> list[tuple[int, int]]:
     """The offsets that an id acknowledges in an individual ack: one message of a batch (`offset`),
-    a whole batch, or the batch's messages in the id's set. `messages` is the size of the batch that
-    was sent; None if the size is not known."""
+    a whole batch, or the batch's messages in the id's set, of these only the ones that are not in
+    `acks` yet: a client's set names all messages of the batch that it ever acknowledged. `messages`
+    is the size of the batch that was sent; None if the size is not known."""
     start = signed(message_id.entryId)
     if message_id.ack_set:
-        return [] if messages is None else acked_in(message_id.ack_set, start, messages)
+        return [] if messages is None else acked_in(message_id.ack_set, start, messages, acks)
     if message_id.batch_index >= 0:
         inside = messages is None or message_id.batch_index < messages
         return [(offset, offset + 1)] if inside else []
@@ -423,13 +431,20 @@ def ack_set(missing: list[tuple[int, int]], start: int, messages: int) -> list[i
     return words
 
 
-def acked_in(words: Sequence[int], start: int, messages: int) -> list[tuple[int, int]]:
-    """The offsets of the batch at `start` that an ack's set acknowledges: their bits are 0."""
+def acked_in(
+    words: Sequence[int], start: int, messages: int, acks: Acks | None = None
+) -> list[tuple[int, int]]:
+    """The offsets of the batch at `start` that an ack's set acknowledges, whose bits are 0, and
+    that are not in `acks`."""
     set_bytes = np.array(words[: -(-messages // _BITS)], dtype="<i8").view(np.uint8)
     bits = np.ones(messages + 2, dtype=np.int8)  # one more bit at each end
     bits[1:-1] = 0
     unacked = np.unpackbits(set_bytes, bitorder="little")[:messages]
     bits[1 : 1 + len(unacked)] = unacked
+    if acks is not None:
+        rows = within(acks.rows, start, start + messages).to_array()
+        bits[np.frombuffer(rows, dtype=np.int64) - (start - 1)] = 1
+        bits[1 : max(1, acks.mark - start + 1)] = 1
     ends = (np.flatnonzero(np.diff(bits)) + start).tolist()
     return list(zip(ends[::2], ends[1::2], strict=True))
 

@@ -126,7 +126,7 @@ class ActiveDispatcher(Dispatcher):
             return
         if entry < 0 or offset >= partition.end:
             raise never_sent(entry, partition.end)
-        ranges = acknowledged_ranges(message_id, offset, messages)
+        ranges = acknowledged_ranges(message_id, offset, messages, acks)
         for lo, hi in ranges:
             yield hi <= partition.end and acks.add(lo, hi)
         if not ranges:

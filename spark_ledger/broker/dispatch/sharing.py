@@ -441,7 +441,7 @@ class Sharing:
         messages = self.sent.message_count(entry) if part is None else part.messages
         if messages is None:
             messages = self._messages_at(entry)
-        ranges = acknowledged_ranges(message_id, offset, messages)
+        ranges = acknowledged_ranges(message_id, offset, messages, self.acks)
         is_masked = entry in self.sent.masked
         is_unknown = part is None and (is_masked or is_unclear(message_id, messages))
         if part is None and is_masked:
@@ -498,13 +498,12 @@ class Sharing:
         part = member.pending.get(entry)
         if part is None:
             return
-        missing = [gap for lo, hi in part.ranges for gap in self.acks.missing(lo, hi)]
-        if not missing:
+        unacked = sum(self.acks.missing_count(lo, hi) for lo, hi in part.ranges)
+        if not unacked:
             self._take(member, part)
             if self.sent.redeliveries:
                 self.sent.redeliveries.forget(entry, entry + 1)
         else:
-            unacked = sum(hi - lo for lo, hi in missing)
             acked = part.unacked - unacked
             member.pending[entry] = part._replace(unacked=unacked)
             self.unacked.taken(member, acked, 0)

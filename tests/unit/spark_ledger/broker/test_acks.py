@@ -178,6 +178,24 @@ def test_an_ack_set_says_which_messages_of_a_batch_are_left(start, messages, dat
         assert {n for lo, hi in found for n in range(lo, hi)} == acked
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 100), st.integers(1, 150), st.integers(0, 250), st.data())
+def test_of_a_set_only_messages_count_that_were_not_acknowledged_before(start, messages, at, data):
+    offsets = st.sets(st.integers(start, start + messages - 1))
+    before, named = data.draw(offsets), data.draw(offsets)
+    acks, batch = Acks(0), range(start, start + messages)
+    acks.add_up_to(min(at, start + messages))
+    for offset in before:
+        acks.add(offset, offset + 1)
+    left = {offset for offset in batch if offset >= acks.mark and offset not in acks.rows}
+    assert acks.missing_count(start, start + messages) == len(left)
+    bits = sum(1 << (offset - start) for offset in batch if offset not in named)
+    words = [bits >> (64 * i) & (2**64 - 1) for i in range(-(-messages // 64))]
+    words = [word - 2**64 if word >> 63 else word for word in words]
+    ranges = acked_in(words, start, messages, acks)
+    assert {n for lo, hi in ranges for n in range(lo, hi)} == named & left
+
+
 def test_a_set_says_nothing_of_messages_that_its_batch_does_not_have():
     assert acked_in([0b101], 10, 3) == [(11, 12)]
     assert acked_in([0b101, 0, 0], 10, 3) == [(11, 12)]
