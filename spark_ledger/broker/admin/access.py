@@ -79,9 +79,11 @@ def json_of(request: HttpRequest) -> Any:
             f"a body of type '{media}' is refused: send JSON as application/json",
         )
     try:
-        return json.loads(request.body)
+        body = json.loads(request.body)
+        json.dumps(body, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"the body is no JSON: {error}") from error
+    return body
 
 
 def _host_of(header: str) -> str:

@@ -287,6 +287,18 @@ def test_what_changes_something_is_answered_on_this_machine_and_to_no_web_page()
     at_a_broker(act)
 
 
+@pytest.mark.parametrize("text", ["half", "a", "[" * 100_000])
+def test_a_body_that_is_no_text_or_no_json_is_refused_and_makes_nothing(text):
+    body = b'{"properties": {"\\ud800": "x"}, "partitions": 3}' if text == "half" else text.encode()
+
+    async def act(ask, broker, stage):
+        assert (await ask("PUT", f"{T}/p/partitions", body))[0] == 400
+        assert await broker.client.topics.find("p") is None
+        assert (await ask("PUT", f"{T}/t/subscription/s", body))[0] == 400
+
+    at_a_broker(act)
+
+
 def test_an_open_broker_is_changed_from_elsewhere_but_not_by_a_web_page():
     async def act(ask, broker, stage):
         for headers, status in (
