@@ -208,7 +208,8 @@ READ_OPTIONS = (
     Option(
         *("startingSubscription", READ, Text(NAME_CHARS_MAX), None),
         "start at the position of the subscription of this name, without the rows beyond it that"
-        " its consumers have acknowledged one by one",
+        " its consumers have acknowledged one by one. Of several topics, those without this"
+        " subscription are read from their beginning",
     ),
     Option("endingOffsets", (Use.BATCH_READ,), Text(), "latest", "as `startingOffsets`; exclusive"),
     Option(

@@ -65,12 +65,12 @@ def test_a_process_raises_its_limit_as_far_as_it_may():
 
 @pytest.fixture
 def few_descriptors():
-    """60 more than the lowest that is free."""
+    """A limit below which 60 are free, whichever are in use."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    in_use = os.dup(0)
-    os.close(in_use)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 60, before[1]))
-    yield in_use + 60
+    in_use = {int(number) for number in os.listdir("/proc/self/fd")}
+    limit = next(n for n in range(before[0]) if len(set(range(n)) - in_use) == 60)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    yield limit
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 

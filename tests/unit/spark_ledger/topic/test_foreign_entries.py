@@ -273,7 +273,7 @@ def test_a_merge_that_meets_a_foreign_entry_leaves_its_segments_as_they_are_and_
     def met(fetched):
         raise errors.BadEntry("topic 't', partition 0, offset 3: another program's")
 
-    monkeypatch.setattr(compactor, "parts_of", met)
+    monkeypatch.setattr(compactor, "blocks_and_batches", met)
 
     async def act(stage):
         await six_small_segments(stage)
@@ -295,7 +295,7 @@ def test_a_merge_in_another_process_that_meets_a_foreign_entry_is_not_planned_ag
         executor = await stage.another()
         compaction = compactor.Compaction(stage.client, stage.topic)
         (task,) = await compaction.plan()
-        monkeypatch.setattr(compactor, "parts_of", met)
+        monkeypatch.setattr(compactor, "blocks_and_batches", met)
 
         results = await compactor.merge(executor, stage.topic, compaction.intent, task)
         await compaction.commit(pickle.loads(pickle.dumps(results)))

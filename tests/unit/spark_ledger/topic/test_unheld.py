@@ -61,5 +61,5 @@ def test_a_query_without_a_subscription_notes_its_topics_now_and_then(monkeypatc
     clock.s = NOTED_EVERY_S
     cursor.advance(topics, {}, {"b": {0: 0}})
     assert noted[1:] == [["id-b"]]
-    source.QueryCursor("held").release()
+    source.QueryCursor(source.FollowedSubscription("held", source.CHECKPOINT)).release()
     assert len(noted) == 2
