@@ -40,8 +40,8 @@ from spark_ledger.topic.log.state import PartitionState, TopicState
 from spark_ledger.topic.read.plan import plan_read
 from tests.kit.loop_task import LoopTask
 from tests.unit.spark_ledger.topic import leftovers
-from tests.unit.spark_ledger.topic.leftovers import CALM, ledgers_made, longest_open_s
-from tests.unit.spark_ledger.topic.stage import Stage, play
+from tests.unit.spark_ledger.topic.leftovers import ledgers_made, longest_open_s
+from tests.unit.spark_ledger.topic.stage import CALM, Stage, play
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTITIONS = 4

@@ -40,7 +40,7 @@ JUDGED = [
     *("29", "30", "31", "32", "33", "34", "35", "36", "37", "38", "39"),
     *(f"T{number}" for number in range(1, 18)),
     *(f"R{number}" for number in range(1, 6)),
-    *(f"B{number}" for number in range(1, 23)),
+    *(f"B{number}" for number in range(1, 26)),
 ]
 """Every invariant of a ledger and of the topics there are, by its number in docs/simulation.md."""
 

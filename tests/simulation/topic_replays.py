@@ -105,7 +105,7 @@ class Checkpoints:
         if version <= intent.record.w0:
             record = await topics.intents.txn_record(intent)
             query, on_replay = intent.app_id, planned.on_replay
-            planned.work = replay.work_of(record, query, version, on_replay)
+            planned.work = replay.task_work(record, query, version, on_replay)
             self._world.ghost.meet(f"replay: tasks {planned.work.name.lower()}")
 
     def done(self, query: str) -> None:
