@@ -113,8 +113,7 @@ class PartitionAcks:
         self.epoch = epoch
         self.failure: errors.LedgerError | None = None
         self.looks = 0
-        """How often the node was read again. Records of subscriptions that were read before the
-        last time may be old."""
+        """How often the node was read again: older records of subscriptions may be outdated."""
         self._context = context
         self._nodes = AckNodes(context.ledgers, context.topic.id)
         self._node = AckNode(AckPointer(epoch), NEW)
@@ -152,6 +151,7 @@ class PartitionAcks:
         pointer = replace(node.pointer, epoch=self.epoch)
         version = await self._put(pointer, node.version)
         if version is None:
+            await self._context.guard.refresh()  # an accepted store refuses the write, too
             raise errors.Unavailable(f"the acknowledgements of {self._title} changed meanwhile")
         node = self._node = AckNode(pointer, version)
         store_epoch = self._context.guard.epoch  # `_put` has checked it

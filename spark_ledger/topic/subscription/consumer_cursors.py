@@ -105,6 +105,7 @@ class ConsumerCursors:
         self._subscriptions = subscriptions
         self._rng = rng
         self._guard = ClusterGuard(store)
+        self._store_epoch: int | None = None
         self._pace = InlinePace()
         self._acks: dict[str, TopicAcks] = {}  # by topic id
         self._late = ""  # why nothing was written in the last round
@@ -432,6 +433,14 @@ class ConsumerCursors:
             if cursor.failure is not None and self._open.get(cursor.path) is cursor:
                 del self._open[cursor.path]
 
+    def _has_new_store(self) -> bool:
+        """Whether a person accepted an older store since the last call: all cursors have failed."""
+        before, self._store_epoch = self._store_epoch, self._guard.epoch
+        if before in (None, self._store_epoch):
+            return False
+        self.fail_all(errors.LedgerFenced("an older metadata store was accepted"))
+        return True
+
     async def _write(self, cursors: list[ConsumerCursor]) -> None:
         """Writes the cursors together; if a subscription has changed since it was read, writes each
         cursor by itself."""
@@ -456,6 +465,8 @@ class ConsumerCursors:
             if not part:
                 continue
             operations = [*await self._guard.checks(), *operations]
+            if self._has_new_store():  # acknowledgements have refreshed the guard
+                return
             if not all(cursor.is_compared for cursor, *_ in part):
                 return
             if await self._multi(operations):
@@ -463,8 +474,9 @@ class ConsumerCursors:
                     cursor.doubt = False
                     cursor.was_written(share, changes, back=back)
                 continue
-            if not await self._guard.refresh():
-                self.fail_all(errors.LedgerFenced("an older metadata store was accepted"))
+            await self._guard.refresh()
+            if self._has_new_store():
+                return
             if len(part) > 1:
                 for cursor, *_ in part:
                     await _apart(cursor, cursor.look())

@@ -12,7 +12,7 @@ def waits_for_its_writer(waits_for: Any) -> Any:
     """Whatever was written under an open intent that does not count versions."""
 
     def waits(ledger: Any, intent: Any, topic: Any, now_ms: int) -> str:
-        if topic.deleted_ms is None and intent.open and not intent.counts:
+        if topic.deleted_ms is None and intent.open and not intent.in_order:
             return "its writer is at work"
         return str(waits_for(ledger, intent, topic, now_ms))
 
