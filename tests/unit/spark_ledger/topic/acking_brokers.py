@@ -77,11 +77,11 @@ async def acking_broker(stage, name):
     return made
 
 
-def share_writes(stage):
+def share_writes(stage, name=NAME):
     """How often the store was asked to write a share so far."""
     return sum(
         stage.world.store.peek(f"{folder}/{broker}").version
-        for folder in [paths.subscription_share(stage.topic.id, NAME)]
+        for folder in [paths.subscription_share(stage.topic.id, name)]
         for broker in stage.world.store.peek_children(folder)
     )
 

@@ -11,7 +11,8 @@ from spark_ledger.metadata.cluster import Hold
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 from tests.simulation.restoring import copied, go_back
 from tests.simulation.world import CLUSTER_ID
-from tests.unit.spark_ledger.topic.consumers import written
+from tests.unit.spark_ledger.topic.acking_brokers import acking_broker, acknowledge, share_writes
+from tests.unit.spark_ledger.topic.consumers import play_here, written
 from tests.unit.spark_ledger.topic.older_store import committed
 from tests.unit.spark_ledger.topic.stage import play
 
@@ -98,3 +99,47 @@ def test_no_position_is_written_while_the_store_is_held_nor_after_an_accept():
         assert isinstance(scene.cursor.failure, errors.LedgerFenced)
 
     play(act)
+
+
+async def accepted(stage):
+    await hold.put(stage.world.store.session("bookie"), CLUSTER_ID, Hold("older", "b1"))
+    await hold.accept(stage.world.store.session("person"))
+
+
+def test_a_broker_that_outlives_an_accept_takes_acknowledgements_over_at_its_second_try():
+    async def act(stage):
+        a, b = await acking_broker(stage, "a"), await acking_broker(stage, "b")
+        cursor, acks = await a.consume(1)
+        await acknowledge(cursor, acks, 0, 4)
+        other, other_acks = await b.consume(1, name="t", partition=1)
+        await acknowledge(other, other_acks, 0, partition=1)  # b has read the cluster's record
+        await a.die()
+        await accepted(stage)
+        with pytest.raises(errors.Unavailable, match="changed meanwhile"):
+            await b.topic_acks.of(0, 2)
+        assert (await b.topic_acks.of(0, 2)).epoch == 2
+
+    play_here(act)
+
+
+def test_no_cursor_from_before_an_accept_writes_after_acknowledgements_were_taken_over():
+    async def act(stage):
+        a, b = await acking_broker(stage, "a"), await acking_broker(stage, "b")
+        cursor, acks = await a.consume(1)
+        await acknowledge(cursor, acks, 0)
+        old, old_acks = await b.consume(1, name="t", partition=1)
+        await acknowledge(old, old_acks, 0, partition=1)
+        await b.cursors.release(old, 10.0)
+        old, old_acks = await b.consume(1, name="t", partition=1)
+        await a.die()
+        await accepted(stage)
+        with pytest.raises(errors.Unavailable):
+            await b.topic_acks.of(0, 2)  # by this the broker knows the present cluster's record
+        written_before = share_writes(stage, "t")
+        old_acks.add_up_to(3)
+        old.advance(1, old_acks.durable)
+        await asyncio.sleep(600)
+        assert isinstance(old.failure, errors.LedgerFenced)
+        assert share_writes(stage, "t") == written_before
+
+    play_here(act)
