@@ -181,14 +181,14 @@ class _OrderedHandler(SequentialThreadingHandler):  # type: ignore[misc]
         limit = timeout if self._is_greeted else min(timeout, self._patience_s)
         poll = select.poll()
         for sockets, mask in ((readers, select.POLLIN), (writers, select.POLLOUT)):
-            for each in sockets:
-                poll.register(fileobj_to_fd(each), mask)
+            for sock in sockets:
+                poll.register(fileobj_to_fd(sock), mask)
         ready = {descriptor for descriptor, _ in poll.poll(math.ceil(limit * 1000))}
         if not ready and not self._is_greeted:
             self._patience_s *= 2
             self._awaits_greeting, self.refused_since_s = False, None
         return *(
-            [each for each in sockets if each.fileno() in ready] for sockets in (readers, writers)
+            [sock for sock in sockets if sock.fileno() in ready] for sockets in (readers, writers)
         ), []
 
     @property

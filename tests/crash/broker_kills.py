@@ -104,13 +104,13 @@ class Sender:
         self.send(f"{self._name}-{self.sent}")
 
     def send(self, value: str, key: str | None = None) -> None:
-        def told(result: pulsar.Result, at: pulsar.MessageId) -> None:
+        def note_receipt(result: pulsar.Result, at: pulsar.MessageId) -> None:
             if result == pulsar.Result.Ok:
                 self._kept.receipt(self._name, value, at)
             else:
                 self.failed.append(result)
 
-        self._producer.send_async(value.encode(), told, partition_key=key)
+        self._producer.send_async(value.encode(), note_receipt, partition_key=key)
         self.sent += 1
 
     def stop(self) -> None:

@@ -106,8 +106,8 @@ class Session:
         payload = bytes(pulsar_batch.payload_of(batch))
         values = [payload]
         if batch.batched:
-            each = pulsar_batch.messages_in(payload, batch.messages)
-            values = [payload[at : at + message.payload_size] for message, at in each]
+            parts = pulsar_batch.messages_in(payload, batch.messages)
+            values = [payload[at : at + message.payload_size] for message, at in parts]
         mask = sum((word & (1 << WORD) - 1) << WORD * at for at, word in enumerate(part.ack_set))
         messages = {}
         for index, value in enumerate(values):

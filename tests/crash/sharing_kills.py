@@ -279,8 +279,8 @@ def _unsubscribe(client: pulsar.Client, topics: blocking.BlockingTopics) -> None
             asked_ms = time.time() * 1000
             consumer.unsubscribe()
             created = {
-                each.name: each.created_ms
-                for each in topics.run(topics.client.subscriptions.list(info.id))
+                subscription.name: subscription.created_ms
+                for subscription in topics.run(topics.client.subscriptions.list(info.id))
             }
             assert created.get(name, asked_ms) >= asked_ms, f"{name} is left"
         left = created
@@ -307,10 +307,12 @@ def run(seconds: float, folder: Path, seed: int, say: Callable[[str], None] = pr
             for name, kind in KINDS.items():
                 client.subscribe(TOPIC, name, kind).close()
             kinds = [False] * LONE_SENDERS + [True] * BATCH_SENDERS
-            each = {name: Deliveries(name, time.monotonic, by_key=name == BY_KEY) for name in KINDS}
+            deliveries = {
+                name: Deliveries(name, time.monotonic, by_key=name == BY_KEY) for name in KINDS
+            }
 
             def is_ahead(sent: int) -> bool:
-                return len(kinds) * sent > AHEAD_MAX + min(map(len, each.values()))
+                return len(kinds) * sent > AHEAD_MAX + min(map(len, deliveries.values()))
 
             senders += [
                 KeyedSender(client, kept, f"p{number}", is_ahead, batching=batching)
@@ -320,7 +322,8 @@ def run(seconds: float, folder: Path, seed: int, say: Callable[[str], None] = pr
             async def play() -> None:
                 urls = [broker.url for broker in brokers]
                 consuming = [
-                    Consuming(history, TOPIC, PARTITIONS, urls, rng) for history in each.values()
+                    Consuming(history, TOPIC, PARTITIONS, urls, rng)
+                    for history in deliveries.values()
                 ]
                 disturbance = Disturbance(cluster, brokers, topics, rng, say)
                 try:

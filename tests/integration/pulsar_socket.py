@@ -42,7 +42,7 @@ class Socket:
         return part.error, part.message
 
     def until_served(self):
-        """Returns as soon as the broker has carried out all that was told."""
+        """Returns as soon as the broker has carried out all commands before."""
         self.tell("ping")
         while not self._next().HasField("pong"):
             pass

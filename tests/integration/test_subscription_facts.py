@@ -117,9 +117,9 @@ def test_a_reader_of_ranges_of_keys_gets_only_their_messages(link, name):
 
     link.subscribed(name, EXCLUSIVE, "r", low_half, durable=False)
     link.tell("flow", consumer_id=1, messagePermits=100)
-    wanted = [at for at, key in enumerate(keys) if slot_of(key.encode()) < SLOTS // 2]
-    assert 0 < len(wanted) < len(keys)
-    assert [message.message_id.entryId for message in link.taken(len(wanted))] == wanted
+    expected = [at for at, key in enumerate(keys) if slot_of(key.encode()) < SLOTS // 2]
+    assert 0 < len(expected) < len(keys)
+    assert [message.message_id.entryId for message in link.taken(len(expected))] == expected
     link.until_served()
     assert not link.messages
 

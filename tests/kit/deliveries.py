@@ -224,8 +224,8 @@ class Deliveries:
     def check(self, stored: Iterable[Message]) -> None:
         """Once all is over. `stored`: the messages with a send's receipt. Raises AssertionError
         with all faults."""
-        known = dict.fromkeys(stored)
-        for message in self.missing(known):
+        is_stored = dict.fromkeys(stored)
+        for message in self.missing(is_stored):
             if message not in self._messages:
                 self._faults.append(("lost", f"{message} was not delivered"))
             elif message in self._due:
@@ -233,7 +233,7 @@ class Deliveries:
             else:
                 self._fault("unacknowledged", message, "not acknowledged")
         for message in self._messages:
-            if message not in known:
+            if message not in is_stored:
                 self._fault("unknown", message, "was not stored")
         self.raise_faults()
 
@@ -305,8 +305,8 @@ class Deliveries:
         other: str | None = None,
         earlier: Message | None = None,
     ) -> None:
-        told = self._told(message, text)
-        self._suspicions.append(Suspicion(self._number, kind, told, session, other, earlier))
+        sentence = self._told(message, text)
+        self._suspicions.append(Suspicion(self._number, kind, sentence, session, other, earlier))
 
     def _fault(self, kind: str, message: Message, text: str) -> None:
         self._faults.append((kind, self._told(message, text)))

@@ -6,8 +6,8 @@ def poll(run, start):
 
 
 def read(run, start, end):
-    found = []
+    rows = []
     for partition in run.partitions(start, end):
         for batch in run.read(partition):
-            found += [int(value) for value in batch.column("value").to_pylist()]
-    return found
+            rows += [int(value) for value in batch.column("value").to_pylist()]
+    return rows

@@ -80,8 +80,8 @@ def consume(client, topic, *, until, close=True):
 
 def chosen(values):
     """What consumers acknowledge at first."""
-    some = random.Random(7).sample(range(PARTITION_ROWS[0]), 1500)
-    numbers = {*range(0, PARTITION_ROWS[0], 3), *some}
+    at_random = random.Random(7).sample(range(PARTITION_ROWS[0]), 1500)
+    numbers = {*range(0, PARTITION_ROWS[0], 3), *at_random}
     first = {f"0:{n}" for n in numbers}
     return first | {value for value in values if value.startswith("2:")}
 

@@ -50,9 +50,9 @@ class Story:
 
     def faults(self, stored=3):
         """The kinds."""
-        each = [("k", number) for number in range(stored)]
+        rows = [("k", number) for number in range(stored)]
         try:
-            self.of.check([*each, *((session, 0) for session in "abc")])
+            self.of.check([*rows, *((session, 0) for session in "abc")])
         except AssertionError:
             names = {f"('{session}', 0)" for session in "abc"}
             faults = [(kind, text) for kind, text in self.of.faults() if text[:8] not in names]

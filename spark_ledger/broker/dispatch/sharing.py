@@ -7,10 +7,10 @@ fall below zero by less than the size of one part. When a consumer goes, its pen
 their redelivery counts do not change; when the last consumer goes, the whole state is forgotten,
 and the subscription begins at its mark.
 
-A change of many parts takes several steps (`work`), and a consumer of which parts come back gets
-nothing until its change is done. A consumer that leaves is none of `members` from the first step
-on. Its parts that no step has come to yet still count as unacknowledged, and are not waiting; by
-Key_Shared they hold their slots, so no other consumer gets later rows of these before them.
+A change of many parts takes several steps (`work`). A consumer whose parts come back gets nothing
+until its change is done. A consumer that leaves is not in `members` from the first step on. Parts
+that no step has reached yet still count as unacknowledged, and are not waiting; in Key_Shared they
+hold their slots, so no other consumer gets later rows of these slots before them.
 
 A ReceiverChoice decides which consumer gets a part: round robin for Shared (round_robin.py), the
 slot of the key for Key_Shared (key_shared.py).

@@ -42,7 +42,7 @@ class AckedRows:
     __slots__ = ("_offsets",)
 
     def __init__(self, offsets: "Mapping[int, BitMap64] | None" = None) -> None:
-        self._offsets = {p: some for p, some in sorted((offsets or {}).items()) if some}
+        self._offsets = {p: rows for p, rows in sorted((offsets or {}).items()) if rows}
 
     def __bool__(self) -> bool:
         return bool(self._offsets)

@@ -175,7 +175,7 @@ def a_backlog_counts_what_is_not_acknowledged(case: Case) -> None:
     case.seen["acknowledged"] = _until(case, topic, 3)
     case.seen["of the subscription"] = _of_subscription(case, topic, *names)
     consumers = _of_subscription(case, topic, "consumers")[0]
-    case.seen["of the consumer"] = [one["unackedMessages"] for one in consumers]
+    case.seen["of the consumer"] = [consumer["unackedMessages"] for consumer in consumers]
     consumer.close()
     case.seen["without a consumer"] = _of_subscription(case, topic, "msgBacklog", "consumers")
 

@@ -228,9 +228,9 @@ def a_key_is_in_order(ghost: Ghost, name: str, partition: int, before: int, offs
 
 @invariant("B25")
 def no_delayed_message_is_early(
-    ghost: Ghost, who: str, offset: int, due_ms: int, now_ms: int
+    ghost: Ghost, consumer: str, offset: int, due_ms: int, now_ms: int
 ) -> None:
     """A consumer that shares a subscription is not given a delayed message before its time, by the
     store's clock."""
-    what = f"{who} gets offset {offset} {due_ms - now_ms} ms before its time"
+    what = f"{consumer} gets offset {offset} {due_ms - now_ms} ms before its time"
     require(now_ms >= due_ms, "B25", what)

@@ -96,8 +96,8 @@ def test_of_two_states_the_later_is_right_and_nothing_for_good_is_taken_back():
     same = merge_by_revision(replace(early, limbo="torn"), replace(late, revision=1))
     assert (same.limbo, same.revision) == ("torn", 1)
     placeholder = LedgerState(7, met=False, limbo="lost", revision=9)
-    known = merge_by_revision(replace(early, verifiers=STATE.verifiers), placeholder)
-    assert (known.met, known.verifiers, known.limbo) == (True, STATE.verifiers, "lost")
+    merged = merge_by_revision(replace(early, verifiers=STATE.verifiers), placeholder)
+    assert (merged.met, merged.verifiers, merged.limbo) == (True, STATE.verifiers, "lost")
 
 
 @pytest.fixture(params=["RocksDB", "its twin"])

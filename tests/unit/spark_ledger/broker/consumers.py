@@ -86,16 +86,18 @@ class Wire:
         self.open.set()
 
     def send(self, frames):
-        for one in PulsarFrameReader().feed(frames):
-            if one.command.HasField("message"):
-                said = one.command.message
-                self.messages.append((said.message_id.entryId, list(said.ack_set)))
-                self.redeliveries.append(said.redelivery_count)
-                self.epochs.append(said.consumer_epoch if said.HasField("consumer_epoch") else None)
-            elif one.command.HasField("reached_end_of_topic"):
+        for frame in PulsarFrameReader().feed(frames):
+            if frame.command.HasField("message"):
+                message = frame.command.message
+                self.messages.append((message.message_id.entryId, list(message.ack_set)))
+                self.redeliveries.append(message.redelivery_count)
+                self.epochs.append(
+                    message.consumer_epoch if message.HasField("consumer_epoch") else None
+                )
+            elif frame.command.HasField("reached_end_of_topic"):
                 self.ends += 1
             else:
-                self.active.append(one.command.active_consumer_change.is_active)
+                self.active.append(frame.command.active_consumer_change.is_active)
 
     async def room(self):
         await self.open.wait()

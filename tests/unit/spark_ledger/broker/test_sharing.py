@@ -220,21 +220,21 @@ class SharedSubscription(RuleBasedStateMachine):
         if not hasattr(self, "sharing"):
             return
         assert set(self.sharing.waiting) == self.waiting
-        for one in self.members:
+        for consumer in self.members:
             rows = {
                 row
-                for part in one.pending.values()
+                for part in consumer.pending.values()
                 for lo, hi in part.ranges
                 for row in range(lo, hi)
             }
-            assert rows - self.acked == self.pending_of(one)
-            assert one.unacked == len(self.pending_of(one))
-            assert one.unacked == sum(part.unacked for part in one.pending.values())
-            assert one.permits > -5
-            assert not one.is_blocked or one.unacked > self.most // 2
-            assert not one.kept_permits or one.is_blocked
+            assert rows - self.acked == self.pending_of(consumer)
+            assert consumer.unacked == len(self.pending_of(consumer))
+            assert consumer.unacked == sum(part.unacked for part in consumer.pending.values())
+            assert consumer.permits > -5
+            assert not consumer.is_blocked or consumer.unacked > self.most // 2
+            assert not consumer.kept_permits or consumer.is_blocked
         assert self.sharing.unacked.messages == len(self.pending)
-        assert self.sharing.unacked.parts == sum(len(one.pending) for one in self.members)
+        assert self.sharing.unacked.parts == sum(len(consumer.pending) for consumer in self.members)
         read = set(range(self.position)) - self.acked
         if self.members:
             assert read == set(self.pending) | self.waiting

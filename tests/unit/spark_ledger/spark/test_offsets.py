@@ -143,9 +143,9 @@ def test_an_offset_that_is_kept_no_more_is_the_first_kept_one_where_losses_are_a
 
 
 def test_what_is_kept_no_more_is_told_with_its_rows():
-    said = offsets.rows_trimmed([TrimmedRange("t", 0, 2, 5, 3)])
-    assert "[LEDGER_DATA_LOSS.TRIMMED] 3 rows to be read were removed: offsets 2 to 4" in str(said)
-    assert said.facts == {"rows": 3}
+    text = offsets.rows_trimmed([TrimmedRange("t", 0, 2, 5, 3)])
+    assert "[LEDGER_DATA_LOSS.TRIMMED] 3 rows to be read were removed: offsets 2 to 4" in str(text)
+    assert text.facts == {"rows": 3}
 
 
 def test_a_start_after_the_end_is_refused():

@@ -54,8 +54,8 @@ class TopicsInATest:
         self.seen = self.true
         return self.ends()
 
-    def start(self, place, known):
-        return ReadStart(offsets.resolve(place, known), {})
+    def start(self, place, confirmed):
+        return ReadStart(offsets.resolve(place, confirmed), {})
 
     def tokens(self, positions):
         known = {

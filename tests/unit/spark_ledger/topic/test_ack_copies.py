@@ -77,9 +77,9 @@ def play_here(act):
 
 
 async def made(stage, acked=SMALL, copy_id="a1"):
-    found = stage.client.copies(stage.topic.id)
-    await found.make(copy_id, acked, stage.topic.policies)
-    return found
+    copies = stage.client.copies(stage.topic.id)
+    await copies.make(copy_id, acked, stage.topic.policies)
+    return copies
 
 
 async def ledger_of(stage, copy_id="a1"):
@@ -105,12 +105,12 @@ def test_any_process_reads_a_copy_until_it_is_deleted(acked):
 
 def test_a_copy_whose_ledger_is_gone_is_gone():
     async def act(stage):
-        found = await made(stage, LARGE)
+        copies = await made(stage, LARGE)
         ledger_id = await ledger_of(stage)
         await stage.client.ledgers.recover(ledger_id)
         await stage.client.ledgers.delete(ledger_id)
         with pytest.raises(errors.CopyGone):
-            await found.read("a1")
+            await copies.read("a1")
 
     play_here(act)
 
@@ -131,25 +131,25 @@ def test_the_janitor_keeps_the_ledger_of_a_copy_and_deletes_it_after_the_copy():
 
 def test_a_copy_is_removed_when_no_run_has_renewed_it_for_its_time():
     async def act(stage):
-        found = await made(stage)
-        await found.make("b2", SMALL, stage.topic.policies)
+        copies = await made(stage)
+        await copies.make("b2", SMALL, stage.topic.policies)
         node = await stage.client.store.get(paths.ack_copy(stage.topic.id, "a1"))
         due_ms = node.modified_ms + KEPT_MS
-        assert await found.expire(due_ms - 1000) == []
+        assert await copies.expire(due_ms - 1000) == []
         await asyncio.sleep(60)
-        await found.renew("b2")
-        assert await found.expire(due_ms + 1000) == ["a1"]
-        assert await found.read("b2") == SMALL
-        await found.renew("a1")
+        await copies.renew("b2")
+        assert await copies.expire(due_ms + 1000) == ["a1"]
+        assert await copies.read("b2") == SMALL
+        await copies.renew("a1")
         with pytest.raises(errors.CopyGone):
-            await found.read("a1")
+            await copies.read("a1")
 
     play_here(act)
 
 
 def test_a_copy_renewed_while_it_is_removed_stays():
     async def act(stage):
-        found = await made(stage)
+        copies = await made(stage)
         store = stage.client.store
         delete = store.delete
 
@@ -159,8 +159,8 @@ def test_a_copy_renewed_while_it_is_removed_stays():
             await delete(path, version)
 
         store.delete = renewed_before
-        await found.expire(10**15)
-        assert await found.read("a1") == SMALL
+        await copies.expire(10**15)
+        assert await copies.read("a1") == SMALL
 
     play_here(act)
 
@@ -176,8 +176,8 @@ def test_a_copy_is_made_although_the_response_was_lost():
                 raise OutcomeUnknown("its response was lost")
 
         stage.client.store.multi = lost
-        found = await made(stage)
-        assert await found.read("a1") == SMALL
+        copies = await made(stage)
+        assert await copies.read("a1") == SMALL
         with pytest.raises(NodeExists):
             await stage.client.store.create(paths.ack_copy(stage.topic.id, "a1"))
 

@@ -23,7 +23,7 @@ async def seen(stage, *answering, before=None):
     async def ask(store, topic_id, name, brokers):
         if before is not None:
             await before()
-        answers = [encode_answer(each.topic_acks.of_subscription(name)) for each in answering]
+        answers = [encode_answer(broker.topic_acks.of_subscription(name)) for broker in answering]
         return [owned for answer in answers for owned in decode_answer(answer)]
 
     client = await stage.another()
@@ -145,7 +145,7 @@ def test_a_querys_subscription_has_its_position_only():
 
 STATES = st.builds(
     lambda position, beyond, epoch: AckState(
-        position, BitMap64(position + one for one in beyond), epoch
+        position, BitMap64(position + distance for distance in beyond), epoch
     ),
     *(st.integers(0, 2**50), st.sets(st.integers(0, 10**6), max_size=9), st.integers(0, 9)),
 )

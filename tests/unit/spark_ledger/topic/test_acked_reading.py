@@ -33,8 +33,9 @@ def rows(offsets, partition=0):
 
 def topic_of(*segments, partitions=1):
     topic = state.empty("id", partitions)
-    for number, one in enumerate(segments):
-        topic = state.apply(topic, number, Commit("", "", "", 0, "", "", (Append((one,)),)), 0)
+    for number, appended in enumerate(segments):
+        commit = Commit("", "", "", 0, "", "", (Append((appended,)),))
+        topic = state.apply(topic, number, commit, 0)
     return topic
 
 
@@ -68,8 +69,8 @@ def test_a_plan_has_every_row_that_is_given_once_in_as_many_tasks_as_asked_for(
     acked = AckedRows({p: BitMap64(sets[p]) for p in ranges})
     tasks = plan_read(topic, ranges, cutting=Cutting(tasks_min, task_rows=task_rows), acked=acked)
     expected = [(p, n) for p, (lo, hi) in ranges.items() for n in range(lo, hi) if n not in sets[p]]
-    found = [row for task in tasks for row in given_of(task)]
-    assert sorted(found) == expected
+    given = [row for task in tasks for row in given_of(task)]
+    assert sorted(given) == expected
     assert len(tasks) >= min(tasks_min, len(expected))
     assert all(task.rows == len(given_of(task)) > 0 for task in tasks)
     assert task_rows is None or all(task.rows <= task_rows for task in tasks)
@@ -105,11 +106,11 @@ def test_pieces_without_acknowledged_rows_have_each_other_row_at_its_place(parts
         skip, offset = skip + gap, offset + gap
         pieces.append((0, 7, skip, take, offset))
         skip, offset = skip + take, offset + take
-    found = given_pieces(np.array(pieces, dtype=PIECE_DTYPE), rows(acked))
+    left = given_pieces(np.array(pieces, dtype=PIECE_DTYPE), rows(acked))
     places = [(skip + n, offset + n) for _, _, skip, take, offset in pieces for n in range(take)]
     assert [
         (skip + n, offset + n)
-        for _, first, skip, take, offset in found.tolist()
+        for _, first, skip, take, offset in left.tolist()
         for n in range(take)
     ] == [place for place in places if place[1] not in acked]
 
@@ -119,19 +120,19 @@ def test_a_batch_of_messages_is_decoded_without_the_acknowledged_ones(acked):
     entry = of_batches((200, batch_of([message(b"v%d" % n, f"k{n}") for n in range(200)])))
     whole, _ = read(entry)
     cut = given_pieces(entry.pieces, rows(acked, 2))
-    found, _ = read(type(entry)(entry.entry, cut))
-    assert found == [row for row in whole if row[0] not in acked]
+    rows_left, _ = read(type(entry)(entry.entry, cut))
+    assert rows_left == [row for row in whole if row[0] not in acked]
 
 
 async def fetched(client, task, **options):
-    found = []
+    cells = []
     async for run in fetch_with_replans(client, pickle.loads(pickle.dumps(task)), **options):
         assert run, "an empty list would be the end"
         for entry in run:
             for block in entry.blocks():
                 values = block.record_batch.column("value").to_pylist()
-                found += zip(block.row_numbers("offset").tolist(), values, strict=True)
-    return found
+                cells += zip(block.row_numbers("offset").tolist(), values, strict=True)
+    return cells
 
 
 def numbered(offsets, start, end):
@@ -176,8 +177,8 @@ def test_what_is_read_is_what_is_not_acknowledged(acked):
         topic = await write(stage, *[100] * 8)
         for tasks_min in (1, 13):
             tasks = plan_read(topic, {0: (0, 800)}, cutting=Cutting(tasks_min), acked=rows(acked))
-            found = [row for task in tasks for row in await fetched(stage.client, task)]
-            assert found == numbered(acked, 0, 800)
+            given = [row for task in tasks for row in await fetched(stage.client, task)]
+            assert given == numbered(acked, 0, 800)
         assert plan_read(topic, {0: (0, 800)}, acked=rows(range(800))) == []
 
     play(act)

@@ -23,13 +23,13 @@ def rows(offsets, partition=3):
 
 def runs_of(numbers):
     """The runs of rising numbers."""
-    found = []
+    runs = []
     for number in sorted(numbers):
-        if found and found[-1][1] == number:
-            found[-1] = (found[-1][0], number + 1)
+        if runs and runs[-1][1] == number:
+            runs[-1] = (runs[-1][0], number + 1)
         else:
-            found.append((number, number + 1))
-    return found
+            runs.append((number, number + 1))
+    return runs
 
 
 @given(SETS, RANGES)

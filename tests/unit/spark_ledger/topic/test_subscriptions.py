@@ -248,20 +248,20 @@ def test_a_seek_moves_the_partitions_it_names_and_the_next_run_finds_it():
 def test_a_query_sees_that_its_subscription_was_moved_until_it_has_it_again():
     async def act(stage):
         await fill(stage, 10)
-        some, topic_id = await of(stage), stage.topic.id
-        assert await some.is_of_query(topic_id, NAME, "q"), "there is none yet"
+        subscriptions, topic_id = await of(stage), stage.topic.id
+        assert await subscriptions.is_of_query(topic_id, NAME, "q"), "there is none yet"
         cursor = await opened(stage)
-        assert await some.is_of_query(topic_id, NAME, "q")
+        assert await subscriptions.is_of_query(topic_id, NAME, "q")
         await cursor.release()
-        assert await some.is_of_query(topic_id, NAME, "q")
-        await some.seek(topic_id, NAME, {0: 3})
-        assert not await some.is_of_query(topic_id, NAME, "q")
+        assert await subscriptions.is_of_query(topic_id, NAME, "q")
+        await subscriptions.seek(topic_id, NAME, {0: 3})
+        assert not await subscriptions.is_of_query(topic_id, NAME, "q")
         other = await opened(stage, "other")
-        assert not await some.is_of_query(topic_id, NAME, "q")
+        assert not await subscriptions.is_of_query(topic_id, NAME, "q")
         await other.release()
         await (await opened(stage, run="r2")).release()
-        assert await some.is_of_query(topic_id, NAME, "q")
-        assert not await some.is_of_query(topic_id, NAME, "other")
+        assert await subscriptions.is_of_query(topic_id, NAME, "q")
+        assert not await subscriptions.is_of_query(topic_id, NAME, "other")
 
     play(act)
 
