@@ -1,11 +1,11 @@
 """The process that maintains a cluster: upkeep of topics every PASS_S (topic/upkeep/upkeep.py), and
 autorecovery (repair/service.py).
 
-Always true: the process keeps one Upkeep as long as it lives, because a new one cannot distinguish
-an abandoned writer from a writer that it has not seen yet. Of several such processes, one is
-elected for the upkeep of topics, and one as the auditor; all of them repair. A pass that fails
-deletes no further ledger, and the next pass follows. Upkeep and autorecovery do not wait for each
-other.
+Always true: the process keeps one Upkeep as long as it lives, because a new Upkeep would have to
+watch each writer for a lease before it may end the writer as abandoned. Of several such processes,
+one is elected for the upkeep of topics, and one as the auditor; all of them repair. A pass that
+fails deletes no further ledger, and the next pass follows. Upkeep and autorecovery do not wait for
+each other.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from spark_ledger.topic.log.policies import PASS_BYTES
 from spark_ledger.topic.upkeep.upkeep import Upkeep
 
 PASS_S = 60.0
-SESSION_TIMEOUT_S = 10.0  # as for a bookie; then another process takes a killed process's roles
+SESSION_TIMEOUT_S = 10.0  # after this time another process takes the roles of a killed process
 TRY_AGAIN_S, TRY_AGAIN_MAX_S, LONG_RUN_S = 0.5, 30.0, 60.0
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ async def maintain_on(
         except LedgerError as failure:
             log.warning("%s", failure)
         except Exception:
-            log.exception("a defect ended maintenance, please report it; it begins anew")
+            log.exception("a defect ended maintenance, which begins anew: please report the defect")
         if clock_s() - began_s >= LONG_RUN_S:
             wait_s = pause_s
         await asyncio.sleep(wait_s)
@@ -111,9 +111,9 @@ def serve(
     merge_bytes: int = PASS_BYTES,
     parent_pipe: bool = False,
 ) -> None:
-    """Maintain the cluster in this process until SIGTERM or SIGINT. With `parent_pipe`, for a
-    process that another process starts, it also ends when its standard input is closed, and waits
-    for a cluster that is not up yet. Raises as `maintain`."""
+    """Maintain the cluster in this process until SIGTERM or SIGINT. With `parent_pipe` (for
+    a process that another process starts) the function also ends when standard input is closed, and
+    waits for a cluster that is not up yet. Raises as `maintain`."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     if parent_pipe:
         end_with_parent()

@@ -12,13 +12,13 @@ CHAIN = "/chain"
 HELD = "/held"
 BOOKIES_AVAILABLE = "/bookies/available"
 BOOKIES_READONLY = "/bookies/readonly"
-BOOKIES_KNOWN = "/bookies/known"
+BOOKIES_KNOWN = "/bookies/known"  # the last registration of each bookie, kept when it stops
 BOOKIES_DRAINING = "/bookies/draining"
 BOOKIES_STARTS = "/bookies/starts"
 LIMBO = "/limbo"
 UNRECORDED = "/unrecorded"
 INTENTS = "/intents"
-QUERIES = "/queries"
+QUERIES = "/queries"  # by query and target: the intent of the newest run
 TXNS = "/txns"
 TOPICS = "/topics"
 TOPIC_IDS = "/topic-ids"
@@ -85,7 +85,7 @@ def draining(bookie_id: str) -> str:
 
 
 def held(bookie_id: str) -> str:
-    """The bookie's report of ledgers that a held store does not name; see hold.py."""
+    """The bookie's report for operators while the store is held: ledgers that the store lacks."""
     return f"{HELD}/{bookie_id}"
 
 
@@ -95,7 +95,7 @@ def bookie_start(bookie_id: str) -> str:
 
 
 def digits_below(digits: int) -> int:
-    """How many digits each name has in a folder at whose path the ledger id has `digits` digits."""
+    """The length of each name in a folder. The folder's own path has `digits` of an id's digits."""
     return next(b - a for a, b in _CUTS if a == digits)
 
 
@@ -116,7 +116,7 @@ def tenant(name: str) -> str:
 
 
 def namespace(tenant: str, name: str) -> str:
-    """The namespace's record for its topics, whose names are below it."""
+    """The namespace's record (policies for its topics). The names of the topics are below it."""
     return f"{TOPICS}/{tenant}/{name}"
 
 
@@ -190,7 +190,7 @@ def topic_checkpoint(topic_id: str) -> str:
 
 
 def topic_unheld(topic_id: str) -> str:
-    """A node that queries without a subscription write, now and then, while they read the topic."""
+    """Its time shows when queries without a subscription, which hold no rows, read the topic."""
     return f"{topic(topic_id)}/unheld"
 
 

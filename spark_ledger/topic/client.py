@@ -69,10 +69,11 @@ if TYPE_CHECKING:
 
 LOGS_KEPT_MAX = 1000
 POLICIES_S = 60.0
-"""How long later commits use the quotas that were read for a commit."""
+"""For how long commits use the quotas that an earlier commit read."""
 
 
 NO_KINDS: Mapping[str, RowKind] = MappingProxyType({})
+"""The rows of no topic are checked against its schema."""
 
 
 class PoliciesRead(NamedTuple):
@@ -105,7 +106,7 @@ class TopicClient:
         self._ask = ask
         self._logs: dict[str, TopicLog] = {}
         self._policies = LruCache[str, PoliciesRead](LOGS_KEPT_MAX)
-        self._followers = SharedTasks[str, TopicFollower](keep=True)
+        self._followers = SharedTasks[str, TopicFollower](keep=True)  # keeps started followers
 
     @cached_property
     def schemas(self) -> "SchemaRegistry":
@@ -147,7 +148,8 @@ class TopicClient:
             self.ledgers, self.intents, self.log, self.rng, read_chunks=self.chunks.load
         )
 
-    def copies(self, topic_id: str) -> "AckCopies":
+    def ack_copies(self, topic_id: str) -> "AckCopies":
+        """Copies of acknowledgements, made for queries that leave the acknowledged rows out."""
         from spark_ledger.topic.acks.copies import AckCopies
 
         return AckCopies(self.intents, self.blobs, topic_id)
@@ -179,7 +181,7 @@ class TopicClient:
     ) -> TopicFollower:
         """The topic's follower, after its start. Each topic has one follower, made with the
         arguments of the first call; after a failed start the next call tries again. With `name` the
-        follower's errors name the topic."""
+        follower's errors name the topic. At least every `reread_s` it reads the topic's head."""
         return await self._followers.result(
             topic_id, lambda: self._start_follower(topic_id, name, reread_s)
         )
@@ -246,11 +248,12 @@ class TopicClient:
         none.
 
         In the topics whose ids are in `overwrite`, the rows replace all rows that the topic had
-        when the intent to overwrite was made (Intents.open_...(overwrites=)), and this app's own
-        later rows. Later rows of others raise errors.TxnConflict; rows that a subscription holds
-        raise errors.SubscriptionBusy, unless `overwrite_held`. With `finish_intent` the intent is
-        done afterwards in any case. `batch` has the counts of a streaming query's tasks; without
-        `batch`, a version that is recorded already changes nothing. `kinds` as in CommitRequest.
+        when the intent was made (with `overwrites`), and later rows of this app. Later rows of
+        other apps raise errors.TxnConflict; rows that a subscription holds raise
+        errors.SubscriptionBusy, unless `overwrite_held`. With `finish_intent` the intent is done
+        afterwards in any case. `batch` has the counts of a streaming query's tasks, by which a
+        replay is recognised; without `batch`, a version that was committed before changes nothing.
+        `kinds` are the kinds of rows by topic id, to be checked against the topics' schemas.
         Raises as Committer.commit; errors.TopicRecreated for results of another topic,
         errors.LedgerFenced for results of another intent, ValueError for results that claim a task
         or an entry twice."""
@@ -271,10 +274,10 @@ class TopicClient:
             kinds=kinds,
             check_quotas=self._check_quotas,
             creators={
-                ledger_id: token
+                ledger_id: creator_token
                 for task_results in results.values()
                 for r in task_results
-                for ledger_id, token in r.creators.items()
+                for ledger_id, creator_token in r.creators.items()
             },
         )
         return await self._commit(request, timeout_s, ends_live=True)
@@ -327,12 +330,12 @@ class TopicClient:
         unreadable: dict[str, LedgerError] | None = None,
     ) -> dict[str, LagOfSubscription]:
         """The lag of each subscription of the topic in these partitions, by name; `now_ms` is by
-        the store's clock. It counts from the durable positions. `marks` has positions by
-        subscription that the caller has in memory; with `marks`, other positions are those of the
-        nodes. So a lag may be larger than it really is, never smaller. The errors of subscriptions
-        and partitions that cannot be read go into `unreadable`, by title, and the others are
-        returned. Raises as TopicLog.fold; without `unreadable` also as live.ends_of and
-        Subscriptions.list."""
+        the store's clock. A lag counts from durable positions, so it may be larger than it really
+        is, never smaller. `marks` are dispatchers' marks by subscription, which the caller has in
+        memory; with `marks`, other positions are read from the metadata store alone, and rows
+        acknowledged beyond a mark count too. The errors of subscriptions and partitions that cannot
+        be read go into `unreadable`, by title, and the others are returned. Raises as
+        TopicLog.fold; without `unreadable` also as live.ends_of and Subscriptions.list."""
         failed_names: dict[str, LedgerError] | None = None if unreadable is None else {}
         failed_ends: dict[int, LedgerError] | None = None if unreadable is None else {}
         infos = await self.subscriptions.list(
@@ -378,7 +381,7 @@ class TopicClient:
                     raise BacklogQuotaExceeded(text)
 
     async def tables(self, state: TopicState, ranges: Ranges) -> Tables:
-        """The tables for `plan_read(state, ranges, read=...)`. Raises as ChunkStore.load."""
+        """The tables of segments that a plan for these ranges needs. Raises as ChunkStore.load."""
         return await self.chunks.load(chunks_to_read(state, ranges))
 
     async def state_with_tables(

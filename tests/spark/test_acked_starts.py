@@ -233,7 +233,7 @@ def test_a_copy_that_is_gone_is_a_clear_error(client, by_hand, reads, sent, topi
                 node.unlink()
     (copy_id,) = copies_of(by_hand, topic)
     info = by_hand.info(topic)
-    by_hand.run(by_hand.client.copies(info.id).delete(copy_id))
+    by_hand.run(by_hand.client.ack_copies(info.id).delete(copy_id))
     with pytest.raises(Exception, match=r"LEDGER_SUBSCRIPTION\.COPY_GONE") as failure:
         reads.stream(tmp_path / "one", maxOffsetsPerTrigger="3000")
     cause = errors.cause_of(failure.value)

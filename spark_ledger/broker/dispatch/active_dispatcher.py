@@ -2,9 +2,9 @@
 messages.
 
 Always true: a new active consumer begins at the mark, and so does a consumer that asks for
-everything again. A consumer that asks for ranges of keys' slots gets only messages of these slots;
-other messages are not acknowledged. After a Failover consumer that may still hold messages, the
-next consumer gets messages only after a second: acknowledgements under way come first, so fewer
+everything again. A consumer may ask for ranges of slots (hashes of keys): it gets only messages of
+these slots, and other messages are not acknowledged. If the last Failover consumer may still hold
+messages, the next consumer waits for a second: acknowledgements under way come first, so fewer
 messages are sent twice.
 """
 
@@ -46,7 +46,7 @@ announcement that comes before it has handled the response to its SUBSCRIBE."""
 
 
 class ActiveDispatcher(Dispatcher):
-    """As Dispatcher."""
+    """As Dispatcher: `rows` beyond the mark are acknowledged."""
 
     def __init__(
         self,
@@ -91,8 +91,8 @@ class ActiveDispatcher(Dispatcher):
             consumer.link.send(encode(change))
 
     def _delay_next(self) -> None:
-        """Delay the next consumer, if the last one may hold messages that it has not
-        acknowledged."""
+        """Delay the next consumer of a Failover subscription, if the last consumer may hold
+        messages that it has not acknowledged."""
         if self._policy.announces and self.position > self.acks.mark:
             self._begin_s = asyncio.get_running_loop().time() + FAILOVER_DELAY_S
 
@@ -113,6 +113,7 @@ class ActiveDispatcher(Dispatcher):
     def acknowledge(
         self, consumer: Consumer, message_id: MessageId, ack_type: AckType
     ) -> Iterator[bool]:
+        """As Dispatcher.acknowledge. The entry of an id is the first offset of a batch."""
         partition, acks = self.partition, self.acks
         offset, entry = offset_of(message_id, partition.ledger), signed(message_id.entryId)
         messages = consumer.sent.message_count(entry)
@@ -131,20 +132,20 @@ class ActiveDispatcher(Dispatcher):
             yield hi <= partition.end and acks.add(lo, hi)
         if not ranges:
             yield False
-        if is_unclear(message_id, messages):
+        if is_unclear(message_id, messages):  # how many messages it names
             raise not_sent(entry)
 
     # -- sending -----------------------------------------------------------------------------
 
     async def _send_to(self, consumer: Consumer) -> None:
-        """Send messages as long as the consumer is active."""
+        """Send messages while the consumer is active. A `lossy` step leaves lost rows out."""
 
         async def step(lossy: bool) -> bool:
             if not await self._may_send(consumer):
                 return False
             rewinds = self._rewinds
             self._pass_over(self.partition.start)
-            self._read_at = self.position
+            self._read_at = self.position  # for the log of a failure
             batches = await self._read(self.position, lossy)
             if rewinds == self._rewinds:
                 await self._send_all(consumer, batches, lossy)
@@ -153,8 +154,8 @@ class ActiveDispatcher(Dispatcher):
         await self._go_on(f"consumer '{consumer.name}'", step, consumer.end)
 
     async def _may_send(self, consumer: Consumer) -> bool:
-        """Wait until there is a batch that the consumer may get; False once another consumer is
-        active."""
+        """Wait until there is a batch that the consumer may get, and memory for acknowledged rows;
+        False if another consumer is active."""
         wait_s = self._begin_s - asyncio.get_running_loop().time()
         while wait_s > 0 and consumer is self.active:
             await asyncio.sleep(wait_s)
@@ -191,7 +192,7 @@ class ActiveDispatcher(Dispatcher):
                 self._pass_over(batch.end)
                 continue
             missing = self._missing(batch, self.position)
-            takes_part = consumer.takes_rows
+            takes_part = consumer.takes_rows  # its client takes single messages only
             if consumer.ranges and missing:
                 in_ranges = within(batch.offset, slots_of(batch), missing, consumer.ranges)
                 takes_part |= in_ranges != missing
@@ -213,8 +214,8 @@ class ActiveDispatcher(Dispatcher):
             self.position = batch.end
 
     async def _send_rows(self, consumer: Consumer, batch: Stored, missing: list[Range]) -> bool:
-        """Send rows of Spark in batches of neighbouring rows that are cut out, or one by one to a
-        client that takes no batches; False if the consumer may get no more rows now."""
+        """Send rows of Spark, neighbouring rows as one batch, or each row alone to a client that
+        takes no batches. False if the consumer may get no more rows now."""
         rewinds, parts = self._rewinds, missing
         if consumer.takes_rows:
             parts = [(row, row + 1) for lo, hi in missing for row in range(lo, hi)]

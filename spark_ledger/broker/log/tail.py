@@ -25,8 +25,8 @@ spare room); and the memory that a block takes."""
 BLOCK_BYTES_MAX = 256 << 10
 PLAIN_BEGIN = pulsar_batch.MAGIC.to_bytes(2, "big")
 _FRESH_PARTS = 8
-"""A block takes more batches until 1/8 of `bytes_max` was added to any tails since the block
-began."""
+"""A block takes no more batches after all tails together got 1/8 of `bytes_max` since its begin:
+all batches of a block are evicted together, so they should be of one age."""
 
 
 class Stored(NamedTuple):
@@ -46,7 +46,7 @@ class Stored(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has the bytes that its producer sent in one frame, and is no chunk."""
+        """Whether `data` is one whole batch; otherwise `data` has chunks of a message."""
         return bytes(self.data[:2]) == PLAIN_BEGIN
 
     @property
@@ -57,14 +57,14 @@ class Stored(NamedTuple):
 class BatchBlock:
     """Batches that follow each other without a gap."""
 
-    __slots__ = ("batched", "batches", "began", "bytes", "counts", "end", "first")
+    __slots__ = ("batched", "batches", "began_at_bytes", "bytes", "counts", "end", "first")
 
-    def __init__(self, first: int, batched: bool, began: int) -> None:
+    def __init__(self, first: int, batched: bool, began_at_bytes: int) -> None:
         self.first = self.end = first
         self.batched = batched
         self.counts: list[int] = []
         self.batches: list[Buffer] = []
-        self.began = began
+        self.began_at_bytes = began_at_bytes
         self.bytes = BLOCK_OVERHEAD_BYTES
 
     def add(self, counts: Sequence[int], batches: Sequence[Buffer], size: int) -> None:
@@ -109,8 +109,8 @@ class TailBudget:
 
     @cached_property
     def for_reads(self) -> "TailBudget":
-        """A budget of a quarter more, for batches that are read from ledgers: they must not evict
-        the newest batches."""
+        """A second budget, a quarter of this one, for batches that are read from ledgers: they must
+        not evict the newest batches."""
         return TailBudget(self._bytes_max // 4)
 
     def block(self, tail: "Tail", first: int, batched: bool) -> BatchBlock:
@@ -121,8 +121,8 @@ class TailBudget:
         return block
 
     def is_fresh(self, block: BatchBlock) -> bool:
-        """Whether the block may take more batches: all batches of a block are evicted together."""
-        return _FRESH_PARTS * (self._added_bytes - block.began) < self._bytes_max
+        """Whether the block may take more batches; see _FRESH_PARTS."""
+        return _FRESH_PARTS * (self._added_bytes - block.began_at_bytes) < self._bytes_max
 
     def count_added(self, size: int) -> None:
         self._added_bytes += size
@@ -159,7 +159,8 @@ class Tail:
         begin = 0
         for at in range(1, len(batches) + 1):
             first, last = batches[begin], batches[at - 1]
-            if at < len(batches) and batches[at][::3] == (last.end, first.batched):
+            following = batches[at] if at < len(batches) else None
+            if following and (following.offset, following.batched) == (last.end, first.batched):
                 continue
             run = batches[begin:at]
             counts, payloads = [batch.messages for batch in run], [batch.data for batch in run]
@@ -235,8 +236,8 @@ class RecentBatches:
         self._read.add_read(batches)
 
     def since(self, offset: int, bytes_max: int) -> list[Stored]:
-        """As Tail.since. Batches that were read from ledgers stay here until consumers have permits
-        for them."""
+        """As Tail.since. Batches that were read from ledgers are kept in memory too, for consumers
+        that had no permits when the batches were read."""
         return self._newest.since(offset, bytes_max) or self._read.since(offset, bytes_max)
 
     def note_last(self, batch: Stored, until: int) -> None:
@@ -244,5 +245,5 @@ class RecentBatches:
         self._last, self._last_until = batch, until
 
     def last_before(self, end: int) -> Stored | None:
-        """The last batch with a row before `end`; None if it is not known."""
+        """The last batch with a row before `end`; None if it was not noted."""
         return self._last if self._last_until == end else None

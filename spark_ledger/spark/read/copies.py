@@ -91,7 +91,7 @@ class QueryCopies:
         for topic, name in names.items():
             if name.id not in self._renewed_s and topic in topics.infos:
                 info, rows = topics.infos[topic], self._rows[name.id]
-                copies = topics.cluster.client.copies(info.id)
+                copies = topics.cluster.client.ack_copies(info.id)
                 topics.cluster.run(copies.make(name.id, rows.offsets, info.policies))
                 self._renewed_s[name.id] = time.monotonic()
 
@@ -117,13 +117,13 @@ class QueryCopies:
         for topic, name in names_in(offset).items():
             if name.id not in self._deleted and name.is_passed(positions.get(topic, {})):
                 if topic in topics.infos:
-                    copies = topics.cluster.client.copies(topics.infos[topic].id)
+                    copies = topics.cluster.client.ack_copies(topics.infos[topic].id)
                     topics.cluster.run(copies.delete(name.id))
                 self._deleted[name.id] = None
                 self._rows.pop(name.id, None)
 
     def _acked_rows(self, topics: TopicsRead, topic: str, name: CopyName) -> AckedRows:
-        copies = topics.cluster.client.copies(topics.infos[topic].id)
+        copies = topics.cluster.client.ack_copies(topics.infos[topic].id)
         rows = self._rows.get(name.id)
         if rows is None:
             rows = AckedRows(topics.cluster.run(copies.read(name.id)))

@@ -295,7 +295,7 @@ class Upkeep:
                 if trim_result.starts:
                     trimmed[name] = trim_result
                 if not dry_run:
-                    await self._client.copies(info.id).expire(now_ms)
+                    await self._client.ack_copies(info.id).expire(now_ms)
                     head = await self._client.store.get(paths.topic_head(info.id))
                     heads.append(TopicHead(info, records.decode_head(head.value).next))
                     if await self._checkpoint_if_long(heads[-1]):

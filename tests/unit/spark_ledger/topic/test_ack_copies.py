@@ -77,7 +77,7 @@ def play_here(act):
 
 
 async def made(stage, acked=SMALL, copy_id="a1"):
-    copies = stage.client.copies(stage.topic.id)
+    copies = stage.client.ack_copies(stage.topic.id)
     await copies.make(copy_id, acked, stage.topic.policies)
     return copies
 
@@ -93,7 +93,7 @@ def test_any_process_reads_a_copy_until_it_is_deleted(acked):
     async def act(stage):
         await made(stage, acked)
         assert (await ledger_of(stage) is None) is (acked is SMALL)
-        other = (await stage.another()).copies(stage.topic.id)
+        other = (await stage.another()).ack_copies(stage.topic.id)
         assert await other.read("a1") == acked
         await other.delete("a1")
         with pytest.raises(errors.CopyGone, match=r"COPY_GONE.*copy a1 .* is gone"):
@@ -154,7 +154,7 @@ def test_a_copy_renewed_while_it_is_removed_stays():
         delete = store.delete
 
         async def renewed_before(path, version):
-            other = (await stage.another()).copies(stage.topic.id)
+            other = (await stage.another()).ack_copies(stage.topic.id)
             await other.renew("a1")
             await delete(path, version)
 
@@ -199,6 +199,6 @@ def test_owners_and_movers_of_subscriptions_pass_over_copies():
         assert (acks.mark, list(acks.rows)) == (0, [])
         await b.release(cursor)
         await stage.client.subscriptions.delete(stage.topic.id, cursor.name)
-        assert await stage.client.copies(stage.topic.id).read("a1") == SMALL
+        assert await stage.client.ack_copies(stage.topic.id).read("a1") == SMALL
 
     play_here(act)
