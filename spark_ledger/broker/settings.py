@@ -7,7 +7,7 @@ from pydantic import Field
 from bookie_server.api.settings import DEFAULT_SERVICE_URL, Settings, load
 from spark_ledger.broker.wire.frames import MESSAGE_BYTES_MAX
 from spark_ledger.net import PORT_MAX
-from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX
+from spark_ledger.topic.log.policies import ROLL_AGE_S_MAX
 
 MIB = 1 << 20
 
@@ -25,7 +25,7 @@ class BrokerSettings(Settings):
         "ack_bytes_max": "acknowledgements",
         "roll_bytes": "when the next live ledger begins: at the limit that is reached first",
     }
-    """The headings of conf/broker.toml, each above the setting with this name."""
+    """The headings of conf/broker.toml, by the first setting below the heading."""
 
     service_url: str = Field(
         DEFAULT_SERVICE_URL,
@@ -57,8 +57,8 @@ class BrokerSettings(Settings):
     )
     admin_hosts: str = Field(
         "",
-        description="Further host names that HTTP requests may have, separated by commas: a request"
-        " for any other host is refused.",
+        description="Further names by which HTTP requests may address the broker, separated by"
+        " commas; a request for another host is refused.",
     )
     cluster: str = Field("standalone", description="The cluster's name in the admin API.")
 
@@ -70,7 +70,7 @@ class BrokerSettings(Settings):
     )
 
     tail_bytes: int = Field(
-        64 * MIB, gt=0, description="Newest messages kept in memory, for consumers at the end."
+        64 * MIB, gt=0, description="Memory for the newest messages, for consumers at the end."
     )
 
     message_bytes_max: int = Field(
@@ -100,18 +100,18 @@ class BrokerSettings(Settings):
         64 * MIB,
         gt=0,
         description="Memory of the sets of acknowledged and of waiting messages of all"
-        " subscriptions. Beyond it a subscription with gaps sends no new messages until they are"
-        " acknowledged.",
+        " subscriptions. Beyond it a subscription with gaps sends no new messages until its gaps"
+        " are acknowledged.",
     )
     subscription_ack_bytes_max: int = Field(
-        16 * MIB, gt=0, description="Of one subscription at a broker, likewise."
+        16 * MIB, gt=0, description="The same limit for one subscription at a broker."
     )
     delay_bytes_max: int = Field(
         256 * MIB,
         gt=0,
         description="Memory of the times of delayed messages, 32 bytes each. Beyond it"
-        " subscriptions of partitions with more than 512 delayed messages read on once some are"
-        " due.",
+        " subscriptions of a partition with more than 512 delayed messages read no further until"
+        " some of these are due.",
     )
 
     ack_receipt: Literal["durable", "memory"] = Field(
@@ -124,9 +124,9 @@ class BrokerSettings(Settings):
     roll_bytes: int = Field(1024 * MIB, gt=0, description="Size of a live ledger.")
     roll_entries: int = Field(1_000_000, gt=0, description="Entries of a live ledger.")
     roll_age_s: float = Field(
-        float(OWN_ROLL_S_MAX),
+        float(ROLL_AGE_S_MAX),
         gt=0,
-        le=OWN_ROLL_S_MAX,
+        le=ROLL_AGE_S_MAX,
         description="Age of a live ledger; maintenance fences an older ledger as abandoned.",
     )
     roll_entries_read: int = Field(

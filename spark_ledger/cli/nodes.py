@@ -329,7 +329,7 @@ async def _address(bookie_id: str, service_url: str | None) -> str:
             return client_address(bookie)
     raise BadConfig(
         f"no bookie {bookie_id!r} was ever registered in this cluster",
-        "`spark-ledger bookie list` lists the bookies that were.",
+        "`spark-ledger bookie list` lists all bookies that were registered.",
     )
 
 

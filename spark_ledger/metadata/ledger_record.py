@@ -3,8 +3,8 @@
 Always true: a record has at least one fragment; the first begins at entry 0 and first entries
 strictly increase; each ensemble has exactly `ensemble_size` different bookies; `last_entry`,
 `length_bytes` and `rows` are set if and only if the state is CLOSED. A bookie may be *joining* for
-a slot of a fragment, at most one for each slot, and none that is in the fragment's ensemble: repair
-writes the slot's copies to it, and no client reads from it before it has the slot.
+a slot of a fragment: repair writes the slot's copies to this bookie, and no client reads from it
+before it has the slot. At most one bookie joins for a slot, and no member of the ensemble joins.
 
 Three tokens derive from a ledger's password: to read, to add, and to fence and recover. Always
 true: the record holds verifiers only, from which no token can be computed; without a password there
@@ -53,8 +53,8 @@ class Fragment:
 class JoiningBookie:
     """`bookie_id` gets the copies of a slot, and then the slot (repair/slots.py). The slot belongs
     to the fragment that begins at `first_entry`. `token` is a new random text each time that a
-    bookie joins: by it, a process that has verified all copies sees that the bookie did not leave
-    since."""
+    bookie joins: a bookie that left and joined again has another token, and its copies are compared
+    again."""
 
     first_entry: int
     slot: int
@@ -74,8 +74,8 @@ class Verifiers:
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
     """One ledger. `creator` is a random token: by it the creator recognises its own record after a
-    lost response. `intent` and `topic`: those for which the ledger was made ("": it was made
-    through LedgerClient, and no maintenance deletes it). `custom` is the user's."""
+    lost response. The ledger was made for this `intent` and `topic`. Both are empty if a user made
+    the ledger through LedgerClient: maintenance never deletes it. `custom`: the user's values."""
 
     ledger_id: int
     ensemble_size: int
@@ -154,8 +154,8 @@ class LedgerRecord:
 
 
 def entries_kept(record: LedgerRecord, bookie_id: str, last_entry: int) -> list[tuple[range, int]]:
-    """For each fragment that names the bookie, its entries up to `last_entry`, and the bookie's
-    slot there; by the slot, `keeps` decides which of these entries the bookie keeps."""
+    """The entries up to `last_entry` of each fragment that names the bookie, and the bookie's slot
+    in that fragment. The bookie keeps the entries for which `keeps` is true."""
     return [
         (entries, fragment.ensemble.index(bookie_id))
         for fragment, entries in entries_of(record, last_entry)
@@ -217,8 +217,8 @@ def decode(value: bytes) -> LedgerRecord:
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """The tokens that a client sends with its requests; empty for a ledger without password.
-    `repair`: they are the credential of repair (autorecovery.py), for which a record has no
-    verifiers."""
+    `repair`: the tokens are repair's credential (autorecovery.py). It is valid for every ledger,
+    and no ledger's record has a verifier of it."""
 
     read: bytes = b""
     add: bytes = b""
@@ -253,7 +253,7 @@ def _digest(token: bytes) -> str:
     return hashlib.sha256(token).hexdigest()
 
 
-DIGITS = 19
+LEDGER_ID_DIGITS = 19
 
 
 class BrokenListing(StoreError):
@@ -262,8 +262,8 @@ class BrokenListing(StoreError):
 
 async def ledger_ids(metadata: MetadataStore, root: str = paths.LEDGERS) -> AsyncIterator[int]:
     """The ids of all ledgers, ascending; a ledger that is made or deleted during the listing may be
-    in it. Keeps one folder of names for each level of the tree in memory. `root` may be the root of
-    another such tree.
+    in it. For each level of the tree, the names of one folder are in memory. `root` may be the root
+    of another such tree.
 
     Raises StoreError, also BrokenListing: the list is never short.
     """
@@ -272,8 +272,8 @@ async def ledger_ids(metadata: MetadataStore, root: str = paths.LEDGERS) -> Asyn
     while folders:
         folder = folders.pop()
         above = folder.removeprefix(root).replace("/", "")
-        digits = paths.digits_below(len(above))
-        if len(above) + digits == DIGITS:
+        digits = paths.name_digits(len(above))
+        if len(above) + digits == LEDGER_ID_DIGITS:
             for name in await _names(metadata, folder, digits):
                 yield int(above + name)
         else:

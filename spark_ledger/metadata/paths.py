@@ -49,7 +49,7 @@ def ledger_folder(ledger_id: int) -> str:
 
 def first_in_folder(folder: str) -> int:
     """The lowest ledger id whose record belongs in the folder."""
-    return int(folder.removeprefix(LEDGERS).replace("/", "") + "0" * digits_below(15))
+    return int(folder.removeprefix(LEDGERS).replace("/", "") + "0" * name_digits(15))
 
 
 def underreplicated(ledger_id: int) -> str:
@@ -94,7 +94,7 @@ def bookie_start(bookie_id: str) -> str:
     return f"{BOOKIES_STARTS}/{bookie_id}"
 
 
-def digits_below(digits: int) -> int:
+def name_digits(digits: int) -> int:
     """The length of each name in a folder. The folder's own path has `digits` of an id's digits."""
     return next(b - a for a, b in _CUTS if a == digits)
 

@@ -4,16 +4,16 @@ clear the limbo.
     recover -> ask the bookie for the ledger's limbo state -> read at the bookie the entries that it
     should keep -> copy the missing entries from peers -> clear, if the limbo state is unchanged
 
-`compare_and_repair` compares the given bookies: all of them with `everything`, otherwise only
-bookies that respond that the ledger is in limbo. `repair_everywhere` compares every bookie that a
-fragment names, whatever its state: a bookie's list may be old.
+Of the given bookies, `compare_and_repair` compares those that respond that the ledger is in limbo,
+or, with `everything`, all. `repair_everywhere` compares every bookie that a fragment names, since
+the list of ledgers in limbo may be old.
 
 Always true:
 - a bookie that is asked for a ledger's limbo state drops the ledger from its read cache, so the
   comparison sees the entries on its disks;
 - a ledger is compared only once it is CLOSED, entry by entry, over every fragment that names the
-  bookie (copies.py). The comparison fences a ledger of page-cache durability: the bookie then knows
-  that all entries of the ledger are synced, and no later start puts the ledger in limbo;
+  bookie (copies.py). The comparison fences a ledger of page-cache durability: the bookie then syncs
+  every entry before it delivers it, and a later unclean stop does not put the ledger in limbo;
 - limbo is cleared only after a comparison in which the bookie had or took every entry; if no peer
   supplies an entry, the ledger stays in limbo, and the result has the reason;
 - if the bookie found another reason of limbo meanwhile, it refuses to clear the limbo, and is
@@ -112,21 +112,21 @@ async def repair_everywhere(
     """Close the ledger, then compare every bookie that its fragments name or that lists it, and
     bring back the entries that a bookie lacks. Returns the record, and the result for each bookie.
 
-    `gone`: as in LedgerStore.recover. Raises what that method raises, Unavailable; BadConfig,
-    before any change, if a bookie of `gone` is not a member of the last fragment of a ledger
-    that is not closed, was never registered, or is registered and does not list the ledger as in
-    limbo.
+    `gone`: as in LedgerStore.recover. Raises Unavailable, and what that method raises. Raises
+    BadConfig, before any change, for a bookie of `gone` that was never registered, or that is
+    registered and does not list the ledger as in limbo. For a ledger that is not closed, also for
+    a bookie that is no member of the last fragment.
     """
     if gone:
         record = (await ledgers.record(ledger_id, fresh=True)).record
         ensemble = record.last_fragment.ensemble
-        unknown = sorted(gone - set(ensemble))
-        if unknown and not record.closed:
+        not_members = sorted(gone - set(ensemble))
+        if not_members and not record.closed:
             raise BadConfig(
-                f"no bookie {unknown[0]!r} holds the end of ledger {ledger_id}",
+                f"bookie {not_members[0]!r} does not hold the end of ledger {ledger_id}",
                 f"Its bookies are {', '.join(ensemble)}: give the id of the bookie that is gone.",
             )
-        for bookie_id in unknown:
+        for bookie_id in not_members:
             with reachable("looking up a bookie"):
                 address = await ledgers.cluster.directory.find(bookie_id)
             if address is None:
@@ -153,7 +153,7 @@ async def repair_everywhere(
 def never_seen(bookie_id: str) -> BadConfig:
     return BadConfig(
         f"no bookie {bookie_id!r} was ever registered in this cluster",
-        "`spark-ledger bookie list` lists the bookies that were.",
+        "`spark-ledger bookie list` lists all bookies that were registered.",
     )
 
 
@@ -222,11 +222,12 @@ class _Repair:
         return ComparisonResult(*where, not why, self._copies.copied, why, self._copies.compared)
 
     async def run(self) -> ComparisonResult:
-        """Raises CannotCompare, LedgerError."""
+        """Raises CannotCompare, LedgerError. A bookie that cannot judge its limbo yet answers
+        Status.LIMBO; with `everything` its entries are compared all the same."""
         where = self._bookie_id, self._ledger_id
         has_compared = False
         for _ in range(COMPARISONS_MAX):
-            state = await self._cluster.bookies.clear_limbo(*where, token=self._token)
+            state = await self._cluster.bookies.clear_limbo(*where, token=self._token)  # only asks
             has_responded = state.status is Status.OK
             if has_responded and not state.limbo and (has_compared or not self._everything):
                 return self.result()

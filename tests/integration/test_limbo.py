@@ -130,7 +130,7 @@ def test_torn_everywhere_and_one_bookie_gone_for_good_a_ledger_is_closed_by_who_
     recover = ("ledger", "recover", writer.ledger_id, *url)
     unknown = spark_ledger(*recover, "--gone", "nobody")
     assert unknown.returncode == 1
-    assert "no bookie 'nobody' holds the end" in unknown.stderr
+    assert "bookie 'nobody' does not hold the end" in unknown.stderr
     assert eventually(lambda: state_of(cluster, gone) == "down"), "its session ends"
     said = json.loads(succeeds(*recover, "--gone", gone.id, "--json"))
     assert (said["state"], said["last_entry"]) == ("CLOSED", len(PAYLOADS) - 2)

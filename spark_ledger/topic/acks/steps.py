@@ -9,7 +9,7 @@ write a minute, and a partition without use costs nothing.
 from dataclasses import dataclass
 from enum import Enum
 
-from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX
+from spark_ledger.topic.log.policies import ROLL_AGE_S_MAX
 
 WRITE_EVERY_S = 1.0
 INLINE_EVERY_S = 120.0
@@ -96,7 +96,7 @@ class AckLedgerSize:
     def is_full(self, now_s: float, fragments_max: int) -> bool:
         return (
             self.entries >= LEDGER_ENTRIES_MAX
-            or now_s - self.opened_s >= OWN_ROLL_S_MAX
+            or now_s - self.opened_s >= ROLL_AGE_S_MAX
             or self.fragments >= fragments_max
         )
 

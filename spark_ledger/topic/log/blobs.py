@@ -6,8 +6,8 @@ entry by entry and read back before its pointer is returned. The writer waited s
 every copy, and wrote the blob to a second ledger if copies were still missing (hazard 8). No other
 writer gets the ledger until the node that names the blob is written. The multi that writes this
 node checks the ledger's record, so the multi fails if another process recovered or deleted the
-ledger meanwhile. If only one node may name a ledger of the intent (`Intent.names_once`), the ledger
-is new, and nothing is written to it after that node (hazard 94).
+ledger meanwhile. If only one node may name a ledger of the intent (`Intent.names_once`), a writer
+takes a new ledger, and adds nothing to the ledger after that node is written (hazard 94).
 """
 
 import asyncio

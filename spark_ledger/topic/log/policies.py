@@ -17,7 +17,7 @@ from spark_ledger import errors, units
 
 SYNCED, PAGE_CACHE = DURABILITIES = ("synced", "page-cache")
 DELETE_DELAY_MS = 24 * 3600 * 1000
-OWN_ROLL_S_MAX = 4 * 3600
+ROLL_AGE_S_MAX = 4 * 3600
 """At this age at the latest a broker or a cursor closes its ledger and goes on in a new ledger,
 whatever the policies. Maintenance fences a ledger that is open for longer (garbage.open_ms_max)."""
 PASS_BYTES = 128 << 20

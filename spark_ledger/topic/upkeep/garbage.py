@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from spark_ledger.topic.log.intents import BATCH, NAMED_ONCE_KINDS, PARTS, QUERY
-from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX, TopicPolicies
+from spark_ledger.topic.log.policies import ROLL_AGE_S_MAX, TopicPolicies
 
 IN_ORDER_KINDS = (QUERY,)
 """Kinds of intents for which one run commits the versions, in order, one at a time."""
@@ -148,10 +148,10 @@ def _is_abandoned(
 def open_ms_max(policies: TopicPolicies, kind: str = "query") -> int:
     """How long a ledger may be open: one and a half times its writer's roll age, so that no ledger
     is open for more than twice the roll age. Tasks and merging roll by the policies, brokers
-    and cursors after OWN_ROLL_S_MAX at most. For SYSTEM, the kind of brokers and of merging, the
+    and cursors after ROLL_AGE_S_MAX at most. For SYSTEM, the kind of brokers and of merging, the
     longer roll age counts."""
     roll_s = policies.ledger_age_s_max
-    return 1500 * (roll_s if kind in POLICY_KINDS else max(roll_s, OWN_ROLL_S_MAX))
+    return 1500 * (roll_s if kind in POLICY_KINDS else max(roll_s, ROLL_AGE_S_MAX))
 
 
 def _reason_to_wait(ledger: LedgerSeen, intent: IntentSeen, topic: TopicSeen, now_ms: int) -> str:

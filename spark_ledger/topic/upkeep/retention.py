@@ -5,8 +5,8 @@ partition's hold (the first row that a subscription has not read yet). A trim po
 the partition's start. Times are commit times, by the store's clock (hazard 35); a row's own
 timestamp has no effect.
 
-An interval has the number of bytes and the first and last commit time of its segments. So at most
-one chunk of each partition is read: the chunk with the trim point (`chunks_needed`).
+Most intervals are judged as a whole, by their bytes and commit times. Only the interval with the
+trim point needs its segments: at most one chunk of each partition is read (`chunks_needed`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,9 +26,8 @@ NO_HOLDS: Points = {}
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """Rows go if they were committed before `before_ms`, or if `bytes_max` bytes or more follow
-    these rows. With `acknowledged`, all rows go that every subscription of the partition has
-    passed."""
+    """Two kinds of rows go: rows committed before `before_ms`, and rows that `bytes_max` or more
+    bytes follow. With `acknowledged`, all rows below the lowest hold go."""
 
     before_ms: int | None
     bytes_max: int | None
@@ -46,9 +45,9 @@ class _Limits:
         is_over_size = self.bytes_max is not None and bytes_from >= self.bytes_max
         return self.acknowledged or is_old or is_over_size
 
-    def top(self, partition: PartitionState, holds: Points) -> int:
-        """The offset from which on rows stay under all limits: the lowest offset that a
-        subscription holds. Without a subscription no row counts as acknowledged."""
+    def lowest_hold(self, partition: PartitionState, holds: Points) -> int:
+        """The lowest offset that a subscription holds. Without a subscription: the partition's end,
+        or with `acknowledged` its start, since no row is acknowledged."""
         without_hold = partition.start_offset if self.acknowledged else partition.end_offset
         return min(holds.get(partition.number, without_hold), partition.end_offset)
 
@@ -56,12 +55,11 @@ class _Limits:
 def chunks_needed(
     state: TopicState, policies: TopicPolicies, now_ms: int, holds: Points = NO_HOLDS
 ) -> list[TableChunk]:
-    """The chunks whose tables `trim_points` needs."""
+    """The chunks whose tables `trim_points` needs. The source of an interval is a chunk, a table of
+    segments in memory, or None for a hole."""
     limits = _Limits.of(policies, now_ms)
-    edges = (
-        _first_kept_interval(partition, limits, holds).interval for partition in state.partitions
-    )
-    sources = (interval.source for interval in edges if interval is not None)
+    intervals = (_whole_intervals(partition, limits, holds).next for partition in state.partitions)
+    sources = (interval.source for interval in intervals if interval is not None)
     return list(dict.fromkeys(source for source in sources if isinstance(source, TableChunk)))
 
 
@@ -86,12 +84,12 @@ def trim_points(
     return {p: to for p, to in points.items() if to > state.partitions[p].start_offset}
 
 
-class _KeptEdge(NamedTuple):
-    """`point` is the end of the intervals that go as a whole. `interval` is the next interval, if
-    a part of it may go (else None); `bytes_after` are the bytes after this interval."""
+class _WholeIntervals(NamedTuple):
+    """The intervals that go as a whole end at `end`. A part of the interval `next` may go, too
+    (None: no part); `bytes_after` is the number of bytes after `next`."""
 
-    point: int
-    interval: Interval | None
+    end: int
+    next: Interval | None
     bytes_after: int
 
 
@@ -103,47 +101,48 @@ class _SegmentEnd(NamedTuple):
     bytes_after: int
 
 
-def _first_kept_interval(partition: PartitionState, limits: _Limits, holds: Points) -> _KeptEdge:
-    """The edge between the intervals that go and those that stay. A hole goes with the interval
-    before, since it has no rows to keep."""
-    top = limits.top(partition, holds)
-    bytes_left = sum(interval.bytes for interval in partition.intervals)
-    point = partition.start_offset
+def _whole_intervals(partition: PartitionState, limits: _Limits, holds: Points) -> _WholeIntervals:
+    """The intervals that go as a whole, from the oldest on. A hole goes with the interval before,
+    since a hole has no rows to keep."""
+    hold = limits.lowest_hold(partition, holds)
+    bytes_after = sum(interval.bytes for interval in partition.intervals)
+    end = partition.start_offset
     for interval in partition.intervals:
-        bytes_left -= interval.bytes
+        bytes_after -= interval.bytes
         is_hole = interval.source is None
-        may_all_go = is_hole or limits.may_go(interval.last_ms, bytes_left)
-        if not may_all_go or interval.hi > top:
-            is_partly_due = interval.lo < top and limits.may_go(
-                interval.first_ms, bytes_left + interval.bytes
+        may_all_go = is_hole or limits.may_go(interval.last_ms, bytes_after)
+        if not may_all_go or interval.hi > hold:
+            may_part_go = interval.lo < hold and limits.may_go(
+                interval.first_ms, bytes_after + interval.bytes
             )
-            return _KeptEdge(point, interval if is_partly_due and not is_hole else None, bytes_left)
-        point = interval.hi
-    return _KeptEdge(point, None, bytes_left)
+            is_next = may_part_go and not is_hole
+            return _WholeIntervals(end, interval if is_next else None, bytes_after)
+        end = interval.hi
+    return _WholeIntervals(end, None, bytes_after)
 
 
 def _point(partition: PartitionState, limits: _Limits, holds: Points, tables: Tables) -> int:
-    point, edge, bytes_left = _first_kept_interval(partition, limits, holds)
-    if edge is None:
+    point, interval, bytes_after_interval = _whole_intervals(partition, limits, holds)
+    if interval is None:
         return point
-    for end, last_ms, bytes_after in _segments(partition, edge, bytes_left, tables):
-        if end > limits.top(partition, holds) or not limits.may_go(last_ms, bytes_after):
+    for end, last_ms, bytes_after in _segments(partition, interval, bytes_after_interval, tables):
+        if end > limits.lowest_hold(partition, holds) or not limits.may_go(last_ms, bytes_after):
             break
         point = end
     return point
 
 
 def _segments(
-    partition: PartitionState, edge: Interval, bytes_left: int, tables: Tables
+    partition: PartitionState, interval: Interval, bytes_after: int, tables: Tables
 ) -> Iterator[_SegmentEnd]:
     """The ends of the interval's segments."""
-    part = _table(edge, tables).between(partition.number, edge.lo, edge.hi)
-    ends = np.minimum(part.ends, edge.hi)
-    kept_rows = ends - np.maximum(part.bases, edge.lo)
-    after = np.cumsum(part.sizes * kept_rows // part.rows)
-    total = int(after[-1])
+    part = _table(interval, tables).between(partition.number, interval.lo, interval.hi)
+    ends = np.minimum(part.ends, interval.hi)
+    rows = ends - np.maximum(part.bases, interval.lo)
+    sums = np.cumsum(part.sizes * rows // part.rows)
+    bytes_from = bytes_after + int(sums[-1])
     for i in range(len(part)):
-        yield _SegmentEnd(int(ends[i]), int(part.commits_ms[i]), bytes_left + total - int(after[i]))
+        yield _SegmentEnd(int(ends[i]), int(part.commits_ms[i]), bytes_from - int(sums[i]))
 
 
 def _table(interval: Interval, tables: Tables) -> SegmentTable:

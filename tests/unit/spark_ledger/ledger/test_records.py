@@ -430,6 +430,6 @@ def plant(tree, count):
 def test_the_digits_of_folders_are_those_of_the_path_of_a_ledger():
     path, digits = paths.ledger(2**63 - 1).removeprefix(paths.LEDGERS + "/").split("/"), 0
     for name in path:
-        assert paths.digits_below(digits) == len(name)
+        assert paths.name_digits(digits) == len(name)
         digits += len(name)
     assert digits == 19

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger.broker.log.topic_commits import RollLimits
-from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX, TopicPolicies
+from spark_ledger.topic.log.policies import ROLL_AGE_S_MAX, TopicPolicies
 from spark_ledger.topic.upkeep import garbage
 from spark_ledger.topic.upkeep.garbage import Fate, IntentSeen, LedgerSeen, TopicSeen, fate_of
 
@@ -155,7 +155,7 @@ def test_no_ledger_is_open_for_twice_its_roll_age():
         assert closed_ones(older, other, TopicSeen("t", policies)) == [7]
 
 
-@pytest.mark.parametrize("roll_s", [1, 3600, OWN_ROLL_S_MAX, 30 * OWN_ROLL_S_MAX])
+@pytest.mark.parametrize("roll_s", [1, 3600, ROLL_AGE_S_MAX, 30 * ROLL_AGE_S_MAX])
 def test_no_live_ledger_of_a_broker_at_work_is_fenced_for_its_age(roll_s):
     policies = TopicPolicies(ledger_age_s_max=roll_s)
     oldest_ms = int(RollLimits().age_s * 1000)

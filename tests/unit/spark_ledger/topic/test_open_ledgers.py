@@ -14,7 +14,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.log.actions import Append, OpenLive
 from spark_ledger.topic.log.ledger_cache import IDLE_S
-from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX
+from spark_ledger.topic.log.policies import ROLL_AGE_S_MAX
 from spark_ledger.topic.subscription.cursor import IDLE_S as CURSOR_IDLE_S
 from spark_ledger.topic.upkeep.janitor import Janitor
 from spark_ledger.topic.upkeep.ledger_inventory import LedgerInventory
@@ -110,7 +110,7 @@ def test_what_a_killed_process_left_open_is_closed_before_twice_its_roll_age(kin
         client = await stage.another()
         janitor = Janitor(client.store, client.ledgers, random.Random(1))
         by_policy = kind not in (a_cursor, a_live_segment, a_merge)
-        roll_s = stage.topic.policies.ledger_age_s_max if by_policy else OWN_ROLL_S_MAX
+        roll_s = stage.topic.policies.ledger_age_s_max if by_policy else ROLL_AGE_S_MAX
         now_s = asyncio.get_running_loop().time()
 
         await maintained(stage, janitor, now_s + 2 * roll_s - PASS_S, beating=beating)
