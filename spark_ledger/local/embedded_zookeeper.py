@@ -169,8 +169,8 @@ def major_version(text: str) -> int | None:
 
 
 def _release_file(java: str) -> str:
-    """The text of the JDK's `release` file, which is read sooner than Java is started; "" without
-    such a file."""
+    """The text of the JDK's `release` file; "" without such a file. Reading the file takes less
+    time than starting Java."""
     try:
         return (Path(java).resolve().parent.parent / "release").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

@@ -8,7 +8,7 @@ Always true of an implementation:
   or lost: the caller reads again to see which.
 
 Paths are absolute below the cluster's root ("/topics/public/default/t"). Versions count from 0.
-Parents are made by `create(..., parents=True)`; intermediate nodes are never deleted.
+`create(..., parents=True)` makes missing parents; the store deletes no parent by itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,15 +50,15 @@ class OutcomeUnknown(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The store did not respond in time; a write was certainly not applied."""
+    """No response in time. A write that raises this was never sent, so it was not applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Versioned:
-    """A node's value, its version, when the store created it and when it was last set (ms of the
-    store's clock since 1970), and the session that owns it (0: it is not ephemeral). `set_in` is
-    the number of the transaction that set it last (0: not known): as numbers rise with each write
-    to the store, they show which of two nodes was set first."""
+    """A node. The store created it at `created_ms` and set it last at `modified_ms` (the store's
+    clock, ms since 1970). `owner`: the session of an ephemeral node, else 0. `set_in`: the number
+    of the transaction that set the node last (0: not known). Each write to the store has a higher
+    number than the write before, so `set_in` shows which of two nodes was set first."""
 
     value: bytes
     version: int
@@ -128,8 +128,8 @@ class MetadataStore(Protocol):
 
     @property
     def connections(self) -> int:
-        """How often this process connected to the store. Also within a session, a new connection
-        may be to an older copy of the store."""
+        """How often this process connected to the store. A new connection, even of the same
+        session, may be to a server of the store that lags behind."""
 
     def add_session_listener(self, listener: Callable[[SessionState], None]) -> None:
         """Call `listener` on the event loop at every change of the session's state."""

@@ -71,7 +71,7 @@ class Call:
         await self.namespaces.check(self.namespace)
         return name.topic
 
-    async def existing(self) -> TopicInfo:
+    async def existing_topic(self) -> TopicInfo:
         """The topic with this name, or with a partition of this name. Raises errors.TopicNotFound,
         errors.NamespaceNotFound."""
         await self.namespaces.check(self.namespace)

@@ -27,7 +27,7 @@ SHOWN_BYTES_MAX = 16 << 20
 
 
 async def message(call: Call) -> HttpResponse:
-    info = await call.existing()
+    info = await call.existing_topic()
     ledger, entry = _number_of(call, "ledger"), _number_of(call, "entry")
     if ledger != names.ledger_number(info.id):
         raise _missing(call)
@@ -40,7 +40,7 @@ async def message(call: Call) -> HttpResponse:
 
 async def peek(call: Call) -> HttpResponse:
     """The batch with the n-th message, from 1 on, that the subscription has not acknowledged."""
-    info, number = await call.existing(), _number_of(call, "position")
+    info, number = await call.existing_topic(), _number_of(call, "position")
     if not 1 <= number <= PEEK_MAX:
         raise HttpRefusal(
             HTTPStatus.PRECONDITION_FAILED,
@@ -123,7 +123,7 @@ def _response(message_id: str, stored: Stored) -> HttpResponse:
 def _number_of(call: Call, name: str) -> int:
     text = call.request.parts[name]
     if not (text.isascii() and text.isdecimal()) or len(text) > DIGITS_MAX:
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"'{text}' is not a number: it stands for {name}")
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"'{text}', given as {name}, is not a number")
     return int(text)
 
 

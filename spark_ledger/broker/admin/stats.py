@@ -48,7 +48,7 @@ Stats = dict[str, Any]
 
 async def topic_stats(call: Call) -> Any:
     """The statistics of a topic that is not partitioned, or of one partition."""
-    info, number = await call.existing(), call.name.partition
+    info, number = await call.existing_topic(), call.name.partition
     if number is None and info.policies.partitioned:
         raise errors.TopicNotFound(
             f"topic '{info.name}' is partitioned", "Ask for .../partitioned-stats."
@@ -60,7 +60,7 @@ async def topic_stats(call: Call) -> Any:
 
 
 async def partitioned_stats(call: Call) -> Any:
-    info = await call.existing()
+    info = await call.existing_topic()
     if call.is_on(HERE):
         return {"partitions": _named(info, await _of_this_broker(call.broker, info))}
     if not info.policies.partitioned or call.name.partition is not None:

@@ -1,9 +1,9 @@
 """Verbs on subscriptions of a topic.
 
 Always true: a subscription is of the whole topic, so a verb on one partition is refused. When a
-subscription is moved or deleted, its consumers are sent away, and come back by themselves. When the
-broker that owns the whole topic moves a subscription forward, its consumers stay. A subscription
-that a query of Spark uses is not changed.
+subscription is moved or deleted, its consumers are sent away, and come back by themselves. Only if
+it is moved forward at the broker that owns the whole topic, its consumers stay. A subscription that
+a running query of Spark uses cannot be changed: the verb is refused.
 """
 
 from contextlib import suppress
@@ -31,8 +31,8 @@ DIGITS_MAX = 15
 
 
 async def subscriptions(call: Call) -> Any:
-    info = await call.existing()
-    infos = await call.client.subscriptions.list(info.id, unreadable={})
+    info = await call.existing_topic()
+    infos = await call.client.subscriptions.list(info.id, unreadable={})  # skips unreadable ones
     return [subscription.name for subscription in infos]
 
 
@@ -90,8 +90,8 @@ async def skip(call: Call) -> None:
         return
     await moves.check_no_query(name)
     end = topic.readable_partition(0).end
-    to = partial(after_unacknowledged, count=count, end=end)
-    await topic.subscriptions.move_up(name, 0, to, durable=True)
+    new_position = partial(after_unacknowledged, count=count, end=end)
+    await topic.subscriptions.move_up(name, 0, new_position, durable=True)
 
 
 async def expire(call: Call) -> None:
@@ -103,12 +103,12 @@ async def expire(call: Call) -> None:
         return
     await moves.check_no_query(name)
     for number in range(info.partitions):
-        end = await topic.readable_partition(number).since(before_ms)
-        await topic.subscriptions.move_up(name, number, partial(_at_least, end), durable=True)
+        first = await topic.readable_partition(number).since(before_ms)  # the first row that stays
+        await topic.subscriptions.move_up(name, number, partial(_at_least, first), durable=True)
 
 
-def _at_least(end: int, acks: Acks) -> int:
-    return max(end, acks.mark)
+def _at_least(offset: int, acks: Acks) -> int:
+    return max(offset, acks.mark)
 
 
 async def acknowledged(call: Call) -> Any:
@@ -119,13 +119,14 @@ async def acknowledged(call: Call) -> Any:
 
 
 async def _owned_whole(call: Call, info: TopicInfo) -> OwnedTopic | None:
-    """The topic, if this broker owns all its partitions: then a subscription that moves forward
-    keeps its acknowledgements beyond the new position, and its consumers stay. None: the
-    subscription moves as by a seek."""
+    """The topic, if this broker owns all its partitions. Then the broker can move a subscription
+    forward: acknowledgements beyond the new position are kept, and consumers stay. None if other
+    brokers own partitions: the caller moves the subscription in the metadata store."""
     if info.partitions == 1:
         number = 0 if info.policies.partitioned else None
         with suppress(Refusal):  # another broker owns the partition
-            return (await call.broker.partition(PartitionName(info.name, number), create=False))[0]
+            owned, _ = await call.broker.partition(PartitionName(info.name, number), create=False)
+            return owned
     topics = (topic for topic in call.broker.open_topics() if topic.info.id == info.id)
     topic = next(topics, None)
     return topic if topic is not None and len(topic.partitions) == info.partitions else None
@@ -145,12 +146,12 @@ async def reset_to_time(call: Call) -> None:
 def _number_of(call: Call, name: str) -> int:
     text = call.request.parts[name]
     if not (text.isascii() and text.isdecimal()) or len(text) > DIGITS_MAX:
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"'{text}' is not a number: it stands for {name}")
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"'{text}', given as {name}, is not a number")
     return int(text)
 
 
 async def _subscription_of(call: Call) -> tuple[TopicInfo, str]:
-    info = await call.existing()
+    info = await call.existing_topic()
     if call.name.partition is not None:
         raise HttpRefusal(
             HTTPStatus.NOT_IMPLEMENTED,

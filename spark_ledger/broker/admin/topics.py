@@ -42,7 +42,7 @@ async def create_partitioned(call: Call) -> None:
 async def grow(call: Call) -> None:
     count = _count_of(call)
     topic = await call.whole_topic()
-    info = await call.existing()
+    info = await call.existing_topic()
     if not info.policies.partitioned:
         raise HttpRefusal(HTTPStatus.CONFLICT, f"topic {topic} is not partitioned")
     current = await _count(call, info)
@@ -56,7 +56,7 @@ async def grow(call: Call) -> None:
 
 async def delete_partitioned(call: Call) -> None:
     await call.whole_topic()
-    info = await call.existing()
+    info = await call.existing_topic()
     if not info.policies.partitioned:
         raise errors.TopicNotFound(
             f"topic '{info.name}' is not partitioned", "Delete it as .../{topic}."
@@ -102,7 +102,7 @@ async def create_topic(call: Call) -> None:
 
 
 async def delete_topic(call: Call) -> None:
-    info, name = await call.existing(), call.name
+    info, name = await call.existing_topic(), call.name
     if name.partition is not None and await _has_partition(call, name.partition):
         raise HttpRefusal(
             HTTPStatus.NOT_IMPLEMENTED,
@@ -132,7 +132,7 @@ async def _has_partition(call: Call, number: int) -> bool:
 
 async def terminate(call: Call) -> Any:
     """End the topic: it takes no more messages. Returns the id of its last message."""
-    info = await call.existing()
+    info = await call.existing_topic()
     if info.policies.partitioned:
         raise HttpRefusal(
             HTTPStatus.METHOD_NOT_ALLOWED, "Termination of a partitioned topic is not allowed"
@@ -145,7 +145,7 @@ async def terminate(call: Call) -> Any:
 
 async def unload(call: Call) -> None:
     """Send the topic's clients away, at every broker; they come back by themselves."""
-    info = await call.existing()
+    info = await call.existing_topic()
     topic = call.broker.open_topic(info.id)
     numbers = [] if topic is None else list(topic.partitions)
     if call.name.partition is not None:

@@ -30,8 +30,8 @@ class Look(Protocol):
         """As OwnedTopic.look."""
 
 
-class Keeping:
-    """Keeps one topic."""
+class HeartbeatLoop:
+    """Raises one topic's heartbeat, and looks for partitions that other brokers have."""
 
     def __init__(self, commits: TopicCommits, look: Look) -> None:
         self._commits = commits
@@ -39,7 +39,7 @@ class Keeping:
         self._look_again = asyncio.Event()
         self._is_watched = False
 
-    async def go_on(self) -> None:
+    async def run(self) -> None:
         """Keep the topic until this task is cancelled."""
         await asyncio.sleep(FIRST_LOOK_S)
         while True:

@@ -146,7 +146,7 @@ class Partition:
         for listener in self.listeners:
             listener.set()
 
-    def stored(self, offset: int, run: StoredRun) -> None:
+    def add_stored(self, offset: int, run: StoredRun) -> None:
         """Note that the batches of a run are confirmed from this offset on."""
         if offset < self._recent.end:
             self.forget()

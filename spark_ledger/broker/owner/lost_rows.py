@@ -33,11 +33,11 @@ class LostRows:
         self._subscriptions = subscriptions
         self._acks = acks
 
-    async def forget_acknowledged(
+    async def forget_acks_of_lost_rows(
         self, opened: Sequence[OwnedPartition | BaseException]
     ) -> list[OwnedPartition | BaseException]:
-        """The partitions that clients may use, and the errors of the others. Raises
-        errors.Unavailable."""
+        """Returns the partitions that clients may use, and for each other partition its error.
+        Raises errors.Unavailable."""
         if not (opened and self._commits.may_lose_offsets):
             return list(opened)
         infos, outcomes = await self._of_consumers(), list(opened)

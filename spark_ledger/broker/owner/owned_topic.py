@@ -1,7 +1,7 @@
 """A topic at a broker: the partitions of the topic that this broker owns, and the subscriptions.
 
-Always true: a partition is served only once the segment that an earlier owner left open is sealed,
-and no subscription has acknowledged offsets beyond its end (lost_rows.py).
+Always true: before a partition is served, the segment that an earlier owner left open is sealed.
+No subscription has then acknowledged offsets beyond the partition's end (lost_rows.py).
 When another broker has the partition, or the topic was deleted, the producers and consumers of the
 partition are sent away, to look it up again; those of other partitions stay.
 """
@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from spark_ledger.async_tasks import BackgroundTasks, cancel
 from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
-from spark_ledger.broker.log.keeping import Keeping, follow
+from spark_ledger.broker.log.keeping import HeartbeatLoop, follow
 from spark_ledger.broker.log.partition import Partition
 from spark_ledger.broker.log.tail import TailBudget
 from spark_ledger.broker.log.topic_commits import RollLimits, TopicCommits
@@ -32,12 +32,12 @@ from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 REREAD_S = 60.0
 """The head of a topic is read this often even if no watch reports a change."""
 CATCH_UP_S, CERTAIN_S = 0.1, 5.0
-"""How long a read of a partition waits, at most: for the fold of a commit that a watch reported;
-and, after a new connection to the store, for the check that the store did not go back."""
+"""A read of a partition waits CATCH_UP_S, at most, until a commit that a watch reported is folded.
+After a new connection to the store it waits CERTAIN_S until it is sure of the store's history."""
 LEDGERS_ASKED_AT_ONCE = 8
 DECIDE_S, UNDECIDED_S = 10.0, 0.5
-"""How long a partition that is given up waits until batches under way are decided: with the store,
-and without the store."""
+"""How long a partition that is given up waits, at most, until it is decided which batches under way
+are stored. UNDECIDED_S is for a broker without contact to the store."""
 ACKS_CLOSED_S = 5.0
 """How long a broker that stops waits, at most, until its consumers' acknowledgements are
 durable."""
@@ -69,7 +69,7 @@ class OwnedTopic:
         self._leaving: dict[int, OwnedPartition] = {}
         self._owning = asyncio.Lock()
         self._beside = BackgroundTasks(self._log_failed_task)
-        self._acks = cursors.use_acks(commits.topic, commits.new_ack_ledger, commits.now_ms)
+        self._acks = cursors.open_topic_acks(commits.topic, commits.new_ack_ledger, commits.now_ms)
         self.subscriptions = TopicSubscriptions(self, commits, cursors, self._beside)
         self.backlogs = Backlogs(self, commits)
         self._background: list[asyncio.Task[None]] = []
@@ -89,7 +89,7 @@ class OwnedTopic:
         loop = asyncio.get_running_loop()
         self._background = [
             loop.create_task(follow(self._follower, self.info.name, self._on_commit, self.give_up)),
-            loop.create_task(Keeping(self._commits, self.look).go_on()),
+            loop.create_task(HeartbeatLoop(self._commits, self.look).run()),
             loop.create_task(self.backlogs.go_on()),
         ]
 
@@ -108,7 +108,7 @@ class OwnedTopic:
             if new:
                 await self._follower.wait_for_commit((await self._commits.state()).next - 1)
             lost_rows = LostRows(self._commits, self.subscriptions, self._acks)
-            failures, outcomes = {}, await lost_rows.forget_acknowledged(opened)
+            failures, outcomes = {}, await lost_rows.forget_acks_of_lost_rows(opened)
             for number, outcome in zip(new, outcomes, strict=True):
                 if isinstance(outcome, OwnedPartition):
                     self._partitions[number] = outcome
@@ -120,8 +120,8 @@ class OwnedTopic:
     async def _open(self, number: int) -> OwnedPartition:
         state, budget = self._follower.state, self._budget
         log = Partition(self._commits.client, self.info, number, state, budget, self._catch_up)
-        writer = LiveWriter(self._commits, number, self._limits, log.stored)
-        log.open_end = writer.open_end
+        writer = LiveWriter(self._commits, number, self._limits, log.add_stored)
+        log.open_end = writer.open_end  # how far rows of the live segment are confirmed
         epoch = self._commits.epochs[number]
         await writer.start()
         return OwnedPartition(self.info, log, writer, epoch, self._beside.start)
@@ -129,7 +129,7 @@ class OwnedTopic:
     async def _catch_up(self) -> int:
         if self._follower.is_behind:
             await self._follower.catch_up(CATCH_UP_S)
-        return await self._follower.confirmed_history(CERTAIN_S)
+        return await self._follower.confirmed_history_number(CERTAIN_S)
 
     @property
     def partitions(self) -> Mapping[int, OwnedPartition]:
@@ -140,7 +140,7 @@ class OwnedTopic:
         """Send the partition's clients away, although the partition stays at this broker: they look
         the topic up, and come back."""
         self._partitions[number].send_producers_away()
-        self.subscriptions.send_away(number)
+        self.subscriptions.send_away(number)  # the positions stay here
 
     def has(self, number: int) -> bool:
         return number in self._partitions
@@ -155,8 +155,8 @@ class OwnedTopic:
     def _on_commit(self, another_store: bool) -> None:
         for number, partition in list(self._partitions.items()):
             if another_store:
-                partition.log.forget()
-                # the positions of the partition's subscriptions are of the earlier store, too
+                partition.log.forget()  # the rows in memory
+                # the subscriptions' positions in the partition are also those of the earlier store
                 self.subscriptions.send_consumers_away(number)
                 self._acks.leave(number)
             partition.log.wake()
@@ -177,9 +177,9 @@ class OwnedTopic:
         self._lose([number for number in lost if number in self._partitions])
 
     def learn(self, number: int, epoch: int) -> None:
-        """Note that the record gives this broker the partition in `epoch`. If the partition is open
-        here in an earlier epoch, another broker had it meanwhile and the state here is out of date:
-        the partition is given up."""
+        """Note that by the record of owners this broker owns the partition in `epoch`. If the
+        partition is open here in an earlier epoch, another broker had the partition meanwhile. The
+        state here is then out of date, and the partition is given up."""
         if self.has(number) and self._commits.epochs[number] < epoch:
             self._lose([number])
 
@@ -242,7 +242,7 @@ class OwnedTopic:
         for task in self._background:
             if task is not asyncio.current_task():
                 task.cancel()
-        self._acks.end()
+        self._acks.end()  # nothing more is written
         await self._commits.close()
         await self._on_closed(self)
 
@@ -273,7 +273,7 @@ class OwnedTopic:
         return self.partition(number).log
 
     async def history(self) -> int:
-        return await self._follower.confirmed_history(CERTAIN_S)
+        return await self._follower.confirmed_history_number(CERTAIN_S)
 
     async def offsets(self, *, earliest: bool) -> Mapping[int, int]:
         return self.state.start_offsets() if earliest else await self._ends()
@@ -292,4 +292,4 @@ class OwnedTopic:
         return {**ends, **{number: owned.log.end for number, owned in self._partitions.items()}}
 
     def _log_failed_task(self, error: BaseException) -> None:
-        _log.error("work beside topic %s has failed", self.info.name, exc_info=error)
+        _log.error("background work of topic %s has failed", self.info.name, exc_info=error)

@@ -1,12 +1,12 @@
-"""A write, checked in the driver before a task writes a row, and its topics. A new topic is made
+"""A write and its topics. The driver checks a write before a task writes a row. A new topic is made
 when its first rows arrive.
 
 Always true: the driver checks columns, types, options and the topics that options name. Tasks check
 the rows (topics in a column, sizes, null topics); if such a check fails, no row of the write is
 visible. An existing topic keeps its partitions and policies. If the options give other quorums,
 these apply only to the ledgers of this write; another number of partitions is an error. Rows are
-routed over the partitions that the topic has now. A topic with a schema takes no rows of bytes
-unless the user sets schemaMode=none: a user who reads typed rows could not read them.
+routed over the partitions that the topic has now. Rows that are not typed are *rows of bytes*. A
+topic with a schema refuses them unless the user sets schemaMode=none: typed reads would fail.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -110,16 +110,16 @@ async def check_bookies(client: TopicClient, options: WriteOptions, name: str) -
 
 
 async def check_values(client: TopicClient, options: WriteOptions, topic: WrittenTopic) -> None:
-    """Checks that the topic takes rows of bytes, if the write has such rows for it: the topic of
-    bad records always gets rows of bytes. Reads the metadata store once, without a sync: call
-    `look_up` first, which syncs if it is `fresh`. Raises SchemaIncompatible."""
+    """Checks that the topic takes rows of bytes, unless schemaMode is none or this write has only
+    typed rows for the topic (bad records are rows of bytes). Reads the metadata store without a
+    sync: for a fresh read call `look_up(..., fresh=True)` before. Raises SchemaIncompatible."""
     name = topic.info.name.short
     is_bad_records_topic = name == options.bad_records_topic
     if options.schema_mode == NO_SCHEMA or (options.typed and not is_bad_records_topic):
         return
-    head = (await client.schemas.of(topic.info, fresh=False)).head
+    schema_head = (await client.schemas.of(topic.info, fresh=False)).head
     try:
-        check_takes_bytes(head, name)
+        check_takes_bytes(schema_head, name)
     except SchemaIncompatible as error:
         if is_bad_records_topic:
             raise SchemaIncompatible(
@@ -131,11 +131,11 @@ async def check_values(client: TopicClient, options: WriteOptions, topic: Writte
 async def check_columns(client: TopicClient, job: "WriteJob", topic: WrittenTopic) -> None:
     """Checks that the topic takes typed rows, before a version of its schema is registered; the
     commit makes this check again. Raises SchemaIncompatible."""
-    head = (await client.schemas.of(topic.info, fresh=False)).head
-    if not head.takes_bytes:
+    schema_head = (await client.schemas.of(topic.info, fresh=False)).head
+    if not schema_head.takes_bytes:  # the schema is in force already
         return
     state = await client.log(topic.info.id).fold(fresh=True)
-    actions = (Overwrite((), state.next),) if job.overwrite else ()
+    actions = (Overwrite(segments=(), snapshot=state.next),) if job.overwrite else ()
     check_takes_columns(state, actions, topic.info.name.short)
 
 
@@ -199,8 +199,8 @@ async def find_or_make_all(
 async def too_many_topics(
     client: TopicClient, what: str, topic_ids: Sequence[str]
 ) -> CommitOverTooManyTopics:
-    """The error of a batch for more topics than one commit takes, with the topics of `topic_ids`
-    that have no commit: this write made them, or they were never used."""
+    """The error for a batch that has more topics than one commit takes. The error names the empty
+    topics among `topic_ids`: this write made them, or nobody has written to them."""
     empty = [name for name in await call_each(partial(_name_if_empty, client), topic_ids) if name]
     remedy = "Write fewer topics in one batch, or one topic with more partitions."
     if empty:
@@ -232,8 +232,8 @@ class WriteJob:
 
     @property
     def on_replay(self) -> OnReplay:
-        """The rule for a query's batch that Spark planned again. In complete mode its rows replace
-        the rows of its earlier plan."""
+        """What happens to a batch that Spark repeats with other rows. In complete mode the new rows
+        replace the rows that the batch had before."""
         if self.options.on_replay is not None:
             return OnReplay(self.options.on_replay)
         return OnReplay.REPLACE if self.overwrite else OnReplay.FAIL
@@ -241,9 +241,9 @@ class WriteJob:
     def row_kinds(
         self, topic_ids: Iterable[str], versions: Mapping[str, frozenset[int]]
     ) -> dict[str, RowKind]:
-        """The kinds of the rows of these topics (bytes, or schema versions of typed rows), which
-        the commit checks; empty with schemaMode=none. `versions` are the schema versions of typed
-        rows, by topic's id; bad records have no version."""
+        """By topic id, the kind of this write's rows: bytes, or typed rows with their schema
+        versions. The commit checks the kinds. Empty with schemaMode=none. `versions` has the schema
+        versions of typed rows, by topic id; bad records have no version."""
         if self.options.schema_mode == NO_SCHEMA:
             return {}
         evolves = self.values is not None and self.values.mode is SchemaMode.EVOLVE
@@ -264,7 +264,7 @@ class WriteJob:
         if overwrite and options.topic is None:
             raise OptionMissing(
                 "the write replaces rows, and no option names the topic",
-                "Name the topic in option topic, or in save() or start(): a column cannot.",
+                "Name the topic in option topic, save() or start(); a topic column is not enough.",
             )
         if options.overwrite_held and not overwrite:
             raise OptionConflict(
@@ -289,7 +289,7 @@ async def check_replaceable(
         return
     state = await client.log(topic.info.id).fold(fresh=True)
     holds = await client.subscriptions.holds(topic.info.id, len(state.partitions))
-    actions = (Overwrite((), state.next),)
+    actions = (Overwrite(segments=(), snapshot=state.next),)
     check_no_subscription_holds(state, actions, holds, topic.info.name.short)
 
 
@@ -310,7 +310,7 @@ async def check_topics(
     target = topics.get(options.topic)
     if target is not None:
         check_fits(options, target)
-        if job.values is not None and job.values.mode is not None:
+        if job.values is not None and job.values.mode is not None:  # not schemaMode=none
             await check_columns(client, job, target)
             await job.values.version(client.schemas, target.info)  # registers it if necessary
         return topics

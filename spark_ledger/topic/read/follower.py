@@ -104,7 +104,7 @@ class TopicFollower:
                 while self._changes_folded < changes_seen:
                     await self._folded.wait()
 
-    async def confirmed_history(self, within_s: float) -> int:
+    async def confirmed_history_number(self, within_s: float) -> int:
         """The history number (TopicLog.history_number) of `state`. Waits until `state` was compared
         with the store through the newest connection. Raises errors.Unavailable after `within_s`,
         and as `state`."""

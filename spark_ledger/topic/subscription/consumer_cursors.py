@@ -129,7 +129,7 @@ class ConsumerCursors:
         no ack ledgers for the topic."""
         return self._acks.get(topic_id)
 
-    def use_acks(
+    def open_topic_acks(
         self,
         topic: TopicInfo,
         make_ledger: Callable[[], Awaitable[MadeForAcks]],

@@ -107,7 +107,7 @@ class Consuming:
         self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, budget)
         self.partition.open_end = owner.writer.open_end
         if kept:
-            owner.stored = self.partition.stored
+            owner.stored = self.partition.add_stored
         self.frames = []
         subscription = Subscription("s", SubscriptionType.EXCLUSIVE, cursor)
         self.dispatcher = subscription.dispatcher(self.partition, mark)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 from spark_ledger import errors
-from spark_ledger.broker.log.keeping import LOOK_S, Keeping, follow
+from spark_ledger.broker.log.keeping import LOOK_S, HeartbeatLoop, follow
 from tests.unit.spark_ledger.topic.stage import play
 
 
@@ -39,7 +39,7 @@ def test_a_watch_that_fires_while_a_look_fails_is_set_again():
     async def act(_):
         looks = Looks()
         commits = SimpleNamespace(heartbeat=looks.heartbeat, topic=SimpleNamespace(name="t"))
-        task = asyncio.create_task(Keeping(commits, looks).go_on())
+        task = asyncio.create_task(HeartbeatLoop(commits, looks).run())
 
         await asyncio.sleep(3 * LOOK_S)
 

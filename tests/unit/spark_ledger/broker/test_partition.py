@@ -30,7 +30,7 @@ class Reading:
         given = (stage.client, stage.topic, 0, lambda: self.state, budget, self.catch_up)
         self.partition = Partition(*given)
         self.partition.open_end = owner.writer.open_end
-        owner.stored = self.partition.stored
+        owner.stored = self.partition.add_stored
         await owner.all_stored(owner.send([b"a", b"b", b"c"], [b"d"]))
         intent = await stage.intent()
         await stage.commit(intent, 1, await stage.written(intent, SPARK))
@@ -110,7 +110,7 @@ def test_what_is_in_memory_of_a_store_that_went_back_is_not_given_out_behind_new
         partition, end = reading.partition, reading.partition.end
 
         def store(offset, data):
-            partition.stored(offset, SimpleNamespace(counts=[1], batches=[data], batched=False))
+            partition.add_stored(offset, SimpleNamespace(counts=[1], batches=[data], batched=False))
 
         for number in range(4):
             store(end + number, b"before")
@@ -126,7 +126,7 @@ def test_what_is_in_memory_is_forgotten_once_the_topic_has_another_history():
     async def act(stage):
         reading = await Reading().made(stage, kept=True)
         partition, end = reading.partition, reading.partition.end
-        partition.stored(end, SimpleNamespace(counts=[1], batches=[b"before"], batched=False))
+        partition.add_stored(end, SimpleNamespace(counts=[1], batches=[b"before"], batched=False))
         assert [one.data for one in await partition.read(end)] == [b"before"]
         reading.history = 1
         assert await partition.read(end) == []

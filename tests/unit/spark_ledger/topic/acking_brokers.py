@@ -13,7 +13,9 @@ class AckingBroker:
     def __init__(self, stage, client, name):
         self.stage, self.client, self.name = stage, client, name
         self.cursors = ConsumerCursors(client.store, client.subscriptions, name, client.rng)
-        self.topic_acks = self.cursors.use_acks(stage.topic, self._make_ledger, lambda: self.now_ms)
+        self.topic_acks = self.cursors.open_topic_acks(
+            stage.topic, self._make_ledger, lambda: self.now_ms
+        )
         self.now_ms = 0
         self._intent = None
         self._writer = None

@@ -38,7 +38,7 @@ class Scene:
         async def start():
             return {0: 0}
 
-        history = partial(follower.confirmed_history, 5.0)
+        history = partial(follower.confirmed_history_number, 5.0)
         self.cursor = await self.cursors.open(stage.topic, NAME, start, history)
         await self.cursor.adopt(0, 1)
         await self.moved(1)
