@@ -62,7 +62,7 @@ class LocalReads:
         """The response to the request. `locations` is a map that the reader keeps; the read removes
         the locations that it uses. If the map lacks an entry of the request, the bookie is asked,
         and afterwards the map has the locations of the entries `ahead`."""
-        for usable in (locations, {}):
+        for usable in (locations, {}):  # the second try asks the bookie for present locations
             if not self.may_read(request.bookie_id):
                 break
             response = _response_from_map(request, usable)
@@ -71,8 +71,8 @@ class LocalReads:
                 response = await ask(request._replace(locations=True, ahead=spans_of(ahead)))
                 locations.clear()
                 locations.update(zip(ahead, response.ahead, strict=False))
-            if (whole := await self._fill(request, response, has_new_locations)) is not None:
-                return whole
+            if (filled := await self._fill(request, response, has_new_locations)) is not None:
+                return filled
             locations.clear()
         return await ask(request)
 
@@ -81,7 +81,7 @@ class LocalReads:
     ) -> m.ReadResponse | None:
         """The response with the entries in the place of their locations; None if they cannot be
         read here. `has_new_locations`: the bookie has just given the locations."""
-        ids = ids_in(request.spans, len(response.results))
+        ids = ids_in(request.spans, len(response.results))  # an id for each result
         results = dict(zip(ids, response.results, strict=False))
         located = {i: result.location for i, result in results.items() if result.location}
         if not located:
@@ -142,7 +142,7 @@ def _unpack_checked(ledger_id: int, ids: Sequence[int], views: Sequence[memoryvi
 
 
 THREADS = 8
-GAP_BYTES_MAX = 8192  # headers of records, and filler of a block
+GAP_BYTES_MAX = 8192  # a read spans such gaps: headers of records, filler of a block
 RUN_BYTES_MAX = 4 << 20
 T = TypeVar("T")
 _Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]

@@ -31,7 +31,7 @@ class Backlog:
         self.deduplicates = deduplicates
         self.waiting: deque[WaitingRun] = deque()
         self.under_way: deque[PendingEntry] = deque()
-        self.ids = SequenceIds()
+        self.sequence_ids = SequenceIds()
         self._on_stored = on_stored
         self._late_runs: deque[WaitingRun] = deque()  # came while the partition was given up
         self._gone_producers: dict[object, None] = {}  # only those with runs under way
@@ -49,7 +49,7 @@ class Backlog:
     def add(self, run: WaitingRun) -> None:
         """Put the run into the queue; with deduplication, without the batches that were sent
         before."""
-        new_runs = self.ids.new_of(run) if self.deduplicates else (run,)
+        new_runs = self.sequence_ids.new_of(run) if self.deduplicates else (run,)
         self.waiting.extend(new_runs)
         self._runs.add(new_runs)
 
@@ -61,8 +61,8 @@ class Backlog:
     def begin(self, last_ids: Mapping[str, int]) -> None:
         """Begin a segment; `last_ids` has each producer's last sequence id in the log."""
         if self.deduplicates:
-            self.ids.begin(last_ids)
-            self.waiting = self.ids.new_in(self.waiting)
+            self.sequence_ids.begin(last_ids)
+            self.waiting = self.sequence_ids.new_in(self.waiting)
             self._recount()
 
     def take_runs(self) -> EntryRuns:
@@ -86,11 +86,11 @@ class Backlog:
             run.stored(offset)
             offset += run.messages
             if self.deduplicates:
-                self.ids.note(run)
+                self.sequence_ids.note(run)
 
     def take_ids(self) -> dict[str, int]:
         """The last sequence ids that are stored in the segment that ends, by producer."""
-        stored, self.ids.of_segment = self.ids.of_segment, {}
+        stored, self.sequence_ids.of_segment = self.sequence_ids.of_segment, {}
         return stored
 
     def take_back(self, entry_id: int) -> None:
@@ -108,7 +108,7 @@ class Backlog:
         self._gone_producers.update(dict.fromkeys(gone))
         if not self._gone_producers:
             return
-        ids = self.ids if self.deduplicates else None
+        ids = self.sequence_ids if self.deduplicates else None
         self.waiting, dropped = without(self.waiting, self._gone_producers, ids, self.under_way)
         self._recount()
         sent = [run.producer for entry in self.under_way for run in entry.runs]
@@ -120,7 +120,7 @@ class Backlog:
     def fail(self, error: errors.LedgerError) -> None:
         """Fail all runs, waiting or under way; the bookies may still store runs under way."""
         runs = [run for entry in self.under_way for run in entry.runs]
-        runs += [*self.waiting, *self.ids.take_again()]
+        runs += [*self.waiting, *self.sequence_ids.take_again()]
         for entry in self.under_way:
             entry.drop()
         self.under_way.clear()
@@ -128,7 +128,7 @@ class Backlog:
         self._recount()
         self._failures += 1
         self.take_ids()
-        self.ids.doubt()
+        self.sequence_ids.doubt()
         for run in runs:
             run.failed(error)
         self.wake_waiters()

@@ -237,7 +237,7 @@ class ChunkRun(Run):
         stored_data = data if is_last else pulsar_batch.earlier_chunk(data)
         self.add(send, stored_data, name, False, 1, sequence_id)
 
-    def hand_on(self) -> None:
+    def number_sends(self) -> None:
         """Nothing to do: the chunk's SEND has its number already."""
 
     def sent(self, offset: int) -> None:
@@ -249,7 +249,7 @@ class ChunkRun(Run):
         else:
             offsets[self._index] = offset
 
-    def _received(self, ledger: int, entries: Iterable[int]) -> None:
+    def _send_receipts(self, ledger: int, entries: Iterable[int]) -> None:
         if self.chunk is Chunk.LAST:
             self._message.send_receipts(next(iter(entries)))
         self.producer.connection.stored(self.waiting_bytes)

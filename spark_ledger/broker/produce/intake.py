@@ -227,7 +227,7 @@ class Intake:
     def _append(self, run: Run) -> None:
         self.waiting_bytes += run.waiting_bytes
         self._broker.count_waiting(run.waiting_bytes)
-        run.hand_on()
+        run.number_sends()
         run.producer.partition.writer.append(run)
 
     def _chunks_of(self, producer: Producer) -> ChunksOfProducer:

@@ -2,8 +2,8 @@
 
 Always true: a batch gets one receipt, with an id that never changes, or its producer is sent away:
 then the client looks the topic up again, and sends the batches without a receipt again. Receipts
-and refusals go out in the order of the producer's SENDs: a client drops only the oldest of the
-batches that it waits for.
+and refusals go out in the order of the producer's SENDs: a client drops a refused batch only if no
+older batch waits for its answer.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,8 +30,8 @@ NO_ID = -1
 RUN_BYTES_MAX = 256 << 10
 RUN_UNPACKED_MAX = 8 << 20
 RUN_MESSAGES_MAX = 1 << 24
-"""Limits of a run of several batches; a single batch may be larger. Messages are counted as the
-client counts them."""
+"""Limits of a run of several batches; a single batch may be larger. The number of
+messages is the number that the client declares."""
 OVERHEAD_BYTES = 1024
 """The memory that a waiting batch takes beside its bytes, about."""
 
@@ -70,8 +70,9 @@ class PartitionOfProducer(Protocol):
 
 
 class Producer:
-    """A producer of one partition, on one connection. `topic_epoch` is as in Candidate. `leave`
-    takes the producer out of its partition."""
+    """A producer of one partition, on one connection. `epoch`: how often its client connected it.
+    `topic_epoch` rises with each exclusive producer of the partition. `leave` takes the producer
+    out of its partition."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class Producer:
             "producer_success",
             request_id=self.request_id,
             producer_name=self.name,
-            last_sequence_id=self.partition.writer.backlog.ids.last(self.name),
+            last_sequence_id=self.partition.writer.backlog.sequence_ids.last(self.name),
             schema_version=self.schema_version,
             producer_ready=True,
         )
@@ -163,8 +164,8 @@ class Producer:
 
 
 class Run:
-    """Batches of a producer that came together, until their receipts. They are stored
-    together."""
+    """Batches of a producer that came together, until their receipts. They are stored together.
+    `producer_name` is the name in their metadata."""
 
     __slots__ = (
         "_last_sequence_ids",
@@ -193,7 +194,7 @@ class Run:
         self._last_sequence_ids: list[int] = []
         self._number = 0
 
-    def hand_on(self) -> None:
+    def number_sends(self) -> None:
         """Give the SENDs of the run their numbers, before the run is stored."""
         self._number = self.producer.count_sends(len(self.batches))
 
@@ -228,7 +229,7 @@ class Run:
             or self.messages + messages > RUN_MESSAGES_MAX
             or self.producer_name != producer_name
             or self.batched != batched
-            or NO_ID != last_sequence_id <= self._last_sequence_ids[-1]
+            or (last_sequence_id != NO_ID and last_sequence_id <= self._last_sequence_ids[-1])
         ):
             return False
         self.batches.append(data)
@@ -247,13 +248,13 @@ class Run:
 
     @property
     def takes_alike(self) -> bool:
-        """Whether the run has room for all the lone messages that one call of Shape.read may
-        return."""
+        """Whether the run has room for all lone messages that one call of Shape.read may return,
+        by their size decompressed."""
         return self.unpacked + RUN_BYTES_MAX + UNPACKED_MAX <= RUN_UNPACKED_MAX
 
     @property
     def after(self) -> int | None:
-        """The sequence id above which the next one has to be; None without deduplication."""
+        """The next sequence id must be above this one (NO_ID: any); None without deduplication."""
         if not self.producer.partition.log.deduplicates:
             return None
         return self._last_sequence_ids[-1] if self.batches else NO_ID
@@ -289,12 +290,12 @@ class Run:
 
     def stored(self, offset: int) -> None:
         ledger = self.producer.partition.log.ledger
-        self._received(ledger, accumulate(self.counts, initial=offset))
+        self._send_receipts(ledger, accumulate(self.counts, initial=offset))
 
     def duplicate(self) -> None:
-        self._received(NOWHERE, repeat(NOWHERE))
+        self._send_receipts(NOWHERE, repeat(NOWHERE))
 
-    def _received(self, ledger: int, entries: Iterable[int]) -> None:
+    def _send_receipts(self, ledger: int, entries: Iterable[int]) -> None:
         producer = self.producer
         sent: Iterable[tuple[Send, int]] = zip(self._sends, entries, strict=False)
         frames = receipts(sent, ledger, producer.partition.log.shown)
@@ -303,8 +304,8 @@ class Run:
 
     def failed(self, error: errors.LedgerError) -> None:
         """Refuse batches that are too large; after any other error send the producer away. Its
-        client then comes back, and sends the batches again or gets the reason in the answer to
-        PRODUCER: only there does the client for Go understand that a topic is terminated."""
+        client then comes back with PRODUCER, and sends the batches again. Or the answer to PRODUCER
+        has the error: the client for Go needs it there if a topic is terminated."""
         producer = self.producer
         if isinstance(error, errors.MessageTooBig):
             self._refuse(Refusal(producer.connection.drop, str(error)))

@@ -10,9 +10,9 @@ made from the rows of entries.
                      with includeMetadata: __ledgerId __entryId __batchIndex __schemaVersion,
                      with includeProducer: __producerName __sequenceId
 
-Always true: the default schema is Kafka's, name for name and type for type; a user's .schema() is
-a projection by name, in upper or lower case, of all columns of the format, also of those that only
-an option adds to the default; key and value may be text or bytes. Only requested columns are made;
+Always true: the default schema is Kafka's, name for name and type for type. A user's .schema()
+chooses among all columns of the format by name, in upper or lower case; it needs no option such as
+includeHeaders. Key and value may be text or bytes. Only requested columns are made;
 key, value, headers and event time share the entry's memory, the others are whole numpy columns or
 cached constants; a column that the entry does not have is null in every row. Nothing here loops
 over rows. pyarrow.compute takes 35 ms to load, and only the columns and filters that need it load
@@ -60,8 +60,9 @@ from spark_ledger.topic.read.row_blocks import Block
 from spark_ledger.topic.schema.records import RESERVED_NAMES
 
 Kinds = tuple[DataType, ...]
+"""The types that a column may have; the first is the default."""
 MakeColumn = Callable[[Block, str, pa.DataType], pa.Array]
-"""Makes the column of the rows of a topic, of this type."""
+"""Makes a column of this type from rows; the text is the topic's name."""
 
 HEADERS_TYPE = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
@@ -150,16 +151,17 @@ def entry_columns(
     declared_names = {name.lower() for name in declared.names}
     sources = {columns[name].entry_column for name in declared_names if name in columns}
     names = {name for name in (*sources, KEY if with_key else None) if name is not None}
-    names |= {TYPED_NAMES[name] for name in names if name in TYPED_NAMES}
+    names |= {TYPED_NAMES[name] for name in names if name in TYPED_NAMES}  # as __key for key
     if has_payload(value_format):
         names |= {name for name in payload_names if name.lower() in declared_names}
-        names |= {VALUE} if value_format == "json" and declared_names - _TYPED.keys() else set()
+        has_payload_columns = bool(declared_names - _TYPED.keys())
+        names |= {VALUE} if value_format == "json" and has_payload_columns else set()
     return frozenset(names)
 
 
-def is_place(column: StructField, value_format: str) -> bool:
-    """Whether a column of this name and type is a read's column for the place of a row, which a
-    write ignores."""
+def is_read_column(column: StructField, value_format: str) -> bool:
+    """Whether a column has the name and a type of a column that a read makes, such as offset. A
+    write ignores such a column."""
     read_column = _columns(value_format).get(column.name.lower())
     return (
         read_column is not None
@@ -303,7 +305,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _counting_up(name: str) -> MakeColumn:
-    """Makes a column that counts up from row to row."""
+    """Makes a column whose values count up in each run (rows of one entry and partition)."""
     return lambda rows, topic, kind: of_numpy(
         rows.row_numbers(name).astype(kind.to_pandas_dtype(), copy=False)
     )
@@ -325,7 +327,7 @@ def _message_ids(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
     import pyarrow.compute as pc
 
     if len(rows.runs) == 1:
-        ((partition, _, count, ledger, entry, first, _),) = rows.runs.tolist()
+        ((partition, _, count, ledger, entry, first, _),) = rows.runs.tolist()  # fields of Runs
         texts = _number_texts(_round_up(first + count)).slice(first, count)
         place = of_list([f"{ledger}:{entry}:{partition}:"], pa.string())[0]
         return pc.binary_join_element_wise(place, texts, "")

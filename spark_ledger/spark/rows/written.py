@@ -57,7 +57,7 @@ from spark_ledger.spark.rows.columns import (
     check_not_reserved,
     check_type,
     has_payload,
-    is_place,
+    is_read_column,
 )
 from spark_ledger.topic.entry import row_columns
 from spark_ledger.topic.entry.arrow_arrays import as_numpy, of_numpy
@@ -242,7 +242,7 @@ def _roles_and_payload(
             check_type(column, _ROLES[role])
             if role not in by_role or column.name.lower() == "eventtime":
                 by_role[role] = column.name
-        elif is_place(column, value_format):
+        elif is_read_column(column, value_format):
             continue
         elif is_typed:
             check_not_reserved(column.name)

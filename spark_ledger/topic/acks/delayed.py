@@ -1,11 +1,11 @@
 """Which messages of a partition are delayed until when, in the records of its ack ledger.
 
-Always true: what is stored is a hint. A message has its time itself, so a record that is missing or
-damaged costs a read, and nothing else. A record looks like a state of a subscription that cannot
-exist: owners of versions that do not know delays carry it on until they ask for that subscription,
-and drop it then. A change is a record of its own, so nothing is folded; a snapshot has the whole
-index. While no subscription here delays messages, the records are carried on, as long as their
-messages are not due and a subscription may still get them.
+Always true: a record is a hint. A message has its time in its own metadata, so a missing or damaged
+record costs a read, and nothing else. To owners of versions without delays, a record looks like the
+state of a subscription that cannot exist: they keep the record until they look that subscription up
+in the metadata store. Each write of changes has only the messages that were added since the last
+write; a snapshot (entries.py) has the whole index. While no subscription here delays messages, the
+owner carries the records on: it keeps messages that are not due and that a subscription may get.
 
 The record's name is DELAYED, its rows are empty, and its token is PREFIX and, in base64,
 
@@ -14,9 +14,9 @@ The record's name is DELAYED, its rows are empty, and its token is PREFIX and, i
     | count | first offset | first due   | offsets' size | dues' size | offsets | dues |
     +-------+--------------+-------------+---------------+------------+---------+------+
 
-`offsets` are the distances between the offsets, which rise, the first distance is 0; `dues` are
-times after `first due`, in ms. All are unsigned and little-endian, of 1, 2, 4 or 8 bytes each, as
-`offsets' size` and `dues' size` have it.
+`offsets` has the distance of each offset from the one before (the first is 0, the others above 0);
+`dues` has times after `first due`, in ms. These numbers are unsigned and little-endian, of 1, 2, 4
+or 8 bytes each: `offsets' size` and `dues' size`.
 """
 
 import base64
@@ -34,9 +34,9 @@ from spark_ledger.topic.acks.entries import AckKey, AckRecord, AckState
 
 DELAYED = "delayed messages"
 PREFIX = "delayed:"
-"""No owner's token begins so: those are random."""
+"""No owner's token begins so, because owners' tokens are random."""
 ROWS_MAX = 3_000
-"""Of a record: its token has 64 KiB at most."""
+"""The most messages of a record, whose token has 64 KiB at most."""
 _HEAD = struct.Struct("<IqqBB")
 _SIZES = (1, 2, 4, 8)
 _NUMBER_END = 1 << 62
@@ -66,11 +66,11 @@ class DelaySource(Protocol):
     def bytes(self) -> int: ...
 
     def load(self, rows: DelayedRows) -> bool:
-        """These messages are in the ledger. All others count as added; returns whether there are
-        others."""
+        """Take in these messages, which the ledger has. All other messages count as added; returns
+        whether there are others."""
 
     def take_added(self) -> DelayedRows:
-        """The messages that were added since this was called before."""
+        """The messages that were added since the last call."""
 
     def take_all(self) -> DelayedRows:
         """All messages; none of them counts as added any more."""
@@ -81,23 +81,23 @@ class DelaySource(Protocol):
 
 
 class DelayRecords:
-    """What the ack ledger of a partition has of its delayed messages, at the partition's owner.
-    `on_dirty` is called when something is to be written."""
+    """The delayed messages in the ack ledger of a partition, at the partition's owner. `on_dirty`
+    is called when something is to be written."""
 
     def __init__(self, on_dirty: Callable[[], None]) -> None:
         self.is_dirty = False
         self._on_dirty = on_dirty
         self._source: DelaySource | None = None
-        self._carried: list[AckRecord] = []
+        self._carried: list[AckRecord] = []  # of earlier owners, until a source gets them
 
     def take_from(self, states: MutableMapping[AckKey, AckState]) -> None:
-        """What a ledger has, which was read at the take-over."""
+        """Take the records out of the states that this owner read when it took over."""
         for key in [key for key in states if key.name == DELAYED and key.token.startswith(PREFIX)]:
             state = states.pop(key)
             self._carried.append(_record(key, state.owner_epoch))
 
     def keep(self, source: DelaySource) -> None:
-        """From now on `source` has the index; it gets what the ledger has."""
+        """From now on `source` has the index. First it gets the messages that the ledger has."""
         if source is self._source:
             return
         rows = decoded(self._carried)
@@ -119,8 +119,7 @@ class DelayRecords:
             self._source.forget_unused(now_ms, lowest)
 
     def _carry(self, is_kept: Callable[[DelayedRows], npt.NDArray[np.bool_]]) -> bool:
-        """Carry on only messages for which `is_kept` has True. Returns whether there are
-        others."""
+        """Carry on only messages for which `is_kept` is true. Returns whether others were there."""
         if not self._carried:
             return False
         rows = decoded(self._carried)
@@ -138,13 +137,13 @@ class DelayRecords:
 
     @property
     def bytes(self) -> int:
-        """About what the index takes."""
+        """The memory that the index takes, about."""
         carried = sum(len(record.key.token) for record in self._carried)
         return carried + (0 if self._source is None else self._source.bytes)
 
     def records(self, owner_epoch: int, bytes_max: float, *, is_whole: bool) -> Iterator[AckRecord]:
-        """Of a write: of what was added since the last write began, or all (`is_whole`); none if
-        the index takes more than `bytes_max`."""
+        """The records of a write: of the messages that were added since the last write began, or of
+        all messages (`is_whole`). No records if the index takes more than `bytes_max`."""
         self.is_dirty = False
         if self.bytes > bytes_max:
             return
@@ -168,7 +167,7 @@ def encoded(rows: DelayedRows, owner_epoch: int) -> Iterator[AckRecord]:
 
 
 def decoded(records: list[AckRecord]) -> DelayedRows:
-    """All of the records, each offset once; a malformed record is left out."""
+    """All messages of the records, each offset once; a malformed record is left out."""
     offsets, dues_ms = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for record in records:
         try:
@@ -208,11 +207,12 @@ def _decode(token: str) -> DelayedRows:
 
 
 def _record(key: AckKey, owner_epoch: int) -> AckRecord:
-    return AckRecord(key, owner_epoch, 0, BitMap64(), replaces=True)
+    no_position, no_rows = 0, BitMap64()
+    return AckRecord(key, owner_epoch, no_position, no_rows, replaces=True)
 
 
 def _narrow(numbers: Numbers) -> tuple[bytes, int]:
-    """The numbers in as few bytes each as the largest of them needs, and how many that are."""
+    """The numbers as bytes, in the smallest size of _SIZES that fits all of them; and that size."""
     most = int(numbers.max())
     size = next(size for size in _SIZES if most < 1 << 8 * size)
     return numbers.astype(f"<u{size}").tobytes(), size

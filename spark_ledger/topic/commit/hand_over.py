@@ -44,7 +44,7 @@ longer than Pulsar's frames may be."""
 VERSION = 2
 """In version 1 the owner closed its ledger and went on in another ledger."""
 HOLD_S, HOLD_S_MAX = 2.0, 8.0
-"""How long a committer asks an owner to hold after its response: in its first try, and at most."""
+"""How long owners are asked to hold after they responded: in a commit's first try, and at most."""
 OWNER_HOLD_S_MAX = 20.0
 RESPONSE_S_PER_SEGMENT = 0.01
 OWNERS_SHARE = 0.8
@@ -93,10 +93,10 @@ def patience_s(hold_s: float, segment_count: int) -> float:
 def respond_within_s(requested_s: float, segment_count: int) -> float:
     """The time after which an owner responds with the segments that have stopped by then. The time
     is less than the committer's patience, so that a slow segment does not cause the ledgers of all
-    other segments to be fenced. `requested_s`: how long the request asks the owner to hold in all.
-    """
+    other segments to be fenced. `requested_s` is the hold plus the committer's patience."""
     waiting_s = RESPONSE_S_PER_SEGMENT * segment_count
-    return OWNERS_SHARE * (max(0.0, requested_s - waiting_s) / 5 + waiting_s)
+    quarter_hold_s = max(0.0, requested_s - waiting_s) / 5  # requested_s = 5/4 hold + waiting_s
+    return OWNERS_SHARE * (quarter_hold_s + waiting_s)
 
 
 def owner_name(broker_id: str) -> str:
@@ -214,9 +214,9 @@ async def ask_over_tcp(url: str, request: bytes) -> tuple[bytes, EndHold]:
 # over. If the time is over first, the owner seals the segment and opens the next segment by itself,
 # and the guards let only one of the two commits win. Each try asks for a longer hold and waits
 # longer for the response, so that slow owners can respond in time. The owner of a segment that was
-# handed over in an earlier try still holds, so each try has fewer owners to wait for. The log
-# always names the ledger of an owner that goes on, so this ledger needs no open intent (hazard 4).
-# The ledger of an owner that does not respond is fenced.
+# handed over in an earlier try still holds, so each try has fewer owners to wait for. The log names
+# every ledger to which an owner adds, so the janitor keeps this ledger even after its intent has
+# ended (hazard 4). The ledger of an owner that does not respond is fenced.
 
 TRIES_MAX = 20
 """Tries of one commit; each meets live segments that owners opened after the previous try."""
@@ -310,8 +310,9 @@ class LivePartitionCommitter:
         return segments
 
     async def _state(self, topic_id: str, *, fresh: bool) -> TopicState | None:
-        """The topic's state. None if the state need not be fresh and this process has seen no live
-        segment of the topic; if there is a live segment, the commit's guards refuse the commit."""
+        """The topic's state. None without `fresh`, if this process has seen no live segment of the
+        topic: if there is a live segment after all, a guard refuses the commit, and the next try
+        is fresh."""
         views = self._committer.views
         state = views.newest_state(topic_id)
         if not fresh and not (state and any(partition.live for partition in state.partitions)):
@@ -322,8 +323,8 @@ class LivePartitionCommitter:
             return await views.state(topic_id, fold=True, fresh=fresh)
 
     def _fold_later(self, topic_id: str) -> None:
-        """Folds the commit of this process FOLD_AFTER_S later. Until then the owners go on, and the
-        next commit may already wait for these owners."""
+        """Folds this process' own commit FOLD_AFTER_S later: the owners, for which the next commit
+        may already wait, go on first."""
         if topic_id not in self._folding:
             self._folding.start(self._fold(topic_id), name=topic_id)
 
@@ -389,13 +390,15 @@ class LivePartitionCommitter:
 
         hand_overs: dict[LiveSegmentId, HandOver] = {}
         for broker, response in zip(by_broker, await call_each(ask, by_broker), strict=True):
-            requested = {live[:3]: live for live in by_broker[broker]}
+            requested = {
+                (id_.topic_id, id_.partition, id_.ledger_id): id_ for id_ in by_broker[broker]
+            }
             for hand_over in response:
                 seal = hand_over.seal
-                live = requested.get((hand_over.topic_id, seal.partition, seal.ledger_id))
+                id_ = requested.get((hand_over.topic_id, seal.partition, seal.ledger_id))
                 # the owner may have opened a later segment in the same ledger
-                if live is not None and seal.opened >= live.opened:
-                    hand_overs[live] = hand_over
+                if id_ is not None and seal.opened >= id_.opened:
+                    hand_overs[id_] = hand_over
         return hand_overs
 
     async def _ask_broker(

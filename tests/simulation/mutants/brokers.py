@@ -203,7 +203,7 @@ def tells_duplicates_at_once(settled: Any) -> Any:
     still, counts as stored."""
 
     async def counts_as_stored(self: Any, of: Any) -> bool:
-        self.backlog.ids._stored.update(self.backlog.ids._sent)
+        self.backlog.sequence_ids._stored.update(self.backlog.sequence_ids._sent)
         return True
 
     return counts_as_stored
@@ -524,7 +524,7 @@ EVERY = (
         *(looks_once, {**SERVES, "faults": ()}),
     ),
     Mutant(
-        *("receipt of each chunk by itself", "chunks", ChunkRun, "_received"),
+        *("receipt of each chunk by itself", "chunks", ChunkRun, "_send_receipts"),
         *(receipt_of_each_chunk, IN_CHUNKS),
     ),
     Mutant(

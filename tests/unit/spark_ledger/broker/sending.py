@@ -49,7 +49,7 @@ class Sending:
         self.chunks = ChunksOfProducer(self.producer, self.incomplete, ServerError.CHECKSUM)
 
     def append(self, run):
-        run.hand_on()
+        run.number_sends()
         self.owner.writer.append(run)
 
     def lone(self, value, sequence_id=0):

@@ -37,7 +37,7 @@ class Sending:
             self.chunks.take(send, data, parsed, self.append)
 
     def append(self, run):
-        run.hand_on()
+        run.number_sends()
         self.appended.append(run)
 
     def lone(self, sequence_id):

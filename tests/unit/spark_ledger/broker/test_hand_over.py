@@ -349,9 +349,9 @@ def test_a_successor_knows_of_producers_what_an_owner_handed_over():
         old = reached(await deduplicating(Owner(stage, stage.client, "a")))
         await sent_by(old, 0, 2)
         await by_spark(stage)
-        assert old.writer.backlog.ids.last("p") == 3
+        assert old.writer.backlog.sequence_ids.last("p") == 3
         new = await (await another_of(stage)).take()
-        assert new.writer.backlog.ids.last("p") == 3
+        assert new.writer.backlog.sequence_ids.last("p") == 3
         assert await sent_by(new, 0, 2, 4) == [True, True, False]
         await new.writer.close()
         assert len(await values(stage)) == 1 + 6

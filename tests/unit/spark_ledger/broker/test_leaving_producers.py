@@ -150,7 +150,7 @@ def test_a_producer_that_comes_back_while_its_old_connection_is_there_sends_the_
         here.go_on()
         await coming
         if deduplication:
-            assert here.partition.writer.backlog.ids.last("x") == UNDER_WAY
+            assert here.partition.writer.backlog.sequence_ids.last("x") == UNDER_WAY
             again = await here.sends(new, *range(1, ALL))
         else:
             again = await here.sends(new, *range(UNDER_WAY + 1, ALL))

@@ -238,7 +238,7 @@ def test_what_a_producer_sends_again_is_stored_once_and_has_its_receipt():
     async def act(stage):
         owner = await deduplicating(Owner(stage, stage.client, "a"))
         assert await sent_by(owner, 0, 2, 0, 2, 4) == [False, False, True, True, False]
-        assert owner.writer.backlog.ids.last("p") == 5
+        assert owner.writer.backlog.sequence_ids.last("p") == 5
         await owner.writer.close()
         assert [value for _, value in await stage.rows()] == [b"%d" % i for i in range(6)]
 
@@ -254,11 +254,11 @@ def test_a_successor_knows_what_producers_have_sent_to_those_before(by_spark):
             intent = await stage.intent()
             await stage.commit(intent, 1, await stage.written(intent, [b"of spark"]))
         new = await (await another_of(stage)).take()
-        assert new.writer.backlog.ids.last("p") == 3
+        assert new.writer.backlog.sequence_ids.last("p") == 3
         assert await sent_by(new, 0, 2, 4) == [True, True, False]
         await new.writer.close()
         third = await (await another_of(stage, "c")).take()
-        assert third.writer.backlog.ids.last("p") == 5
+        assert third.writer.backlog.sequence_ids.last("p") == 5
         values = [value for _, value in await stage.rows() if value != b"of spark"]
         assert values == [b"%d" % i for i in range(6)]
 
@@ -278,7 +278,7 @@ def test_of_too_many_producers_a_successor_knows_those_that_sent_last(dies, monk
         if not dies:
             await old.writer.close()
         new = await (await another_of(stage)).take()
-        last = {name: new.writer.backlog.ids.last(name) for name in "abyz"}
+        last = {name: new.writer.backlog.sequence_ids.last(name) for name in "abyz"}
         assert last == {"a": 4, "b": 3, "y": -1, "z": -1}
 
     play(act)
@@ -288,7 +288,7 @@ def test_without_the_policy_sequence_ids_mean_nothing():
     async def act(stage):
         owner = await owner_of(stage)
         assert await sent_by(owner, 0, 0) == [False, False]
-        assert owner.writer.backlog.ids.last("p") == -1
+        assert owner.writer.backlog.sequence_ids.last("p") == -1
         await owner.writer.close()
         assert len(await stage.rows()) == 4
 

@@ -44,7 +44,7 @@ def sent(producer, *sequence_ids):
     run = Run(producer, "p", batched=False)
     for number in sequence_ids:
         assert run.add(Send(1, number, 0, False), lone(message(b"x")), "p", False, 1, number)
-    run.hand_on()
+    run.number_sends()
     return run
 
 

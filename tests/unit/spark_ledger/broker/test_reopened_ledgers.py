@@ -322,7 +322,7 @@ def test_a_successor_knows_how_far_producers_came_in_each_segment():
         state = await folded(stage)
         assert state.partitions[0].producers == {"p": 5}
         new = await (await another_of(stage)).take()
-        assert new.writer.backlog.ids.last("p") == 7
+        assert new.writer.backlog.sequence_ids.last("p") == 7
         assert await sent_by(new, 0, 4, 6, 8) == [True, True, True, False]
         await new.writer.close()
 

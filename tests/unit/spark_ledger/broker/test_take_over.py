@@ -38,8 +38,8 @@ def test_a_successor_reads_a_tail_alone_and_knows_how_far_every_producer_had_com
         )
         new = await deduplicating(await another_of(stage))
         assert len(read) <= (3 if dies else 0)
-        assert new.writer.backlog.ids.last("early") == 5
-        assert new.writer.backlog.ids.last("p") == 19
+        assert new.writer.backlog.sequence_ids.last("early") == 5
+        assert new.writer.backlog.sequence_ids.last("p") == 19
         assert await sent_by(new, 18, 20) == [True, False]
         await new.writer.close()
         assert [value for _, value in await stage.rows()] == [
@@ -117,7 +117,7 @@ def test_a_partition_whose_producers_have_long_names_opens_again(dies, monkeypat
         if not dies:
             await old.writer.close()
         new = await (await another_of(stage)).take()
-        last = [new.writer.backlog.ids.last(name) for name in names]
+        last = [new.writer.backlog.sequence_ids.last(name) for name in names]
         assert last[-10:] == list(range(30, 40))
         assert last[0] == -1
         assert await sent_by(new, 0) == [False]
