@@ -5,8 +5,8 @@ TypeError or ValueError here, which names the argument and its value.
 Always true: E >= Qw >= Qa >= 1; the service URL is the one given, else the one in the settings,
 else LEDGER_SERVICE_URL, else the default. It names a ZooKeeper and a cluster in it,
 zk://host:port[,host:port...]/root: at least one host, every host with a port, and a root that is a
-path of at least one name ("/ledger"). A ServiceUrl as text, parsed, gives an equal ServiceUrl. No
-text has a password.
+path of at least one name ("/ledger"). `parse(str(url))` equals `url` for every ServiceUrl. No error
+shows a password.
 """
 
 import math
@@ -83,9 +83,9 @@ class ClientConfig(Settings):
     outage_timeout_s: float = Field(
         0.0,
         ge=0,
-        description="Seconds after the beginning of an outage of the metadata store in which calls"
-        " wait for its end, if that is longer than metadata_timeout_s. For Spark's queries it is"
-        " the option outageTimeout.",
+        description="Seconds from the beginning of an outage of the metadata store in which calls"
+        " wait for the outage to end. Each call waits metadata_timeout_s at least. For Spark's"
+        " queries it is the option outageTimeout.",
     )
     session_timeout_s: float = Field(
         30.0, gt=0, description="Seconds without contact after which ZooKeeper ends the session."
@@ -96,8 +96,8 @@ class ClientConfig(Settings):
     spare_grace_s: float = Field(
         12.0,
         ge=0,
-        description="Seconds that adds without an ack quorum, and new ledgers without enough"
-        " bookies, wait for bookies to come back.",
+        description="Seconds to wait for bookies to come back, if an add has no ack quorum, or a"
+        " new ledger has too few bookies.",
     )
     speculative_read_delay_s: float = Field(
         0.3, gt=0, description="Seconds after which a read asks the next replica too."
@@ -105,9 +105,9 @@ class ClientConfig(Settings):
     explicit_lac_s: float = Field(
         0.1,
         gt=0,
-        description="Seconds without an append after which the writer writes the last add confirmed"
-        " by itself, for readers that follow. With no add under way it does so at once, but not"
-        " more often than this.",
+        description="Seconds without an append after which the writer sends the last add confirmed"
+        " by itself, for readers that follow. If no add is under way, the writer sends it at once,"
+        " but only once in this time.",
     )
     long_poll_s: float = Field(
         5.0, gt=0, description="Seconds that one request for news of a ledger waits at a bookie."
@@ -115,13 +115,14 @@ class ClientConfig(Settings):
     directory_refresh_s: float = Field(
         30.0,
         gt=0,
-        description="Seconds after which the list of bookies is read again, without a watch too.",
+        description="Seconds after which the list of bookies is read again if no watch fired.",
     )
 
     ensemble_change: Literal["at-once", "delayed"] = Field(
         "at-once",
         description='When a bookie that failed is replaced: "at-once", or "delayed" until a write'
-        " set has fewer than Qa others (fewer fragments, but more entries that lack a copy).",
+        " set has fewer than Qa bookies that have not failed (fewer fragments, but more entries"
+        " that lack a copy).",
     )
     quarantine_failures: int = Field(
         3,
@@ -140,7 +141,8 @@ class ClientConfig(Settings):
     )
     placement: str = Field(
         "spark_ledger.ledger.placement:choose",
-        description="The function that chooses bookies: module:function, called as its default is.",
+        description="The function that chooses bookies: module:function. It gets the arguments that"
+        " the default function gets.",
     )
     racks: Literal["soft", "hard"] = Field(
         "soft",
@@ -151,8 +153,8 @@ class ClientConfig(Settings):
     inflight_bytes: int = Field(
         16 * MIB,
         gt=0,
-        description="Bytes appended to one ledger and not yet acknowledged; as many again may wait"
-        " for their last copies.",
+        description="Bytes appended to one ledger and not yet acknowledged. Beside them, as many"
+        " acknowledged bytes may wait for their last copies.",
     )
     read_ahead_bytes: int = Field(
         20 * MIB, gt=0, description="Bytes that one reader fetches ahead of its user."
@@ -309,8 +311,8 @@ def entries_of(first: Any, last: Any) -> tuple[int, int]:
     """A range of entries, both ends included; `last` right before `first` is an empty range."""
     first, last = entry_id_of("first", first), whole("last", last)
     if last < first - 1:
-        least = f"last is {first - 1} or more ({first - 1}: nothing)"
-        raise ValueError(f"{least} where first is {first}, got {last}")
+        least = f"last is {first - 1} or more ({first - 1}: an empty range)"
+        raise ValueError(f"first is {first}, so {least}, got {last}")
     return first, last
 
 

@@ -2,11 +2,11 @@
 started and stopped many times (LocalProcess), and its kinds: bookie, broker, autorecovery.
 
 Always true: each child process runs in a separate session, so that Ctrl-C in the terminal reaches
-only this process. A child's standard input is a pipe from this process; the child ends when the
-pipe is closed, as it is when this process dies. A child's output goes to its log file; an error
-quotes the end of that file. A broker keeps its first ports, so that clients find it again after a
-kill. If autorecovery ends by itself, or is killed from outside, it is started again, after a longer
-pause each time; after `kill` and `stop` only `start` starts it.
+only this process. A child's standard input is a pipe from this process. The child ends when the
+pipe is closed; the death of this process closes it, too. A child's output goes to its log file; an
+error quotes the end of that file. A broker keeps its first ports, so that clients find it again
+after a kill. If autorecovery ends by itself, or is killed from outside, it is started again, after
+a longer pause each time; after `kill` and `stop` only `start` starts it.
 """
 
 import contextlib
@@ -259,7 +259,7 @@ class LocalBookie(LocalProcess):
 
 
 def _setting_text(value: object) -> str:
-    """The value as the text of --set; a list as in TOML, with strings as in JSON."""
+    """The value as --set takes it. A list becomes a TOML list of strings."""
     if isinstance(value, list | tuple):
         return json.dumps([str(item) for item in value], ensure_ascii=False)
     return str(value)
@@ -368,8 +368,8 @@ class LocalAutorecovery(LocalProcess):
 
 
 def free_port() -> int:
-    """A free port below those that the kernel gives to outgoing connections. With one of these, a
-    client that retries while the server is down could get the same port, and connect to itself."""
+    """A free port below the ports that the kernel gives to outgoing connections. If a server used
+    such a port and went down, a client that retries could get that port, and connect to itself."""
     for port in random.sample(PORTS, len(PORTS)):
         if net.is_free(HOST, port):
             return port

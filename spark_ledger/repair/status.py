@@ -1,7 +1,7 @@
 """The status of a cluster's autorecovery, and the calls with which an operator changes it.
 
-Always true: the auditor's latest findings are in the value of its ephemeral node, so they are never
-older than its session; a wrong setting is refused before any write.
+Always true: the auditor writes its latest findings into its ephemeral node, so the findings go when
+the auditor's session ends. A wrong setting is refused before any write.
 """
 
 import json
@@ -34,9 +34,9 @@ SETTABLE: Mapping[str, type] = {"lost_bookie_delay_s": float, "repair_bytes_per_
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The latest findings of the auditor, process `pid` of `host`. `absent`: for each bookie that
-    is not registered, since when, by the auditor's clock, in ms; `lost`, `too_many`: as in
-    auditor.Judgement; `unlisted`: how many ledgers have copies at the `too_many` bookies."""
+    """The latest findings of the auditor, process `pid` of `host`. `absent`: bookies that are not
+    registered, each with the time when the auditor first missed it (ms). `too_many`: bookies that
+    would be lost, but are over a third of all. `unlisted`: how many ledgers have copies there."""
 
     host: str = ""
     pid: int = 0
@@ -70,18 +70,18 @@ async def _findings(store: MetadataStore) -> Findings | None:
         findings = Findings(**{field.name: published[field.name] for field in fields(Findings)})
         return replace(findings, lost=tuple(findings.lost), too_many=tuple(findings.too_many))
     except errors.MALFORMED:
-        return Findings("elected just now")
+        return Findings(host="elected just now")  # the status shows this text as the auditor
 
 
 @dataclass(frozen=True, slots=True)
 class AutorecoveryStatus:
-    """`auditor`: "host:pid" of its process, "" without an auditor. `lost`, `down`: bookies that are
-    not registered, each with the time since when, in ms; copies of `lost` bookies are made on other
-    bookies, copies of bookies that are only `down` are not. `under_replicated`: how many listed
-    ledgers lack copies, or will lose some; `by_reason`: how many ledgers are listed for each
-    reason; `blocked`: how many ledgers are stuck for now; `damaged`: how many ledgers lack entries
-    that no bookie supplies. `unlisted`: as in Findings. `held`: why the metadata store is held,
-    which stops repair; "" if the store is not held."""
+    """`accepted`: bookies that an operator let count as lost (`enable` with `force`). `auditor`:
+    "host:pid" of its process, or "". `lost`, `down`: bookies that are not registered, each with the
+    time when the auditor first missed it (ms). Only copies of `lost` bookies are made on other
+    bookies. `under_replicated`: how many listed ledgers lack copies, or will lose some. `blocked`:
+    how many ledgers a worker could not repair. `damaged`: how many ledgers lack entries that no
+    bookie supplies. `unlisted`: as in Findings. `alarm`: what the operator must read now, or "".
+    `held`: why the metadata store is held, which stops repair, or ""."""
 
     enabled: bool
     lost_bookie_delay_s: float
@@ -114,14 +114,14 @@ async def status(store: MetadataStore) -> AutorecoveryStatus:
         held = await hold_reason(store)
     reasons = Counter(why for work in works for why in {cause.why.value for cause in work.reasons})
     findings = published or Findings()
-    gone = {*findings.lost, *findings.too_many}
+    absent_too_long = {*findings.lost, *findings.too_many}
     return AutorecoveryStatus(
         **asdict(settings),
         auditor=f"{findings.host}:{findings.pid}" if findings.pid else findings.host,
-        lost={bookie: since for bookie, since in findings.absent.items() if bookie in gone},
-        down={bookie: since for bookie, since in findings.absent.items() if bookie not in gone},
+        lost={id_: ms for id_, ms in findings.absent.items() if id_ in absent_too_long},
+        down={id_: ms for id_, ms in findings.absent.items() if id_ not in absent_too_long},
         draining=tuple(sorted(draining)),
-        under_replicated=sum(map(work_list.lacks, works)),
+        under_replicated=sum(map(work_list.lacks_copies, works)),
         by_reason=dict(sorted(reasons.items())),
         blocked=sum(bool(work.blocked) for work in works),
         damaged=sum(bool(work.damaged) for work in works),
@@ -142,11 +142,11 @@ async def underreplicated(store: MetadataStore) -> list[ListedLedger]:
 
 
 async def enable(store: MetadataStore, *, force: bool = False) -> AutorecoverySettings:
-    """Enable repair. With `force` the bookies that are gone now count as lost, even if they are
-    more than a third. Durable on return. Raises Unavailable, BadConfig."""
+    """Enable repair. With `force` the bookies that are not registered now count as lost, even if
+    they are more than a third of all. Durable on return. Raises Unavailable, BadConfig."""
     if not force:
         return await change_settings(store, enabled=True)
-    with reachable("asking which bookies are gone"):
+    with reachable("asking which bookies are registered"):
         registered = (await bookies(store)).registered
         seen = await names_in(store, paths.BOOKIES_KNOWN)
     accepted = tuple(sorted(bookie for bookie in seen if bookie not in registered))

@@ -57,7 +57,7 @@ class Cause(StrEnum):
         return self in (Cause.LOST, Cause.DRAINED)
 
     @property
-    def lacks(self) -> bool:
+    def lacks_copies(self) -> bool:
         """Whether copies are missing, or their bookie has to leave."""
         return self not in (Cause.JOINING, Cause.MISPLACED)
 
@@ -124,14 +124,14 @@ async def is_anything_missing(store: MetadataStore) -> bool:
     StoreError."""
     for ledger_id in await listed_ledgers(store):
         work = await find(store, ledger_id)
-        if work is not None and lacks(work) and not work.damaged:
+        if work is not None and lacks_copies(work) and not work.damaged:
             return True
     return False
 
 
-def lacks(work: ListedLedger) -> bool:
+def lacks_copies(work: ListedLedger) -> bool:
     """Whether copies are missing, or their bookie has to leave."""
-    return any(reason.why.lacks for reason in work.reasons)
+    return any(reason.why.lacks_copies for reason in work.reasons)
 
 
 async def add(store: MetadataStore, ledger_id: int, reasons: Iterable[Reason]) -> bool:

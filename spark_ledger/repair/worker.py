@@ -439,5 +439,6 @@ def _concerns_end(versioned: VersionedRecord, reasons: Collection[Reason]) -> bo
     end of the ledger is known."""
     members = versioned.record.last_fragment.ensemble
     return any(
-        reason.bookie_id in members if reason.why.goes else reason.why.lacks for reason in reasons
+        reason.bookie_id in members if reason.why.goes else reason.why.lacks_copies
+        for reason in reasons
     )

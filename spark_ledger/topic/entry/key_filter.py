@@ -37,7 +37,7 @@ def key_filter(hashes: Hashes) -> bytes:
     """The filter of the keys with these hashes. Hashes may repeat; the array is not changed."""
     if not len(hashes):
         return b""
-    spread_hashes = distinct_values(_spread_bits(hashes))
+    spread_hashes = distinct_values(_spread_bits(hashes))  # rising, so `at` rises, too
     words = -(-len(spread_hashes) * BITS_PER_KEY // 64)
     at, bits = _bits(spread_hashes, words)
     starts = np.flatnonzero(np.diff(at, prepend=-1))

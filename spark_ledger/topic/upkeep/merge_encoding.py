@@ -1,12 +1,12 @@
-"""Encodes rows to be merged as entries: Spark's rows by the encoder of tasks, with the time of each
-row; batches of producers unchanged, without decoding them.
+"""Makes entries of the rows that a merge copies. Spark's rows go through the encoder of tasks, each
+with its time. Batches of producers are copied unchanged, without decoding them.
 
 Always true: the rows of a partition stay in their order. A batch keeps its bytes and its messages,
 and shares an entry with neighbouring batches of its partition, in order; the last chunk of a
 message stays in an entry by itself. If a trim cut a batch, the remaining rows become columns. Rows
 of a segment born live keep the times at which they were stored, but a merge keeps at most
-STORED_TIMES_MAX times: each stretch of rows gets the time of its last row, so that a read
-from a time on misses no row.
+STORED_TIMES_MAX times. If there are more, neighbouring rows get the time of the last of them. So a
+read that begins at a time misses no row.
 """
 
 from collections import deque
@@ -50,9 +50,9 @@ EVENT_MS = (-(2**62), 2**62)
 """The bounds of the event times of an entry with batches: all times, since batches are not decoded.
 """
 GATHER_BYTES_MAX = 4 << 20
-TIMES_MAX = 4096  # of a partition's rows that wait for an entry, at most
-BYTES_PER_TIME = 256  # an entry of so many bytes has one time at most
-BYTES_PER_TIME_SHARED = 128  # likewise, in a shared entry
+TIMES_MAX = 4096  # the most times that rows of a partition have while they wait for an entry
+BYTES_PER_TIME = 256  # an entry may have one time for each 256 bytes of the largest entry
+BYTES_PER_TIME_SHARED = 128  # the same for an entry that several partitions share
 _EXTRA_COLUMNS = frozenset(TYPED_NAMES.values())
 
 
@@ -90,7 +90,7 @@ def blocks_and_batches(fetched: FetchedEntry) -> Iterator[Block | BatchCopy]:
 def _copy_batches(
     fetched: FetchedEntry, header: Header, piece: EntryPieces
 ) -> Iterator[Block | BatchCopy]:
-    partition, _, skip, take, _ = piece[0].tolist()
+    partition, _first_row, skip, take, _offset = piece[0].tolist()
     body = memoryview(fetched.entry.payload)[header.body_at :]
     gathered: list[tuple[int, bytes]] = []
     at = 0
@@ -142,7 +142,7 @@ class BatchCopies:
             gathered.batches.append((messages, data))
             gathered.bytes += len(data)
             gathered.written_ms = max(gathered.written_ms, part.written_ms)
-            gathered.chunks += is_last or is_earlier_chunk(data)
+            gathered.chunks += is_last or is_earlier_chunk(data)  # any chunk of a message
             if is_last:
                 yield self._entry(part.partition)
 
@@ -198,8 +198,8 @@ def _join(gathered: list[StoredRows]) -> StoredRows:
 
 
 class MergeEncoder:
-    """Puts blocks of rows, and batches, into entries. What cannot share the entry of the blocks or
-    batches before begins a new entry."""
+    """Puts blocks of rows, and batches, into entries. A block or batch that cannot share an entry
+    with the one before begins a new entry."""
 
     def __init__(self, merges: Sequence[Merge], entry_bytes_max: int) -> None:
         self._merges = merges
@@ -246,10 +246,10 @@ class _Encoding:
         self._encoder = BatchEncoder(
             Router(
                 Routing.COLUMN if self._has_several_partitions else Routing.SPARK,
-                last_partition + 1,
-                last_partition,
+                partitions=last_partition + 1,
+                task_index=last_partition,  # with SPARK, the partition of all rows
             ),
-            lambda: int(first.runs["written_ms"][0]),
+            now_ms=lambda: int(first.runs["written_ms"][0]),
             compression=COMPRESSION,
             entry_bytes_max=entry_bytes_max,
             gather_bytes_max=gather_bytes,

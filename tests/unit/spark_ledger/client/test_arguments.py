@@ -154,7 +154,7 @@ def test_a_password_in_the_place_of_recover_is_refused(client):
         (0, "1", TypeError, "last is an int, got '1'"),
         (0, None, TypeError, "last is an int, got None"),
         (-1, 3, ValueError, "first is 0 or more, got -1"),
-        (5, 3, ValueError, "last is 4 or more (4: nothing) where first is 5, got 3"),
+        (5, 3, ValueError, "first is 5, so last is 4 or more (4: an empty range), got 3"),
         (0, -2, ValueError, "last is -1 or more"),
     ],
 )

@@ -7,7 +7,7 @@ def test_a_cause_that_a_newer_version_writes_keeps_the_ledger_on_the_list():
     value = b'{"reasons": [["future", "bookie-1", 5]]}'
     listed = decode(7, value, version=2)
     assert [reason.why for reason in listed.reasons] == [Cause.LACKING]
-    assert listed.reasons[0].why.lacks
+    assert listed.reasons[0].why.lacks_copies
 
 
 def test_a_node_keeps_its_bytes():
