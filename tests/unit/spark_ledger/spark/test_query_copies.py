@@ -36,7 +36,7 @@ class Topics:
         self.shorter_logs, self.planned = 0, []
         self.cluster = SimpleNamespace(client=self, run=lambda result: result)
 
-    def copies(self, topic_id):
+    def ack_copies(self, topic_id):
         return self
 
     def make(self, copy_id, rows, policies):
