@@ -117,7 +117,7 @@ class ViewPart:
 async def plan(
     client: TopicClient, view: str, names: Iterable[str] | None = None
 ) -> list[ViewPart]:
-    """The parts of a view of these topics (None: of all topics); it may be empty.
+    """The parts of a view of these topics (None: of all topics); the list may be empty.
 
     Raises errors.TopicNotFound for a named topic that does not exist, errors.Unavailable.
     """
@@ -171,14 +171,14 @@ async def _topic(client: TopicClient, info: TopicInfo) -> list[Row]:
     state = await _state(client, info)
     node = await client.store.get(paths.topic(info.id))
     schema = await client.schemas.of(info, fresh=False)
-    partitions = state.partitions
+    partitions, commits = state.partitions, state.next  # commits have the numbers 0, 1, ...
     row = (
         *(info.name.short, info.id, len(partitions)),
         sum(p.rows_between(p.start_offset, p.end_offset) for p in partitions),
         sum(p.bytes_between(p.start_offset, p.end_offset) for p in partitions),
-        *(_us(node.created_ms), state.next, _us(state.commit_ms) if state.next else None),
+        *(_us(node.created_ms), commits, _us(state.commit_ms) if commits else None),
         *(state.terminated, info.policies.retention_ms, info.policies.retention_bytes),
-        schema.head.current,
+        schema.head.current,  # the newest version
     )
     return [row]
 
@@ -216,7 +216,7 @@ async def _subscriptions(client: TopicClient, info: TopicInfo) -> list[Row]:
 
 
 async def _lag(client: TopicClient, info: TopicInfo) -> list[Row]:
-    subscriptions = await client.subscriptions.list(info.id, exact=True)
+    subscriptions = await client.subscriptions.list(info.id, exact=True)  # with cursor ledgers
     if not subscriptions:
         return []
     now_ms = await store_now_ms(client.store)

@@ -2,16 +2,15 @@
 
 Always true: each chunk is stored when it comes, and readers see the message once its last chunk is
 stored. The chunks get their receipts together, once all are stored, all with the id of the last
-chunk. So a producer that is sent away in the middle sends the message again from its first chunk,
-to the broker that owns the partition then; the chunks that were stored before belong to no message.
-A producer that sends a later chunk without the first chunk had the receipts before: the message is
-stored.
+chunk. A producer that is sent away before that sends the message again from its first chunk, to the
+broker that then owns the partition; the chunks that were stored before belong to no message. If a
+later chunk comes without the first chunk, the producer had a receipt: the message is stored.
 
 Between the chunks of a message, a producer may send other messages, also in chunks. A chunk that
 comes twice is stored once. A message is given up, counted and logged if its producer goes before
 the last chunk, or sends other messages and no chunk of this message for GIVE_UP_S. With
-deduplication messages have to be complete in the order of their sequence ids, so another message
-gives up an incomplete message at once.
+deduplication, messages must become complete in the order of their sequence ids: an incomplete
+message is given up as soon as its producer sends another message.
 """
 
 import logging
@@ -29,7 +28,7 @@ GIVE_UP_S = 2.0
 BEGUN_MAX = 16
 """How many messages in chunks of a producer may be incomplete; beyond that the oldest is given
 up."""
-KEPT_RATIO_MAX = 10_000
+HELD_ANSWERS_MAX = 10_000
 """How many of a producer's answers may wait for an incomplete message; beyond that the message is
 given up."""
 
@@ -38,16 +37,17 @@ _log = logging.getLogger(__name__)
 
 class ChunkedMessage:
     """A message of `count` chunks of which at least one has come. `offsets` has the offset of each
-    chunk, NOWHERE until the chunk is sent to a ledger; `sends` has the SENDs of the chunks with
-    their numbers, repeated SENDs too."""
+    chunk, NOWHERE until the chunk is sent to a ledger. `sends` has the SENDs of chunks, repeated
+    SENDs too, with their numbers among all SENDs of the producer. `on_refusal` refuses the chunks
+    that will come."""
 
-    __slots__ = ("bytes", "count", "forget", "is_quiet", "offsets", "producer", "sends", "uuid")
+    __slots__ = ("bytes", "count", "is_quiet", "offsets", "on_refusal", "producer", "sends", "uuid")
 
     def __init__(
-        self, producer: Producer, uuid: str, count: int, forget: Callable[[str, Refusal], None]
+        self, producer: Producer, uuid: str, count: int, on_refusal: Callable[[str, Refusal], None]
     ) -> None:
         self.producer = producer
-        self.forget = forget
+        self.on_refusal = on_refusal
         self.uuid = uuid
         self.count = count
         self.offsets: list[int] = []
@@ -64,15 +64,15 @@ class ChunkedMessage:
 
     def refuse(self, refusal: Refusal) -> None:
         """Refuse the chunks that came, and the chunks that will come."""
-        self.forget(self.uuid, refusal)
+        self.on_refusal(self.uuid, refusal)
         sends, self.sends = self.sends, []
         for send, number in sends:
             self.producer.answer(number, 1, self.producer.error(send.sequence_id, refusal))
 
 
 class ChunksOfProducer:
-    """A producer's messages in chunks that are incomplete. `drop` is the error by which its client
-    drops a message; `incomplete` counts the messages that are given up."""
+    """A producer's messages in chunks that are incomplete. With the error `drop` its client drops a
+    message and does not repeat it. `incomplete` counts the messages that are given up."""
 
     def __init__(self, producer: Producer, incomplete: Counter, drop: ServerError) -> None:
         self._producer = producer
@@ -104,7 +104,7 @@ class ChunksOfProducer:
             producer.answer(producer.count_sends(1), 1, producer.receipt(send, NOWHERE))
             return
         if message is None:
-            self._refused_messages.begins(producer.name, metadata.uuid)
+            self._refused_messages.remove(producer.name, metadata.uuid)
             count = metadata.num_chunks_from_msg
             message = ChunkedMessage(producer, metadata.uuid, count, self._refuse)
             self._messages[metadata.uuid] = message
@@ -124,8 +124,8 @@ class ChunksOfProducer:
         self._check_others(None)
 
     def note_damaged_chunk(self) -> None:
-        """Refuse all incomplete messages, as a damaged chunk may be of any of them; and from now on
-        any chunk that is not a first chunk and whose message has not begun."""
+        """Refuse all incomplete messages: the damaged chunk may be a part of any of them. From now
+        on, also refuse the later chunks of a message without its first chunk."""
         self.give_up("a damaged chunk")
         self._had_damage = True
 
@@ -139,8 +139,8 @@ class ChunksOfProducer:
             self._give_up(message, event, refuse=refuse)
 
     def _check_others(self, uuid: str | None) -> None:
-        """Look at the incomplete messages but `uuid`, of which a chunk comes (None: of another
-        message), and give up those that may not go on."""
+        """Give up incomplete messages that may not wait longer. A chunk of the message `uuid` comes
+        now (None: a message without chunks comes); this message is not given up."""
         others = [message for message in self._messages.values() if message.uuid != uuid]
         if not others:
             return
@@ -148,14 +148,15 @@ class ChunksOfProducer:
         if self._producer.partition.log.deduplicates:
             for message in others:
                 self._give_up(message, "another message")
-        elif is_full or self._producer.held_count > KEPT_RATIO_MAX:
+        elif is_full or self._producer.held_count > HELD_ANSWERS_MAX:
             self._give_up(others[0], "many other messages")
         elif not self._is_look_due:
             self._is_look_due = True
             self._producer.connection.later(GIVE_UP_S, self._look)
 
     def _look(self) -> None:
-        """Give up messages without a chunk since the last look, if later SENDs have come."""
+        """Give up messages without a chunk since the last look, if later SENDs have come. While
+        the broker does not read from the connection, chunks may wait there (`is_read`)."""
         self._is_look_due = False
         is_read = self._producer.connection.is_read
         for message in list(self._messages.values()):

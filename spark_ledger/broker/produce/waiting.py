@@ -275,8 +275,8 @@ class RefusedMessages:
         if len(self._hashes) > REFUSED_MAX:
             del self._hashes[next(iter(self._hashes))]
 
-    def begins(self, producer_name: str, uuid: str) -> None:
-        """Note that the message is sent anew, from its first chunk on."""
+    def remove(self, producer_name: str, uuid: str) -> None:
+        """Remove the message, which is sent anew, from its first chunk on."""
         self._hashes.pop(hash((producer_name, uuid)), None)
 
     def has(self, producer_name: str, uuid: str) -> bool:

@@ -1,10 +1,10 @@
 """A ledger of positions and acknowledgements: appending to it, and reading what it has.
 
-Always true: a write counts once all its entries are acknowledged, synced on Qa bookies; a process
-that reads a ledger to go on from it fences the ledger first, so its writer adds nothing that this
-process misses; an entry that is damaged on every copy is passed over, and what it means for the
-states is decided by the fold; an entry that cannot be read now is an error. A ledger that was made
-before a person accepted an older metadata store has no states: its offsets may be other rows now.
+Always true: a write counts once all its entries are acknowledged, synced on Qa bookies. A process
+that reads a ledger to go on from its states fences the ledger first, so that the process misses no
+later write. An entry that is damaged on every copy is passed over, and the fold decides which
+states are then unknown. An entry that cannot be read now is an error. A ledger that was made before
+a person accepted an older metadata store is not read: its offsets may belong to other rows now.
 """
 
 import asyncio
@@ -33,21 +33,22 @@ from spark_ledger.topic.acks.steps import AckLedgerSize
 GOOD_ENTRY_WITHIN = 10
 
 Decode = Callable[[bytes | memoryview], AckEntry]
-"""Raises as `decode` of entries.py."""
+"""Raises BadAckEntry, errors.UnsupportedFormat."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class OpenAckLedger:
-    """The ledger that its owner appends to, one write at a time."""
+    """The ledger that its owner appends to, one write at a time. A snapshot is a write of all
+    states; `snapshot` is the first entry of the last snapshot."""
 
     writer: AsyncLedgerWriter
     opened_s: float
     snapshot: int = NO_SNAPSHOT
     entries: int = 0
-    appended: int = 0  # bytes
-    appended_before: int = 0  # the snapshot
+    appended_bytes: int = 0
+    bytes_before_snapshot: int = 0
     snapshot_bytes: int = 0
 
     @property
@@ -55,7 +56,7 @@ class OpenAckLedger:
         return AckLedgerSize(
             self.entries,
             self.entries - max(self.snapshot, 0),
-            self.appended - self.appended_before,
+            self.appended_bytes - self.bytes_before_snapshot,
             self.snapshot_bytes,
             self.opened_s,
             len(self.writer.record.fragments),
@@ -63,24 +64,24 @@ class OpenAckLedger:
 
     async def append(self, kind: WriteKind, entries: Sequence[bytes]) -> None:
         """All entries of a write are durable when this returns. Raises errors.LedgerError."""
-        first, before = self.entries, self.appended
+        first, bytes_before = self.entries, self.appended_bytes
         self.entries += len(entries)
-        self.appended += sum(map(len, entries))
+        self.appended_bytes += sum(map(len, entries))
         adds = [self.writer.append(entry) for entry in entries]
         outcomes = await asyncio.gather(*adds, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
         if kind is WriteKind.SNAPSHOT:
-            self.snapshot, self.appended_before = first, before
-            self.snapshot_bytes = self.appended - before
+            self.snapshot, self.bytes_before_snapshot = first, bytes_before
+            self.snapshot_bytes = self.appended_bytes - bytes_before
 
 
 async def fold_ledger(
     fold: AckFold, ledgers: LedgerStore, ledger_id: int, *, fence: bool, decode: Decode = decode
 ) -> None:
-    """Adds the ledger's entries to `fold`, from the last whole snapshot on. With `fence` its writer
-    adds nothing more; without, a later write may be under way. Raises errors.NoSuchLedger,
+    """Adds the ledger's entries to `fold`, from the last snapshot on. With `fence` the ledger gets
+    no more writes; without `fence` a later write may be under way. Raises errors.NoSuchLedger,
     errors.DataUnavailable, errors.Unavailable, errors.NotEnoughBookies, errors.UnsupportedFormat.
     """
     reader = await ledgers.open(ledger_id, recover=fence)
@@ -94,7 +95,7 @@ async def fold_ledger(
             fold.add(good_entry)
             at = good_id + 1
         elif NO_SNAPSHOT < good_entry.snapshot <= good_id:
-            at = good_entry.snapshot
+            at = good_entry.snapshot  # where the last snapshot before this entry begins
     while at <= last:
         try:
             async for entry_id, entry in reader.read(at, last):
@@ -128,8 +129,8 @@ def add_entry(
 
 
 async def is_of_this_store(ledgers: LedgerStore, ledger_id: int, epoch: int | None = None) -> bool:
-    """Whether the ledger was made in the present metadata store, of this epoch (None: it is read):
-    no person has accepted an older store since. Raises StoreUnavailable."""
+    """Whether no person has accepted an older metadata store since the ledger was made. `epoch` is
+    the present epoch of the cluster (None: the epoch is read). Raises StoreUnavailable."""
     if epoch is None:
         node = await read(ledgers.metadata, paths.CLUSTER)
         epoch = 0 if node is None else cluster.decode(node.value).epoch
@@ -143,8 +144,8 @@ async def discard_ledger(
     ledgers: LedgerStore, ledger_id: int, left: dict[int, None] | None = None
 ) -> None:
     """Closes and deletes a ledger of positions or acknowledgements that no node names any more. If
-    that fails, the ledger is put into `left`, from which the caller discards it later, or the
-    janitor deletes it after its intent has ended."""
+    that fails, the ledger is put into `left`, and the caller discards the ledgers of `left` later.
+    The janitor deletes the others after their intents have ended."""
     try:
         await ledgers.recover(ledger_id)
         await ledgers.delete(ledger_id)

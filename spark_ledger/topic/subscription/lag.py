@@ -1,8 +1,8 @@
 """How far behind a topic's end a position is: rows, bytes and time. Pure.
 
 Always true: offsets without a row (trimmed, in a hole, or of a message's earlier chunks) do not
-count as lag; no value is negative. The lag is computed from the given state and reads no chunk, so
-bytes, and times inside a live segment or a chunk that was not read, are estimates.
+count as lag; no value is negative. The lag is computed from the given state and tables, and nothing
+is read. So bytes are estimates, and so are times in a live segment or in a chunk without a table.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,8 +20,7 @@ NO_ACKED: Mapping[int, int] = {}
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
     """`position` is the first offset that is not consumed, `end` one past the last row; `millis` is
-    the time since the commit of the first row at or after the position, 0 if there is no such row.
-    """
+    the time since the commit of the first row at or after the position (0: no such row)."""
 
     position: int
     end: int
@@ -37,66 +36,68 @@ def topic_lag(
     *,
     ends: Mapping[int, int] | None = None,
     live_ends: Mapping[int, LiveEnd] = NO_LIVE_ENDS,
-    read: Tables = NO_TABLES,
+    tables: Tables = NO_TABLES,
     acked: Mapping[int, int] = NO_ACKED,
 ) -> dict[int, PartitionLag]:
     """The lag of each partition in `positions` that the topic has; `now_ms` is by the store's
-    clock. `live_ends` are the ends of live segments; with `ends`, their rows count only up to these
-    offsets. `acked`: by partition the number of rows beyond the position that were acknowledged one
-    by one; they do not count as lag."""
+    clock. `live_ends` are the ends of live segments, `ends` the offsets from which on rows of live
+    segments do not count. `tables` are those of chunks that the caller read. `acked`: by partition
+    the number of rows beyond the position that were acknowledged one by one; these do not count."""
     lags = {}
-    for partition in sorted(positions):
-        if partition < len(state.partitions):
-            held, live = state.partitions[partition], live_ends.get(partition, EMPTY_END)
-            seen = held.end_offset + live.rows if ends is None else ends.get(partition, 0)
-            end = max(held.end_offset, seen)
+    for number in sorted(positions):
+        if number < len(state.partitions):
+            partition, live = state.partitions[number], live_ends.get(number, EMPTY_END)
+            live_end = partition.end_offset + live.rows if ends is None else ends.get(number, 0)
+            end = max(partition.end_offset, live_end)
             now = max(now_ms, state.commit_ms)
-            lag = partition_lag(held, positions[partition], end, live, now, read)
-            lags[partition] = replace(lag, rows=max(0, lag.rows - acked.get(partition, 0)))
+            lag = partition_lag(partition, positions[number], end, live, now, tables)
+            lags[number] = replace(lag, rows=max(0, lag.rows - acked.get(number, 0)))
     return lags
 
 
 def partition_lag(
-    held: PartitionState,
+    partition: PartitionState,
     position: int,
     end: int,
     live: LiveEnd,
     now_ms: int,
-    read: Tables = NO_TABLES,
+    tables: Tables = NO_TABLES,
 ) -> PartitionLag:
     """The lag of one partition whose rows end at `end`; otherwise as `topic_lag`. The bytes and
     times of a live segment are assumed to be spread evenly over its rows."""
-    lo, hi = max(position, held.start_offset), held.end_offset
-    left = max(0, end - max(hi, lo))
-    size = held.bytes_between(lo, hi)
-    since_ms = first_commit_ms(held, lo, read)
-    if left and live.rows:
-        size += live.bytes * min(left, live.rows) // live.rows
+    lo, hi = max(position, partition.start_offset), partition.end_offset
+    live_offsets = max(0, end - max(hi, lo))
+    size = partition.bytes_between(lo, hi)
+    since_ms = first_commit_ms(partition, lo, tables)
+    if live_offsets and live.rows:
+        size += live.bytes * min(live_offsets, live.rows) // live.rows
         if since_ms is None:
-            passed = max(hi, lo) - hi
-            since_ms = live.first_ms + (live.last_ms - live.first_ms) * passed // live.rows
+            consumed = max(hi, lo) - hi
+            since_ms = live.first_ms + (live.last_ms - live.first_ms) * consumed // live.rows
     millis = 0 if since_ms is None else max(0, now_ms - since_ms)
-    rows = held.rows_between(lo, hi)
-    if left:
-        rows += left - live.rowless.count_between(end - left, end)
+    rows = partition.rows_between(lo, hi)
+    if live_offsets:
+        rows += live_offsets - live.rowless.count_between(end - live_offsets, end)
     return PartitionLag(position, max(end, hi), rows, size, millis)
 
 
-def first_commit_ms(held: PartitionState, offset: int, read: Tables = NO_TABLES) -> int | None:
+def first_commit_ms(
+    partition: PartitionState, offset: int, tables: Tables = NO_TABLES
+) -> int | None:
     """When the first row at or after the offset was committed; None if no commit has such a row.
-    Within a chunk that was not read, and within a segment born live, times are assumed to rise
-    evenly."""
-    for interval in held.intervals.between(offset, held.end_offset):
+    Times are assumed to rise evenly within a chunk without a table, and within a segment born live,
+    whose first row was stored at `min_ms`."""
+    for interval in partition.intervals.between(offset, partition.end_offset):
         source = interval.source
         if source is None:
             continue
-        table = read.get(source) if isinstance(source, TableChunk) else source
+        table = tables.get(source) if isinstance(source, TableChunk) else source
         lo = max(offset, interval.lo)
         if table is None:
             between_ms = interval.last_ms - interval.first_ms
             rows = interval.hi - interval.lo
             return interval.first_ms + between_ms * (lo - interval.lo) // rows
-        part = table.between(held.number, lo, lo + 1)
+        part = table.between(partition.number, lo, lo + 1)
         if part.counted[0]:
             first_ms, last_ms = int(part.min_ms[0]), int(part.commits_ms[0])
             passed = (lo - int(part.bases[0])) / int(part.rows[0])

@@ -4,8 +4,8 @@ Always true: an intent is removed KEPT_MS after its end at the earliest, by the 
 never while one of its ledgers has a record: the janitor needs the intent to find the ledgers. One
 multi removes an intent and the transaction record of its random app id. A process that later looks
 for the outcome of a commit under the intent finds neither, and reports that the outcome is unknown
-(hazard 12). The records of app ids that users chose stay, and so do the intents of queries: a
-zombie that makes its intent again must find the ended intent (hazard 11). A block of ledger ids, of
+(hazard 12). The records of app ids that users chose stay. The intents of queries stay, too: an old
+run that makes its intent again must find the ended intent (hazard 11). A block of ledger ids, of
 any intent, is removed when it is older than KEPT_MS and no ledger with one of its ids has a record:
 no process uses ids of such an old block (intents.IDS_KEPT_S).
 

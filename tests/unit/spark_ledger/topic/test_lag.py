@@ -99,7 +99,7 @@ def test_lag_in_a_chunk_that_was_not_read_is_about_and_exact_when_it_was():
     assert topic_lag(topic, {0: 12}, 9000)[0].rows == 23
     assert topic_lag(topic, {0: 12}, 9000)[0].bytes == 2300
     assert topic_lag(topic, {0: 12}, 9000)[0].millis == 9000 - (1000 + 3000 * 12 // 35)
-    assert topic_lag(topic, {0: 12}, 9000, read=read)[0].millis == 7000
+    assert topic_lag(topic, {0: 12}, 9000, tables=read)[0].millis == 7000
 
 
 def test_the_metrics_have_the_names_that_sparks_kafka_source_gives_them():
