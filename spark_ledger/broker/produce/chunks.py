@@ -101,7 +101,7 @@ class ChunksOfProducer:
             producer.refuse(send.sequence_id, refusal)
             return
         if message is None and metadata.chunk_id:
-            producer.answer(producer.count_sends(1), 1, producer.receipt(send, NOWHERE))
+            producer.answer(producer.number_sends(1), 1, producer.receipt(send, NOWHERE))
             return
         if message is None:
             self._refused_messages.remove(producer.name, metadata.uuid)
@@ -109,7 +109,7 @@ class ChunksOfProducer:
             message = ChunkedMessage(producer, metadata.uuid, count, self._refuse)
             self._messages[metadata.uuid] = message
         message.is_quiet = False
-        message.sends.append((send, producer.count_sends(1)))
+        message.sends.append((send, producer.number_sends(1)))
         if metadata.chunk_id < len(message.offsets):
             return  # the chunk came before
         message.bytes += len(data) - parsed.payload_at
@@ -250,9 +250,9 @@ class ChunkRun(Run):
         else:
             offsets[self._index] = offset
 
-    def _send_receipts(self, ledger: int, entries: Iterable[int]) -> None:
+    def _send_receipts(self, ledger: int, offsets: Iterable[int]) -> None:
         if self.chunk is Chunk.LAST:
-            self._message.send_receipts(next(iter(entries)))
+            self._message.send_receipts(next(iter(offsets)))
         self.producer.connection.stored(self.waiting_bytes)
 
     def _refuse(self, refusal: Refusal) -> None:

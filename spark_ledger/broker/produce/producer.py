@@ -129,10 +129,10 @@ class Producer:
 
     def refuse(self, sequence_id: int, refusal: Refusal) -> None:
         """Refuse a batch for good, after the answers to the batches before it."""
-        self.answer(self.count_sends(1), 1, self.error(sequence_id, refusal))
+        self.answer(self.number_sends(1), 1, self.error(sequence_id, refusal))
 
-    def count_sends(self, count: int) -> int:
-        """Count `count` more SENDs; returns the number of the first."""
+    def number_sends(self, count: int) -> int:
+        """Give the next `count` SENDs their numbers; returns the first number."""
         first = self.sends
         self.sends += count
         return first
@@ -196,7 +196,7 @@ class Run:
 
     def number_sends(self) -> None:
         """Give the SENDs of the run their numbers, before the run is stored."""
-        self._number = self.producer.count_sends(len(self.batches))
+        self._number = self.producer.number_sends(len(self.batches))
 
     @property
     def first_sequence_id(self) -> int:
@@ -295,9 +295,9 @@ class Run:
     def duplicate(self) -> None:
         self._send_receipts(NOWHERE, repeat(NOWHERE))
 
-    def _send_receipts(self, ledger: int, entries: Iterable[int]) -> None:
+    def _send_receipts(self, ledger: int, offsets: Iterable[int]) -> None:
         producer = self.producer
-        sent: Iterable[tuple[Send, int]] = zip(self._sends, entries, strict=False)
+        sent: Iterable[tuple[Send, int]] = zip(self._sends, offsets, strict=False)
         frames = receipts(sent, ledger, producer.partition.log.shown)
         producer.answer(self._number, len(self._sends), frames)
         producer.connection.stored(self.waiting_bytes)
