@@ -239,10 +239,10 @@ async def with_store_errors(work: "Awaitable[T]") -> "T":
     """The result of the work. Raises an errors.LedgerError instead of an error of the store."""
     from spark_ledger.metadata.cluster import BadClusterRecord
     from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
-    from spark_ledger.metadata.store_calls import reachable
+    from spark_ledger.metadata.store_calls import unavailable_while
 
     try:
-        with reachable("asking for ledgers without a record"):
+        with unavailable_while("asking for ledgers without a record"):
             return await work
     except (BadClusterRecord, BadDeletedSet) as damage:
         raise UnsupportedFormat(str(damage)) from damage

@@ -49,7 +49,7 @@ from spark_ledger.metadata.store import (
     StoreUnavailable,
     Versioned,
 )
-from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, names_in, reachable, read
+from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, names_in, read, unavailable_while
 
 LISTED_MAX = 10_000  # a report with so many ids in each list is below VALUE_BYTES_MAX
 FIRST_ID = 1
@@ -208,7 +208,7 @@ class StoreStatus:
 async def status(store: MetadataStore) -> StoreStatus:
     """Raises errors.Unavailable, errors.UnsupportedFormat."""
     try:
-        with reachable("reading how the metadata store stands"):
+        with unavailable_while("reading how the metadata store stands"):
             cluster = await clusters.read(store)
             chain = chains.chain_of_node(await read(store, paths.CHAIN))
             reports = await reports_of(store, cluster)
@@ -238,7 +238,7 @@ async def accept(store: MetadataStore) -> StoreStatus:
     """Accept the store: the epoch rises, the counter of ids goes to the first id of the epoch, the
     chain gets a link, and the hold ends. A store that is not held stays unchanged. Returns the
     status afterwards. Raises errors.Unavailable, errors.UnsupportedFormat."""
-    with reachable("accepting the metadata store"):
+    with unavailable_while("accepting the metadata store"):
         for _ in range(TRIES_MAX):
             before = await status(store)
             if before.cluster.hold is None:

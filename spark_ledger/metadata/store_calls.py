@@ -118,7 +118,7 @@ async def names_in(store: MetadataStore, folder: str) -> list[str]:
 
 
 @contextmanager
-def reachable(action: str) -> Iterator[None]:
+def unavailable_while(action: str) -> Iterator[None]:
     """Raise the store's failures as errors.Unavailable, whose text names the work (`action`), and
     whether the store did not respond or refused."""
     try:
@@ -136,7 +136,7 @@ def reachable(action: str) -> Iterator[None]:
 async def take_role(store: MetadataStore, path: str) -> bool:
     """Take the role whose ephemeral is at `path`, unless another session has it; returns whether
     this session has the role. Raises errors.Unavailable."""
-    with reachable(f"reading which session is elected at {path}"):
+    with unavailable_while(f"reading which session is elected at {path}"):
         with suppress(NodeExists, OutcomeUnknown):
             await store.create(path, ephemeral=True)
         try:

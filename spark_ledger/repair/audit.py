@@ -20,7 +20,7 @@ from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.transitions import is_fragment_complete
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, entries_of, keeps
-from spark_ledger.metadata.store_calls import call_each, in_batches, reachable
+from spark_ledger.metadata.store_calls import call_each, in_batches, unavailable_while
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.copies import count_in, delivered_entries, windows
 from spark_ledger.repair.work_list import ListedLedger
@@ -122,7 +122,7 @@ async def audit_batch(
             record = (await ledgers.record(ledger_id)).record
         except NoSuchLedger:
             return  # the ledger was deleted meanwhile
-        with reachable("looking up a listed ledger"):
+        with unavailable_while("looking up a listed ledger"):
             work = await work_list.find(ledgers.metadata, ledger_id)
         result.add(await check_ledger(ledgers, record, tokens, work, deep=deep))
         if referred is not None and record.topic and record.closed:

@@ -50,8 +50,8 @@ from spark_ledger.metadata.store_calls import (
     call_each,
     in_batches,
     names_in,
-    reachable,
     store_now_ms,
+    unavailable_while,
 )
 from spark_ledger.repair import slots, status, work_list
 from spark_ledger.repair.limbo import never_seen
@@ -117,7 +117,7 @@ async def begin(ledgers: LedgerStore, bookie_id: str, *, force: bool = False) ->
     """Begin to drain the bookie; returns the ledgers that name it. On return the draining is
     durable, and continues without this caller. Raises as `decommission`."""
     store, path = ledgers.metadata, paths.draining(bookie_id)
-    with reachable("beginning to drain a bookie"):
+    with unavailable_while("beginning to drain a bookie"):
         if bookie_id in (await bookies(store)).draining:
             records = await _all_records_naming(ledgers, bookie_id)
         else:
@@ -144,7 +144,7 @@ async def cancel(ledgers: LedgerStore, bookie_id: str) -> bool:
     """End the draining: the bookie keeps its remaining copies and takes entries again. Returns
     whether it was draining. Durable on return. Raises Unavailable."""
     store = ledgers.metadata
-    with reachable("ending the draining of a bookie"):
+    with unavailable_while("ending the draining of a bookie"):
         await store.sync(paths.BOOKIES_DRAINING)
         if bookie_id not in await autorecovery.draining_bookies(store):
             return False
@@ -156,14 +156,14 @@ async def cancel(ledgers: LedgerStore, bookie_id: str) -> bool:
 async def _list(store: MetadataStore, bookie_id: str, records: Collection[LedgerRecord]) -> None:
     """List the ledgers, as the auditor may have made its pass before these ledgers named the
     bookie."""
-    with reachable("asking the metadata store for the time"):
+    with unavailable_while("asking the metadata store for the time"):
         since_ms = await store_now_ms(store) if records else 0
     reason = Reason(Cause.DRAINED, bookie_id, since_ms)
 
     async def add(record: LedgerRecord) -> None:
         await work_list.add(store, record.ledger_id, [reason])
 
-    with reachable("listing the ledgers of a bookie"):
+    with unavailable_while("listing the ledgers of a bookie"):
         await call_each(add, records, RECORDS_AT_ONCE)
 
 
@@ -196,7 +196,7 @@ class _StayingBookies(NamedTuple):
 
 async def _staying_bookies(store: MetadataStore, bookie_id: str) -> _StayingBookies:
     """The staying bookies; this bookie counts as not draining. Raises Unavailable."""
-    with reachable("asking which bookies are registered"):
+    with unavailable_while("asking which bookies are registered"):
         current = await bookies(store)
         stays = current.registered - (current.draining - {bookie_id})
         return _StayingBookies(stays, stays & {*await names_in(store, paths.BOOKIES_AVAILABLE)})
@@ -294,7 +294,7 @@ def _is_stuck(
 async def _all_records(ledgers: LedgerStore) -> AsyncIterator[LedgerRecord]:
     """The records of all ledgers. Raises Unavailable; UnsupportedFormat, because the bookies of
     such a record are not known."""
-    with reachable("listing the ledgers of a bookie"):
+    with unavailable_while("listing the ledgers of a bookie"):
         await ledgers.metadata.sync()
     async for batch in in_batches(ledgers.list(), RECORDS_AT_ONCE):
         for versioned in await ledgers.cluster.records.read_many(batch):
@@ -330,12 +330,12 @@ async def _progress(
 ) -> DrainProgress:
     blocked: dict[int, str] = {}
     hindrance = ""
-    with reachable("asking for ledgers without a record"):
+    with unavailable_while("asking for ledgers without a record"):
         kept = len(await unrecorded.unrecorded_of(store, bookie_id))
     if kept:
         hindrance = f"it keeps {counted(kept, 'ledger')} without a record: `ledger unrecorded`"
     if len(records) > stuck or kept:
-        with reachable("asking what hinders the draining"):
+        with unavailable_while("asking what hinders the draining"):
             works = await call_each(
                 lambda record: work_list.find(store, record.ledger_id), records, RECORDS_AT_ONCE
             )
@@ -373,7 +373,7 @@ async def forget(ledgers: LedgerStore, bookie_id: str) -> None:
     registered, or is named by a ledger; MetadataHeld (`metadata accept` names the bookies that have
     not responded to it); Unavailable: some nodes may be deleted then, and a second call
     continues."""
-    with reachable("forgetting a bookie"):
+    with unavailable_while("forgetting a bookie"):
         await _forget(ledgers, bookie_id)
 
 

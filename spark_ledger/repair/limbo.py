@@ -33,7 +33,7 @@ from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, derive, entries_kept
 from spark_ledger.metadata.store import MetadataStore
-from spark_ledger.metadata.store_calls import call_each, names_in, reachable, read
+from spark_ledger.metadata.store_calls import call_each, names_in, read, unavailable_while
 from spark_ledger.repair.copies import CannotCompare, Copies, Pace, unpaced
 
 COMPARISONS_MAX = 4
@@ -70,7 +70,7 @@ async def list_limbo(metadata: MetadataStore) -> list[LimboLedger]:
 async def limbo_pairs(metadata: MetadataStore) -> list[tuple[str, int]]:
     """Pairs of a bookie and a ledger that it lists, in order; makes one call for each bookie.
     Raises Unavailable."""
-    with reachable("listing ledgers in limbo"):
+    with unavailable_while("listing ledgers in limbo"):
         await metadata.sync(paths.LIMBO)
         return [
             (bookie_id, ledger_id)
@@ -88,7 +88,7 @@ async def read_limbo_ledgers(
 ) -> list[LimboLedger]:
     """The (bookie, ledger) pairs that are still listed, with reason and time. Raises
     Unavailable."""
-    with reachable("reading the list of ledgers in limbo"):
+    with unavailable_while("reading the list of ledgers in limbo"):
         listings = await call_each(lambda pair: _read_limbo_ledger(metadata, *pair), pairs)
     return [listing for listing in listings if listing is not None]
 
@@ -127,7 +127,7 @@ async def repair_everywhere(
                 f"Its bookies are {', '.join(ensemble)}: give the id of the bookie that is gone.",
             )
         for bookie_id in not_members:
-            with reachable("looking up a bookie"):
+            with unavailable_while("looking up a bookie"):
                 address = await ledgers.cluster.directory.find(bookie_id)
             if address is None:
                 raise never_seen(bookie_id)
@@ -159,7 +159,7 @@ def never_seen(bookie_id: str) -> BadConfig:
 
 async def _bookies_listing(metadata: MetadataStore, ledger_id: int) -> list[str]:
     """The bookies that list the ledger."""
-    with reachable("listing ledgers in limbo"):
+    with unavailable_while("listing ledgers in limbo"):
         await metadata.sync(paths.LIMBO)
         bookie_ids = await names_in(metadata, paths.LIMBO)
         return [

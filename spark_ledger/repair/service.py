@@ -22,7 +22,7 @@ from spark_ledger.metadata.autorecovery import BadAutorecoverySettings
 from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.ledger_record import Tokens
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.metadata.store_calls import reachable, take_role
+from spark_ledger.metadata.store_calls import take_role, unavailable_while
 from spark_ledger.repair import limbo, status, work_list
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.limbo import ComparisonResult
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 async def tokens_of(ledgers: LedgerStore) -> Tokens:
     """The tokens that repair sends with its requests. Raises Unavailable."""
-    with reachable("looking up the credential of repair"):
+    with unavailable_while("looking up the credential of repair"):
         if_absent = secrets.token_hex(32)
         credential = await autorecovery.repair_credential(ledgers.metadata, if_absent)
         return autorecovery.repair_tokens(credential)
@@ -150,7 +150,7 @@ async def repair_once(ledgers: LedgerStore, idle_s: float = IDLE_S) -> LimboRepa
         reason = Reason(Cause.LIMBO, listing.bookie_id, listing.since_ms)
         reasons.setdefault(listing.ledger_id, []).append(reason)
     done = LimboRepair([], {})
-    with reachable("listing ledgers in limbo as under-replicated"):
+    with unavailable_while("listing ledgers in limbo as under-replicated"):
         for ledger_id in sorted(reasons):
             await work_list.add(ledgers.metadata, ledger_id, reasons[ledger_id])
     for ledger_id in sorted(reasons):

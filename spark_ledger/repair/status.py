@@ -21,7 +21,7 @@ from spark_ledger.metadata.autorecovery import (
 )
 from spark_ledger.metadata.cluster import hold_reason
 from spark_ledger.metadata.store import BadVersion, MetadataStore, NoNode, OutcomeUnknown
-from spark_ledger.metadata.store_calls import call_each, names_in, reachable
+from spark_ledger.metadata.store_calls import call_each, names_in, unavailable_while
 from spark_ledger.repair import work_list
 from spark_ledger.repair.auditor import alarm
 from spark_ledger.repair.work_list import ListedLedger
@@ -51,7 +51,7 @@ async def publish(store: MetadataStore, findings: Findings) -> None:
     Unavailable."""
     value = json.dumps(asdict(findings), sort_keys=True).encode()
     with (
-        reachable("publishing the auditor's findings"),
+        unavailable_while("publishing the auditor's findings"),
         suppress(NoNode, BadVersion, OutcomeUnknown),
     ):
         node = await store.get(paths.AUDITOR)
@@ -103,7 +103,7 @@ class AutorecoveryStatus:
 async def status(store: MetadataStore) -> AutorecoveryStatus:
     """The present state. Raises Unavailable, BadConfig for settings that are damaged."""
     works = await underreplicated(store)
-    with reachable("reading the status of autorecovery"):
+    with unavailable_while("reading the status of autorecovery"):
         await store.sync(paths.AUTORECOVERY)
         try:
             settings = await autorecovery.read_settings(store)
@@ -134,7 +134,7 @@ async def status(store: MetadataStore) -> AutorecoveryStatus:
 async def underreplicated(store: MetadataStore) -> list[ListedLedger]:
     """Every ledger on the list, by id. Raises Unavailable."""
     ledger_ids = await work_list.listed_ledgers(store)
-    with reachable("reading the list of under-replicated ledgers"):
+    with unavailable_while("reading the list of under-replicated ledgers"):
         works = await call_each(
             lambda number: work_list.find(store, number), ledger_ids, READS_AT_ONCE
         )
@@ -146,7 +146,7 @@ async def enable(store: MetadataStore, *, force: bool = False) -> AutorecoverySe
     they are more than a third of all. Durable on return. Raises Unavailable, BadConfig."""
     if not force:
         return await change_settings(store, enabled=True)
-    with reachable("asking which bookies are registered"):
+    with unavailable_while("asking which bookies are registered"):
         registered = (await bookies(store)).registered
         seen = await names_in(store, paths.BOOKIES_KNOWN)
     accepted = tuple(sorted(bookie for bookie in seen if bookie not in registered))
@@ -163,7 +163,7 @@ async def change_settings(store: MetadataStore, **changes: Any) -> AutorecoveryS
         raise BadConfig(
             f"autorecovery has no setting '{unknown[0]}'", f"It has {' and '.join(SETTABLE)}."
         )
-    with reachable("changing the settings of autorecovery"):
+    with unavailable_while("changing the settings of autorecovery"):
         try:
             return await autorecovery.change_settings(store, **changes)
         except DamagedSettings as wrong:

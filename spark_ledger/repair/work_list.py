@@ -26,7 +26,7 @@ from spark_ledger.metadata.store import (
     OutcomeUnknown,
     StoreError,
 )
-from spark_ledger.metadata.store_calls import reachable, read
+from spark_ledger.metadata.store_calls import read, unavailable_while
 
 
 class Cause(StrEnum):
@@ -105,7 +105,7 @@ def decode(ledger_id: int, value: bytes, version: int) -> ListedLedger:
 
 async def listed_ledgers(store: MetadataStore) -> list[int]:
     """The ledgers on the list, ascending. Raises Unavailable."""
-    with reachable("listing under-replicated ledgers"):
+    with unavailable_while("listing under-replicated ledgers"):
         await store.sync(paths.UNDERREPLICATED)
         if await read(store, paths.UNDERREPLICATED) is None:
             return []  # no ledger was ever listed

@@ -31,7 +31,7 @@ from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import AutorecoverySettings, BadAutorecoverySettings
 from spark_ledger.metadata.ledger_record import RecordState, Tokens
 from spark_ledger.metadata.store import MetadataStore
-from spark_ledger.metadata.store_calls import call_each, names_in, reachable
+from spark_ledger.metadata.store_calls import call_each, names_in, unavailable_while
 from spark_ledger.repair import limbo, slots, work_list
 from spark_ledger.repair.copies import Pace
 from spark_ledger.repair.work_list import Cause, ListedLedger, Reason
@@ -161,7 +161,7 @@ class Worker:
         outcomes = []
 
         async def work(ledger_id: int) -> None:
-            with reachable("looking up the settings of autorecovery"):
+            with unavailable_while("looking up the settings of autorecovery"):
                 if not await self._may_work():
                     return
             outcome = await self.work_at(ledger_id)
@@ -177,7 +177,7 @@ class Worker:
 
     async def work_at(self, ledger_id: int) -> Outcome | None:
         """Work at a listed ledger; None: another worker works at it. Raises Unavailable."""
-        with reachable("repairing an under-replicated ledger"):
+        with unavailable_while("repairing an under-replicated ledger"):
             if not await work_list.lock(self._store, ledger_id):
                 return None
             try:

@@ -22,7 +22,7 @@ from spark_ledger.async_tasks import cancel
 from spark_ledger.config import DEFAULTS, ClientConfig, client_config
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import SessionState
-from spark_ledger.metadata.store_calls import reachable
+from spark_ledger.metadata.store_calls import unavailable_while
 from spark_ledger.process import OncePerProcess, background_loop, ledger_store
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry.key_filter import hashes_of
@@ -98,7 +98,7 @@ class BlockingTopics:
         self.client = client
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        with reachable("a call on topics ran"):
+        with unavailable_while("a call on topics ran"):
             return background_loop().run(coroutine)
 
     @property

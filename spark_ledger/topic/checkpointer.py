@@ -32,7 +32,7 @@ from spark_ledger.metadata.store import (
     Set,
     StoreError,
 )
-from spark_ledger.metadata.store_calls import TRIES_MAX, reachable, read
+from spark_ledger.metadata.store_calls import TRIES_MAX, read, unavailable_while
 from spark_ledger.process import LruCache
 from spark_ledger.topic.log import checkpoint
 from spark_ledger.topic.log.blobs import Blobs, BlobWriter, ChunkStore
@@ -125,7 +125,7 @@ class Checkpointer:
         Raises errors.Unavailable, errors.NotEnoughBookies, errors.LedgerFenced (the intent ended
         meanwhile), and the errors of TopicLog.fold.
         """
-        with reachable(f"making a checkpoint of topic {topic_id}"):
+        with unavailable_while(f"making a checkpoint of topic {topic_id}"):
             log = self._log_of(topic_id)
             state, newest = await log.fold_from_checkpoint()
             before = None if newest is None else newest.record

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.store_calls import Tries, ensure, reachable
+from spark_ledger.metadata.store_calls import Tries, ensure, unavailable_while
 from spark_ledger.topic.client import NO_KINDS, TopicClient
 from spark_ledger.topic.commit.draft import CommitKind, CommitOutcome, RowKind, TxnKey
 from spark_ledger.topic.log import records
@@ -76,7 +76,9 @@ async def _commit(
     path = paths.txn(escape(app_id), escape(intent.target))
     tries = Tries()
     while True:
-        with reachable(f"looking for part {part.number} of epoch {part.epoch} of {intent.app_id}"):
+        with unavailable_while(
+            f"looking for part {part.number} of epoch {part.epoch} of {intent.app_id}"
+        ):
             await ensure(client.store, path, records.encode_txn(TxnRecord()))
             await client.store.sync(path)
             record = records.decode_txn((await client.store.get(path)).value)

@@ -21,7 +21,7 @@ from spark_ledger.bookies import directory
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.store import NoNode
-from spark_ledger.metadata.store_calls import Tries, call_each, reachable, store_now_ms
+from spark_ledger.metadata.store_calls import Tries, call_each, store_now_ms, unavailable_while
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.log import actions
@@ -121,7 +121,7 @@ async def plan(
 
     Raises errors.TopicNotFound for a named topic that does not exist, errors.Unavailable.
     """
-    with reachable(f"listing {view}"):
+    with unavailable_while(f"listing {view}"):
         return await _plan(client, view, names)
 
 
@@ -149,7 +149,7 @@ async def _plan(client: TopicClient, view: str, names: Iterable[str] | None) -> 
 async def read(client: TopicClient, part: ViewPart) -> list[pa.RecordBatch]:
     """The part's rows, sorted by topic, then by the next columns. Raises errors.Unavailable,
     errors.UnsupportedFormat, errors.DataUnavailable, errors.DigestMismatch."""
-    with reachable(f"listing {part.view}"):
+    with unavailable_while(f"listing {part.view}"):
         if part.view == "segments":
             return [await _segments(client, part)]
         if part.view == "ledgers":

@@ -19,7 +19,7 @@ import pyarrow as pa
 from spark_ledger import errors
 from spark_ledger.errors import LedgerError, TopicNotFound
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.metadata.store_calls import reachable
+from spark_ledger.metadata.store_calls import unavailable_while
 from spark_ledger.topic.checkpointer import Checkpointer
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.commit import CommitKind, CommitOutcome, TxnKey
@@ -363,7 +363,7 @@ class TopicWork:
         grow in this run. The driver that commits may have seen fewer."""
         if "growth" not in self.plan.also:
             return None
-        with reachable(f"reading topic '{info.name}'"):
+        with unavailable_while(f"reading topic '{info.name}'"):
             state = await tasks.log(info.id).fold()
         return len(state.partitions)
 

@@ -31,7 +31,7 @@ from spark_ledger.metadata.store import (
     SessionState,
     Versioned,
 )
-from spark_ledger.metadata.store_calls import ensure, reachable
+from spark_ledger.metadata.store_calls import ensure, unavailable_while
 from spark_ledger.metrics import Counter
 
 NODES_KEPT = 16
@@ -69,7 +69,7 @@ async def brokers_alive(
 ) -> dict[str, Registered]:
     """The brokers that are registered, by id. A node that cannot be decoded is left out, and put
     into `unreadable`. Raises errors.Unavailable."""
-    with reachable("listing brokers"):
+    with unavailable_while("listing brokers"):
         try:
             ids = await store.children(paths.BROKERS_ALIVE)
         except NoNode:
@@ -171,7 +171,7 @@ class Membership:
         UrlTaken."""
         if not self._is_url_free:
             await self.check_url()
-        with reachable("registering a broker"):
+        with unavailable_while("registering a broker"):
             await ensure(self._store, paths.BROKERS_ALIVE)
             await ensure(self._store, paths.BROKERS_TOPICS)
             with suppress(NodeExists, OutcomeUnknown):
@@ -198,7 +198,7 @@ class Membership:
         write the count of incomplete messages into its node when the count has changed."""
         if self._store.session_state is not SessionState.CONNECTED:
             return False
-        with reachable("looking whether this broker is registered"), suppress(NoNode):
+        with unavailable_while("looking whether this broker is registered"), suppress(NoNode):
             node = await self._store.get(self._path, self.stirred.set)
             if not self._session_lost:
                 await self._renew(node)
@@ -224,7 +224,7 @@ class Membership:
         """Remove the node of a dead broker, even if its session still lives, so that all brokers
         take it for dead. A broker that lives registers again."""
         _log.warning("broker %s does not answer: others take its partitions over", broker_id)
-        with reachable("removing a dead broker"), suppress(NoNode, OutcomeUnknown):
+        with unavailable_while("removing a dead broker"), suppress(NoNode, OutcomeUnknown):
             await self._store.delete(paths.broker(broker_id))
         self._burials.buried(broker_id, asyncio.get_running_loop().time())
 

@@ -33,7 +33,7 @@ from spark_ledger.metadata.store import (
     Versioned,
     Watcher,
 )
-from spark_ledger.metadata.store_calls import TRIES_MAX, Tries, reachable, read
+from spark_ledger.metadata.store_calls import TRIES_MAX, Tries, read, unavailable_while
 
 NO_RECORD = -1
 RECORDS_KEPT = 16
@@ -99,7 +99,7 @@ class Ownership:
     async def take_over(self) -> dict[str, Owners]:
         """Take the partitions of dead brokers that fall on this broker; returns their topics, each
         with its new owners. One read of all records finds the topics that have such partitions."""
-        with reachable("listing topics that brokers have"):
+        with unavailable_while("listing topics that brokers have"):
             await self._store.sync(paths.BROKERS_TOPICS)
             topics = await self._store.children(paths.BROKERS_TOPICS)
             nodes = await self._store.get_many([paths.brokers_of_topic(id_) for id_ in topics])
@@ -137,7 +137,7 @@ class Ownership:
     ) -> Owners:
         """`watch` is set on the record before it is read."""
         path = paths.brokers_of_topic(topic_id)
-        with reachable(f"reading which brokers have topic {topic_id}"):
+        with unavailable_while(f"reading which brokers have topic {topic_id}"):
             if fresh:
                 await self._store.sync(path)
             node = await read(self._store, path, watch)
@@ -236,7 +236,7 @@ class Ownership:
         written."""
         path, value = paths.brokers_of_topic(topic_id), _encoded(owners)
         with (
-            reachable(f"writing which brokers have topic {topic_id}"),
+            unavailable_while(f"writing which brokers have topic {topic_id}"),
             suppress(NodeExists, BadVersion, NoNode, OutcomeUnknown),
         ):
             if owners.version == NO_RECORD:

@@ -40,7 +40,14 @@ from spark_ledger.metadata.store import (
     OutcomeUnknown,
     Versioned,
 )
-from spark_ledger.metadata.store_calls import Tries, call_each, look_up, names_in, reachable, read
+from spark_ledger.metadata.store_calls import (
+    Tries,
+    call_each,
+    look_up,
+    names_in,
+    read,
+    unavailable_while,
+)
 from spark_ledger.topic.acks.entries import (
     ENTRY_BYTES_MAX,
     AckEntry,
@@ -147,7 +154,7 @@ class AckCopies:
         durable when this returns. Raises errors.LedgerError."""
         entry_bytes = self._ledgers.config.entry_bytes_max * 3 // 4
         entries = encode_copy(acked, min(ENTRY_BYTES_MAX, entry_bytes))
-        with reachable(f"copying acknowledgements of topic {self._topic_id}"):
+        with unavailable_while(f"copying acknowledgements of topic {self._topic_id}"):
             await AckNodes(self._ledgers, self._topic_id).seen()  # makes the folder
             if sum(map(len, entries)) <= INLINE_BYTES_MAX:
                 await self._create(copy_id, CopyPointer(inline=tuple(entries)))
@@ -190,7 +197,7 @@ class AckCopies:
 
     async def read(self, copy_id: str) -> dict[int, BitMap64]:
         """The acknowledged offsets by partition. Raises errors.CopyGone, errors.LedgerError."""
-        with reachable(f"reading copy {copy_id}"):
+        with unavailable_while(f"reading copy {copy_id}"):
             node = await look_up(self._store, paths.ack_copy(self._topic_id, copy_id))
         if node is None:
             raise self._gone(copy_id)
@@ -210,13 +217,16 @@ class AckCopies:
     async def renew(self, copy_id: str) -> None:
         """Keeps the copy for another KEPT_MS, if it exists."""
         path = paths.ack_copy(self._topic_id, copy_id)
-        with reachable(f"renewing copy {copy_id}"), suppress(OutcomeUnknown, NoNode, BadVersion):
+        with (
+            unavailable_while(f"renewing copy {copy_id}"),
+            suppress(OutcomeUnknown, NoNode, BadVersion),
+        ):
             node = await self._store.get(path)
             await self._store.set(path, node.value, node.version)
 
     async def delete(self, copy_id: str) -> None:
         """Deletes the copy, if it exists."""
-        with reachable(f"deleting copy {copy_id}"):
+        with unavailable_while(f"deleting copy {copy_id}"):
             node = await read(self._store, paths.ack_copy(self._topic_id, copy_id))
             if node is not None:
                 await self._delete(copy_id, node, ANY_VERSION)
@@ -224,7 +234,7 @@ class AckCopies:
     async def expire(self, now_ms: int) -> list[str]:
         """Deletes the copies that were not renewed in KEPT_MS before `now_ms`, by the store's
         clock; returns their ids."""
-        with reachable(f"removing old copies of topic {self._topic_id}"):
+        with unavailable_while(f"removing old copies of topic {self._topic_id}"):
             names = await names_in(self._store, paths.acks(self._topic_id))
             nodes = await nodes_of_copies(self._store, self._topic_id, names)
             old = {id_: node for id_, node in nodes.items() if now_ms - node.modified_ms >= KEPT_MS}

@@ -31,7 +31,7 @@ from spark_ledger import errors
 from spark_ledger.async_tasks import BackgroundTasks, cancel, woken
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check, StoreError
-from spark_ledger.metadata.store_calls import call_each, pause_s, reachable
+from spark_ledger.metadata.store_calls import call_each, pause_s, unavailable_while
 from spark_ledger.topic.acks.context import LONG_AGO_S, AckContext
 from spark_ledger.topic.acks.delayed import DelayRecords
 from spark_ledger.topic.acks.entries import (
@@ -139,7 +139,7 @@ class PartitionAcks:
         """Takes the partition's acknowledgements over. Raises errors.LedgerFenced (a later owner
         has them), errors.Unavailable or another errors.LedgerError (they cannot be read now)."""
         made = PartitionAcks(context, partition, epoch)
-        with reachable(f"taking over the acknowledgements of {made._title}"):
+        with unavailable_while(f"taking over the acknowledgements of {made._title}"):
             await made._take_over()
         return made
 

@@ -30,7 +30,7 @@ from spark_ledger.metadata.store import (
     Set,
     StoreUnavailable,
 )
-from spark_ledger.metadata.store_calls import call_each, pause_s, reachable
+from spark_ledger.metadata.store_calls import call_each, pause_s, unavailable_while
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit import guards
 from spark_ledger.topic.commit import views as commit_views
@@ -105,7 +105,7 @@ class Committer:
         txn = request.txn
         commit = _Commit(self, request)
         purpose = f"committing version {txn.version} of '{txn.app_id}' to '{txn.target}'"
-        with reachable(purpose):
+        with unavailable_while(purpose):
             try:
                 if txn.version != NEXT_VERSION:
                     return await commit.run(timeout_s)

@@ -27,7 +27,7 @@ from spark_ledger.async_tasks import BackgroundTasks
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.metadata.store_calls import Tries, call_each, reachable, read
+from spark_ledger.metadata.store_calls import Tries, call_each, read, unavailable_while
 from spark_ledger.topic.commit.commit import Committer
 from spark_ledger.topic.commit.draft import CommitOutcome, CommitRequest
 from spark_ledger.topic.commit.seal import seal_live_segment
@@ -317,7 +317,7 @@ class LivePartitionCommitter:
         state = views.newest_state(topic_id)
         if not fresh and not (state and any(partition.live for partition in state.partitions)):
             return None
-        with reachable(f"reading topic {topic_id}"):
+        with unavailable_while(f"reading topic {topic_id}"):
             if not fresh and state and await views.is_newest(state):
                 return state
             return await views.state(topic_id, fold=True, fresh=fresh)
@@ -346,7 +346,7 @@ class LivePartitionCommitter:
         Raises as seal.seal_live_segment, errors.MetadataHeld."""
         holds: list[EndHold] = []
         if segments:
-            with reachable("asking whether the metadata store is held"):
+            with unavailable_while("asking whether the metadata store is held"):
                 await self._committer.guard.checks()
         try:
             hand_overs = await self._request_hand_over(segments, hold_s, holds) if segments else {}
@@ -415,7 +415,7 @@ class LivePartitionCommitter:
         """The broker's URL; None if the broker is gone. A broker id belongs to one process, whose
         URL never changes. Raises BadHandOverFrame."""
         if broker not in self._urls:
-            with reachable("reading a broker's node"):
+            with unavailable_while("reading a broker's node"):
                 node = await read(self._ledgers.metadata, paths.broker(broker))
             if node is None:
                 return None

@@ -34,7 +34,14 @@ from spark_ledger.metadata.store import (
     StoreUnavailable,
     Versioned,
 )
-from spark_ledger.metadata.store_calls import TRIES_MAX, Tries, ensure, look_up, reachable, read
+from spark_ledger.metadata.store_calls import (
+    TRIES_MAX,
+    Tries,
+    ensure,
+    look_up,
+    read,
+    unavailable_while,
+)
 from spark_ledger.process import LruCache
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.names import escape
@@ -170,7 +177,7 @@ class Intents:
         """
         path = f"{paths.QUERIES}/{escape(query_id)}@{escape(target)}"
         record = IntentRecord(kind, query_id, run_id, target, w0=records.NO_VERSION)
-        with reachable(f"opening the intent of query {query_id}"):
+        with unavailable_while(f"opening the intent of query {query_id}"):
             tries = Tries(self._rng, tries_without_pause=1)
             while True:
                 pointer = await self._read_pointer(path)
@@ -197,7 +204,7 @@ class Intents:
         transaction record is removed with the intent. Raises errors.TopicNotFound."""
         record = IntentRecord(BATCH, app_id, run_id, target, w0=records.NO_VERSION, random=random)
         token = f"{self._rng.getrandbits(128):032x}"
-        with reachable(f"opening the intent of batch job {app_id}"):
+        with unavailable_while(f"opening the intent of batch job {app_id}"):
             snapshots = await self._read_snapshots(overwrites)
             return await self._open_new(f"batch-{token}", replace(record, snapshots=snapshots))
 
@@ -208,7 +215,7 @@ class Intents:
         token = f"{self._rng.getrandbits(128):032x}"
         app_id, w0 = f"{purpose}-{token}", records.NO_VERSION
         record = IntentRecord(SYSTEM, app_id, token, target, w0, random=True)
-        with reachable(f"opening an intent to {purpose} '{target}'"):
+        with unavailable_while(f"opening an intent to {purpose} '{target}'"):
             return await self._open_new(f"system-{token}", record)
 
     async def _open_new(self, intent_id: str, record: IntentRecord) -> Intent:
@@ -225,7 +232,7 @@ class Intents:
 
     async def get(self, intent_id: str) -> Intent:
         """The intent as it is now. Raises errors.LedgerFenced if there is no such intent."""
-        with reachable(f"reading intent {intent_id}"):
+        with unavailable_while(f"reading intent {intent_id}"):
             node = await look_up(self.store, paths.intent(intent_id))
         if node is None:
             raise errors.LedgerFenced(f"there is no intent {intent_id}", intent=intent_id)
@@ -234,7 +241,7 @@ class Intents:
     async def txn_record(self, intent: Intent) -> TxnRecord:
         """The transaction record of the intent's app id and target, not older than this call."""
         path = paths.txn(escape(intent.app_id), escape(intent.target))
-        with reachable(f"reading the transaction record of '{intent.app_id}'"):
+        with unavailable_while(f"reading the transaction record of '{intent.app_id}'"):
             await self.store.sync(path)
             node = await look_up(self.store, path)
         return TxnRecord() if node is None else records.decode_txn(node.value)
@@ -275,7 +282,7 @@ class Intents:
 
         Raises errors.LedgerFenced if the intent is not open any more, errors.MetadataHeld.
         """
-        with reachable(f"taking ledger ids for intent {intent.id}"):
+        with unavailable_while(f"taking ledger ids for intent {intent.id}"):
             async with self._allocating:
                 now_s = asyncio.get_running_loop().time()
                 invalidations = self._ledgers.invalidations
@@ -309,7 +316,7 @@ class Intents:
         raise StoreUnavailable(f"{TRIES_MAX} responses were lost")
 
     async def _end(self, intent_id: str, state: IntentState, why: str) -> Intent:
-        with reachable(f"ending intent {intent_id}"):
+        with unavailable_while(f"ending intent {intent_id}"):
             for _ in range(TRIES_MAX):
                 await self.store.sync(paths.intent(intent_id))
                 intent = await self.get(intent_id)

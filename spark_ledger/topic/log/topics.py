@@ -36,8 +36,8 @@ from spark_ledger.metadata.store_calls import (
     call_each,
     ensure,
     names_in,
-    reachable,
     read,
+    unavailable_while,
 )
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.names import (
@@ -153,7 +153,7 @@ class Topics:
         else:
             effective = with_changes(await self.inherited_policies(name), policies or {})
             record = TopicRecord(topic.full, partitions, effective, own_names(policies or {}))
-        with reachable(f"creating topic '{topic}'"):
+        with unavailable_while(f"creating topic '{topic}'"):
             created = await self._create(topic, record, makes_namespace)
             info = created or await self._find(topic)
         if created is None and not exist_ok:
@@ -174,7 +174,7 @@ class Topics:
         """The topic of this name, None if there is no such topic. With `fresh` the answer is not
         older than this call."""
         topic = parse_topic(name)
-        with reachable(f"opening topic '{topic}'"):
+        with unavailable_while(f"opening topic '{topic}'"):
             if fresh:
                 await self.store.sync(topic.path)
             return await self._find(topic)
@@ -182,13 +182,13 @@ class Topics:
     async def id_of(self, topic: TopicName) -> str | None:
         """The id of the topic of this name, None if there is no such topic. Not synced: an answer
         may be as old as what this session has read."""
-        with reachable(f"opening topic '{topic}'"):
+        with unavailable_while(f"opening topic '{topic}'"):
             pointer = await read(self.store, topic.path)
         return None if pointer is None else records.decode_topic_pointer(pointer.value)
 
     async def name_of(self, topic_id: str) -> TopicName | None:
         """The name that the topic has or had; None if its record is gone."""
-        with reachable(f"reading the name of topic {topic_id}"):
+        with unavailable_while(f"reading the name of topic {topic_id}"):
             node = await read(self.store, paths.topic(topic_id))
         return None if node is None else parse_topic(records.decode_topic(node.value).name)
 
@@ -200,7 +200,7 @@ class Topics:
         `unreadable` the error is raised.
         """
         topics = []
-        with reachable("listing topics"):
+        with unavailable_while("listing topics"):
             for name in await self.names():
                 try:
                     info = await self._find(name)
@@ -215,7 +215,7 @@ class Topics:
     async def in_namespace(self, namespace: str) -> builtins.list[TopicInfo]:
         """The topics of a namespace, ordered by name. A topic that cannot be read is left out."""
         tenant, name = parse_namespace(namespace)
-        with reachable(f"listing the topics of namespace '{namespace}'"):
+        with unavailable_while(f"listing the topics of namespace '{namespace}'"):
             await self.store.sync(paths.namespace(tenant, name))
             names = await names_in(self.store, paths.namespace(tenant, name))
 
@@ -230,7 +230,7 @@ class Topics:
     async def names(self) -> builtins.list[TopicName]:
         """Every topic's name, with one read for each namespace and no read for a topic."""
         topics = []
-        with reachable("listing the names of topics"):
+        with unavailable_while("listing the names of topics"):
             for tenant in await names_in(self.store, paths.TOPICS):
                 for namespace in await names_in(self.store, f"{paths.TOPICS}/{tenant}"):
                     names = await names_in(self.store, f"{paths.TOPICS}/{tenant}/{namespace}")
@@ -243,7 +243,7 @@ class Topics:
         errors.TopicNotFound."""
         topic = parse_topic(name)
         info = await self.open(name)
-        with reachable(f"deleting topic '{topic}'"):
+        with unavailable_while(f"deleting topic '{topic}'"):
             tries = Tries(self._rng)
             while not await self._delete_once(info):
                 await tries.retry_or_raise(
@@ -265,7 +265,7 @@ class Topics:
         """
         topic = parse_topic(name)
         info = await self.open(name)
-        with reachable(f"changing topic '{topic}'"):
+        with unavailable_while(f"changing topic '{topic}'"):
             tries = Tries(self._rng)
             while True:
                 node = await self.store.get(paths.topic(info.id))
@@ -296,7 +296,7 @@ class Topics:
         """The namespace's policies; None if there is no such namespace. Raises
         errors.TopicNameInvalid."""
         path = paths.namespace(*parse_namespace(namespace))
-        with reachable(f"reading namespace '{namespace}'"):
+        with unavailable_while(f"reading namespace '{namespace}'"):
             await self.store.sync(path)
             node = await read(self.store, path)
         return _decode_namespace(node)
@@ -308,7 +308,7 @@ class Topics:
         errors.BadConfig, errors.CommitContended."""
         path = paths.namespace(*parse_namespace(namespace))
         NamespacePolicies().with_changes(changes)  # raises before the namespace is made
-        with reachable(f"changing namespace '{namespace}'"):
+        with unavailable_while(f"changing namespace '{namespace}'"):
             await not_held_checks(self.store)
             await ensure(self.store, path)
             tries = Tries(self._rng)
@@ -328,7 +328,7 @@ class Topics:
 
     async def namespaces(self) -> builtins.list[str]:
         """All namespaces, as `tenant/name`."""
-        with reachable("listing namespaces"):
+        with unavailable_while("listing namespaces"):
             return [
                 f"{tenant}/{name}"
                 for tenant in await names_in(self.store, paths.TOPICS)

@@ -31,7 +31,7 @@ from spark_ledger.metadata.store import (
     Set,
     Versioned,
 )
-from spark_ledger.metadata.store_calls import Tries, call_each, look_up, reachable, read
+from spark_ledger.metadata.store_calls import Tries, call_each, look_up, read, unavailable_while
 from spark_ledger.process import LruCache
 from spark_ledger.topic.log.records import TopicLife, decode_head
 from spark_ledger.topic.log.topics import TopicInfo
@@ -78,7 +78,7 @@ class SchemaRegistry:
 
     async def of(self, topic: TopicInfo, *, fresh: bool = True) -> TopicSchema:
         """The schema of the topic; with `fresh` with all versions registered before this call."""
-        with reachable(f"reading the schema of topic '{topic.name}'"):
+        with unavailable_while(f"reading the schema of topic '{topic.name}'"):
             if fresh:
                 await self._store.sync(paths.topic_schema(topic.id))
             return await self._read(topic.id)
@@ -156,7 +156,7 @@ class SchemaRegistry:
             head = replace(current.head, in_force=False)
             return None if head == current.head else (head, [])
 
-        with reachable(f"withdrawing the schema of topic '{topic.name}'"):
+        with unavailable_while(f"withdrawing the schema of topic '{topic.name}'"):
             await self._change(topic, change)
         return head
 
@@ -168,7 +168,7 @@ class SchemaRegistry:
                 return None
             return replace(current.head, compatibility=compatibility), []
 
-        with reachable(f"setting the schema of topic '{topic.name}'"):
+        with unavailable_while(f"setting the schema of topic '{topic.name}'"):
             await self._change(topic, change)
 
     async def register_clients(self, topic: TopicInfo, schema: ClientSchema) -> None:
@@ -179,7 +179,7 @@ class SchemaRegistry:
             head = replace(current.head, clients=schema)
             return None if head == current.head else (head, [])
 
-        with reachable(f"registering a schema of topic '{topic.name}'"):
+        with unavailable_while(f"registering a schema of topic '{topic.name}'"):
             await self._change(topic, change)
 
     async def _register(
@@ -206,7 +206,7 @@ class SchemaRegistry:
             record = schema_records.encode_version(version)
             return head, [Create(paths.topic_schema(topic.id, number), record)]
 
-        with reachable(f"registering a schema of topic '{topic.name}'"):
+        with unavailable_while(f"registering a schema of topic '{topic.name}'"):
             await self._change(topic, change)
         assert version is not None, "a change begins with a decision"
         cached = self._cached(topic.id)

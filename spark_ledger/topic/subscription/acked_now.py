@@ -19,7 +19,7 @@ from pyroaring import BitMap64
 
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import MetadataStore
-from spark_ledger.metadata.store_calls import Tries, call_each, reachable
+from spark_ledger.metadata.store_calls import Tries, call_each, unavailable_while
 from spark_ledger.topic.acks.asking import OwnedAcks, ask_owners
 from spark_ledger.topic.acks.nodes import (
     LEDGERS_AT_ONCE,
@@ -55,7 +55,7 @@ async def acked_now(
     """Raises errors.SubscriptionNotFound, errors.LedgerError."""
     nodes = SubscriptionNodes(ledgers.metadata, topic_id)
     tries = Tries()
-    with reachable(f"reading what subscription '{name}' acknowledged"):
+    with unavailable_while(f"reading what subscription '{name}' acknowledged"):
         while True:
             before = await nodes.get(name)
             if before.record.kind is not SubscriptionKind.CONSUMER:

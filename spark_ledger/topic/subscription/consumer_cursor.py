@@ -13,7 +13,7 @@ from pyroaring import BitMap64
 
 from spark_ledger import errors
 from spark_ledger.metadata.store import Check, MetadataStore, Operation, SessionState, Set
-from spark_ledger.metadata.store_calls import reachable
+from spark_ledger.metadata.store_calls import unavailable_while
 from spark_ledger.topic.acks.delayed import DelaySource
 from spark_ledger.topic.acks.entries import AckState
 from spark_ledger.topic.acks.partition_acks import AckedSet, Receipt
@@ -118,7 +118,7 @@ class ConsumerCursor:
         return state
 
     async def _present(self) -> SubscriptionView:
-        with reachable(f"reading subscription '{self.name}'"):
+        with unavailable_while(f"reading subscription '{self.name}'"):
             subscription = await self._nodes.read(self.name)
         self._judge(subscription)
         self.check()

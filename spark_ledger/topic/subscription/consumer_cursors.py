@@ -48,7 +48,7 @@ from spark_ledger.metadata.store import (
     Set,
     StoreError,
 )
-from spark_ledger.metadata.store_calls import Tries, pause_s, reachable
+from spark_ledger.metadata.store_calls import Tries, pause_s, unavailable_while
 from spark_ledger.topic.acks.context import AckContext, InlinePace, MadeForAcks
 from spark_ledger.topic.acks.entries import AckKey
 from spark_ledger.topic.acks.topic_acks import AckLooks, TopicAcks
@@ -192,7 +192,7 @@ class ConsumerCursors:
         if path in self._open:  # before the share is read: later writes of the old cursor fail
             self._open.pop(path).end("is opened again at this broker")
         try:
-            with reachable(f"opening subscription '{name}' of topic '{topic.name}'"):
+            with unavailable_while(f"opening subscription '{name}' of topic '{topic.name}'"):
                 opened_in = await history()  # before the nodes, which may be of a later history
                 tries = Tries(self._rng)
                 while True:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.metadata.store_calls import call_each, reachable
+from spark_ledger.metadata.store_calls import call_each, unavailable_while
 from spark_ledger.topic.acks.nodes import AckNodes
 from spark_ledger.topic.subscription.nodes import (
     SubscriptionNodes,
@@ -64,7 +64,7 @@ async def listed(
             unreadable[name] = error
             return None
 
-    with reachable("listing subscriptions"):
+    with unavailable_while("listing subscriptions"):
         await ledgers.metadata.sync(nodes.folder)
         states = await AckNodes(ledgers, topic_id).all_states() if exact else {}
         listed = await call_each(with_positions, await nodes.names(), READS_AT_ONCE)

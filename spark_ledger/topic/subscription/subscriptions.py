@@ -31,9 +31,9 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import (
     Tries,
     call_each,
-    reachable,
     read,
     store_now_ms,
+    unavailable_while,
 )
 from spark_ledger.process import LruCache
 from spark_ledger.topic.acks.entries import AckKey, AckState
@@ -132,7 +132,7 @@ class Subscriptions:
         nodes = SubscriptionNodes(self.store, topic.id)
         claim = Claim(query_id, run_id, self._token(), partitions=partitions, kind=kind)
         nodes.path(name)  # checks the name
-        with reachable(f"opening subscription '{name}' of topic '{topic.name}'"):
+        with unavailable_while(f"opening subscription '{name}' of topic '{topic.name}'"):
             await nodes.ensure_folder()
             tries = Tries(self._rng)
             while True:
@@ -167,7 +167,7 @@ class Subscriptions:
         nodes = SubscriptionNodes(self.store, topic.id)
         claim = Claim("", "", self._token(), partitions=partitions)
         nodes.path(name)  # checks the name
-        with reachable(f"reading subscription '{name}' of topic '{topic.name}'"):
+        with unavailable_while(f"reading subscription '{name}' of topic '{topic.name}'"):
             await nodes.ensure_folder()
             tries = Tries(self._rng)
             while await self._read_claimable(nodes, name, claim) is None:
@@ -200,7 +200,7 @@ class Subscriptions:
         returns, all rows from these positions on are held. Raises errors.SubscriptionExists,
         errors.TopicNotFound, errors.TopicDeleted, errors.OffsetsOutOfRange."""
         nodes = SubscriptionNodes(self.store, topic_id)
-        with reachable(f"creating subscription '{name}'"):
+        with unavailable_while(f"creating subscription '{name}'"):
             await nodes.ensure_folder()
             if await nodes.read(name) is None:
                 positions = _fitting(await self._resolve(topic_id, at))
@@ -233,7 +233,7 @@ class Subscriptions:
         Raises errors.OptionInvalid, errors.TopicNotFound, errors.TopicDeleted.
         """
         nodes = SubscriptionNodes(self.store, topic_id)
-        with reachable(f"creating subscription '{name}'"):
+        with unavailable_while(f"creating subscription '{name}'"):
             await nodes.ensure_folder()
             if not fits(at) and dict(at) != (await self._state(topic_id)).start_offsets():
                 raise subscription_records.too_many(name)
@@ -254,7 +254,7 @@ class Subscriptions:
         and gives no receipt for the subscription any more. Raises errors.SubscriptionNotFound,
         errors.SubscriptionBusy."""
         nodes = SubscriptionNodes(self.store, topic_id)
-        with reachable(f"deleting subscription '{name}'"):
+        with unavailable_while(f"deleting subscription '{name}'"):
             tries = Tries(self._rng)
             while True:
                 subscription = await nodes.read(name)
@@ -318,7 +318,7 @@ class Subscriptions:
         keeps_acks: bool = False,
     ) -> dict[int, int]:
         nodes = SubscriptionNodes(self.store, topic_id)
-        with reachable(f"seeking subscription '{name}'"):
+        with unavailable_while(f"seeking subscription '{name}'"):
             tries = Tries(self._rng)
             while True:
                 subscription = await nodes.get(name)
@@ -352,7 +352,7 @@ class Subscriptions:
         """Whether consumers of the subscription are connected at a broker that has a partition of
         the topic."""
         nodes = SubscriptionNodes(self.store, topic_id)
-        with reachable(f"reading subscription '{name}'"):
+        with unavailable_while(f"reading subscription '{name}'"):
             subscription = await nodes.read(name)
             return subscription is not None and subscription.used_by(
                 await brokers_serving(self.store, topic_id)
@@ -361,7 +361,7 @@ class Subscriptions:
     async def is_of_query(self, topic_id: str, name: str, query_id: str) -> bool:
         """Whether no other query or consumer has used the subscription since the query did, and no
         operator has moved it; true as well if the subscription does not exist."""
-        with reachable(f"reading subscription '{name}'"):
+        with unavailable_while(f"reading subscription '{name}'"):
             subscription = await SubscriptionNodes(self.store, topic_id).read(name)
         if subscription is None:
             return True
@@ -372,7 +372,7 @@ class Subscriptions:
         """The subscription's positions, from the record and the cursor ledger, without disturbing
         the owner: a write under way may be missing. Raises errors.SubscriptionNotFound."""
         nodes = SubscriptionNodes(self.store, topic_id)
-        with reachable(f"reading subscription '{name}'"):
+        with unavailable_while(f"reading subscription '{name}'"):
             subscription = await nodes.get(name)
             return (await present_positions(self.ledgers, nodes, subscription)).positions
 
@@ -380,7 +380,7 @@ class Subscriptions:
         """The subscription's lag by partition, which includes confirmed rows of live segments;
         `now_ms` is by the store's clock. Raises as `positions` and `live.ends_of`."""
         nodes = SubscriptionNodes(self.store, topic_id)
-        with reachable(f"reading topic {topic_id}"):
+        with unavailable_while(f"reading topic {topic_id}"):
             present = await present_positions(self.ledgers, nodes, await nodes.get(name))
             state = await self._log_of(topic_id).fold(fresh=True)
         ends = await ends_of(self.ledgers, state)
@@ -401,7 +401,7 @@ class Subscriptions:
         nodes = SubscriptionNodes(self.store, topic_id)
         offsets: dict[int, int] = {}
         holders: dict[int, str] = {}
-        with reachable(f"reading the subscriptions of topic {topic_id}"):
+        with unavailable_while(f"reading the subscriptions of topic {topic_id}"):
             await self.store.sync(nodes.folder)
             version = await nodes.ensure_folder()  # before the records: see Holds.check
             names = await nodes.names()

@@ -14,7 +14,7 @@ from typing import Any
 from spark_ledger import errors
 from spark_ledger.metadata.cluster import not_held_checks
 from spark_ledger.metadata.store import Check
-from spark_ledger.metadata.store_calls import LONG_AGO_MS, Tries, reachable
+from spark_ledger.metadata.store_calls import LONG_AGO_MS, Tries, unavailable_while
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.hand_over import EndingSegment
 from spark_ledger.topic.log.actions import Action, Grow, Terminate, Trim
@@ -124,7 +124,7 @@ class TopicAdmin:
         """When this returns, no process can commit to the topic or read it by name, and the writers
         of its live segments are fenced. Rows and nodes are deleted after the delete delay."""
         info = await self._client.topics.delete(name)
-        with reachable(f"deleting topic '{info.name}'"):
+        with unavailable_while(f"deleting topic '{info.name}'"):
             state = await self._client.log(info.id).fold(fresh=True)
         live_ledgers = [
             partition.live.ledger_id for partition in state.partitions if partition.live is not None
@@ -186,7 +186,7 @@ class TopicAdmin:
         """Makes one commit that seals every live segment and has the actions that `plan` returns
         for the state; makes no commit without an action. First checks that the cluster is not held:
         an owner that stops for the commit could not open a new segment in a held cluster."""
-        with reachable("asking whether the metadata store is held"):
+        with unavailable_while("asking whether the metadata store is held"):
             await not_held_checks(self._client.store)
         tries = Tries(tries_max=TRIES_MAX)
         while True:
@@ -273,7 +273,7 @@ class TopicAdmin:
             raise
 
     async def _state(self, info: TopicInfo) -> TopicState:
-        with reachable(f"reading topic '{info.name}'"):
+        with unavailable_while(f"reading topic '{info.name}'"):
             return await self._client.log(info.id).fold(fresh=True)
 
     async def _state_and_tables(self, info: TopicInfo) -> tuple[TopicState, Tables]:
@@ -296,7 +296,7 @@ async def retain(
     Raises errors.TxnConflict if meanwhile a subscription was made or moved back, or the policies
     were changed (the next pass decides again), and as TopicClient.commit_actions.
     """
-    with reachable(f"reading topic '{info.name}'"):
+    with unavailable_while(f"reading topic '{info.name}'"):
         current = await read_policies(client.store, info.id)
         policies = current.policies
         if not policies.trims:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION, Check
-from spark_ledger.metadata.store_calls import Tries, reachable
+from spark_ledger.metadata.store_calls import Tries, unavailable_while
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.entry.batch_encoder import SHARE_BYTES, EncodedEntry
@@ -249,7 +249,7 @@ class Compaction:
             await self._client.intents.try_finish(intent)
 
     async def _state(self) -> TopicState:
-        with reachable(f"reading topic '{self._topic.name}'"):
+        with unavailable_while(f"reading topic '{self._topic.name}'"):
             return await self._client.log(self._topic.id).fold(fresh=True)
 
     async def _plan(self, state: TopicState) -> tuple[MergeTask, ...]:

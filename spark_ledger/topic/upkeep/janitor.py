@@ -53,9 +53,9 @@ from spark_ledger.metadata.store_calls import (
     call_each,
     look_up,
     names_in,
-    reachable,
     read,
     store_now_ms,
+    unavailable_while,
 )
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import STALE, Intent, Intents, Sighting
@@ -142,7 +142,7 @@ class Janitor:
 
         Raises errors.Unavailable, and errors.UnsupportedFormat for records of a later version.
         """
-        with reachable("cleaning"):
+        with unavailable_while("cleaning"):
             self._sessions_lost_before = self._sessions_lost
             await self._check_cluster()
             # read before the ledgers of these topics are listed

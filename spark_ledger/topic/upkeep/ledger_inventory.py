@@ -24,7 +24,14 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.metadata.store import MetadataStore, NoNode
-from spark_ledger.metadata.store_calls import Tries, call_each, look_up, names_in, reachable, read
+from spark_ledger.metadata.store_calls import (
+    Tries,
+    call_each,
+    look_up,
+    names_in,
+    read,
+    unavailable_while,
+)
 from spark_ledger.topic.acks.copies import ledgers_of_copies
 from spark_ledger.topic.acks.nodes import AckNodes
 from spark_ledger.topic.checkpointer import with_losses
@@ -322,7 +329,7 @@ async def referred_by(topics: TopicClient) -> dict[str, Container[int] | None]:
     """By topic id the ledgers to which the topic refers now. None: the topic cannot be read, and
     may refer to any ledger. Raises LedgerError."""
     references = References(topics.store, topics.ledgers)
-    with reachable("looking up what topics refer to"):
+    with unavailable_while("looking up what topics refer to"):
         ids = [info.id for info in await topics.topics.list()]
         seen = await references.of(ids, await references.deleted())
     return {topic.id: None if topic.problem else topic.referred for topic in seen.values()}

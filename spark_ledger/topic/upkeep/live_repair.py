@@ -17,7 +17,7 @@ from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.cluster import not_held_checks
 from spark_ledger.metadata.ledger_record import LedgerRecord, RecordState
-from spark_ledger.metadata.store_calls import reachable
+from spark_ledger.metadata.store_calls import unavailable_while
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.seal import LedgerTail, read_tail, seal_live_segment
 from spark_ledger.topic.log.actions import Action, Hole
@@ -76,7 +76,7 @@ async def find_unopened(client: TopicClient, info: TopicInfo) -> list[UnopenedPa
     """The partitions of a topic that no owner can open. Raises errors.MetadataHeld (in a held
     cluster no partition is opened), errors.Unavailable, errors.DataUnavailable,
     errors.NoSuchLedger."""
-    with reachable(f"looking for partitions of {info.name.short} that cannot be opened"):
+    with unavailable_while(f"looking for partitions of {info.name.short} that cannot be opened"):
         await not_held_checks(client.store)
     state = await client.log(info.id).fold(fresh=True)
     lives = (partition.live for partition in state.partitions if partition.live is not None)

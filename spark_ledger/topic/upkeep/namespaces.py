@@ -23,7 +23,7 @@ from spark_ledger.metadata.store import (
     OutcomeUnknown,
     Set,
 )
-from spark_ledger.metadata.store_calls import Tries, ensure, names_in, reachable, read
+from spark_ledger.metadata.store_calls import Tries, ensure, names_in, read, unavailable_while
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.names import (
     DEFAULT_FULL_NAMESPACE,
@@ -39,7 +39,7 @@ from spark_ledger.topic.log.topics import namespace_not_found
 
 class Namespaces:
     """Methods raise errors.TopicNameInvalid, and errors.Unavailable if the store fails
-    (`reachable`). Methods that change something also raise errors.MetadataHeld,
+    (`unavailable_while`). Methods that change something also raise errors.MetadataHeld,
     errors.CommitContended."""
 
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:
@@ -49,14 +49,14 @@ class Namespaces:
     # -- tenants -----------------------------------------------------------------------------
 
     async def tenants(self) -> list[str]:
-        with reachable("listing tenants"):
+        with unavailable_while("listing tenants"):
             await self._store.sync(paths.TOPICS)
             return sorted({DEFAULT_TENANT, *await names_in(self._store, paths.TOPICS)})
 
     async def tenant(self, tenant: str) -> TenantRecord:
         """Raises errors.NamespaceNotFound."""
         path = paths.tenant(parse_tenant(tenant))
-        with reachable(f"reading tenant '{tenant}'"):
+        with unavailable_while(f"reading tenant '{tenant}'"):
             await self._store.sync(path)
             node = await read(self._store, path)
         if node is None and tenant != DEFAULT_TENANT:
@@ -66,7 +66,7 @@ class Namespaces:
     async def create_tenant(self, tenant: str, record: TenantRecord) -> None:
         """Raises errors.NamespaceExists."""
         path = paths.tenant(parse_tenant(tenant))
-        with reachable(f"creating tenant '{tenant}'"):
+        with unavailable_while(f"creating tenant '{tenant}'"):
             await ensure(self._store, paths.TOPICS)
             is_made = tenant != DEFAULT_TENANT and await self._create(
                 path, records.encode_tenant(record)
@@ -78,7 +78,7 @@ class Namespaces:
         """Raises errors.NamespaceNotFound."""
         await self.tenant(tenant)
         path, value = paths.tenant(tenant), records.encode_tenant(record)
-        with reachable(f"changing tenant '{tenant}'"):
+        with unavailable_while(f"changing tenant '{tenant}'"):
             if tenant == DEFAULT_TENANT:
                 await ensure(self._store, path)
             tries = Tries(self._rng)
@@ -99,7 +99,7 @@ class Namespaces:
         await self.tenant(tenant)
         if tenant == DEFAULT_TENANT:
             raise _always_there(f"tenant '{tenant}'")
-        with reachable(f"deleting tenant '{tenant}'"):
+        with unavailable_while(f"deleting tenant '{tenant}'"):
             await self._delete(paths.tenant(tenant), f"tenant '{tenant}' has namespaces")
 
     # -- namespaces --------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Namespaces:
     async def of_tenant(self, tenant: str) -> list[str]:
         """The tenant's namespaces, as `tenant/name`. Raises errors.NamespaceNotFound."""
         await self.tenant(tenant)
-        with reachable(f"listing the namespaces of tenant '{tenant}'"):
+        with unavailable_while(f"listing the namespaces of tenant '{tenant}'"):
             names = {*await names_in(self._store, paths.tenant(tenant))}
         if tenant == DEFAULT_TENANT:
             names.add(DEFAULT_NAMESPACE)
@@ -118,7 +118,7 @@ class Namespaces:
         path = paths.namespace(*parse_namespace(namespace))
         if namespace == DEFAULT_FULL_NAMESPACE:
             return
-        with reachable(f"reading namespace '{namespace}'"):
+        with unavailable_while(f"reading namespace '{namespace}'"):
             await self._store.sync(path)
             node = await read(self._store, path)
         if node is None:
@@ -129,7 +129,7 @@ class Namespaces:
         such tenant exists), errors.NamespaceExists."""
         tenant, name = parse_namespace(namespace)
         await self.tenant(tenant)
-        with reachable(f"creating namespace '{namespace}'"):
+        with unavailable_while(f"creating namespace '{namespace}'"):
             if tenant == DEFAULT_TENANT:
                 await ensure(self._store, paths.tenant(tenant))
             try:
@@ -146,7 +146,7 @@ class Namespaces:
         await self.check(namespace)
         if namespace == DEFAULT_FULL_NAMESPACE:
             raise _always_there(f"namespace '{namespace}'")
-        with reachable(f"deleting namespace '{namespace}'"):
+        with unavailable_while(f"deleting namespace '{namespace}'"):
             path = paths.namespace(*parse_namespace(namespace))
             await self._delete(path, f"namespace '{namespace}' has topics")
 

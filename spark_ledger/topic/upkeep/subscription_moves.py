@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from spark_ledger import errors
 from spark_ledger.metadata.store import OutcomeUnknown
-from spark_ledger.metadata.store_calls import Tries, reachable
+from spark_ledger.metadata.store_calls import Tries, unavailable_while
 from spark_ledger.topic.acks.entries import AckState
 from spark_ledger.topic.acks.sets import after_missing
 from spark_ledger.topic.client import TopicClient
@@ -90,14 +90,14 @@ class SubscriptionMoves:
 
     async def properties(self, name: str) -> dict[str, str]:
         nodes = SubscriptionNodes(self._client.store, self._topic_id)
-        with reachable(f"reading subscription '{name}'"):
+        with unavailable_while(f"reading subscription '{name}'"):
             return dict((await nodes.get(name)).record.properties)
 
     async def set_properties(self, name: str, properties: Mapping[str, str]) -> None:
         """Replaces the properties; connected consumers stay. Raises errors.Unavailable."""
         nodes = SubscriptionNodes(self._client.store, self._topic_id)
         await self.check_no_query(name)
-        with reachable(f"changing subscription '{name}'"):
+        with unavailable_while(f"changing subscription '{name}'"):
             tries = Tries(self._client.rng)
             while True:
                 subscription = await nodes.get(name)

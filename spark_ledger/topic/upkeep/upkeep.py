@@ -24,7 +24,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.chain import EXTEND_S, Extender, loop_clock
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.metadata.store_calls import call_each, reachable, read, store_now_ms
+from spark_ledger.metadata.store_calls import call_each, read, store_now_ms, unavailable_while
 from spark_ledger.topic.checkpointer import CHECKPOINT_EVERY
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log import checkpoint, records
@@ -274,7 +274,7 @@ class Upkeep:
     async def once(self, *, dry_run: bool = False, force: bool = False) -> UpkeepReport:
         """One pass, which also appends to the chain of links (metadata/chain.py). `force` as in
         Janitor.clean. If it raises errors.Unavailable or errors.MetadataHeld, nothing was done."""
-        with reachable("maintaining topics"):
+        with unavailable_while("maintaining topics"):
             await self._client.committer.check_cluster_epoch()
             if not dry_run:
                 await self._chain.once()
@@ -310,9 +310,9 @@ class Upkeep:
         clean = await self._janitor.clean(dry_run=dry_run, force=force)
         if dry_run:
             return UpkeepReport(clean, NOTHING_EXPIRED, trimmed, problems=problems)
-        with reachable("removing old intents"):
+        with unavailable_while("removing old intents"):
             expired = await self._expiry.once(now_ms)
-        with reachable("merging segments"):
+        with unavailable_while("merging segments"):
             merging = await self._merging.once(heads, now_ms)
         problems |= merging.problems
         return UpkeepReport(
