@@ -2,11 +2,11 @@
 
 Spark starts one daemon for each kind of worker (planning, writing, commits, tasks), and the daemon
 forks the workers. Spark ends workers that were idle for a minute. A worker that loads PySpark,
-Arrow and this package by itself takes most of a second for it, each time; a forked worker has these
-modules. `spark-ledger-python` runs this module as PySpark's daemon.
+Arrow and this package by itself takes most of a second each time; a forked worker has these modules
+already. `spark-ledger-python` runs this module as PySpark's daemon.
 
-Always true: no module that this daemon loads opens a file or socket, or starts a Python thread:
-after a fork these would not work. (jemalloc and OpenBLAS, under Arrow and numpy, start a thread
+Always true: no module that this daemon loads opens a file or socket, or starts a Python thread: a
+forked worker could not use them. (jemalloc and OpenBLAS, under Arrow and numpy, start a thread
 each, and both handle a fork.) If the daemon cannot load a module, the worker loads the module
 itself, and raises the error.
 """
@@ -28,7 +28,7 @@ MODULES = (
     "spark_ledger.spark.read.source",
     "spark_ledger.spark.write.sink",
 )
-"""They import all other modules that tasks, planning and commits share."""
+"""These modules import all others that tasks, planning and commits share."""
 TASK_WORKER, TASK_MODULES = "pyspark.worker", ("pandas",)
 """If pandas is installed, Arrow imports it to check the result of a writing task."""
 

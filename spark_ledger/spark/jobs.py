@@ -5,11 +5,11 @@
 
 Always true: topic/upkeep/compactor.py decides about merges: the driver plans and commits, tasks
 read and write. Spark gives the driver the result of one attempt of each task, and the commit has
-the rows of these attempts. Rows of other attempts are in no topic, and neither is any row if the
-driver dies before its commit. Such rows are under an intent that ends with the job, or is condemned
-once its heartbeat stops; the janitor deletes them. An audit (repair/audit.py) changes nothing: the
-driver lists the ledgers and the references of topics, each task checks some of the ledgers, and the
-driver adds up the tasks' findings.
+the rows of these attempts. No topic gets rows of other attempts, or rows of a driver that dies
+before its commit. Their ledgers are under an intent (the job's record of the ledgers it makes). The
+intent ends with the job, or is condemned when its heartbeat stops; then the janitor deletes the
+ledgers. An audit (repair/audit.py) changes nothing: the driver lists the ledgers and the references
+of topics, each task checks some of the ledgers, and the driver adds up the tasks' findings.
 """
 
 import os
@@ -43,8 +43,8 @@ B = TypeVar("B")
 
 
 def run_each(spark: SparkSession, do: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """The results of `do` for the items, in the order of the items, by a Spark task for each item.
-    Spark may repeat a task; the result is that of one attempt. Raises the errors of Spark's job."""
+    """The results of `do` for the items, in their order, by a Spark task for each item. Spark may
+    repeat a task; its result is that of one attempt. Raises the errors of Spark's job."""
     numbers = spark.range(0, len(items), 1, max(1, len(items)))  # a number for each Spark task
     packed = [pickle.dumps(item) for item in items]
     results = numbers.mapInArrow(partial(_do_each, do, packed), "number LONG, result BINARY")
@@ -62,9 +62,9 @@ def _do_each(
             yield pa.RecordBatch.from_arrays(columns, names=["number", "result"])
 
 
-ROUND_BYTES = 8 << 30  # rows that one commit merges
-TASK_BYTES = 64 << 20  # rows that one Spark task reads and writes; a single merge may be larger
-TASKS_MIN = 32  # with fewer tasks, each would have less than TASK_BYTES_MIN
+ROUND_BYTES = 8 << 30  # of the rows that one commit merges
+TASK_BYTES = 64 << 20  # of the rows that one Spark task merges; a single merge may be larger
+TASKS_MIN = 32  # a job has fewer tasks if each would have less than TASK_BYTES_MIN
 TASK_BYTES_MIN = 4 << 20
 TASK_LEDGERS, TASK_LEDGERS_MIN = 1000, 16  # ledgers that one task of an audit checks
 
@@ -83,7 +83,7 @@ def compact(
 
     Rows keep offset, columns, timestamp and commit time; readers and writers go on meanwhile.
     Durable on return: every merge that the result counts. Each merge is one commit: if a job ends
-    early, the topic is valid, and the next job continues. `service_url` None:
+    early, the topic stays valid, and the next job continues. `service_url` None:
     LEDGER_SERVICE_URL, else the default. Raises errors.OptionInvalid, errors.BadConfig,
     errors.TopicNotFound, errors.TopicNameInvalid, errors.TxnConflict (other commits rearrange the
     topic again and again), errors.Unavailable; an error of reading or writing fails Spark's job.
@@ -133,7 +133,7 @@ def group_tasks(tasks: Sequence[MergeTask]) -> list[Group]:
 def merge_group(
     service_url: str, topic: TopicInfo, intent: Intent, group: Group
 ) -> list[MergeResult]:
-    """In a Spark task: carry out a group's merges. Raises as compactor.merge."""
+    """In a Spark task: carry out a group's merges. Raises the errors of reads and writes."""
     cluster = blocking.topics(service_url)
     with heartbeats(cluster, intent):
         results = [
@@ -193,6 +193,6 @@ async def _ledgers_and_references(topics: TopicClient) -> tuple[list[int], Refer
 
 
 def _reason(failure: Exception) -> str:
-    """The message of the first error of this package in a task; without such an error, the first
-    line of Spark's message."""
+    """The message of this package's first error in a task; without such an error, the first line
+    of Spark's message."""
     return cause_of(failure) or str(failure).strip().partition("\n")[0]

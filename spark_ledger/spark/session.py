@@ -1,5 +1,5 @@
-"""The caller's session of Spark: its check, the registration of this format and of SQL table
-functions in it, and its use in other threads.
+"""The caller's session of Spark: a check that it is a session, the registration of this format and
+of SQL table functions in it, and its use in other threads.
 
     spark_ledger.sql_setup(spark)
     spark.sql("SELECT * FROM ledger_lag('flights') WHERE rowsBehind > 0")
@@ -40,7 +40,7 @@ def check_session(spark: object) -> None:
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("ledger")` in the session, for the case that Spark does not find the format
+    """Register `format("ledger")` in the session. Call this only if Spark does not find the format
     by itself: Spark looks for Python sources with the driver's Python, which PYSPARK_DRIVER_PYTHON
     may set to `jupyter`. A second call changes nothing. Raises OptionInvalid if `spark` is not a
     session.

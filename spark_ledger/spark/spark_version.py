@@ -1,9 +1,9 @@
 """The features of Spark 4.2 that 4.1 lacks: limits of a micro-batch, and the lag of a source.
 
-This is the only file with differences between versions. It checks for each feature, not for a
-version, as vendors' versions have some of the features. Always true: on 4.1 a micro-batch takes all
-rows, and an option that needs admission control is refused, so no query reads more at once than its
-options allow. Spark 4.1 runs availableNow as one micro-batch, like Trigger.Once.
+Only this file has differences between versions. It checks for each feature, not for a version, as
+vendors' versions have some of the features. Always true: on 4.1 a micro-batch takes all rows, and
+an option that needs admission control (limits of a micro-batch) is refused, so no query reads more
+at once than its options allow. Spark 4.1 runs availableNow as one micro-batch, like Trigger.Once.
 """
 
 import inspect
@@ -33,7 +33,7 @@ except ModuleNotFoundError:
     ADMISSION_CONTROL = False
 
     class ReadLimit:  # type: ignore[no-redef]
-        """The limit of a micro-batch: Spark 4.1 knows no limit, and takes all rows."""
+        """The limit of a micro-batch: Spark 4.1 has no limits, and takes all rows."""
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """A class for the source to inherit, which Spark 4.1 ignores."""
@@ -43,7 +43,7 @@ except ModuleNotFoundError:
 
 _IN_UTC: dict[str, Any] = {}
 if "timezone" in inspect.signature(arrow_types.to_arrow_schema).parameters:
-    _IN_UTC = {"timezone": "UTC"}  # as 4.1 does without the argument
+    _IN_UTC = {"timezone": "UTC"}  # Spark 4.1 uses UTC without the argument
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -78,13 +78,13 @@ def check_lag() -> None:
 
 
 def value_of(partition: InputPartition | None) -> Any:
-    """The value of a planned partition; None for the partition that Spark makes of an empty
-    plan."""
+    """The value of a planned partition; None for the partition that Spark makes if a plan is
+    empty."""
     return None if partition is None else partition.value
 
 
 def stream_reader(reader: DataSourceStreamReader) -> DataSourceStreamReader:
-    """The source's reader for 4.2 (source.py), with the interface of this Spark."""
+    """The source's reader, which is made for 4.2, with the interface of this Spark."""
     return reader if ADMISSION_CONTROL else UnlimitedStreamReader(reader)
 
 

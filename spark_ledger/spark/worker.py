@@ -43,8 +43,8 @@ def worker_python() -> str:
 
 
 class Moment(Enum):
-    """The moments at which the present objects are excluded from collections, each once in a
-    process."""
+    """The moments at which the present objects are excluded from garbage collection, each once in
+    a process."""
 
     LOADING = "this package's modules are about to be loaded"
     CONNECTED = "this package's modules are loaded, and a connection is open"
@@ -54,13 +54,13 @@ moments_seen: dict[Moment, None] = {}
 
 
 def exclude_from_gc(moment: Moment) -> None:
-    """Exclude all present objects from later collections. Garbage that is present stays for ever,
-    as no collection comes first; imports leave little garbage.
+    """Exclude all present objects from later collections. Present garbage then stays for ever; no
+    collection comes first, as imports leave little garbage.
 
     Spark's daemon collects after each task of a worker that it will use again, and Python collects
     while a process loads its modules. Each collection would visit all loaded objects: 40 to 60 ms
-    for the 80,000 objects of PySpark and of this package, which are no garbage. The function has an
-    effect only in Spark's worker processes, never in a user's driver or another client.
+    for the 80,000 objects of PySpark and of this package, which are no garbage. This function has
+    an effect only in Spark's worker processes, never in a user's driver or another client.
     """
     if moment in moments_seen or os.environ.get(RUNTIME_VARIABLE) != WORKER:
         return
@@ -99,18 +99,17 @@ class TtlCache(Generic[K, V]):
 
 # -- the end of a process --------------------------------------------------------------------------
 
-_functions: dict[Callable[[], None], int] = {}  # with the id of the process that calls each
+_functions: dict[Callable[[], None], int] = {}  # each with the id of its process
 
 
 def call_before_termination(do: Callable[[], None]) -> None:
     """Call `do` once before this process ends by SIGTERM, the signal by which Spark ends a source's
-    process when its query stops. `do` may interrupt the main thread at any line: it must not take a
+    process when its query stops. `do` may interrupt the main thread at any line: `do` must take no
     lock that this thread uses elsewhere, and must end within seconds.
 
-    The process still ends by the signal, once `do` has ended or failed. A second signal changes
-    nothing (Spark sends two in a row). `call_before_termination` does nothing if other code handles
-    the signal, or if the caller is not the main thread. A forked child does not call the functions
-    of its parent.
+    When `do` has ended or failed, the process still ends by the signal. A second signal changes
+    nothing (Spark sends two in a row). `do` is not called if other code handles the signal, or if
+    the caller is not the main thread. A forked child does not call the functions of its parent.
     """
     if threading.current_thread() is not threading.main_thread():
         return

@@ -1,10 +1,10 @@
 """How many rows and bytes one micro-batch takes, and when it waits for more rows. Pure.
 
-Always true: the admitted rows of all partitions together are within the limits on rows and bytes,
-or they are a single row; while there is a backlog, at least one row is admitted. Each partition
-gets a share in proportion to its backlog. No partition waits for ever behind a larger one: before
-the shares, each partition gets one row, the partition whose rows wait longest first. Holes do not
-count, nor do rows that the read leaves out as acknowledged.
+Always true: the rows that a micro-batch takes (*admits*) of all partitions together are within the
+limits on rows and bytes, or they are a single row; while there is a backlog, at least one row is
+admitted. Each partition gets a share in proportion to its backlog. No partition waits for ever
+behind a larger one: before the shares, each partition gets one row, the partition whose rows wait
+longest first. Holes, and rows that the read leaves out as acknowledged, do not count.
 """
 
 import zlib
@@ -39,7 +39,7 @@ CurveOf = Callable[[str, int, int, int], "Curve"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a micro-batch. None: no limit. A micro-batch waits for `rows_min` rows, but no
+    """The limits of a micro-batch; None: no limit. A micro-batch waits for `rows_min` rows, but no
     longer than `delay_ms_max`."""
 
     rows_max: int | None = None
@@ -54,8 +54,8 @@ class Limits:
 
 def read_limit(limits: Limits) -> ReadLimit:
     """The one limit that a source gives Spark. If Spark passes this limit back, the source applies
-    all its limits; if Spark passes ReadAllAvailable instead (Trigger.Once), it applies no limit:
-    see `effective_limits`."""
+    all limits. If Spark passes ReadAllAvailable instead (Trigger.Once), the source applies no limit
+    (`effective_limits`)."""
     if limits.rows_max is not None:
         return ReadMaxRows(limits.rows_max)
     if limits.bytes_max is not None:
@@ -69,9 +69,9 @@ def effective_limits(limits: Limits, limit: ReadLimit) -> Limits:
 
 
 def holds_back(limits: Limits, backlog_rows: int, waited_ms: int | None) -> bool:
-    """Whether to wait for more rows: the backlog has fewer than `rows_min`, and Spark got the last
-    micro-batch `waited_ms` ago, less than the delay (None: this run has had no micro-batch). Do not
-    call this under availableNow."""
+    """Whether to wait for more rows: the backlog has fewer rows than `rows_min`, and the delay is
+    not over. Spark got the last micro-batch `waited_ms` ago (None: this run has had no
+    micro-batch). Do not call this under availableNow."""
     if limits.rows_min is None or waited_ms is None or waited_ms >= limits.delay_ms_max:
         return False
     return backlog_rows < limits.rows_min
@@ -122,8 +122,9 @@ class Curve:
 
 
 class GivenCurve(Curve):
-    """The curve of the rows that are not acknowledged. Exact: within a segment too, a row that is
-    acknowledged counts nothing, and the segment's bytes are spread over the other rows."""
+    """The curve of the rows that a read gives Spark: those that are not acknowledged. Exact within
+    a segment too: an acknowledged row counts nothing, and the other rows share the segment's
+    bytes."""
 
     def __init__(self, curve: Curve, partition: int, acked: AckedRows) -> None:
         edges = curve._edges
@@ -164,8 +165,8 @@ class GivenCurve(Curve):
         return self._end_in(i, rows)
 
     def _end_in(self, i: int, rows: int) -> int:
-        """The last offset before which segment `i` has this number of rows, which is less than all
-        its rows."""
+        """The last offset before which segment `i` has this number of rows; the segment has more
+        rows."""
         if i == len(self._edges):
             return self.hi
         from spark_ledger.topic.acks.sets import after_missing
@@ -247,9 +248,9 @@ class _Admission:
     def give_each_a_row(self) -> None:
         """Give a row to each partition while a row fits, the partition whose rows wait longest
         first. The first partition gets its row even if the row does not fit. The log does not have
-        the times of a live segment's rows: they count as waiting since the oldest known time.
-        Partitions that wait equally long are ordered by a hash of the positions, which differ in
-        each batch, so each of these partitions comes first at some time."""
+        the times of a live segment's rows: these rows count as waiting since the oldest time of the
+        other partitions. Partitions that wait equally long are ordered by a hash of the positions,
+        which differ in each batch, so each of these partitions comes first at some time."""
         times_ms = [curve.since_ms for curve in self._curves.values() if curve.since_ms != NEVER_MS]
         oldest_ms = min(times_ms, default=NEVER_MS)
         seed = zlib.crc32(repr(self.positions).encode())
@@ -270,9 +271,9 @@ class _Admission:
                 is_first = False
 
     def share_the_rest(self) -> None:
-        """Share the remaining rows and bytes in proportion to the partitions' backlogs, in several
-        rounds, as one partition may use a share that another cannot use; end when a round gives a
-        partition no more than a row on average."""
+        """Share the remaining rows and bytes in proportion to the partitions' backlogs. Partitions
+        use in a further round what others could not use of their shares. The rounds end when a
+        round gives a partition no more than a row on average."""
         partitions = list(self._curves)
         for _ in range(ROUNDS_MAX):
             partitions = [p for p in partitions if self.positions[p] < self._curves[p].hi]
@@ -335,7 +336,7 @@ def _sum_at(offset: int, edges: Longs, sums: Longs) -> int:
 
 
 def _last_offset_within(edges: Longs, sums: Longs, limit: int) -> int:
-    """The last offset up to which the sum is at most `limit`."""
+    """The last offset whose sum is at most `limit`."""
     i = int(np.searchsorted(sums, limit, side="right"))
     if i == len(edges):
         return int(edges[-1])

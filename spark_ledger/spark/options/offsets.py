@@ -2,11 +2,11 @@
 
     {"_ids": {"flights": "<uuid>"}, "flights": {"0": 120, "1": 98}}
 
-A partition's offset is the number of its next row (dense, 0-based, end exclusive: Kafka's shape and
-meaning). `_ids` has the id of each topic: a topic of the same name made later is another topic.
-`_commits`, of the same shape as the offset, has a token for each offset, if the source knows it:
-the token of the commit that made the last row before the offset. After the metadata store was
-restored from an older backup, another row with another token may have that offset.
+A partition's offset is the number of the next row to read: Kafka's shape and meaning. `_ids` has
+the id of each topic, as a later topic of the same name is another topic. `_commits`, in the same
+shape, has for each offset the token (32 random bits) of the commit that made the last row before
+the offset, if the source has the token. After the metadata store was restored from an older
+backup, another commit with another token may make another row there.
 
 Always true: keys are sorted, so equal offsets are equal texts (Spark compares texts); positions
 name exactly the partitions that are read; no partition's end is below its start; a topic or
@@ -98,7 +98,7 @@ class TrimmedRange:
 def encode(
     positions: Positions, topic_ends: Ends, tokens: Positions | None = None
 ) -> dict[str, Any]:
-    """The offset as Spark stores it, with the topics' ids, and with the known `tokens`."""
+    """The offset as Spark stores it, with the topics' ids and the commits' `tokens`."""
     ids = {key_of(topic): topic_ends[topic].topic_id for topic in positions}
     offset: dict[str, Any] = {IDS: dict(sorted(ids.items()))}
     for topic, by_partition in positions.items():
@@ -126,8 +126,8 @@ def tokens_of(offset: Mapping[str, Any]) -> Positions:
 def keep_tokens(
     tokens_before: Positions, tokens: Positions, has_moved: Callable[[str, int], bool]
 ) -> Positions:
-    """The tokens of an offset. A partition that did not move keeps its token of the offset before:
-    equal offsets must be equal texts."""
+    """The tokens for the next offset. A partition that has not moved keeps its token of
+    `tokens_before`, as equal offsets must be equal texts."""
     return {
         topic: {
             p: token if has_moved(topic, p) else tokens_before.get(topic, {}).get(p, token)
@@ -140,10 +140,10 @@ def keep_tokens(
 def decode(
     offset: Mapping[str, Any], topic_ends: Ends, *, by_pattern: bool = False, lossy: bool = False
 ) -> Positions:
-    """The positions of an offset that this source once returned, or of an offset of its format.
+    """The positions of an offset that this source returned, or of another offset in its format.
 
-    A topic or partition of the offset may not exist, or may no longer be read. If `lossy` (the user
-    accepts losses), it is left out. Else raises PartitionRemoved for a partition; for a topic,
+    If `lossy` (the user accepts losses), topics and partitions that do not exist or are no longer
+    read are left out. Else such a partition raises PartitionRemoved; such a topic raises
     TopicDeleted if topics are read `by_pattern`, OffsetsNotAssigned otherwise. Also raises
     OffsetsMalformed, TopicRecreated.
     """
@@ -167,11 +167,11 @@ def resolve(
     *,
     lossy: bool = False,
 ) -> Positions:
-    """The positions of `place` in the topics of `topic_ends`, which must be read after the user
-    chose the place. For an AtTime, `lookups` has the offsets of the times of `times_to_look_up`,
-    without the partitions that have no such row. For an AtSubscription, `lookups` has the
-    subscription's positions; other partitions start at their beginning. An offset below a
-    partition's first row is an error, unless `lossy`: then the partition starts at its first row.
+    """The positions of `place` in the topics. The caller reads `topic_ends` after the user has
+    chosen the place. For an AtTime, `lookups` has the offsets of `times_to_look_up`, except of
+    partitions that have no row so late. For an AtSubscription, `lookups` has the subscription's
+    positions; a partition without a position starts at its beginning. An offset below a partition's
+    first row is an error, unless `lossy`: then the partition starts at its first row.
 
     Raises OffsetsMalformed, OffsetsNotAssigned, OffsetsOutOfRange, TopicRecreated,
     TimestampNotFound.
@@ -250,8 +250,8 @@ def later_positions(positions: Positions, other: Positions) -> Positions:
 
 
 def earlier_positions(positions: Positions, other: Positions) -> Positions:
-    """The earlier position of each partition of `positions`. A partition that `other` lacks has
-    position 0 in `other`, so a partition that is newer than `other` does not advance."""
+    """The earlier position of each partition of `positions`. A partition that `other` lacks counts
+    as at 0 there, so a partition that is newer than `other` does not advance."""
     return _merged(positions, other, min)
 
 

@@ -63,9 +63,9 @@ class FollowedSubscription(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """A read of `topics` (only of the partitions in `assigned`, if given), or of the topics that
-    `pattern` matches. With `metadata`: a listing of these topics; of all topics if there are
-    neither names nor a pattern."""
+    """A read of `topics` (of their partitions in `assigned` only, unless that is None), or of the
+    topics that `pattern` matches. With `metadata`: a listing of these topics; of all topics if
+    there are neither names nor a pattern."""
 
     service_url: str
     topics: tuple[str, ...]
@@ -91,7 +91,7 @@ class ReadOptions:
 
     @property
     def zoneless_times(self) -> tuple[tuple[str, int], ...]:
-        """As AtTime.zoneless_times, for the start and the end."""
+        """The start's and the end's texts without a zone, each with its moment in the driver's."""
         by_time = (place for place in (self.starting, self.ending) if isinstance(place, AtTime))
         return tuple(time for place in by_time for time in place.zoneless_times)
 
@@ -129,8 +129,8 @@ class WriteOptions:
 
     @property
     def txn_target(self) -> str:
-        """The target of the transaction records: the topic (see also WrittenTopic.txn_target), or
-        ANY_TOPIC."""
+        """The target of the transaction records: ANY_TOPIC, or the topic, as long as its id is not
+        read (WrittenTopic.txn_target has the id)."""
         return self.topic or ANY_TOPIC
 
     @property
@@ -183,8 +183,8 @@ def stream_write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def shape_options(options: Mapping[str, str]) -> ShapeOptions:
-    """The options that decide the schema of a read or a write, while Spark has not revealed whether
-    it is a read or a write; the reader or writer checks all other options later."""
+    """The options that decide the schema. Spark has not revealed yet whether it reads or writes;
+    the reader or writer checks all other options later."""
     texts = {key.lower(): text.strip() for key, text in options.items()}
     kinds = {option.name: option.kind for option in READ_OPTIONS}
 
@@ -202,9 +202,9 @@ def shape_options(options: Mapping[str, str]) -> ShapeOptions:
 
 
 def either_read_options(options: Mapping[str, str]) -> ReadOptions:
-    """The options as those of a streaming read, or else as those of a batch read: when Spark needs
-    the columns of a read, it has not revealed yet which kind it is. If both fail, raises the error
-    of the batch read; if some options are only a stream's, that of the streaming read."""
+    """The options of a streaming read or, if this fails, of a batch read: Spark needs the columns
+    before it reveals the kind of read. If both fail, raises the batch read's error, or the
+    streaming read's error if some options belong only to streams."""
     try:
         return stream_read_options(options)
     except NewerSparkNeeded:
@@ -225,8 +225,8 @@ def _names(use: Use) -> set[str]:
 
 
 class _OptionValues:
-    """The options' values by their main names; an option that the user did not give has its
-    default value. `texts` has only the options that the user gave."""
+    """The options' values by their main names, with the defaults of options that the user did not
+    give. `texts` has only the options that the user gave."""
 
     def __init__(self, use: Use, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
         self.use = use
@@ -240,7 +240,7 @@ class _OptionValues:
         return name in self.texts
 
     def needs(self, name: str, other: str) -> None:
-        """Raises OptionMissing if `name` is given without `other`: alone, `name` has no effect."""
+        """Raises OptionMissing if the user gave `name` without `other`: it then has no effect."""
         if self.has(name) and not self.has(other):
             raise OptionMissing(
                 f"{other} is not given, and {name} has no effect without it",

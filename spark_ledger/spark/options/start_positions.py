@@ -16,9 +16,9 @@ option timeZone, else in this process's zone. In the driver this is the zone wit
 Spark starts. Tasks see whether the user set another zone for the session, and then refuse to read
 by such a text (`check_zone`). A moment before 1970 or beyond the year 9999 is refused. Parts of a
 millisecond are rounded up: a read that starts at a moment has no row from before that moment. A row
-has the time of its commit, by the metadata store's clock; a row that came by a broker has the time
-at which the broker stored it, by the broker's clock, which follows the store's. A read that starts
-at a moment misses no row committed at or after that moment.
+has the time of its commit, by the metadata store's clock. A row that came by a broker has the time
+at which the broker stored the row, by the broker's clock, which follows the store's. A read that
+starts at a moment misses no row committed at or after that moment.
 """
 
 import datetime
@@ -58,7 +58,7 @@ def millis_of(value: object, zone: datetime.tzinfo | None = None) -> int | None:
 
 
 def has_no_zone(value: object) -> bool:
-    """Whether the value is a moment's ISO text without a zone."""
+    """Whether the value is ISO text of a moment, without a zone."""
     try:
         if not isinstance(value, str):
             return False
@@ -106,8 +106,8 @@ def offsets_since(
     state: TopicState, times: Mapping[int, int], tables: Tables = NO_TABLES
 ) -> dict[int, int]:
     """For each partition of `times`, the first offset committed at or after the partition's time; a
-    partition without such a row is left out. A segment that was born live has the times of its rows
-    only in its entries, so its first offset is the result for any of its rows. An open segment
+    partition without such a row is left out. The times of rows that a broker stored are only in
+    their entries, so the result for such a row is the first offset of its segment. A live segment
     always counts as having such a row, a sealed segment if a row was stored at or after the
     time."""
     offsets = {}
@@ -165,7 +165,7 @@ class AtTime:
     every_ms: int | None = None
     by_partition: ByPartition | None = None
     zoneless_times: tuple[tuple[str, int], ...] = ()
-    """If no option gives a zone: each text without a zone, and its milliseconds in the driver."""
+    """If no option gives a zone: each text without a zone, and its moment in the driver's zone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,14 +228,14 @@ def key_of(topic: str) -> str:
 
 
 def parse_time(text: str, option: str, missing: str, zone: tzinfo | None = None) -> AtTime:
-    """`zone` as millis_of. Raises OptionInvalid."""
+    """A text without a zone is in `zone` (None: in this process's zone). Raises OptionInvalid."""
     millis = _millis(text, option, zone)
     zoneless_times = _zoneless(zone, [(text, millis)])
     return AtTime(option, missing, every_ms=millis, zoneless_times=zoneless_times)
 
 
 def parse_times(text: str, option: str, missing: str, zone: tzinfo | None = None) -> AtTime:
-    """`zone` as millis_of. Raises OptionInvalid, TopicNameInvalid."""
+    """As parse_time, for times by topic and partition. Raises OptionInvalid, TopicNameInvalid."""
     example = '{"t":{"0":1714557600000,"1":"2024-05-01T10:00:00Z"}}'
     topics = json_of(option, text, example)
     times: dict[str, dict[int, int]] = {}

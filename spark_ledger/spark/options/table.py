@@ -1,9 +1,8 @@
-"""Every option of format("ledger"): the option's names, the queries that take it, its default and
-meaning.
+"""Every option of format("ledger"): its names, the queries that take it, its default and meaning.
 
 Always true: an option that is not in this table is refused, and so is an option of another kind of
-query; names are compared without case; an option may be given under only one of its names. Options
-are parsed by this table, and the tables of docs/spark.md are made from it.
+query; names are compared without case; a user gives an option under only one of its names. This
+table is used to parse the options, and to make the tables of docs/spark.md.
 """
 
 from collections.abc import Mapping
@@ -174,7 +173,7 @@ READ_OPTIONS = (
         *("startingOffsets", READ, Text(), None),
         '`earliest`, `latest`, or JSON `{"t":{"0":23,"1":-2}}`: every partition, -2'
         " earliest, -1 latest; also the text of any progress's `endOffset`. A "
-        "stream starts so when it has no checkpoint; partitions and topics that "
+        "stream starts there if it has no checkpoint; partitions and topics that "
         "come later start at their beginning",
         default_in_docs="batch `earliest`, stream `latest`",
     ),
@@ -255,7 +254,7 @@ READ_OPTIONS = (
     ),
     Option(
         *("minPartitions", READ, Whole(), None),
-        "at least this number of tasks, if there are as many rows; several tasks may read one"
+        "at least this number of tasks, unless there are fewer rows; several tasks may read one"
         " partition",
     ),
     Option("maxRecordsPerPartition", READ, Whole(), None, "rows that one task reads at most"),
@@ -374,8 +373,8 @@ WRITE_OPTIONS = (
     Option(
         *("onReplay", WRITE, Choice(("fail", "skip", "append")), None),
         "for a query's batch whose number was committed with other rows (see Exactly once):"
-        " `fail`; `skip` keeps the committed rows; `append` writes the new rows too, also under a"
-        " lower number, and goes on from there. In a batch write: with `txnAppId`, inside"
+        " `fail`; `skip` keeps the committed rows; `append` writes the new rows too, even under a"
+        " lower number, and continues from this number. In a batch write: with `txnAppId`, inside"
         " `foreachBatch`",
         default_in_docs="`fail`; complete mode replaces",
     ),

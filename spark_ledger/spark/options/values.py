@@ -1,7 +1,7 @@
 """The kinds of option texts: whole numbers, sizes, times, choices, JSON.
 
-Always true: `parse` returns a value, or raises an error with the option's name, its text and the
-allowed values; it never rounds, guesses or cuts.
+Always true: `parse` returns a value, or raises an error with the option's name, the user's text and
+the allowed values; `parse` never rounds, guesses or cuts.
 """
 
 import datetime
@@ -162,7 +162,7 @@ class Keys:
 
 
 def json_of(name: str, text: str, example: str) -> Any:
-    """`text`, parsed as JSON. Raises OptionInvalid, also if an object has a name twice."""
+    """`text`, parsed as JSON. Raises OptionInvalid, also for an object with a name twice."""
     try:
         return json.loads(text, object_pairs_hook=unique_object)
     except (ValueError, RecursionError):
@@ -172,7 +172,7 @@ def json_of(name: str, text: str, example: str) -> Any:
 
 
 def unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For json.loads: the object of these pairs. Raises ValueError if a name is given twice."""
+    """For json.loads: the object of these pairs. Raises ValueError if a name is there twice."""
     members = dict(pairs)
     if len(members) != len(pairs):
         raise ValueError("a name is given twice")

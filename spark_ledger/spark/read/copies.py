@@ -5,10 +5,11 @@
 Always true: an offset names the copy of each topic by which the batch that begins there is planned;
 `ends` has, by partition, the end of the copy's offsets. A copy is durable before an offset that
 names it is in Spark's checkpoint, and it never changes, so a batch that is planned again leaves out
-the same rows. A batch that begins at or after all `ends` needs no copy. The first offset of a query
-is computed again by a run that plans batch 0 again; that run needs no copy of its own.
-Once Spark has committed an end that is at or after all `ends`, the copy is deleted; later offsets
-do not name it. If no process comes to that, upkeep deletes the copy (topic/acks/copies.py).
+the same rows. A batch that begins at or after all `ends` needs no copy. A run that plans batch 0
+again computes the query's first offset again, but stores no copy: the end of batch 0 names the
+copies of the earlier run. When Spark has committed an end that is at or after all `ends`, the copy
+is deleted, and later offsets do not name it. Upkeep deletes a copy that no process has deleted
+(topic/acks/copies.py).
 """
 
 import json
@@ -27,6 +28,7 @@ from spark_ledger.topic.read.acked import AckedRows
 
 ACKED = "_acked"
 RENEWED_S = 86_400.0
+"""How often a query renews its copies: upkeep deletes a copy after 30 days without renewal."""
 
 
 class CopyName(NamedTuple):
@@ -36,8 +38,8 @@ class CopyName(NamedTuple):
     ends: Mapping[int, int]
 
     def is_passed(self, positions: Mapping[int, int]) -> bool:
-        """Whether no row of the copy is at or after the positions; a partition without a position
-        is not read."""
+        """Whether no row of the copy is at or after the positions. A partition without a position
+        is not read, and counts as passed."""
         return all(positions.get(p, end) >= end for p, end in self.ends.items())
 
 
@@ -46,7 +48,7 @@ Names = dict[str, CopyName]
 
 
 def with_names(offset: Mapping[str, Any], names: Names) -> dict[str, Any]:
-    """The offset, which names these copies."""
+    """The offset, with the names of these copies."""
     if not names:
         return dict(offset)
     plain = {
@@ -87,7 +89,7 @@ class QueryCopies:
         return names
 
     def store(self, topics: TopicsRead, names: Names) -> None:
-        """Make the copies durable, unless they are. Raises LedgerError."""
+        """Make durable the copies that are not durable yet. Raises LedgerError."""
         for topic, name in names.items():
             if name.id not in self._renewed_s and topic in topics.infos:
                 info, rows = topics.infos[topic], self._rows[name.id]
@@ -96,8 +98,8 @@ class QueryCopies:
                 self._renewed_s[name.id] = time.monotonic()
 
     def acked(self, topics: TopicsRead, offset: Mapping[str, Any], positions: Positions) -> Acked:
-        """The rows that a batch leaves out which begins at the offset; `positions` are those of the
-        offset. Raises CopyGone, LedgerError."""
+        """The rows that the batch from this offset on leaves out; `positions` are the offset's.
+        Raises CopyGone, LedgerError."""
         self.last = {
             topic: self._acked_rows(topics, topic, name)
             for topic, name in names_in(offset).items()
@@ -106,7 +108,7 @@ class QueryCopies:
         return self.last
 
     def names_after(self, offset: Mapping[str, Any]) -> Names:
-        """The copies that the end of a batch names which begins at the offset."""
+        """The copies for the end of the batch from this offset on to name."""
         names = names_in(offset)
         return {topic: name for topic, name in names.items() if name.id not in self._deleted}
 

@@ -5,10 +5,10 @@
 
 Always true: a lag is computed from the progress alone, without a request to the cluster. Rows are
 counted between `endOffset`, up to which the query has read, and `latestOffset`, the end of the
-topics at the beginning of the batch; holes count. The source reports the bytes of all rows that
-remained at the beginning of the batch, and the age of the oldest row. After the batch fewer rows
-remain: a lag has their share of the bytes, and the reported age. Both are 0 if no row remains. The
-listener keeps the last LAGS_KEPT lags of each query.
+topics at the beginning of the batch; offsets without a row count. The source reports the bytes of
+all rows that remained at the beginning of the batch, and the age of the oldest row. After the batch
+fewer rows remain: a lag has these rows' share of the bytes, and the reported age. Bytes and age are
+0 if no row remains. The listener keeps the last LAGS_KEPT lags of each query.
 """
 
 import json
@@ -42,7 +42,7 @@ class QueryLag:
     """The lag of one source in one progress. The four numbers `...BehindLatest` have the names and
     types of the metrics of Spark's Kafka source: the fewest, most and average rows that a partition
     is behind, and the bytes. `rowsBehind` is the sum of rows, `millisBehind` the time since the
-    commit of the oldest row that is not read yet. None: unknown."""
+    commit of the oldest row that is not read yet. None: the source reported no number."""
 
     query_id: str
     name: str | None
@@ -81,7 +81,8 @@ class LagListener(StreamingQueryListener):
         self._lags: dict[str, deque[QueryLag]] = {}
 
     def lags(self, query_id: str | None = None) -> list[QueryLag]:
-        """The lags of a query (its id or name), or of all (None); oldest first in each query."""
+        """The lags of a query (its id or name), or of all queries (None); each query's oldest lag
+        is its first."""
         with self._lock:
             all_lags = [lag for lags in self._lags.values() for lag in lags]
         return [lag for lag in all_lags if query_id in (None, lag.query_id, lag.name)]
@@ -145,7 +146,7 @@ def lags_of(progress: Mapping[str, Any]) -> list[QueryLag]:
 
 def rows_behind(end: Mapping[str, Any], latest: Mapping[str, Any]) -> list[int]:
     """For each partition of `latest`, its offset there minus its offset in `end` (0 if `end` lacks
-    the partition). Empty if `latest` lacks IDS, the ids of topics: its source reads no topics."""
+    the partition). Empty if `latest` has no IDS, the ids of topics: the source reads no topics."""
     if IDS not in latest:
         return []
     latest_offsets, _ids = offsets_and_ids(latest, "latestOffset")

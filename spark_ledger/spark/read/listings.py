@@ -84,9 +84,8 @@ def _columns(view: str, declared: StructType) -> list[str]:
                 f"the listing of {view} has no column {column.name!r}", f"It has {names}."
             )
         if field.dataType.simpleString() != column.dataType.simpleString():
-            kind, declared_kind = (
-                either.dataType.simpleString().upper() for either in (field, column)
-            )
+            kind = field.dataType.simpleString().upper()
+            declared_kind = column.dataType.simpleString().upper()
             raise SchemaTypeMismatch(
                 f"column {column.name!r} is {declared_kind}, not {kind}", f"Declare it as {kind}."
             )

@@ -2,18 +2,19 @@
 rows in tasks; and the subscription that follows a streaming query.
 
 Always true: an offset is never below the start that Spark passed, unless the batch begins where the
-query's subscription was moved to; without new rows it is the same object as that start. An idle
-poll uses only the state in memory, and waits until reported changes are in memory; the first poll
+query's subscription was moved to; without new rows the offset is that start object itself. An idle
+poll uses only the state in memory, and waits until reported changes are in memory. The first poll
 of a run, the first offset and the target of availableNow are read after a sync. A batch read also
 plans after a sync, so it has all rows committed before; the source takes no filter from Spark (the
 reason is in options.py).
 
-Spark stores only the end of batch 0, not its begin: whenever it plans batch 0, also after a
-restart, it calls initialOffset again, which may then be later ("latest", or a subscription that has
-moved). So the end of batch 0 carries the begin of the batch (`_first`; without `_first` the batch
-has no row) and the times without a zone by which the batch was planned (`_zoneless`). Batch 0 reads
-only rows that existed when the first offset was computed, so it has no row of a partition that
-begins at "latest". A later batch that begins where the subscription was moved to has `_first` too.
+Spark stores only the end of batch 0, not its begin. Whenever Spark plans batch 0, also after a
+restart, it calls initialOffset again, and the result may be a later offset ("latest", or a
+subscription that has moved). So the end of batch 0 carries the begin of the batch (`_first`;
+without `_first` the batch has no row) and the times without a zone by which the batch was planned
+(`_zoneless`). Batch 0 reads only rows that existed when the first offset was computed, so it has no
+row of a partition that begins at "latest". If a later batch begins where the subscription was moved
+to, its end has `_first` too.
 """
 
 import secrets
@@ -114,17 +115,17 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first = self._positions(start, topic_ends)
             offsets.check_within(first, topic_ends, "the query's offset", BEYOND_END_REMEDY)
         self._check_store(start, first, "the query's offset")
-        begin, at = self._begin_of_batch(start, first, topic_ends)
+        begin, begin_positions = self._begin_of_batch(start, first, topic_ends)
         self._cursor.check()
-        latest = self._end_to_read(at, topic_ends)
-        if latest == at:
+        latest = self._end_to_read(begin_positions, topic_ends)
+        if latest == begin_positions:
             self._idle_poll = (topic_ends, first)
             if self._target is not None:
                 self._cursor.release()
             return start
-        acked = self._copies.acked(self._connected_topics(), begin, at)
-        end = self._limited_end(at, latest, limit, acked)
-        if end == at:
+        acked = self._copies.acked(self._connected_topics(), begin, begin_positions)
+        end = self._limited_end(begin_positions, latest, limit, acked)
+        if end == begin_positions:
             return start
         self._last_batch_s = time.monotonic()
         encoded = offsets.encode(end, topic_ends, self._tokens(start, first, end))
@@ -136,14 +137,14 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             encoded[FIRST] = {name: value for name, value in begin.items() if name != QUERY}
             times = self.options.zoneless_times if is_initial else ()
             encoded[ZONELESS] = [list(time) for time in times]
-        self._cursor.settle()
+        self._cursor.allow_claims()
         offset = self._cursor.with_token(encoded)
         self._checked_offset = (offset, self._connected_topics().shorter_logs)
         return offset
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         topic_ends, done_positions, now_s = (
-            self._known_ends(),
+            self._topic_ends(),
             self._done_positions,
             time.monotonic(),
         )
@@ -163,7 +164,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        topic_ends = self._known_ends()
+        topic_ends = self._topic_ends()
         if start != end and (FIRST in end or start == self._initial_offset):
             start = end.get(FIRST, end)
         first, last = self._decode(start, topic_ends), self._decode(end, topic_ends)
@@ -186,7 +187,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         if self.options.subscription is not None or ACKED in end:
             topics = self._connected_topics()
-            positions = self._decode(end, self._known_ends())
+            positions = self._decode(end, self._topic_ends())
             self._cursor.advance(topics, end, positions)
             self._copies.delete_passed(topics, end, positions)
 
@@ -217,9 +218,9 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.keep_tokens(offsets.tokens_of(start), tokens, has_moved)
 
     def _check_store(self, offset: dict[str, Any], positions: Positions, what: str) -> None:
-        """Raises OffsetOfAnotherStore if the rows before the offset are not the rows from which it
-        was made: then the metadata store went back in time. An offset that this run made needs no
-        check until a topic's log becomes shorter."""
+        """Raises OffsetOfAnotherStore if the store now has other rows before the offset than when
+        the offset was made: the metadata store went back in time. An offset that this run made
+        needs no check until a topic's log becomes shorter."""
         offset_and_logs = (offset, self._connected_topics().shorter_logs)
         if self._checked_offset == offset_and_logs:
             return
@@ -236,7 +237,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The offset at which the next batch begins, and its positions: `start`, or where the
         query's subscription is now. Moves the subscription in the first case."""
         if start == self._initial_offset:
-            self._cursor.settle()
+            self._cursor.allow_claims()
         moved = self._cursor.moved_to(self._connected_topics(), start, first)
         if moved is not None:
             names = self._copies.names_after(start)
@@ -251,8 +252,8 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _move_cursor(self, start: dict[str, Any], first: Positions) -> None:
         """Move the subscription, as all rows before `first` are done. `start` is in Spark's
-        checkpoint, unless it is the initial offset: if there are no rows, it becomes the end of
-        batch 0, so its copies are made durable now."""
+        checkpoint, unless it is the initial offset. The initial offset becomes the end of batch 0
+        if there are no rows, so its copies are made durable now."""
         if start == self._initial_offset:
             self._copies.store(self._connected_topics(), names_in(start))
             self._cursor.reserve(self._connected_topics(), first)
@@ -269,8 +270,8 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._target is None and offsets.ends_of(topic_ends) == first
 
     def _end_to_read(self, first: Positions, topic_ends: Ends) -> Positions:
-        """The end of the topics, or the target of availableNow if that is earlier; never below
-        `first`."""
+        """The end of the topics, or the target of availableNow if the target is earlier; never
+        below `first`."""
         end = offsets.ends_of(topic_ends)
         if self._target is not None:
             end = offsets.earlier_positions(end, self._target)
@@ -302,7 +303,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _positions(self, start: dict[str, Any], topic_ends: Ends) -> Positions:
-        """`start` decoded; the same object for the same offset and topics."""
+        """The positions of `start`; the same object as in the last call, if they are equal."""
         last = self._last_decoded
         if last is not None and last[1] is topic_ends and last[0] == start:
             return last[2]
@@ -320,15 +321,15 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- the ends of the topics -----------------------------------------------------------------
 
     def _ends_at_poll(self, start: dict[str, Any]) -> Ends:
-        """The known ends; at the first poll of a new query the ends by which the initial offset was
-        computed."""
+        """The topics' ends; at the first poll of a new query the ends by which the initial offset
+        was computed."""
         first_ends, self._first_ends = self._first_ends, None
         if first_ends is None or start != self._initial_offset:
-            return self._known_ends()
+            return self._topic_ends()
         self._has_polled = True
         return first_ends
 
-    def _known_ends(self) -> Ends:
+    def _topic_ends(self) -> Ends:
         topics = self._connected_topics()
         if self._has_polled:
             return topics.ends()
@@ -348,8 +349,8 @@ QUERY = "_query"
 
 
 class QueryCursor:
-    """The subscription that follows a query (`subscription=`), for one source. `name` None: there
-    is no subscription, and the methods only note that the topics are read without it.
+    """The subscription that follows a query (`subscription=`), for one source. `followed` None: the
+    query has no subscription, and the methods only note that a query reads the topics without one.
 
     Spark gives a source neither the id of its query nor the id of its run. So a random token
     identifies the query: the first offset carries the token (`_query`), and every later offset
@@ -358,23 +359,23 @@ class QueryCursor:
     Always true: only a token that is in Spark's checkpoint claims a subscription. So a run that
     restarts from the checkpoint is the same query, and has the subscription at once, even if the
     run before was killed. Until its token is in the checkpoint, the source only reserves the
-    subscription: it checks that no query has the subscription, and creates it so that retention
-    keeps the rows. A cursor is opened once for each topic, and advanced only to positions that
-    Spark reports as done. The source waits for its cursors only at the end of an availableNow run
-    (Spark may kill the process then), so that rowsBehind is 0 afterwards. Spark stops a run by
+    subscription: it checks that no query has the subscription, and creates the subscription so that
+    retention keeps the rows. A cursor is opened once for each topic, and advanced only to positions
+    that Spark reports as done. The source waits for its cursors only at the end of an availableNow
+    run (Spark may kill the process then), so that rowsBehind is 0 afterwards. Spark stops a run by
     SIGTERM, and the run then releases the subscription; any other end is a crash. Two sources have
     two tokens, so two sources of one query cannot use one subscription: LEDGER_SUBSCRIPTION.BUSY.
 
-    A run that comes back first sees whether its subscription was moved, unless it goes on by its
-    checkpoint anyway. Until that is settled it claims nothing, because a claim would move the
-    subscription to the checkpoint. If it goes on where the subscription is, that is settled with
-    the batch that begins there: an earlier run that was killed left the subscription as it was.
+    A run that restarts first sees whether its subscription was moved, unless onSubscriptionMoved is
+    `checkpoint`. Until then the run claims nothing, as a claim would move the subscription to the
+    checkpoint. A run that goes on where the subscription is may claim when the end of the batch
+    that begins there is made: if the run is killed before, the subscription stays as it was.
     """
 
     def __init__(self, followed: FollowedSubscription | None) -> None:
         self._name = None if followed is None else followed.name
         self._on_moved = CHECKPOINT if followed is None else followed.on_moved
-        self._is_settled = self._on_moved == CHECKPOINT
+        self._may_claim = self._on_moved == CHECKPOINT
         self._run_id = secrets.token_hex(16)
         self._query_id: str | None = None
         self._is_stored = False
@@ -414,7 +415,7 @@ class QueryCursor:
         if self._name is None:
             self._note_reads(topics, positions)
             return
-        if self._is_released or not self._is_settled:
+        if self._is_released or not self._may_claim:
             return
         token = stored_offset.get(QUERY)
         if isinstance(token, str):
@@ -427,19 +428,19 @@ class QueryCursor:
             cursor.check()
             cursor.advance(parts)
 
-    def settle(self) -> None:
-        """Called when the query goes on, wherever its subscription was."""
-        self._is_settled = True
+    def allow_claims(self) -> None:
+        """Called when it is decided where the query goes on."""
+        self._may_claim = True
 
     def moved_to(
         self, topics: TopicsRead, stored_offset: Mapping[str, Any], positions: Positions
     ) -> ReadStart | None:
         """Where the query's subscription is now, if others moved it away from `positions` and the
         query does not go on by its checkpoint; None otherwise. A topic whose subscription was not
-        moved has its position. Raises SubscriptionMoved, SubscriptionBusy."""
+        moved keeps its positions. Raises SubscriptionMoved, SubscriptionBusy."""
         token = stored_offset.get(QUERY)
-        if self._is_settled or self._name is None or not isinstance(token, str):
-            self.settle()
+        if self._may_claim or self._name is None or not isinstance(token, str):
+            self.allow_claims()
             return None
         subscriptions = topics.cluster.client.subscriptions
         moved: dict[str, ReadStart] = {}
@@ -455,13 +456,13 @@ class QueryCursor:
         if moved and self._on_moved == FAIL:
             raise moved_error(self._name, positions, moved)
         if not moved:
-            self.settle()
+            self.allow_claims()
             return None
         for topic, start in moved.items():
             reserving = subscriptions.reserve(
                 topics.infos[topic], self._name, start=start.positions[topic]
             )
-            topics.cluster.run(reserving)  # raises SubscriptionBusy if it is in use
+            topics.cluster.run(reserving)  # raises SubscriptionBusy if a query uses it
         return ReadStart(
             {t: moved[t].positions[t] if t in moved else parts for t, parts in positions.items()},
             {topic: rows for start in moved.values() for topic, rows in start.acked.items()},
@@ -477,7 +478,7 @@ class QueryCursor:
         topics.cluster.run(note_reads(topics.cluster.client.store, ids, now_ms))
 
     def check(self) -> None:
-        """Raises LedgerFenced once another run has the subscription."""
+        """Raises LedgerFenced if another run has the subscription now."""
         for cursor in self._cursors.values():
             cursor.check()
 

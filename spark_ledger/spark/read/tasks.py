@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class TaskReads:
     """The reads of one Spark task, topic after topic, as Spark sends them to the executor. `values`
-    reads the payload of typed rows (None: a read of bytes). `zoneless_times` are the times at which
-    the query begins, see start_positions.check_zone."""
+    reads the payload of typed rows (None: a read of bytes). `zoneless_times` are the texts without
+    a zone at whose times the query begins, each with its milliseconds in the driver's zone."""
 
     tasks: tuple[ReadTask, ...]
     values: "ValueReader | None"
@@ -72,8 +72,8 @@ def read_rows(
     options: ReadOptions, reads: TaskReads | None, declared: StructType
 ) -> Iterator[pa.RecordBatch]:
     """The task's rows as Spark's columns. `reads` None: a task without rows, which Spark makes for
-    an empty plan. Raises as task_reader.fetch_with_replans, BadEntry, SchemaIncompatible,
-    OptionInvalid for times without a zone."""
+    an empty plan. Raises the errors of task_reader.fetch_with_replans, BadEntry,
+    SchemaIncompatible, OptionInvalid for times without a zone."""
     if reads is None:
         return iter(())
     if reads.zoneless_times:
@@ -82,7 +82,7 @@ def read_rows(
         warn_of_old_plan(reads.batch_plan, micro_batch(), reads.tasks[0].topic)
     values, keys = reads.values, options.key_filter
     arrow = arrow_schema(declared)
-    decoded = _entry_columns(options, values, declared)
+    columns_to_decode = _entry_columns(options, values, declared)
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
     exclude_from_gc(Moment.CONNECTED)
 
@@ -103,7 +103,7 @@ def read_rows(
         for task in reads.tasks:
             for rows in cluster.read(
                 task,
-                decoded,
+                columns_to_decode,
                 keys=keys,
                 lossy=not options.fail_on_data_loss,
                 on_bad_entry=OnBadEntry(options.on_bad_entry),
@@ -144,7 +144,7 @@ def warn_of_old_plan(batch_plan: str, current: str | None, topic: str) -> None:
 
 
 def check_zone(zoneless_times: tuple[tuple[str, int], ...], *, in_checkpoint: bool = False) -> None:
-    """As start_positions.check_zone, in a task of the session."""
+    """Raises OptionInvalid if a text is another moment in the session's zone."""
     start_positions.check_zone(zoneless_times, session_zone(), in_checkpoint=in_checkpoint)
 
 

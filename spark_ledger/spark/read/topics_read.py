@@ -1,10 +1,10 @@
 """The driver's view of the topics that a query reads: which topics, and their ends.
 
-Always true: `ends` comes from memory, and returns the same object while nothing changed
-(topic/read/follower.py bounds the age of the state in memory: beyond it `ends` waits for the
-metadata store). `fresh_ends` begins with a sync, so a user reads their own writes. A commit over
-several of the topics is in the ends of all of them or of no topic; an end never goes back, even
-while its rows move from a live segment into a commit. A topic keeps the id with which it was found.
+Always true: `ends` comes from memory, and returns the same object while nothing changed. If the
+state in memory is too old (topic/read/follower.py has the limit), `ends` waits for the metadata
+store. `fresh_ends` begins with a sync, so a user reads their own writes. A commit over several of
+the topics is in the ends of all of them or of no topic. An end never goes back, even while rows
+move from a live segment into a commit. A topic's id stays the id that the reader read first.
 
 A background scan every RESCAN_S finds new topics that match a pattern. If the last scan is older
 than RESCANS_MISSED_MAX times RESCAN_S, a poll waits for a new scan, so that it has every topic that
@@ -50,7 +50,7 @@ RESCAN_S = 0.5
 RESCANS_MISSED_MAX = 2
 CATCH_UP_S = 1.0
 RESCAN_WAIT_S = 2.0
-"""How long a poll waits for a scan, at most; then it goes on with the known topics."""
+"""How long a poll waits for a scan, at most; then the poll goes on with the topics it has."""
 NO_CHANGES_SEEN = -1
 
 _log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class TopicsRead:
         self.cluster.run(self._follow_all())
 
     def ends(self) -> Ends:
-        """The ends from memory; if the state in memory is too old, as `fresh_ends`. Raises
+        """The ends from memory; if the state in memory is too old, those of `fresh_ends`. Raises
         Unavailable, TopicDeleted, TopicRecreated."""
         assert self._followers is not None, "follow() comes first"
         self._look_for_topics()
@@ -113,8 +113,8 @@ class TopicsRead:
         return self._remember(states, changes)
 
     def catch_up(self) -> bool:
-        """Wait, CATCH_UP_S at most, until reported changes are in memory. False if there are no
-        such changes."""
+        """Wait, CATCH_UP_S at most, until the changes that the metadata store reported are in
+        memory. False if all of them are there already."""
         assert self._followers is not None, "follow() comes first"
         late_followers = [follower for follower in self._followers.values() if follower.is_behind]
         if not late_followers:
@@ -136,7 +136,7 @@ class TopicsRead:
         """The positions of `place` in the topics, and the rows beyond a subscription's position
         that its consumers have acknowledged; `topic_ends` is the last result of `fresh_ends`.
 
-        Raises as offsets.resolve, SubscriptionNotFound.
+        Raises the errors of offsets.resolve, SubscriptionNotFound.
         """
         return self.cluster.run(
             self._planner.start(place, topic_ends, self._last_view.states, self.infos)
@@ -144,12 +144,12 @@ class TopicsRead:
 
     def tokens(self, positions: Positions) -> Positions:
         """The tokens of the commits that made the last rows before the positions; only tokens that
-        are known without a round trip."""
+        are in memory."""
         return planning.tokens_before(self._last_view.states, positions)
 
     def check_tokens(self, positions: Positions, tokens: Positions, what: str) -> None:
         """Raises OffsetOfAnotherStore if the commit that made the last row before a position has
-        another token than the position's. If the user accepts losses, logs it instead."""
+        another token than the position's. If the user accepts losses, logs the error instead."""
         self.cluster.run(
             self._planner.check_tokens(self._last_view.states, positions, tokens, what)
         )
@@ -160,19 +160,19 @@ class TopicsRead:
         return self.cluster.run(self._planner.curves(self._last_view.states, start, end, acked))
 
     def lags(self, positions: Positions, now_ms: int, acked: Acked) -> list[PartitionLag]:
-        """The lags of the positions behind the known ends, without a round trip."""
+        """The lags of the positions behind the last ends, without a round trip."""
         view = self._last_view
         return self._planner.lags(view.states, view.ends, positions, now_ms, acked)
 
     def plan(self, start: Positions, end: Positions, acked: Acked) -> list[ReadTask]:
         """Tasks that read from `start` to `end`, without the `acked` rows. Raises RowsLost and
-        RowsTrimmed, unless the user accepts losses: then the tasks have all rows but these. Raises
-        as LiveEnds.look."""
+        RowsTrimmed, unless the user accepts losses: then the tasks have all other rows. Raises the
+        errors of LiveEnds.refresh."""
         return self.cluster.run(self._planner.plan(self._last_view.states, start, end, acked))
 
     def values(self, declared: StructType) -> "ValueReader | None":
         """The reader of payloads into the declared columns, by the schemas registered now; None if
-        the format has no typed rows. Raises as registered_schema and ValueReader.of."""
+        the format has no typed rows. Raises the errors of registered_schema and ValueReader.of."""
         value_format = self.options.value_format
         if not has_payload(value_format):
             return None
@@ -320,7 +320,7 @@ class TopicsRead:
                     info.id,
                 )
                 self._left_out_topics[name] = info
-        for name in deleted:  # without them in `infos`, a scan finds a new topic of this name
+        for name in deleted:  # a scan finds another topic of a name that is not in `infos`
             self.infos.pop(name, None)
             if self._followers is not None:
                 self._followers.pop(name, None)

@@ -11,12 +11,11 @@ made from the rows of entries.
                      with includeProducer: __producerName __sequenceId
 
 Always true: the default schema is Kafka's, name for name and type for type. A user's .schema()
-chooses among all columns of the format by name, in upper or lower case; it needs no option such as
-includeHeaders. Key and value may be text or bytes. Only requested columns are made;
-key, value, headers and event time share the entry's memory, the others are whole numpy columns or
-cached constants; a column that the entry does not have is null in every row. Nothing here loops
-over rows. pyarrow.compute takes 35 ms to load, and only the columns and filters that need it load
-it.
+chooses among all columns of the format by name, in upper or lower case, without an option such as
+includeHeaders. Key and value may be text or bytes. Only requested columns are made. Key, value,
+headers and event time share the entry's memory; the others are whole numpy columns or cached
+constants. A column that the entry does not have is null in every row. Nothing here loops over rows.
+pyarrow.compute takes 35 ms to load, and only the columns and filters that need it load it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -78,8 +77,8 @@ TIME: Kinds = (TimestampType(),)
 
 class Column(NamedTuple):
     """A column that a read has beside the payload's columns, made from the column `entry_column` of
-    an entry. `shape_option` is the field of ShapeOptions that adds the column to the default
-    columns; empty for a default column."""
+    an entry (None: not from a column). `shape_option` is the field of ShapeOptions that adds the
+    column to the default columns; empty for a default column."""
 
     name: str
     kinds: Kinds
@@ -145,13 +144,13 @@ def entry_columns(
     with_key: bool = False,
 ) -> frozenset[str]:
     """The columns of an entry to decode for the declared columns, by their names in entries.
-    `payload_names` are the payload's columns as the versions of the topic's schema spell them;
-    `with_key` is for a filter on keys."""
+    `payload_names` are the payload's columns as the versions of the topic's schema spell them.
+    `with_key`: a filter needs the key."""
     columns = _columns(value_format)
     declared_names = {name.lower() for name in declared.names}
     sources = {columns[name].entry_column for name in declared_names if name in columns}
     names = {name for name in (*sources, KEY if with_key else None) if name is not None}
-    names |= {TYPED_NAMES[name] for name in names if name in TYPED_NAMES}  # as __key for key
+    names |= {TYPED_NAMES[name] for name in names if name in TYPED_NAMES}  # such as __key for key
     if has_payload(value_format):
         names |= {name for name in payload_names if name.lower() in declared_names}
         has_payload_columns = bool(declared_names - _TYPED.keys())
@@ -181,7 +180,7 @@ def check_type(column: StructField, allowed: Kinds) -> None:
 
 
 def check_names_differ(declared: StructType) -> None:
-    """Raises SchemaUnknownColumn if two names differ at most in upper and lower case."""
+    """Raises SchemaUnknownColumn if two names are equal without regard to case."""
     names = [name.lower() for name in declared.names]
     for name in names:
         if names.count(name) > 1:
@@ -215,9 +214,9 @@ def to_spark(
     *,
     null_value: bool = False,
 ) -> pa.RecordBatch:
-    """The rows as the columns that `schema` names. `payload` are the payload's columns among them,
-    in the order of `schema` (typed_values.py makes them); None in a format without such columns.
-    With `null_value` the columns made from the value are null.
+    """The rows as the columns that `schema` names. `payload` are the payload's columns among these,
+    in the order of `schema` (typed_values.py makes them); None in a format without payload columns.
+    With `null_value`, columns that are made from the value are null.
 
     Raises SchemaIncompatible if `value` is requested and the rows are typed: they have no value.
     """
@@ -251,16 +250,16 @@ def with_keys(rows: Block, batch: pa.RecordBatch, keys: Sequence[bytes]) -> pa.R
 
 
 def _entry_column(rows: Block, name: str) -> pa.Array | None:
-    """A column of the entry; None if the entry lacks it."""
+    """A column of the entry; None if the entry lacks this column."""
     batch = rows.record_batch
-    at = batch.schema.get_field_index(TYPED_NAMES.get(name, name) if rows.typed else name)
-    return None if at < 0 else batch.column(at)
+    index = batch.schema.get_field_index(TYPED_NAMES.get(name, name) if rows.typed else name)
+    return None if index < 0 else batch.column(index)
 
 
 def _from_entry(name: str, *, in_typed_rows: bool = True) -> MakeColumn:
     """Makes a column from the entry's column `name`. Without `in_typed_rows` the column is null in
-    typed rows: only batches of Pulsar's producers have such a column, and a payload may use its
-    name."""
+    typed rows: only batches of Pulsar's producers have this column, and in typed rows its name may
+    be that of a column of the payload."""
 
     def make(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
         column = _entry_column(rows, name) if in_typed_rows or not rows.typed else None
@@ -311,7 +310,7 @@ def _counting_up(name: str) -> MakeColumn:
     )
 
 
-def _of_runs(name: str) -> MakeColumn:
+def _same_in_run(name: str) -> MakeColumn:
     """Makes a column of a value that all rows of a run share."""
     return lambda rows, topic, kind: of_numpy(
         rows.row_values(name).astype(kind.to_pandas_dtype(), copy=False)
@@ -327,8 +326,8 @@ def _message_ids(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
     import pyarrow.compute as pc
 
     if len(rows.runs) == 1:
-        ((partition, _, count, ledger, entry, first, _),) = rows.runs.tolist()  # fields of Runs
-        texts = _number_texts(_round_up(first + count)).slice(first, count)
+        ((partition, _, count, ledger, entry, first_row, _),) = rows.runs.tolist()  # fields of RUN
+        texts = _number_texts(_round_up(first_row + count)).slice(first_row, count)
         place = of_list([f"{ledger}:{entry}:{partition}:"], pa.string())[0]
         return pc.binary_join_element_wise(place, texts, "")
     parts = (*map(rows.row_values, ("ledger", "entry", "partition")), rows.row_numbers("entry_row"))
@@ -356,7 +355,7 @@ def _constant(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
 
 
 def _round_up(count: int) -> int:
-    """The length rounded up, so that a cached column serves batches of many lengths."""
+    """The count rounded up, so that a cached column serves batches of many lengths."""
     return max(1024, 1 << (count - 1).bit_length())
 
 
@@ -376,14 +375,14 @@ _UNTYPED = _by_lower(
     Column("key", BYTES, _from_entry(KEY), KEY),
     Column("value", BYTES, _value, VALUE),
     Column("topic", TEXT, _TOPIC),
-    Column("partition", INT, _of_runs("partition")),
+    Column("partition", INT, _same_in_run("partition")),
     Column("offset", LONG, _counting_up("offset")),
     Column("timestamp", TIME, _times),
     Column("timestampType", INT, _constant_column(lambda rows, topic: CREATE_TIME)),
     Column("headers", _HEADERS, _from_entry(HEADERS), HEADERS, "include_headers"),
     Column("eventTime", TIME, _from_entry(EVENT_TIME), EVENT_TIME, _META),
-    Column("ledgerId", LONG, _of_runs("ledger"), None, _META),
-    Column("entryId", LONG, _of_runs("entry"), None, _META),
+    Column("ledgerId", LONG, _same_in_run("ledger"), None, _META),
+    Column("entryId", LONG, _same_in_run("entry"), None, _META),
     Column("batchIndex", INT, _counting_up("entry_row"), None, _META),
     Column("messageId", TEXT, _message_ids, None, _META),
     Column("schemaVersion", INT, _SCHEMA_VERSION, None, _META),
@@ -402,14 +401,14 @@ _UNTYPED = _by_lower(
 _TYPED = _by_lower(
     Column("__key", BYTES, _from_entry(KEY), KEY),
     Column("__topic", TEXT, _TOPIC),
-    Column("__partition", INT, _of_runs("partition")),
+    Column("__partition", INT, _same_in_run("partition")),
     Column("__offset", LONG, _counting_up("offset")),
     Column("__publishTime", TIME, _times),
     Column("__eventTime", TIME, _from_entry(EVENT_TIME), EVENT_TIME),
     Column("__messageId", TEXT, _message_ids),
     Column("__messageProperties", _HEADERS, _from_entry(HEADERS), HEADERS),
-    Column("__ledgerId", LONG, _of_runs("ledger"), None, _META),
-    Column("__entryId", LONG, _of_runs("entry"), None, _META),
+    Column("__ledgerId", LONG, _same_in_run("ledger"), None, _META),
+    Column("__entryId", LONG, _same_in_run("entry"), None, _META),
     Column("__batchIndex", INT, _counting_up("entry_row"), None, _META),
     Column("__schemaVersion", INT, _SCHEMA_VERSION, None, _META),
     *(

@@ -25,7 +25,7 @@ class OnOtherFormat(Enum):
 
 
 class OtherRows:
-    """Counts the rows of the other kind in one task; `typed`: the read is of typed rows."""
+    """Counts the rows of the other kind in one task; `typed`: this is a read of typed rows."""
 
     def __init__(self, policy: OnOtherFormat, *, typed: bool) -> None:
         self.policy = policy

@@ -6,9 +6,9 @@
     schema        as arrow, by a schema that was registered before
 
 Always true: the driver, or each task once, chooses the schema before it writes or reads a row; then
-whole columns are selected and cast by name. The payload's types are those of
-topic/schema/records.py; in a read every column is nullable. Rows that do not fit are an error with
-their topic, partition and offset.
+whole columns are selected and cast by name. The payload has the types that topic/schema/records.py
+lists; in a read every column is nullable. Rows that do not fit are an error with their topic,
+partition and offset.
 
 To write: call `ValueWriter.of(...)` with the DataFrame's schema in the driver, and
 `writer.version(...)` once for each topic; then pass `values(...)` of each batch to a task writer
@@ -70,7 +70,7 @@ _SIMPLE = (
 
 
 def arrow_payload(payload: StructType) -> pa.Schema:
-    """The payload's columns as a topic has them; there may be no column.
+    """The payload's columns as a topic has them; the payload may have no column.
 
     Raises errors.SchemaTypeMismatch for a type that no topic has, errors.SchemaReservedColumn,
     errors.SchemaUnknownColumn for a repeated name.
@@ -89,8 +89,8 @@ def spark_payload(schema: pa.Schema) -> StructType:
 
 @dataclass(frozen=True, slots=True)
 class ValueWriter:
-    """How a DataFrame's payload columns become values. Picklable. `schema` is canonical; with
-    `mode` None no schema is registered or compared."""
+    """How a DataFrame's payload columns become values. Picklable. `schema` is in the form in which
+    topics register schemas (canonical). With `mode` None no schema is registered or compared."""
 
     value_format: str
     schema: pa.Schema
@@ -98,9 +98,9 @@ class ValueWriter:
 
     @classmethod
     def of(cls, value_format: str, payload: StructType, schema_mode: str) -> "ValueWriter":
-        """`payload` are the payload's columns. Raises as arrow_payload; errors.SchemaTypeMismatch
-        for text with a collation, which no topic keeps; errors.SchemaMissingColumn without columns;
-        errors.OptionConflict."""
+        """`payload` are the payload's columns. Raises the errors of arrow_payload;
+        errors.SchemaTypeMismatch for text with a collation, which no topic keeps;
+        errors.SchemaMissingColumn without columns; errors.OptionConflict."""
         for field in payload.fields:
             _check_not_collated(field.dataType, field.name)
         schema = canonical(arrow_payload(payload))
@@ -117,7 +117,7 @@ class ValueWriter:
 
     async def version(self, schemas: SchemaRegistry, topic: TopicInfo) -> SchemaVersion | None:
         """The version of the topic's schema for the rows, registered if necessary; None for
-        schemaMode=none. Raises as SchemaRegistry.for_write."""
+        schemaMode=none. Raises the errors of SchemaRegistry.for_write."""
         if self.mode is None:
             return None
         must_exist = self.value_format == SCHEMA
@@ -126,7 +126,7 @@ class ValueWriter:
     def values(
         self, payload: pa.RecordBatch, version: SchemaVersion | None
     ) -> pa.Array | pa.RecordBatch:
-        """The rows of `payload` as a topic has them: `values` of a task writer's `write`.
+        """The rows of `payload` as a topic has them: the `values` for TaskWriter.write.
 
         Raises errors.SchemaIncompatible for a null in a column that is NOT NULL in the version,
         errors.SchemaTypeMismatch for a number that JSON does not have.
@@ -136,11 +136,11 @@ class ValueWriter:
 
     def misfits(self, payload: pa.RecordBatch, version: SchemaVersion | None) -> pa.Array | None:
         """For each row the reason for which `values` refuses the row, else null; None if `values`
-        accepts all rows. Each refused range is halved until the bad rows are found."""
+        accepts all rows. Each refused range is halved until single rows are refused."""
         reasons: dict[int, str] = {}
-        parts = [(0, payload.num_rows)]
-        while parts:
-            start, end = parts.pop()
+        ranges = [(0, payload.num_rows)]
+        while ranges:
+            start, end = ranges.pop()
             try:
                 self.values(payload.slice(start, end - start), version)
             except (SchemaIncompatible, SchemaTypeMismatch) as error:
@@ -148,7 +148,7 @@ class ValueWriter:
                 if end - start == 1:
                     reasons[start] = str(error)
                 else:
-                    parts += [(start, half), (half, end)]
+                    ranges += [(start, half), (half, end)]
         if not reasons:
             return None
         numbers = np.full(payload.num_rows, -1)
@@ -164,9 +164,9 @@ class ValueWriter:
 
 @dataclass(frozen=True, slots=True)
 class ValueReader:
-    """How rows of a topic become a DataFrame's payload columns. Picklable. `payload` is canonical,
-    in the order of the DataFrame; `entry_names` are the columns' names in entries, None if the
-    spelling in entries is not known."""
+    """How rows of a topic become a DataFrame's payload columns. Picklable. `payload` is canonical
+    (see ValueWriter), in the order of the DataFrame. `entry_names` are the columns' names as they
+    may be spelled in entries; None if the spellings are unknown."""
 
     value_format: str
     payload: pa.Schema
@@ -176,11 +176,10 @@ class ValueReader:
     def of(
         cls, value_format: str, payload: StructType, registered: pa.Schema | None
     ) -> "ValueReader":
-        """`payload` are the columns to read; `registered` is SchemaRegistry.for_read of the topics,
-        or None if the columns are only those that the user declared.
+        """`payload` are the columns to read; `registered` is what `registered_schema` returned.
 
         Raises errors.SchemaMissingColumn and errors.SchemaTypeMismatch for a column that the
-        topics do not have or have as another type, and as arrow_payload.
+        topics do not have or have as another type, and the errors of arrow_payload.
         """
         schema = arrow_payload(payload)
         if value_format == JSON:
@@ -198,8 +197,8 @@ class ValueReader:
     def entry_columns(
         self, declared: StructType, *, with_key: bool = False
     ) -> frozenset[str] | None:
-        """The columns of an entry to decode for all `declared` columns; None: all columns. See
-        columns.entry_columns."""
+        """The columns of an entry to decode for all `declared` columns; None: all columns.
+        `with_key`: a filter needs the key."""
         if self.entry_names is None:
             return None
         return entry_columns(declared, self.value_format, self.entry_names, with_key=with_key)
@@ -229,8 +228,8 @@ class ValueReader:
 async def registered_schema(
     schemas: SchemaRegistry, topics: Iterable[TopicInfo], value_format: str, *, declared: bool
 ) -> pa.Schema | None:
-    """The payload's columns in a read of the topics. None if the user `declared` the columns, and
-    the schemas cannot be compared with them: a topic has no schema, or the topics' schemas have no
+    """The payload's columns in a read of the topics. None if the user `declared` the columns and
+    these cannot be compared with the schemas: a topic has no schema, or the topics' schemas have no
     common type for a column. Raises errors.SchemaNotRegistered, errors.SchemaIncompatible."""
     topics = list(topics)
     by_topic = [(await schemas.of(topic)).versions for topic in topics]

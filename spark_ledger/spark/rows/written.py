@@ -15,9 +15,9 @@ read's columns for the place of a row (`offset`, `timestampType`, ...: the row w
 place), `topic` if there is an option topic, `partition` if there is an option routing, and
 `timestamp` beside `eventTime`. A row without a topic is an error, never lost; rows of a topic keep
 their order. A row is bad if it has no topic, an impossible topic, a partition that does not exist,
-or more bytes than an entry; every other row is good, and is not refused later for one of these
-reasons. A bad row is kept with its reason, which begins with the class of the error that the row
-would have raised. Nothing here loops over rows.
+or more bytes than an entry. No other row is refused later for one of these reasons. A bad row is
+kept with its reason, which begins with the class of the error that the row would have raised.
+Nothing here loops over rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -98,7 +98,7 @@ _TYPED = {
 @dataclass(frozen=True, slots=True)
 class WrittenRows:
     """Columns of equal length, None for a missing column. `values` is the column `value`, or a
-    record batch of the payload's columns (valueFormat=json packs them into text)."""
+    record batch of the payload's columns (valueFormat=json makes text of these)."""
 
     values: pa.Array | pa.RecordBatch
     keys: pa.Array | None = None
@@ -188,7 +188,7 @@ def payload_of(schema: StructType, plan: WritePlan) -> StructType:
 
 def topic_names(rows: WrittenRows) -> list[str]:
     """The short names of the topics in the column `topic`, in the order of their first rows. Raises
-    as `by_topic`."""
+    NullTopic, TopicNameInvalid."""
     return list(_topic_indexes(rows)[0])
 
 
@@ -230,8 +230,8 @@ def _topic_indexes(rows: WrittenRows) -> tuple[list[str], npt.NDArray[np.int64]]
 def _roles_and_payload(
     schema: StructType, value_format: str
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The names of columns by their roles, and the names of the payload's columns, without columns
-    for the place of a row."""
+    """The names of columns by their roles, and the names of the payload's columns. Columns for the
+    place of a row are left out."""
     is_typed = has_payload(value_format)
     roles = _TYPED if is_typed else _UNTYPED
     by_role: dict[str, str] = {}
@@ -256,7 +256,7 @@ def _roles_and_payload(
 
 
 def _routing(option: str | None, by_role: dict[str, str]) -> str:
-    """The routing; takes `partition` out of the roles if another routing overrides it."""
+    """The routing. Removes the role `partition` if the routing does not use the column."""
     if option is None:
         return "column" if "partition" in by_role else "hash"
     if option == "column" and "partition" not in by_role:
@@ -279,9 +279,9 @@ def misfits(
     """For each row the reason for which it cannot be written, null for a good row; None if all rows
     are good.
 
-    `partitions` is the topic's number of partitions, by which a column `partition` is checked; None
-    (rows of several topics): no check. `entry_bytes_max` None: sizes are not checked. No row may
-    name `bad_records_topic`, the topic for bad records.
+    `partitions` is the topic's number of partitions, for the check of a column `partition` (None:
+    no check, as the rows are of several topics). `entry_bytes_max` None: sizes are not checked. No
+    row may name `bad_records_topic`, the topic for bad records.
     """
     masks: list[tuple[Mask, str]] = []
     if rows.topics is not None:
@@ -302,8 +302,8 @@ def misfits(
 def good_and_bad(
     rows: WrittenRows, reasons: pa.Array, extra_headers: Mapping[str, str]
 ) -> tuple[WrittenRows, WrittenRows]:
-    """The good rows, and a record for each bad row; a record's headers are the bad row's facts and
-    `extra_headers`. The records are rows of the topic for bad records."""
+    """The good rows, and a bad record for each bad row: a row of the topic for bad records. Its
+    headers are the bad row's reason, topic and partition, and `extra_headers`."""
     is_bad = as_numpy(reasons.is_valid())
     indexes = of_numpy(np.flatnonzero(is_bad))
     bad_rows = rows.take(indexes)
@@ -357,9 +357,9 @@ def _partition_mask(column: pa.Array, partitions: int) -> tuple[Mask, str]:
 
 def _size_mask(rows: WrittenRows, entry_bytes_max: int) -> tuple[Mask, str]:
     sizes, overhead = [np.zeros(0, dtype=np.int64)], 0
-    for part in row_columns.stored_batches(rows.keys, rows.values, rows.event_times, rows.headers):
-        sizes.append(row_columns.row_bytes(part))
-        overhead = max(overhead, row_columns.overhead_bytes_max(part.schema))
+    for batch in row_columns.stored_batches(rows.keys, rows.values, rows.event_times, rows.headers):
+        sizes.append(row_columns.row_bytes(batch))
+        overhead = max(overhead, row_columns.overhead_bytes_max(batch.schema))
     room = entry_bytes_max - overhead
     reason = f"[{MessageTooBig.error_class}] larger than the {room} bytes of an entry"
     return np.concatenate(sizes) > room, reason

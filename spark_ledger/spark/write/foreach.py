@@ -163,8 +163,8 @@ def foreach_writer(
     """A writer for `df.writeStream.foreach(...)`, for queries that Spark allows no other sink.
 
     `topic` and `options` are those of a streaming write (docs/spark.md). Rows of a partition and
-    epoch are durable and visible once Spark has closed their writer without an error: `close`
-    commits them, and recognises an epoch that Spark repeats. The argument `schema` is the
+    epoch are durable and visible when Spark has closed their writer without an error: `close`
+    commits the rows, and recognises an epoch that Spark repeats. The argument `schema` is the
     DataFrame's schema, as a StructType or DDL text. Typed rows (`valueFormat` json, arrow or
     schema) need this argument; without it, key and value may be STRING or BINARY. `app_id` replaces
     the query's id in modes in which Spark does not give the id. Raises LEDGER_OPTION.*, and with
@@ -185,10 +185,10 @@ def foreach_writer(
 
 
 def schema_of(rows: list[Row]) -> StructType:
-    """The schema of rows, by the names of their columns. Raises SchemaTypeMismatch."""
+    """The schema of rows, by the names and first values of columns. Raises SchemaTypeMismatch."""
     columns = []
-    for at, name in enumerate(rows[0].__fields__):
-        first_value = next((row[at] for row in rows if row[at] is not None), None)
+    for i, name in enumerate(rows[0].__fields__):
+        first_value = next((row[i] for row in rows if row[i] is not None), None)
         columns.append(StructField(name, _data_type(name, first_value)))
     return StructType(columns)
 

@@ -67,8 +67,8 @@ class WrittenTopic:
 
 
 def policies_of(options: WriteOptions, base: TopicPolicies = _DEFAULTS) -> TopicPolicies:
-    """The policies by the options. A quorum that no option gives is that of `base`, or the nearest
-    number that fits the given quorums. Raises OptionInvalid if quorums do not fit each other."""
+    """The policies by the options. A quorum without an option is that of `base`, or the nearest
+    number that fits the options' quorums. Raises OptionInvalid if quorums do not fit each other."""
     ensemble = options.ensemble_size or max(base.ensemble_size, options.write_quorum or 0)
     write = options.write_quorum or min(base.write_quorum, ensemble)
     ack = options.ack_quorum or min(base.ack_quorum, write)
@@ -156,8 +156,8 @@ async def find_or_make(
     client: TopicClient, options: WriteOptions, name: str, *, fresh: bool = False
 ) -> WrittenTopic:
     """The existing topic, or a new topic with the options' quorums, durability and partitions; a
-    topic of bad records has one partition. Raises as look_up, check_fits, check_bookies and
-    check_values."""
+    topic of bad records has one partition. Raises the errors of look_up, check_fits, check_bookies
+    and check_values."""
     topic = await look_up(client, name, fresh=fresh)
     if topic is None:
         partitions = 1 if name == options.bad_records_topic else options.partitions or 1
@@ -179,7 +179,7 @@ async def find_or_make(
 async def find_or_make_all(
     client: TopicClient, options: WriteOptions, names: Sequence[str]
 ) -> list[WrittenTopic]:
-    """`find_or_make` for each name, TOPICS_AT_ONCE at a time. Once all calls have ended, raises the
+    """`find_or_make` for each name, TOPICS_AT_ONCE at a time. When all calls have ended, raises the
     error of the first name whose call failed."""
 
     async def topic_or_error(name: str) -> WrittenTopic | Exception:
@@ -199,8 +199,8 @@ async def find_or_make_all(
 async def too_many_topics(
     client: TopicClient, what: str, topic_ids: Sequence[str]
 ) -> CommitOverTooManyTopics:
-    """The error for a batch that has more topics than one commit takes. The error names the empty
-    topics among `topic_ids`: this write made them, or nobody has written to them."""
+    """The error for a batch that has more topics than one commit takes. The error names the topics
+    among `topic_ids` to which no write has committed rows: this write may have made them."""
     empty = [name for name in await call_each(partial(_name_if_empty, client), topic_ids) if name]
     remedy = "Write fewer topics in one batch, or one topic with more partitions."
     if empty:
@@ -297,7 +297,7 @@ async def check_topics(
     client: TopicClient, job: WriteJob, *, fresh: bool
 ) -> dict[str, WrittenTopic]:
     """Checks the existing topics that the options name, and returns them by name. Makes no topic,
-    but may register a schema version. Raises as look_up and the checks, and as
+    but may register a schema version. Raises the errors of look_up, of the checks and of
     ValueWriter.version."""
     options, topics = job.options, {}
     for name in (options.topic, options.bad_records_topic):
@@ -312,7 +312,7 @@ async def check_topics(
         check_fits(options, target)
         if job.values is not None and job.values.mode is not None:  # not schemaMode=none
             await check_columns(client, job, target)
-            await job.values.version(client.schemas, target.info)  # registers it if necessary
+            await job.values.version(client.schemas, target.info)  # registers the schema, if new
         return topics
     await check_bookies(client, options, options.topic)
     if options.value_format == SCHEMA:

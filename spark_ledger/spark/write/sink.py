@@ -6,12 +6,12 @@ replay adds nothing, and a batch of the same number with other rows is refused
 rows that the topic had when the run began, and the rows of the run's earlier batches.
 
 Spark makes a new writer in the driver for each commit; the writer gets the query and the run only
-from the tasks' messages. If commit fails, Spark makes another writer for abort; if its constructor
-fails, Spark hides the error of the commit. So the constructor makes no request: the writer checks
-the topics when Spark sends it to its tasks, and the tasks raise the errors of these checks.
+from the tasks' messages. If commit fails, Spark makes another writer for abort; if that writer's
+constructor fails, Spark hides the error of the commit. So the constructor makes no request: the
+topics are checked when Spark sends the writer to its tasks, and the tasks raise the errors.
 
 A batch write is one commit under one (app id, version), made when every task has ended without an
-error. With txnAppId inside foreachBatch it follows the rule of a query's batch.
+error. A batch write with txnAppId inside foreachBatch follows the rule of a query's batch.
 """
 
 import secrets
@@ -56,8 +56,8 @@ _passed_checks: TtlCache[tuple[WriteOptions, str, bool], bool] = TtlCache(CHECKE
 
 
 class LedgerStreamWriter(DataSourceStreamArrowWriter):
-    """The writer of a stream. Spark makes two writers for every micro-batch: one to plan its tasks,
-    and one to commit it."""
+    """The writer of a stream. Spark makes two writers for every micro-batch: one to plan the tasks,
+    and one to commit."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         self.job = WriteJob.of(options, schema, overwrite)
@@ -73,9 +73,8 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
 
     def _check(self) -> None:
         """Keep the error for the tasks if the batch certainly cannot be written. In an outage of
-        the store the driver does not wait: the tasks wait, as Spark can stop a waiting task. The
-        tasks of a query's first batch do not wait either, but raise the error: the query's URL may
-        be wrong."""
+        the store only the tasks wait, as Spark can stop a waiting task. The tasks of a query's
+        first batch do not wait, but raise the error: the query's URL may be wrong."""
         options = self.job.options
         cluster = None
         try:
@@ -175,8 +174,8 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         """Does nothing: the written rows are in no commit, and only the janitor deletes."""
 
     def _on_replay(self, *, in_query: bool) -> OnReplay | None:
-        """The rule for a replay. Inside a query, the rule of a query's batch counts. It also counts
-        with onReplay, as a thread that foreachBatch started may not have the query's properties."""
+        """The rule for a replay. Inside a query, and with option onReplay, the rule of a query's
+        batch counts: a thread that foreachBatch started may not have the query's properties."""
         if self.job.options.txn_app_id is None:
             return None
         has_option = self.job.options.on_replay is not None

@@ -2,11 +2,11 @@
 
 Always true: a Python worker keeps connections, open ledgers, the query's intent and its topics from
 task to task (topic/blocking.py; a forked process makes new ones). A task that writes shows by
-heartbeats that its intent is in use; its message has only acknowledged entries. If the number of a
-batch was committed before the run began, the batch's rows are compared with the committed rows and
-not written again, unless onReplay requires it (topic/commit/replay.py). A task that fails drops the
-cached intent and topics, and a second attempt of a task does not use them: they may have caused the
-failure (an intent condemned meanwhile, a topic that was deleted).
+heartbeats that its intent (the run's record of the ledgers it makes) is in use. A task's message
+has only acknowledged entries. If the number of a batch was committed before the run began, the
+batch's rows are compared with the committed rows and not written again, unless onReplay requires a
+new write (topic/commit/replay.py). A task that fails drops the cached intent and topics, and a
+second attempt does not use them: a condemned intent or a deleted topic may have caused the failure.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ RUN_ID = "spark.jobGroup.id"
 HEARTBEAT_S = 60.0
 """The time between heartbeats of an intent in use; the janitor's lease is many times as long."""
 TOPIC_S = 10.0
-"""How long a query's tasks use a cached topic; then they see whether the topic has grown."""
+"""How long a query's tasks use a cached topic; then they read its number of partitions again."""
 WRITE_AGAIN = (
     "Write again, or restart the query from the same checkpoint: this makes the topic again."
 )
@@ -60,8 +60,8 @@ WRITE_AGAIN = (
 @dataclass
 class TaskMessage(WriterCommitMessage):
     """A task's message to the driver, with its result for each topic. `batch` has the fingerprint
-    of the task's rows of a query's batch (None in a batch job outside queries); `versions` are the
-    schema versions of typed rows, by topic's id."""
+    of the task's rows of a query's batch (None in a batch job outside queries). `versions` are the
+    schema versions of typed rows, by the topic's id."""
 
     intent: Intent
     results: tuple[TaskResult, ...]
@@ -156,8 +156,8 @@ def write_rows(
 def _task_work(
     cluster: BlockingTopics, intent: Intent, version: int, on_replay: OnReplay
 ) -> TaskWork:
-    """Whether the task writes or compares its rows; for a version above `w0` this needs no
-    request."""
+    """Whether the task writes or compares its rows. A version above `w0`, the last version that was
+    committed when the intent was made, needs no request."""
     if version > intent.record.w0:
         return TaskWork.WRITE
     record = cluster.run(cluster.client.intents.txn_record(intent))
@@ -187,16 +187,17 @@ def commit_rows(
 ) -> CommitOutcome:
     """Make the tasks' rows visible, in all topics at once; with `ends_intent` the intent ends.
 
-    An overwrite replaces a topic's rows even without new rows. After a write without rows the topic
-    that the option names exists, with its schema. Raises as TopicClient.commit_topics.
+    An overwrite without new rows removes a topic's rows too. After a write without rows the topic
+    that the option names exists, with its schema. Raises the errors of TopicClient.commit_topics.
     """
     options = job.options
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
     exclude_from_gc(Moment.CONNECTED)
-    parts = [message.batch for message in messages if message.batch is not None]
+    task_batches = [message.batch for message in messages if message.batch is not None]
     batch = None
-    if parts:
-        batch = QueryBatch(batch_content(part.content for part in parts), parts[0].on_replay)
+    if task_batches:
+        content = batch_content(task_batch.content for task_batch in task_batches)
+        batch = QueryBatch(content, task_batches[0].on_replay)
     replaced_topics = intent.record.snapshots.keys()
     results: dict[str, list[TaskResult]] = {topic_id: [] for topic_id in sorted(replaced_topics)}
     versions: dict[str, frozenset[int]] = {}
@@ -249,8 +250,8 @@ def _replay_text(txn: TxnKey, batch: QueryBatch | None, kind: CommitKind) -> str
 def topics_of(
     cluster: BlockingTopics, options: WriteOptions, names: Sequence[str], run_id: str
 ) -> dict[str, WrittenTopic]:
-    """The topics that a task of the run in this process read at most TOPIC_S ago; all other topics
-    are found, or made, together."""
+    """The topics of these names, as a task of the run in this process read them at most TOPIC_S
+    ago; all other topics are found, or made, together."""
     cached = {name: _topics.get((options.service_url, run_id, name)) for name in names}
     missing = [name for name, topic in cached.items() if topic is None]
     if missing:
@@ -264,8 +265,8 @@ def query_intent(
     job: WriteJob, query_id: str, run_id: str, *, is_retry: bool = False, kind: str = QUERY
 ) -> Intent:
     """The intent of the query's run on its target; read anew after HEARTBEAT_S, and in a task's
-    second attempt (`is_retry`). The topic that the options name is found or made first, since the
-    target has the topic's id: so the target has no commits of an older topic of the same name."""
+    second attempt (`is_retry`). The topic that the options name is found or made first, as the
+    target has the topic's id: an older topic of the same name has another target."""
     options = job.options
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
     if is_retry:

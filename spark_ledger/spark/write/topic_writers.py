@@ -40,7 +40,8 @@ FindTopics = Callable[[Sequence[str]], Mapping[str, WrittenTopic]]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The task that writes, and its intent; each bad record also has the `extra_headers`."""
+    """The task that writes, and the intent under which it makes ledgers; each bad record also has
+    the `extra_headers`."""
 
     intent: Intent
     index: int
@@ -71,7 +72,7 @@ class TopicWriters:
     def write(self, rows: WrittenRows) -> None:
         """Raises NullTopic, TopicNameInvalid, MessageTooBig, PartitionInvalid (unless there is a
         topic for bad records), SchemaIncompatible and other errors of a schema,
-        CommitOverTooManyTopics, and as `find` and TaskWriter.write."""
+        CommitOverTooManyTopics, and the errors of `find` and TaskWriter.write."""
         if rows.topics is None:
             self._write_to(self._job.options.target, rows)
             return
@@ -87,14 +88,14 @@ class TopicWriters:
             self._bound_memory()
 
     def finish(self) -> tuple[TaskResult, ...]:
-        """The results for each topic, once all rows are acknowledged."""
+        """The results for each topic, after all rows are acknowledged."""
         waits = [topic.writer.start_finish() for topic in self._open.values()]
         return tuple(wait() for wait in waits)
 
     @property
     def versions(self) -> dict[str, frozenset[int]]:
-        """The schema version of each topic's typed rows, by topic's id; a topic without a version
-        is left out."""
+        """The schema version of each topic's typed rows, by the topic's id, without topics that
+        have no version."""
         versions = {opened.topic.info.id: opened.version for opened in self._open.values()}
         return {id_: frozenset({v.number}) for id_, v in versions.items() if v is not None}
 
@@ -121,7 +122,7 @@ class TopicWriters:
 
     def _writable(self, target: _OpenTopic, rows: WrittenRows) -> WrittenRows:
         """The rows that can be written, with their values as the topic has them. If there is a
-        topic for bad records, writes all other rows to it."""
+        topic for bad records, writes all other rows to that topic."""
         values = self._job.values
         has_bad_records_topic = self._job.options.bad_records_topic is not None
         extra_headers = {"topic": target.topic.info.name.short}
@@ -179,7 +180,7 @@ class TopicWriters:
             self._open[name] = self._new_writer(name, topics[name], version)
 
     def _versions(self, topics: Sequence[WrittenTopic]) -> Mapping[str, SchemaVersion | None]:
-        """The schema version for typed rows, by topic's id; empty for rows of bytes."""
+        """The schema version for typed rows, by the topic's id; empty for rows of bytes."""
         values, schemas = self._job.values, self._cluster.client.schemas
         if values is None or not topics:
             return {}
@@ -218,7 +219,7 @@ class TopicWriters:
 
     def _bytes_max(self, is_bad_records_topic: bool) -> int:
         """The bytes that one topic's writer may hold: a quarter of maxInFlightBytes for bad
-        records, and if there are many writers (see _bound_memory)."""
+        records, and also if rows name their topics (see _bound_memory)."""
         options = self._job.options
         total = options.max_in_flight_bytes
         if options.topic is None or is_bad_records_topic:
@@ -228,9 +229,9 @@ class TopicWriters:
     def _bound_memory(self) -> None:
         """Keep all writers together within maxInFlightBytes. Above three quarters of this limit, a
         writer that fills its quarter could exceed the limit. So drain the writers (write, and wait
-        for acks), the writer with most bytes first, until all together hold at most half. If they
-        still hold more than three quarters, also wait for the last copies, which a bookie that
-        hangs may delay."""
+        for acks), the writer with most bytes first, until all together hold at most half. If the
+        writers still hold more than three quarters, also wait for the last copies of their entries,
+        which a bookie that hangs may delay."""
         total = self._job.options.max_in_flight_bytes
         if self._held_bytes() <= total * 3 // 4:
             return
