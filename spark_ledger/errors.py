@@ -254,12 +254,14 @@ class OffsetsOutOfRange(LedgerError):
 
 class OffsetOfAnotherStore(LedgerError):
     """The rows before an offset have changed since the reader took the offset: the metadata store
-    was restored from an older backup, and lacks rows that were committed later."""
+    was restored from an older backup, and lacks rows that were committed later, or all copies of
+    rows with page-cache durability were lost."""
 
     error_class, sql_state = "LEDGER_DATA_LOSS.OFFSET_OF_ANOTHER_STORE", "22000"
     remedy = (
-        "Bring back the newer metadata store; or start with a new checkpoint and startingOffsets;"
-        " or set failOnDataLoss to false to read on from that offset, without the rows before it."
+        "Bring back the newer metadata store, if an older one was restored; or start with a new"
+        " checkpoint and startingOffsets; or set failOnDataLoss to false to read on from that"
+        " offset, without the rows before it."
     )
 
 
@@ -447,7 +449,7 @@ class BacklogQuotaExceeded(LedgerError):
     error_class, sql_state = "LEDGER_WRITE.BACKLOG_QUOTA", "53400"
     remedy = (
         "Let the subscription consume, move it (`spark-ledger subscription seek`), or raise the"
-        " quota; then run the query again."
+        " quota; then write again."
     )
 
 
@@ -489,9 +491,9 @@ class SubscriptionBusy(LedgerError):
 
     error_class, sql_state = "LEDGER_SUBSCRIPTION.BUSY", "55006"
     remedy = (
-        "Stop what uses it, or choose another name; a query that reads a topic twice needs two."
-        " A query that was killed keeps it for some minutes, unless you take it from the query:"
-        " spark-ledger subscription seek TOPIC NAME --to here --force."
+        "Stop the query or the consumers that use it, or choose another name; a query that reads a"
+        " topic twice needs two. A query that was killed keeps it for some minutes, unless you take"
+        " it away: spark-ledger subscription seek TOPIC NAME --to here --force."
     )
 
 
