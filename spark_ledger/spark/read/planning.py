@@ -198,7 +198,7 @@ class Planner:
             return
         ellipsis = "; ..." if len(mismatches) > MISMATCHES_SHOWN else ""
         places = "; ".join(mismatches[:MISMATCHES_SHOWN]) + ellipsis
-        text = f"{what} comes after rows in whose place the metadata store has others: {places}"
+        text = f"{what} comes after rows in whose place the topic has others: {places}"
         if not self._accepts_loss:
             raise OffsetOfAnotherStore(text)
         _log.warning("%s: as failOnDataLoss is false, the query reads on from there", text)

@@ -84,7 +84,8 @@ class TopicsRead:
         self._followers: dict[str, TopicFollower] | None = None
         self._last_view = TopicsView({}, {}, NO_CHANGES_SEEN)
         self.shorter_logs = 0
-        """How often a topic's log became shorter: the metadata store then went back in time."""
+        """How often a topic's log became shorter, as the metadata store went back in time, or a
+        live segment ended before an end that it had."""
         self._scan: Future[list[TopicInfo]] | None = None
         self._scan_started_s = time.monotonic()
         self._last_scan_started_s = self._scan_started_s  # of the last scan that has ended
@@ -327,9 +328,10 @@ class TopicsRead:
 
     def _remember(self, states: Mapping[str, TopicState], changes: int) -> Ends:
         """Remember these states; return their ends."""
-        last = self._last_view.states
+        last = self._last_view
         self.shorter_logs += any(
-            name in last and state.next < last[name].next for name, state in states.items()
+            name in last.states and _is_shorter(state, last.states[name], last.ends[name])
+            for name, state in states.items()
         )
         ends = {name: self._ends_of(name, state) for name, state in states.items()}
         self._last_view = TopicsView(states, ends, changes)
@@ -363,6 +365,18 @@ def _check_same(infos: Mapping[str, TopicInfo], namesakes: Iterable[TopicInfo]) 
                 f" the topic of that name now has id {info.id}",
                 topic=name,
             )
+
+
+def _is_shorter(state: TopicState, before: TopicState, ends: TopicEnds) -> bool:
+    """Whether the topic may lack commits of the state `before`, or live rows below its `ends`: then
+    later rows may get their offsets."""
+    if state is before:
+        return False
+    partitions = zip(before.partitions, state.partitions, ends.ends, strict=False)
+    return state.next < before.next or any(
+        earlier.live is not None and partition.end_offset < end and partition.live != earlier.live
+        for earlier, partition, end in partitions
+    )
 
 
 async def _is_deleted(log: TopicLog) -> bool:
