@@ -1,9 +1,9 @@
 """A broker: which partitions it has, to which broker it sends clients, how many bytes wait in its
 memory.
 
-Always true: a topic is opened once, however many clients ask for it. A partition of it is opened
-only while the record names this broker as its owner. At most WAITING_BYTES_MAX bytes from producers
-wait to be stored; beyond that the broker does not read from connections.
+Always true: a topic is opened once, however many clients ask for the topic. A partition is opened
+only while its record in the store names this broker as the owner. While more than WAITING_BYTES_MAX
+bytes from producers wait to be stored, the broker reads no connection whose batches wait.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 SEAL_S = 5.0
 WAITING_BYTES_MAX = 256 << 20
 ENTRY_OVERHEAD_BYTES = 48 << 10
-"""What an entry takes beside a message of the largest size: the message's metadata, and the offsets
-of its other chunks."""
+"""Room in an entry beside a message of the largest size: for the message's metadata, and for the
+offsets of the message's other chunks."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ class Phase(Enum):
 
 
 class Budgets(NamedTuple):
-    """The memory of a broker's newest messages, of its subscriptions' sets, and of what is known of
-    delayed messages."""
+    """A broker's limits of memory: for the newest messages (`tail`), for the sets of acknowledged
+    messages (`acks`), and for the times of delayed messages (`delays`)."""
 
     tail: TailBudget
     acks: AckBudget
@@ -69,7 +69,7 @@ class Budgets(NamedTuple):
 
 
 class OpenTopics(SharedTasks[str, OwnedTopic]):
-    """The topics that are open at a broker, by id; `ids` are by name."""
+    """The topics that are open at a broker, by topic id. `ids` has the topic ids by name."""
 
     def __init__(self) -> None:
         super().__init__(keep=True)
@@ -102,7 +102,7 @@ class Broker:
         self._relief_listeners: dict[Callable[[], None], None] = {}
         self._budgets = Budgets.of(self.settings)
         self._topics = OpenTopics()
-        self._names = 0
+        self._names_given = 0
         self._phase = Phase.OPEN
         self._contact = StoreContact(ledgers.metadata)
         self.watch = Watch(self, ledgers.metadata, self._contact)
@@ -117,9 +117,8 @@ class Broker:
         return self.ownership.membership.incomplete
 
     async def start(self, listen: Callable[[], None] = lambda: None) -> None:
-        """`listen` is called before this broker registers: other brokers remove a registered broker
-        that does not respond. Raises errors.BadConfig (another broker has the URL),
-        errors.Unavailable."""
+        """`listen` before this broker registers: other brokers remove a registered broker that does
+        not respond. Raises errors.BadConfig (another broker has the URL), errors.Unavailable."""
         await self.clock.measure(self.client)
         self.ownership.membership.since_ms = self.clock.now_ms()
         await self.ownership.membership.check_url()
@@ -167,8 +166,8 @@ class Broker:
 
     def new_name(self) -> str:
         """A new name for a producer or consumer."""
-        self._names += 1
-        return f"sl-{self.id}-{self._names}"
+        self._names_given += 1
+        return f"sl-{self.id}-{self._names_given}"
 
     # -- memory ------------------------------------------------------------------------------
 
@@ -177,12 +176,11 @@ class Broker:
         return self.waiting_bytes > WAITING_BYTES_MAX
 
     def wait_for_relief(self, resume: Callable[[], None]) -> None:
-        """Call `resume` once memory is free again."""
+        """Call `resume` as soon as the broker is no longer crowded."""
         self._relief_listeners[resume] = None
 
     def count_waiting(self, size: int) -> None:
-        """Count `size` more bytes from clients that wait to be stored; a negative `size`: they wait
-        no more."""
+        """Add `size`, which may be negative, to the bytes from clients that wait to be stored."""
         self.waiting_bytes += size
         if self._relief_listeners and not self.is_crowded:
             listeners, self._relief_listeners = list(self._relief_listeners), {}
@@ -192,15 +190,15 @@ class Broker:
     # -- partitions --------------------------------------------------------------------------
 
     async def lookup(self, name: PartitionName, *, authoritative: bool) -> tuple[str, bool]:
-        """The URL of the broker that has the partition, and whether this broker has it. A lookup
-        makes no topic: for a topic that does not exist and that clients may make, the URL is this
+        """The URL of the broker that has the partition, and whether that is this broker. A lookup
+        makes no topic. If the topic does not exist and clients may make it, the URL is this
         broker's. Raises Refusal, errors of the topic layer."""
-        if await self._served(name) is not None:
+        if await self._owned_here(name) is not None:
             self._check_open()
             return self.ownership.url, True
         if name.partition is None and await self.client.topics.find(name.topic.full) is None:
             self._check_open()
-            # raises if clients may not make the topic
+            # this call raises if clients may not make the topic
             await self.catalog.partitions_when_made(name.topic, create=True)
             return self.ownership.url, True
         self._check_open()
@@ -218,26 +216,26 @@ class Broker:
         if settings allow it. Raises Refusal (another broker has the partition), errors of the topic
         layer."""
         self._check_open()
-        if (served := await self._served(name)) is not None:
-            return served
+        if (owned := await self._owned_here(name)) is not None:
+            return owned
         info, number, partitions = await self.catalog.find_partition(name, create=create)
         topic = self._topics.kept(info.id)
         if topic is None or not topic.has(number):
-            # the topic was made here, or another broker's lookup sent the client here
+            # this broker made the topic now, or another broker's lookup sent the client here
             owner = await self.ownership.choose(info.id, number, partitions, here=False)
             if owner.broker != self.id:
                 raise owned_elsewhere(info, number)
-            topic = await self._topic(info)
+            topic = await self._opened(info)
             owners = await self.ownership.owners(info.id, fresh=True)
             failures = await topic.serve_partitions(owners.epochs_of(self.id))
             if number in failures:
                 raise await self._pass_on_if_later(info, number, failures[number])
         return topic, topic.partition(number)
 
-    async def _served(self, name: PartitionName) -> tuple[OwnedTopic, OwnedPartition] | None:
-        """The partition, if this broker has it, as for most lookups and subscribes, which then take
-        one round trip to the store, without a sync. If the topic was deleted or another
-        broker has the partition, this broker soon notices that, and sends clients away."""
+    async def _owned_here(self, name: PartitionName) -> tuple[OwnedTopic, OwnedPartition] | None:
+        """The partition, if this broker has it; else None. This takes one round trip to the store,
+        without a sync. The response may be old: if the topic was deleted or another broker took
+        the partition, this broker notices that soon, and sends clients away."""
         topic, number = self._topics.named(name.topic), name.partition
         if topic is None:
             return None
@@ -255,8 +253,8 @@ class Broker:
     async def _pass_on_if_later(
         self, info: TopicInfo, number: int, failure: BaseException
     ) -> BaseException:
-        """Returns why this broker does not have the partition. If a later version of Spark Ledger
-        wrote the partition's live segment, another broker owns the partition from now on."""
+        """The error that a client gets. If a later version of Spark Ledger wrote the partition's
+        live segment, this broker gives the partition to another broker."""
         is_later_version = isinstance(failure, errors.UnsupportedFormat)
         if not is_later_version or isinstance(failure, errors.BadEntry):
             return failure
@@ -269,7 +267,7 @@ class Broker:
         if self._phase is not Phase.OPEN:
             raise Refusal(ServerError.SERVICE_NOT_READY, f"the broker is {self._phase.value}")
 
-    async def _topic(self, info: TopicInfo) -> OwnedTopic:
+    async def _opened(self, info: TopicInfo) -> OwnedTopic:
         return await self._topics.result(info.id, lambda: self._open(info))
 
     def live_writer(self, topic_id: str, partition: int) -> LiveWriter | None:
@@ -282,15 +280,13 @@ class Broker:
         follower = await self.client.follow(info.id, info.name.short, REREAD_S)
         limits = RollLimits.of(self.settings, info.policies)
         topic = OwnedTopic(
-            *(
-                commits,
-                self.cursors,
-                follower,
-                self._budgets.tail,
-                limits,
-                self._drop_topic,
-                self._unfollow,
-            )
+            commits,
+            self.cursors,
+            follower,
+            self._budgets.tail,
+            limits,
+            self._drop_topic,
+            self._unfollow,
         )
         topic.subscriptions.sharing = SharingRules(
             UnackedLimits.of(self.settings),
@@ -320,7 +316,7 @@ class Broker:
         info = None if name is None else await self.client.topics.find(name.full)
         if info is None or info.id != topic_id:
             return  # the topic was deleted
-        topic = await self._topic(info)
+        topic = await self._opened(info)
         for number, failure in (await topic.serve_partitions(owners.epochs_of(self.id))).items():
             error = await self._pass_on_if_later(info, number, failure)
             _log.warning("partition %d of %s is not served yet: %s", number, name, error)

@@ -30,8 +30,8 @@ class Catalog:
     settings: BrokerSettings
 
     async def find(self, name: TopicName, *, create: bool) -> TopicInfo:
-        """The topic. A topic that does not exist is made if `create` and the settings allow it.
-        Raises Refusal, errors.Unavailable."""
+        """The topic. If the topic does not exist, it is made if `create` is set and the settings
+        allow that. Raises Refusal, errors.Unavailable."""
         info = await self.client.topics.find(name.full)
         if info is not None:
             return info
@@ -44,8 +44,8 @@ class Catalog:
         return await self.client.topics.open(name.full)
 
     async def partitions_when_made(self, name: TopicName, *, create: bool) -> int:
-        """How many partitions a topic that does not exist gets when a client makes it; 0: the topic
-        is not partitioned. Raises Refusal if clients may not make it, errors.Unavailable."""
+        """How many partitions a new topic of this name gets; 0: the topic is not partitioned.
+        Raises Refusal if clients may not make the topic, errors.Unavailable."""
         namespace = f"{name.tenant}/{name.namespace}"
         policies = await self.client.topics.namespace(namespace)
         if policies is None and namespace != f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}":
@@ -62,8 +62,9 @@ class Catalog:
     async def partitions_of(self, name: PartitionName, *, create: bool) -> int:
         """The number of partitions as clients count them: 0 for a topic that is not partitioned,
         and for the name of a partition. For a topic that does not exist the number is
-        `partitions_when_made`. With `create` this method makes a topic that will be partitioned,
-        since its clients then open it by the names of its partitions. Raises as `find`."""
+        `partitions_when_made`. With `create` this method makes such a topic if it is to be
+        partitioned: its clients next open the partitions by their names. Raises Refusal,
+        errors.Unavailable."""
         if name.partition is not None:
             return 0
         info = await self.client.topics.find(name.topic.full)
@@ -76,16 +77,16 @@ class Catalog:
         return len((await self.client.log(info.id).fold()).partitions)
 
     async def names_in(self, namespace: str) -> list[str]:
-        """The names of the topics of `tenant/namespace`. A partitioned topic has the name of its
-        first partition, whose suffix clients cut off. A topic that cannot be read is left out."""
+        """The names of the topics of `tenant/namespace`. A partitioned topic appears by the name of
+        its first partition: clients cut the suffix off. A topic that cannot be read is left out."""
         return [
             f"{info.name.full}-partition-0" if info.policies.partitioned else info.name.full
             for info in await self.client.topics.in_namespace(namespace)
         ]
 
     async def find_partition(self, name: PartitionName, *, create: bool) -> NamedPartition:
-        """The partition; if the name has no number, the topic's only partition. Raises as
-        `find`."""
+        """The partition; if the name has no number, the topic's only partition. Raises Refusal,
+        errors.Unavailable."""
         number = name.partition
         info = await self.find(name.topic, create=create and number is None)
         log = self.client.log(info.id)

@@ -1,9 +1,9 @@
-"""Names and message ids as Pulsar's clients know them. Pure.
+"""Names and message ids as Pulsar's clients use them. Pure.
 
 `persistent://tenant/namespace/t-partition-3` is partition 3 of topic `t`. Of a topic with one
 partition, the topic's own name also means partition 0. A message id is (ledger, entry, batch
-index): the ledger is a number made from the topic's id, so that ids of a deleted topic with the
-same name differ; the entry is the offset of the first message of the batch.
+index). The ledger is a number made from the topic's id, so a deleted topic with the same name had
+other message ids. The entry is the offset of the first message of the batch.
 Always true: offset = entry + max(batch index, 0).
 """
 
@@ -25,7 +25,7 @@ NOT_PARTITIONED = -1
 
 @dataclass(frozen=True, slots=True)
 class PartitionName:
-    """A topic, and the number of the partition in a name; None: the name has no number."""
+    """A topic, and the number of a partition; None: the client's name has no number."""
 
     topic: TopicName
     partition: int | None
@@ -44,9 +44,9 @@ def parse(text: str) -> PartitionName:
 
 
 def fault_of_name(kind: str, name: str | bytes) -> str | None:
-    """Why a client's name for a `kind` (producer, consumer, subscription, chunked message) is
-    refused; None: the name is allowed. A name takes memory of the broker while a client uses it
-    (hazard 95). `name` is bytes if it is not UTF-8."""
+    """Why the name that a client gives to a `kind` (producer, consumer, subscription, chunked
+    message) is refused; None: the name is allowed. A name takes memory of the broker while a client
+    uses the name (hazard 95). `name` is bytes if it is not UTF-8."""
     size = len(name.encode() if isinstance(name, str) else name)
     if size <= PRODUCER_NAME_BYTES_MAX:
         return None

@@ -20,13 +20,13 @@ from spark_ledger.errors import BadConfig
 from spark_ledger.process import connect, end_with_parent
 
 GC_THRESHOLDS = 50_000, 20, 100
-"""The objects of the messages in memory are in no cycle. With Python's own thresholds the search
-for cycles took a quarter of the time of a lone message."""
+"""How seldom Python's garbage collector runs. The messages in memory are in no cycle of objects;
+with Python's own thresholds the collector took a quarter of the time of a lone message."""
 
 
 def serve(service_url: str, settings: BrokerSettings, *, parent_pipe: bool = False) -> None:
-    """Listen, register, and serve in this process until SIGTERM or SIGINT; prints the addresses on
-    which it listens as a line of JSON. `parent_pipe`: end when the standard input is closed. Raises
+    """Listen, register, and serve in this process until SIGTERM or SIGINT. Prints the broker's
+    addresses as a line of JSON. `parent_pipe`: end when the standard input is closed. Raises
     errors.BadConfig (a port is taken, the URL is malformed), errors.Unavailable."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     net.raise_descriptor_limit()
@@ -47,21 +47,21 @@ async def _serve(service_url: str, settings: BrokerSettings) -> None:
     config = client_config(service_url=service_url, session_timeout_s=settings.session_timeout_s)
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     host, public_host = settings.host, settings.advertised_host or settings.host
-    clients = await _listener(host, settings.broker_port, "--broker-port", accept)
+    client_listener = await _listener(host, settings.broker_port, "--broker-port", accept)
     admin = await http.protocol_of(routes(lambda: broker, settings))
-    lookups = await _listener(host, settings.admin_port, "--admin-port", admin)
-    url = f"pulsar://{net.join(public_host, clients.port)}"
-    admin_url = f"http://{net.join(public_host, lookups.port)}"
+    admin_listener = await _listener(host, settings.admin_port, "--admin-port", admin)
+    url = f"pulsar://{net.join(public_host, client_listener.port)}"
+    admin_url = f"http://{net.join(public_host, admin_listener.port)}"
     ledgers = await connect(service_url, config)
     broker = Broker(ledgers, random.Random(os.urandom(16)), url, settings)
     broker.ownership.membership.admin_url = admin_url
     broker.watch.on_failure = stop.set
 
     def listen() -> None:
-        with _port_errors(host, clients.port, "--broker-port"):
-            clients.start()
-        with _port_errors(host, lookups.port, "--admin-port"):
-            lookups.start()
+        with _port_errors(host, client_listener.port, "--broker-port"):
+            client_listener.start()
+        with _port_errors(host, admin_listener.port, "--admin-port"):
+            admin_listener.start()
 
     await broker.start(listen)
     gc.freeze()
@@ -71,8 +71,8 @@ async def _serve(service_url: str, settings: BrokerSettings) -> None:
     print(json.dumps({"broker_url": url, "admin_url": admin_url}), flush=True)
     await stop.wait()
     await broker.seal()
-    clients.close()  # from now on other brokers take over
-    lookups.close()
+    client_listener.close()  # from now on other brokers take over
+    admin_listener.close()
     await broker.close()
     await asyncio.gather(*(connection.close_and_wait() for connection in list(connections)))
     await ledgers.close()
@@ -83,7 +83,7 @@ async def _serve(service_url: str, settings: BrokerSettings) -> None:
 async def _listener(
     host: str, port: int, flag: str, protocol: Callable[[], asyncio.BaseProtocol]
 ) -> net.Listener:
-    """A listener that takes connections once it is started. Raises errors.BadConfig."""
+    """A listener on the port; it takes connections after its `start`. Raises errors.BadConfig."""
     with _port_errors(host, port, flag):
         return net.Listener(await net.bound(host.strip("[]"), port), net.served_by(protocol))
 

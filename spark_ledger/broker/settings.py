@@ -45,7 +45,7 @@ class BrokerSettings(Settings):
         8080,
         ge=0,
         le=PORT_MAX,
-        description="The port for lookups and the admin API by HTTP; 0: a free port.",
+        description="The port for lookups and the admin API, both by HTTP; 0: a free port.",
     )
     advertised_host: str = Field(
         "", description="The host to which clients connect; empty: the value of host."
@@ -100,8 +100,8 @@ class BrokerSettings(Settings):
         64 * MIB,
         gt=0,
         description="Memory of the sets of acknowledged and of waiting messages of all"
-        " subscriptions. Beyond it a subscription with gaps sends no new messages until its gaps"
-        " are acknowledged.",
+        " subscriptions. When it is full, a subscription with gaps sends no new messages until its"
+        " gaps are acknowledged.",
     )
     subscription_ack_bytes_max: int = Field(
         16 * MIB, gt=0, description="The same limit for one subscription at a broker."
@@ -109,7 +109,7 @@ class BrokerSettings(Settings):
     delay_bytes_max: int = Field(
         256 * MIB,
         gt=0,
-        description="Memory of the times of delayed messages, 32 bytes each. Beyond it"
+        description="Memory of the times of delayed messages, 32 bytes each. When it is full, the"
         " subscriptions of a partition with more than 512 delayed messages read no further until"
         " some of these are due.",
     )
@@ -117,8 +117,8 @@ class BrokerSettings(Settings):
     ack_receipt: Literal["durable", "memory"] = Field(
         "durable",
         description="When a client that asks for a receipt of an acknowledgement gets the receipt."
-        " durable: once the acknowledgement is stored like a message. memory: once the broker has"
-        " it.",
+        " durable: after the acknowledgement is stored like a message. memory: as soon as the"
+        " broker has the acknowledgement.",
     )
 
     roll_bytes: int = Field(1024 * MIB, gt=0, description="Size of a live ledger.")
@@ -132,11 +132,11 @@ class BrokerSettings(Settings):
     roll_entries_read: int = Field(
         20_000,
         gt=0,
-        description="Of a topic with deduplication: entries of a live segment; the next owner reads"
-        " them all.",
+        description="For a topic with deduplication: entries of a live segment. The next owner of"
+        " the partition reads all of them.",
     )
     roll_bytes_read: int = Field(
-        32 * MIB, gt=0, description="Of a topic with deduplication: bytes of a live segment."
+        32 * MIB, gt=0, description="For a topic with deduplication: bytes of a live segment."
     )
 
 

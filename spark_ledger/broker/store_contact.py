@@ -1,4 +1,4 @@
-"""The metadata store as a broker meets it: its clock, and whether it responds."""
+"""The metadata store as one broker sees it: the store's clock, and whether the store responds."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from spark_ledger.topic.client import TopicClient
 CLOCK_EVERY_S = 300.0
 CLOCK_TRIES, CLOCK_WITHIN_MS = 5, 20
 DRIFT = 1e-4
-"""How much faster than the store's clock this machine's may run: 30 ms between two
+"""This machine's clock may run faster than the store's by this share: 30 ms between two
 measurements."""
 AWAY_S, AWAY_LOOK_S = 1.0, 0.2
 """A store that gives no response for AWAY_S counts as silent; it is asked every AWAY_LOOK_S."""
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class StoreClock:
-    """The metadata store's time, about: this machine's clock plus a measured offset."""
+    """An estimate of the metadata store's time: this machine's clock plus a measured offset."""
 
     def __init__(self) -> None:
         self._offset_ms = 0
@@ -33,8 +33,8 @@ class StoreClock:
         return time.time_ns() // 1_000_000 + self._offset_ms
 
     def earliest_ms(self) -> int | None:
-        """A time that the store's clock has passed for certain: the store's time in its last
-        measured response, plus the monotonic time that has passed here since, less DRIFT. None
+        """A time that the store's clock has certainly passed: the store's time in a measured
+        response, plus the time since then by this machine's monotonic clock, less DRIFT. None
         before the first response."""
         if self._earliest is None:
             return None
@@ -43,10 +43,10 @@ class StoreClock:
         return store_ms + passed_ms - int(passed_ms * DRIFT)
 
     async def measure(self, client: TopicClient) -> None:
-        """Measure the offset, if the last measurement is CLOCK_EVERY_S ago. The clock may be wrong
-        by half of the time that the response took: after a response that took longer than
-        CLOCK_WITHIN_MS the store is asked again, and the fastest response counts. Raises StoreError
-        if the store never responds."""
+        """Measure the offset, unless the last measurement is younger than CLOCK_EVERY_S. An offset
+        may be wrong by half of the time that the response took. So after a response that took
+        longer than CLOCK_WITHIN_MS the store is asked again, and the fastest response counts.
+        Raises StoreError if the store never responds."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._measured_s + CLOCK_EVERY_S:
             return
@@ -86,8 +86,8 @@ class StoreContact:
 
     async def run_until_silent(self, work: Coroutine[Any, Any, None]) -> None:
         """Run the coroutine until it is done. If the store gives no response for AWAY_S, whatever
-        the state of its session, the coroutine is cancelled: it then leaves what a crash would
-        leave, and the next owner decides that."""
+        the state of the session, the coroutine is cancelled: it then leaves what a crash would
+        leave, and the next owner of each partition decides what that is."""
         task = asyncio.get_running_loop().create_task(work)
         try:
             while not (await asyncio.wait([task], timeout=AWAY_LOOK_S))[0]:

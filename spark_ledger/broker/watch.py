@@ -1,7 +1,7 @@
 """What a broker watches as long as it runs: its registration, the other brokers, the store.
 
-Always true: a broker that registers again checks each topic, since other brokers may have its
-partitions by then; while no broker reaches the store, no broker counts as dead.
+Always true: a broker that registers again checks each topic, since other brokers may have taken its
+partitions. While no broker reaches the store, no broker counts as dead.
 """
 
 import asyncio
@@ -25,13 +25,15 @@ from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 TICK_S = 2.0
 PROBE_EVERY_S = 0.5
 FENCED_EVERY_S, RETURN_S = 2.0, 5.0
+"""How often bookies are asked for fences while the store is away; how long after that no other
+broker counts as dead."""
 CLUSTER_EVERY_S = 10.0
-"""How often the cluster's record is read: it shows whether a person accepted an older store."""
+"""How often the cluster's record is read, which shows whether a person accepted an older store."""
 TOPICS_ASKED_AT_ONCE = 32
-"""For each topic bookies are asked about up to 8 ledgers at once, for 1 s at most: a thousand
-partitions take 5 s."""
+"""Bookies are asked about 8 ledgers of each topic at once, for 1 s at most: a thousand partitions
+take 5 s."""
 SETTLE_S = 30.0
-"""Partitions move to the brokers on which they fall once the set of brokers has not changed for
+"""Partitions move to the brokers on which they fall after the set of brokers has not changed for
 this time."""
 GIVE_EVERY_S, GIVE_MAX = 2.0, 10
 
@@ -60,8 +62,8 @@ class Watch:
         self._tasks: list[asyncio.Task[None]] = []
         self._guard, self._cluster_s = ClusterGuard(store), float("-inf")
         self._others_return_s = float("-inf")
-        """Until this time no broker counts as dead: all brokers may have lost the store, and may
-        still be about to register again."""
+        """Until this time no broker counts as dead: all brokers may have lost the store, and some
+        may not have registered again yet."""
         self.failure: errors.BadConfig | None = None
         """Why the process has to end without a signal."""
         self.on_failure: Callable[[], None] = lambda: None
@@ -80,7 +82,7 @@ class Watch:
             self._broker.ownership.membership.stirred.clear()
             try:
                 if await self._broker.ownership.membership.keep():
-                    _log.warning("the broker was taken for dead, and registers again")
+                    _log.warning("other brokers took this broker for dead; it has registered again")
                     self._broker.cursors.doubt_all()
                     for topic in self._broker.open_topics():
                         await topic.look()
@@ -92,7 +94,7 @@ class Watch:
                 _log.exception("the broker cannot register now: a defect")
 
     async def _look_at_cluster(self) -> None:
-        """Give all topics up once a person accepted an older metadata store: this broker's memory
+        """Give all topics up if a person has accepted an older metadata store: this broker's memory
         of the topics may come from commits that the older store does not have. Raises
         StoreError."""
         now_s = asyncio.get_running_loop().time()
@@ -142,9 +144,9 @@ class Watch:
             await asyncio.sleep(PROBE_EVERY_S)
 
     async def _watch_without_store(self) -> None:
-        """While the store cannot be reached, ask bookies whether the live ledgers are fenced: only
-        another owner, or a commit past its segment, fences a ledger. Partitions whose ledger is not
-        fenced are still served."""
+        """While the store cannot be reached, ask bookies whether the live ledgers are fenced. Only
+        another owner, or a commit past the live segment, fences a live ledger. A partition is
+        still served if its ledger is not fenced."""
         was_lost = False
         while True:
             await asyncio.sleep(FENCED_EVERY_S)
@@ -159,7 +161,7 @@ class Watch:
             was_lost = self._contact.is_lost
 
     async def give(self) -> int:
-        """Give partitions to brokers that have fewer, some of each topic; returns how many
+        """Give some partitions of each topic to brokers that have fewer; returns how many
         partitions were given."""
         count = 0
         for topic in self._broker.open_topics():

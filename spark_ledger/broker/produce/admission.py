@@ -1,9 +1,9 @@
 """Which producers of a partition may send, wait or are fenced.
 
 Always true: a partition never has two exclusive producers, or two producers of one name, at a time.
-A producer that was exclusive before another exclusive producer is fenced, also when it comes back.
-Nothing here reads a clock or a socket: the caller sends the fenced producers away, and stores no
-more messages of them.
+When a producer becomes exclusive, every earlier exclusive producer is fenced, even if it comes back
+later. Nothing here reads a clock or a socket: the caller sends the fenced producers away, and
+stores no more messages of them.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ EPOCH_BITS = 32
 
 
 class Candidate(Protocol):
-    """A producer whose admission is decided. `epoch`: how often its client connected it.
-    `topic_epoch` rises with each exclusive producer of the partition; it is 0 for a new producer,
-    until it is admitted."""
+    """A producer that asks for admission. `epoch`: how often its client connected it.
+    `topic_epoch` rises with each exclusive producer of the partition; a new producer has 0 until
+    it is admitted as exclusive."""
 
     name: str
     mode: AccessMode
@@ -35,7 +35,7 @@ P = TypeVar("P", bound=Candidate)
 @dataclass(frozen=True, slots=True)
 class Admitted(Generic[P]):
     """The producer `may_send`, or waits until it is the only producer. `fenced`: the producers that
-    have to go."""
+    the caller has to send away."""
 
     may_send: bool
     fenced: list[P]
@@ -89,10 +89,10 @@ class Admission(Generic[P]):
         if producer.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
             fenced, self.present[:] = list(self.present), [producer]
             self._note_exclusive(producer)
-            return Admitted(True, fenced)
+            return Admitted(may_send=True, fenced=fenced)
         if producer.mode is AccessMode.WAIT_FOR_EXCLUSIVE and self.present:
             self.waiting.append(producer)
-            return Admitted(False, [])
+            return Admitted(may_send=False, fenced=[])
         if producer.mode is AccessMode.SHARED and has_exclusive:
             raise Refusal(
                 ServerError.PRODUCER_BUSY, f"topic {self._topic} has an exclusive producer"
@@ -102,7 +102,7 @@ class Admission(Generic[P]):
             raise Refusal(ServerError.PRODUCER_FENCED, f"topic {self._topic} has {other} producer")
         self.present.append(producer)
         self._note_exclusive(producer)
-        return Admitted(True, [])
+        return Admitted(may_send=True, fenced=[])
 
     def remove(self, producer: P) -> None:
         for producers in (self.present, self.waiting):
@@ -110,8 +110,8 @@ class Admission(Generic[P]):
                 producers.remove(producer)
 
     def take_next(self) -> P | None:
-        """Take the producer that has waited longest, if no producer is present. It is present from
-        now on, unless another producer fenced it: then the caller sends it away."""
+        """If no producer is present, take the producer that has waited longest. From now on this
+        producer is present, unless another producer fenced it: then the caller sends it away."""
         if self.present or not self.waiting:
             return None
         following = self.waiting.pop(0)
@@ -128,7 +128,7 @@ class Admission(Generic[P]):
         return producers
 
     def is_fenced(self, producer: P) -> bool:
-        """Whether the producer was exclusive once, and another producer was exclusive later."""
+        """Whether the producer was exclusive, and another producer became exclusive later."""
         return 0 < producer.topic_epoch < self._exclusive_epoch
 
     def refusal_of_fenced(self, producer: P) -> Refusal:
@@ -138,8 +138,8 @@ class Admission(Generic[P]):
         )
 
     def _note_exclusive(self, producer: P) -> None:
-        """If the producer is exclusive, fence the exclusive producers before it, also for the time
-        when they come back."""
+        """If the producer is exclusive, fence all earlier exclusive producers, even those that come
+        back later."""
         if not is_exclusive(producer):
             return
         if not producer.topic_epoch:

@@ -1,9 +1,9 @@
 """What producers of one connection send: SENDs that came together become runs.
 
-Always true: batches of a producer are handed on in the order in which they came, and before the
-next request of the connection is carried out. The answer to a refused batch comes between the
-receipts of the batches before and after it. Only this file counts the bytes of the connection's
-batches that are not stored.
+Always true: runs are handed on to the writer of the partition (LiveWriter) in the order in which
+their SENDs came, and before the next request of the connection is carried out. The answer to a
+refused batch comes between the receipts of the batches before and after that batch. Only this file
+counts the bytes of the connection's batches that are not stored.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_batch import WALKED_MESSAGES_MAX
 
 METADATA_BYTES_MAX = 10 << 10
-"""Limit of a batch's metadata, which comes beside a message of the largest size."""
+"""Limit of the metadata that a batch has beside a message of the largest size."""
 BYTES_AS_A_MESSAGE = 400
-"""Decompressing this number of bytes takes as long as walking one message (ZLIB; other codecs are
-faster)."""
+"""To decompress this number of bytes takes as long as to walk one message of a batch, reading its
+metadata (by ZLIB; other codecs are faster)."""
 SHAPES_MAX = 1_000
-"""How many shapes of lone messages are kept; the next message of a forgotten shape is read by
-protobuf."""
+"""How many shapes of lone messages are kept. A shape is the form of a frame, by which messages of
+this form are read without protobuf."""
 
 
 class ThisBroker(Protocol):
@@ -38,15 +38,15 @@ class ThisBroker(Protocol):
 
     @property
     def incomplete(self) -> Counter:
-        """As Broker.incomplete."""
+        """Counts the chunked messages that this broker's producers left incomplete."""
 
     def count_waiting(self, size: int) -> None:
-        """As Broker.count_waiting."""
+        """Add `size`, which may be negative, to the bytes that wait to be stored."""
 
 
 class Intake:
-    """The producers of one connection, by their ids in it; the ProducersLink of these
-    producers."""
+    """The producers of one connection, by the producer ids of this connection. An Intake is the
+    ProducersLink of its producers."""
 
     def __init__(self, link: Link, broker: ThisBroker, message_bytes_max: int) -> None:
         self.producers: dict[int, Producer] = {}
@@ -79,7 +79,7 @@ class Intake:
         self.producers[producer.id] = producer
 
     def remove(self, producer: Producer) -> bool:
-        """Returns whether the connection had this producer."""
+        """End the producer; returns whether the connection had it."""
         producer.leave(producer)
         chunks = self._chunks.pop(producer, None)
         if self.producers.get(producer.id) is not producer:
@@ -90,17 +90,17 @@ class Intake:
         return True
 
     def remove_all(self) -> None:
-        """Remove all producers, as the connection has ended: the client sends the messages that
-        were not stored again on another connection."""
-        left: dict[LiveWriter, list[Producer]] = {}
+        """Remove all producers, because the connection has ended. On another connection the client
+        sends messages without a receipt again."""
+        gone_producers: dict[LiveWriter, list[Producer]] = {}
         for producer in list(self.producers.values()):
             self.remove(producer)
-            left.setdefault(producer.partition.writer, []).append(producer)
-        for writer, producers in left.items():
+            gone_producers.setdefault(producer.partition.writer, []).append(producer)
+        for writer, producers in gone_producers.items():
             writer.backlog.drop(producers)
 
     def send_producer_away(self, producer: Producer) -> None:
-        """As ProducersLink.send_producer_away."""
+        """End the producer; its client then looks the topic up again."""
         if producer in self._chunks:
             self._chunks[producer].forget()  # the client sends these messages again
         if self.remove(producer):
@@ -108,8 +108,8 @@ class Intake:
             self.send(encode(close_command(producer.id)))
 
     def take_alike(self, data: bytes, spans: Sequence[Span], at: int) -> int:
-        """Take the successive SENDs from span `at` on that have the shape of an earlier lone
-        message; returns how many there are."""
+        """Take the successive SENDs, from span `at` on, that have the shape of an earlier lone
+        message; returns the number of SENDs taken."""
         begin = spans[at][0]
         shape = self._shapes.get(data[begin : begin + KEY_BYTES])
         producer = None if shape is None else self.producers.get(shape.producer_id)
@@ -129,7 +129,7 @@ class Intake:
         return len(alike.sends)
 
     def begin_step(self) -> None:
-        """Begin to count the work of one step of the loop."""
+        """Count the work of one step of the loop from now on."""
         self._walked = 0
 
     @property
@@ -138,11 +138,12 @@ class Intake:
         return self._walked >= WALKED_MESSAGES_MAX
 
     def take(self, part: Any, batch: bytes) -> None:
+        """Take the batch of a SEND with the fields `part`. Raises MalformedFrame."""
         producer = self.producers.get(part.producer_id)
         if producer is None or not producer.may_send:
             if part.producer_id not in self._ids_away:
                 self.send(encode(close_command(part.producer_id)))
-            return  # a producer that was sent away sends the batch again
+            return  # the client of a producer that was sent away sends the batch again
         if not batch:
             raise MalformedFrame("SEND without a batch")
         ids = (part.producer_id, part.sequence_id, part.highest_sequence_id)
@@ -172,14 +173,14 @@ class Intake:
             self._learn(Shape.of(send, part.HasField("num_messages"), name))
 
     def _learn(self, shape: Shape | None) -> None:
-        """Note the shape of a producer's lone messages, for the following ones."""
+        """Note the shape of a producer's lone message; later messages are read by this shape."""
         if shape is not None:
             if len(self._shapes) >= SHAPES_MAX:  # some are of producers that have left
                 self._shapes.clear()
             self._shapes[shape.key] = shape
 
     def _parsed(self, producer: Producer, send: Send, batch: bytes) -> pulsar_batch.Batch | None:
-        """The parsed batch; None if it was refused, or was a chunk, which is then taken."""
+        """The parsed batch. None: the batch was refused here, or it is a chunk and was taken."""
         try:
             parsed = self._checked(batch, producer.partition.log.deduplicates)
         except Refusal as refusal:

@@ -10,20 +10,21 @@ Always true:
   changes;
 - if a ledger failed or was fenced, its CLOSED record alone decides about the batches sent to it:
   batches in the record are stored, the others go to the next ledger, once and in order (hazard 31);
-- the owner hands the live segment to a committer that asks for it: the owner stops, and the commit
-  seals the segment and reopens its ledger. If no commit comes before the hold ends, this owner
-  seals and reopens, so that a late commit is refused. If the committer fenced the ledger instead,
-  the partition is reopened after its commit, or after HOLD_S (hazard 29);
+- the owner hands the live segment to a committer (a Spark commit) that asks for it: the owner
+  stops, and the commit seals the segment and reopens its ledger. If no commit comes before the hold
+  ends, this owner seals and reopens, so that a late commit is refused. If the committer fenced the
+  ledger instead, the partition is reopened after the commit, or after HOLD_S (hazard 29);
 - a new segment gets the waiting batches before it is handed over, so producers make progress
   between two commits;
 - from the second segment of a ledger on, each entry has its own offset, for readers of an old log;
-- seal + open is one commit; a partition without batches for IDLE_S has no ledger open;
+- one commit seals a segment and opens the next; a partition without batches for IDLE_S has no
+  ledger open;
 - at most INFLIGHT_ENTRIES_MAX entries are under way, and batches that wait meanwhile share the next
   entry; a chunk has an entry by itself;
-- waiting batches of a producer that has gone are not sent to a ledger; its batches under way are
-  decided;
-- the earlier chunks of a message are stored before its last chunk, whichever ledgers they go to,
-  and the last chunk is sent with the offsets of the earlier chunks;
+- waiting batches of a producer that has gone are not sent to a ledger; the outcome of its batches
+  under way is still decided;
+- the earlier chunks of a message are stored before its last chunk, in whichever ledgers, and the
+  last chunk is sent with the offsets of the earlier chunks;
 - with deduplication no batch is stored twice: seals have each producer's last sequence id.
 Connections bound the bytes that wait (connection.py), step.py bounds the entries under way.
 """
@@ -114,8 +115,8 @@ class LiveWriter:
             self._wake.set()
 
     async def start(self) -> None:
-        """Seal the segment that another owner left open, if there is one: then all rows of the
-        partition are in commits. Raises as `seal.seal_live_segment` and a commit."""
+        """Seal the segment that another owner left open, if the partition has one: then all rows of
+        the partition are in commits. Raises errors.LedgerError, StoreError."""
         if (await self._commits.state()).partitions[self._number].live is not None:
             await self._open(seal_only=True)
         if self.backlog.deduplicates:
@@ -124,8 +125,8 @@ class LiveWriter:
 
     def hand_over(self, ledger_id: int, opened: int, until_s: float) -> SegmentHold | None:
         """For a committer: stop the live segment of that ledger, if commit `opened` or a later
-        commit opened it. The segment is held until `until_s` of the loop's clock, or until the last
-        committer leaves. None: the segment is not handed over. The caller leaves the hold."""
+        commit opened the segment. The segment is held until `until_s` of the loop's clock, or until
+        the last caller leaves the hold. None: the segment is not handed over."""
         live, asked = self.open_end.live, self._openings.asked
         before = asked.current
         hold = self._openings.ask(live, ledger_id, opened, until_s, new=not self._closing)
@@ -138,9 +139,9 @@ class LiveWriter:
         return hold
 
     async def until_decided(self, matches: Callable[[object], bool]) -> bool:
-        """Wait until every run of the producers that match is stored or has failed for good, and a
-        ledger that the work left UNDECIDED is sealed. False if the work fails meanwhile, or the
-        partition is given up: such runs may still be stored."""
+        """Wait until every run of the producers that match is stored or has failed for good, and
+        no ledger is UNDECIDED. False if the work fails meanwhile, or the partition is given up:
+        such runs may still be stored."""
 
         def is_undecided() -> bool:
             return self._state is WriterState.UNDECIDED and not self._closing
@@ -150,8 +151,8 @@ class LiveWriter:
         return await self.backlog.until_decided(matches, is_undecided) and not self._closing
 
     async def close(self) -> None:
-        """Store the appended batches, seal, and take no more. Batches that cannot be stored fail;
-        if another owner has fenced the ledger, its CLOSED record decides which batches fail."""
+        """Store the appended batches, seal, and take no more. Batches that cannot be stored fail.
+        If another owner has fenced the ledger, the CLOSED record decides which batches fail."""
         self._closing = True
         self._wake.set()
         if self._openings.asked.current is not None:
@@ -177,7 +178,7 @@ class LiveWriter:
                 self.backlog.fail_late(errors.LedgerClosed(GIVEN_UP))
 
     async def _until_idle(self) -> None:
-        """Raises TAKES_NO_ROWS."""
+        """Take steps until there is nothing to do. Raises TAKES_NO_ROWS."""
         while (step := next_step(now := self._situation())) is not WriterStep.REST:
             if step is WriterStep.APPEND:
                 self._send(now)
@@ -191,7 +192,7 @@ class LiveWriter:
             elif step is WriterStep.LEAVE:
                 await self._leave()
             elif await self._patiently_open():
-                self._send(self._situation())  # before a committer may take the segment
+                self._send(self._situation())  # before a committer may ask for the segment
                 self._openings.asked.begin(self.open_end.live)
         self._openings.asked.begin(None)
 
@@ -263,16 +264,16 @@ class LiveWriter:
         return ledger, live
 
     def _stop(self) -> None:
-        """Hand over the segment, whose entries are all stored. The next commit, of this owner or of
-        a committer, seals it and opens another segment in the same ledger."""
+        """Hand over the segment; all its entries are stored. The next commit, by this owner or by a
+        committer, seals the segment and opens another in the same ledger."""
         ledger, live = self._current()
         assert self.open_end.end == live.origin + ledger.counts.rows, "nothing is under way"
         stopped = ledger.stopped(live)
         self._end_segment(WriterState.STOPPED, ledger.writer.version, stopped.extent, stopped)
 
     async def _leave(self) -> None:
-        """Close the ledger, whose entries are all stored. The next commit seals its segment, and
-        opens another ledger if this ledger was in use lately."""
+        """Close the ledger; all its entries are stored. The next commit seals its segment, and
+        opens another ledger unless the partition was idle."""
         (ledger, live), after = self._current(), state_after_leaving(self._situation())
         try:
             closed = await ledger.close()
@@ -284,8 +285,8 @@ class LiveWriter:
             self._end_segment(after, closed.version, extent)
 
     async def _decide(self, after: WriterState = WriterState.FAILED) -> None:
-        """Recover a ledger that failed or was fenced: entries in its CLOSED record are stored, the
-        others have to be sent again (hazard 31). Raises Deposed."""
+        """Recover a ledger that failed or was fenced. Entries up to the end in its CLOSED record
+        are stored; the others have to be sent again (hazard 31). Raises Deposed."""
         (ledger, live), end = self._current(), self.open_end
         was_fenced = isinstance(ledger.writer.failure, errors.LedgerFenced)
         ledger.writer.abandon()
@@ -303,7 +304,7 @@ class LiveWriter:
     def _end_segment(
         self, after: WriterState, version: int, extent: Extent, stopped: Next | None = None
     ) -> None:
-        """End the open segment. `stopped`: its ledger, if the ledger takes the next segment."""
+        """End the open segment. `stopped`: the ledger, if it takes the next segment too."""
         ledger, live = self._current()
         counts = ledger.counts
         last_ids, rowless = self.backlog.take_ids(), counts.rowless_stored
@@ -328,7 +329,7 @@ class LiveWriter:
             except TAKES_NO_ROWS:
                 raise
             except (errors.LedgerFenced, errors.CommitOutcomeUnknown) as error:
-                _log.warning("%s", error)  # the intent ended, or others ended the new segment
+                _log.warning("%s", error)  # the intent or the new segment has ended
                 await self._openings.drop_next()
             except errors.TxnConflict as error:
                 _log.info("another commit was faster: %s", error)
@@ -352,14 +353,14 @@ class LiveWriter:
         await self._openings.drop_next()
 
     def _begin_segment(self, live: LiveSegment, state: TopicState, following: Next) -> None:
-        """Begin the segment of the next ledger, whose opening was read back. All segments before it
-        are sealed, also segments of other owners, and a segment that this owner left undecided."""
+        """Begin the segment that was opened and read back. All earlier segments are sealed, even
+        those of other owners, and a segment that this owner left undecided."""
         self.backlog.begin(state.partitions[self._number].producers)
         self._state = moved(self._state, WriterState.OPEN, "its opening was read back")
         now_s = asyncio.get_running_loop().time()
         self._ledger = OpenLedger.of(following, now_s)
         self.open_end.open(live)
-        if self.backlog.waiting:  # else `_used_s` does not change, so that the partition gets idle
+        if self.backlog.waiting:  # else the time until the partition is idle goes on
             self._used_s = now_s
         self.backlog.wake_waiters()
 

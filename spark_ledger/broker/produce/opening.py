@@ -2,9 +2,9 @@
 last segment and opens the next.
 
 Always true: no segment is open here before its opening was read back in the folded log (hazard 28).
-A segment that is live in the log and is not this owner's next segment is sealed in the commit that
-opens the next segment. A ledger that stopped takes the next segment if the topic's intent is still
-the intent under which the ledger was made; else the ledger is closed.
+If the log has a live segment that is not this owner's next segment, the commit that opens the next
+segment seals that one. A ledger that stopped takes the next segment if the ledger was made under
+the topic's present intent; else the ledger is closed.
 """
 
 from contextlib import suppress
@@ -30,8 +30,8 @@ from spark_ledger.topic.log.state import TopicState, is_seal_of
 
 @dataclass(slots=True)
 class OpenLedger:
-    """The ledger of the live segment. `reopened`: whether it had segments before this segment;
-    `opened_s`: the time at which its first segment was opened."""
+    """The ledger of the live segment. `reopened`: whether the ledger had earlier segments;
+    `opened_s`: when its first segment was opened, by the loop's clock."""
 
     writer: AsyncLedgerWriter
     intent: Intent
@@ -41,7 +41,7 @@ class OpenLedger:
 
     @staticmethod
     def of(following: Next, now_s: float) -> "OpenLedger":
-        """The ledger `following`, after its opening was read back."""
+        """The open ledger made from `following`, whose opening was read back."""
         extent, reopened = following.extent, following.after != ANY_OPENING
         opened_s = following.opened_s if reopened else now_s
         counts = LedgerCounts(extent.entries, extent.rows, extent.bytes)
@@ -69,13 +69,13 @@ class OpenLedger:
         return VersionedRecord(await self.writer.close(), self.writer.version)
 
     def stopped(self, live: LiveSegment) -> Next:
-        """This ledger as the ledger of the next segment; all entries are acknowledged."""
+        """This ledger, as the one that takes the next segment; all its entries are acknowledged."""
         extent = Extent(self.counts.entries, self.counts.rows, self.writer.confirmed_bytes)
         return Next(self.writer, self.intent, extent, live.opened, self.opened_s)
 
 
 class Opened(NamedTuple):
-    """A live segment of this owner, the state of the topic that has it, and its ledger."""
+    """A live segment of this owner, a state of the topic with this segment, and its ledger."""
 
     live: LiveSegment
     state: TopicState
@@ -83,8 +83,8 @@ class Opened(NamedTuple):
 
 
 class Openings:
-    """The openings of partition `number`; `asked` has the holds of committers that commit past its
-    live segment."""
+    """The openings of the segments of partition `number`. `asked` has the holds of committers that
+    commit past the live segment."""
 
     def __init__(self, commits: TopicCommits, number: int) -> None:
         self.asked = AskedSegments()
@@ -96,9 +96,9 @@ class Openings:
     def ask(
         self, live: LiveSegment | None, ledger_id: int, opened: int, until_s: float, *, new: bool
     ) -> SegmentHold | None:
-        """The hold of a committer that commits past the segment that commit `opened`, or a later
-        commit, began in that ledger. If the segment has no hold, a hold begins if `new`, else the
-        result is None."""
+        """The hold for a committer that commits past the segment which commit `opened`, or a later
+        commit, began in that ledger. If the segment has no hold, a hold begins if `new` is set;
+        else the result is None."""
         hold, following = self.asked.current, self._next
         if hold is None and live is not None:
             if live.ledger_id == ledger_id and new:
@@ -109,9 +109,9 @@ class Openings:
         return hold if hold is not None and hold.ledger_id == ledger_id else None
 
     def end(self, seal: SealLive, stopped: Next | None, *, goes_on: bool) -> None:
-        """End the live segment: `seal` goes into the next commit. Answers the committers that asked
-        for the segment: with the seal, and, if the writer `goes_on`, with the opening of the next
-        segment in the `stopped` ledger."""
+        """End the live segment: `seal` goes into the next commit. Committers that asked for the
+        segment get the seal and, if the writer `goes_on`, the opening of the next segment in the
+        `stopped` ledger."""
         self._ended, self._next = seal, stopped
         opening = None
         if stopped is not None and goes_on and self._number in self._commits.epochs:
@@ -119,9 +119,9 @@ class Openings:
         self.asked.hand(HandOver(self._commits.topic.id, seal, opening))
 
     async def commit(self, *, seal_only: bool) -> Opened | None:
-        """In one commit, seal the live segment and open the next segment; returns the next segment,
-        which was read back. `seal_only`: only seal, and return None. Raises as
-        `seal.seal_live_segment` and a commit."""
+        """In one commit, seal the live segment and open the next segment; returns the next segment
+        after it was read back. `seal_only`: only seal, and return None. Raises errors.LedgerError,
+        StoreError."""
         try:
             state = await self._state_after_hold()
         finally:
@@ -151,8 +151,8 @@ class Openings:
         return self._opened(live, state)
 
     async def _state_after_hold(self) -> TopicState:
-        """The topic's state, not older than this call. If a committer holds the segment, waits
-        until its commit came or the hold has ended."""
+        """The topic's state, not older than this call. If a committer holds the segment, this waits
+        until the commit has come or the hold has ended."""
         hold = self.asked.hold
         state = None if hold is None else await self._commits.past(self._number, hold)
         return state or await self._commits.state()
@@ -184,7 +184,7 @@ class Openings:
                 await writer.close()
 
     def abandon(self) -> None:
-        """Hand no segment over, and abandon a ledger that stopped."""
+        """Hand no segment over; abandon a stopped ledger that was to take the next segment."""
         self.asked.refuse()
         if self._next is not None and self._next.after != ANY_OPENING:
             self._next.writer.abandon()

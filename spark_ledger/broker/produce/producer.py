@@ -72,7 +72,7 @@ class PartitionOfProducer(Protocol):
 class Producer:
     """A producer of one partition, on one connection. `epoch`: how often its client connected it.
     `topic_epoch` rises with each exclusive producer of the partition. `leave` takes the producer
-    out of its partition."""
+    out of the partition."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Producer:
         self.schema_version = schema_version
         self.client: ClientFacts | None = None
         self.may_send = False
-        """Whether the producer may send: its client has been told, or is told in this turn of the
+        """Whether the producer may send. Its client gets the answer in the same turn of the
         loop."""
         self.sends = 0
         """The number of SENDs that came. Each SEND has its number, and the answers go out in the
@@ -164,8 +164,8 @@ class Producer:
 
 
 class Run:
-    """Batches of a producer that came together, until their receipts. They are stored together.
-    `producer_name` is the name in their metadata."""
+    """Batches of a producer that came together, until their receipts. The batches of a run are
+    stored together. `producer_name` is the name in the batches' metadata."""
 
     __slots__ = (
         "_last_sequence_ids",
@@ -275,6 +275,7 @@ class Run:
         self._last_sequence_ids += sequence_ids
 
     def each(self) -> "list[Run]":
+        """The run's batches, each as a run by itself."""
         runs = list[Run]()
         columns = (self._sends, self.batches, self.counts, self._last_sequence_ids)
         for send, data, messages, last in zip(*columns, strict=True):
@@ -304,8 +305,8 @@ class Run:
 
     def failed(self, error: errors.LedgerError) -> None:
         """Refuse batches that are too large; after any other error send the producer away. Its
-        client then comes back with PRODUCER, and sends the batches again. Or the answer to PRODUCER
-        has the error: the client for Go needs it there if a topic is terminated."""
+        client comes back with PRODUCER, and sends the batches again, unless the answer to PRODUCER
+        is an error. The client for Go learns only by this answer that a topic is terminated."""
         producer = self.producer
         if isinstance(error, errors.MessageTooBig):
             self._refuse(Refusal(producer.connection.drop, str(error)))

@@ -2,8 +2,8 @@
 
     nothing open -> open -> stopped, rolling, idle, failed or undecided -> open | nothing open
 
-Always true: a state changes only along MOVES; a segment ends without an entry under way, or by the
-CLOSED record of its ledger; the work does not end while a batch waits.
+Always true: a state changes only along MOVES. A segment ends when no entry is under way, or by the
+CLOSED record of its ledger. The work does not end while a batch waits.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ INFLIGHT_ENTRIES_MAX = 8
 
 
 class WriterState(Enum):
-    """The state of the last segment that this owner opened. In all states but NOTHING and OPEN this
-    owner does not know whether a commit has the segment's seal."""
+    """The state of the last segment that this owner opened. In all states except NOTHING and OPEN,
+    this owner has not yet seen a commit with the segment's seal."""
 
     NOTHING = "no segment is open"
     OPEN = "the segment is open, by the log that was read back"
@@ -44,7 +44,7 @@ MOVES: Mapping[WriterState, tuple[WriterState, ...]] = {
 
 
 def moved(before: WriterState, after: WriterState, cause: str) -> WriterState:
-    """Returns `after`, once it is checked that it may follow `before`."""
+    """Returns `after`, and asserts that MOVES lets it follow `before`."""
     assert after in MOVES[before], f"from '{before.value}' to '{after.value}': {cause}"
     return after
 
@@ -62,9 +62,9 @@ class WriterStep(Enum):
 class WriterSituation(NamedTuple):
     """`waits`: a batch waits to be sent; `closing`: the writer takes no more batches. The other
     fields are about an open segment. `under_way`: the number of entries under way; `asked`: a
-    committer asked for the segment; `broken`: its ledger or an entry failed; `is_long`: the owner's
-    successor would have to read too much of it; `full`: its ledger has reached a limit; `idle`: for
-    a long time no batch waited or was under way."""
+    committer asked for the segment; `broken`: its ledger or an entry failed; `is_long`: the next
+    owner would have to read too many of its entries; `full`: its ledger has reached a limit;
+    `idle`: for a long time no batch waited or was under way."""
 
     state: WriterState
     waits: bool
@@ -78,7 +78,7 @@ class WriterSituation(NamedTuple):
 
 
 def next_step(now: WriterSituation) -> WriterStep:
-    """The step to take now; the caller calls again after each step."""
+    """The step to take now; the caller asks again after each step."""
     if now.state is not WriterState.OPEN:
         goes_on = now.state in (WriterState.STOPPED, WriterState.ROLLING) and not now.closing
         if now.waits or goes_on:
@@ -108,9 +108,10 @@ def state_after_leaving(now: WriterSituation) -> WriterState:
 
 @dataclass(slots=True)
 class LedgerCounts:
-    """The entries, rows and bytes that were sent to a ledger. The other fields are about its last
-    segment: `rowless` has the offsets without a row in all entries that were sent, `rowless_stored`
-    those in stored entries; `written_ms` has the times of the first and the last entry."""
+    """The entries, rows and bytes that were sent to a ledger. The other fields are about the
+    ledger's last segment. `rowless` has the offsets without a row in all entries that were sent;
+    `rowless_stored` has those in stored entries; `written_ms` has the times of the first and the
+    last entry."""
 
     entries: int = 0
     rows: int = 0
@@ -130,14 +131,14 @@ class LedgerCounts:
 
 
 def stored_count(first: int, ledger_id: int, closed: LedgerRecord, rows_before: int) -> int:
-    """How many entries from `first` on the CLOSED ledger has. The entries before `first` are
-    acknowledged, and have `rows_before` rows. Raises errors.RowsLost if an acknowledged entry is
-    missing."""
+    """The number of entries of the CLOSED ledger from entry `first` on. The entries before `first`
+    are acknowledged, and have `rows_before` rows. Raises errors.RowsLost if an acknowledged entry
+    is missing."""
     last = closed.last_entry
     assert last is not None
     if last + 1 < first:
         raise errors.RowsLost(
-            f"ledger {ledger_id} was closed at entry {last}, and {first - 1} was acknowledged",
+            f"ledger {ledger_id} was closed at entry {last}; entry {first - 1} was acknowledged",
             rows=rows_before - (closed.rows or 0),
         )
     return last + 1 - first

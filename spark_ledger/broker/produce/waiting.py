@@ -26,7 +26,7 @@ ENTRY_ROWS_MAX = 1 << 26
 ENTRY_UNPACKED_MAX = 16 << 20
 """Limits of an entry of several runs: messages, and their bytes decompressed."""
 REFUSED_MAX = 1000
-"""How many refused messages in chunks the owner of a partition remembers."""
+"""How many refused messages in chunks the owner of a partition keeps in memory."""
 JOINED_BYTES_MAX = 4096
 """Batches of at most this average size are copied into one buffer for an entry."""
 NEW_BYTES_MAX, NAME_OVERHEAD_BYTES = 128 << 10, 24
@@ -130,17 +130,17 @@ def take_runs(queue: deque[WaitingRun], bytes_max: int) -> EntryRuns:
 
 
 class Joining:
-    """How many bytes of runs go into an entry: fewer once a bookie has refused an entry as too
-    large, since the bookie's limit may be below that of this process."""
+    """How many bytes of runs go into an entry. The number falls when a bookie refuses an entry as
+    too large: the bookie's limit may be below this process' limit."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
 
     def shrink(self, entries: Sequence[PendingEntry], entry_id: int) -> list[object]:
-        """Lower `bytes_max` if the first of these entries, which are not stored, was refused as too
-        large; `entry_id` is the id of the first. If the refused entry has one run, that run fails
-        here; returns the run's producer, which then has to send the following runs again: without
-        the failed chunk the later chunks make no message."""
+        """Lower `bytes_max` if a bookie refused the first of these entries as too large. The
+        entries are not stored; `entry_id` is the id of the first. If the refused entry has one run,
+        that run fails here; returns the run's producer, which then has to send the following runs
+        again: without the failed chunk the later chunks make no message."""
         head = entries[0] if entries else None
         if head is None or not head.acked.done() or head.acked.cancelled():
             return []
@@ -208,8 +208,8 @@ class Changes:
 
 
 class Undecided:
-    """How many runs of each producer wait or are under way. Counted, not searched: a queue may have
-    thousands of runs, and a writer asks for a producer's runs each time that an entry is stored."""
+    """How many runs of each producer wait or are under way. The runs are counted, not searched: a
+    queue may have thousands, and a writer asks for a producer's runs after each stored entry."""
 
     def __init__(self) -> None:
         self._counts: dict[object, int] = {}
@@ -240,10 +240,10 @@ def without(
     ids: "SequenceIds | None",
     sent: Iterable[PendingEntry],
 ) -> tuple[deque[WaitingRun], list[WaitingRun]]:
-    """The queue without the runs of producers that have gone, and the runs taken out; `sent` are
-    the entries under way, which stay. With `ids`, runs of other producers of the same names are
-    taken out too: such a producer may continue a producer that has gone, and then has to send its
-    runs again after the runs of that producer."""
+    """The queue without the runs of producers that have gone, and the runs taken out. `sent` has
+    the entries under way, which stay. With `ids`, runs of other producers with the same names are
+    taken out too: such a producer may continue one that has gone, and then has to send its runs
+    again after that producer's runs."""
     names: dict[str, None] = {}
     if ids is not None:
         waiting = (*queue, *ids.again)
@@ -265,7 +265,7 @@ class RefusedMessages:
     message."""
 
     def __init__(self) -> None:
-        self._hashes: dict[int, None] = {}  # hashes, as a client chooses how long a uuid is
+        self._hashes: dict[int, None] = {}  # hashes: a client may choose a long uuid
 
     def add(self, producer_name: str, uuid: str) -> None:
         """Note that the message is refused."""
@@ -276,7 +276,7 @@ class RefusedMessages:
             del self._hashes[next(iter(self._hashes))]
 
     def remove(self, producer_name: str, uuid: str) -> None:
-        """Remove the message, which is sent anew, from its first chunk on."""
+        """Remove the message: its producer sends it anew, from the first chunk on."""
         self._hashes.pop(hash((producer_name, uuid)), None)
 
     def has(self, producer_name: str, uuid: str) -> bool:
@@ -292,11 +292,10 @@ class SequenceIds:
 
     def __init__(self) -> None:
         self.of_segment: dict[str, int] = {}
-        self._stored: dict[
-            str, int
-        ] = {}  # last stored id by producer; the latest sender at the end
+        # last stored id by producer, the latest sender at the end
+        self._stored: dict[str, int] = {}
         self._sent: dict[str, int] = {}  # last sent id, of producers with runs under way
-        self._new_bytes = 0  # of names that came since names were last forgotten
+        self._new_bytes = 0  # of names that came after names were last forgotten
         self.again: deque[WaitingRun] = deque()
         """Runs that were sent again before the first sending was stored."""
         self._unsure = False
@@ -317,8 +316,8 @@ class SequenceIds:
         return stored if self._unsure else max(stored, self._sent.get(producer_name, -1))
 
     def new_of(self, run: WaitingRun) -> list[WaitingRun]:
-        """The part of the run that was not sent before. The other batches are answered as
-        duplicates, once the batches that came first are stored."""
+        """The part of the run that was not sent before. The other batches are duplicates: they get
+        their answer as soon as the first sending is stored."""
         name, last = run.producer_name, run.last_sequence_id
         if run.chunk is Chunk.EARLIER:
             return [run]
@@ -334,7 +333,7 @@ class SequenceIds:
         return []
 
     def new_in(self, queue: Iterable[WaitingRun]) -> deque[WaitingRun]:
-        """The runs that are new after `begin`, among these runs and the runs sent again."""
+        """The runs that are still new after `begin`, among these runs and the runs sent again."""
         return deque(new for run in (*queue, *self.take_again()) for new in self.new_of(run))
 
     def note(self, run: WaitingRun) -> None:
@@ -371,8 +370,8 @@ class SequenceIds:
         names: Iterable[str],
         under_way: Iterable[WaitingRun],
     ) -> list[WaitingRun]:
-        """Set the sent ids of these names by the runs `under_way` alone; takes out and returns the
-        runs sent again that `goes` selects."""
+        """Set the sent ids of these names by the runs `under_way` alone. Takes the runs that `goes`
+        selects out of the runs sent again, and returns them."""
         dropped = [run for run in self.again if goes(run)]
         self.again = deque(run for run in self.again if not goes(run))
         counted = [run for run in under_way if run.chunk is not Chunk.EARLIER]

@@ -1,8 +1,8 @@
 """One client: its commands, its producers and its consumers.
 
 Always true: a request gets one response, the requested one or one of Pulsar's error codes. Before a
-request is carried out, the client's earlier SENDs are handed on, and its earlier acks are carried
-out.
+request is carried out, the client's earlier SENDs are handed on to the partitions' writers, and its
+earlier ACKs are carried out.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ from spark_ledger.broker.wire.link import ClientFacts, Link, properties_of
 
 REQUESTS_MAX = 1000
 FRAMES_MAX = 500
-"""How many commands are carried out in one step of the loop (batches of SENDs are not counted)."""
+"""How many commands are begun in one step of the loop; SENDs that come together do not count."""
 _CPP = "Pulsar-CPP"
-"""The name of the C++ client, on which other clients are built. The C++ client drops a message that
-is refused by ChecksumError; after any other error it connects again, and sends the message again.
-The remaining clients drop a message that is refused by NotAllowedError."""
+"""How the version of the C++ client begins, and of clients that are built on it. The C++ client
+drops a message that is refused by ChecksumError; after any other error it connects again, and sends
+the message again. The remaining clients drop a message that is refused by NotAllowedError."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Client:
 
     @property
     def is_busy(self) -> bool:
-        """Whether so many commands are under way that the client's connection is not read."""
+        """Whether so many commands are under way or wait that the connection must not be read."""
         return self._is_full or bool(self._waiting_frames)
 
     @property
@@ -68,7 +68,7 @@ class Client:
         return len(self._requests) >= REQUESTS_MAX or self.acking.is_busy
 
     def end(self) -> None:
-        """The client's connection is gone."""
+        """Forget the client's producers, consumers and requests: its connection is gone."""
         self._waiting_frames.clear()
         self.intake.remove_all()
         for consuming in list(self.consumers.values()):
@@ -85,9 +85,9 @@ class Client:
             self.take_more()
 
     def take_more(self) -> None:
-        """Take waiting commands in their order, until too many are under way, or one step of the
-        loop has taken enough: FRAMES_MAX commands, fewer if batches take long. Batches that a
-        producer sent together are handed on together. Raises MalformedFrame."""
+        """Take waiting commands in their order. Stop when too many are under way, or when this step
+        of the loop has taken enough: FRAMES_MAX commands, or fewer if batches take long. Batches
+        that a producer sent together are handed on together. Raises MalformedFrame."""
         taken = 0
         self.intake.begin_step()
         try:
@@ -98,11 +98,11 @@ class Client:
                 and not self.intake.step_is_over
             ):
                 data, spans = self._waiting_frames[0]
-                count = self.intake.take_alike(data, spans, self._next_span)
-                if not count:
+                sends = self.intake.take_alike(data, spans, self._next_span)
+                if not sends:
                     self._take(frame_of(data, *spans[self._next_span]))
                     taken += 1
-                self._next_span += count or 1
+                self._next_span += sends or 1
                 if self._next_span >= len(spans):
                     self._waiting_frames.popleft()
                     self._next_span = 0
@@ -153,14 +153,15 @@ class Client:
             self.intake.drop = ServerError.CHECKSUM
 
     def facts(self, properties: Any) -> ClientFacts:
-        """As Caller.facts."""
+        """What statistics show of this client, for a producer or consumer with these
+        properties."""
         since_ms = self.broker.clock.now_ms()
         return ClientFacts(self.link, self._version, since_ms, properties_of(properties))
 
     # -- producers and consumers ---------------------------------------------------------------
 
     def forget_consumer(self, consumer: Consumer) -> bool:
-        """Returns whether the client had this consumer."""
+        """Take the consumer out of its subscription; returns whether the client had it."""
         consuming = self.consumers.get(consumer.id)
         if consuming is None or consuming.consumer is not consumer:
             return False

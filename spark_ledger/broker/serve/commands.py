@@ -1,8 +1,8 @@
 """The commands of Pulsar's clients: how each is carried out and refused, and which right it needs.
 
 Always true: a feature that is not built is refused by NotAllowedError, and the message names the
-feature. An error of the topic layer becomes the code after which a client does the right thing: a
-transient error becomes ServiceNotReady, so that the client looks the topic up and tries again.
+feature. An error of the topic layer becomes the code after which a client does the right thing.
+After ServiceNotReady, for example, the client looks the topic up and tries again.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class Caller(Protocol):
         properties."""
 
     def forget_consumer(self, consumer: Consumer) -> bool:
-        """Returns whether the client had this consumer."""
+        """Take the consumer out of its subscription; returns whether the client had it."""
 
     def send_consumer_away(self, consumer: Consumer) -> None:
         """End the consumer; the client is to look its topic up again."""
@@ -98,7 +98,7 @@ class Right(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A command that a task carries out; `carry_out` or `refuse` sends the response."""
+    """A command that a task of its own carries out; `carry_out` or `refuse` sends the response."""
 
     carry_out: Callable[[Caller, Any], Awaitable[None]]
     refuse: Callable[[Caller, Any, Refusal], None]
@@ -132,15 +132,15 @@ def connected(client_version: int, message_bytes_max: int) -> BaseCommand:
 
 
 def _reply(client: Caller, part: Any, name: str, **fields: Any) -> None:
-    """Send the response `name` to the request in `part`, one command's fields."""
+    """Send the response `name` to the request whose fields are `part`."""
     client.link.send(encode(command(name, request_id=part.request_id, **fields)))
 
 
 def _refuse_by(
     name: str, code_field: str = "error", message_field: str = "message", **fields: Any
 ) -> Callable[[Caller, Any, Refusal], None]:
-    """A `Request.refuse` that sends the response `name`, with the refusal's code and message in
-    these fields."""
+    """A `Request.refuse` that sends the response `name`. Its fields `code_field` and
+    `message_field` get the refusal's code and message."""
 
     def refuse(client: Caller, part: Any, refusal: Refusal) -> None:
         reason = {code_field: refusal.code, message_field: refusal.message}
@@ -162,8 +162,7 @@ async def _partitioned_metadata(client: Caller, part: Any) -> None:
 
 
 def check_listener(name: str) -> None:
-    """Raises Refusal if a client asks for a listener's address by its name: brokers have no named
-    listeners."""
+    """Raises Refusal if a client asks for the address of a named listener: brokers have none."""
     if name:
         raise Refusal(ServerError.SERVICE_NOT_READY, f"the brokers have no listener '{name}'")
 
@@ -230,8 +229,8 @@ async def _producer(client: Caller, part: Any) -> None:
 
 
 async def _probe_clients(connections: Iterable[ProducersLink | Link]) -> None:
-    """Ask clients whether they live, before another client is refused for their sake: a client that
-    hangs loses its connection."""
+    """Ask clients whether they live, before another client is refused because of them. A client
+    that hangs loses its connection."""
     await asyncio.gather(*(connection.answers() for connection in dict.fromkeys(connections)))
 
 
@@ -255,7 +254,7 @@ async def _close_producer(client: Caller, part: Any) -> None:
 
 
 async def _subscribe(client: Caller, part: Any) -> None:
-    """A second SUBSCRIBE for a consumer that the client has changes nothing, and succeeds."""
+    """Make the consumer. If the client has this consumer already, SUBSCRIBE only succeeds."""
     if part.consumer_id in client.subscribing:
         message = f"consumer {part.consumer_id} is being made: wait, then subscribe again"
         raise Refusal(ServerError.SERVICE_NOT_READY, message)
@@ -337,7 +336,7 @@ def _consuming_of(client: Caller, part: Any) -> Consuming:
 
 
 async def _close_consumer(client: Caller, part: Any) -> None:
-    """A consumer that SUBSCRIBE is still making is given up once it is made."""
+    """If a SUBSCRIBE is still making the consumer, that SUBSCRIBE gives the consumer up."""
     client.subscribing.pop(part.consumer_id, None)
     consuming = client.consumers.get(part.consumer_id)
     if consuming is not None:
@@ -388,13 +387,13 @@ async def _consumer_stats(client: Caller, part: Any) -> None:
 
 
 CLIENTS_VERSION = bytes(8)
-"""The version of the schema of text: the number 0, in the 8 bytes that messages have for it."""
+"""The version of the schema of text: the number 0 in 8 bytes, as in a message's metadata."""
 
 
 async def _version_to_send(broker: Broker, topic: TopicInfo, part: Any) -> bytes:
-    """The schema version of a client's messages: a client that sends text registers the schema of
-    text and gets its version, a client that sends bytes gets an empty version. Raises Refusal if
-    the topic takes no bytes."""
+    """The schema version for a client's messages. If the client sends text, the schema of text is
+    registered, and its version returned; if the client sends bytes, the version is empty. Raises
+    Refusal if the topic takes no bytes."""
     registered = await broker.client.schemas.of(topic)
     if not registered.head.takes_bytes:
         raise Refusal(
@@ -410,8 +409,7 @@ async def _version_to_send(broker: Broker, topic: TopicInfo, part: Any) -> bytes
 
 async def _get_schema(client: Caller, part: Any) -> None:
     """Answer with the schema of the requested version; without a version, with the latest schema.
-    An empty version means the schema of bytes: the client for Go sends it in messages of
-    bytes."""
+    An empty version means the schema of bytes: messages from the client for Go have it."""
     broker, name = client.broker, names.parse(part.topic)
     topic = await broker.catalog.find(name.topic, create=False)
     version, kind = part.schema_version, SchemaType.NONE
@@ -472,7 +470,7 @@ def _redeliver(client: Caller, part: Any) -> None:
         entries = [
             signed(id_.entryId) for id_ in ids if id_.ledgerId == dispatcher.partition.ledger
         ]
-        if entries or not ids:  # ids of another topic name nothing
+        if entries or not ids:  # without ids all messages are sent again
             dispatcher.redeliver(consumer, epoch, entries)
 
 
@@ -517,4 +515,4 @@ COMMANDS: dict[str, Request | AtOnce] = {
     "watch_topic_list": _not_built("watches of topics"),
 }
 """The commands that a client may send, except SEND, which brings batches (produce/intake.py).
-`right` is the right that a command needs; no code checks it yet."""
+`right` is the right that a command needs; no code checks rights yet."""

@@ -1,8 +1,9 @@
-"""A committer's own connection to the broker's port: the committer asks for live segments past
-which it commits, holds them while it commits, and closes (hand_over.py has the frames).
+"""A committer's own connection to the broker's port. The committer (a Spark commit) asks for the
+live segments past which it commits, holds them while it commits, and closes the connection.
+hand_over.py has the frames.
 
-Always true: a connection has one request, and ends after LASTS_S whatever happens; when the
-connection ends, its holds end.
+Always true: a connection has one request. It ends after LASTS_S at the latest; its holds end with
+it.
 """
 
 import asyncio
@@ -40,18 +41,20 @@ class CommitterConnection(asyncio.Protocol):
             return
         if request is None or self._holds is not None:
             return
-        lives, hold_s = request
+        segments, hold_s = request
         loop = asyncio.get_running_loop()
-        self._holds = list(self._hold_segments(lives, loop.time() + hold_s))
+        self._holds = list(self._hold_segments(segments, loop.time() + hold_s))
         pending_answers = [hold.answer for hold in self._holds if not hold.answer.done()]
-        if not pending_answers:  # before the writers that have stopped go on with their work
+        if not pending_answers:  # answer before writers that have stopped go on with their work
             self._answer()
             return
-        within_s = hand_over.respond_within_s(hold_s, len(lives))
+        within_s = hand_over.respond_within_s(hold_s, len(segments))
         self._answer_task = loop.create_task(self._answer_within(pending_answers, within_s))
 
-    def _hold_segments(self, lives: list[LiveSegmentId], until_s: float) -> Iterator[SegmentHold]:
-        for topic_id, partition, ledger_id, opened in lives:
+    def _hold_segments(
+        self, segments: list[LiveSegmentId], until_s: float
+    ) -> Iterator[SegmentHold]:
+        for topic_id, partition, ledger_id, opened in segments:
             writer = self._broker.live_writer(topic_id, partition)
             hold = None if writer is None else writer.hand_over(ledger_id, opened, until_s)
             if hold is not None:
@@ -64,7 +67,8 @@ class CommitterConnection(asyncio.Protocol):
         self._answer()
 
     def _answer(self) -> None:
-        """Answer with the segments that are handed over by now: the committer gets no others."""
+        """Answer with the segments that are handed over by now; the committer gets no others
+        later."""
         answers = [hold.answer.result() for hold in self._holds or () if hold.answer.done()]
         self._transport.write(
             hand_over.encode_response([answer for answer in answers if answer is not None])

@@ -1,9 +1,9 @@
 """One client's connection: bytes and back-pressure.
 
-Always true: the bytes that wait for one connection are bounded. A connection is not read while
-CONNECTION_BYTES_MAX of its batches are not stored, while the broker is crowded, while the client
-does not take its responses, or while REQUESTS_MAX requests are under way. presence.py judges
-whether the client lives.
+Always true: the bytes that wait for one connection are bounded. A connection is not read while more
+than CONNECTION_BYTES_MAX of its batches are not stored, while the broker is crowded and any of them
+are not stored, while the client does not take its responses, or while REQUESTS_MAX requests are
+under way. presence.py judges whether the client lives.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
         self._take(lambda: self.client.take(*self._frames.split(data)))
 
     def go_on(self) -> None:
-        """Take waiting commands, as fewer commands are under way than before."""
+        """Take commands that wait: fewer commands are under way than before."""
         if self.open and not self._transport.is_closing():
             self._take(self.client.take_more)
 
@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
         self.read_or_not()
 
     def _switch_to_committer(self, data: bytes) -> None:
-        """Serve the peer as a committer: it is no client of Pulsar."""
+        """Serve the peer as a committer: the peer is not a client of Pulsar."""
         committer = CommitterConnection(self._broker, self._transport)
         self._transport.set_protocol(committer)
         self.connection_lost(None)
@@ -116,8 +116,8 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def send(self, frame: bytes) -> None:
-        """Send the frame together with the other frames of this turn of the loop. From
-        TURN_BYTES_MAX on they are written at once, so that `room` soon makes the sender wait."""
+        """Send the frame together with the other frames of this turn of the loop. Frames of
+        TURN_BYTES_MAX and more are written at once, so that `room` soon makes the sender wait."""
         if not self.open:
             return
         self._out.append(frame)

@@ -1,9 +1,10 @@
 """Whether a client lives, by the bytes that come from it.
 
 Always true: a client that is silent for SILENT_S, although it got PINGs, loses its connection. If
-another client asks for its place, the client gets a PING at once, and has ANSWER_S to answer. While
-a connection is not read, the broker sends its client a PONG now and then, without having read a
-PING: else the client would take the broker for dead, connect again, and send everything again.
+another client asks for its place (as the only producer or consumer), the client gets a PING at
+once, and has ANSWER_S to answer. While a connection is not read, its client gets a PONG every
+HELD_PONG_S, without having sent a PING: else the client would take the broker for dead, connect
+again, and send everything again.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ class Presence:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the client was asked, and its answer may wait to be read."""
+        """Whether the client was asked and has not answered; the answer may wait to be read."""
         return bool(self._askers) and not self.heard.is_set()
 
     def begin(self) -> None:
@@ -92,7 +93,7 @@ class Presence:
                 while link.open and not self.heard.is_set():
                     await self.heard.wait()
         except TimeoutError:
-            # after a standstill of this process the answer may have come with the timeout
+            # if this process stood still, the answer may have come together with the timeout
             if link.open and not self.heard.is_set():
                 self._abort(ANSWER_S)
                 await end_event.wait()

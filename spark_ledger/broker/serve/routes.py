@@ -1,9 +1,9 @@
 """The broker's routes by HTTP: lookups, for clients whose service URL begins with http://, and the
 verbs of the admin API that are built.
 
-Always true: the response to a refused request has the status by which Pulsar's clients know the
-error, and the reason in words. Only requests that access.py admits reach a verb; a GET changes
-nothing, except that it makes a topic where a client may make one. A request that is not in ROUTES
+Always true: the response to a refused request has the status by which Pulsar's clients recognise
+the error, and the reason in words. A verb gets only requests that access.py admits. A GET changes
+nothing, except that some verbs make a topic that a client may make. A request that is not in ROUTES
 gets 501 below /admin/v2, and 404 elsewhere.
 """
 
@@ -27,7 +27,7 @@ from spark_ledger.topic.acks.asking import ACKNOWLEDGED
 _log = logging.getLogger(__name__)
 
 Verb = Callable[[Call], Awaitable[Any]]
-"""A verb returns the response, or the JSON of the response; None: a response without content."""
+"""A verb returns a response, or the JSON for a response; None: a response without content."""
 
 
 class RouteEntry(NamedTuple):
@@ -101,7 +101,7 @@ ROUTES = (
     RouteEntry("POST", f"{_SUBSCRIPTION}/resetcursor", subscriptions.reset_to_message),
     RouteEntry("POST", f"{_SUBSCRIPTION}/resetcursor/{{ms}}", subscriptions.reset_to_time),
 )
-"""Every request that is answered; docs/pulsar.md lists them too."""
+"""Every request that a verb answers; docs/pulsar.md lists the same requests."""
 
 
 async def _not_built(call: Call) -> Any:
@@ -139,9 +139,11 @@ def routes(broker: Callable[[], Broker], settings: BrokerSettings) -> list[Route
 
 
 def access_of(settings: BrokerSettings) -> Access:
-    names = (settings.host, settings.advertised_host, socket.gethostname())
-    others = (name.strip() for name in settings.admin_hosts.split(","))
-    hosts = frozenset(name.strip("[]").lower() for name in (*names, *others) if name)
+    """Which requests are admitted: those that address the broker by a name of its own."""
+    own_names = (settings.host, settings.advertised_host, socket.gethostname())
+    further_names = (name.strip() for name in settings.admin_hosts.split(","))
+    names = (*own_names, *further_names)
+    hosts = frozenset(name.strip("[]").lower() for name in names if name)
     return Access(hosts, settings.admin_open)
 
 

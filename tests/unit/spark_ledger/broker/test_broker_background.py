@@ -192,7 +192,7 @@ def test_a_broker_without_store_sends_clients_away_within_five_seconds_of_the_fe
         assert producer.away
         with pytest.raises(Refusal, match="another broker"):
             topic, _ = await b.partition(names.parse("t-partition-0"))
-            (await a._topic(topic.info)).partition(0)
+            (await a._opened(topic.info)).partition(0)
         await b.close()
 
     play(act)
