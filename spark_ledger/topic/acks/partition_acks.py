@@ -60,6 +60,7 @@ from spark_ledger.topic.acks.steps import (
 VERIFIED_AT_ONCE = 16
 FORGET_EVERY_S = 600.0
 INFINITE = float("inf")
+MOVED = (errors.LedgerFenced, errors.LedgerClosed)  # also where a subscription was moved or deleted
 Receipt = Callable[[errors.LedgerError | None], None]
 """Called with None once the acknowledgement is durable; with an error if it cannot become durable.
 """
@@ -337,7 +338,8 @@ class PartitionAcks:
             except (errors.LedgerError, StoreError) as error:
                 failures += 1
                 self._doubt = True
-                _log.warning("acknowledgements of %s are written later: %s", self._title, error)
+                if failures > 1 or not isinstance(error, MOVED):
+                    _log.warning("acknowledgements of %s are written later: %s", self._title, error)
                 await asyncio.sleep(pause_s(self._context.rng, failures))
                 continue
             except Exception as error:  # a defect
@@ -380,7 +382,7 @@ class PartitionAcks:
         now_s, left = asyncio.get_running_loop().time(), INLINE_BYTES_MAX
         if self.delays.bytes > left and now_s >= self._times.refused_s + REFUSED_S:
             return False  # while ledgers are refused, delays are left out
-        for record in self._state_records():
+        for record in state_records(self.states()):
             left -= record_bytes(record)
             if left < 0:
                 return False
@@ -430,10 +432,9 @@ class PartitionAcks:
 
     async def _take(self, step: AckStep) -> None:
         try:
-            if step is AckStep.APPEND:
-                await self._append(WriteKind.CHANGES)
-            elif step is AckStep.SNAPSHOT:
-                await self._append(WriteKind.SNAPSHOT)
+            if step in (AckStep.APPEND, AckStep.SNAPSHOT):
+                changes_only = step is AckStep.APPEND
+                await self._append(WriteKind.CHANGES if changes_only else WriteKind.SNAPSHOT)
             elif step is AckStep.NEW_LEDGER:
                 await self._move_to_new_ledger()
             elif step is AckStep.INLINE:
@@ -462,7 +463,7 @@ class PartitionAcks:
     def _encoded(self, kind: WriteKind, snapshot: int, delays_max: float = INFINITE) -> list[bytes]:
         """The entries of a write that begins now; it has all present acknowledgements."""
         is_changes = kind is WriteKind.CHANGES
-        records = self._changes() if is_changes else self._state_records()
+        records = self._changes() if is_changes else list(state_records(self.states()))
         records += self.delays.records(self.epoch, delays_max, is_whole=not is_changes)
         for user in self._users.values():
             if not is_changes:
@@ -485,9 +486,6 @@ class PartitionAcks:
                 records.append(record)
         return records
 
-    def _state_records(self) -> list[AckRecord]:
-        return list(state_records(self.states()))
-
     async def _append(self, kind: WriteKind) -> None:
         ledger = self._ledger
         assert ledger is not None, "the step is for an open ledger"
@@ -499,7 +497,7 @@ class PartitionAcks:
             raise
 
     def _note_refused(self, error: errors.LedgerError) -> None:
-        if not isinstance(error, errors.LedgerFenced | errors.LedgerClosed):
+        if not isinstance(error, MOVED):
             self._times.refused_s = asyncio.get_running_loop().time()
 
     async def _move_to_new_ledger(self) -> None:
@@ -532,11 +530,11 @@ class PartitionAcks:
             user.is_known = False
 
     async def _name(self, pointer: AckPointer, *checks: Check) -> None:
-        """Writes the node. Raises errors.Unavailable if the node was not written, or the outcome is
-        unknown."""
+        """Writes the node. Raises errors.LedgerFenced if the node was not written, or the outcome
+        is unknown."""
         version = await self._put(pointer, self._node.version, *checks)
         if version is None:
-            raise errors.Unavailable(f"the node of {self._title} has changed, or its intent")
+            raise errors.LedgerFenced(f"the node of {self._title} has changed, or its intent")
         before, self._node = self._node.pointer.ledger_id, AckNode(pointer, version)
         self._times.node_s = asyncio.get_running_loop().time()
         if before is not None:

@@ -219,7 +219,9 @@ def test_a_snapshot_within_the_ledger_bounds_what_is_read(monkeypatch):
     play_here(act)
 
 
-def test_without_bookies_small_states_go_into_the_node_and_back_into_a_ledger():
+def test_without_bookies_small_states_go_into_the_node_with_a_warning_and_back_into_a_ledger(
+    caplog,
+):
     async def act(stage):
         made = await owner(stage, 1)
         _, acks = made.serve()
@@ -236,6 +238,7 @@ def test_without_bookies_small_states_go_into_the_node_and_back_into_a_ledger():
         assert list(second.acks.state(KEY).rows) == [3, 5]
 
     play_here(act)
+    assert "are written later" in caplog.text
 
 
 def test_an_old_ledger_is_deleted_once_the_node_names_another():
@@ -296,7 +299,7 @@ def test_a_ledger_whose_deletion_failed_is_deleted_after_the_next_write_of_the_n
     play_here(act)
 
 
-def test_after_a_move_from_outside_no_receipt_is_given_but_other_subscriptions_go_on():
+def test_after_a_move_from_outside_no_receipt_is_given_and_others_go_on_without_a_warning(caplog):
     async def act(stage):
         made = await owner(stage, 1)
         subscription, acks = made.serve()
@@ -311,6 +314,7 @@ def test_after_a_move_from_outside_no_receipt_is_given_but_other_subscriptions_g
         assert await durable(stage, OTHER) == (0, [7])
 
     play_here(act)
+    assert "are written later" not in caplog.text
 
 
 @pytest.mark.parametrize("served_before", [True, False])
