@@ -1,5 +1,5 @@
 """Arrow arrays made of numpy arrays and Python lists, numpy arrays made of Arrow arrays, and
-distinct numbers, without loading pandas or numpy.ma (numpy.unique loads it).
+distinct numbers. Nothing here loads pandas or numpy.ma (numpy.unique loads numpy.ma).
 
 pyarrow.array and Array.to_numpy look for pandas' types, and so load pandas if it is installed: this
 costs every Python process that Spark starts a quarter of a second. The functions here give equal
@@ -40,8 +40,8 @@ def of_numpy(values: npt.NDArray[Any]) -> pa.Array:
 
 
 def as_numpy(column: pa.Array) -> npt.NDArray[Any]:
-    """A view of a column of numbers without nulls, or a copy of a column of booleans. A null of
-    `column` becomes an arbitrary value."""
+    """A view of a column of numbers, or a copy of a column of booleans. A null becomes an arbitrary
+    value."""
     start, count = column.offset, len(column)
     data = column.buffers()[1]
     if pa.types.is_boolean(column.type):
@@ -78,7 +78,7 @@ _LARGE_TYPES = (pa.types.is_large_string, pa.types.is_large_binary, pa.types.is_
 
 
 def distinct_values(values: npt.NDArray[Numbers]) -> npt.NDArray[Numbers]:
-    """Each different number once, rising."""
+    """The different numbers, rising."""
     ordered = np.sort(values)
     return ordered[_is_first(ordered)]
 

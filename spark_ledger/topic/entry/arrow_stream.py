@@ -2,11 +2,11 @@
 
     continuation (4) | size (4) | schema | continuation | size | record batch's message | body
 
-Always true: a batch that `read_batch` returns was validated in full: every offset is within its own
-buffers. Before anything is decompressed, the sizes that the buffers declare are checked: together
-they are at most `bytes_max`. Arrow decompresses a buffer to exactly its declared size, or raises.
-No writer of ours makes a stream of another shape (with dictionaries, or with the framing before
-Arrow 0.15). Text need not be UTF-8: Spark's columns may hold any bytes as text.
+Always true: a batch that `read_batch` returns was validated in full: a column's offsets are within
+its buffers. Before anything is decompressed, the sizes that the buffers declare are checked:
+together they are at most `bytes_max`. Arrow decompresses a buffer to exactly its declared size, or
+raises. No writer of ours makes a stream of another shape (with dictionaries, or with the framing
+before Arrow 0.15). Text need not be UTF-8: Spark's columns may hold any bytes as text.
 """
 
 import struct
@@ -52,7 +52,7 @@ def read_batch(
 ) -> tuple[int, pa.RecordBatch | None]:
     """The number of rows of the stream's record batch, and the batch with the fields that `choose`
     returns (None: all fields). If `choose` returns no field, the batch is None. Columns that are
-    not compressed are views of `stream`. Raises errors.BadEntry, and as `choose`."""
+    not compressed are views of `stream`. Raises errors.BadEntry, and the errors of `choose`."""
     body = pa.py_buffer(stream)
     try:
         with _open_stream(body, None, use_threads) as reader:
@@ -78,7 +78,7 @@ def read_batch(
 def _check_text(fields: Iterable[pa.Field]) -> None:
     """Raises UnicodeDecodeError, a ValueError, if a name or a zone is not text."""
     for field in fields:
-        _, kind = field.name, field.type
+        _, kind = field.name, field.type  # Arrow decodes the name here
         if pa.types.is_timestamp(kind):
             str(kind.tz)
         elif kind.num_fields:
@@ -133,7 +133,7 @@ def _as_bytes(kind: pa.DataType) -> pa.DataType:
 
 
 def _check_sizes(stream: memoryview, bytes_max: int, rows_max: int) -> int:
-    """The number of rows. Raises errors.BadEntry for too many rows or bytes, and as FAULTS."""
+    """The number of rows. Raises errors.BadEntry for too many rows or bytes, and FAULTS."""
     _, end = _message(stream, 0)
     message, end = _message(stream, end)
     (table,) = _U32.unpack_from(message)
@@ -165,16 +165,16 @@ def _check_sizes(stream: memoryview, bytes_max: int, rows_max: int) -> int:
 
 
 def _message(stream: memoryview, at: int) -> tuple[memoryview, int]:
-    """The message after the frame at this position, and the message's end."""
-    mark, size = _FRAME.unpack_from(stream, at)
+    """The message after the continuation and size at this position, and the message's end."""
+    continuation, size = _FRAME.unpack_from(stream, at)
     begin = at + _FRAME.size
-    if mark != _CONTINUATION or not 0 < size <= len(stream) - begin:
+    if continuation != _CONTINUATION or not 0 < size <= len(stream) - begin:
         raise errors.BadEntry(f"a damaged Arrow stream with a message of {size} bytes at byte {at}")
     return stream[begin : begin + size], begin + size
 
 
 def _field_position(message: memoryview, table: int, field: int) -> int:
-    """The position of a table's field; 0 if the field is absent and so has its default."""
+    """The position of a table's field; 0 if the field is absent: it then has its default."""
     vtable = table - _I32.unpack_from(message, table)[0]
     if vtable < 0:  # Python would count the position from the end
         raise ValueError(f"a position before the message: {vtable}")

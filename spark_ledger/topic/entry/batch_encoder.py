@@ -3,8 +3,8 @@
 Always true: rows of a partition keep their order; every row of a call is checked to fit before the
 call returns its first entry. Gathered rows, with the memory that their slices keep, stay under
 `gather_bytes_max`; rows that wait to be sorted take at most a quarter of `gather_bytes_max` in
-addition. A partition that has gathered 64 KiB gets entries of its own; smaller shares go into
-shared entries. Work is done on whole columns; the Python loops run over entries and partitions,
+addition. A partition that has gathered 64 KiB gets entries of its own; partitions with fewer rows
+share entries. Work is done on whole columns; the Python loops run over entries and partitions,
 never over rows. No I/O: any single thread may use an encoder.
 """
 
@@ -47,9 +47,8 @@ KeyFilter = bytes
 
 @dataclass(frozen=True, slots=True)
 class EncodedShare:
-    """A partition's rows in an entry. `bytes` is the part of the payload that these rows take; all
-    event times are within `event_ms`; `key_filter` is the filter of the rows' keys (None: there is
-    no filter)."""
+    """A partition's rows in an entry. `bytes` is the part of the payload that these rows take. All
+    event times are within `event_ms`. `key_filter` is the filter of the rows' keys, if any."""
 
     partition: int
     rows: int
@@ -61,10 +60,10 @@ class EncodedShare:
 @dataclass(frozen=True, slots=True)
 class EncodedEntry:
     """Rows of one partition, or of several in rising order, ready to be sent. `body` is the payload
-    without its header, since the header has first rows, which depend on the entry's segments.
-    `times` are the times at which the rows were written, of which `written_ms` is the last; with
+    without its header, as the header names rows by their numbers in the segments that get the
+    entry. `times` are the times at which the rows were written, and `written_ms` is the last; with
     empty `times` all rows were written at `written_ms`. `has_batches`: whether the body has batches
-    of Pulsar's producers; `chunks` is the number of chunks among these batches."""
+    of Pulsar's producers; `chunks` of these are chunks of messages."""
 
     shares: tuple[EncodedShare, ...]
     written_ms: int
@@ -122,7 +121,7 @@ class _GatheredRows:
         self.bytes += size
 
     def compact(self) -> None:
-        """Copy the rows, so that the larger memory of which they are slices is freed."""
+        """Copy the rows, so that the larger batches whose slices they are can be freed."""
         copied_rows = row_columns.union(self.parts)
         if len(self.parts) == 1:
             copied_rows = copied_rows.take(of_numpy(np.arange(self.rows)))
@@ -180,8 +179,8 @@ class _RoutedRows:
             start = end
 
     def by_partition(self) -> tuple["_RoutedRows", list[_PartitionRows]]:
-        """The rows sorted by partition, in their old order within a partition; and which rows each
-        partition has."""
+        """The rows sorted by partition, in their old order within a partition; and the range of
+        rows of each partition."""
         if isinstance(self.partitions, int):
             all_rows = _PartitionRows(self.partitions, 0, len(self.sizes), int(self.sizes.sum()))
             return self, [all_rows]
@@ -267,7 +266,7 @@ class BatchEncoder:
         partitions: MaybeColumn = None,
     ) -> Iterator[EncodedEntry]:
         """Gathers the rows; yields the entries that became full. An entry is encoded when the
-        caller takes it from the iterator. The columns are as in TaskWriter.write.
+        caller takes it from the iterator. `values` is a column, or a batch of the topic's columns.
 
         The caller must exhaust the iterator. Raises errors.ColumnTypeMismatch,
         errors.MessageTooBig, errors.PartitionInvalid, ValueError for columns of unequal length or
@@ -279,11 +278,11 @@ class BatchEncoder:
         if partitions is not None and len(partitions) != rows:
             raise ValueError(f"{len(partitions)} partitions for {rows} rows")
         self._check_kind(parts[0].schema, typed)
-        routed, at = [], 0
+        routed, start = [], 0
         for batch in parts:
-            column = None if partitions is None else partitions.slice(at, batch.num_rows)
+            column = None if partitions is None else partitions.slice(start, batch.num_rows)
             routed.append(self._route(batch, typed, column))
-            at += batch.num_rows
+            start += batch.num_rows
         return self._gather_or_wait(routed)
 
     def flush(self) -> Iterator[EncodedEntry]:
@@ -320,8 +319,8 @@ class BatchEncoder:
     def _route(self, batch: pa.RecordBatch, typed: bool, column: MaybeColumn) -> _RoutedRows:
         sizes = row_columns.row_bytes(batch)
         self._check_fit(sizes, batch.schema)
-        at = batch.schema.get_field_index(TYPED_NAMES[KEY] if typed else KEY)
-        keys = None if at < 0 else batch.column(at)
+        index = batch.schema.get_field_index(TYPED_NAMES[KEY] if typed else KEY)
+        keys = None if index < 0 else batch.column(index)
         hashes = None
         if keys is not None and (self._key_filters or self._router.hashes_keys):
             hashes = key_hashes(keys)
@@ -330,7 +329,7 @@ class BatchEncoder:
 
     def _gather_or_wait(self, routed: list[_RoutedRows]) -> Iterator[EncodedEntry]:
         """Gathers rows of one partition at once. Rows of several partitions wait until there are
-        many of them, so that the work for a partition is done for many rows together."""
+        many, so that the work for a partition is done for many rows together."""
         for rows in routed:
             if isinstance(rows.partitions, int):  # rows of one partition are sorted already
                 yield from self._sort()
@@ -394,7 +393,7 @@ class BatchEncoder:
 
     def _limit_memory(self) -> Iterator[EncodedEntry]:
         """If the rows take more memory than `gather_bytes_max`, emits entries until the rows take
-        half of it, and copies the remaining rows."""
+        half of this limit, and copies the remaining rows."""
         if self._memory_bytes <= self._gather_bytes_max:
             return
         while self.gathered_bytes > self._gather_bytes_max // 2:
@@ -421,8 +420,8 @@ class BatchEncoder:
 
     def _count_that_fit(self, partitions: list[int]) -> int:
         """How many of the partitions, from the first on, fit into one entry; at least 1."""
-        share = message_batch.SHARE_BYTES
-        sizes = np.cumsum([self._gathered[p].bytes + share for p in partitions])
+        share_bytes = message_batch.SHARE_BYTES  # in the header
+        sizes = np.cumsum([self._gathered[p].bytes + share_bytes for p in partitions])
         return max(1, int(np.searchsorted(sizes, self._entry_bytes_goal, side="right")))
 
     def _emit(self, partitions: list[int]) -> EncodedEntry:
@@ -440,13 +439,14 @@ class BatchEncoder:
         """One entry with the gathered rows of the partitions."""
         sources = [self._gathered[partition] for partition in partitions]
         rows = row_columns.union([part for gathered in sources for part in gathered.parts])
-        header = message_batch.HEADER_BYTES
+        header_bytes = message_batch.HEADER_BYTES
         if len(sources) > 1:
-            header += message_batch.SHARE_BYTES * len(sources)
+            header_bytes += message_batch.SHARE_BYTES * len(sources)
         body = message_batch.encode_body(rows, self._compression)
-        if header + sum(map(len, body)) > self._entry_bytes_max - message_batch.HEADER_BYTES * 2:
+        bytes_max = self._entry_bytes_max - message_batch.HEADER_BYTES * 2
+        if header_bytes + sum(map(len, body)) > bytes_max:
             body = message_batch.encode_body(rows)  # compression made the body larger
-        shares = self._shares(partitions, rows, header + sum(map(len, body)), filters)
+        shares = self._shares(partitions, rows, header_bytes + sum(map(len, body)), filters)
         version = self._schema_version if self._typed else 0
         return EncodedEntry(shares, self._now_ms(), body, self._typed, version)
 
@@ -455,8 +455,8 @@ class BatchEncoder:
     ) -> tuple[EncodedShare, ...]:
         """The share of each partition; the bytes of the shares add up to `payload_bytes`."""
         sources = [self._gathered[partition] for partition in partitions]
-        at = rows.schema.get_field_index(TYPED_NAMES[EVENT_TIME] if self._typed else EVENT_TIME)
-        times = None if at < 0 else rows.column(at)
+        index = rows.schema.get_field_index(TYPED_NAMES[EVENT_TIME] if self._typed else EVENT_TIME)
+        times = None if index < 0 else rows.column(index)
         sizes = _divide(payload_bytes, [gathered.bytes for gathered in sources])
         shares, start = [], 0
         for partition, gathered, size in zip(partitions, sources, sizes, strict=True):

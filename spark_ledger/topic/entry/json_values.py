@@ -1,7 +1,7 @@
 """Columns as JSON text and back: each row is an object, whose fields are the columns.
 
-Writing: the text is compact. Fields are in the order of the columns; null fields are left out (as
-by Spark's to_json). Times are ISO 8601 with microseconds, TIMESTAMP in UTC with a Z. Numbers are
+Writing: the text is compact. Fields are in the order of the columns; like Spark's to_json, it has
+no null fields. Times are ISO 8601 with microseconds, TIMESTAMP in UTC with a Z. Numbers are
 written so that a reader gets equal numbers. Text is UTF-8, escaped only where JSON demands an
 escape. NaN and infinity are refused, since JSON does not have them.
 
@@ -57,8 +57,8 @@ def check_schema(schema: pa.Schema) -> None:
 
 
 def encode_for_display(batch: pa.RecordBatch) -> pa.Array:
-    """As `encode_json`, to show rows to a person. Also encodes what `encode_json` refuses: bytes in
-    base64, a map as a list of its keys and values, NaN and infinity as text."""
+    """Each row as JSON text, to show to a person. Encodes bytes in base64, a map as a list of keys
+    and values, NaN and infinity as text; `encode_json` refuses all these."""
     text = _object(batch.columns, batch.schema.names, batch.num_rows, "", strict=False)
     return text.view(pa.binary())
 
@@ -92,8 +92,8 @@ def decode_json(values: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _json_type(kind: pa.DataType, path: str, dates: pa.DataType = _TEXT_TYPE) -> pa.DataType:
-    """The type as which Arrow's JSON reader reads values of type `kind`. The reader does not read
-    dates: it reads them as the type `dates`."""
+    """The type that Arrow's JSON reader gives values of type `kind`. The reader does not support
+    dates: these get the type `dates`."""
     if pa.types.is_date32(kind):
         return dates
     if pa.types.is_struct(kind):
@@ -121,7 +121,7 @@ def _objects(text: pa.StringArray) -> pa.StringArray:
     if not _all_braced(text):
         text = pc.fill_null(pc.ascii_trim_whitespace(text), _text_scalar("{}"))
         text = pc.if_else(pc.equal(pc.binary_length(text), _ZERO), _text_scalar("{}"), text)
-        first, last = _ends(text)
+        first, last = _outer_bytes(text)
         bad_rows = np.flatnonzero((first != _BRACES[0]) | (last != _BRACES[1]))
         if len(bad_rows):
             raise _row_error(int(bad_rows[0]), "it is no JSON object")
@@ -131,11 +131,11 @@ def _objects(text: pa.StringArray) -> pa.StringArray:
 def _all_braced(text: pa.StringArray) -> bool:
     if text.null_count or not np.diff(offsets_of(text)).all():
         return False
-    first, last = _ends(text)
+    first, last = _outer_bytes(text)
     return bool((first == _BRACES[0]).all() and (last == _BRACES[1]).all())
 
 
-def _ends(text: pa.StringArray) -> tuple[Bytes, Bytes]:
+def _outer_bytes(text: pa.StringArray) -> tuple[Bytes, Bytes]:
     """The first and the last byte of each row; no row may be empty."""
     data, offsets = np.frombuffer(text.buffers()[2], dtype=np.uint8), offsets_of(text)
     return data[offsets[:-1]], data[offsets[1:] - 1]
@@ -177,7 +177,7 @@ def _from_json_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch
         try:
             columns.append(column if column.type == kind else column.cast(kind))
         except pa.ArrowInvalid as error:
-            path = _no_date_in(column, field.type, field.name)
+            path = _path_of_bad_date(column, field.type, field.name)
             raise errors.SchemaIncompatible(
                 f"column {path!r} is a date, {error}",
                 "Write dates as 2024-05-01, or read text.",
@@ -185,8 +185,8 @@ def _from_json_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
 
 
-def _no_date_in(column: pa.Array, kind: pa.DataType, path: str) -> str:
-    """The path of the part of the column that has text that is not a date."""
+def _path_of_bad_date(column: pa.Array, kind: pa.DataType, path: str) -> str:
+    """The path, within the column, of a text that should be a date and is not."""
     inner: list[tuple[pa.Array, pa.DataType, str]] = []
     if pa.types.is_struct(kind):
         fields = zip(column.flatten(), kind, strict=True)
@@ -197,7 +197,7 @@ def _no_date_in(column: pa.Array, kind: pa.DataType, path: str) -> str:
         try:
             child.cast(_json_type(child_kind, child_path, dates=pa.date32()))
         except pa.ArrowInvalid:
-            return _no_date_in(child, child_kind, child_path)
+            return _path_of_bad_date(child, child_kind, child_path)
     return path
 
 
@@ -282,8 +282,8 @@ def _token(column: pa.Array, path: str, strict: bool) -> pa.Array:
 
 
 def _time(column: pa.Array) -> pa.Array:
-    """The times in ISO 8601. The cast gets times without a zone, because it would look the zone up
-    for each row."""
+    """The times in ISO 8601. The cast gets times without a zone, because Arrow would look the zone
+    up for each row."""
     end = '"'
     if pa.types.is_timestamp(column.type) and column.type.tz is not None:
         column, end = column.view(pa.int64()).view(pa.timestamp("us")), 'Z"'

@@ -2,8 +2,8 @@
 ledger stores these filters.
 
 Always true: a filter matches every key that its entry has, so a skipped entry has no row with the
-key. A filter matches another key in about 1 of 85 cases. It takes 1.5 bytes for each distinct key,
-and at most 7 bytes more. Null is no key. An entry without a filter may hold any key; an empty
+key. A filter matches another key in about 1 of 85 cases. A filter takes 1.5 bytes for each distinct
+key, and at most 7 bytes more. Null is no key. An entry without a filter may hold any key; an empty
 filter belongs to an entry without keys. docs/topics.md ("Filters of keys") has the picture, and how
 a key's bits in its Bloom filter are chosen.
 """
@@ -37,12 +37,12 @@ def key_filter(hashes: Hashes) -> bytes:
     """The filter of the keys with these hashes. Hashes may repeat; the array is not changed."""
     if not len(hashes):
         return b""
-    spread_hashes = distinct_values(_spread_bits(hashes))  # rising, so `at` rises, too
+    spread_hashes = distinct_values(_spread_bits(hashes))  # rising, so `indices` rise, too
     words = -(-len(spread_hashes) * BITS_PER_KEY // 64)
-    at, bits = _bits(spread_hashes, words)
-    starts = np.flatnonzero(np.diff(at, prepend=-1))
+    indices, bits = _bits(spread_hashes, words)
+    starts = np.flatnonzero(np.diff(indices, prepend=-1))
     filter_words = np.zeros(words, dtype="<u8")
-    filter_words[at[starts]] = np.bitwise_or.reduceat(bits, starts)
+    filter_words[indices[starts]] = np.bitwise_or.reduceat(bits, starts)
     return filter_words.tobytes()
 
 
@@ -101,8 +101,8 @@ class KeyFilters:
         if not len(filter_bytes):
             return False
         words = np.frombuffer(filter_bytes, dtype="<u8")
-        at, bits = _bits(_spread_bits(keys), len(words))
-        return bool((words[at] & bits == bits).any())
+        indices, bits = _bits(_spread_bits(keys), len(words))
+        return bool((words[indices] & bits == bits).any())
 
 
 def hashes_of(keys: Sequence[bytes]) -> Hashes:
@@ -117,11 +117,11 @@ def _spread_bits(hashes: Hashes) -> Hashes:
 
 def _bits(spread_hashes: Hashes, words: int) -> tuple[npt.NDArray[np.int64], Words]:
     """For each key the index of its word, which rises with the hash, and its bits in this word."""
-    at = (spread_hashes.astype(np.uint64) * np.uint64(words)) >> np.uint64(32)
+    indices = (spread_hashes.astype(np.uint64) * np.uint64(words)) >> np.uint64(32)
     with np.errstate(over="ignore"):
         bit_numbers = finish_murmur3(spread_hashes ^ np.uint32(0x9E3779B9)).astype(np.uint64)
     bit, low = np.uint64(1), np.uint64(63)
     bits = bit << (bit_numbers & low)
     for shift in (6, 12, 18):
         bits |= bit << ((bit_numbers >> np.uint64(shift)) & low)
-    return at.astype(np.int64), bits
+    return indices.astype(np.int64), bits

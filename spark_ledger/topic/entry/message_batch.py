@@ -1,8 +1,8 @@
 """The payload of an entry of a topic: a message batch, rows as Arrow, of one partition or several.
 
 docs/topics.md ("The payload of an entry") has the picture, the flags and the columns. Always true:
-`first row` counts from the first row of the partition's segment. With the flag OFFSET it is an
-offset instead, so that a reader with an old log notices that rows of others came before the entry.
+`first row` counts from the first row of the partition's segment. With the flag OFFSET `first row`
+is an offset, so that a reader with an old log notices that rows of others came before the entry.
 A reader refuses flags that it does not know. A column that is not in the stream is null in every
 row. Null is not empty: a null value is a tombstone, as in Kafka. Version 1, which is still read,
 had neither flags nor absent columns. The payload's CRC is in the entry's header, not here.
@@ -78,7 +78,7 @@ Body = tuple[memoryview, ...]
 
 
 ROWLESS_KEPT_MAX = 256
-"""How many `Rowless` a partition keeps; if there are more, the two oldest are joined."""
+"""How many `Rowless` a partition keeps; beyond this number, the two oldest are joined."""
 
 
 class Rowless(NamedTuple):
@@ -117,7 +117,7 @@ def count_rowless(groups: Iterable[Rowless], lo: int, hi: int) -> int:
 
 
 def append_rowless(groups: tuple[Rowless, ...], more: Rowless, start: int) -> tuple[Rowless, ...]:
-    """`groups`, then `more`; without those that end at `start` or earlier."""
+    """`groups`, then `more`; without groups that end at `start` or earlier."""
     remaining = [rowless for rowless in (*groups, more) if rowless.number and rowless.hi > start]
     while len(remaining) > ROWLESS_KEPT_MAX:
         first, second = remaining[:2]
@@ -138,9 +138,9 @@ class Share(NamedTuple):
 class Header:
     """The fields before the body, which begins at `body_at`. `index` has the partition, rows and
     first_row of each share; `times` has rows and ms of each run (None without the flag TIMES). With
-    `has_batches` the body has batches of Pulsar's producers, of which `chunks` are chunks;
-    otherwise the body is an Arrow stream. `rowless` are the offsets without a row in the segment,
-    up to the entry's end. With `at_offset` first_row is the offset of the first row."""
+    `has_batches` the body has batches of Pulsar's producers, and `chunks` of them are chunks of
+    messages; otherwise the body is an Arrow stream. `rowless` are the offsets without a row in the
+    segment, up to the entry's end. With `at_offset` first_row is the offset of the first row."""
 
     index: npt.NDArray[np.void]
     times: npt.NDArray[np.void] | None
@@ -170,9 +170,9 @@ class Header:
 
 def column_of(record_batch: pa.RecordBatch, name: str) -> pa.Array:
     """A column of TYPES or _TYPED_TYPES by its name; a column of nulls if the batch lacks it."""
-    at = record_batch.schema.get_field_index(name)
-    if at >= 0:
-        return record_batch.column(at)
+    index = record_batch.schema.get_field_index(name)
+    if index >= 0:
+        return record_batch.column(index)
     return pa.nulls(record_batch.num_rows, TYPES.get(name) or _TYPED_TYPES[name])
 
 
@@ -216,10 +216,10 @@ def encode_header(
 
 
 def encode_body(record_batch: pa.RecordBatch, compression: str = "none") -> Body:
-    """The Arrow IPC stream of one record batch in read-only buffers, so that a ledger's writer
-    takes it without a copy. Large buffers are the batch's own memory and must not be changed. If
-    this memory is more than KEPT_RATIO_MAX times the batch, the stream is a copy instead. Raises
-    ValueError for a compression that is not in COMPRESSIONS."""
+    """The Arrow IPC stream of one record batch in read-only buffers, which a ledger's writer takes
+    without a copy. Large buffers are the batch's own memory and must not be changed. If this memory
+    is more than KEPT_RATIO_MAX times the batch, the stream is a copy instead. Raises ValueError for
+    a compression that is not in COMPRESSIONS."""
     if compression not in COMPRESSIONS:
         raise ValueError(f"compression is one of {COMPRESSIONS}, got {compression!r}")
     codec = None if compression == "none" else compression
@@ -255,8 +255,7 @@ class _BufferList:
 
 
 def _join_small(parts: list[Buffer]) -> Body:
-    """The same bytes; small neighbours are joined, because to copy them costs less than to send
-    each of them."""
+    """The same bytes, with small neighbours joined: a copy costs less than to send each buffer."""
     body: list[memoryview] = []
     small_parts: list[Buffer] = []
     for part in parts:
@@ -375,10 +374,10 @@ def _read_body(view: memoryview, header: Header, columns: Collection[str] | None
 
 def _choose_fields(schema: pa.Schema, header: Header, columns: Collection[str] | None) -> list[int]:
     """The indices of the stream's fields to read. Raises errors.BadEntry if a field with a name in
-    TYPES has another type than there."""
+    TYPES (in a typed batch: in _TYPED_TYPES) has another type than there."""
     types = _TYPED_TYPES if header.typed else TYPES
     indices = []
-    for at, field in enumerate(schema):
+    for index, field in enumerate(schema):
         kind = types.get(field.name)
         if kind is None and not header.typed:
             continue
@@ -387,5 +386,5 @@ def _choose_fields(schema: pa.Schema, header: Header, columns: Collection[str] |
                 f"a message batch whose column {field.name} is {field.type}, not {kind}"
             )
         if columns is None or field.name in columns:
-            indices.append(at)
+            indices.append(index)
     return indices

@@ -1,4 +1,4 @@
-"""The columns of a topic's rows, brought to the schema that they are written or read with.
+"""The columns of a topic's rows, converted to the schema of a write or a read.
 
 Always true: columns are found by name without regard to case; a column that is missing is null. A
 value that the schema's type does not hold is never changed: it is an error. A null in a column that
@@ -21,11 +21,11 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
     Raises errors.SchemaIncompatible, which names the column.
     """
-    indexes = {field.name.lower(): at for at, field in enumerate(batch.schema)}
+    indexes = {field.name.lower(): i for i, field in enumerate(batch.schema)}
     columns = []
     for field in schema:
-        at = indexes.get(field.name.lower())
-        column = pa.nulls(batch.num_rows, pa.null()) if at is None else batch.column(at)
+        index = indexes.get(field.name.lower())
+        column = pa.nulls(batch.num_rows, pa.null()) if index is None else batch.column(index)
         columns.append(_conform_field(column, field, field.name))
     if not columns:
         return batch.select([])
@@ -51,13 +51,13 @@ def check_convertible(canonical: pa.Schema, declared: pa.Schema) -> None:
             ) from error
 
 
-def _conform_field(column: pa.Array, field: pa.Field, path: str, missing: int = 0) -> pa.Array:
-    """`missing`: how many rows are null because the struct around them is null."""
+def _conform_field(column: pa.Array, field: pa.Field, path: str, null_structs: int = 0) -> pa.Array:
+    """`null_structs`: how many rows are null because the struct around the field is null."""
     conformed = _conform(column, field.type, path)
-    if not field.nullable and conformed.null_count > missing:
+    if not field.nullable and conformed.null_count > null_structs:
         raise errors.SchemaIncompatible(
             f"column {path!r} is NOT NULL in the schema, but null in"
-            f" {conformed.null_count - missing} of {len(conformed)} rows",
+            f" {conformed.null_count - null_structs} of {len(conformed)} rows",
             "Give every row a value in this column.",
         )
     return conformed
@@ -81,17 +81,17 @@ def _conform(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
 
 
 def _conform_struct(column: pa.StructArray, kind: pa.StructType, path: str) -> pa.Array:
-    indexes = {field.name.lower(): at for at, field in enumerate(column.type)}
+    indexes = {field.name.lower(): i for i, field in enumerate(column.type)}
     null_mask = _null_mask(column)
     children = []
     for field in kind:
-        at = indexes.get(field.name.lower())
-        child = pa.nulls(len(column), pa.null()) if at is None else column.field(at)
-        if (
-            not field.nullable and null_mask is not None
-        ):  # a null where the struct is null is no fault
+        index = indexes.get(field.name.lower())
+        child = pa.nulls(len(column), pa.null()) if index is None else column.field(index)
+        if not field.nullable and null_mask is not None:  # null structs may have null fields
             child = pc.if_else(null_mask, pa.scalar(None, child.type), child)
-        children.append(_conform_field(child, field, f"{path}.{field.name}", column.null_count))
+        children.append(
+            _conform_field(child, field, f"{path}.{field.name}", null_structs=column.null_count)
+        )
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=null_mask)
 
 
@@ -116,7 +116,7 @@ def _conform_map(column: pa.MapArray, kind: pa.MapType, path: str) -> pa.Array:
 
 class _Offsets(NamedTuple):
     """Of a column of lists: `offsets` are the positions at which each row's items begin, counted
-    from the first row's items; the items of all rows are [first, last) of the column's items."""
+    from the first row's items. The items [first, last) of the column are those of all rows."""
 
     offsets: pa.Array
     first: int
@@ -149,8 +149,8 @@ def _cast(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
 
 
 def _is_castable(column_type: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether values of the type `have` may become values of `kind`, a wider or narrower type of
-    the same kind."""
+    """Whether values of `column_type` may become values of `kind`: both types are of text, of
+    bytes, of times, or of numbers of one sort."""
     if is_any(column_type, TEXT):
         return bool(pa.types.is_string(kind))
     if is_any(column_type, BYTES):

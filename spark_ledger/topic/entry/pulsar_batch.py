@@ -2,11 +2,11 @@
 
 pulsar_message.proto shows the bytes; pulsar_columns.py decodes them. Always true: a batch is stored
 and dispatched byte for byte; sizes that a batch declares are compared with its bytes before they
-are used. Each chunk of a message is stored as it came, with an offset of its own. The row of the
-message is at the last chunk, which names the offsets of the earlier chunks (docs/topics.md, "The
-payload of an entry"). So a message is complete once its last chunk is stored; chunks that no last
-chunk names have no row. Earlier versions stored all chunks of a message in one entry, at one
-offset.
+are used. A message that is too large for one batch comes in chunks; each chunk is stored as it
+came, with an offset of its own. The row of the message is at the last chunk, which names the
+offsets of the earlier chunks (docs/topics.md, "The payload of an entry"). So a message is complete
+when its last chunk is stored; chunks that no last chunk names have no row. Earlier versions stored
+all chunks of a message in one entry, at one offset.
 """
 
 import struct
@@ -39,7 +39,7 @@ HEAD = struct.Struct(">HII")  # magic, CRC, size of the metadata
 CRC_START = 6
 _FIRST_BYTES = MAGIC.to_bytes(2, "big")
 _PRODUCER_NAME, _NAME_AT, _NAME_BYTES_MAX = 0x0A, HEAD.size + 2, 127
-"""The tag of metadata's first field, the position of its text, and the largest size in one byte."""
+"""The tag of metadata's first field, the position of its text, and the text's largest size here."""
 _SIZE = struct.Struct(">I")
 _WORD = 2**64 - 1
 WALKED_MESSAGES_MAX, WALKED_BYTES_MAX = 20_000, 8 << 20
@@ -72,8 +72,8 @@ class Batch:
     @property
     def last_sequence_id(self) -> int:
         """The sequence id of the batch's last message: the highest id in the batch's metadata. Some
-        clients (the C++ client, and clients built on it) do not write this id: then it is the
-        highest id of the messages."""
+        clients (the C++ client, and clients built on it) do not write this id. The result is then
+        the highest id of the messages."""
         metadata = self.metadata
         if not self.needs_walk:
             return max(int(metadata.sequence_id), int(metadata.highest_sequence_id))
@@ -122,7 +122,7 @@ def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
 
 
 def metadata_of(data: Buffer) -> MessageMetadata:
-    """The metadata of a batch that has them whole. Raises errors.BadEntry."""
+    """The metadata of a batch; `data` has at least all of the metadata. Raises errors.BadEntry."""
     end = HEAD.size + int.from_bytes(data[HEAD.size - 4 : HEAD.size], "big")
     try:
         return MessageMetadata.FromString(bytes(data[HEAD.size : end]))
@@ -183,7 +183,7 @@ def payload_of_chunk(data: Buffer) -> memoryview:
 
 def join_chunks(earlier: Sequence[Buffer], data: Buffer, *, value: bool = True) -> Batch:
     """The message whose last chunk is `data`; `earlier` has the payloads of the chunks before.
-    Without `value` it has only the message's metadata. Raises errors.BadEntry."""
+    Without `value` the result has only the message's metadata. Raises errors.BadEntry."""
     last = parse(chunk_in(data))
     if not value:
         last.metadata.compression = pulsar_codecs.NONE
@@ -215,7 +215,7 @@ def _earlier_offsets(view: memoryview) -> tuple[tuple[int, ...], int]:
 
 
 def chunks_of(data: Buffer) -> list[memoryview]:
-    """The parts in which a client gets a stored batch: the batch itself; or the chunks, if all
+    """The pieces in which a client gets a stored batch: the batch itself; or the chunks, if all
     chunks of a message were stored as one batch. Raises errors.BadEntry."""
     view = memoryview(data)
     if int.from_bytes(view[:2], "big") != CHUNKS_MAGIC:
@@ -393,8 +393,8 @@ def _name_of(data: memoryview) -> bytes:
 
 PRODUCER = "spark-ledger"
 CLIENT_BYTES_MAX = (5 << 20) - (16 << 10)
-"""The largest batch or chunk for a client; its frame has few other bytes. The Java client accepts
-not a byte more."""
+"""The largest batch or chunk for a client; the frame around it has few bytes. The Java client
+accepts not a byte more."""
 CHUNK_BYTES_MIN = 1 << 20
 _CHUNK_FIELDS_BYTES = 128
 
@@ -477,8 +477,8 @@ def _batch_ends(sizes: Sequence[int]) -> Iterator[int]:
 
 
 def lone_message(message: Sequence[bytes], written_ms: int, row: int) -> Iterator[bytes]:
-    """A lone message; `message` are its parts as `_messages` gives them. A large value is cut into
-    chunks. Each chunk has the key and headers, even if they take more than CLIENT_BYTES_MAX."""
+    """A lone message, or its chunks if the value is large; `message` has its parts, as `_messages`
+    yields them. Each chunk has key and headers, even if these take more than CLIENT_BYTES_MAX."""
     single = SingleMessageMetadata.FromString(message[1])
     value = memoryview(message[2] if len(message) > 2 else b"")
     metadata = MessageMetadata(
@@ -504,8 +504,8 @@ def lone_message(message: Sequence[bytes], written_ms: int, row: int) -> Iterato
 
 
 def _messages(rows: pa.RecordBatch, values: Sequence[Any], first_row: int) -> Iterator[bytes]:
-    """Each row as the size of its SingleMessageMetadata, the metadata, and the value unless it is
-    empty: the bytes that protobuf would make, made in less than half the time."""
+    """Each row as the size of its SingleMessageMetadata, the metadata, and the value unless that is
+    empty: the bytes that protobuf would make, in less than half the time."""
     properties = _properties(rows)
     times = _column_values(rows, EVENT_TIME)
     keys, base64 = _key_texts(_column_values(rows, KEY))
@@ -530,17 +530,17 @@ def _messages(rows: pa.RecordBatch, values: Sequence[Any], first_row: int) -> It
 
 
 def _column_values(rows: pa.RecordBatch, name: str) -> list[Any]:
-    at = rows.schema.get_field_index(name)
-    if at < 0:
+    index = rows.schema.get_field_index(name)
+    if index < 0:
         return [None] * rows.num_rows
-    column = rows.column(at)
+    column = rows.column(index)
     values: list[Any] = (column.view(pa.int64()) if name == EVENT_TIME else column).to_pylist()
     return values
 
 
 def _key_texts(keys: list[bytes | None]) -> tuple[list[bytes | None], set[int]]:
-    """The keys as a client's `partition_key` has them (keys that are text unchanged, other keys in
-    base64), and the rows whose key is in base64."""
+    """The keys as in a client's `partition_key` (text unchanged, other keys in base64), and the
+    rows whose key is in base64."""
     if b"".join(key for key in keys if key).isascii():
         return keys, set()
     texts, base64 = list(keys), set[int]()
@@ -562,10 +562,10 @@ def _is_text(key: bytes) -> bool:
 
 def _properties(rows: pa.RecordBatch) -> list[bytes]:
     """The headers of each row as properties; U+FFFD replaces bytes that are not UTF-8."""
-    at = rows.schema.get_field_index(HEADERS)
-    if at < 0:
+    index = rows.schema.get_field_index(HEADERS)
+    if index < 0:
         return [b""] * rows.num_rows
-    column = rows.column(at)
+    column = rows.column(index)
     pairs = column.flatten()
     names = [(name or "").encode() for name in pairs.field(0).to_pylist()]
     texts = [text or b"" for text in pairs.field(1).to_pylist()]

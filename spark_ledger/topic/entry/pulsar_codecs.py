@@ -1,4 +1,4 @@
-"""The codecs of Pulsar's batches: the size that compressed bytes show, and decompressing. Pure.
+"""The codecs of Pulsar's batches: the size that compressed bytes show; decompression. Pure.
 
 Always true: the size that a batch's metadata declares is compared first with the size that the
 compressed bytes show, and then with the decompressed bytes; `decompress` returns exactly the
@@ -24,14 +24,14 @@ _ARROW_CODECS = {LZ4: "lz4_raw", ZSTD: "zstd", SNAPPY: "snappy"}
 _LZ4_EXTRA_BYTES = 16  # LZ4 makes at most 256 bytes of each 255 bytes, and these in addition
 _ZLIB_METHOD, _ZLIB_CHECK = 8, 31  # low half of the first byte; divisor of the first two
 _SNAPPY_SIZE_BYTES_MAX = 5
-_ZSTD_MAGIC, _ZSTD_SKIPPABLE = 0xFD2FB528, 0x184D2A50  # the latter: any last half byte
+_ZSTD_MAGIC, _ZSTD_SKIPPABLE = 0xFD2FB528, 0x184D2A50  # the second with any last half byte
 _ZSTD_BLOCKS_MAX = 1100  # of 128 KiB each, as an encoder makes them: more than a batch may have
 
 
 def fault_of(kind: int, data: memoryview, size: int) -> str | None:
     """Why a payload cannot decompress to `size` bytes, if its bytes show this before they are
-    decompressed; else None. Only a payload that declares 0 bytes is decompressed: it has
-    EMPTY_BYTES_MAX at most."""
+    decompressed; else None. Only a payload that declares 0 bytes is decompressed: such a payload
+    has EMPTY_BYTES_MAX at most."""
     packed_bytes = len(data)
     if not packed_bytes:
         return f"a batch of 0 bytes cannot be {size} bytes, decompressed" if size else None
@@ -143,12 +143,13 @@ def _fault_of_zstd(data: memoryview, size: int) -> str | None:
     )
     if len(data) < at + size_bytes or real_size == size:
         return None
-    if real_size > size or _is_one_frame(data, at + size_bytes, bool(descriptor & 4)):
+    has_checksum = bool(descriptor & 4)
+    if real_size > size or _is_one_frame(data, at + size_bytes, checksum=has_checksum):
         return f"a batch that declares {size} bytes has {real_size}, decompressed"
     return None
 
 
-def _is_one_frame(data: memoryview, at: int, checksum: bool) -> bool:
+def _is_one_frame(data: memoryview, at: int, *, checksum: bool) -> bool:
     """Whether `data` ends with the frame whose blocks begin at `at`. Raises IndexError."""
     for _ in range(_ZSTD_BLOCKS_MAX):
         head = data[at] | data[at + 1] << 8 | data[at + 2] << 16

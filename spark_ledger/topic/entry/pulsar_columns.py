@@ -4,11 +4,11 @@
     (`walk`) -> columns, copied out of the buffer at once
 
 Always true: the rows are exactly the messages in their order. Usual messages are decoded together;
-if messages are few or unusual, protobuf decodes them one by one. Only requested columns are made. A
-message without a key, or with a null key, has a null key; a message whose value is null (a
-tombstone) has a null value; each property is a header, also a second property of the same name;
-event time 0 means no event time. A lone message counts as a batch of one message. An encrypted
-batch cannot be decoded here: only a consumer with the key can decode it.
+if messages are few or unusual, protobuf decodes them one by one. Only requested columns are made.
+The row of a message without a key, or with a null key, has a null key; a null value (a tombstone)
+stays null; each property is a header, also a second property of the same name; event time 0 means
+no event time. A lone message counts as a batch of one message. An encrypted batch cannot be decoded
+here: only a consumer with the key can decode it.
 """
 
 from base64 import b64decode
@@ -52,8 +52,8 @@ _SIGN_BIT, _RANGE = 1 << 63, 1 << 64
 def decode_batches(
     batches: Sequence[Batch], columns: Collection[str] | None = None
 ) -> pa.RecordBatch:
-    """The messages of all batches, in order, in columns of ALL_TYPES: those among `columns` (None:
-    all) that are not null in every row. Raises errors.BadEntry."""
+    """The messages of all batches, in order, in columns of ALL_TYPES: the columns among `columns`
+    (None: all) that have a value in some row. Raises errors.BadEntry."""
     names = {name for name in ALL_TYPES if columns is None or name in columns}
     if not names:  # a damaged batch is an error for every choice of columns
         return _record_batch(decode_batches(batches, (KEY,)).num_rows, {})
@@ -75,7 +75,7 @@ class KeysAndEnds(NamedTuple):
 
 
 def keys_in(batch: Batch) -> KeysAndEnds:
-    """Raises errors.BadEntry."""
+    """The keys and ends of the batch's messages. Raises errors.BadEntry."""
     payload = payload_of(batch)
     if batch.messages > ONE_BY_ONE_MESSAGES_MAX:
         try:
@@ -139,17 +139,17 @@ def decode_together(
     if EVENT_TIME in columns and bool(fields.event_ms.any()):
         arrays[EVENT_TIME] = _times(fields.event_ms)
     if HEADERS in columns and bool(fields.properties.any()):
-        ends_of = np.concatenate([[0], np.cumsum(fields.properties)])
+        property_ends = np.concatenate([[0], np.cumsum(fields.properties)])
         names, texts = _copy_spans(data, fields.name), _copy_spans(data, fields.text)
-        arrays[HEADERS] = _headers(ends_of, names.view(pa.string()), texts)
+        arrays[HEADERS] = _headers(property_ends, names.view(pa.string()), texts)
     counts = [batch.messages for batch in batches]
     if PRODUCER_NAME in columns:
         names = of_list([batch.metadata.producer_name for batch in batches], pa.string())
         indices = np.repeat(np.arange(len(batches), dtype=np.int32), counts)
         arrays[PRODUCER_NAME] = names.take(of_numpy(indices))
     if SEQUENCE_ID in columns:
-        of_batches = np.repeat([_signed(batch.metadata.sequence_id) for batch in batches], counts)
-        ids = np.where(fields.has_sequence_id, fields.sequence_id, of_batches)
+        batch_ids = np.repeat([_signed(batch.metadata.sequence_id) for batch in batches], counts)
+        ids = np.where(fields.has_sequence_id, fields.sequence_id, batch_ids)
         arrays[SEQUENCE_ID] = of_numpy(ids)
     return _record_batch(messages, arrays)
 
@@ -238,10 +238,10 @@ def decode_one_by_one(
         names = [[batch.metadata.producer_name] * batch.messages for batch in batches]
         arrays[PRODUCER_NAME] = of_list([*chain(*names)], pa.string())
     if SEQUENCE_ID in columns:
-        of_batches = chain(*([batch.metadata] * batch.messages for batch in batches))
+        batch_metadata = chain(*([batch.metadata] * batch.messages for batch in batches))
         ids = [
             _signed((message if message.HasField("sequence_id") else of_batch).sequence_id)
-            for message, of_batch in zip(messages, of_batches, strict=True)
+            for message, of_batch in zip(messages, batch_metadata, strict=True)
         ]
         arrays[SEQUENCE_ID] = of_list(ids, pa.int64())
     columns_with_values = {
@@ -264,7 +264,7 @@ def _take_messages(
 
 
 def _headers(ends: npt.NDArray[np.int64], names: pa.Array, texts: pa.Array) -> pa.Array:
-    """For each message the list of its pairs, which end at `ends`; null without pairs."""
+    """For each message the list of its properties, which end at `ends`; null without properties."""
     pairs = pa.StructArray.from_arrays([names, texts], fields=list(HEADERS_TYPE.value_type))
     bits, offsets = _bits(np.diff(ends) > 0), pa.py_buffer(ends.astype(np.int32))
     return pa.Array.from_buffers(HEADERS_TYPE, len(ends) - 1, [bits, offsets], children=[pairs])
@@ -379,8 +379,8 @@ def walk(
     at = guesses + 4
     fields = _Fields(words, at, at + _sizes(words[guesses]))
     owners, starts, lengths = _properties(fields, kept=properties)
-    key, has_key = fields.take(_KEY)
-    key_at = fields.span
+    key_sizes, has_key = fields.take(_KEY)
+    key_starts = fields.span
     has_size = fields.tags == _PAYLOAD_SIZE
     nexts = fields.ends + np.where(has_size, fields.values, total + 1)
     indices = _chain(guesses, nexts, messages, total)
@@ -389,10 +389,11 @@ def walk(
             raise OddMessages
     if len(indices) < len(guesses):
         fields, nexts = fields.select(indices), nexts[indices]
-        key, key_at, has_key = key[indices], key_at[indices], has_key[indices]
-        number = np.full(len(guesses), -1, dtype=np.int64)
-        number[indices] = np.arange(len(indices))
-        owners, is_message = number[owners], number[owners] >= 0
+        key_sizes, key_starts, has_key = key_sizes[indices], key_starts[indices], has_key[indices]
+        message_of_guess = np.full(len(guesses), -1, dtype=np.int64)
+        message_of_guess[indices] = np.arange(len(indices))
+        owners = message_of_guess[owners]
+        is_message = owners >= 0
         owners, starts, lengths = owners[is_message], starts[is_message], lengths[is_message]
     fields.take(_PAYLOAD_SIZE)
     numbers = {tag: fields.take(tag) for tag in _TAGS_AFTER_SIZE}
@@ -403,7 +404,7 @@ def walk(
     return MessageFields(
         value=(fields.ends, nexts),
         null_value=numbers[_NULL_VALUE][0] != 0,
-        key=(key_at, key_at + key),
+        key=(key_starts, key_starts + key_sizes),
         has_key=has_key & ~null_key,
         base64=numbers[_BASE64][0] != 0,
         event_ms=numbers[_EVENT_TIME][0],
@@ -437,7 +438,7 @@ def _sizes(first: Words) -> Places:
 
 
 def _chain(guesses: Places, nexts: Places, messages: int, total: int) -> Places:
-    """The indices of the guesses that are messages: each begins where the message before ends."""
+    """The indices of the messages among the guesses: each begins where the message before ends."""
     if (
         len(guesses) == messages
         and guesses[0] == 0
@@ -477,9 +478,9 @@ class _Properties(NamedTuple):
 
 
 class _Fields:
-    """The next field of each of many pieces of metadata, which end at `ends`. `tags` has the
-    field's tag, `values` the number after the tag: a size, if the field is a string or a message.
-    """
+    """The next field of each of many pieces of metadata (of messages, or properties), which end at
+    `ends`. `tags` has the field's tag, `values` the number after the tag: a size, if the field is a
+    string or a message."""
 
     def __init__(self, words: Words, at: Places, ends: Places) -> None:
         self._words = words
@@ -538,9 +539,8 @@ class _Fields:
         if not bool((rest & np.uint64(0x80)).any()):  # numbers of one byte each, as is usual
             return _Heads(tags, (rest & np.uint64(0x7F)).view(np.int64), at + 2)
         stop_bits = ~rest & _LAST_BITS
-        below = (stop_bits & (~stop_bits + np.uint64(1))) - np.uint64(
-            1
-        )  # the bits below the first stop
+        first_stop_bits = stop_bits & (~stop_bits + np.uint64(1))
+        below = first_stop_bits - np.uint64(1)  # the bits below the first stop bit
         nexts = at + 2 + (np.bitwise_count(below) >> 3)
         if not bool(stop_bits.all()):
             tags[is_inside & (stop_bits == 0)] = _TOO_LONG
@@ -582,9 +582,9 @@ def _pairs(
     if not len(starts):
         return (starts, starts), (starts, starts)
     fields = _Fields(words, starts, starts + sizes)
-    name, _ = fields.take(_NAME)
-    name_at = fields.span
-    text, _ = fields.take(_TEXT)
-    text_at = fields.span
+    name_sizes, _ = fields.take(_NAME)
+    name_starts = fields.span
+    text_sizes, _ = fields.take(_TEXT)
+    text_starts = fields.span
     fields.check_ends()
-    return (name_at, name_at + name), (text_at, text_at + text)
+    return (name_starts, name_starts + name_sizes), (text_starts, text_starts + text_sizes)

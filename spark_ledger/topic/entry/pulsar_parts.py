@@ -1,9 +1,9 @@
-"""Batches of an entry as columns, in parts of limited memory. Pure.
+"""An entry's batches (messages that a producer sent together) as columns, in parts of limited
+memory. Pure.
 
 Always true: batches are decoded in their order. A part is made of batches that together decompress
-to PART_BYTES_MAX and have PART_ROWS_MAX messages at most, or of one larger batch; a batch without a
-requested row is not decoded. A batch that cannot be decoded is returned by itself, with the reason,
-between the parts before and after it.
+to PART_BYTES_MAX and have PART_ROWS_MAX messages at most, or of one larger batch. A batch without a
+requested row is not decoded. A batch that cannot be decoded is returned by itself, with the reason.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -48,9 +48,9 @@ class BadBatch(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """The chunked messages in an entry, by the row of the entry with their last chunk: the payloads
-    of the chunks before it (`earlier_payloads`), or why these cannot be read (`faults`). A message
-    in neither has no row.
+    """The messages in chunks whose last chunk is in an entry, by the row of the last chunk:
+    `earlier_payloads` has the payloads of the other chunks, or `faults` why these cannot be read. A
+    message in neither has no row.
     """
 
     earlier_payloads: EarlierPayloads
@@ -75,7 +75,7 @@ def parts_of(
 ) -> Iterator[PulsarPart | BadBatch]:
     """The parts of an entry's batches that have a row in `row_range` (start, end exclusive).
     `batches` has each batch with its number of messages."""
-    value = columns is None or VALUE in columns
+    needs_value = columns is None or VALUE in columns
     waiting: list[_BatchAtRow] = []
     size = count = row = 0
     for messages, data in batches:
@@ -83,7 +83,7 @@ def parts_of(
         if begin >= row_range[1] or row <= row_range[0] or is_earlier_chunk(data):
             continue
         try:
-            batch = _batch(data, messages, chunks, begin, value=value)
+            batch = _batch(data, messages, chunks, begin, value=needs_value)
         except errors.UnsupportedFormat as why:
             yield from _decode_parts(waiting, columns)
             waiting, size, count = [], 0, 0
@@ -91,12 +91,12 @@ def parts_of(
             continue
         if batch is None:
             continue
-        more = unpacked_bytes(batch)
-        if waiting and (size + more > PART_BYTES_MAX or count + messages > PART_ROWS_MAX):
+        batch_bytes = unpacked_bytes(batch)
+        if waiting and (size + batch_bytes > PART_BYTES_MAX or count + messages > PART_ROWS_MAX):
             yield from _decode_parts(waiting, columns)
             waiting, size, count = [], 0, 0
         waiting.append(_BatchAtRow(begin, messages, data, batch))
-        size, count = size + more, count + messages
+        size, count = size + batch_bytes, count + messages
     yield from _decode_parts(waiting, columns)
 
 

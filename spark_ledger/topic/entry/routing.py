@@ -2,7 +2,7 @@
 
 Always true: the hash is murmur3 (x86, 32 bit, seed 0) of the key's bytes, or the default hash of a
 client; partition = (hash & 0x7fffffff) % partitions (crc32, pulsarGo: hash % partitions). The rule
-is equal in every language and never changes, because it decides where a key's rows are. numpy
+is equal in every language and never changes, because the rule decides where a key's rows are. numpy
 hashes whole columns: one step mixes the next bytes of all rows that have more bytes; keys that
 repeat are hashed once. Python loops run only over the few rows that are far longer than the others,
 and over keys of pulsarJava that are not ASCII. A task that is run again routes the same rows to the
@@ -314,26 +314,26 @@ def _mix_blocks(
     width: int = 4,
 ) -> None:
     """Mixes the whole blocks of `width` bytes into the hashes, block by block. `mix` mixes one
-    block (by its number) for all rows that have the block. Once few rows have more blocks,
+    block (by its number) for all rows that have the block. When only few rows have more blocks,
     `rest_of` mixes all further blocks of one row."""
     blocks = lengths // width
     words = _words(content, width)
     common = int(blocks.min()) if len(blocks) > ONE_BY_ONE_ROWS else 0
-    for at in range(common):  # every row has these blocks
-        hashes[:] = mix(hashes, words[starts + width * at], at)
-    rows, at = np.flatnonzero(blocks > common), common
+    for number in range(common):  # every row has these blocks
+        hashes[:] = mix(hashes, words[starts + width * number], number)
+    rows, number = np.flatnonzero(blocks > common), common
     while len(rows) > ONE_BY_ONE_ROWS:
-        hashes[rows] = mix(hashes[rows], words[starts[rows] + width * at], at)
-        at += 1
-        rows = rows[blocks[rows] > at]
+        hashes[rows] = mix(hashes[rows], words[starts[rows] + width * number], number)
+        number += 1
+        rows = rows[blocks[rows] > number]
     for row in rows.tolist():
         start = int(starts[row])
         key = content[start : start + int(lengths[row])].tobytes()
-        hashes[row] = rest_of(key, int(hashes[row]), at)
+        hashes[row] = rest_of(key, int(hashes[row]), number)
 
 
 def _tails(starts: Counts, lengths: Counts, content: Bytes) -> Hashes:
-    """The last 1 to 3 bytes of each row, after its whole blocks of four; 0 without such bytes."""
+    """The last 1 to 3 bytes of each row, after the row's whole blocks of four; else 0."""
     rest = lengths & 3
     tails = starts + lengths - rest
     block = np.zeros(len(lengths), dtype=np.uint32)
@@ -346,17 +346,17 @@ def _tails(starts: Counts, lengths: Counts, content: Bytes) -> Hashes:
     return block
 
 
-def _mix_murmur3(hashes: Hashes, block: Hashes, at: int) -> Hashes:
+def _mix_murmur3(hashes: Hashes, block: Hashes, number: int) -> Hashes:
     return _rotate(hashes ^ _scramble(block), 13) * np.uint32(5) + np.uint32(0xE6546B64)
 
 
-def _mix_murmur2(hashes: Hashes, block: Hashes, at: int) -> Hashes:
+def _mix_murmur2(hashes: Hashes, block: Hashes, number: int) -> Hashes:
     block = block * np.uint32(_MURMUR2_FACTOR)
     block ^= block >> np.uint32(24)
     return hashes * np.uint32(_MURMUR2_FACTOR) ^ block * np.uint32(_MURMUR2_FACTOR)
 
 
-def _mix_crc(hashes: Hashes, block: Bytes, at: int) -> Hashes:
+def _mix_crc(hashes: Hashes, block: Bytes, number: int) -> Hashes:
     changes: Hashes = _CRC_TABLE[(hashes ^ block) & np.uint32(0xFF)]
     return changes ^ (hashes >> np.uint32(8))
 
@@ -365,7 +365,7 @@ def _crc_of(key: bytes, hashed: int, first_byte: int) -> int:
     return zlib.crc32(key[first_byte:], hashed ^ _MASK) ^ _MASK
 
 
-def _mix_31(hashes: Hashes, block: Bytes, at: int) -> Hashes:
+def _mix_31(hashes: Hashes, block: Bytes, number: int) -> Hashes:
     return hashes * np.uint32(31) + block
 
 
@@ -379,14 +379,14 @@ def _units31(units: Iterable[int], hashed: int) -> int:
     return hashed
 
 
-def _mix_boost(hashes: Longs, block: Longs, at: int) -> Longs:
-    return hashes ^ _mulx(block + np.uint64((_BOOST_SEED + (at + 1) * _WEYL) & _MASK64))
+def _mix_boost(hashes: Longs, block: Longs, number: int) -> Longs:
+    return hashes ^ _mulx(block + np.uint64((_BOOST_SEED + (number + 1) * _WEYL) & _MASK64))
 
 
 def _boost_of(key: bytes, hashed: int, first_block: int) -> int:
-    for at, word in enumerate(np.frombuffer(key, "<u8", len(key) // 8).tolist()):
-        if at >= first_block:
-            product = ((word + _BOOST_SEED + (at + 1) * _WEYL) & _MASK64) * _BOOST
+    for number, word in enumerate(np.frombuffer(key, "<u8", len(key) // 8).tolist()):
+        if number >= first_block:
+            product = ((word + _BOOST_SEED + (number + 1) * _WEYL) & _MASK64) * _BOOST
             hashed ^= (product ^ product >> 64) & _MASK64
     return hashed
 

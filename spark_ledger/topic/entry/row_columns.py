@@ -32,7 +32,7 @@ from spark_ledger.topic.entry.message_batch import (
 )
 
 COLUMN_BYTES_MAX = (1 << 31) - (1 << 20)  # what 32-bit offsets can address
-ROW_BYTES_MIN = 32  # 17 of these for a row's nulls in key, event time and headers of other rows
+ROW_BYTES_MIN = 32  # a row's nulls in key, event time and headers of other rows take 17 bytes
 OVERHEAD_BYTES_MAX = 1024  # of an entry with one row's key and value: header, schema, framing
 FIELD_OVERHEAD_BYTES_MAX = 512  # of each further field, also a nested one, without its name
 
@@ -84,7 +84,7 @@ def union(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def row_bytes(batch: pa.RecordBatch) -> Sizes:
     """An upper bound of the bytes that each row takes in an entry, without the columns that only
     other rows of the entry have. With these columns a row takes less than twice as many bytes,
-    since it counts as ROW_BYTES_MIN at least."""
+    since each row counts as ROW_BYTES_MIN at least."""
     total, *others = map(_sizes, batch.columns)
     for sizes in others:
         total += sizes
@@ -204,7 +204,7 @@ def _plain_column(column: pa.Array, name: str) -> pa.Array:
 
 
 def _sizes(column: pa.Array, name: str = "") -> Sizes:
-    """The size of each value, with a byte for its bit in the null map if the column has one. The
+    """The size of each value, with a byte for its bit in the null map if the column has nulls. The
     caller may change the array."""
     sizes = _content_sizes(column, name)
     if column.null_count:
@@ -252,8 +252,8 @@ def _field_overhead(field: pa.Field) -> int:
 
 
 def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
-    at = batch.schema.get_field_index(field.name)
-    return pa.nulls(batch.num_rows, field.type) if at < 0 else batch.column(at)
+    index = batch.schema.get_field_index(field.name)
+    return pa.nulls(batch.num_rows, field.type) if index < 0 else batch.column(index)
 
 
 def _union_schema(schemas: list[pa.Schema]) -> pa.Schema:
