@@ -263,7 +263,7 @@ class _Admission:
         is_first = True
         for partition in sorted(self._curves, key=by_wait):
             curve = self._curves[partition]
-            first_row = curve.end_by_rows(curve.lo, 0)  # behind a hole, if the curve begins in one
+            first_row = curve.end_by_rows(curve.lo, rows=0)  # behind a hole at the begin
             to = min(curve.hi, first_row + 1)
             fits = self._rows_left >= 1 and curve.bytes_to(to) <= self._bytes_left
             if fits or is_first:
@@ -289,22 +289,23 @@ class _Admission:
             return {}
         rows, sizes = {}, {}
         for partition in partitions:
-            curve, at = self._curves[partition], self.positions[partition]
-            rows[partition] = curve.rows - curve.rows_to(at)
-            sizes[partition] = curve.bytes - curve.bytes_to(at)
+            curve, position = self._curves[partition], self.positions[partition]
+            rows[partition] = curve.rows - curve.rows_to(position)
+            sizes[partition] = curve.bytes - curve.bytes_to(position)
         row_shares = _in_proportion(self._rows_left, rows)
         byte_shares = _in_proportion(self._bytes_left, sizes)
         positions = {}
         for partition in partitions:
-            curve, at = self._curves[partition], self.positions[partition]
-            by_rows = curve.end_by_rows(at, row_shares[partition])
-            positions[partition] = min(by_rows, curve.end_by_bytes(at, byte_shares[partition]))
+            curve, position = self._curves[partition], self.positions[partition]
+            by_rows = curve.end_by_rows(position, row_shares[partition])
+            by_bytes = curve.end_by_bytes(position, byte_shares[partition])
+            positions[partition] = min(by_rows, by_bytes)
         return positions
 
     def _move(self, partition: TopicPartition, to: int) -> None:
-        curve, at = self._curves[partition], self.positions[partition]
-        self._rows_left -= curve.rows_to(to) - curve.rows_to(at)
-        self._bytes_left -= curve.bytes_to(to) - curve.bytes_to(at)
+        curve, position = self._curves[partition], self.positions[partition]
+        self._rows_left -= curve.rows_to(to) - curve.rows_to(position)
+        self._bytes_left -= curve.bytes_to(to) - curve.bytes_to(position)
         self.positions[partition] = to
 
 

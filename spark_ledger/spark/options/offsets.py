@@ -155,7 +155,7 @@ def decode(
     for topic, ends in topic_ends.items():
         by_partition = offsets.get(topic, {})
         positions[topic] = {p: by_partition.get(p, ends.starts[p]) for p in ends.partitions}
-        if any(at < 0 for at in by_partition.values()):
+        if any(position < 0 for position in by_partition.values()):
             raise OffsetsMalformed(f"{IN_CHECKPOINT} has a negative offset: {json.dumps(offset)}")
     return positions
 
@@ -211,7 +211,7 @@ def rows_trimmed(ranges: Sequence[TrimmedRange]) -> RowsTrimmed:
 
 def check_order(start: Positions, end: Positions) -> None:
     """Raises OffsetsStartAfterEnd if any partition ends before it starts."""
-    for topic, partition, first in _each(start):
+    for topic, partition, first in _each_position(start):
         last = end[topic][partition]
         if first > last:
             raise OffsetsStartAfterEnd(
@@ -223,11 +223,12 @@ def check_within(
     positions: Positions, topic_ends: Ends, what: str, remedy: str | None = None
 ) -> None:
     """Raises OffsetsOutOfRange if any position is past the end of its partition."""
-    for topic, partition, at in _each(positions):
+    for topic, partition, offset in _each_position(positions):
         end = topic_ends[topic].ends[partition]
-        if at > end:
+        if offset > end:
             raise OffsetsOutOfRange(
-                f"{what} is {at} for partition {partition} of topic {topic!r}, which ends at {end}",
+                f"{what} is {offset} for partition {partition} of topic {topic!r}, which ends at"
+                f" {end}",
                 remedy,
             )
 
@@ -235,8 +236,8 @@ def check_within(
 def is_within(positions: Positions, topic_ends: Ends) -> bool:
     """Whether no position is past the end of its partition."""
     return all(
-        topic in topic_ends and p < len(topic_ends[topic].ends) and at <= topic_ends[topic].ends[p]
-        for topic, p, at in _each(positions)
+        topic in topic_ends and p < len(ends := topic_ends[topic].ends) and offset <= ends[p]
+        for topic, p, offset in _each_position(positions)
     )
 
 
@@ -257,8 +258,8 @@ def earlier_positions(positions: Positions, other: Positions) -> Positions:
 
 def _merged(positions: Positions, other: Positions, choose: Callable[[int, int], int]) -> Positions:
     return {
-        topic: {p: choose(at, other.get(topic, {}).get(p, 0)) for p, at in parts.items()}
-        for topic, parts in positions.items()
+        topic: {p: choose(offset, other.get(topic, {}).get(p, 0)) for p, offset in offsets.items()}
+        for topic, offsets in positions.items()
     }
 
 
@@ -268,10 +269,10 @@ class _Position(NamedTuple):
     offset: int
 
 
-def _each(positions: Positions) -> Iterator[_Position]:
+def _each_position(positions: Positions) -> Iterator[_Position]:
     for topic, by_partition in positions.items():
-        for partition, at in by_partition.items():
-            yield _Position(topic, partition, at)
+        for partition, offset in by_partition.items():
+            yield _Position(topic, partition, offset)
 
 
 def _edge_offsets(edge: int, ends: TopicEnds) -> dict[int, int]:
@@ -292,14 +293,14 @@ def _explicit_offset(
     place: AtOffsets, topic: str, partition: int, ends: TopicEnds, lossy: bool
 ) -> int:
     first, last = ends.starts[partition], ends.ends[partition]
-    offset = place.offsets[topic][partition]
-    at = {EARLIEST: first, LATEST: last}.get(offset, offset)
-    text = f"{place.option} is {at} for partition {partition} of topic {topic!r}"
-    if at > last:
+    named = place.offsets[topic][partition]
+    offset = {EARLIEST: first, LATEST: last}.get(named, named)
+    text = f"{place.option} is {offset} for partition {partition} of topic {topic!r}"
+    if offset > last:
         raise OffsetsOutOfRange(f"{text}, which ends at {last}")
-    if at < first and not lossy:
+    if offset < first and not lossy:
         raise OffsetsOutOfRange(f"{text}, which now begins at {first}")
-    return max(at, first)
+    return max(offset, first)
 
 
 def _at_time(place: AtTime, topic_ends: Ends, lookups: ByPartition) -> Positions:

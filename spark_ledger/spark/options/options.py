@@ -179,7 +179,7 @@ def batch_write_options(options: Mapping[str, str]) -> WriteOptions:
 
 def stream_write_options(options: Mapping[str, str]) -> WriteOptions:
     """Raises LEDGER_OPTION.*, TopicNameInvalid."""
-    return _write_options(_parse(options, Use.STREAM_WRITE), None, None)
+    return _write_options(_parse(options, Use.STREAM_WRITE), app_id=None, version=None)
 
 
 def shape_options(options: Mapping[str, str]) -> ShapeOptions:

@@ -190,10 +190,10 @@ def parse_offsets(text: str, option: str) -> AtEdge | AtOffsets:
         raise OffsetsMalformed(f"{option} is {quoted(text)}, not an object of topics")
     offsets, ids = offsets_and_ids(offset, option)
     for topic, by_partition in offsets.items():
-        for partition, at in by_partition.items():
-            if at < EARLIEST:
+        for partition, number in by_partition.items():
+            if number < EARLIEST:
                 raise OffsetsMalformed(
-                    f"{option} is {at} for partition {partition} of topic {topic!r}: "
+                    f"{option} is {number} for partition {partition} of topic {topic!r}: "
                     "only -1 and -2 may be negative"
                 )
     return AtOffsets(option, offsets, ids)
@@ -249,7 +249,7 @@ def parse_times(text: str, option: str, missing: str, zone: tzinfo | None = None
                 f"{option} is {quoted(text)}, not times by topic and partition number, each once",
                 f"Give {option} as {example}.",
             )
-        times[topic] = {int(p): _millis(at, option, zone) for p, at in texts.items()}
+        times[topic] = {int(p): _millis(time, option, zone) for p, time in texts.items()}
         parsed += zip(texts.values(), times[topic].values(), strict=True)
     return AtTime(option, missing, by_partition=times, zoneless_times=_zoneless(zone, parsed))
 
@@ -280,8 +280,8 @@ def parse_assigned(text: str, option: str) -> dict[str, tuple[int, ...]]:
 def _offsets_by_number(by_partition: object) -> dict[int, int] | None:
     if not isinstance(by_partition, dict) or not all(map(_is_number, by_partition)):
         return None
-    is_valid = all(type(at) is int and at <= OFFSET_MAX for at in by_partition.values())
-    return {int(name): at for name, at in by_partition.items()} if is_valid else None
+    is_valid = all(type(number) is int and number <= OFFSET_MAX for number in by_partition.values())
+    return {int(name): number for name, number in by_partition.items()} if is_valid else None
 
 
 def _is_number(name: str) -> bool:

@@ -98,28 +98,28 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         topic_ends = self._ends_at_poll(start)
-        first = self._positions(start, topic_ends)
-        if self._is_at_end(first, topic_ends) and self._connected_topics().catch_up():
+        positions = self._positions(start, topic_ends)
+        if self._is_at_end(positions, topic_ends) and self._connected_topics().catch_up():
             # an idle poll ends processAllAvailable, so it needs the reported changes
             topic_ends = self._connected_topics().ends()
-            first = self._positions(start, topic_ends)
+            positions = self._positions(start, topic_ends)
         if (
             self._idle_poll is not None
             and self._idle_poll[0] is topic_ends
-            and self._idle_poll[1] is first
+            and self._idle_poll[1] is positions
         ):
             self._cursor.check()
             return start
-        if not offsets.is_within(first, topic_ends):
+        if not offsets.is_within(positions, topic_ends):
             topic_ends = self._connected_topics().fresh_ends()
-            first = self._positions(start, topic_ends)
-            offsets.check_within(first, topic_ends, "the query's offset", BEYOND_END_REMEDY)
-        self._check_store(start, first, "the query's offset")
-        begin, begin_positions = self._begin_of_batch(start, first, topic_ends)
+            positions = self._positions(start, topic_ends)
+            offsets.check_within(positions, topic_ends, "the query's offset", BEYOND_END_REMEDY)
+        self._check_store(start, positions, "the query's offset")
+        begin, begin_positions = self._begin_of_batch(start, positions, topic_ends)
         self._cursor.check()
         latest = self._end_to_read(begin_positions, topic_ends)
         if latest == begin_positions:
-            self._idle_poll = (topic_ends, first)
+            self._idle_poll = (topic_ends, positions)
             if self._target is not None:
                 self._cursor.release()
             return start
@@ -128,7 +128,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end == begin_positions:
             return start
         self._last_batch_s = time.monotonic()
-        encoded = offsets.encode(end, topic_ends, self._tokens(start, first, end))
+        encoded = offsets.encode(end, topic_ends, self._tokens(start, positions, end))
         encoded = with_names(encoded, self._copies.names_after(begin))
         is_initial = start == self._initial_offset
         if begin is not start:
@@ -167,17 +167,17 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topic_ends = self._topic_ends()
         if start != end and (FIRST in end or start == self._initial_offset):
             start = end.get(FIRST, end)
-        first, last = self._decode(start, topic_ends), self._decode(end, topic_ends)
-        if not offsets.is_within(last, topic_ends):
+        starts, ends = self._decode(start, topic_ends), self._decode(end, topic_ends)
+        if not offsets.is_within(ends, topic_ends):
             topic_ends = self._connected_topics().fresh_ends()
-            first, last = self._decode(start, topic_ends), self._decode(end, topic_ends)
-            offsets.check_within(last, topic_ends, "the end of the batch", BEYOND_END_REMEDY)
-        offsets.check_order(first, last)
-        self._check_store(end, last, "the end of the batch")
+            starts, ends = self._decode(start, topic_ends), self._decode(end, topic_ends)
+            offsets.check_within(ends, topic_ends, "the end of the batch", BEYOND_END_REMEDY)
+        offsets.check_order(starts, ends)
+        self._check_store(end, ends, "the end of the batch")
         topics = self._connected_topics()
-        self._cursor.moved_to(topics, end, first)
-        self._cursor.advance(topics, end, first)
-        tasks = topics.plan(first, last, self._copies.acked(topics, start, first))
+        self._cursor.moved_to(topics, end, starts)
+        self._cursor.advance(topics, end, starts)
+        tasks = topics.plan(starts, ends, self._copies.acked(topics, start, starts))
         values = topics.values(self.schema)
         return read_tasks.partitions_of(self.options, tasks, values, self._zoneless(end))
 
@@ -208,11 +208,11 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- whether the metadata store went back in time -------------------------------------------
 
-    def _tokens(self, start: dict[str, Any], first: Positions, end: Positions) -> Positions:
+    def _tokens(self, start: dict[str, Any], positions: Positions, end: Positions) -> Positions:
         """The tokens of the commits that made the last rows before `end`."""
 
         def has_moved(topic: str, partition: int) -> bool:
-            return end[topic][partition] != first.get(topic, {}).get(partition)
+            return end[topic][partition] != positions.get(topic, {}).get(partition)
 
         tokens = self._connected_topics().tokens(end)
         return offsets.keep_tokens(offsets.tokens_of(start), tokens, has_moved)
@@ -232,74 +232,74 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- offsets --------------------------------------------------------------------------------
 
     def _begin_of_batch(
-        self, start: dict[str, Any], first: Positions, topic_ends: Ends
+        self, start: dict[str, Any], positions: Positions, topic_ends: Ends
     ) -> tuple[dict[str, Any], Positions]:
         """The offset at which the next batch begins, and its positions: `start`, or where the
         query's subscription is now. Moves the subscription in the first case."""
         if start == self._initial_offset:
             self._cursor.allow_claims()
-        moved = self._cursor.moved_to(self._connected_topics(), start, first)
+        moved = self._cursor.moved_to(self._connected_topics(), start, positions)
         if moved is not None:
             names = self._copies.names_after(start)
-            names = {t: name for t, name in names.items() if moved.positions[t] == first[t]}
+            names = {t: name for t, name in names.items() if moved.positions[t] == positions[t]}
             offset = offsets.encode(moved.positions, topic_ends)
             names |= self._copies.begin(moved.acked)
             return with_names(offset, names), moved.positions
-        if first is not self._done_positions:
-            self._done_positions = first
-            self._move_cursor(start, first)
-        return start, first
+        if positions is not self._done_positions:
+            self._done_positions = positions
+            self._move_cursor(start, positions)
+        return start, positions
 
-    def _move_cursor(self, start: dict[str, Any], first: Positions) -> None:
-        """Move the subscription, as all rows before `first` are done. `start` is in Spark's
+    def _move_cursor(self, start: dict[str, Any], positions: Positions) -> None:
+        """Move the subscription, as all rows before `positions` are done. `start` is in Spark's
         checkpoint, unless it is the initial offset. The initial offset becomes the end of batch 0
         if there are no rows, so its copies are made durable now."""
         if start == self._initial_offset:
             self._copies.store(self._connected_topics(), names_in(start))
-            self._cursor.reserve(self._connected_topics(), first)
+            self._cursor.reserve(self._connected_topics(), positions)
         else:
-            self._cursor.advance(self._connected_topics(), start, first)
+            self._cursor.advance(self._connected_topics(), start, positions)
 
-    def _is_at_end(self, first: Positions, topic_ends: Ends) -> bool:
+    def _is_at_end(self, positions: Positions, topic_ends: Ends) -> bool:
         if (
             self._idle_poll is not None
             and self._idle_poll[0] is topic_ends
-            and self._idle_poll[1] is first
+            and self._idle_poll[1] is positions
         ):
             return self._target is None
-        return self._target is None and offsets.ends_of(topic_ends) == first
+        return self._target is None and offsets.ends_of(topic_ends) == positions
 
-    def _end_to_read(self, first: Positions, topic_ends: Ends) -> Positions:
+    def _end_to_read(self, positions: Positions, topic_ends: Ends) -> Positions:
         """The end of the topics, or the target of availableNow if the target is earlier; never
-        below `first`."""
+        below `positions`."""
         end = offsets.ends_of(topic_ends)
         if self._target is not None:
             end = offsets.earlier_positions(end, self._target)
-        return offsets.later_positions(first, end)
+        return offsets.later_positions(positions, end)
 
     def _limited_end(
-        self, first: Positions, end: Positions, limit: ReadLimit, acked: Acked
+        self, positions: Positions, end: Positions, limit: ReadLimit, acked: Acked
     ) -> Positions:
         """The end of one micro-batch within the limits."""
         applied = limits.effective_limits(self.options.limits, limit)
         if self._target is None and applied.rows_min is not None:
             last_s = self._last_batch_s
             waited_ms = None if last_s is None else int((time.monotonic() - last_s) * 1000)
-            if limits.holds_back(applied, self._backlog_rows(first, end, acked), waited_ms):
-                return first
+            if limits.holds_back(applied, self._backlog_rows(positions, end, acked), waited_ms):
+                return positions
         if not applied.has_maximum:
             return end
-        curve_of = self._connected_topics().curves(first, end, acked)
-        return limits.admit(first, end, applied, curve_of)
+        curve_of = self._connected_topics().curves(positions, end, acked)
+        return limits.admit(positions, end, applied, curve_of)
 
-    def _backlog_rows(self, first: Positions, end: Positions, acked: Acked) -> int:
+    def _backlog_rows(self, positions: Positions, end: Positions, acked: Acked) -> int:
         """The rows to read, without trimmed rows and without offsets that have no row."""
-        curve_of = self._connected_topics().curves(first, end, acked)
+        curve_of = self._connected_topics().curves(positions, end, acked)
         return sum(
-            curve_of(topic, p, at, end[topic][p]).rows
-            for topic, parts in first.items()
-            for p, at in parts.items()
-            if at < end[topic][p]
+            curve_of(topic, p, offset, end[topic][p]).rows
+            for topic, parts in positions.items()
+            for p, offset in parts.items()
+            if offset < end[topic][p]
         )
 
     def _positions(self, start: dict[str, Any], topic_ends: Ends) -> Positions:

@@ -91,7 +91,7 @@ def read_rows(
     def to_spark(rows: Block, topic: str) -> pa.RecordBatch:
         is_other = others.accepts(rows, topic)
         if is_other and others.policy is OnOtherFormat.SKIP:
-            return arrow_nulls(arrow, 0)
+            return arrow_nulls(arrow, count=0)
         payload = None
         if values is not None:
             nulls = arrow_nulls(values.payload, rows.num_rows).columns

@@ -381,11 +381,11 @@ _UNTYPED = _by_lower(
     Column("timestampType", INT, _constant_column(lambda rows, topic: CREATE_TIME)),
     Column("headers", _HEADERS, _from_entry(HEADERS), HEADERS, "include_headers"),
     Column("eventTime", TIME, _from_entry(EVENT_TIME), EVENT_TIME, _META),
-    Column("ledgerId", LONG, _same_in_run("ledger"), None, _META),
-    Column("entryId", LONG, _same_in_run("entry"), None, _META),
-    Column("batchIndex", INT, _counting_up("entry_row"), None, _META),
-    Column("messageId", TEXT, _message_ids, None, _META),
-    Column("schemaVersion", INT, _SCHEMA_VERSION, None, _META),
+    Column("ledgerId", LONG, _same_in_run("ledger"), shape_option=_META),
+    Column("entryId", LONG, _same_in_run("entry"), shape_option=_META),
+    Column("batchIndex", INT, _counting_up("entry_row"), shape_option=_META),
+    Column("messageId", TEXT, _message_ids, shape_option=_META),
+    Column("schemaVersion", INT, _SCHEMA_VERSION, shape_option=_META),
     Column("valueSize", INT, _value_size, VALUE, _META),
     Column(
         "producerName",
@@ -407,10 +407,10 @@ _TYPED = _by_lower(
     Column("__eventTime", TIME, _from_entry(EVENT_TIME), EVENT_TIME),
     Column("__messageId", TEXT, _message_ids),
     Column("__messageProperties", _HEADERS, _from_entry(HEADERS), HEADERS),
-    Column("__ledgerId", LONG, _same_in_run("ledger"), None, _META),
-    Column("__entryId", LONG, _same_in_run("entry"), None, _META),
-    Column("__batchIndex", INT, _counting_up("entry_row"), None, _META),
-    Column("__schemaVersion", INT, _SCHEMA_VERSION, None, _META),
+    Column("__ledgerId", LONG, _same_in_run("ledger"), shape_option=_META),
+    Column("__entryId", LONG, _same_in_run("entry"), shape_option=_META),
+    Column("__batchIndex", INT, _counting_up("entry_row"), shape_option=_META),
+    Column("__schemaVersion", INT, _SCHEMA_VERSION, shape_option=_META),
     *(
         _UNTYPED[name]._replace(name=f"__{_UNTYPED[name].name}")
         for name in ("producername", "sequenceid")

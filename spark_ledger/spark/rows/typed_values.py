@@ -113,7 +113,7 @@ class ValueWriter:
                 "valueFormat=schema writes by the registered schema, schemaMode=none by no schema",
                 "Give valueFormat=arrow, or leave schemaMode out.",
             )
-        return cls(value_format, schema, None)
+        return cls(value_format, schema, mode=None)
 
     async def version(self, schemas: SchemaRegistry, topic: TopicInfo) -> SchemaVersion | None:
         """The version of the topic's schema for the rows, registered if necessary; None for
@@ -189,7 +189,7 @@ class ValueReader:
         if not len(schema):
             return cls(value_format, schema, ())
         if registered is None:
-            return cls(value_format, schema, None)
+            return cls(value_format, schema, entry_names=None)
         lower_names = {name.lower() for name in schema.names}
         registered_names = [name for name in registered.names if name.lower() in lower_names]
         return cls(value_format, schema, tuple(dict.fromkeys([*schema.names, *registered_names])))

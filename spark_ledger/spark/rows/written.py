@@ -332,7 +332,7 @@ def _topic_masks(topics: pa.Array, bad_records_topic: str | None) -> list[tuple[
 
     masks = [
         (is_null, f"[{NullTopic.error_class}] the row has no topic"),
-        (rows_of(None), f"[{TopicNameInvalid.error_class}] no topic can have this name"),
+        (rows_of(name=None), f"[{TopicNameInvalid.error_class}] no topic can have this name"),
     ]
     if bad_records_topic is not None:
         reason = f"[{OptionConflict.error_class}] the row's topic is that of bad records"

@@ -55,7 +55,7 @@ def read_batch(
     not compressed are views of `stream`. Raises errors.BadEntry, and the errors of `choose`."""
     body = pa.py_buffer(stream)
     try:
-        with _open_stream(body, None, use_threads) as reader:
+        with _open_stream(body, fields=None, use_threads=use_threads) as reader:
             schema = reader.schema
             _check_text(list(schema))
             indices = range(len(schema)) if choose is None else choose(schema)
@@ -65,7 +65,7 @@ def read_batch(
         if not indices:
             return rows, None
         if len(indices) < len(schema):
-            with _open_stream(body, list(indices), use_threads) as reader:
+            with _open_stream(body, fields=list(indices), use_threads=use_threads) as reader:
                 batch = reader.read_next_batch()
         _validate(batch)
     except FAULTS as error:
@@ -134,7 +134,7 @@ def _as_bytes(kind: pa.DataType) -> pa.DataType:
 
 def _check_sizes(stream: memoryview, bytes_max: int, rows_max: int) -> int:
     """The number of rows. Raises errors.BadEntry for too many rows or bytes, and FAULTS."""
-    _, end = _message(stream, 0)
+    _, end = _message(stream, at=0)
     message, end = _message(stream, end)
     (table,) = _U32.unpack_from(message)
     kind_at, header_at = (

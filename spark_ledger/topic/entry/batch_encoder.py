@@ -193,7 +193,8 @@ class _RoutedRows:
                 partitions = partitions.astype(np.uint16)
             order = np.argsort(partitions, kind="stable")
             hashes = None if self.hashes is None else self.hashes[order]
-            rows = _RoutedRows(self.batch.take(of_numpy(order)), self.sizes[order], hashes, 0)
+            batch = self.batch.take(of_numpy(order))
+            rows = _RoutedRows(batch, self.sizes[order], hashes, partitions=0)
         ends = np.cumsum(counts[present_partitions])
         starts = ends - counts[present_partitions]
         sizes = np.add.reduceat(rows.sizes, starts)

@@ -110,7 +110,7 @@ def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
     if magic == CHUNKS_MAGIC and not check:
         chunks = [parse(chunk) for chunk in chunks_of(data)]
         payload = b"".join(memoryview(chunk.data)[chunk.payload_at :] for chunk in chunks)
-        return Batch(payload, chunks[-1].metadata, 0)
+        return Batch(payload, chunks[-1].metadata, payload_at=0)
     if magic != MAGIC:
         raise errors.BadEntry(f"a batch with magic {magic:#06x}, not {MAGIC:#06x}")
     end = HEAD.size + size
@@ -187,12 +187,12 @@ def join_chunks(earlier: Sequence[Buffer], data: Buffer, *, value: bool = True) 
     last = parse(chunk_in(data))
     if not value:
         last.metadata.compression = pulsar_codecs.NONE
-        return Batch(b"", last.metadata, 0)
+        return Batch(b"", last.metadata, payload_at=0)
     size = sum(map(len, earlier)) + len(last.data) - last.payload_at
     if size > CHUNKED_BYTES_MAX:
         raise errors.BadEntry(f"a message of {size} bytes in chunks, at most {CHUNKED_BYTES_MAX}")
     payload = b"".join((*earlier, memoryview(last.data)[last.payload_at :]))
-    return Batch(payload, last.metadata, 0)
+    return Batch(payload, last.metadata, payload_at=0)
 
 
 def _earlier_offsets(view: memoryview) -> tuple[tuple[int, ...], int]:
@@ -428,18 +428,17 @@ def encode_rows(
     sizes = [sum(map(len, parts[at:end])) for at, end in pairwise(part_starts)]
     start = 0
     for end in _batch_ends(sizes):
-        row, ms = first_row + start, written_ms[start:end]
+        row, rows_ms = first_row + start, written_ms[start:end]
         row_parts = parts[part_starts[start] : part_starts[end]]
         if sizes[start] > CLIENT_BYTES_MAX:
             chunks = list[bytes]()
-            for chunk in lone_message(row_parts, max(0, *ms), row):
+            for chunk in lone_message(row_parts, max(0, *rows_ms), row):
                 chunks.append(chunk)
                 yield None
-            yield EncodedBatch(
-                1, chunks[0] if len(chunks) == 1 else b"".join(_stored_chunks(chunks)), False
-            )
+            data = chunks[0] if len(chunks) == 1 else b"".join(_stored_chunks(chunks))
+            yield EncodedBatch(rows=1, data=data, batched=False)
         else:
-            yield _one_batch(row_parts, ms, row)
+            yield _one_batch(row_parts, rows_ms, row)
         start = end
 
 
@@ -461,7 +460,7 @@ def _one_batch(parts: Sequence[bytes], written_ms: Sequence[int], first_row: int
         publish_time=max(0, *written_ms),
         num_messages_in_batch=count,
     )
-    return EncodedBatch(count, build_batch(metadata, b"".join(parts)), True)
+    return EncodedBatch(count, build_batch(metadata, b"".join(parts)), batched=True)
 
 
 def _batch_ends(sizes: Sequence[int]) -> Iterator[int]:

@@ -42,7 +42,7 @@ def fault_of(kind: int, data: memoryview, size: int) -> str | None:
     if (fault := fault_of_start(kind, data, size)) is not None or size:
         return fault
     try:
-        decompress(kind, data, 0)
+        decompress(kind, data, size=0)
     except errors.BadEntry:
         return _empty_fault(packed_bytes)
     return None

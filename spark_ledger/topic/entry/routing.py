@@ -230,7 +230,7 @@ def java_string(keys: pa.Array) -> Hashes:
         except UnicodeDecodeError:
             text = base64.b64encode(key).decode()
         units = np.frombuffer(text.encode("utf-16-le"), dtype="<u2")
-        hashes[row] = _units31(units.tolist(), 0)
+        hashes[row] = _units31(units.tolist(), hashed=0)
     return hashes
 
 
