@@ -1,9 +1,9 @@
-"""Which requests by HTTP are admitted, until there are rights. Pure.
+"""Which requests by HTTP are admitted, as long as there are no rights. Pure.
 
 Always true: a request that makes a change comes from this machine, unless the broker is open to
-other machines (`admin_open`); no web page sent it; its body is JSON.
-Every request has this broker as its Host: a web page whose host name was pointed at this address
-(DNS rebinding) sends its own name.
+other machines (`admin_open`). No web page sent the request, and its body is JSON. Every request
+names this broker as its Host: a web page that had its own host name point at this address (DNS
+rebinding) sends that name.
 """
 
 import json
@@ -30,14 +30,14 @@ class HttpRefusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """`hosts`: names and addresses of this broker, beside those of the machine itself. `is_open`:
-    requests from other machines may make changes."""
+    """The rules for requests. `hosts`: names and addresses of this broker, beside the loopback
+    ones. `is_open`: requests from other machines may make changes."""
 
     hosts: frozenset[str]
     is_open: bool = False
 
     def check(self, request: HttpRequest, *, changes: bool) -> None:
-        """Raises HttpRefusal."""
+        """Raises HttpRefusal unless the request is admitted; `changes`: it makes a change."""
         host = _host_of(request.headers.get("host", ""))
         if host not in (*LOCAL, *self.hosts, _plain(request.own)):
             raise HttpRefusal(
@@ -57,8 +57,8 @@ class Access:
 
 
 def check_no_page(request: HttpRequest) -> None:
-    """Raises HttpRefusal if a web page sent the request. A browser sends the page as the Origin; a
-    request for an image has no Origin, only Sec-Fetch-Site (`none`: a person typed the address)."""
+    """Raises HttpRefusal if a web page sent the request. A browser names the page in Origin. A
+    request for an image has only Sec-Fetch-Site (`none`: a person typed the address)."""
     headers = request.headers
     if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
         raise HttpRefusal(
@@ -80,7 +80,7 @@ def json_of(request: HttpRequest) -> Any:
         )
     try:
         body = json.loads(request.body)
-        json.dumps(body, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+        json.dumps(body, ensure_ascii=False).encode()  # raises for half of a surrogate pair
     except (ValueError, RecursionError) as error:
         raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"the body is no JSON: {error}") from error
     return body
@@ -94,7 +94,7 @@ def _host_of(header: str) -> str:
 
 
 def _plain(address: str) -> str:
-    """The address, as IPv4 if a socket for IPv6 gave an IPv4 address."""
+    """The address in small letters; an IPv4 address that a socket for IPv6 gave as plain IPv4."""
     return address.lower().removeprefix("::ffff:")
 
 

@@ -59,8 +59,8 @@ class Call:
         return json_of(self.request)
 
     async def whole_topic(self) -> TopicName:
-        """The topic's name, once it is checked that this is no name of a partition, and that the
-        namespace exists. Raises HttpRefusal, errors.NamespaceNotFound."""
+        """The topic's name. Raises HttpRefusal if the name is that of a partition,
+        errors.NamespaceNotFound."""
         name = self.name
         if name.partition is not None:
             raise HttpRefusal(
@@ -72,8 +72,8 @@ class Call:
         return name.topic
 
     async def existing_topic(self) -> TopicInfo:
-        """The topic with this name, or with a partition of this name. Raises errors.TopicNotFound,
-        errors.NamespaceNotFound."""
+        """The topic of this name; if the name is that of a partition, the partition's topic. Raises
+        errors.TopicNotFound, errors.NamespaceNotFound."""
         await self.namespaces.check(self.namespace)
         name = self.name
         info = await self.client.topics.find(name.topic.full)

@@ -1,4 +1,4 @@
-"""Statistics of clients and subscriptions in Pulsar's JSON; and their sums. Pure."""
+"""Statistics of clients and subscriptions in Pulsar's JSON, and sums of statistics. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -34,11 +34,11 @@ class PartitionSize(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class SubscriptionFacts:
     """A subscription in one partition. `type` is the subscription type of its consumers; "None": no
-    consumer is connected. `backlog` counts the messages that are not acknowledged, `unacked` the
-    unacknowledged messages that are sent, `redelivered` the entries that a client asked for again.
-    `is_blocked`: so many messages are unacknowledged that no message is sent. `position` is the
-    first offset that is not acknowledged. `pause` is as Pause.why. `active` is the consumer that
-    gets all messages; None if several consumers share them."""
+    consumer is connected. `backlog` counts the messages that are not acknowledged, `unacked` those
+    of them that were sent, `redelivered` the entries that a client asked for again. `is_blocked`:
+    so many messages are unacknowledged that no message is sent. `position` is the first offset that
+    is not acknowledged. `pause`: why no new message is read ("": messages are read). `active` is
+    the consumer that gets all messages; None if several consumers share them."""
 
     type: str
     is_durable: bool
@@ -80,7 +80,7 @@ def _client_stats(client: ClientFacts | None) -> dict[str, Any]:
 
 
 def subscription_stats(facts: SubscriptionFacts) -> dict[str, Any]:
-    """`position`, `redelivered` and `pausedBy` are ours: Pulsar's JSON has no such fields."""
+    """`position`, `redeliveredMessages` and `pausedBy` are fields that Pulsar's JSON lacks."""
 
     def unacked_of(consumer: Consumer) -> int:
         return facts.unacked if consumer is facts.active else consumer.unacked
@@ -148,8 +148,8 @@ SUMMED = (
 
 def merged(stats: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The sum of partitions, or of one subscription in several partitions. Numbers are added, lists
-    of clients are joined. The type is the first one that is not "None", and so is the reason of a
-    pause; any other field has the first partition's value."""
+    of clients are joined. The type is the first that is not "None", the reason of a pause the first
+    that is not empty; any other field has the first partition's value."""
     parts = list(stats)
     whole: dict[str, Any] = dict(parts[0]) if parts else {}
     whole.pop("position", None)

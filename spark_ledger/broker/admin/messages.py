@@ -1,7 +1,8 @@
 """One stored message or batch: by its id, or the next message of a subscription.
 
-Always true: a broker that does not have the partition redirects the request to the owner. The
-payload has the producer's bytes, decompressed; a batch also has the metadata of each message.
+Always true: a broker that does not have the partition redirects the request to the owner. The body
+of the response has the producer's bytes, decompressed; a batch has the metadata of each message
+too.
 """
 
 import asyncio
@@ -33,13 +34,14 @@ async def message(call: Call) -> HttpResponse:
         raise _missing(call)
     url, is_here = await call.broker.lookup(call.name, authoritative=False)
     if not is_here:
-        return await _sent_on(call, url)
+        return await _redirect_to(call, url)
     _, owned = await call.broker.partition(call.name, create=False)
     return await _stored_at(call, owned, ledger, entry, is_first=True)
 
 
 async def peek(call: Call) -> HttpResponse:
-    """The batch with the n-th message, from 1 on, that the subscription has not acknowledged."""
+    """The batch that has the n-th message, from 1 on, of those not acknowledged in the
+    subscription."""
     info, number = await call.existing_topic(), _number_of(call, "position")
     if not 1 <= number <= PEEK_MAX:
         raise HttpRefusal(
@@ -50,19 +52,20 @@ async def peek(call: Call) -> HttpResponse:
     positions = await call.client.subscriptions.positions(info.id, name)
     url, is_here = await call.broker.lookup(call.name, authoritative=False)
     if not is_here:
-        return await _sent_on(call, url)
+        return await _redirect_to(call, url)
     topic, owned = await call.broker.partition(call.name, create=False)
     offset = positions.get(owned.number, 0) + number - 1
     used = {subscription.name: subscription for subscription in topic.subscriptions.used_here()}
     dispatcher = used[name].dispatcher_of(owned.number) if name in used else None
     if dispatcher is not None:
-        offset = _nth_missing(dispatcher.acks, owned.log.end, number)
+        offset = _nth_unacknowledged(dispatcher.acks, owned.log.end, number)
     ledger = names.ledger_number(info.id)
     return await _stored_at(call, owned, ledger, offset, is_first=False)
 
 
-def _nth_missing(acks: Acks, end: int, number: int) -> int:
-    """The offset of the n-th message below `end` that is not acknowledged; `end` without one."""
+def _nth_unacknowledged(acks: Acks, end: int, number: int) -> int:
+    """The offset of the n-th message below `end` that is not acknowledged; `end` if there are fewer
+    such messages."""
     for lo, hi in acks.missing(acks.mark, end):
         if number <= hi - lo:
             return lo + number - 1
@@ -73,7 +76,7 @@ def _nth_missing(acks: Acks, end: int, number: int) -> int:
 async def _stored_at(
     call: Call, owned: OwnedPartition, ledger: int, offset: int, *, is_first: bool
 ) -> HttpResponse:
-    """The batch that has the offset; `is_first`: only a batch that begins with the offset."""
+    """The batch that has the offset; with `is_first`, only if the batch begins there."""
     if not owned.log.start <= offset < owned.log.end:
         raise _missing(call)
     for stored in await owned.log.read(offset):
@@ -84,7 +87,7 @@ async def _stored_at(
     raise _missing(call)
 
 
-async def _sent_on(call: Call, url: str) -> HttpResponse:
+async def _redirect_to(call: Call, url: str) -> HttpResponse:
     registered = await brokers_alive(call.client.store)
     for broker in registered.values():
         if broker.url == url and broker.admin_url:

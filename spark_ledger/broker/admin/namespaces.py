@@ -101,8 +101,8 @@ async def create_namespace(call: Call) -> None:
 
 
 async def delete_namespace(call: Call) -> None:
-    """With `force` the namespace's topics are deleted first, one by one; the namespace is deleted
-    only if it is empty then."""
+    """With `force` the topics of the namespace are deleted first, each by itself. The namespace is
+    deleted only if no topic is left."""
     if call.is_on("force"):
         await call.namespaces.check(call.namespace)
         admin = TopicAdmin(call.client)

@@ -1,8 +1,8 @@
 """Policies of a namespace: from Pulsar's JSON to NamespacePolicies, and back. Pure.
 
 Always true: an accepted policy is enforced. A policy that is not built is refused, unless it has
-Pulsar's value of a policy that is not set: then there is nothing to enforce. Grants to `anonymous`
-are accepted and not kept, as every client may do everything until there are rights.
+the value that Pulsar uses for "not set": then there is nothing to enforce. Grants to `anonymous`
+are accepted but not stored: as long as there are no rights, every client may do everything.
 """
 
 from collections.abc import Mapping
@@ -136,8 +136,8 @@ def ttl_of(policies: NamespacePolicies) -> int | None:
 
 
 def backlog_quota(kind: str, plain: Any, topics: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes to a namespace's policies for this quota; `topics` has the policies before.
-    `limit` is an older name of `limitSize`; older clients send its value as text. Raises
+    """The changes to a namespace's policies for this quota; `topics` has the present policies. In
+    `plain`, `limit` is an older name of `limitSize`; older clients send its value as text. Raises
     HttpRefusal."""
     if kind not in QUOTAS:
         raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"there is no backlogQuotaType '{kind}'")

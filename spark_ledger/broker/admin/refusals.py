@@ -1,4 +1,4 @@
-"""The HTTP status of each error: admin clients know an error by its status."""
+"""The HTTP status of each error: admin clients recognise an error by its status."""
 
 from http import HTTPStatus
 

@@ -1,9 +1,9 @@
 """Statistics of a topic's clients and subscriptions, as Pulsar's JSON.
 
 Always true: a partition's statistics come from its owner. If no broker has the partition, or its
-owner cannot be asked, they come from the records: then no client is shown, and positions are the
-durable ones. Rates are 0: they are not measured. Brokers ask each other by requests that any client
-may send.
+owner does not answer, the statistics come from the records in the store: then no client is shown,
+and positions are the durable ones. Rates are 0: they are not measured. Brokers ask each other by
+requests that any client may send.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from spark_ledger.topic.subscription.listing import SubscriptionInfo
 from spark_ledger.topic.subscription.records import NO_PROPERTIES
 
 HERE = "here"
-"""The flag of a request that a broker answers only for its own partitions."""
+"""With this flag in a request, the broker answers only for its own partitions."""
 _log = logging.getLogger(__name__)
 
 Stats = dict[str, Any]
@@ -53,7 +53,7 @@ async def topic_stats(call: Call) -> Any:
         raise errors.TopicNotFound(
             f"topic '{info.name}' is partitioned", "Ask for .../partitioned-stats."
         )
-    by_partition = await _of_all(call.broker, info)
+    by_partition = await _stats_of_all(call.broker, info)
     if (number or 0) not in by_partition:
         raise errors.TopicNotFound(f"topic '{info.name}' has no partition {number}")
     return by_partition[number or 0]
@@ -62,10 +62,10 @@ async def topic_stats(call: Call) -> Any:
 async def partitioned_stats(call: Call) -> Any:
     info = await call.existing_topic()
     if call.is_on(HERE):
-        return {"partitions": _named(info, await _of_this_broker(call.broker, info))}
+        return {"partitions": _named(info, await _stats_here(call.broker, info))}
     if not info.policies.partitioned or call.name.partition is not None:
         raise errors.TopicNotFound(f"topic '{info.name}' is not partitioned", "Ask for .../stats.")
-    by_partition = await _of_all(call.broker, info)
+    by_partition = await _stats_of_all(call.broker, info)
     whole = merged(by_partition.values())
     whole["metadata"] = {"partitions": len(by_partition), "deleted": False}
     whole["partitions"] = {}
@@ -74,12 +74,13 @@ async def partitioned_stats(call: Call) -> Any:
     return whole
 
 
-def of_consumer(subscription: Subscription, consumer: Consumer) -> Stats:
-    """The statistics of a consumer, with those of its subscription in the consumer's partition
-    under "subscription"; the offsets of earlier chunks in the open ledger count as backlog."""
+def stats_of_consumer(subscription: Subscription, consumer: Consumer) -> Stats:
+    """The statistics of a consumer. Under "subscription" are those of its subscription in the
+    consumer's partition; there the offsets of earlier chunks in the open ledger count as
+    backlog."""
     partition = consumer.dispatcher.partition
     sizes = _Sizes(partition.held, EMPTY_END, partition.end, 0)
-    stats = _of_used(sizes, subscription, partition.number, NO_PROPERTIES)
+    stats = _stats_of_used(sizes, subscription, partition.number, NO_PROPERTIES)
     own: Stats = stats["consumers"][consumer.dispatcher.consumers.index(consumer)]
     return own | {"subscription": stats}
 
@@ -87,7 +88,7 @@ def of_consumer(subscription: Subscription, consumer: Consumer) -> Stats:
 async def is_in_use(broker: Broker, info: TopicInfo) -> bool:
     """Whether a producer or a consumer of the topic is connected at any broker. Raises HttpRefusal
     if a broker that has a partition cannot be asked."""
-    stats, silent = await _of_owners(broker, info)
+    stats, silent = await _stats_from_owners(broker, info)
     if silent:
         raise HttpRefusal(
             HTTPStatus.SERVICE_UNAVAILABLE,
@@ -104,26 +105,27 @@ def _named(info: TopicInfo, by_partition: Mapping[int, Stats]) -> dict[str, Stat
     return {f"{info.name.full}-partition-{number}": part for number, part in by_partition.items()}
 
 
-async def _of_all(broker: Broker, info: TopicInfo) -> dict[int, Stats]:
+async def _stats_of_all(broker: Broker, info: TopicInfo) -> dict[int, Stats]:
     """The statistics of every partition: from its owner, else from the records."""
     state = await broker.client.log(info.id).fold(fresh=True)
-    stats, _ = await _of_owners(broker, info)
+    stats, _ = await _stats_from_owners(broker, info)
     others = [partition for partition in state.partitions if partition.number not in stats]
     if others:
-        durable = await _durable(broker, info)
+        durable = await _durable_subscriptions(broker, info)
         live_ends = await _live_ends(broker, state, others)
         for partition in others:
             live = live_ends.get(partition.number, EMPTY_END)
             end = partition.end_offset + live.rows
             sizes = _Sizes(partition, live, end, broker.clock.now_ms())
             subscriptions = {
-                name: _of_records(sizes, subscription) for name, subscription in durable.items()
+                name: _stats_from_records(sizes, subscription)
+                for name, subscription in durable.items()
             }
             stats[partition.number] = partition_stats(info, sizes.whole, [], subscriptions)
     return dict(sorted(stats.items()))
 
 
-async def _of_owners(broker: Broker, info: TopicInfo) -> tuple[dict[int, Stats], list[str]]:
+async def _stats_from_owners(broker: Broker, info: TopicInfo) -> tuple[dict[int, Stats], list[str]]:
     """The statistics from the owners of the topic's partitions, and the ids of owners that gave no
     answer."""
     owners = await broker.ownership.owners(info.id, fresh=True)
@@ -131,8 +133,8 @@ async def _of_owners(broker: Broker, info: TopicInfo) -> tuple[dict[int, Stats],
     registered = await brokers_alive(broker.client.store) if others else {}
     asked = [id_ for id_ in sorted(others) if id_ in registered]
     answers = await asyncio.gather(
-        _of_this_broker(broker, info),
-        *(_of_another(registered[id_].admin_url, info) for id_ in asked),
+        _stats_here(broker, info),
+        *(_stats_from_broker(registered[id_].admin_url, info) for id_ in asked),
     )
     stats: dict[int, Stats] = {}
     for answer in answers:
@@ -155,11 +157,11 @@ async def ask_other_owners(broker: Broker, info: TopicInfo, path: str, method: s
             raise HttpRefusal(HTTPStatus.SERVICE_UNAVAILABLE, message) from error
 
 
-async def _of_another(admin_url: str, info: TopicInfo) -> dict[int, Stats] | None:
+async def _stats_from_broker(admin_url: str, info: TopicInfo) -> dict[int, Stats] | None:
     name = info.name
     path = f"admin/v2/persistent/{name.tenant}/{name.namespace}/{name.name}/partitioned-stats"
     if not admin_url:
-        return None  # the broker's version does not answer this request
+        return None  # the broker is of a version that does not answer this request
     try:
         plain = await http.ask(f"{admin_url}/{path}?{HERE}=true")
         return {int(key.rpartition("-")[2]): part for key, part in plain["partitions"].items()}
@@ -171,24 +173,24 @@ async def _of_another(admin_url: str, info: TopicInfo) -> dict[int, Stats] | Non
 # -- at this broker --------------------------------------------------------------------------------
 
 
-async def _of_this_broker(broker: Broker, info: TopicInfo) -> dict[int, Stats]:
+async def _stats_here(broker: Broker, info: TopicInfo) -> dict[int, Stats]:
     topic = broker.open_topic(info.id)
     owned = [] if topic is None else list(topic.partitions.values())
     if topic is None or not owned:
         return {}
-    state, durable = topic.state, await _durable(broker, info)
+    state, durable = topic.state, await _durable_subscriptions(broker, info)
     states = [state.partitions[partition.number] for partition in owned]
     live_ends = await _live_ends(broker, state, states)
     now_ms = broker.clock.now_ms()
     return {
-        partition.number: _of_owned(
+        partition.number: _stats_of_owned(
             topic, partition, durable, live_ends.get(partition.number, EMPTY_END), now_ms
         )
         for partition in owned
     }
 
 
-def _of_owned(
+def _stats_of_owned(
     topic: OwnedTopic,
     partition: OwnedPartition,
     durable: Mapping[str, SubscriptionInfo],
@@ -196,17 +198,17 @@ def _of_owned(
     now_ms: int,
 ) -> Stats:
     sizes = _Sizes(partition.log.held, live, partition.log.end, now_ms)
-    subscriptions = {name: _of_records(sizes, info) for name, info in durable.items()}
+    subscriptions = {name: _stats_from_records(sizes, info) for name, info in durable.items()}
     for subscription in topic.subscriptions.used_here():
         if subscription.has_dispatcher(partition.number):
             name, info = subscription.name, durable.get(subscription.name)
             properties = NO_PROPERTIES if info is None else info.properties
-            subscriptions[name] = _of_used(sizes, subscription, partition.number, properties)
+            subscriptions[name] = _stats_of_used(sizes, subscription, partition.number, properties)
     publishers = [publisher_stats(producer) for producer in partition.producers]
     return partition_stats(topic.info, sizes.whole, publishers, subscriptions)
 
 
-def _of_used(
+def _stats_of_used(
     sizes: "_Sizes", subscription: Subscription, number: int, properties: Mapping[str, str]
 ) -> Stats:
     dispatcher = subscription.dispatcher_of(number)
@@ -240,7 +242,7 @@ def _of_used(
     return subscription_stats(facts)
 
 
-def _of_records(sizes: "_Sizes", subscription: SubscriptionInfo) -> Stats:
+def _stats_from_records(sizes: "_Sizes", subscription: SubscriptionInfo) -> Stats:
     number = sizes.held.number
     lag = sizes.lag(subscription.positions.get(number, sizes.held.start_offset))
     facts = SubscriptionFacts(
@@ -255,7 +257,8 @@ def _of_records(sizes: "_Sizes", subscription: SubscriptionInfo) -> Stats:
 
 
 class _Sizes:
-    """Rows and bytes of a partition whose rows end at `end`."""
+    """Rows and bytes of a partition. `end`: one past its last row; `live`: the confirmed end of its
+    live segment."""
 
     def __init__(self, held: PartitionState, live: LiveEnd, end: int, now_ms: int) -> None:
         self.held = held
@@ -270,7 +273,7 @@ class _Sizes:
         return PartitionSize(lag.rows, lag.bytes)
 
 
-async def _durable(broker: Broker, info: TopicInfo) -> dict[str, SubscriptionInfo]:
+async def _durable_subscriptions(broker: Broker, info: TopicInfo) -> dict[str, SubscriptionInfo]:
     unreadable: dict[str, errors.LedgerError] = {}
     infos = await broker.client.subscriptions.list(info.id, exact=True, unreadable=unreadable)
     return {subscription.name: subscription for subscription in infos}
@@ -279,7 +282,7 @@ async def _durable(broker: Broker, info: TopicInfo) -> dict[str, SubscriptionInf
 async def _live_ends(
     broker: Broker, state: TopicState, held: list[PartitionState]
 ) -> dict[int, LiveEnd]:
-    """The ends of live segments, by partition; without those that cannot be read."""
+    """The ends of live segments, by partition; an end that cannot be read is left out."""
     unreadable: dict[int, errors.LedgerError] = {}
     numbers = [partition.number for partition in held]
     ends = await ends_of(broker.client.ledgers, state, numbers, unreadable)

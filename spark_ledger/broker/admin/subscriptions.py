@@ -1,9 +1,9 @@
 """Verbs on subscriptions of a topic.
 
 Always true: a subscription is of the whole topic, so a verb on one partition is refused. When a
-subscription is moved or deleted, its consumers are sent away, and come back by themselves. Only if
-it is moved forward at the broker that owns the whole topic, its consumers stay. A subscription that
-a running query of Spark uses cannot be changed: the verb is refused.
+subscription is moved or deleted, its consumers are sent away, and come back by themselves. Its
+consumers stay only if the broker that owns the whole topic moves the subscription forward. A verb
+that would change a subscription of a running Spark query is refused.
 """
 
 from contextlib import suppress
@@ -32,7 +32,8 @@ DIGITS_MAX = 15
 
 async def subscriptions(call: Call) -> Any:
     info = await call.existing_topic()
-    infos = await call.client.subscriptions.list(info.id, unreadable={})  # skips unreadable ones
+    # `unreadable`: subscriptions that cannot be read are left out
+    infos = await call.client.subscriptions.list(info.id, unreadable={})
     return [subscription.name for subscription in infos]
 
 
@@ -84,7 +85,7 @@ async def skip_all(call: Call) -> None:
 async def skip(call: Call) -> None:
     info, name = await _subscription_of(call)
     count, moves = _number_of(call, "count"), SubscriptionMoves(call.client, info.id)
-    topic = await _owned_whole(call, info)
+    topic = await _topic_if_owned_whole(call, info)
     if topic is None or info.partitions > 1:
         await moves.skip(name, count)
         return
@@ -97,7 +98,7 @@ async def skip(call: Call) -> None:
 async def expire(call: Call) -> None:
     info, name = await _subscription_of(call)
     before_ms = call.broker.clock.now_ms() - _number_of(call, "seconds") * 1000
-    moves, topic = SubscriptionMoves(call.client, info.id), await _owned_whole(call, info)
+    moves, topic = SubscriptionMoves(call.client, info.id), await _topic_if_owned_whole(call, info)
     if topic is None:
         await moves.expire(name, before_ms)
         return
@@ -118,10 +119,10 @@ async def acknowledged(call: Call) -> Any:
     return encode_answer([] if topic_acks is None else topic_acks.of_subscription(name))
 
 
-async def _owned_whole(call: Call, info: TopicInfo) -> OwnedTopic | None:
+async def _topic_if_owned_whole(call: Call, info: TopicInfo) -> OwnedTopic | None:
     """The topic, if this broker owns all its partitions. Then the broker can move a subscription
-    forward: acknowledgements beyond the new position are kept, and consumers stay. None if other
-    brokers own partitions: the caller moves the subscription in the metadata store."""
+    forward: acknowledgements beyond the new position are kept, and consumers stay. None: other
+    brokers own partitions, so the caller moves the subscription in the metadata store."""
     if info.partitions == 1:
         number = 0 if info.policies.partitioned else None
         with suppress(Refusal):  # another broker owns the partition

@@ -25,8 +25,8 @@ UNPROCESSABLE = HTTPStatus.UNPROCESSABLE_ENTITY
 
 
 async def partitions(call: Call) -> Any:
-    """With `checkAllowAutoCreation` a topic may be made, as Pulsar's clients need this, from any
-    machine; not by a web page."""
+    """With `checkAllowAutoCreation` the topic is made if it does not exist, as Pulsar's clients
+    expect. Requests of all machines may do this, except requests of web pages."""
     create = call.is_on("checkAllowAutoCreation")
     if create:
         check_no_page(call.request)
@@ -144,7 +144,7 @@ async def terminate(call: Call) -> Any:
 
 
 async def unload(call: Call) -> None:
-    """Send the topic's clients away, at every broker; they come back by themselves."""
+    """Send the topic's clients away, at every broker; the clients come back by themselves."""
     info = await call.existing_topic()
     topic = call.broker.open_topic(info.id)
     numbers = [] if topic is None else list(topic.partitions)
@@ -161,7 +161,7 @@ async def unload(call: Call) -> None:
 
 
 async def topics(call: Call) -> Any:
-    """Every topic of the namespace; a partitioned topic by the names of its partitions."""
+    """The topics of the namespace; a partitioned topic appears as the names of its partitions."""
     await call.namespaces.check(call.namespace)
 
     async def names(info: TopicInfo) -> list[str]:

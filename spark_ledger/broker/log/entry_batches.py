@@ -2,9 +2,9 @@
 
 Always true: batches of Pulsar's producers are returned byte for byte. Rows of Spark are cut into
 batches of ROWS_MAX, counted from the first row of their entry, and large batches are cut again by
-their bytes, so that each read finds the same batches. Batches are made in steps, and each step
-yields the batches that are complete: a step has at most STEP_BATCHES_MAX batches of producers, or
-rows of Spark with STEP_CELLS_MAX cells (a single row may have more).
+bytes. So each read gets the same batches. Batches are made in steps, and each step yields the
+batches that are complete. A step handles at most STEP_BATCHES_MAX batches of producers, or rows of
+Spark with STEP_CELLS_MAX cells (a cell is a value of a row; a single row may have more).
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ STEP_CELLS_MAX = 8000
 
 
 def batches_in(fetched: FetchedEntry) -> Iterator[list[Stored]]:
-    """The batches with the requested rows of an entry, in order. Each step yields a list of
+    """The batches that have requested rows of the entry, in order. Each step yields a list of
     batches, which may be empty. Raises errors.BadEntry, errors.UnsupportedFormat."""
     payload = fetched.entry.payload
     header = decode_header(payload)
@@ -71,7 +71,8 @@ def _is_batched(data: memoryview) -> bool:
 def _batches_of_rows(
     fetched: FetchedEntry, header: Header, piece: np.void
 ) -> Iterator[list[Stored]]:
-    """The batches that have rows of the piece. The entry is decoded once."""
+    """The batches that have rows of the piece, which names rows of one partition in the entry. The
+    entry is decoded once."""
     partition, first_row, skip, take, offset = piece.tolist()
     rows = next(share.rows for share in header.shares if share.partition == partition)
     start = skip - skip % ROWS_MAX
@@ -95,7 +96,8 @@ def _batches_of_rows(
 
 
 def untyped(rows: pa.RecordBatch, typed: bool) -> pa.RecordBatch:
-    """Rows with the columns of message_batch.TYPES; other columns of typed rows become JSON."""
+    """The rows with the columns of message_batch.TYPES: columns that a typed row has beside these
+    become JSON, as its value."""
     if not typed:
         return rows
     payload = [name for name in rows.schema.names if name not in TYPED_NAMES.values()]
@@ -133,7 +135,7 @@ def _sums(numbers: Longs) -> Longs:
 
 
 def ends_of_steps(cells: Longs) -> Longs:
-    """The ends of steps: each has STEP_CELLS_MAX cells at most, or one row."""
+    """The ends of steps: a step has STEP_CELLS_MAX cells at most, or one row."""
     sums, ends, at = np.cumsum(cells), list[int](), 0
     while at < len(cells):
         before = int(sums[at - 1]) if at else 0

@@ -3,10 +3,10 @@ no other segment by itself.
 
     asked -> handed over, or refused -> over: a commit came, all committers left, or time is up
 
-Always true: a segment has one hold, however many committers ask for the segment, and all of them
-get one answer; a later committer does not prolong the hold. However many segments of a topic are
-held, the owner learns of the commits past them from the topic's follower, and reads the log once
-when the last hold ends.
+Always true: a segment has one hold, however many committers ask for the segment. All of them get
+one answer, and a later committer does not prolong the hold. The owner learns of commits past the
+held segments of a topic from the topic's follower; holds that end at once share one read of the
+log.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ class SegmentHold:
         self.opened = opened
         self.until_s = until_s
         self.over = asyncio.Event()
-        """Set once no committer holds the segment."""
+        """Set when no committer holds the segment any more."""
         self.when_over: Callable[[], None] | None = None
         self.answer: asyncio.Future[HandOver | None] = asyncio.get_running_loop().create_future()
-        """What the owner hands over; None: it hands nothing over."""
+        """What the owner hands over; None: the owner hands nothing over."""
         self._holders = 0
 
     def holds(self, live: LiveSegment | None) -> bool:
@@ -62,9 +62,8 @@ class SegmentHold:
 
 
 class AskedSegments:
-    """The holds of one partition's segments. `current` is the hold of the open segment, or, while
-    no segment is open, of the last open segment. The owner opens the next segment once `hold` has
-    ended."""
+    """The holds of one partition's segments. `current` is the hold of the open segment, or of the
+    last one while no segment is open. The owner opens the next segment after `hold` has ended."""
 
     def __init__(self) -> None:
         self.current: SegmentHold | None = None
@@ -81,7 +80,8 @@ class AskedSegments:
         return self._next
 
     def begin(self, live: LiveSegment | None) -> None:
-        """The next segment is open, and the waiting runs are in it; None: no segment is open."""
+        """Note that segment `live` is open and the waiting runs were sent to its ledger. None: no
+        segment is open."""
         hold, self._next = self._next, None
         if hold is not None and live is not None and hold.ledger_id == live.ledger_id:
             hold.opened, self.current = live.opened, hold
@@ -95,7 +95,7 @@ class AskedSegments:
             self.current.reply(hand_over)
 
     def forget(self) -> None:
-        """The wait for a commit after the last segment is over."""
+        """Forget the hold of the last segment: the wait for a commit is over."""
         self.current = self.hold = None
 
     def refuse(self) -> None:
@@ -118,8 +118,8 @@ class SegmentHolds:
         self._look = SharedLook(look)
 
     async def past(self, partition: int, hold: SegmentHold) -> TopicState | None:
-        """The topic's state as soon as the held segment is no longer live; None if it is still live
-        when the hold is over. Raises as TopicFollower.state and `look`."""
+        """The topic's state as soon as the held segment is no longer live. None: the segment is
+        still live when the hold is over. Raises errors.LedgerError."""
         change = asyncio.Event()
 
         def note_change(_: TopicState) -> None:
@@ -140,7 +140,7 @@ class SegmentHolds:
                         change.clear()
                         await change.wait()
             if not is_past(state := follower.state()):
-                # mostly a commit ended the hold, and the follower has not folded that commit yet
+                # most often a commit ended the hold, and the follower has not folded it yet
                 state = await self._look()
             return state if is_past(state) else None
         finally:
@@ -149,8 +149,8 @@ class SegmentHolds:
 
 
 class SharedLook:
-    """Callers that ask at once share one look. A caller that asks while a look is under way gets
-    the next look, so no caller gets a state older than its call."""
+    """A look is one read of the topic's log. Callers that ask at once share a look. A caller that
+    asks while a look is under way gets the next look, so no state is older than the call."""
 
     def __init__(self, look: Callable[[], Awaitable[TopicState]]) -> None:
         self._look = look

@@ -1,9 +1,9 @@
-"""How a broker keeps a topic, even one that is idle for months: it raises its heartbeat, and
-notices when another broker has partitions of the topic.
+"""How a broker keeps a topic, even one that is idle for months: the broker raises the heartbeat of
+its intent, and notices when another broker has partitions of the topic.
 
-Always true: the record of owners has one watch, so that a change is seen at once. Even if the watch
-is lost, the record is read every LOOK_S. These reads need no sync, so thousands of idle topics cost
-the metadata store little: no write of the broker depends on them.
+Always true: the record of owners has one watch, which shows a change at once. Even if the watch is
+lost, the record is read every LOOK_S. No write of the broker depends on these reads. So they need
+no sync, and thousands of idle topics cost the metadata store little.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ _log = logging.getLogger(__name__)
 
 class Look(Protocol):
     async def __call__(self, *, fresh: bool, watch: Watcher | None) -> None:
-        """As OwnedTopic.look."""
+        """Give up the partitions that other brokers have by now; OwnedTopic.look."""
 
 
 class HeartbeatLoop:
-    """Raises one topic's heartbeat, and looks for partitions that other brokers have."""
+    """Raises the heartbeat for one topic, and looks which partitions other brokers have."""
 
     def __init__(self, commits: TopicCommits, look: Look) -> None:
         self._commits = commits
@@ -78,10 +78,10 @@ async def follow(
     on_commit: Callable[[bool], None],
     on_end: Callable[[Exception], None],
 ) -> None:
-    """Call `on_commit` after each commit to the topic; its argument: whether the state before came
-    from a metadata store that was given up. When the topic is deleted, or its follower has failed
-    for good, call `on_end` with the reason, and return. After a transient error wait, and try
-    again; an error that lasts is logged once."""
+    """Call `on_commit` after each commit to the topic, with True if the state before came from a
+    metadata store that was given up. When the topic is deleted, or its follower has failed for
+    good, call `on_end` with the reason, and return. After a transient error wait, and try again; an
+    error that lasts is logged once."""
     next_commit, history_number, pause_s = -1, follower.log.history_number, AGAIN_S
     while True:
         try:

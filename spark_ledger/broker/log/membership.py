@@ -6,8 +6,8 @@
                                  "admin_url": the address for HTTP, "ack_ledgers": whether the
                                  broker reads ack ledgers}
 
-Always true: a node that cannot be decoded counts as no broker, and other nodes are still read. Of
-two living brokers that advertise one URL the later one ends: no client could choose between them,
+Always true: a node that cannot be decoded counts as no broker, and the other nodes are still read.
+If two living brokers advertise one URL, the later one ends: no client could choose between them,
 and neither could probe the other. probes.py finds out whether another broker lives.
 """
 
@@ -41,7 +41,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The registration of a broker; `session` and `created_ms` are those of its node."""
+    """The registration of a broker. `session`: the session of its ephemeral node; `created_ms`: the
+    time at which the node was made."""
 
     url: str
     incomplete: int = 0
@@ -49,9 +50,9 @@ class Registered:
     session: int = 0
     created_ms: int = 0
     admin_url: str = ""
-    """Empty: the broker's version registers no such address."""
+    """Empty: the broker's version registers no address for HTTP."""
     reads_acks: bool = True
-    """False: the broker's version has no ack ledgers, and knows positions by the shares alone."""
+    """False: the broker's version has no ack ledgers, and reads positions from shares alone."""
 
     def encoded(self) -> bytes:
         fields = {
@@ -94,8 +95,9 @@ def _decode(broker_id: str, node: Versioned) -> Registered | None:
             raise ValueError(f"a URL of {url!r}")
         since_ms = int(fields.get("since_ms", 0))
         admin_url, reads_acks = str(fields.get("admin_url", "")), bool(fields.get("ack_ledgers"))
-        seen = (since_ms, node.owner, node.created_ms, admin_url, reads_acks)
-        return Registered(url, incomplete, *seen)
+        return Registered(
+            url, incomplete, since_ms, node.owner, node.created_ms, admin_url, reads_acks
+        )
     except errors.MALFORMED as error:
         _log_malformed(broker_id, node.value[:100], repr(error))
         return None
@@ -141,10 +143,9 @@ class Membership:
         self.admin_url = ""
         """This broker's address for HTTP."""
         self.has_buried = False
-        """Whether a broker was buried since the last `take_over`."""
+        """Whether a broker was buried (its registration removed) since the last `take_over`."""
         self.has_older = False
-        """Whether another broker was registered, when they were listed last, that does not read ack
-        ledgers."""
+        """Whether the last list of brokers had another broker that does not read ack ledgers."""
         self.stirred = asyncio.Event()
         """Set when `keep` has to be called at once."""
         self._store = store
@@ -158,16 +159,16 @@ class Membership:
         store.add_session_listener(self._session_changed)
 
     async def check_url(self) -> None:
-        """Call this before the broker listens. Raises UrlTaken if another broker answers at its
-        URL."""
+        """Call this before the broker listens. Raises UrlTaken if another broker answers at this
+        broker's URL."""
         for broker_id in await self._of_this_url():
             if await self._answers(self._url):
                 raise UrlTaken(self._url, broker_id)
         self._is_url_free = True
 
     async def register(self) -> None:
-        """Register this broker, for the first time or after its session was lost. A broker that was
-        registered with this URL before the first time counts as killed, unless it answers. Raises
+        """Register this broker, for the first time or again. If an earlier broker is registered
+        with this URL at the first time, it counts as killed, unless it answers. Raises
         UrlTaken."""
         if not self._is_url_free:
             await self.check_url()
@@ -194,8 +195,8 @@ class Membership:
 
     async def keep(self) -> bool:
         """Register again if the session of the registration is over, or another broker took this
-        broker for dead; returns whether this broker registered again. If it is still registered,
-        write the count of incomplete messages into its node when the count has changed."""
+        broker for dead; returns whether this broker registered again. If the registration is still
+        there, write a changed count of incomplete messages into its node."""
         if self._store.session_state is not SessionState.CONNECTED:
             return False
         with unavailable_while("looking whether this broker is registered"), suppress(NoNode):
@@ -222,7 +223,7 @@ class Membership:
 
     async def bury(self, broker_id: str) -> None:
         """Remove the node of a dead broker, even if its session still lives, so that all brokers
-        take it for dead. A broker that lives registers again."""
+        take it for dead. If the broker is alive, it registers again."""
         _log.warning("broker %s does not answer: others take its partitions over", broker_id)
         with unavailable_while("removing a dead broker"), suppress(NoNode, OutcomeUnknown):
             await self._store.delete(paths.broker(broker_id))
@@ -233,24 +234,24 @@ class Membership:
         that are alive."""
         others = await self.others_alive()
         asked = neighbours(self._broker_id, others)
-        lives = await asyncio.gather(
+        answers = await asyncio.gather(
             *(self.lives(broker_id, others[broker_id]) for broker_id in asked)
         )
-        for broker_id, alive in zip(asked, lives, strict=True):
-            if not alive:
+        for broker_id, lives in zip(asked, answers, strict=True):
+            if not lives:
                 await self.bury(broker_id)
                 self.has_buried = True
                 del others[broker_id]
         return frozenset(others)
 
     async def others_alive(self) -> dict[str, str]:
-        """The URLs of the other brokers by id, without brokers that were killed and had this
-        broker's URL: their sessions live on for a while. Raises UrlTaken."""
+        """The URLs of the other brokers by id. Killed brokers that had this broker's URL are left
+        out, although their sessions live on for a while. Raises UrlTaken."""
         registered = await brokers_alive(self._store)
         now_s = asyncio.get_running_loop().time()
         sessions = {broker_id: broker.session for broker_id, broker in registered.items()}
         self._burials.registered(sessions, now_s)
-        before = self._earlier_here or {}
+        earlier_here = self._earlier_here or {}
         self.has_older = not all(
             broker.reads_acks for id_, broker in registered.items() if id_ != self._broker_id
         )
@@ -258,9 +259,9 @@ class Membership:
         for broker_id, broker in registered.items():
             if broker.url != self._url:
                 others[broker_id] = broker.url
-            elif before.get(broker_id) == broker:  # the deletion of its node failed
+            elif earlier_here.get(broker_id) == broker:  # the deletion of its node failed
                 await self.bury(broker_id)
-            elif broker_id in before or self._is_later_than(broker_id, broker):
+            elif broker_id in earlier_here or self._is_later_than(broker_id, broker):
                 raise UrlTaken(self._url, broker_id)
         return others
 

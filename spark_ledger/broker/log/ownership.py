@@ -3,12 +3,12 @@
     /brokers/topics/<topic id>   {"brokers": {id: {"url": ..., "partitions": [[number, epoch]]}}},
                                  stays when the brokers go
 
-Always true: a partition has one owner in the record, which only decides where clients are sent
+Always true: a partition has one owner in the record. The record only decides where clients are sent
 (hazard 45: one ephemeral a process, however many topics). The owner changes by compare-and-set, and
-the partition's epoch rises. The fence of the live ledger decides that an owner's successor may
-write, and no owner opens a live ledger in a commit that is made after the record has changed. A
-broker that finds another broker in the record gives the partition up, and keeps its other
-partitions. Which brokers there are: membership.py.
+the partition's epoch rises. By the fence of the live ledger the next owner gets the right to write;
+no owner opens a live ledger in a commit that is made after the record has changed. A broker that
+reads another owner in the record gives the partition up, and keeps its other partitions.
+membership.py decides which brokers there are.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """The owners of a topic's partitions, by number. `version` is that of the record."""
+    """The owners of a topic's partitions, by number. `version` is the version of the record."""
 
     by_partition: Mapping[int, Owner] = field(default_factory=dict)
     version: int = NO_RECORD
@@ -66,7 +66,7 @@ class Owners:
         return {number: owner.epoch for number, owner in owners.items() if owner.broker == broker}
 
     def with_owner(self, broker: str, url: str, numbers: Iterable[int]) -> "Owners":
-        """The owners once that broker has these partitions."""
+        """The owners after that broker gets these partitions."""
         owners = dict(self.by_partition)
         for number in numbers:
             before = owners.get(number)
@@ -97,14 +97,14 @@ class Ownership:
         self._store = store
 
     async def take_over(self) -> dict[str, Owners]:
-        """Take the partitions of dead brokers that fall on this broker; returns their topics, each
-        with its new owners. One read of all records finds the topics that have such partitions."""
+        """Take the partitions of dead brokers that fall on this broker; returns the topics of these
+        partitions, each with its new owners. One read gets the records of all topics."""
         with unavailable_while("listing topics that brokers have"):
             await self._store.sync(paths.BROKERS_TOPICS)
             topics = await self._store.children(paths.BROKERS_TOPICS)
             nodes = await self._store.get_many([paths.brokers_of_topic(id_) for id_ in topics])
         alive = await self.membership.others_alive()
-        self.membership.has_buried = False  # if the rest fails, clients' lookups take the topics
+        self.membership.has_buried = False  # if the rest fails, lookups take the partitions
         taken = {}
         for topic_id, node in zip(topics, nodes, strict=True):
             try:
@@ -135,7 +135,8 @@ class Ownership:
     async def owners(
         self, topic_id: str, *, fresh: bool = False, watch: Watcher | None = None
     ) -> Owners:
-        """`watch` is set on the record before it is read."""
+        """The owners by the topic's record. `fresh`: the record is read after a sync of the store.
+        `watch` is set on the record before the read."""
         path = paths.brokers_of_topic(topic_id)
         with unavailable_while(f"reading which brokers have topic {topic_id}"):
             if fresh:
@@ -173,9 +174,9 @@ class Ownership:
         return len(moves)
 
     async def pass_on(self, topic_id: str, partition: int) -> bool:
-        """Give a partition that this broker cannot open to the next broker. All brokers have the
-        same order, so each broker gets the partition in turn: a broker of a later version may be
-        able to open it. False: there is no other broker, or the record has changed."""
+        """Give a partition that this broker cannot open to the next broker by id. So each broker
+        gets the partition in turn: a broker of a later version may be able to open it. False: there
+        is no other broker, or the record has changed."""
         now = await self.owners(topic_id, fresh=True)
         owner, others = now.of(partition), await self.membership.others_alive()
         if owner is None or owner.broker != self.broker_id or not others:
@@ -226,13 +227,13 @@ class Ownership:
         ]
 
     async def _take(self, topic_id: str, now: Owners, numbers: list[int]) -> bool:
-        """Try once to take these partitions; False: the record has changed, or the outcome is
-        unknown."""
+        """Try to take these partitions, without a retry. False: the record has changed, or the
+        outcome is unknown."""
         after = now.with_owner(self.broker_id, self.url, dict.fromkeys(numbers))
         return await self._put(topic_id, after)
 
     async def _put(self, topic_id: str, owners: Owners) -> bool:
-        """Write the record, if its version is still that of `owners`; returns whether it was
+        """Write the record, if it still has the version of `owners`; returns whether the record was
         written."""
         path, value = paths.brokers_of_topic(topic_id), _encoded(owners)
         with (
@@ -249,7 +250,7 @@ class Ownership:
 
 def _choose_broker(partition: str, brokers: list[str]) -> str:
     """The broker on which a partition falls: every process chooses the same broker. Partitions
-    spread over brokers, and few of them move when a broker comes or goes."""
+    spread over brokers, and few partitions move when a broker comes or goes."""
 
     def weight(broker: str) -> bytes:
         return hashlib.blake2b(f"{partition}/{broker}".encode(), digest_size=8).digest()
@@ -268,8 +269,8 @@ def _encoded(owners: Owners) -> bytes:
 @lru_cache(maxsize=RECORDS_KEPT)
 def _decoded(value: bytes, version: int) -> Owners:
     """Cached: each lookup reads the record, which changes seldom and may have thousands of
-    partitions. A record without "brokers" is of a version in which one broker owned a whole topic:
-    no such broker lives any more."""
+    partitions. A record without "brokers" is from a version in which one broker owned a whole
+    topic: it names no owner, as no broker of that version lives any more."""
     try:
         by_partition = {
             int(number): Owner(broker, int(epoch), str(item["url"]))

@@ -5,9 +5,9 @@
 Always true: a read returns only confirmed rows: rows of commits, and rows of the live ledger that
 Qa bookies have synced. Batches are in the order of offsets, and the first batch may begin before
 the requested offset. Offsets between two batches are holes. A chunk of a message counts as a batch
-here, with its own offset. The newest batches are kept in memory for consumers at the end (tail.py).
-Entries read from ledgers become batches in bounded steps (entry_batches.py), and between two steps
-the event loop does its other work.
+here, with its own offset. tail.py keeps the newest batches in memory, for consumers at the end.
+entry_batches.py makes batches of stored entries in bounded steps; between two steps the event loop
+does other work.
 """
 
 import asyncio
@@ -44,49 +44,49 @@ READ_BYTES_MAX = 8 << 20
 """A read ends at this size even within an entry; the next read fetches that entry again."""
 PLANNED_ROWS_MAX = 200_000
 LOST = (errors.RowsLost, errors.NoSuchLedger)
-"""Errors of rows that no bookie has any more."""
+"""The errors for rows that no bookie has any more."""
 UNREADABLE = (*LOST, errors.BadEntry)
-"""Errors of rows that on_lost_rows=skip passes over: lost rows, and entries whose bytes no version
-writes."""
+"""The errors for rows that the policy on_lost_rows=skip passes over: lost rows, and entries with
+bytes that no version writes."""
 LOOK_S, SEALED_S = 0.02, 10.0
 """How often, and for how long, a read checks whether a ledger that ended was sealed."""
 
 
 async def _same_history() -> int:
-    """The number of the history for a store that never goes back."""
+    """The history number of a metadata store that never goes back in time."""
     return 0
 
 
 @dataclass(slots=True)
 class OpenEnd:
-    """The open end of a partition: the partition's writer moves this end, and readers read it.
-    `live` is the live segment to which this owner appends, once the segment was read back; `end` is
-    one past the last confirmed offset of that segment, and `last_entry` its last confirmed
-    entry."""
+    """The open end of a partition: the partition's writer moves this end, and readers read up to
+    it. `live` is the live segment to which this owner appends, after the segment was read back.
+    `end` is one past the last confirmed offset of that segment, and `last_entry` is its last
+    confirmed entry."""
 
     live: LiveSegment | None = None
     end: int = 0
     last_entry: int = -1
 
     def open(self, live: LiveSegment) -> None:
-        """The segment is open, and no row of it is confirmed yet."""
+        """Begin with the open segment, of which no row is confirmed yet."""
         self.live, self.end, self.last_entry = live, live.base, live.first_entry - 1
 
     def confirm(self, rows: int) -> int:
-        """The next entry, which has `rows` rows, is confirmed; returns its first offset."""
+        """Note that the next entry, with `rows` rows, is confirmed; returns its first offset."""
         self.end += rows
         self.last_entry += 1
         return self.end - rows
 
     def close(self) -> None:
-        """No segment is live here."""
+        """Note that no segment is open."""
         self.live, self.end, self.last_entry = None, 0, -1
 
 
 class Partition:
-    """`state` returns the topic's state as it is known now. `catch_up` waits for a short time until
-    `state` has the commits that a watch reported, so that trimmed rows are not read from memory; it
-    returns the number of the store's history."""
+    """`state` returns the newest state of the topic in memory. `catch_up` waits for a short time
+    until `state` has the commits that a watch reported, so that trimmed rows are not read from
+    memory. It returns the history number: the number changes when the store goes back in time."""
 
     def __init__(
         self,
@@ -163,22 +163,22 @@ class Partition:
             self._history = history
 
     def forget(self) -> None:
-        """Forget all rows, after the metadata store went back in time: the rows in memory are no
-        longer rows of the topic, and other rows may have their offsets."""
+        """Forget all rows, after the metadata store went back in time. The rows in memory are no
+        longer rows of the topic, and other rows may have the same offsets."""
         self._recent.forget()
         self._start = self._end = 0
 
     async def read(
         self, offset: int, bytes_max: int = READ_BYTES, *, lossy: bool = False
     ) -> list[Stored]:
-        """Batches from the offset on, about `bytes_max` bytes; at least one batch if a row there is
-        confirmed, else an empty list. A batch is returned whole, even if some of its rows were
-        removed. If rows cannot be read, a read returns the batches before these rows; the next read
-        raises the error.
+        """Batches from the offset on, about `bytes_max` bytes. At least one batch is returned if a
+        row from there on is confirmed, else an empty list. A batch is returned whole, even if some
+        of its rows were removed. If rows cannot be read, a read returns the batches before these
+        rows; the next read raises the error.
 
         `lossy`: leave out rows that are lost. An empty batch then marks the end of lost rows, if
-        commits have no other rows, and the end of each entry that no version wrote. Raises as
-        task_reader.fetch_with_replans."""
+        commits have no other rows, and the end of each entry that no version wrote. Raises
+        errors.LedgerError."""
         await self._forget_other_history()
         offset = max(offset, self.start)
         batches = self._recent.since(offset, bytes_max)
@@ -236,8 +236,9 @@ class Partition:
         return False
 
     def _batches(self, fetched: FetchedEntry, lossy: bool) -> Iterator[list[Stored]]:
-        """As `batches_in`. `lossy`: for an entry that no version wrote, yields an empty batch at
-        the entry's end. Raises errors.BadEntry, errors.UnsupportedFormat, with the place."""
+        """The batches of the entry, in steps. `lossy`: an entry that no version wrote gives an
+        empty batch at the entry's end. Raises errors.BadEntry, errors.UnsupportedFormat, with the
+        ledger and entry."""
         try:
             yield from batches_in(fetched)
         except errors.UnsupportedFormat as error:
@@ -255,7 +256,8 @@ class Partition:
         return batches[0].messages if batches else None
 
     async def last(self) -> Stored | None:
-        """The last batch with a confirmed row, None in an empty partition. Raises as `_read_at`."""
+        """The last batch with a confirmed row; None: the partition is empty. Raises
+        errors.LedgerError."""
         await self._forget_other_history()
         until = end = self.end
         last = self._recent.last_before(end)
@@ -288,7 +290,7 @@ class Partition:
 
     async def chunk(self, offset: int) -> Stored | None:
         """The chunk of a message at a confirmed offset; None if the topic does not keep the chunk
-        any more. Raises as `_read_at`."""
+        any more. Raises errors.LedgerError."""
         if offset < self.start:
             return None
         batches = await self._read_at(offset, 1)
@@ -296,8 +298,8 @@ class Partition:
         return chunk if chunk and chunk.offset == offset and not chunk.has_rows else None
 
     async def _read_at(self, offset: int, bytes_max: int = READ_BYTES) -> list[Stored]:
-        """As `read`, for a confirmed offset: the result is empty only if the offset is in no batch.
-        Raises as `read` and `_wait_until_readable`."""
+        """Batches from a confirmed offset on: the result is empty only if no batch has the offset.
+        Raises errors.LedgerError."""
         batches = await self.read(offset, bytes_max)
         if not batches:
             await self._wait_until_readable(offset)
@@ -311,10 +313,10 @@ class Partition:
         return max((rows.hi for rows in with_rows if rows.hi < end), default=self.start)
 
     async def since(self, ms: int) -> int:
-        """The first offset whose row is of the time `ms` or later; the end if no row is. A row of
-        Spark has the time of its commit, a row of a producer has the time at which the owner wrote
-        it. Raises as seek_target.exactly, and errors.Unavailable if a ledger that ended is not
-        sealed."""
+        """The first offset whose row has the time `ms` or a later time; the end if no row has. A
+        row of Spark has the time of its commit; a row of a producer has the time at which the owner
+        wrote it. Raises errors.LedgerError: errors.Unavailable if a ledger that ended is not sealed
+        yet."""
         ms = max(0, min(ms, pulsar_batch.TIME_MS_MAX))
         await self._wait_until_readable(self.end - 1)
         live, confirmed = self.open_end.live, self.open_end.end
@@ -347,7 +349,7 @@ class Partition:
         return live is not None and live.base <= offset < self.open_end.end
 
     async def _plan(self, offset: int) -> list[ReadTask]:
-        """Plan reads of confirmed rows from the offset on: of rows in commits; after the last
+        """Plan reads of confirmed rows from the offset on: of rows in commits, or, after the last
         commit, of rows in the live ledger."""
         state = self._state()
         held = state.partitions[self.number]

@@ -1,17 +1,17 @@
-"""Whether other brokers live: they are probed by the protocol that they serve. And which brokers
-are alive although this broker buried them (removed their registration).
+"""Whether other brokers live, by probes of Pulsar's protocol. And which brokers are alive although
+this broker buried them (removed their registration).
 
 Always true: a broker counts as dead when its port refuses a connection, or when it misses
-PROBES_MAX probes of PROBE_S, NEXT_S apart. (After a standstill of the broker that probes, the last
-probe still has its whole time.) A broker that is stopped or hangs has a port that accepts and a
-session that lives on, but its loop answers nothing. An answer counts for FRESH_S. A broker is
-probed once at a time, however many callers ask.
+PROBES_MAX probes of PROBE_S, NEXT_S apart. (If the broker that probes stood still, the last probe
+still has its whole time.) A broker that is stopped or hangs has a port that accepts and a session
+that lives on, but its event loop answers nothing. An answer counts for FRESH_S. A broker is probed
+once at a time, however many callers ask.
 
 A wrong decision does no harm to stored data: the fence decides which broker writes. But two brokers
 that cannot reach each other's address would bury each other for ever. So a buried broker that
-registers again within BACK_S counts as alive, and the broker that buried it spares it for SPARED_S,
-twice as long after each further burial, SPARED_S_MAX at most. When the spared session ends, the
-sparing ends too: the store has then seen that broker die.
+registers again within BACK_S counts as alive. The broker that buried it spares it for SPARED_S,
+twice as long after each further burial, SPARED_S_MAX at most. When the session of a spared broker
+ends, it is no longer spared: the store has seen that broker die.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Heard(Enum):
 
 
 async def connects(url: str) -> Heard:
-    """Send CONNECT: a broker whose event loop works answers CONNECTED."""
+    """What a CONNECT to that URL gets: a broker whose event loop works answers CONNECTED."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(PROBE_S):
@@ -93,11 +93,11 @@ class Probes:
         probes = [loop.create_task(self._ask_later(url, n * NEXT_S)) for n in range(PROBES_MAX)]
         try:
             for probe in asyncio.as_completed(probes):
-                heard = await probe
-                if heard is Heard.ANSWER:
+                outcome = await probe
+                if outcome is Heard.ANSWER:
                     self._note_answer(url, loop.time())
-                if heard is not Heard.NOTHING:
-                    return heard is Heard.ANSWER
+                if outcome is not Heard.NOTHING:
+                    return outcome is Heard.ANSWER
             return False
         finally:
             await cancel(*probes)
@@ -114,8 +114,8 @@ class Probes:
 
 
 def neighbours(broker_id: str, others: Iterable[str]) -> list[str]:
-    """The brokers that a broker probes: its successors in the ring of ids. So one to NEIGHBOURS_MAX
-    brokers probe each broker, however many brokers there are."""
+    """The brokers that a broker probes: the next NEIGHBOURS_MAX in the ring of ids. So each broker
+    is probed by one to NEIGHBOURS_MAX others, however many brokers there are."""
     ordered = sorted(others)
     after = [other for other in ordered if other > broker_id]
     return [*after, *(other for other in ordered if other < broker_id)][:NEIGHBOURS_MAX]
@@ -123,8 +123,8 @@ def neighbours(broker_id: str, others: Iterable[str]) -> list[str]:
 
 @dataclass(slots=True)
 class _Burial:
-    """The last burial of a broker. `session` is the session of its registration since then, 0 if it
-    has not registered since then."""
+    """The last burial of a broker. `session` is the session of its registration after the burial;
+    0: the broker has not registered again."""
 
     at_s: float
     session: int = 0
@@ -162,12 +162,12 @@ class Burials:
                 del self._by_broker[broker_id]
 
     def spares(self, broker_id: str, now_s: float) -> bool:
-        """Whether that broker is not buried now, even if it does not answer."""
+        """Whether that broker must not be buried now, even if it does not answer."""
         burial = self._by_broker.get(broker_id)
         return burial is not None and now_s < burial.spared_until_s and burial.session != 0
 
     def answered(self, broker_id: str, now_s: float) -> None:
-        """Note that the broker answered a probe: if it is no longer spared, its burials are
+        """Note that the broker answered a probe. If the broker is no longer spared, its burials are
         forgotten."""
         burial = self._by_broker.get(broker_id)
         if burial is not None and burial.session and now_s >= burial.spared_until_s:

@@ -2,11 +2,11 @@
 
 Always true: one commit is under way for a topic at a time, and requests of partitions that come
 meanwhile go into the next commit (hazard 16). If one request cannot be committed, every other
-request is committed by itself. All commits are under one intent of this broker, whose heartbeat
-shows that the broker is alive; a ledger made under an intent that has ended is not committed under
-the next intent (hazard 4: a janitor deletes the ledger). Once another broker has taken a partition,
-this broker opens no ledger in it: no ledger appears after the other broker has read the log (hazard
-31).
+request is committed by itself. All commits are under one intent of this broker, and its heartbeat
+shows that the broker is alive. A ledger made under an intent that has ended is not committed under
+the next intent (hazard 4: a janitor deletes the ledger). After another broker has taken a
+partition, this broker opens no ledger in it: no ledger appears after the other broker has read the
+log (hazard 31).
 """
 
 import asyncio
@@ -50,8 +50,8 @@ TAKES_NO_ROWS = (
 )
 """Lasting errors: after them this broker opens no ledger for producers' messages."""
 _OF_ONE_PARTITION = (errors.TxnConflict, errors.SchemaIncompatible, ValueError)
-"""Errors that may come from the actions of one partition: the actions of other partitions are then
-committed without that partition."""
+"""Errors that may come from the actions of one partition: then each request is committed by
+itself."""
 
 
 class MadeLedger(NamedTuple):
@@ -62,8 +62,8 @@ class MadeLedger(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """Actions to commit: `made_under` is the intent of a ledger that they open, `owned` a check
-    that this broker still owns the partition."""
+    """Actions to commit. `made_under`: the intent of the ledger that the actions open; `owned`: a
+    check that this broker still owns the partition."""
 
     actions: tuple[Action, ...]
     made_under: Intent | None
@@ -73,14 +73,14 @@ class _Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RollLimits:
-    """When the next live ledger begins: at the limit that is reached first. Neither a seal nor a
-    reader's search takes longer in a larger ledger. The limits have two reasons: retention can
-    delete a partition in parts, and after a bookie has failed the repair of one ledger does not
-    copy too many bytes at once.
+    """When the next live ledger begins: at the limit that is reached first. The limits have two
+    reasons: retention deletes whole ledgers, and after a bookie has failed the repair of one ledger
+    is not to copy too many bytes at once. A seal or a reader's search takes no longer in a larger
+    ledger.
 
-    If the topic has deduplication, the owner's successor reads the whole live segment, to learn how
-    far each producer had come. So a segment with `entries_read` entries or `bytes_read` bytes is
-    sealed, and the next segment is opened in the same ledger."""
+    If the topic has deduplication, the next owner of a partition reads the whole live segment, for
+    the last sequence id of each producer. So a segment with `entries_read` entries or `bytes_read`
+    bytes is sealed, and the next segment is opened in the same ledger."""
 
     bytes: int = DEFAULTS.roll_bytes
     entries: int = DEFAULTS.roll_entries
@@ -90,8 +90,8 @@ class RollLimits:
 
     @staticmethod
     def of(settings: BrokerSettings, policies: TopicPolicies) -> "RollLimits":
-        """The limits by settings and policies: a live ledger never has more than a quarter of the
-        time or the bytes that the topic's retention keeps."""
+        """The limits by settings and policies. A live ledger has at most a quarter of the time or
+        of the bytes that the topic's retention keeps (but ROLL_BYTES_MIN may be more)."""
         size, age_s = settings.roll_bytes, settings.roll_age_s
         if policies.retention_ms is not None:
             age_s = min(age_s, max(1.0, policies.retention_ms / 1000 / RETENTION_PARTS))
@@ -104,8 +104,8 @@ class RollLimits:
         return size >= self.bytes or entries >= self.entries or age_s >= self.age_s
 
     def is_long(self, live: LiveSegment | None, size: int, entries: int) -> bool:
-        """Whether the live segment has to be sealed, to bound what the owner's successor reads.
-        `size` and `entries` are those of its ledger."""
+        """Whether the live segment has to be sealed, to bound what the next owner reads. `size` and
+        `entries` are those of the segment's ledger."""
         return live is not None and (
             size - live.bytes_before >= self.bytes_read
             or entries - live.first_entry >= self.entries_read
@@ -114,9 +114,9 @@ class RollLimits:
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """The ledger that is opened next, made under `intent`. The ledger is new, or it was live
-    before. If it was live before, `extent` has its size, commit `after` opened its last segment,
-    and its first segment was opened at `opened_s` of the loop's clock."""
+    """The ledger that is opened next, made under `intent`. The ledger is new, or it had live
+    segments before. Then `extent` has its size, commit `after` opened its last segment, and its
+    first segment was opened at `opened_s` of the loop's clock."""
 
     writer: AsyncLedgerWriter
     intent: Intent
@@ -137,7 +137,7 @@ class Next:
 
 class TopicCommits:
     """A broker's commits for its partitions of a topic; `epochs` has the epoch of each partition.
-    `clock_ms` returns about the store's time."""
+    `clock_ms` estimates the store's time."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class TopicCommits:
         return self.topic.policies.durability == PAGE_CACHE
 
     def now_ms(self) -> int:
-        """The time for a new entry: the store's time, about; it never falls."""
+        """The time for a new entry: an estimate of the store's time that never falls."""
         self._last_ms = max(self._last_ms, self._clock_ms())
         return self._last_ms
 
@@ -207,7 +207,8 @@ class TopicCommits:
         return state
 
     async def past(self, partition: int, hold: SegmentHold) -> TopicState | None:
-        """As SegmentHolds.past."""
+        """The topic's state as soon as the held segment is no longer live. None: the segment is
+        still live when the hold is over. Raises errors.LedgerError."""
         state = await self._holds.past(partition, hold)
         return None if state is None else self._checked(state)
 
@@ -219,8 +220,8 @@ class TopicCommits:
             return self._intent
 
     async def renew_intent(self, ended: Intent | None) -> None:
-        """Make the next call of `intent` open another intent, as `ended` may have ended. An intent
-        that was opened meanwhile stays, since other ledgers are made under it."""
+        """Make the next call of `intent` open another intent, as `ended` may have ended. If another
+        intent was opened meanwhile, it stays: ledgers are made under it."""
         async with self._opening:
             if ended is not None and ended is self._intent:
                 await self.client.intents.try_finish(ended)
@@ -241,8 +242,8 @@ class TopicCommits:
         return await self._new_ledger(self.topic.policies.durability)
 
     async def new_ack_ledger(self) -> MadeLedger:
-        """As `new_ledger`, for acknowledgements: these are synced, whatever the topic's durability,
-        since their receipts promise it."""
+        """A new ledger for acknowledgements. They are synced, whatever the topic's durability:
+        their receipts promise that. Raises as `new_ledger`."""
         return await self._new_ledger(SYNCED)
 
     async def _new_ledger(self, durability: str) -> MadeLedger:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from spark_ledger import __version__, errors
 from spark_ledger.broker import names
-from spark_ledger.broker.admin.stats import of_consumer
+from spark_ledger.broker.admin.stats import stats_of_consumer
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.dispatch.acking import Acking, Consuming
 from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
@@ -376,7 +376,7 @@ _OF_CONSUMER = (
 
 async def _consumer_stats(client: Caller, part: Any) -> None:
     consumer, subscriptions, name = _consuming_of(client, part)
-    stats = of_consumer(subscriptions.named(name), consumer)
+    stats = stats_of_consumer(subscriptions.named(name), consumer)
     fields = {field: stats[field] for field in _OF_CONSUMER}
     fields["availablePermits"] = max(0, stats["availablePermits"])
     fields |= {field: stats["subscription"][field] for field in ("type", "msgBacklog")}

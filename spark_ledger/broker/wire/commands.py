@@ -15,7 +15,7 @@ __all__ = ["BaseCommand", "MessageId"]
 PROTOCOL_VERSION = 21
 NO_TRANSACTIONS = "there are no transactions here"
 EARLIEST, LATEST = -1, 2**63 - 1
-"""Ledger and entry in the message ids that stand for the two ends of a partition."""
+"""Ledger and entry in the message ids that mean the first and the last message."""
 _FIELDS = {field.number: field.name for field in BaseCommand.DESCRIPTOR.fields if field.number > 1}
 _NUMBERS = {name: number for number, name in _FIELDS.items()}
 SEND = _NUMBERS["send"]
@@ -103,8 +103,8 @@ E = TypeVar("E", bound=IntEnum)
 
 
 def checked(kind: type[E], number: int, what: str) -> E:
-    """The member of the enum; `what` the client names by it. Raises Refusal for an unknown
-    number."""
+    """The enum's member with this number. `what`: the enum's meaning in words. Raises Refusal for
+    an unknown number."""
     try:
         return kind(number)
     except ValueError:
@@ -136,7 +136,7 @@ def name_of(received: BaseCommand) -> str | None:
 
 
 def not_text(part: Any) -> str | None:
-    """The name of a text field of a command that is not UTF-8 (its value is bytes), or None."""
+    """The name of a command's text field that is not UTF-8 (the value is bytes), or None."""
     for field, value in part.ListFields():
         if field.type == field.TYPE_STRING and isinstance(value, bytes):
             return str(field.name)
@@ -144,8 +144,8 @@ def not_text(part: Any) -> str | None:
 
 
 def signed(number: int) -> int:
-    """The signed number that an unsigned number of the protocol stands for: the ids of the two ends
-    have -1 in 64 bits."""
+    """The signed number for an unsigned number of the protocol: the protocol has -1 as 2**64 - 1 in
+    the ids of the two ends."""
     return number - (1 << 64) if number >= 1 << 63 else number
 
 

@@ -8,8 +8,8 @@
     +------------+--------------+-------------+------------------------+
 
 Big-endian; the frame size counts the bytes after it. Always true: a reader keeps at most one
-incomplete frame, of FRAME_BYTES_MAX at most. After a MalformedFrame the connection has to end: no
-later frame can be found.
+incomplete frame, of FRAME_BYTES_MAX at most. After a MalformedFrame the connection has to end: the
+reader cannot tell where the next frame begins.
 """
 
 import struct
@@ -32,12 +32,13 @@ Span = tuple[int, int, int]
 
 
 class MalformedFrame(Exception):
-    """Bytes that are no frame: the connection ends."""
+    """The bytes are not a frame of the protocol: the connection has to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class PulsarFrame:
-    """`batch` has the bytes after the command; None if there are no such bytes."""
+    """A decoded frame. `batch` has the bytes after the command; None: the command ends the
+    frame."""
 
     command: BaseCommand
     batch: bytes | None = None
@@ -55,7 +56,8 @@ class PulsarFrameReader:
         return [frame_of(data, *span) for span in spans]
 
     def split(self, received: bytes) -> tuple[bytes, list[Span]]:
-        """Bytes, and the spans of the complete frames in them. Raises MalformedFrame."""
+        """The received bytes, after the rest of earlier calls, and the spans of the complete frames
+        in these bytes. Raises MalformedFrame."""
         if self._rest:
             self._rest += received
             data = bytes(self._rest) if self._has_frame() else b""
@@ -82,7 +84,8 @@ class PulsarFrameReader:
         return data, spans
 
     def _has_frame(self) -> bool:
-        """Whether `_rest` has a complete frame: a large frame comes in many pieces."""
+        """Whether `_rest` has a complete frame: a large frame comes in many pieces. Raises
+        MalformedFrame."""
         if len(self._rest) < _SIZE.size:
             return False
         size: int = _SIZE.unpack_from(self._rest)[0]

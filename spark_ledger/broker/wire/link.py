@@ -9,7 +9,7 @@ PROPERTIES_BYTES_MAX = 64 << 10
 
 
 class Link(Protocol):
-    """`has_room` is set while the frames that wait to go out have a bounded size."""
+    """`has_room` is set while the frames that wait to go out are within the limit of bytes."""
 
     open: bool
     has_room: asyncio.Event
@@ -42,7 +42,7 @@ class Link(Protocol):
         """Begin or stop to read, after a change of the conditions for reading."""
 
     def go_on(self) -> None:
-        """Take waiting commands and read on, as fewer commands are under way than before."""
+        """Take waiting commands and read on: fewer commands are under way than before."""
 
     def abort(self) -> None:
         """End the connection at once, without sending the waiting frames."""
@@ -50,8 +50,8 @@ class Link(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """What statistics show of the client of a producer or a consumer: its version, since when it
-    has been connected (ms since the epoch), and the properties that it gave."""
+    """What statistics show of the client of a producer or consumer. `since_ms`: when the producer
+    or consumer was made (ms since the epoch); `properties`: those that the client gave it."""
 
     link: Link
     version: str = ""
@@ -66,7 +66,7 @@ def all_properties(pairs: Iterable[Any]) -> dict[str, str]:
 
 
 def properties_of(pairs: Iterable[Any]) -> dict[str, str]:
-    """The properties that a client sent, PROPERTIES_BYTES_MAX at most: the first ones."""
+    """The first properties that a client sent, up to PROPERTIES_BYTES_MAX."""
     kept: dict[str, str] = {}
     size = 0
     for pair in pairs:

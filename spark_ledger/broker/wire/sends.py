@@ -2,10 +2,10 @@
 MESSAGEs. Pure.
 
 A lone message is one that its client sent outside of a batch; most of its time goes into frames.
-Protobuf reads the first SEND of a producer; its later SENDs have the same shape: only numbers and
-values differ. Always true: for a frame that is read here, protobuf would give the same fields; a
-frame of another shape is left to protobuf. Frames made here have the bytes that protobuf would
-make.
+Protobuf reads the first SEND of a producer. The producer's later SENDs have the same shape: only
+numbers and values differ. Always true: for a frame that is read here, protobuf would give the same
+fields; a frame of another shape is left to protobuf. Frames made here have the bytes that protobuf
+would make.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,17 +20,17 @@ from spark_ledger.topic.entry import pulsar_batch, pulsar_codecs
 from spark_ledger.topic.entry.pulsar_batch import varint
 
 KEY_BYTES = 6
-"""The length of `Shape.key`, the beginning of a SEND's command; it has a producer id up to 127."""
+"""The length of `Shape.key`: the beginning of a SEND's command, with a producer id up to 127."""
 _RECEIPT, _MESSAGE = b"\x08\x07\x3a", b"\x08\x09\x4a"
-"""How these commands begin in protobuf: the type, then the tag of the type's own field."""
+"""How SEND_RECEIPT and MESSAGE begin in protobuf: the type, then the tag of the type's field."""
 _NAME_BYTES_MAX = 127
 _NUMBER_BYTES_MAX = 9
 _TIME_BYTES_MAX = 7
 """The bytes of a publish time up to the year 19,800: a later time is left to protobuf."""
 _METADATA_BYTES_MAX = 1024
-"""Longer metadata is left to protobuf, which takes less time for it than steps of Python."""
+"""Longer metadata is left to protobuf, which reads it faster than the loop in Python."""
 UNPACKED_MAX = 4 << 20
-"""Messages that are larger decompressed are read by protobuf."""
+"""Protobuf reads messages that have more bytes than this decompressed."""
 _SMALL_BYTES = 4096
 """Up to this size a copy costs less than a view."""
 _COMPRESSION, _UNCOMPRESSED_SIZE = 0x40, 0x48
@@ -50,14 +50,14 @@ class Send(NamedTuple):
 
 @dataclass(slots=True)
 class Alike:
-    """SENDs of one shape that were read: the SENDs, their batches, and the sequence ids in the
-    batches (0 if the caller does not ask for them)."""
+    """SENDs of one shape that were read, their batches, and the sequence ids in the batches (0 if
+    the caller does not ask for sequence ids)."""
 
     sends: list[Send] = field(default_factory=list)
     batches: list[bytes] = field(default_factory=list)
     sequence_ids: list[int] = field(default_factory=list)
     unpacked: int = 0
-    """The size of the compressed batches, decompressed."""
+    """The size that the compressed batches have after they are decompressed."""
 
 
 class Shape:
@@ -85,10 +85,10 @@ class Shape:
     def read(
         self, data: bytes, spans: Sequence[Span], at: int, size_max: int, after: int | None
     ) -> Alike:
-        """The successive frames of this shape from span `at` on, of `size_max` bytes at most; their
-        compressed batches have UNPACKED_MAX bytes at most, decompressed. The sequence ids in their
-        messages rise from above `after`; the first id that does not rise ends the frames. `after`
-        None: no sequence id is read in messages."""
+        """The successive frames of this shape from span `at` on, of `size_max` bytes at most; the
+        compressed batches have UNPACKED_MAX bytes at most, decompressed. The sequence ids in the
+        messages are above `after` and rise: a frame with another id ends the read. `after` None:
+        sequence ids are not read from messages."""
         alike, head, rest = Alike(), self._head, self._rest
         number, number_at = -1, len(head)
         for begin, batch_at, end in islice(spans, at, None):
@@ -101,7 +101,7 @@ class Shape:
                 or not data.startswith(rest, last)
             ):
                 break
-            number += 1  # as a rule the next id; else it is decoded
+            number += 1  # as a rule this is the next id; else the id is decoded
             if data[begin + number_at : last] != varint(number):
                 number = _number(data[begin + number_at : last])
             batch = data[batch_at:end]
@@ -117,7 +117,8 @@ class Shape:
 
 
 def _number(data: bytes) -> int:
-    """The number that these bytes encode; below 0: they encode no number, or more than 63 bits."""
+    """The number that these bytes encode; below 0: not a number, or a number of more than 63
+    bits."""
     if not data or len(data) > _NUMBER_BYTES_MAX or data[-1] > 127:
         return -1
     number = 0
@@ -127,9 +128,9 @@ def _number(data: bytes) -> int:
 
 
 def _sequence_id_of(batch: bytes, metadata: bytes, numbered: bool, alike: Alike) -> int:
-    """The sequence id of a lone message whose metadata begins with `metadata`; 0 unless `numbered`.
-    Below 0: the batch is no such message, or is damaged. The decompressed size of a compressed
-    batch is added to `alike.unpacked`."""
+    """The sequence id of a lone message with metadata that begins with `metadata`; 0 unless
+    `numbered`. Below 0: the batch is no such message, or is damaged. The decompressed size of a
+    compressed batch is added to `alike.unpacked`."""
     begin = pulsar_batch.HEAD.size
     if not batch.startswith(metadata, begin):
         return -1
@@ -185,12 +186,12 @@ def _sequence_id_of(batch: bytes, metadata: bytes, numbered: bool, alike: Alike)
 
 
 def receipts(batches: Iterable[tuple[Send, int]], ledger: int, partition: int) -> bytes:
-    """The SEND_RECEIPT frames of batches. Each batch is given as its SEND and the entry in its
+    """The SEND_RECEIPT frames of batches. Each batch is given by its SEND and by the entry in its
     message id."""
     place = b"\x08" + varint(ledger) + b"\x10"
     partition_field = b"\x18" + varint(unsigned(partition))
     out: list[bytes] = []
-    lengths = None  # of the receipt before; after it `before` and `between` fit the same lengths
+    lengths = None  # `before` and `between` are made for numbers of these lengths
     before = between = b""
     for (producer_id, sequence_id, highest, _), entry in batches:
         number, at = varint(sequence_id), varint(entry)
@@ -210,7 +211,7 @@ def receipts(batches: Iterable[tuple[Send, int]], ledger: int, partition: int) -
 
 class Messages:
     """The MESSAGEs of one consumer. `epoch`: how often the consumer has asked for all messages
-    again. Its client drops messages of an earlier epoch. None: the client does not count."""
+    again; its client drops messages of an earlier epoch. None: the client does not count this."""
 
     def __init__(self, consumer_id: int, ledger: int, partition: int) -> None:
         self._consumer = b"\x08" + varint(consumer_id) + b"\x12"
@@ -219,8 +220,9 @@ class Messages:
         self.epoch: int | None = None
 
     def command(self, entry: int, ack_set: Iterable[int], redeliveries: int = 0) -> bytes:
-        """The command that precedes a batch with this entry in its message id. `ack_set`: a bit for
-        each message that is not acknowledged, in words; empty: all are to be consumed."""
+        """The command that precedes a batch with this entry in its message id. `ack_set`: words
+        with a bit for each message that is not acknowledged; empty: the consumer gets all
+        messages."""
         at = varint(entry)
         place = varint(len(self._place) + len(at) + len(self._partition_field))
         words = b"".join(b"\x20" + varint(unsigned(word)) for word in ack_set)
@@ -233,7 +235,7 @@ class Messages:
     def lone_frames(self, entries: Iterable[int], batches: Iterable[Buffer]) -> bytes:
         """The frames of messages that were not sent before, each with its command."""
         out: list[Buffer] = []
-        at_bytes = size = -1  # of the message before
+        at_bytes = size = -1  # lengths of the last message's entry and batch
         head = before = after = b""
         for entry, batch in zip(entries, batches, strict=True):
             at = varint(entry)
