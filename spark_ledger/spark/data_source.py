@@ -25,8 +25,8 @@ class LedgerDataSource(DataSource):
         return "ledger"
 
     def schema(self) -> StructType:
-        """The columns of a read for which the user declares no schema. The options decide them; for
-        typed rows, also the schemas registered for the topics. Raises LEDGER_OPTION.*;
+        """The columns of a read for which the user declares no schema. The options decide these
+        columns; for typed rows, the topics' registered schemas too. Raises LEDGER_OPTION.*;
         SchemaNotRegistered, SchemaIncompatible, TopicNotFound, Unavailable."""
         exclude_from_gc(Moment.LOADING)
         from spark_ledger.spark.options import options

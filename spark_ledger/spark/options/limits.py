@@ -218,8 +218,8 @@ def curve_of(
 
 
 def admit(start: Positions, end: Positions, limits: Limits, make_curve: CurveOf) -> Positions:
-    """Where a micro-batch ends that begins at `start`: at `end`, or where it reaches a limit on
-    rows or bytes. (`holds_back` applies `rows_min`.)"""
+    """The end of the micro-batch from `start` on: `end`, or where the rows reach a limit on rows or
+    bytes. (`holds_back` applies `rows_min`.)"""
     if not limits.has_maximum:
         return end
     curves = {

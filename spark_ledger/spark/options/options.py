@@ -129,8 +129,8 @@ class WriteOptions:
 
     @property
     def txn_target(self) -> str:
-        """The target of the transaction records: ANY_TOPIC, or the topic, as long as its id is not
-        read (WrittenTopic.txn_target has the id)."""
+        """The target of the transaction records before the topic's id is read: the topic's name, or
+        ANY_TOPIC. (WrittenTopic.txn_target has the id.)"""
         return self.topic or ANY_TOPIC
 
     @property

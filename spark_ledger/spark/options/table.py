@@ -60,7 +60,7 @@ _TLS = (
     " write."
 )
 _NO_COUNTERPART = "Leave it out: there is no such option here."
-_RETRIES = "Leave it out: reads are repeated on the other copies by themselves."
+_RETRIES = "Leave it out: a failed read is repeated on the other copies."
 _GROUP = "Leave it out, or name a durable cursor with subscription."
 KAFKA_REMEDIES: Mapping[str, str] = {
     "kafka.bootstrap.servers": f"Here it is serviceUrl, as {DEFAULT_SERVICE_URL}.",

@@ -4,7 +4,7 @@
 
 Always true: an offset names the copy of each topic by which the batch that begins there is planned;
 `ends` has, by partition, the end of the copy's offsets. A copy is durable before an offset that
-names it is in Spark's checkpoint, and it never changes, so a batch that is planned again leaves out
+names it is in Spark's checkpoint. A copy never changes, so a batch that is planned again leaves out
 the same rows. A batch that begins at or after all `ends` needs no copy. A run that plans batch 0
 again computes the query's first offset again, but stores no copy: the end of batch 0 names the
 copies of the earlier run. When Spark has committed an end that is at or after all `ends`, the copy

@@ -81,8 +81,8 @@ class LagListener(StreamingQueryListener):
         self._lags: dict[str, deque[QueryLag]] = {}
 
     def lags(self, query_id: str | None = None) -> list[QueryLag]:
-        """The lags of a query (its id or name), or of all queries (None); each query's oldest lag
-        is its first."""
+        """The lags of a query (its id or name), or of all queries (None); the oldest lag of each
+        query is first."""
         with self._lock:
             all_lags = [lag for lags in self._lags.values() for lag in lags]
         return [lag for lag in all_lags if query_id in (None, lag.query_id, lag.name)]

@@ -1,8 +1,8 @@
 """The code inside a Spark task that reads: rows out of ledgers as Spark's columns.
 
 Always true: a task decodes only the entries' columns that the declared columns need; with
-`keyFilter` it gives only rows with the keys of the filter. A worker keeps its connections from task
-to task (topic/blocking.py; a forked process makes new connections).
+`keyFilter` the task gives only rows with the filter's keys. A worker keeps its connections from
+task to task (topic/blocking.py; a forked process makes new connections).
 """
 
 import logging

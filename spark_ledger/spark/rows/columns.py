@@ -239,7 +239,7 @@ def to_spark(
 
 
 def with_keys(rows: Block, batch: pa.RecordBatch, keys: Sequence[bytes]) -> pa.RecordBatch:
-    """The rows of `batch` that have one of the keys; `batch` has the same rows as `rows`."""
+    """The rows of `batch` that have one of the keys. `batch` was made from `rows`, row by row."""
     import pyarrow.compute as pc
 
     column = _entry_column(rows, KEY)

@@ -6,7 +6,7 @@ rows, which go to badRecordsTopic.
     json, arrow,     the payload's columns, and beside them __key __topic __partition
     schema           __messageProperties __eventTime
     a bad record     `value` is the row's value, cut to VALUE_BYTES_MAX (null for a typed row);
-                     `key` is its key, cut in the same way; its headers are `reason`, `topic`,
+                     `key` is the row's, cut in the same way; the headers are `reason`, `topic`,
                      `partition` (the row's, or null), then the caller's facts of the write
                      (`queryId`, `batchId`, ...)
 
@@ -276,8 +276,8 @@ def misfits(
     partitions: int | None = None,
     bad_records_topic: str | None = None,
 ) -> pa.Array | None:
-    """For each row the reason for which it cannot be written, null for a good row; None if all rows
-    are good.
+    """For each row the reason for which the row cannot be written, null for a good row; None if all
+    rows are good.
 
     `partitions` is the topic's number of partitions, for the check of a column `partition` (None:
     no check, as the rows are of several topics). `entry_bytes_max` None: sizes are not checked. No

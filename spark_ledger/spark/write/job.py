@@ -255,7 +255,7 @@ class WriteJob:
 
     @classmethod
     def of(cls, options: WriteOptions, schema: StructType, overwrite: bool = False) -> "WriteJob":
-        """Raises as plan_write and ValueWriter.of, and OptionMissing, OptionInvalid."""
+        """Raises the errors of plan_write and ValueWriter.of, and LEDGER_OPTION.*."""
         plan = plan_write(schema, options)
         values = None
         if options.typed:

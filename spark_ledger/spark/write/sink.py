@@ -146,8 +146,8 @@ def open_batch_writer(
 
 
 class LedgerBatchWriter(DataSourceArrowWriter):
-    """The writer of a batch job. Spark sends it from the driver to the tasks and to the process
-    that commits."""
+    """The writer of a batch job. Spark sends the writer from the driver to the tasks and to the
+    process that commits."""
 
     def __init__(self, job: WriteJob, topics: Mapping[str, WrittenTopic], intent: Intent) -> None:
         self.job = job

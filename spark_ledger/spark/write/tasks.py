@@ -116,7 +116,7 @@ def write_rows(
     `version`. `on_replay` None: this version is never written again, so the rows need no
     fingerprint. `topics` are topics that the driver has looked up.
 
-    Raises CheckpointBehind before it takes a row; MessageTooBig, NullTopic, NotEnoughBookies,
+    Raises CheckpointBehind before a row is taken; MessageTooBig, NullTopic, NotEnoughBookies,
     LedgerFenced, Unavailable and other errors. After an error no row of the write becomes visible.
     """
     intent, fingerprint = task.intent, Fingerprint()

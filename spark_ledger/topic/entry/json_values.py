@@ -124,7 +124,7 @@ def _objects(text: pa.StringArray) -> pa.StringArray:
         first, last = _outer_bytes(text)
         bad_rows = np.flatnonzero((first != _BRACES[0]) | (last != _BRACES[1]))
         if len(bad_rows):
-            raise _row_error(int(bad_rows[0]), "it is no JSON object")
+            raise _row_error(int(bad_rows[0]), "the text is not a JSON object")
     return text
 
 

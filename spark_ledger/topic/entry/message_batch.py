@@ -93,7 +93,7 @@ class Rowless(NamedTuple):
     number: int = 0
 
     def with_next(self, place: int) -> "Rowless":
-        """These places, and `place`, which comes after all of them and has no row."""
+        """These places and one more: `place`, which is after all these and has no row."""
         return Rowless(self.lo if self.number else place, place + 1, self.number + 1)
 
     def shift(self, by: int) -> "Rowless":
@@ -270,8 +270,8 @@ def _join_small(parts: list[Buffer]) -> Body:
 
 
 def decode_header(payload: Buffer) -> Header:
-    """Raises errors.UnsupportedFormat for a later version or its flags, errors.BadEntry for another
-    magic and for contradictions."""
+    """The payload's header. Raises errors.UnsupportedFormat for a later version or flags of a later
+    version, errors.BadEntry for another magic and for contradictions."""
     view = memoryview(payload)
     try:
         magic, version, flags, schema, partition, rows, first_row, written_ms = (

@@ -368,8 +368,8 @@ def split_frames(body: memoryview, rows: int) -> Iterator[tuple[int, memoryview]
 
 def producers_of(body: memoryview, rows: int) -> Iterator[Batch]:
     """The last batch of each producer in an entry, in the order of these batches; a chunked message
-    counts as its last chunk. The topic must have deduplication: then a producer's sequence ids
-    rise, so only its last batch has to be parsed. Raises errors.BadEntry."""
+    counts as its last chunk. The topic must have deduplication: then the sequence ids of a producer
+    rise, and only the producer's last batch has to be parsed. Raises errors.BadEntry."""
     last = dict[bytes | int, memoryview]()
     for index, (_, data) in enumerate(split_frames(body, rows)):
         if data[:2] != _EARLIER_FIRST_BYTES:
