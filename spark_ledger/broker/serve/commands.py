@@ -270,7 +270,7 @@ async def _subscribe(client: Caller, part: Any) -> None:
 
 async def _make_consumer(client: Caller, part: Any) -> None:
     if not part.subscription:
-        raise Refusal(ServerError.PRODUCER_BUSY, "a subscription has no empty name: give it a name")
+        raise Refusal(ServerError.PRODUCER_BUSY, "the subscription name is empty: give a name")
     names.check_name("subscription", part.subscription)
     names.check_name("consumer", part.consumer_name)
     if part.durable:
