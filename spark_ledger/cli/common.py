@@ -1,7 +1,7 @@
-"""Shared by the commands: options, the connection to a cluster, printing.
+"""What the commands share: options, the connection to a cluster, printing.
 
-Always true: with --json standard output has only JSON: one document, or one line per item. An error
-is one line on standard error, and the exit status is not 0.
+Always true: with --json standard output has only JSON, as one document or one line per item. An
+error is one line on standard error, and the exit status is not 0.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class App(typer.Typer):
 
 
 def fail(message: str) -> None:
-    """Print the error and end the process."""
+    """Print the error as one line, and end the process."""
     print(f"spark-ledger: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(FAILED)
 
@@ -78,7 +78,7 @@ def with_ledgers(service_url: str | None, work: Callable[["LedgerStore"], Awaita
 
 
 def with_topics(service_url: str | None, work: Callable[["TopicClient"], Awaitable[T]]) -> T:
-    """As `with_ledgers`, but `work` gets a client for topics."""
+    """The result of `work` on a client for the cluster's topics. Raises errors.LedgerError."""
     from spark_ledger.topic.client import TopicClient
 
     async def on_topics(ledgers: "LedgerStore") -> T:
@@ -92,12 +92,12 @@ def with_topics(service_url: str | None, work: Callable[["TopicClient"], Awaitab
 
 
 def by_partition(offsets: Mapping[int, int]) -> dict[str, int]:
-    """The offsets for JSON, with partitions as text: names in JSON are text."""
+    """The offsets for JSON, with partitions as text, since JSON has only text as names."""
     return {str(partition): offset for partition, offset in sorted(offsets.items())}
 
 
 def in_json(value: object) -> str:
-    """The value as JSON; values that JSON does not have (bytes, times, decimals) as text."""
+    """The value as JSON; kinds of values that JSON lacks (bytes, times, decimals) become text."""
     return json.dumps(value, ensure_ascii=False, default=_as_text)
 
 
@@ -115,7 +115,7 @@ def _as_text(value: object) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
-    """Print rows below the names of their columns; if there are no rows, the text `empty`."""
+    """Print rows below the names of their columns; without rows, print the text `empty`."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -126,8 +126,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty:
 
 
 def tell_unreadable(kind: str, unreadable: Mapping[Any, LedgerError]) -> None:
-    """After a listing: print a line on standard error for each item of this kind that could not be
-    read; if there are such items, end with status 1."""
+    """After a listing: for each item of this kind that could not be read, print a line on standard
+    error; then end with status 1. Without such items do nothing."""
     for name, error in sorted(unreadable.items()):
         print(f"spark-ledger: {kind} {name}: {' '.join(str(error).split())}", file=sys.stderr)
     if unreadable:
@@ -156,8 +156,8 @@ def readable(data: bytes | memoryview | None) -> str:
 
 
 def target_of(to: str | None, offsets: list[str]) -> "SeekTarget":
-    """The target by `to` (`earliest`, `latest` or a time) or by PARTITION=OFFSET texts. Raises
-    errors.BadConfig unless the user gave exactly one of `to` and `offsets`."""
+    """Where a subscription is to go, by `to` (`earliest`, `latest` or a time) or by `offsets`
+    (PARTITION=OFFSET texts). Raises errors.BadConfig unless the user gave exactly one of both."""
     from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 
     if bool(offsets) == (to is not None):

@@ -34,7 +34,8 @@ T = TypeVar("T")
 app = App(help="Ledgers: replicated, append-only sequences of entries.", no_args_is_help=True)
 Id = Annotated[int, typer.Argument(help="The ledger's id.", min=0, max=LEDGER_ID_MAX)]
 Password = Annotated[str, typer.Option("--password", help="The ledger's password.")]
-IDLE_S = 300.0  # as repair/service.py
+IDLE_S = 300.0
+"""`limbo --repair` closes an open ledger that gets no entry for this time."""
 
 
 @app.command("list")
@@ -56,7 +57,7 @@ def list_ledgers(json: JsonOption = False, service_url: UrlOption = None) -> Non
 
     records = with_ledgers(service_url, work)
     if json:
-        print_json([_facts(record) for record in records])
+        print_json([_record_facts(record) for record in records])
         tell_unreadable("ledger", unreadable)
         return
     rows = [
@@ -81,7 +82,7 @@ def show(ledger_id: Id, json: JsonOption = False, service_url: UrlOption = None)
     async def work(ledgers: "LedgerStore") -> "LedgerRecord":
         return (await ledgers.record(ledger_id, fresh=True)).record
 
-    _print(with_ledgers(service_url, work), json)
+    _print_record(with_ledgers(service_url, work), json)
 
 
 @app.command()
@@ -99,8 +100,8 @@ def recover(
     service_url: UrlOption = None,
 ) -> None:
     """Fence a ledger, find its end and close it: its writer can add no more entries. Then ask every
-    bookie that keeps copies for each entry that it should have, and bring back the entries that it
-    lacks or cannot deliver. Exit status 1 if an entry is still missing or a bookie does not
+    bookie that keeps copies for each entry that it should have, and bring back the entries that the
+    bookie lacks or cannot deliver. Exit status 1 if an entry is still missing or a bookie does not
     respond."""
 
     from spark_ledger.repair.limbo import repair_everywhere
@@ -110,9 +111,9 @@ def recover(
         service_url, lambda ledgers: repair_everywhere(ledgers, ledger_id, secret, gone_bookies)
     )
     if json:
-        print_json({**_facts(record), "repaired": [repair._asdict() for repair in repairs]})
+        print_json({**_record_facts(record), "repaired": [repair._asdict() for repair in repairs]})
     else:
-        _print(record, json)
+        _print_record(record, json)
         print()
         rows = [(r.bookie_id, r.compared, r.copied, r.why or "whole") for r in repairs]
         print_table(("BOOKIE", "COMPARED", "COPIED", "NOW"), rows, "no bookie keeps copies")
@@ -193,10 +194,10 @@ def unrecorded(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Ledgers of which bookies keep copies, but which have no record and were not deleted. Causes:
-    the metadata store was restored from an older copy, a record was lost, or an earlier version of
-    Spark Ledger deleted the ledgers. Bookies count such ledgers once in overreplicated_wait_s (an
-    hour), and once more when the metadata store is held."""
+    """Ledgers of which bookies keep copies, but which have no record and are not named as deleted.
+    Causes: the metadata store was restored from an older copy, a record was lost, or an earlier
+    version of Spark Ledger deleted the ledgers. Bookies count such ledgers every
+    overreplicated_wait_s (an hour), and once more when the metadata store is held."""
     from spark_ledger.metadata.unrecorded import name_as_deleted, read_unrecorded
 
     by_ledger, counted_ms, hold = with_ledgers(
@@ -236,7 +237,7 @@ NONE_UNRECORDED = "no bookie reports a ledger without a record; bookies count on
 
 
 async def with_store_errors(work: "Awaitable[T]") -> "T":
-    """The result of the work. Raises an errors.LedgerError instead of an error of the store."""
+    """The result of the work. Turns an error of the store into an errors.LedgerError."""
     from spark_ledger.metadata.cluster import BadClusterRecord
     from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
     from spark_ledger.metadata.store_calls import unavailable_while
@@ -276,7 +277,7 @@ def underreplicated(json: JsonOption = False, service_url: UrlOption = None) -> 
 
 
 def _why_unlisted(now: "AutorecoveryStatus") -> str:
-    """Why the list may lack ledgers that lack copies; empty if it is complete."""
+    """Why the list may be incomplete; empty if it has every ledger that lacks copies."""
     if not now.enabled:
         return "autorecovery is disabled, so lost copies are not listed."
     if not now.auditor:
@@ -387,9 +388,9 @@ def read(
     with_ledgers(service_url, work)
 
 
-def _print(record: "LedgerRecord", json: bool) -> None:
+def _print_record(record: "LedgerRecord", json: bool) -> None:
     if json:
-        print_json(_facts(record))
+        print_json(_record_facts(record))
         return
     quorums = (record.ensemble_size, record.write_quorum, record.ack_quorum)
     print_facts(
@@ -412,7 +413,7 @@ def _print(record: "LedgerRecord", json: bool) -> None:
     print_table(("FROM ENTRY", "BOOKIES"), rows, "no fragments")
 
 
-def _facts(record: "LedgerRecord") -> dict[str, object]:
+def _record_facts(record: "LedgerRecord") -> dict[str, object]:
     """The record for JSON, without the verifiers of its password."""
     names = (
         *("ledger_id", "ensemble_size", "write_quorum", "ack_quorum", "last_entry"),

@@ -56,7 +56,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """The options that come before the noun."""
+    """The options that come before the noun (topic, ledger, ...)."""
 
 
 @app.command()
@@ -83,10 +83,10 @@ def up(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Start a cluster on this machine in the background; it takes ledgers when the command returns.
-    (If its metadata store is held, the cluster is up and the command fails.) A process that dies is
-    not started again: `spark-ledger broker start` replaces a broker that was killed; `spark-ledger
-    down`, then `up`, start ZooKeeper, the bookies and the broker."""
+    """Start a cluster on this machine in the background; the cluster takes ledgers when the command
+    returns. (If its metadata store is held, the cluster is up and the command fails.) A process
+    that dies is not started again: `spark-ledger broker start` replaces a broker that was killed;
+    `spark-ledger down`, then `up`, start ZooKeeper, the bookies and the broker."""
     from spark_ledger.local import background
 
     background.refuse_too_few(data_dir, bookies)
@@ -145,7 +145,7 @@ def status(
     ] = None,
 ) -> None:
     """The bookies and brokers of the cluster that `up` started, or of the cluster at the service
-    URL. Ends with status 1 while its metadata store is held."""
+    URL. Ends with status 1 while the metadata store is held."""
     from spark_ledger.local import background
 
     if not service_url and data_dir is None:
@@ -204,8 +204,8 @@ def demo(
 
 
 def _print_up(service_url: str, folder: str, data_dir: Path) -> None:
-    """Print how to use the cluster and how to stop it; options with default values are left
-    out."""
+    """Print how to use the cluster and how to stop it, without options that have their default
+    values."""
     where = f" --data-dir {quote(str(data_dir))}" if data_dir != FOLDER else ""
     end = f"spark-ledger down{where}"
     print(f"up at {service_url}, data in {folder}; end it with: {end}")

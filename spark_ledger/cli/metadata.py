@@ -1,5 +1,5 @@
-"""`spark-ledger metadata status|accept`: shows whether the metadata store went back in time, and
-lets an operator accept such a store (metadata/hold.py)."""
+"""`spark-ledger metadata status|accept`: shows whether the metadata store went back in time and is
+held (takes no writes), and lets an operator accept such a store (metadata/hold.py)."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ import typer
 
 from spark_ledger import units
 from spark_ledger.cli.common import App, JsonOption, UrlOption, print_facts, print_json, print_table
-from spark_ledger.cli.nodes import of_store
+from spark_ledger.cli.nodes import ask_store
 from spark_ledger.config import resolve_service_url
 from spark_ledger.errors import counted
 
@@ -33,7 +33,7 @@ def store_status(service_url: str) -> "StoreStatus":
     """The state of the store at the URL. Raises errors.Unavailable, errors.UnsupportedFormat."""
     from spark_ledger.metadata import hold
 
-    return asyncio.run(of_store(service_url, hold.status))
+    return asyncio.run(ask_store(service_url, hold.status))
 
 
 def facts_of(status: "StoreStatus") -> dict[str, Any]:
@@ -100,17 +100,17 @@ def accept(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Accept a store that went back in time. The command first lists the ledgers that bookies have
-    and the store does not name, then it asks. Afterwards ids of new ledgers are above all ids that
-    were given out before. With --json and without --yes it prints the list, and after the question
-    the outcome."""
+    """Accept a store that went back in time. The command lists the ledgers that bookies have and
+    the store does not name, and asks. Afterwards ids of new ledgers are above all ids that were
+    given out before. With --json and without --yes the command prints the list as JSON before the
+    question, and the outcome after it."""
     from spark_ledger.metadata import hold
 
     url = resolve_service_url(service_url)
     before = store_status(url)
     end_s = time.monotonic() + REPORTS_WAIT_S
     while before.cluster.hold and before.silent and time.monotonic() < end_s:
-        time.sleep(REPORTS_PAUSE_S)  # a bookie reports soon after it sees the hold
+        time.sleep(REPORTS_PAUSE_S)  # bookies report their ledgers soon after they see the hold
         before = store_status(url)
     if before.cluster.hold is None:
         if json:
@@ -127,12 +127,12 @@ def accept(
     if not yes:
         question = "Accept the store as it is? The ledgers listed stay on the bookies, unread."
         typer.confirm(question, abort=True, err=json)
-    after = asyncio.run(of_store(url, hold.accept))
+    after = asyncio.run(ask_store(url, hold.accept))
     if json:
         print_json({"accepted": True, **facts_of(before), "epoch": after.cluster.epoch})
     else:
         print(f"accepted: {sentence(after)}")
-        print("brokers open their topics anew within some ten seconds; start queries that ran")
+        print("brokers open their topics anew within some ten seconds. Start queries that ran")
         print("meanwhile again: a query that has read rows that are in no topic any more ends with")
         print("an error, and goes on under a new checkpoint (docs/operations.md)")
 

@@ -89,8 +89,8 @@ def info(
     timeout: Timeout = TIMEOUT_S,
     service_url: UrlOption = None,
 ) -> None:
-    """The state of one bookie; with host:port the command asks only this bookie, not the metadata
-    store."""
+    """The state of one bookie. With host:port the command asks only this bookie, and not the
+    metadata store."""
     is_address = ":" in bookie
     address = checked_address(bookie) if is_address else asyncio.run(_address(bookie, service_url))
     response = asyncio.run(request_info(address, timeout))
@@ -99,10 +99,10 @@ def info(
         facts["directories"] = [directory._asdict() for directory in response.directories]
         print_json(facts)
         return
-    print_facts(_facts(address, response))
+    print_facts(_info_facts(address, response))
     columns = ("DIRECTORY", "ROLE", "FREE", "TOTAL", "STATE")
     rows = [
-        (d.path, d.role, units.shown(d.free_bytes), units.shown(d.total_bytes), _state(d))
+        (d.path, d.role, units.shown(d.free_bytes), units.shown(d.total_bytes), _directory_state(d))
         for d in response.directories
     ]
     if rows:
@@ -129,7 +129,7 @@ def forget(
     bookie_id: Annotated[str, typer.Argument(help="The id of a bookie that will not come back.")],
     service_url: UrlOption = None,
 ) -> None:
-    """Take a lost bookie off the list; refused while it runs or a ledger names it."""
+    """Take a lost bookie off the list; refused while the bookie runs or a ledger names it."""
     from spark_ledger.repair import decommission as repair
 
     with_ledgers(service_url, lambda ledgers: repair.forget(ledgers, bookie_id))
@@ -259,10 +259,10 @@ def _obstacle(left: "DrainProgress") -> str:
 
 
 async def bookies_registered(service_url: str) -> list[dict[str, Any]]:
-    """As directory.registered. Raises Unavailable."""
+    """Every bookie that was registered, down ones too, each as a dict. Raises Unavailable."""
     from spark_ledger.bookies import directory
 
-    return await of_store(service_url, directory.registered)
+    return await ask_store(service_url, directory.registered)
 
 
 async def living_brokers(
@@ -271,14 +271,14 @@ async def living_brokers(
     """The living brokers, each with `id`, `url` and `incomplete_messages`. Raises Unavailable."""
     from spark_ledger.broker.log.membership import brokers_alive
 
-    brokers = await of_store(service_url, lambda store: brokers_alive(store, unreadable))
+    brokers = await ask_store(service_url, lambda store: brokers_alive(store, unreadable))
     return [
         {"id": broker_id, "url": broker.url, "incomplete_messages": broker.incomplete}
         for broker_id, broker in sorted(brokers.items())
     ]
 
 
-async def of_store(service_url: str, ask: "Callable[[MetadataStore], Awaitable[T]]") -> T:
+async def ask_store(service_url: str, ask: "Callable[[MetadataStore], Awaitable[T]]") -> T:
     """The result of `ask` on the store of a cluster. Raises Unavailable, and the errors of
     `ask`."""
     from spark_ledger.metadata.store import StoreUnavailable
@@ -307,8 +307,8 @@ def _row_of(bookie: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked_address(address: str) -> str:
-    """The address. Raises BadConfig if the address is not host:port: a request would not reach the
-    bookie."""
+    """The address. Raises BadConfig if it is not host:port, as no request could reach a bookie
+    there."""
     with suppress(ValueError):
         if net.split(address)[1]:
             return address
@@ -350,7 +350,7 @@ async def request_info(address: str, timeout_s: float) -> "InfoResponse":
         await network.close()
 
 
-def _facts(address: str, response: "InfoResponse") -> dict[str, object]:
+def _info_facts(address: str, response: "InfoResponse") -> dict[str, object]:
     facts = {
         "bookie": response.bookie_id,
         "address": address,
@@ -365,15 +365,15 @@ def _facts(address: str, response: "InfoResponse") -> dict[str, object]:
     return {name: value for name, value in facts.items() if value != ""}
 
 
-def _state(directory: "DirectoryInfo") -> str:
+def _directory_state(directory: "DirectoryInfo") -> str:
     if directory.failure:
         return f"failed: {directory.failure}"
     return "full" if directory.full else "ok"
 
 
 def _setting(name: str, *flags: str, **limits: Any) -> Any:
-    """The option of a broker's setting. Without the option the value comes from the file of
-    settings, else it is the default."""
+    """The command's option for a setting of the broker. Without the option the value comes from the
+    file of settings, or is the default."""
     field = BrokerSettings.model_fields[name]
     default: Any = field.default
     text: bool | str = name.replace("_", "-") if default is True else str(default) or False
@@ -420,8 +420,8 @@ def start_broker(
 
 @brokers.command("list")
 def list_brokers(json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """The brokers that are alive, each with its URL for clients, and with how many chunked messages
-    its producers left incomplete since it started."""
+    """The brokers that are alive, each with its URL for clients and the number of chunked messages
+    that its producers have left incomplete since its start."""
     unreadable: dict[str, LedgerError] = {}
     brokers = asyncio.run(living_brokers(resolve_service_url(service_url), unreadable))
     if json:
@@ -553,6 +553,6 @@ def _settings(now: "AutorecoverySettings | AutorecoveryStatus") -> dict[str, str
 
 
 def _with_times(bookies: Mapping[str, int]) -> str:
-    """The bookies, each with the time since when it is down."""
+    """The bookies, each with the time at which it went down."""
     texts = [f"{bookie} since {in_utc(since_ms)}" for bookie, since_ms in bookies.items()]
     return ", ".join(texts) or "none"

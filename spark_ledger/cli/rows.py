@@ -2,8 +2,8 @@
 `subscription peek` print.
 
 Always true: a row is printed once; rows of a partition are printed in their order. `consume` moves
-its subscription past a row after the row is printed, so a row may come again after a crash, and no
-row is missed.
+its subscription past a row after the row is printed. So after a crash a row may be printed again,
+and no row is missed.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ LINE_BYTES_MAX = 1 << 20
 APP_ID = "spark-ledger-produce"
 
 Start = Callable[[int, int], int]
-"""Returns the offset at which to begin in a partition, for its first offset and its end."""
+"""Gets the first offset of a partition and its end; returns the offset at which to begin."""
 
 
 class ShownRow(NamedTuple):
-    """A row to print; the `value` of a typed row is an object of its columns."""
+    """A row to print. The `value` of a typed row has its columns by name."""
 
     partition: int
     offset: int
@@ -61,8 +61,8 @@ class ShownRow(NamedTuple):
 async def rows_from(
     client: "TopicClient", name: str, start: Start | Mapping[int, int], *, follow: bool
 ) -> AsyncIterator[ShownRow]:
-    """The rows of each partition from `start` on, up to the end, or with `follow` for ever: rows of
-    commits, and confirmed rows of live segments."""
+    """The rows of each partition from `start` on: rows of commits, and confirmed rows of live
+    segments. The rows end at the present end, or, with `follow`, never."""
     from spark_ledger.topic.read.live import LiveEnds, live_task
     from spark_ledger.topic.read.plan import plan_read
     from spark_ledger.topic.task_reader import read_blocks
@@ -136,7 +136,8 @@ def print_row(row: ShownRow, json: bool) -> None:
 def _keys_and_values(
     block: "Block",
 ) -> tuple[list[bytes | None], list[bytes | None] | list[dict[str, object]]]:
-    """The keys and values to show. TYPED_NAMES are a typed row's columns beside its payload."""
+    """The keys and values to show. The value of a typed row is its payload: its columns without
+    those of TYPED_NAMES (key, event time, headers)."""
     from spark_ledger.topic.entry.message_batch import KEY, TYPED_NAMES, VALUE, column_of
 
     batch = block.record_batch
@@ -158,13 +159,13 @@ def produce(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Write lines of text as rows, for a quick try: a commit for every 10,000 lines, or for each
-    line that is typed. Programs write with Spark, or with Pulsar's clients."""
+    """Write lines of text as rows, for a quick try. Each 10,000 lines are one commit; at a terminal
+    each line is one. Programs write with Spark, or with Pulsar's clients."""
 
     async def work(client: "TopicClient") -> int:
         await client.topics.open(topic)
         count = 0
-        for group in _groups(lines):
+        for group in _lines_of_commits(lines):
             await _commit_lines(client, topic, group, key)
             count += len(group)
         return count
@@ -173,18 +174,18 @@ def produce(
     answer(json, {"topic": topic, "rows": count}, f"{count} rows were written to topic {topic}")
 
 
-def _groups(lines: list[str] | None) -> Iterator[list[bytes]]:
+def _lines_of_commits(lines: list[str] | None) -> Iterator[list[bytes]]:
     """The lines in groups; each group becomes one commit. Raises errors.BadConfig."""
     if lines:
-        yield [_checked(line.encode()) for line in lines]
+        yield [_checked_line(line.encode()) for line in lines]
         return
     source = iter(sys.stdin.buffer.readline, b"")
     at_once = 1 if sys.stdin.isatty() else LINES_AT_ONCE
-    while group := [_checked(line.rstrip(b"\r\n")) for line in islice(source, at_once)]:
+    while group := [_checked_line(line.rstrip(b"\r\n")) for line in islice(source, at_once)]:
         yield group
 
 
-def _checked(line: bytes) -> bytes:
+def _checked_line(line: bytes) -> bytes:
     if len(line) > LINE_BYTES_MAX:
         raise BadConfig(
             f"a line of {len(line)} bytes is too long", f"Give {LINE_BYTES_MAX} bytes at most."
@@ -212,11 +213,11 @@ async def _commit_lines(
         keys = None if key is None else pa.array([key.encode()] * len(lines), pa.binary())
         for entry in encoder.add(keys, values):
             await sender.send(entry)
-        small = encoder.flush_small(DEFAULT_SETTINGS.inline_bytes_max)  # None: too large
+        small = encoder.flush_small(DEFAULT_SETTINGS.inline_bytes_max)  # None: use a ledger
         for entry in encoder.flush() if small is None else ():
             await sender.send(entry)
         segments = await sender.finish() if small is None else inline_segments(small)
-        creators = dict(sender.creators)  # by ledger its creator token
+        creators = dict(sender.creators)  # by ledger id, the token of its creator
         task, attempt = 0, 0
         result = TaskResult(info.id, intent.id, task, attempt, segments, creators)
         txn = TxnKey(intent.app_id, target, 0, run)
@@ -240,8 +241,8 @@ def consume(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Print rows and move a subscription past them, for a quick try: partition, offset, key, value.
-    No query or client can use the subscription meanwhile. Programs read with Spark, or with
+    """Print rows (partition, offset, key, value) and move a subscription past them, for a quick
+    try. No query or client can use the subscription meanwhile. Programs read with Spark, or with
     Pulsar's clients."""
 
     async def work(client: "TopicClient") -> None:

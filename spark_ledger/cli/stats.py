@@ -1,7 +1,7 @@
 """Statistics of a topic, which brokers give by HTTP.
 
-Always true: a broker that does not answer is passed over, as any broker can answer for all; a
-broker's error ends no command that can do without statistics.
+Always true: if a broker does not answer, the next one is asked: each broker can answer for all.
+Without any answer the functions return None or an empty dict, and do not raise.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,19 +20,21 @@ async def stats_of(client: "TopicClient", info: "TopicInfo") -> dict[str, Any] |
     """The statistics of the whole topic; None: no broker answers."""
     is_partitioned = info.policies.partitioned
     verb = "partitioned-stats?perPartition=false" if is_partitioned else "stats"
-    return await _asked(client, info, verb)
+    return await _ask_brokers(client, info, verb)
 
 
 async def stats_by_partition(client: "TopicClient", info: "TopicInfo") -> dict[int, dict[str, Any]]:
     """The statistics of each partition; empty: no broker answers."""
     if not info.policies.partitioned:
-        stats = await _asked(client, info, "stats")
+        stats = await _ask_brokers(client, info, "stats")
         return {} if stats is None else {0: stats}
-    stats = await _asked(client, info, "partitioned-stats") or {"partitions": {}}
+    stats = await _ask_brokers(client, info, "partitioned-stats") or {"partitions": {}}
     return {int(name.rpartition("-")[2]): part for name, part in stats["partitions"].items()}
 
 
-async def _asked(client: "TopicClient", info: "TopicInfo", verb: str) -> dict[str, Any] | None:
+async def _ask_brokers(
+    client: "TopicClient", info: "TopicInfo", verb: str
+) -> dict[str, Any] | None:
     from spark_ledger import http
     from spark_ledger.broker.log.membership import brokers_alive
 
@@ -72,7 +74,6 @@ def print_stats(stats: dict[str, Any], json: bool) -> None:
 
 
 def counts_of(subscription: dict[str, Any]) -> tuple[int, ...]:
-    """The numbers of messages: not acknowledged, sent and not acknowledged, redelivered,
-    delayed."""
+    """Numbers of messages: not acknowledged; sent and not acknowledged; sent again; delayed."""
     names = ("msgBacklog", "unackedMessages", "redeliveredMessages", "msgDelayed")
     return tuple(int(subscription.get(name, 0)) for name in names)

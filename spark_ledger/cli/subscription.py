@@ -1,5 +1,5 @@
-"""`spark-ledger subscription list|create|seek|delete|lag`, the verbs that move a subscription while
-consumers use it: `skip|clear|expire|reset`; and `peek`, which shows its next rows."""
+"""`spark-ledger subscription list|create|seek|delete|lag`, `skip|clear|expire|reset`, which move a
+subscription while consumers use it, and `peek`, which shows the next rows."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -52,7 +52,8 @@ class _Listed(NamedTuple):
 
 
 class _LagRow(NamedTuple):
-    """`floor_age_ms`: the age of the position in the metadata store; None: the owner answered."""
+    """`floor_age_ms`: the age of the position in the metadata store; None: the position is from the
+    partition's owner."""
 
     partition: int
     position: int
@@ -67,8 +68,8 @@ class _LagRow(NamedTuple):
 def list_subscriptions(
     topic: Topic, json: JsonOption = False, service_url: UrlOption = None
 ) -> None:
-    """Every subscription of a topic, and its position. A broker adds facts that only the owners of
-    the partitions have in memory: the type and number of its consumers, and the numbers of messages
+    """Every subscription of a topic, and its position. A broker adds what only the owners of the
+    partitions have in memory: the type and number of the consumers, and the numbers of messages
     that are sent and not acknowledged, sent again, or delayed. Without a broker the command shows
     the age of the position in the metadata store instead: a newer position may be in a ledger."""
     unreadable: dict[str, LedgerError] = {}
@@ -85,7 +86,9 @@ def list_subscriptions(
 
     subscriptions, stats, now_ms = with_topics(service_url, listed)
     if json:
-        print_json([_plain(info, stats.get(info.name), now_ms) for info in subscriptions])
+        print_json(
+            [_subscription_facts(info, stats.get(info.name), now_ms) for info in subscriptions]
+        )
         tell_unreadable("subscription", unreadable)
         return
     columns = ("SUBSCRIPTION", "KIND", "IN USE", "QUERY", "OFFSETS", "AGE", *IN_MEMORY)
@@ -114,8 +117,8 @@ def create(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Make a subscription, at the latest row unless --to or --to-offset is given: the topic keeps
-    all rows from this position on."""
+    """Make a subscription, at the end of the topic unless --to or --to-offset is given. The topic
+    keeps all rows from this position on."""
     target = target_of(to if to or to_offset else "latest", to_offset or [])
     positions = _work_on(service_url, topic, lambda all_, id_: all_.create(id_, name, target))
     _print_positions(topic, name, positions, json)
@@ -149,8 +152,8 @@ def reset(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Move a subscription to the earliest row, or as seek does. Connected consumers are sent away,
-    and come back at the new position. A query's subscription does not move."""
+    """Move a subscription to the earliest row, or to the given position. Connected consumers are
+    sent away, and come back at the new position. A query's subscription does not move."""
     target = target_of(to if to or to_offset else "earliest", to_offset or [])
     _move(service_url, topic, name, json, lambda moves: moves.reset(name, target))
 
@@ -159,8 +162,8 @@ def reset(
 def clear(
     topic: Topic, name: Name, json: JsonOption = False, service_url: UrlOption = None
 ) -> None:
-    """Move a subscription to the end, past all remaining messages; consumers are treated as by
-    reset."""
+    """Move a subscription to the end, past all remaining messages. Connected consumers are sent
+    away, and come back; a query's subscription does not move."""
     _move(service_url, topic, name, json, lambda moves: moves.clear(name))
 
 
@@ -175,8 +178,8 @@ def skip(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Move a subscription past messages of a partition, to its end at most; consumers are treated
-    as by reset."""
+    """Move a subscription past messages of a partition, up to its end at most. Connected consumers
+    are sent away, and come back; a query's subscription does not move."""
     _move(service_url, topic, name, json, lambda moves: moves.skip(name, count, partition))
 
 
@@ -188,8 +191,8 @@ def expire(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Move a subscription past messages older than this age, never back; consumers are treated as
-    by reset."""
+    """Move a subscription past messages older than this age, never back. Connected consumers are
+    sent away, and come back."""
     age_ms = units.parse(age, units.MS)
     if age_ms is None:
         raise BadConfig(f"'{age}' is not an age", f"Give a number with {', '.join(units.MS)}.")
@@ -211,8 +214,8 @@ def peek(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Print the next rows of a subscription, which does not move: partition, offset, key, value.
-    Rows beyond the position that consumers have acknowledged are printed too."""
+    """Print the next rows of a subscription (partition, offset, key, value); the subscription does
+    not move. Rows that consumers have acknowledged beyond its position are printed too."""
 
     async def work(client: "TopicClient") -> None:
         info = await client.topics.open(topic)
@@ -251,8 +254,8 @@ def delete(
 @app.command()
 def lag(topic: Topic, name: Name, json: JsonOption = False, service_url: UrlOption = None) -> None:
     """The lag of a subscription behind the end of its topic: the rows that are not acknowledged.
-    The owners of the partitions have the newest positions. Without a broker the positions come from
-    ledgers and the metadata store; AGE is then the age of those in the metadata store."""
+    The owners of the partitions have the newest positions. Without a broker, positions come from
+    ledgers and the metadata store, and AGE is the age of the position in the metadata store."""
 
     async def work(client: "TopicClient") -> list[_LagRow]:
         from spark_ledger.metadata.store_calls import store_now_ms
@@ -342,7 +345,7 @@ def _age_ms(info: "SubscriptionInfo", now_ms: int) -> int:
     return max(0, now_ms - info.floor_ms)
 
 
-def _plain(
+def _subscription_facts(
     info: "SubscriptionInfo", stats: "dict[str, Any] | None", now_ms: int
 ) -> dict[str, object]:
     names = [name.lower() for name in IN_MEMORY]

@@ -64,7 +64,7 @@ def create(
     info = with_topics(service_url, lambda t: _admin(t).create(name, partitions, policies))
     answer(
         json,
-        _facts(info),
+        _topic_facts(info),
         f"topic {info.name.short} made, {info.partitions} partition(s), id {info.id}",
     )
 
@@ -75,7 +75,7 @@ def list_topics(json: JsonOption = False, service_url: UrlOption = None) -> None
     unreadable: dict[str, LedgerError] = {}
     topics = with_topics(service_url, lambda client: client.topics.list(unreadable))
     if json:
-        print_json([_facts(info) for info in topics])
+        print_json([_topic_facts(info) for info in topics])
     else:
         rows = [(info.name.short, info.partitions, info.id) for info in topics]
         print_table(("TOPIC", "PARTITIONS", "ID"), rows, "no topics")
@@ -84,16 +84,16 @@ def list_topics(json: JsonOption = False, service_url: UrlOption = None) -> None
 
 @app.command()
 def describe(name: Name, json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """A topic's partitions: offsets, segments, bytes."""
+    """A topic's partitions (offsets, segments, bytes) and policies."""
     facts = with_topics(service_url, lambda client: _admin(client).describe(name))
     columns = ("partition", "start_offset", "end_offset", "rows", "segments", "bytes")
     partitions = [{name: getattr(row, name) for name in columns} for row in facts.partitions]
-    policies = _policies(facts.info)
+    policies = _policy_facts(facts.info)
     if json:
         names = ("commits", "terminated", "rows", "bytes", "ledgers", "reclaimable")
         further = {name: getattr(facts, name) for name in names}
         further |= {"policies": policies, "offsets": partitions}
-        print_json({**_facts(facts.info), "partitions": len(partitions), **further})
+        print_json({**_topic_facts(facts.info), "partitions": len(partitions), **further})
         return
     print_facts(
         {
@@ -123,7 +123,7 @@ def grow(
     info = with_topics(service_url, lambda client: _admin(client).grow(name, partitions))
     answer(
         json,
-        {**_facts(info), "partitions": partitions},
+        {**_topic_facts(info), "partitions": partitions},
         f"topic {info.name.short} has {partitions} partitions now",
     )
 
@@ -157,9 +157,9 @@ def set_policies(
             file=sys.stderr,
         )
     if json:
-        print_json({**_facts(info), "policies": _policies(info)})
+        print_json({**_topic_facts(info), "policies": _policy_facts(info)})
     else:
-        print_facts(_policies(info))
+        print_facts(_policy_facts(info))
 
 
 @app.command()
@@ -207,7 +207,9 @@ def terminate(
         typer.confirm(f"End topic {name} for ever?", abort=True)
     info = with_topics(service_url, lambda client: _admin(client).terminate(name))
     answer(
-        json, {**_facts(info), "terminated": True}, f"topic {info.name.short} takes no more rows"
+        json,
+        {**_topic_facts(info), "terminated": True},
+        f"topic {info.name.short} takes no more rows",
     )
 
 
@@ -282,7 +284,7 @@ def delete(
     async def work(client: "TopicClient") -> None:
         for name in names:
             info = await _admin(client).delete(name)
-            answer(json, _facts(info), f"topic {info.name.short} deleted, id {info.id}")
+            answer(json, _topic_facts(info), f"topic {info.name.short} deleted, id {info.id}")
 
     with_topics(service_url, work)
 
@@ -291,9 +293,9 @@ def delete(
 def repair(
     name: Name, yes: Yes = False, json: JsonOption = False, service_url: UrlOption = None
 ) -> None:
-    """Repair partitions that no broker can open: shows the bytes at the end of their live ledger,
-    the copies, and the repair, and carries the repair out after you confirm. Refused while the
-    metadata store is held: no broker opens a partition then."""
+    """Repair partitions that no broker can open. The command shows the bytes at the end of their
+    live ledgers, the copies and the repair, and carries the repair out after you confirm. Refused
+    while the metadata store is held: no broker opens a partition then."""
     from spark_ledger.topic.upkeep import live_repair
 
     async def find_unopened(client: "TopicClient") -> "list[UnopenedPartition]":
@@ -461,8 +463,8 @@ def parse_policies(texts: list[str]) -> dict[str, object]:
 
 
 def _trim_target(offsets: list[str], before: str | None) -> "SeekTarget":
-    """The end of the rows to remove. Raises errors.BadConfig unless the user gave either offsets or
-    a time."""
+    """Up to where rows are removed. Raises errors.BadConfig unless the user gave exactly one of
+    offsets and a time."""
     from spark_ledger.topic.subscription.seek_target import CommittedSince
 
     if bool(offsets) == (before is not None):
@@ -493,13 +495,13 @@ def _trim(
     )
 
 
-def _policies(info: "TopicInfo") -> dict[str, object]:
+def _policy_facts(info: "TopicInfo") -> dict[str, object]:
     from spark_ledger.topic.log.policies import to_json
 
     return to_json(info.policies)
 
 
-def _facts(info: "TopicInfo") -> dict[str, object]:
+def _topic_facts(info: "TopicInfo") -> dict[str, object]:
     return {"topic": info.name.full, "id": info.id, "partitions": info.partitions}
 
 

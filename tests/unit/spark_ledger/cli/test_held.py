@@ -41,7 +41,7 @@ def store(monkeypatch):
         async def accepted(_url, _ask):
             return NOT_HELD
 
-        monkeypatch.setattr(metadata, "of_store", accepted)
+        monkeypatch.setattr(metadata, "ask_store", accepted)
 
     return begin
 
