@@ -161,7 +161,7 @@ class Broker:
         closes = (topic.close() for topic in self.open_topics())
         for outcome in await asyncio.gather(*closes, return_exceptions=True):
             if isinstance(outcome, BaseException):
-                _log.warning("a topic is left as a crash would leave it: %s", outcome)
+                _log.warning("a topic was not closed; its next owners recover it: %s", outcome)
         await self.cursors.close()
 
     def new_name(self) -> str:

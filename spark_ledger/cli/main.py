@@ -72,7 +72,7 @@ def up(
         int, typer.Option(help="The port for Pulsar's clients.", min=1, max=65535)
     ] = DEFAULTS.broker_port,
     admin_port: Annotated[
-        int, typer.Option(help="The port for their lookups by HTTP.", min=1, max=65535)
+        int, typer.Option(help="The port for lookups and the admin API.", min=1, max=65535)
     ] = DEFAULTS.admin_port,
     broker: Annotated[
         bool, typer.Option(help="With a broker for Pulsar's clients, or without.")

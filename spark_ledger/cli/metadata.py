@@ -24,7 +24,7 @@ REPORTS_WAIT_S, REPORTS_PAUSE_S = 10.0, 0.5
 ROWS_SHOWN = 50
 NOT_LISTED = (
     "an accept also gives up facts newer than this store that no bookie has and no command can"
-    " list: rows of small commits (the commit itself has them), topics, policies, schemas,"
+    " list: rows of small commits (they are in the commit itself), topics, policies, schemas,"
     " subscriptions and their positions"
 )
 

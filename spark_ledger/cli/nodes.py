@@ -69,7 +69,7 @@ def list_bookies(json: JsonOption = False, service_url: UrlOption = None) -> Non
         return
     if hold := next((bookie["held"] for bookie in known_bookies if bookie.get("held")), ""):
         print(f"the metadata store is HELD: {hold}")
-        print("no bookie registers until it is accepted: `spark-ledger metadata status`")
+        print("no bookie registers until the store is accepted: `spark-ledger metadata status`")
     columns = ("BOOKIE", "STATE", "FRAMES", "GRPC", "RACK", "FREE", "LIMBO", "VERSION", "WHY")
     cells = [
         (

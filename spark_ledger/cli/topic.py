@@ -152,8 +152,8 @@ def set_policies(
     info, loses_rows = with_topics(service_url, change)
     if loses_rows:
         print(
-            f"spark-ledger: a query without subscription=NAME read topic {name} within a day. It"
-            " holds no rows: the topic drops rows as soon as every subscription has passed them",
+            f"spark-ledger: a query without subscription=NAME read topic {name} within a day. The"
+            " query holds no rows: the topic drops rows that every subscription has passed",
             file=sys.stderr,
         )
     if json:

@@ -2,8 +2,8 @@
 
 Always true: a request that makes a change comes from this machine, unless the broker is open to
 other machines (`admin_open`). No web page sent the request, and its body is JSON. Every request
-names this broker as its Host: a web page that had its own host name point at this address (DNS
-rebinding) sends that name.
+names this broker as its Host: a page whose host name was made to point here (DNS rebinding) sends
+that host name.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""One stored message or batch: by its id, or the next message of a subscription.
+"""Verbs that show a stored message or batch: by a message id, or the n-th of a subscription.
 
 Always true: a broker that does not have the partition redirects the request to the owner. The body
 of the response has the producer's bytes, decompressed; a batch has the metadata of each message
@@ -92,9 +92,9 @@ async def _redirect_to(call: Call, url: str) -> HttpResponse:
     for broker in registered.values():
         if broker.url == url and broker.admin_url:
             to = {"Location": broker.admin_url + quote(call.request.path)}
-            return HttpResponse(None, HTTPStatus.TEMPORARY_REDIRECT, to)
+            return HttpResponse(status=HTTPStatus.TEMPORARY_REDIRECT, headers=to)
     raise HttpRefusal(
-        HTTPStatus.SERVICE_UNAVAILABLE, f"the broker at {url} has the message: ask it"
+        HTTPStatus.SERVICE_UNAVAILABLE, f"the broker at {url} has the message: ask that broker"
     )
 
 

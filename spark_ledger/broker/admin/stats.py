@@ -79,7 +79,7 @@ def stats_of_consumer(subscription: Subscription, consumer: Consumer) -> Stats:
     consumer's partition; there the offsets of earlier chunks in the open ledger count as
     backlog."""
     partition = consumer.dispatcher.partition
-    sizes = _Sizes(partition.held, EMPTY_END, partition.end, 0)
+    sizes = _Sizes(partition.held, EMPTY_END, partition.end, now_ms=0)
     stats = _stats_of_used(sizes, subscription, partition.number, NO_PROPERTIES)
     own: Stats = stats["consumers"][consumer.dispatcher.consumers.index(consumer)]
     return own | {"subscription": stats}
@@ -166,7 +166,7 @@ async def _stats_from_broker(admin_url: str, info: TopicInfo) -> dict[int, Stats
         plain = await http.ask(f"{admin_url}/{path}?{HERE}=true")
         return {int(key.rpartition("-")[2]): part for key, part in plain["partitions"].items()}
     except (HttpFailure, *errors.MALFORMED) as error:
-        _log.warning("the broker at %s does not give its part of %s: %s", admin_url, name, error)
+        _log.warning("the broker at %s gives no statistics of %s: %s", admin_url, name, error)
         return None
 
 

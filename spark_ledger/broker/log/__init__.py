@@ -1,1 +1,1 @@
-"""Which broker owns which partition, and the logs of partitions in the hands of their owner."""
+"""Which broker owns which partition, and a partition's log as its owner reads and commits it."""

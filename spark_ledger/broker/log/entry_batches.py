@@ -96,8 +96,8 @@ def _batches_of_rows(
 
 
 def untyped(rows: pa.RecordBatch, typed: bool) -> pa.RecordBatch:
-    """The rows with the columns of message_batch.TYPES: columns that a typed row has beside these
-    become JSON, as its value."""
+    """The rows with the columns of message_batch.TYPES. A typed row's payload (its columns beside
+    key, event time and headers) becomes JSON in the column for the value."""
     if not typed:
         return rows
     payload = [name for name in rows.schema.names if name not in TYPED_NAMES.values()]

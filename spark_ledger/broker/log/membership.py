@@ -120,9 +120,9 @@ class UrlTaken(errors.BadConfig):
 
 
 class Membership:
-    """The registration of one broker, whose clients reach it at `url`, and its view of the others.
-    Methods raise errors.Unavailable. Methods that look at other brokers also raise UrlTaken, after
-    which this broker has to end."""
+    """The registration of one broker, and its view of the others. `url`: where clients reach this
+    broker. Methods raise errors.Unavailable. Methods that look at other brokers also raise
+    UrlTaken, after which this broker has to end."""
 
     def __init__(
         self,
@@ -167,9 +167,8 @@ class Membership:
         self._is_url_free = True
 
     async def register(self) -> None:
-        """Register this broker, for the first time or again. If an earlier broker is registered
-        with this URL at the first time, it counts as killed, unless it answers. Raises
-        UrlTaken."""
+        """Register this broker, for the first time or again. At the first time, another broker that
+        is registered with this URL counts as killed, unless it answers. Raises UrlTaken."""
         if not self._is_url_free:
             await self.check_url()
         with unavailable_while("registering a broker"):

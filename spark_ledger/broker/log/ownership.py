@@ -79,9 +79,9 @@ class Deposed(errors.LedgerFenced):
 
 
 class Ownership:
-    """Takes and gives partitions for one broker, whose clients reach it at `url`. Methods raise
-    errors.Unavailable. Methods that look at other brokers also raise UrlTaken, after which this
-    broker has to end."""
+    """Takes and gives partitions for one broker. `url`: where clients reach this broker. Methods
+    raise errors.Unavailable. Methods that look at other brokers also raise UrlTaken, after which
+    this broker has to end."""
 
     def __init__(
         self,

@@ -57,6 +57,10 @@ async def _same_history() -> int:
     return 0
 
 
+def _empty_batch(offset: int) -> Stored:
+    return Stored(offset, messages=0, data=b"", batched=False)
+
+
 @dataclass(slots=True)
 class OpenEnd:
     """The open end of a partition: the partition's writer moves this end, and readers read up to
@@ -155,8 +159,8 @@ class Partition:
         self.wake()
 
     async def _forget_other_history(self) -> None:
-        """Forget the rows in memory if the metadata store went back since the last call. Raises as
-        `state`."""
+        """Forget the rows in memory if the metadata store went back since the last call. Raises
+        errors.LedgerError."""
         history = await self._catch_up()
         if history != self._history:
             self.forget()
@@ -199,7 +203,7 @@ class Partition:
         end = self.held.end_offset
         if lossy and not batches and offset < end:
             following = min(end, offset + PLANNED_ROWS_MAX)
-            return await self.read(following, lossy=True) or [Stored(following, 0, b"", False)]
+            return await self.read(following, lossy=True) or [_empty_batch(following)]
         return batches
 
     async def _fetch(self, batches: list[Stored], offset: int, bytes_max: int, lossy: bool) -> None:
@@ -247,7 +251,7 @@ class Partition:
             rows = BadRows(self.number, lo, lo + int(fetched.pieces["take"].sum()), *place)
             policy = OnBadEntry.SKIP if lossy else OnBadEntry.FAIL
             BadEntries(self._topic.name.full, policy).count_or_raise(rows, error)
-            yield [Stored(rows.hi, 0, b"", False)]
+            yield [_empty_batch(rows.hi)]
 
     def messages_at(self, offset: int) -> int | None:
         """The number of messages of the batch that begins at the offset; None if the batch is not

@@ -170,7 +170,7 @@ class TopicCommits:
 
     @property
     def may_lose_offsets(self) -> bool:
-        """Whether rows may be lost with all copies, and other rows get their offsets."""
+        """Whether all copies of a row may be lost, and another row may get the row's offset."""
         return self.topic.policies.durability == PAGE_CACHE
 
     def now_ms(self) -> int:
@@ -238,12 +238,12 @@ class TopicCommits:
 
     async def new_ledger(self) -> MadeLedger:
         """A new ledger for rows of a partition. Ledgers that partitions request at once are made by
-        one multi. Raises as LedgerStore.create, errors.LedgerFenced if the intent has ended."""
+        one multi. Raises errors.LedgerError: errors.LedgerFenced if the intent has ended."""
         return await self._new_ledger(self.topic.policies.durability)
 
     async def new_ack_ledger(self) -> MadeLedger:
         """A new ledger for acknowledgements. They are synced, whatever the topic's durability:
-        their receipts promise that. Raises as `new_ledger`."""
+        their receipts promise that. Raises errors.LedgerError."""
         return await self._new_ledger(SYNCED)
 
     async def _new_ledger(self, durability: str) -> MadeLedger:
@@ -333,8 +333,8 @@ class TopicCommits:
     ) -> None:
         """Commit these actions, together with the actions of other partitions. `made_under`: the
         intent of a ledger that the actions open; `owned`: an earlier result of `check_owner`.
-        Raises as TopicClient.commit_actions, and errors.LedgerFenced if `made_under` is no longer
-        this broker's intent."""
+        Raises errors.LedgerError: errors.LedgerFenced if `made_under` is no longer this broker's
+        intent."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._requests.append(_Request(tuple(actions), made_under, owned, future))
         if self._commit_task is None:

@@ -42,8 +42,8 @@ class Backlog:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the first entry under way has failed; call this once `next_stored` has returned
-        None."""
+        """Whether the first entry under way has failed. Call this only after `next_stored` has
+        returned None."""
         return bool(self.under_way) and self.under_way[0].acked.done()
 
     def add(self, run: WaitingRun) -> None:
@@ -104,7 +104,7 @@ class Backlog:
 
     def drop(self, gone: Iterable[object]) -> None:
         """Note that these producers have gone: their waiting runs fail. Their runs under way are
-        stored, or fail once they would have to be sent again."""
+        stored, or fail when they would have to be sent again."""
         self._gone_producers.update(dict.fromkeys(gone))
         if not self._gone_producers:
             return
@@ -112,9 +112,10 @@ class Backlog:
         self.waiting, dropped = without(self.waiting, self._gone_producers, ids, self.under_way)
         self._recount()
         sent = [run.producer for entry in self.under_way for run in entry.runs]
-        self._gone_producers = {it: None for it in sent if it in self._gone_producers}
+        still_sent = (producer for producer in sent if producer in self._gone_producers)
+        self._gone_producers = dict.fromkeys(still_sent)
         for run in dropped:
-            run.failed(errors.LedgerClosed("its producer has gone"))
+            run.failed(errors.LedgerClosed("the run's producer has gone"))
         self.wake_waiters()
 
     def fail(self, error: errors.LedgerError) -> None:

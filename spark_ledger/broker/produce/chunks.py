@@ -1,7 +1,7 @@
 """Messages that come in chunks, from their first chunk until all have their receipts.
 
-Always true: each chunk is stored when it comes, and readers see the message once its last chunk is
-stored. The chunks get their receipts together, once all are stored, all with the id of the last
+Always true: each chunk is stored when it comes, and readers see the message after its last chunk is
+stored. The chunks get their receipts together, after all are stored, all with the id of the last
 chunk. A producer that is sent away before that sends the message again from its first chunk, to the
 broker that then owns the partition; the chunks that were stored before belong to no message. If a
 later chunk comes without the first chunk, the producer had a receipt: the message is stored.
@@ -71,8 +71,8 @@ class ChunkedMessage:
 
 
 class ChunksOfProducer:
-    """A producer's messages in chunks that are incomplete. With the error `drop` its client drops a
-    message and does not repeat it. `incomplete` counts the messages that are given up."""
+    """A producer's messages in chunks that are incomplete. After the error `drop` the client drops
+    a message and does not send it again. `incomplete` counts the messages that are given up."""
 
     def __init__(self, producer: Producer, incomplete: Counter, drop: ServerError) -> None:
         self._producer = producer
@@ -121,7 +121,7 @@ class ChunksOfProducer:
 
     def note_other_message(self) -> None:
         """Note that the producer sends a message that is not in chunks."""
-        self._check_others(None)
+        self._check_others(uuid=None)
 
     def note_damaged_chunk(self) -> None:
         """Refuse all incomplete messages: the damaged chunk may be a part of any of them. From now
@@ -219,9 +219,9 @@ class ChunksOfProducer:
 
 
 class ChunkRun(Run):
-    """A chunk until it is stored; its message is stored with the last chunk. Each chunk notes its
-    offset in the message when it is sent; the last chunk is stored with the offsets of all earlier
-    chunks."""
+    """A chunk until it is stored; its message is stored with the last chunk. When a chunk is sent,
+    its offset is noted in `ChunkedMessage.offsets`. The last chunk is stored with the offsets of
+    all earlier chunks."""
 
     __slots__ = ("_data", "_index", "_message")
 
@@ -236,7 +236,9 @@ class ChunkRun(Run):
         self.chunk = Chunk.LAST if is_last else Chunk.EARLIER
         sequence_id = parsed.last_sequence_id if producer.partition.log.deduplicates else NO_ID
         stored_data = data if is_last else pulsar_batch.earlier_chunk(data)
-        self.add(send, stored_data, name, False, 1, sequence_id)
+        self.add(
+            *(send, stored_data, name), batched=False, messages=1, last_sequence_id=sequence_id
+        )
 
     def number_sends(self) -> None:
         """Nothing to do: the chunk's SEND has its number already."""

@@ -26,8 +26,8 @@ from spark_ledger.topic.entry.pulsar_batch import WALKED_MESSAGES_MAX
 METADATA_BYTES_MAX = 10 << 10
 """Limit of the metadata that a batch has beside a message of the largest size."""
 BYTES_AS_A_MESSAGE = 400
-"""To decompress this number of bytes takes as long as to walk one message of a batch, reading its
-metadata (by ZLIB; other codecs are faster)."""
+"""To decompress this number of bytes by ZLIB takes as long as to read the metadata of one message
+in a batch (to walk the message). Other codecs are faster."""
 SHAPES_MAX = 1_000
 """How many shapes of lone messages are kept. A shape is the form of a frame, by which messages of
 this form are read without protobuf."""

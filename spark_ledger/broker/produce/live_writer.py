@@ -6,8 +6,8 @@ carries the steps out.
 
 Always true:
 - no batch is sent before this owner's own `open` was read back in the folded log (hazard 28);
-- a batch is stored once Qa bookies have synced it and all batches before it; its offset then never
-  changes;
+- a batch counts as stored when Qa bookies have synced it and all batches before it; from then on
+  its offset never changes;
 - if a ledger failed or was fenced, its CLOSED record alone decides about the batches sent to it:
   batches in the record are stored, the others go to the next ledger, once and in order (hazard 31);
 - the owner hands the live segment to a committer (a Spark commit) that asks for it: the owner
@@ -97,7 +97,7 @@ class LiveWriter:
         self._closing = False
 
     async def is_fenced(self) -> bool:
-        """Whether another process has fenced the open ledger, as far as its bookies answer."""
+        """Whether another process has fenced the open ledger, by the bookies that answer."""
         return self._ledger is not None and await self._ledger.writer.is_fenced()
 
     def append(self, run: WaitingRun) -> None:

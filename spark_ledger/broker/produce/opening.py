@@ -65,7 +65,7 @@ class OpenLedger:
         return PendingEntry(runs, rows, rowless, acked)
 
     async def close(self) -> VersionedRecord:
-        """Raises as AsyncLedgerWriter.close."""
+        """Close the ledger; returns its CLOSED record. Raises errors.LedgerError, StoreError."""
         return VersionedRecord(await self.writer.close(), self.writer.version)
 
     def stopped(self, live: LiveSegment) -> Next:

@@ -33,7 +33,7 @@ RUN_MESSAGES_MAX = 1 << 24
 """Limits of a run of several batches; a single batch may be larger. The number of
 messages is the number that the client declares."""
 OVERHEAD_BYTES = 1024
-"""The memory that a waiting batch takes beside its bytes, about."""
+"""About the memory that a waiting batch takes beside its bytes."""
 
 
 class ProducersLink(Protocol):
@@ -138,7 +138,7 @@ class Producer:
         return first
 
     def answer(self, number: int, count: int, frames: bytes) -> None:
-        """Answer `count` SENDs from this number on, once all SENDs before them are answered."""
+        """Answer `count` SENDs from this number on, after all earlier SENDs are answered."""
         if number != self._answered:
             self._held[number] = (count, frames)
             return
@@ -248,13 +248,14 @@ class Run:
 
     @property
     def takes_alike(self) -> bool:
-        """Whether the run has room for all lone messages that one call of Shape.read may return,
-        by their size decompressed."""
+        """Whether the run has room for the lone messages that one call of Shape.read may return,
+        by the size that these messages have decompressed."""
         return self.unpacked + RUN_BYTES_MAX + UNPACKED_MAX <= RUN_UNPACKED_MAX
 
     @property
     def after(self) -> int | None:
-        """The next sequence id must be above this one (NO_ID: any); None without deduplication."""
+        """The number that the next sequence id must exceed (NO_ID: any id is allowed). None: the
+        topic has no deduplication."""
         if not self.producer.partition.log.deduplicates:
             return None
         return self._last_sequence_ids[-1] if self.batches else NO_ID

@@ -51,7 +51,7 @@ def moved(before: WriterState, after: WriterState, cause: str) -> WriterState:
 
 class WriterStep(Enum):
     APPEND = "send waiting batches while there is room; then wait until an event comes"
-    STOP = "end the segment: the next segment is in the same ledger, and a committer may open it"
+    STOP = "end the segment: a commit, also of a committer, opens the next one in the same ledger"
     LEAVE = "close the ledger, whose entries are all stored"
     DECIDE = "recover the ledger: its CLOSED record decides which entries are stored"
     OPEN = "commit the seal of the last segment with the opening of the next segment"

@@ -1,11 +1,11 @@
 """Batches that wait to be stored in a partition, their outcome, and the last sequence ids of each
 producer.
 
-Always true: a batch whose last sequence id its producer has sent before is not sent again; its
-producer gets the answer for a duplicate once the first batch is stored (hazard 31). After batches
-have failed with unknown outcome, no batch counts as a duplicate until the log has shown which
-batches are stored. Of a message in chunks only the last chunk is recognised as a duplicate: earlier
-chunks are stored again, and belong to no message.
+Always true: if a producer has sent a batch with the same last sequence id before, the batch is not
+sent to a ledger again. The producer gets the answer for a duplicate as soon as the first batch is
+stored (hazard 31). After batches have failed with unknown outcome, no batch counts as a duplicate
+until the log has shown which batches are stored. Of a message in chunks only the last chunk is
+recognised as a duplicate: earlier chunks are stored again, and belong to no message.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ REFUSED_MAX = 1000
 JOINED_BYTES_MAX = 4096
 """Batches of at most this average size are copied into one buffer for an entry."""
 NEW_BYTES_MAX, NAME_OVERHEAD_BYTES = 128 << 10, 24
-"""The owner of a partition forgets producers once the names of new producers take more than
-NEW_BYTES_MAX; NAME_OVERHEAD_BYTES is added for each name."""
+"""The owner of a partition forgets producers when the names of new producers take more than
+NEW_BYTES_MAX. NAME_OVERHEAD_BYTES is added for each name."""
 
 
 class Chunk(Enum):
     EARLIER = "not the last chunk of a message"
-    LAST = "the last chunk of a message, at whose offset the message has its row"
+    LAST = "the last chunk of a message; the row of the message has this chunk's offset"
 
 
 class WaitingRun(Protocol):
@@ -49,7 +49,7 @@ class WaitingRun(Protocol):
     """How many messages each batch has."""
     size: int
     unpacked: int
-    """The size of the batches decompressed, as the batches declare it."""
+    """The size of the batches decompressed, by the sizes that the batches declare."""
     messages: int
     """How many messages the run has."""
     batched: bool
@@ -196,7 +196,7 @@ class Changes:
             change.set()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Return once the condition holds; it is checked again after each change."""
+        """Return as soon as the condition holds; the condition is checked after each change."""
         change = asyncio.Event()
         self._waiting[change] = None
         try:
@@ -261,8 +261,8 @@ def without(
 class RefusedMessages:
     """Messages in chunks that the owner of a partition has refused, the newest REFUSED_MAX, by
     producer and uuid. A client that got only the refusal of the first chunk sends the later chunks
-    again on its next connection: by this list the owner does not take them for chunks of a stored
-    message."""
+    again on its next connection: by this list the owner recognises them. Else it would take them
+    for chunks of a stored message."""
 
     def __init__(self) -> None:
         self._hashes: dict[int, None] = {}  # hashes: a client may choose a long uuid

@@ -33,8 +33,9 @@ FRAMES_MAX = 500
 """How many commands are begun in one step of the loop; SENDs that come together do not count."""
 _CPP = "Pulsar-CPP"
 """How the version of the C++ client begins, and of clients that are built on it. The C++ client
-drops a message that is refused by ChecksumError; after any other error it connects again, and sends
-the message again. The remaining clients drop a message that is refused by NotAllowedError."""
+drops a message that is refused by ChecksumError; after any other error the client connects again,
+and sends the message again. The remaining clients drop a message that is refused by
+NotAllowedError."""
 
 _log = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ class Client:
         return True
 
     def send_consumer_away(self, consumer: Consumer) -> None:
-        """End the consumer; the client is to look its topic up again."""
+        """End the consumer; the client then looks the topic up again."""
         if self.forget_consumer(consumer):
             away = command("close_consumer", consumer_id=consumer.id, request_id=0)
             self.link.send(encode(away))

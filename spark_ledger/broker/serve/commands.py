@@ -85,7 +85,7 @@ class Caller(Protocol):
         """Take the consumer out of its subscription; returns whether the client had it."""
 
     def send_consumer_away(self, consumer: Consumer) -> None:
-        """End the consumer; the client is to look its topic up again."""
+        """End the consumer; the client then looks the topic up again."""
 
 
 class Right(Enum):
@@ -481,7 +481,7 @@ def _not_built(what: str) -> Request:
     async def refuse(client: Caller, part: Any) -> None:
         raise Refusal(ServerError.NOT_ALLOWED, f"{what} are not built yet")
 
-    return Request(refuse, _error, None)
+    return Request(refuse, _error, right=None)
 
 
 _NO_PARTITIONS = _refuse_by("partitioned_metadata_response", response=1)
@@ -491,16 +491,16 @@ _NO_SCHEMA = _refuse_by("get_schema_response", *_WHY)
 _NO_NEW_SCHEMA = _refuse_by("get_or_create_schema_response", *_WHY)
 _NO_STATS = _refuse_by("consumer_stats_response", *_WHY)
 COMMANDS: dict[str, Request | AtOnce] = {
-    "connect": AtOnce(_connect, None),
-    "ping": AtOnce(_ping, None),
-    "pong": AtOnce(_pong, None),
+    "connect": AtOnce(_connect, right=None),
+    "ping": AtOnce(_ping, right=None),
+    "pong": AtOnce(_pong, right=None),
     "partitioned_metadata": Request(_partitioned_metadata, _NO_PARTITIONS, Right.LOOK_UP),
     "lookup": Request(_lookup, _NO_BROKER, Right.LOOK_UP),
     "topics_of_namespace": Request(_topics_of_namespace, _error, Right.LOOK_UP),
     "producer": Request(_producer, _error, Right.PRODUCE),
-    "close_producer": Request(_close_producer, _error, None),
+    "close_producer": Request(_close_producer, _error, right=None),
     "subscribe": Request(_subscribe, _error, Right.CONSUME),
-    "close_consumer": Request(_close_consumer, _error, None),
+    "close_consumer": Request(_close_consumer, _error, right=None),
     "unsubscribe": Request(_unsubscribe, _error, Right.CONSUME),
     "seek": Request(_seek, _error, Right.CONSUME),
     "get_last_message_id": Request(_get_last_message_id, _error, Right.CONSUME),

@@ -2,8 +2,8 @@
 live segments past which it commits, holds them while it commits, and closes the connection.
 hand_over.py has the frames.
 
-Always true: a connection has one request. It ends after LASTS_S at the latest; its holds end with
-it.
+Always true: a connection has one request, and ends after LASTS_S at the latest. The holds of the
+request end with the connection.
 """
 
 import asyncio

@@ -89,7 +89,7 @@ class Connection(asyncio.Protocol):
         """Serve the peer as a committer: the peer is not a client of Pulsar."""
         committer = CommitterConnection(self._broker, self._transport)
         self._transport.set_protocol(committer)
-        self.connection_lost(None)
+        self.connection_lost(exc=None)
         committer.data_received(data)
 
     def pause_writing(self) -> None:

@@ -139,7 +139,7 @@ def routes(broker: Callable[[], Broker], settings: BrokerSettings) -> list[Route
 
 
 def access_of(settings: BrokerSettings) -> Access:
-    """Which requests are admitted: those that address the broker by a name of its own."""
+    """The rules that admit requests to a broker with these settings."""
     own_names = (settings.host, settings.advertised_host, socket.gethostname())
     further_names = (name.strip() for name in settings.admin_hosts.split(","))
     names = (*own_names, *further_names)

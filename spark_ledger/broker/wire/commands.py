@@ -77,8 +77,7 @@ class TopicsMode(IntEnum):
 
 
 class SchemaType(IntEnum):
-    """The schema types whose values are plain bytes (NONE, which clients also send for BYTES) or
-    text."""
+    """The schema types for plain bytes (NONE; clients send NONE for BYTES too) and for text."""
 
     NONE = 0
     STRING = 1
@@ -130,7 +129,7 @@ def command(name: str, **fields: Any) -> BaseCommand:
 
 
 def name_of(received: BaseCommand) -> str | None:
-    """The name of the command; None if its type is unknown, or it lacks the field of its type."""
+    """The name of the command; None: its type is unknown, or the field of its type is missing."""
     name = _FIELDS.get(received.type)
     return name if name is not None and received.HasField(name) else None
 

@@ -1,7 +1,7 @@
 """Frequent frames, read and made without protobuf: successive SENDs of lone messages, receipts,
 MESSAGEs. Pure.
 
-A lone message is one that its client sent outside of a batch; most of its time goes into frames.
+A lone message is one that its client sent outside of a batch. Frames take most of its time.
 Protobuf reads the first SEND of a producer. The producer's later SENDs have the same shape: only
 numbers and values differ. Always true: for a frame that is read here, protobuf would give the same
 fields; a frame of another shape is left to protobuf. Frames made here have the bytes that protobuf
