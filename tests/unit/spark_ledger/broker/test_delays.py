@@ -263,6 +263,27 @@ def held_of(clock, count, index=None):
     return subscriptions
 
 
+def test_what_became_due_is_held_no_more_and_an_end_leaves_nothing_in_the_index():
+    clock, index = Clock(), DelayIndex()
+    (held,) = held_of(clock, 1, index)
+    index.add(3, clock() + 50)
+    index.add(4, clock() + 500)
+    assert held.pass_over(3, BitMap64()) == 5
+    clock.ms += 60
+    held.look(0)
+    assert (list(held.due), list(held.rows)) == ([3], [4])
+    held.end()
+    assert not (index.asked_ms or index.marks or held.due or held.rows)
+
+
+def test_what_an_index_had_counts_as_added_for_a_ledger_that_lacks_it():
+    index = index_of({5: 9})
+    assert index.take_added().offsets.tolist() == [5]
+    nothing = np.empty(0, np.int64)
+    assert index.load(DelayedRows(nothing, nothing))
+    assert index.take_added().offsets.tolist() == [5]
+
+
 def test_a_subscription_that_a_full_index_keeps_from_reading_wakes_and_keeps_nothing_in_it(
     monkeypatch,
 ):

@@ -27,7 +27,14 @@ from spark_ledger.broker.dispatch.key_slots import (
 )
 from spark_ledger.broker.dispatch.lone import acknowledge_lone, share_lone
 from spark_ledger.broker.dispatch.sharing import Member, Sharing, UnackedLimits
-from spark_ledger.broker.dispatch.slot_owners import EvenSlots, StickyRanges, check_ranges
+from spark_ledger.broker.dispatch.slot_owners import (
+    LIST_ROWS_MAX,
+    ROW_BYTES,
+    SLOTS_BYTES,
+    EvenSlots,
+    StickyRanges,
+    check_ranges,
+)
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError
 from spark_ledger.topic.acks.sets import rows_in
@@ -247,6 +254,16 @@ def test_a_cut_batch_comes_again_with_no_more_messages_than_before():
     assert rows.give() == {"m1": [(103, 1, [(103, 104)]), (104, 1, [(104, 105)])]}
 
 
+def test_a_batch_of_which_a_cut_batch_was_sent_comes_again_in_cut_batches():
+    """A client's late acknowledgement of the cut batch would else name the whole batch."""
+    rows = Rows([LOW, HIGH], 2)
+    rows.give()
+    m0, m1 = rows.members
+    rows.sharing.leave(m1)
+    rows.sharing.redeliver(m0, [100])
+    assert rows.give() == {"m0": [(100, 1, [(100, 101)]), (101, 1, [(101, 102)])]}
+
+
 # -- the order of each key -------------------------------------------------------------------------
 
 
@@ -269,6 +286,32 @@ def test_the_dispatcher_is_woken_when_a_key_that_waits_may_go_to_its_new_consume
     list(sharing.acknowledge(first, MessageId(ledgerId=1, entryId=0), 0, 2))
     assert wakes and sharing.next_replay() == 1
     assert sharing.receiver_of(later) is second
+
+
+def test_a_new_row_waits_behind_an_earlier_row_of_its_slot():
+    sharing = Sharing(
+        Acks(0), UnackedLimits(0, 0), KeyChoice(EvenSlots(), in_order=True), lambda: None
+    )
+    member = Member("a", 0, lambda: True)
+    sharing.join(member)
+    sharing.wait_lone({5: 7})
+    sharing.flow(member, 9)
+    turns = share_lone(sharing, [6, 7], [7, 8])
+    assert {turn.member: turn.offsets for turn in turns} == {None: [6], member: [7]}
+    assert list(member.pending) == [7] and list(sharing.waiting) == [5, 6]
+
+
+def test_rows_that_wait_no_more_take_no_memory_and_many_of_a_slot_less_than_a_list():
+    choice = KeyChoice(EvenSlots(), in_order=True)
+    sharing = Sharing(Acks(0), UnackedLimits(0, 0), choice, lambda: None)
+    sharing.join(Member("a", 0, lambda: True))
+    empty_bytes = choice.bytes
+    for row in range(2 * LIST_ROWS_MAX):
+        sharing.wait_lone({row: 7})
+    assert choice.bytes < SLOTS_BYTES + ROW_BYTES * LIST_ROWS_MAX + (16 << 10)
+    sharing.drop(0, 2 * LIST_ROWS_MAX)
+    sharing.memory.measure()
+    assert choice.bytes == empty_bytes == sharing.memory.bytes == 0
 
 
 def test_a_part_that_waits_again_costs_its_own_rows_however_many_of_its_key_wait(monkeypatch):

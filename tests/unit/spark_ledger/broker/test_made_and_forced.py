@@ -75,6 +75,27 @@ def test_of_several_consumers_one_deletes_the_subscription_only_by_force():
     play(act)
 
 
+def test_a_client_does_not_delete_a_subscription_that_another_uses_in_another_partition():
+    async def act(stage):
+        broker, topic, first = await owned(stage)
+        await broker.lookup(named(1), authoritative=True)
+        _, second = await broker.partition(named(1))
+        link = ClientLink()
+        mine = await subscribed(topic, first, "s", SHARED, link=link)
+        also_mine = await subscribed(topic, second, "s", SHARED, link=link)
+        other = await subscribed(topic, second, "s", SHARED, link=ClientLink())
+        with pytest.raises(Refusal) as refused:
+            await topic.subscriptions.unsubscribe("s", mine)
+        assert refused.value.code is ServerError.METADATA
+        topic.subscriptions.leave("s", other)
+        for consumer in (mine, also_mine):
+            await topic.subscriptions.unsubscribe("s", consumer)
+        assert await listed(stage) == []
+        await broker.close()
+
+    play(act, partitions=2)
+
+
 def test_consumers_of_one_subscription_have_one_type_and_the_next_ones_may_have_another():
     async def act(stage):
         broker, topic, partition = await owned(stage)

@@ -1,7 +1,8 @@
 """Rows of Spark come to consumers of keys: cut out of their batch, or masked in it."""
 
 from spark_ledger.broker.dispatch.key_slots import slot_of
-from spark_ledger.broker.dispatch.subscriptions import Subscription
+from spark_ledger.broker.dispatch.sharing import UnackedLimits
+from spark_ledger.broker.dispatch.subscriptions import SharingRules, Subscription
 from spark_ledger.broker.wire.commands import AckType, MessageId, SubscriptionType
 from spark_ledger.broker.wire.frames import PulsarFrameReader
 from spark_ledger.topic.entry import pulsar_batch
@@ -60,6 +61,32 @@ def test_each_row_comes_to_the_consumer_of_its_key_and_is_acknowledged_by_itself
             after = {row for lo, hi in acks.missing(0, 60) for row in range(lo, hi)}
             assert before - after == of_consumer.keys.keys()
         assert acks.mark == 60
+
+    play(act)
+
+
+def test_a_batch_that_is_sent_in_part_when_the_limit_is_reached_is_sent_once():
+    async def act(made):
+        partition = partition_of(of_spark(40))
+        rules = SharingRules(UnackedLimits(0, 10))
+        subscription = Subscription("s", KEY_SHARED, None, rules)
+        consumers = [consumer_of(subscription, partition, name) for name in "ab"]
+        made += consumers
+        got = [Keys(consumer) for consumer in consumers]
+        for consumer in consumers:
+            consumer.dispatcher.flow(consumer, 100)
+        acks = consumers[0].dispatcher.acks
+        await settle()
+        sent = got[0].keys | got[1].keys
+        assert 10 <= len(sent) < 40
+        assert set(consumers[0].dispatcher.sharing.waiting) == set(range(40)) - sent.keys()
+        while acks.mark < 40:
+            assert any(consumer.pending for consumer in consumers)
+            for consumer in consumers:
+                for offset in list(consumer.pending):
+                    acknowledge(consumer, offset)
+            await settle()
+        assert sorted([*got[0].keys, *got[1].keys]) == list(range(40))
 
     play(act)
 

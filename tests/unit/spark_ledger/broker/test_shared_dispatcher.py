@@ -11,7 +11,7 @@ from spark_ledger.broker.dispatch import active_dispatcher, shared_dispatcher
 from spark_ledger.broker.dispatch import dispatcher as dispatchers
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.lone import FEW_BYTES, FEW_MESSAGES
-from spark_ledger.broker.dispatch.sharing import UnackedLimits
+from spark_ledger.broker.dispatch.sharing import Sharing, UnackedLimits
 from spark_ledger.broker.dispatch.subscriptions import SharingRules, Subscription
 from spark_ledger.broker.log.partition import READ_BYTES
 from spark_ledger.broker.log.tail import Stored
@@ -237,6 +237,51 @@ def test_a_consumer_that_goes_in_the_middle_of_a_message_leaves_all_its_chunks_t
         await settle()
         assert offsets(a) == [0]
         assert offsets(b) == [0, 0, 0]
+
+    play(act)
+
+
+def test_a_message_of_which_a_chunk_cannot_be_sent_comes_again(monkeypatch):
+    monkeypatch.setattr(dispatchers, "RETRY_S", 0.001)
+
+    async def act(made):
+        partition = Batches()
+        partition.stored.append(Stored(0, 1, whole_of(chunked(b"abc", 3)), False))
+        partition.end = 1
+        (a,) = joined(subscription_of(), partition, "a")
+        made.append(a)
+        send, failures = a.link.send, [errors.Unavailable("for a while")]
+
+        def send_or_fail(frame):
+            if failures and offsets(a) == [0]:
+                raise failures.pop()
+            send(frame)
+
+        a.link.send = send_or_fail
+        await until(lambda: offsets(a) == [0] * 4)
+        assert list(a.pending) == [0] and not a.is_busy
+
+    play(act)
+
+
+def test_no_new_rows_are_read_for_want_of_memory_while_rows_that_wait_are_sent(monkeypatch):
+    full = [False]
+    monkeypatch.setattr(Sharing, "is_full", property(lambda _: full[0]))
+    monkeypatch.setattr(shared_dispatcher, "CROWDED_S", 0.001)
+
+    async def act(made):
+        partition = Batches(1)
+        (a,) = joined(subscription_of(), partition, "a")
+        made.append(a)
+        await until(lambda: offsets(a) == [0])
+        full[0] = True
+        partition.add(1)
+        await until(lambda: a.dispatcher.pause.why == "acknowledged")
+        a.dispatcher.redeliver(a, None)
+        await until(lambda: offsets(a) == [0, 0])
+        full[0] = False
+        await until(lambda: offsets(a) == [0, 0, 1])
+        assert a.dispatcher.pause.why == ""
 
     play(act)
 

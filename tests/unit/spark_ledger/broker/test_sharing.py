@@ -371,13 +371,21 @@ def test_reading_on_ends_when_the_rows_that_wait_take_too_much_memory():
     sharing = Sharing(acks, NO_LIMITS, RoundRobin(), lambda: None)
     sharing.join(a)
     rows = 0
-    while sharing.may_read_on():
+    while sharing.may_read_on() and rows < 300_000:
         sharing.wait(BatchPart(rows, 1, [(rows, rows + 1)], 1))
         rows += 10
     assert 100_000 < rows < 300_000
     assert sharing.may_send_more()
     sharing.drop(0, rows)
     assert sharing.may_read_on()
+
+
+def test_the_turn_of_a_consumer_ends_when_it_goes():
+    a, b = member("a", permits=9), member("b", permits=9)
+    sharing = sharing_of(a, b)
+    assert send(sharing, 0) is a
+    sharing.leave(a)
+    assert send(sharing, 1) is b
 
 
 def test_nothing_is_sent_beyond_the_most_parts_that_may_be_pending(monkeypatch):

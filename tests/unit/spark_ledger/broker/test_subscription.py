@@ -14,7 +14,7 @@ from spark_ledger.broker.log.tail import (
     Tail,
     TailBudget,
 )
-from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError
+from spark_ledger.broker.wire.commands import AckType, MessageId, Refusal, ServerError
 from tests.kit.pulsar_batches import chunked, whole_of
 from tests.unit.spark_ledger.broker.consumers import (
     EXCLUSIVE,
@@ -164,6 +164,7 @@ def test_messages_after_a_client_asked_for_all_again_are_of_the_epoch_that_it_na
         (MessageId(entryId=2), 3),  # the message before a batch: its consumer is within that
         (MessageId(entryId=3, batch_index=1), 5),
         (MessageId(entryId=3, ack_set=[0b100]), 5),
+        (MessageId(entryId=3, ack_set=[0b001]), 3),  # not the first message of the batch
         (MessageId(entryId=3, ack_set=[0], batch_size=10_000_000), 6),
         (MessageId(entryId=2, ack_set=[0], batch_size=10_000_000), 2),  # no batch that was sent
         (MessageId(entryId=3, batch_index=2**31 - 1), 6),
@@ -177,6 +178,18 @@ def test_a_cumulative_ack_ends_where_its_id_says(found, end):
         await settle()
         offset = found.entryId + max(0, found.batch_index)
         assert end_of(one, found, offset) == end
+
+    play(act)
+
+
+def test_a_cumulative_ack_beyond_the_end_is_refused_and_acknowledges_nothing():
+    async def act(made):
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), Batches(3, 3, 1))
+        made.append(one)
+        beyond = MessageId(ledgerId=LEDGER, entryId=7)
+        with pytest.raises(Refusal):
+            list(one.dispatcher.acknowledge(one, beyond, AckType.CUMULATIVE))
+        assert one.dispatcher.acks.mark == 0
 
     play(act)
 

@@ -184,6 +184,27 @@ def test_a_copy_is_made_although_the_response_was_lost():
     play_here(act)
 
 
+def test_no_copy_names_a_ledger_whose_intent_another_process_ended():
+    async def act(stage):
+        store = stage.client.store
+        multi = store.multi
+
+        async def ended_before(operations):
+            if any(operation.path.endswith("copy-a1") for operation in operations):
+                (intent,) = await stage.intents()
+                node = await store.get(paths.intent(intent.id))
+                await store.set(paths.intent(intent.id), node.value, node.version)
+            await multi(operations)
+
+        store.multi = ended_before
+        with pytest.raises(errors.CommitContended):
+            await made(stage, LARGE)
+        with pytest.raises(errors.CopyGone):
+            await stage.client.ack_copies(stage.topic.id).read("a1")
+
+    play_here(act)
+
+
 def test_owners_and_movers_of_subscriptions_pass_over_copies():
     async def act(stage):
         a, b = await acking_broker(stage, "a"), await acking_broker(stage, "b")

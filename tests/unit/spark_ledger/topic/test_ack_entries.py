@@ -39,6 +39,16 @@ STEP = st.tuples(
 )
 
 
+def test_a_state_that_was_read_can_be_written_again():
+    changes = AckRecord(KEY, 5, 10, BitMap64([12]), replaces=False)
+    fold = AckFold()
+    for kind, record in ((WriteKind.SNAPSHOT, RECORD), (WriteKind.CHANGES, changes)):
+        for entry in encode(kind, 5, [record]):
+            fold.add(decode(entry))
+    assert fold.states == {KEY: AckState(10, BitMap64([10, 12]), 5)}
+    assert encode(WriteKind.SNAPSHOT, 6, state_records(fold.states))
+
+
 class Writer:
     """Writes as an owner does; beside it what each subscription has acknowledged, in plain sets."""
 

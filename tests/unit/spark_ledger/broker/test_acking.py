@@ -1,0 +1,110 @@
+"""What one ACK does beside its acknowledgements: its steps, its answer, and what it saves."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.broker.dispatch.acking import ACK_STEPS_MAX, Acking, Consuming
+from spark_ledger.broker.serve.commands import refusal_of
+from spark_ledger.broker.wire.commands import MessageId, ServerError, command
+from spark_ledger.broker.wire.frames import PulsarFrameReader
+
+
+class Asked:
+    """A consumer, and its dispatcher: what an ACK asks of them."""
+
+    id = 1
+
+    def __init__(self, failure=None):
+        self.dispatcher, self.failure = self, failure
+        self.turn, self.turns, self.saved, self.ends, self.receipts = 0, [], [], 0, []
+        self.answers = []
+        self.consumers = {1: Consuming(self, None, "s")}
+        self.acking = Acking(self.consumers, self._send, refusal_of, lambda: None)
+
+    def acknowledge_lone(self, consumer, ids):
+        return list(ids)
+
+    def acknowledge(self, *_):
+        self.turns.append(self.turn)
+        yield True
+
+    def save_position(self):
+        self.saved.append(len(self.turns))
+        if self.failure is not None:
+            raise self.failure
+
+    def when_durable(self, receipt):
+        self.receipts.append(receipt)
+
+    def end(self):
+        self.ends += 1
+
+    def _send(self, frame):
+        (sent,) = PulsarFrameReader().feed(frame)
+        self.answers.append(sent.command.ack_response)
+
+    def add(self, count, words=0):
+        ids = [MessageId(ledgerId=7, entryId=i, ack_set=[1] * words) for i in range(count)]
+        asked = command("ack", consumer_id=1, ack_type=0, request_id=3, message_id=ids)
+        self.acking.add(asked.ack)
+
+    async def done(self):
+        async with asyncio.timeout(30):
+            while self.acking.is_busy:
+                await asyncio.sleep(0)
+                self.turn += 1
+
+
+def test_long_sets_count_for_the_length_of_a_step():
+    async def main():
+        asked = Asked()
+        words = 16 * ACK_STEPS_MAX // 10
+        asked.add(35, words)
+        await asked.done()
+        assert len(asked.turns) == 35 and max(Counter(asked.turns).values()) <= 10
+
+    asyncio.run(main())
+
+
+def test_what_was_acknowledged_before_the_consumer_was_sent_away_is_saved():
+    async def main():
+        asked = Asked()
+        asked.add(2 * ACK_STEPS_MAX)
+        del asked.consumers[1]
+        await asked.done()
+        assert asked.saved == [ACK_STEPS_MAX] == [len(asked.turns)]
+        (answer,) = asked.answers
+        assert answer.error == ServerError.CONSUMER_NOT_FOUND and answer.request_id == 3
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("failure", "ends"),
+    [
+        (errors.LedgerFenced("another broker has it"), 1),
+        (errors.SubscriptionNotFound("it was deleted"), 1),
+        (errors.Unavailable("for a while"), 0),
+    ],
+)
+def test_a_consumer_whose_subscription_is_gone_is_sent_away_with_the_answer(failure, ends):
+    asked = Asked(failure)
+    asked.add(1)
+    assert [answer.HasField("error") for answer in asked.answers] == [True]
+    assert (asked.ends, asked.receipts) == (ends, [])
+
+
+@pytest.mark.parametrize("failure", [None, errors.LedgerFenced("another broker has it")])
+def test_a_receipt_that_comes_after_the_connection_ended_is_sent_to_nobody(failure):
+    asked = Asked()
+    asked.add(1)
+    asked.add(1)
+    first, second = asked.receipts
+    first(failure)
+    assert len(asked.answers) == 1 and asked.ends == (failure is not None)
+    asked.acking.drop()
+    second(failure)
+    assert len(asked.answers) == 1 and asked.ends == (failure is not None)

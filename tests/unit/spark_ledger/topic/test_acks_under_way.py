@@ -1,0 +1,79 @@
+"""Acknowledgements of a partition while a write is under way, or after it failed."""
+
+import asyncio
+
+from spark_ledger import errors
+from spark_ledger.topic.acks.ledger import OpenAckLedger
+from tests.unit.spark_ledger.topic.ack_owners import KEY, durable, eventually, owner, play_here
+
+
+def test_a_subscription_that_is_released_and_served_before_a_write_loses_no_acknowledgement():
+    async def act(stage):
+        made = await owner(stage, 1)
+        _, acks = made.serve()
+        await made.acknowledge(acks, 3)
+        acks.add(5, 6)
+        made.acks.changed(KEY)
+        made.acks.release(KEY, is_written=False)
+        _, acks = made.serve()
+        await made.acknowledge(acks, 7)
+        assert await durable(stage) == (0, [3, 5, 7])
+
+    play_here(act)
+
+
+def test_a_close_writes_what_a_released_subscription_acknowledged_before_a_write_failed(
+    monkeypatch,
+):
+    async def act(stage):
+        made = await owner(stage, 1)
+        _, acks = made.serve()
+        await made.acknowledge(acks, 3)
+        plain, failures = OpenAckLedger.append, [errors.NotEnoughBookies("for a while")]
+
+        async def append(*of):
+            if failures:
+                raise failures.pop()
+            await plain(*of)
+
+        monkeypatch.setattr(OpenAckLedger, "append", append)
+        acks.add(5, 6)
+        made.acks.changed(KEY)
+        made.acks.release(KEY, is_written=False)
+
+        async def has_failed():
+            return not failures
+
+        await eventually(has_failed)
+        await made.acks.close(60.0)
+        assert await durable(stage) == (0, [3, 5])
+
+    play_here(act)
+
+
+def test_a_write_that_began_before_a_seek_back_does_not_make_its_position_durable(monkeypatch):
+    async def act(stage):
+        made = await owner(stage, 1)
+        subscription, acks = made.serve()
+        await made.acknowledge(acks, 0)
+        plain, begun, goes_on = OpenAckLedger.append, asyncio.Event(), asyncio.Event()
+
+        async def append(*of):
+            begun.set()
+            await goes_on.wait()
+            await plain(*of)
+
+        monkeypatch.setattr(OpenAckLedger, "append", append)
+        positions = []
+        subscription.was_durable = lambda partition, epoch, position: positions.append(position)
+        acks.add_up_to(8)
+        made.acks.changed(KEY)
+        await begun.wait()
+        acks.reset(2)
+        made.acks.reset(KEY)
+        goes_on.set()
+        await made.acks.durable(KEY)
+        assert positions == [2]
+        assert await durable(stage) == (2, [])
+
+    play_here(act)
