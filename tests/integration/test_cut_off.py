@@ -61,9 +61,9 @@ def spread(stage):
 class Sending(threading.Thread):
     """A producer that sends one message after the other; notes when each had its receipt."""
 
-    def __init__(self, url, topic):
+    def __init__(self, url, topic, *, operation_s=5):
         super().__init__(daemon=True)
-        self.client = pulsar.Client(url, operation_timeout_seconds=5)
+        self.client = pulsar.Client(url, operation_timeout_seconds=operation_s)
         self.producer = self.client.create_producer(topic, send_timeout_millis=30_000)
         self.receipts, self.stopping = [], threading.Event()
         self.start()
@@ -164,3 +164,23 @@ def test_while_zookeeper_is_down_for_all_every_broker_serves_on(bookies, stage, 
         sent = {b"%d" % i for i in range(len(one.receipts))}
         assert sent <= set(values(stage.first.url, name, len(sent)))
     assert longest_s < 1.0
+
+
+@pytest.mark.slow
+def test_a_client_that_asks_for_a_topic_while_zookeeper_is_down_keeps_its_producers(bookies, stage):
+    """A client with a partitioned topic asks every minute. This client has one connection for all,
+    since its service URL is the broker's."""
+    sending = Sending(stage.first.url, f"{stage.name}-alone", operation_s=30)
+    try:
+        assert eventually(lambda: len(sending.receipts) > 10)
+        bookies.zookeeper.kill()
+        ask = sending.client.get_topic_partitions
+        asking = threading.Thread(target=ask, args=[f"{stage.name}-other"], daemon=True)
+        asking.start()  # the broker refuses within some 15 s, and the client asks again
+        until_s = time.monotonic() + 2 * SESSION_S
+        assert eventually(lambda: sending.receipts[-1] > until_s, 3 * SESSION_S)
+    finally:
+        bookies.zookeeper.start()
+    asking.join()
+    sending.stop()
+    assert sending.longest_s < 1.0

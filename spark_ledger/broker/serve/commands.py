@@ -2,11 +2,13 @@
 
 Always true: a feature that is not built is refused by NotAllowedError, and the message names the
 feature. An error of the topic layer becomes the code after which a client does the right thing.
-After ServiceNotReady, for example, the client looks the topic up and tries again.
+After ServiceNotReady, for example, the client looks the topic up and tries again; a lookup itself
+is refused by another code (`_asked_again`).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -155,9 +157,23 @@ _error = _refuse_by("error")
 # -- where topics are ------------------------------------------------------------------------------
 
 
+@contextmanager
+def _asked_again() -> Iterator[None]:
+    """For the two lookups. A client whose lookup is refused by ServiceNotReady closes its
+    connection, with all producers and consumers on it; after MetadataError it asks again."""
+    try:
+        yield
+    except (errors.LedgerError, StoreUnavailable) as error:
+        refusal = refusal_of(error)
+        if refusal.code is ServerError.SERVICE_NOT_READY:
+            raise Refusal(ServerError.METADATA, refusal.message) from error
+        raise
+
+
 async def _partitioned_metadata(client: Caller, part: Any) -> None:
     create = part.metadata_auto_creation_enabled
-    count = await client.broker.catalog.partitions_of(names.parse(part.topic), create=create)
+    with _asked_again():
+        count = await client.broker.catalog.partitions_of(names.parse(part.topic), create=create)
     _reply(client, part, "partitioned_metadata_response", partitions=count, response=0)
 
 
@@ -169,8 +185,9 @@ def check_listener(name: str) -> None:
 
 async def _lookup(client: Caller, part: Any) -> None:
     check_listener(part.advertised_listener_name)
-    name = names.parse(part.topic)
-    url, is_here = await client.broker.lookup(name, authoritative=part.authoritative)
+    with _asked_again():
+        name = names.parse(part.topic)
+        url, is_here = await client.broker.lookup(name, authoritative=part.authoritative)
     kind = LookupType.CONNECT if is_here else LookupType.REDIRECT
     fields = {"brokerServiceUrl": url, "response": kind, "authoritative": True}
     _reply(client, part, "lookup_response", **fields)

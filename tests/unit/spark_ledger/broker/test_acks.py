@@ -60,7 +60,7 @@ def test_what_is_durable_is_past_the_last_acknowledged_row_and_never_goes_back(m
     assert acks.durable == max([mark, *(row + 1 for row in rows if row < acks.mark)])
 
 
-@pytest.mark.parametrize("order", permutations(range(3)))
+@pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_chunks_of_a_message_that_is_not_whole_stay_behind_rows_acknowledged_in_any_order(order):
     acks = Acks(5)
     steps = [(acks.add, 5, 6), (acks.add, 6, 7), (acks.pass_over, 7, 9)]

@@ -3,10 +3,12 @@
 import asyncio
 import time
 import zlib
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
+from spark_ledger import errors
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.produce.producer import RUN_BYTES_MAX, RUN_UNPACKED_MAX
@@ -17,6 +19,7 @@ from spark_ledger.broker.serve.connection import UNSENT_BYTES_MAX
 from spark_ledger.broker.wire.commands import (
     AckType,
     LookupType,
+    Refusal,
     ServerError,
     SubscriptionType,
     command,
@@ -334,6 +337,45 @@ def test_a_client_learns_the_largest_message_and_a_larger_one_is_refused():
             assert found[0].command.connected.max_message_size == 1 << 20
             assert found[1].command.send_error.error == ServerError.NOT_ALLOWED
             assert not partition.appended
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [("lookup", "lookup_response"), ("partitioned_metadata", "partitioned_metadata_response")],
+)
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (StoreUnavailable("away"), ServerError.METADATA),
+        (errors.Unavailable("away"), ServerError.METADATA),
+        (errors.TopicNotFound("away"), ServerError.TOPIC_NOT_FOUND),
+        (Refusal(ServerError.SERVICE_NOT_READY, "away"), ServerError.SERVICE_NOT_READY),
+    ],
+)
+def test_a_client_whose_lookup_the_store_does_not_serve_keeps_its_connection(
+    kind, answer, error, code
+):
+    """After ServiceNotReady it closes the connection: the broker wants that where it ends."""
+
+    async def main():
+        async with connected() as (connection, client):
+            connection.client.connected = True
+
+            async def refused(*_, **__):
+                raise error
+
+            broker = connection.client.broker
+            broker.lookup, broker.catalog = refused, SimpleNamespace(partitions_of=refused)
+            connection.data_received(encode(command(kind, topic="t", request_id=7)))
+            loop, reader, found = asyncio.get_running_loop(), PulsarFrameReader(), []
+            async with asyncio.timeout(30):
+                while not found:
+                    found += reader.feed(await loop.sock_recv(client, 1 << 16))
+            response = getattr(found[0].command, answer)
+            assert (response.request_id, response.error) == (7, code)
+            assert "away" in response.message
 
     asyncio.run(main())
 
