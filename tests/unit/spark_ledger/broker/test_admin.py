@@ -9,11 +9,13 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.subscriptions import Wish
+from spark_ledger.broker.names import ledger_number
 from spark_ledger.broker.serve.routes import ROUTES, routes
 from spark_ledger.broker.settings import DEFAULTS
 from spark_ledger.broker.wire.commands import AccessMode, SubscriptionType
 from spark_ledger.broker.wire.link import ClientFacts
 from spark_ledger.http import HttpRequest
+from spark_ledger.topic.subscription.records import PROPERTIES_BYTES_MAX
 from tests.tidy.sources import ROOT
 from tests.unit.spark_ledger.broker.consumers import Wire
 from tests.unit.spark_ledger.broker.two_brokers import Brokers, Producer, named
@@ -147,6 +149,8 @@ def test_the_number_of_partitions_is_checked_before_anything_is_made(body, statu
         ("POST", f"{T}/t/subscription/gone/skip_all", 404),
         ("POST", f"{T}/t/subscription/gone/resetcursor/x", 400),
         ("PUT", f"{T}/t-partition-0/subscription/s", 501),
+        ("GET", f"{T}/t-partition-0/subscription/s/position/0", 412),
+        ("GET", f"{T}/t-partition-0/subscription/s/position/10001", 412),
         ("GET", "/admin/v2/brokers/standalone", 501),
         ("PATCH", f"{T}/t/partitions", 501),
     ],
@@ -188,6 +192,9 @@ def test_tenants_and_namespaces_are_made_shown_changed_and_deleted():
         assert await ask("GET", f"{v2}/tenants/acme") == (200, tenant)
         changed = tenant | {"adminRoles": ["anonymous"]}
         assert await ask("POST", f"{v2}/tenants/acme", changed) == (204, None)
+        for roles in (["anonymous", "root"], "root"):
+            bad = tenant | {"adminRoles": roles}
+            assert (await ask("POST", f"{v2}/tenants/acme", bad))[0] == 501
         assert await ask("GET", f"{v2}/tenants/acme") == (200, changed)
         assert await ask("GET", f"{v2}/tenants/public") == (200, tenant)
 
@@ -422,10 +429,13 @@ def test_subscriptions_are_made_at_a_message_moved_and_deleted():
         assert await ask("PUT", f"{path}/e", {"ledgerId": -1, "entryId": -1}) == (204, None)
         latest = {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1}
         assert await ask("PUT", f"{path}/l", latest) == (204, None)
-        assert (await ask("PUT", f"{path}/x", {"ledgerId": 3, "entryId": 3}))[0] == 412
+        assert (await ask("PUT", f"{path}/x", {"ledgerId": 3, "entryId": 0}))[0] == 412
         for bad in ({"ledgerId": "x"}, [], 7, {"ledgerId": 1, "entryId": float("inf")}):
             assert (await ask("PUT", f"{path}/x", bad))[0] == 400
         assert await ask("GET", f"{T}/t/subscriptions") == (200, ["e", "l", "s"])
+        for bad, status in (({"a": 1}, 400), ({"a": "x" * PROPERTIES_BYTES_MAX}, 412)):
+            assert (await ask("PUT", f"{path}/s/properties", bad))[0] == status
+        assert await ask("GET", f"{path}/s/properties") == (200, {})
         assert await ask("POST", f"{path}/s/skip_all") == (204, None)
         assert await ask("POST", f"{path}/s/resetcursor/0") == (204, None)
         assert await ask("POST", f"{path}/s/skip/5") == (204, None)
@@ -435,6 +445,8 @@ def test_subscriptions_are_made_at_a_message_moved_and_deleted():
         for verb in ("skip/1", "expireMessages/1", "resetcursor/1", "skip_all"):
             assert (await ask("POST", f"{path}/gone/{verb}"))[0] == 404
         assert await ask("POST", f"{path}/s/resetcursor", latest) == (204, None)
+        lone = {"ledgerId": ledger_number(stage.topic.id), "entryId": 0, "batchIndex": -1}
+        assert await ask("POST", f"{path}/s/resetcursor", lone) == (204, None)
         assert await ask("DELETE", f"{path}/s") == (204, None)
         assert await ask("DELETE", f"{path}/e?force=true") == (204, None)
         assert await ask("GET", f"{T}/t/subscriptions") == (200, ["l"])
@@ -527,6 +539,10 @@ def test_expiry_and_the_creation_of_topics_are_policies_of_the_namespace():
         assert (await ask("GET", may))[0] == 200
         for bad in ({"topicType": "x"}, [], {"allowAutoTopicCreation": 1}):
             assert (await ask("POST", f"{path}/autoTopicCreation", bad))[0] == 400
+        for partitions in (0, -1, True, None, "2"):
+            bad = {"allowAutoTopicCreation": True, "topicType": "partitioned"}
+            bad |= {"defaultNumPartitions": partitions}
+            assert (await ask("POST", f"{path}/autoTopicCreation", bad))[0] == 406
 
     at_a_broker(act)
 

@@ -7,8 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from spark_ledger import errors
 from spark_ledger.broker.dispatch.delays import DelayIndex
+from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
 from spark_ledger.topic.acks.nodes import AckNodes
+from spark_ledger.topic.subscription.records import SubscriptionKind
 from tests.kit.subscribing import subscribed
 from tests.unit.spark_ledger.broker.owners import Sent
 from tests.unit.spark_ledger.broker.two_brokers import Brokers, named
@@ -70,6 +73,59 @@ def test_messages_that_get_offsets_of_lost_rows_are_not_acknowledged(in_share, m
         await b.close()
 
     play(act)
+
+
+async def positions(stage):
+    infos = await stage.client.subscriptions.list(stage.topic.id)
+    return {info.name: (info.kind, info.positions[0]) for info in infos}
+
+
+def test_a_position_without_an_ack_ledger_goes_back_and_that_of_a_query_does_not():
+    async def act(stage):
+        await page_cache(stage)
+        subscriptions = stage.client.subscriptions
+        await subscriptions.create_for_consumers(stage.topic.id, "s", {0: 10})
+        query = await subscriptions.open(stage.topic, "q", "query", "run", start={0: 0})
+        query.advance({0: 10})
+        await query.durable()
+        await query.release()
+        b = await Brokers(stage).new("b")
+        await b.lookup(named(0), authoritative=True)
+        await b.partition(named(0))
+        assert await positions(stage) == {
+            "q": (SubscriptionKind.QUERY, 10),
+            "s": (SubscriptionKind.CONSUMER, 0),
+        }
+        await b.close()
+
+    play(act)
+
+
+def test_a_partition_whose_subscriptions_cannot_go_back_waits_and_stops_no_other(monkeypatch):
+    async def act(stage):
+        await page_cache(stage)
+        create = stage.client.subscriptions.create_for_consumers
+        await create(stage.topic.id, "s", {0: 10, 1: 10})
+        b = await Brokers(stage).new("b")
+        for number in (0, 1):
+            await b.lookup(named(number), authoritative=True)
+        adopt, failures = TopicSubscriptions.adopt, [errors.Unavailable("for a while")]
+
+        async def adopt_later(subscriptions, name, log):
+            if failures and log.number == 0:
+                raise failures.pop()
+            await adopt(subscriptions, name, log)
+
+        monkeypatch.setattr(TopicSubscriptions, "adopt", adopt_later)
+        opening = (b.partition(named(number)) for number in (0, 1))
+        first, second = await asyncio.gather(*opening, return_exceptions=True)
+        assert isinstance(first, errors.Unavailable) and isinstance(second, tuple)
+        await b.partition(named(0))
+        (info,) = await stage.client.subscriptions.list(stage.topic.id)
+        assert info.positions == {0: 0, 1: 0}
+        await b.close()
+
+    play(act, partitions=2)
 
 
 def test_rows_acknowledged_beyond_a_gap_are_forgotten_with_the_rows():

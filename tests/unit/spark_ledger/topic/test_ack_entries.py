@@ -246,3 +246,5 @@ def test_compressed_records_that_are_damaged_or_too_many_are_refused(body):
     (made,) = encode(WriteKind.SNAPSHOT, 5, [RECORD], compressed=True)
     with pytest.raises(BadAckEntry):
         decode(made[:40] + body)
+    with pytest.raises(BadAckEntry):
+        decode(made + b"x")

@@ -1,6 +1,7 @@
 """What consumers have acknowledged up to now, for a query that begins at their subscription."""
 
 import json
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,8 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from spark_ledger import errors
+from spark_ledger.metadata import paths
+from spark_ledger.topic.acks import asking
 from spark_ledger.topic.acks.asking import OwnedAcks, decode_answer, encode_answer
 from spark_ledger.topic.acks.entries import AckKey, AckState, BadAckEntry
 from spark_ledger.topic.subscription.acked_now import acked_now
@@ -40,6 +43,26 @@ def test_a_living_owner_answers_with_what_is_not_durable_yet():
         assert await seen(stage, a) == (1, [4, 7, 8])
         await acknowledge(cursor, acks, 1)
         assert await seen(stage, a) == (2, [4, 7, 8])
+
+    play_here(act)
+
+
+def test_an_owner_is_asked_about_the_subscription_whatever_its_name(monkeypatch):
+    async def act(stage):
+        asked = []
+
+        async def ask(url):
+            asked.append(url)
+            return {"partitions": {}}
+
+        monkeypatch.setattr(asking.http, "ask", ask)
+        node = json.dumps({"url": "pulsar://a:1", "admin_url": "http://a:2"}).encode()
+        await stage.client.store.create(paths.broker("a"), node, parents=True)
+        name = "a/b&c=%20 #?\u00fc"
+        assert await asking.ask_owners(stage.client.store, "id", name, ["a", "gone"]) == []
+        (url,) = map(urlsplit, asked)
+        assert (url.netloc, url.path) == ("a:2", f"{asking.ACKNOWLEDGED}/id")
+        assert parse_qs(url.query) == {"subscription": [name]}
 
     play_here(act)
 
