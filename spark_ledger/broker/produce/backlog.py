@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 
 from spark_ledger import errors
 from spark_ledger.broker.produce.waiting import (
-    Changes,
+    EntryBytesLimit,
     EntryRuns,
-    Joining,
     PendingEntry,
+    RunCounts,
     SequenceIds,
-    Undecided,
+    Waiters,
     WaitingRun,
     take_runs,
-    without,
+    without_gone,
 )
 
 
@@ -35,9 +35,9 @@ class Backlog:
         self._on_stored = on_stored
         self._late_runs: deque[WaitingRun] = deque()  # came while the partition was given up
         self._gone_producers: dict[object, None] = {}  # only those with runs under way
-        self._runs = Undecided()  # the runs of the three queues above
-        self._joining = Joining(bytes_max)
-        self._outcomes = Changes()  # a run is stored, or fails
+        self.run_counts = RunCounts()  # the runs of the three queues above
+        self._entry_limit = EntryBytesLimit(bytes_max)
+        self._outcome_waiters = Waiters()  # tasks that wait until runs are stored or fail
         self._failures = 0
 
     @property
@@ -49,25 +49,25 @@ class Backlog:
     def add(self, run: WaitingRun) -> None:
         """Put the run into the queue; with deduplication, without the batches that were sent
         before."""
-        new_runs = self.sequence_ids.new_of(run) if self.deduplicates else (run,)
+        new_runs = self.sequence_ids.new_part_of(run) if self.deduplicates else (run,)
         self.waiting.extend(new_runs)
-        self._runs.add(new_runs)
+        self.run_counts.add(new_runs)
 
     def add_late(self, run: WaitingRun) -> None:
         """Note a run that is never sent: it fails after the runs before it have their outcome."""
         self._late_runs.append(run)
-        self._runs.add((run,))
+        self.run_counts.add((run,))
 
     def begin(self, last_ids: Mapping[str, int]) -> None:
         """Begin a segment; `last_ids` has each producer's last sequence id in the log."""
         if self.deduplicates:
             self.sequence_ids.begin(last_ids)
-            self.waiting = self.sequence_ids.new_in(self.waiting)
+            self.waiting = self.sequence_ids.still_new(self.waiting)
             self._recount()
 
     def take_runs(self) -> EntryRuns:
         """Take the runs of the next entry off the queue; the caller sends them."""
-        return take_runs(self.waiting, self._joining.bytes_max)
+        return take_runs(self.waiting, self._entry_limit.bytes_max)
 
     def next_stored(self) -> PendingEntry | None:
         """Take the first entry under way off its queue, if the entry was acknowledged."""
@@ -80,13 +80,13 @@ class Backlog:
 
     def store(self, entry: PendingEntry, offset: int) -> None:
         """Note that the entry is stored, from this offset on."""
-        self._runs.remove(entry.runs)
+        self.run_counts.remove(entry.runs)
         for run in entry.runs:
             self._on_stored(offset, run)
             run.stored(offset)
             offset += run.messages
             if self.deduplicates:
-                self.sequence_ids.note(run)
+                self.sequence_ids.note_stored(run)
 
     def take_ids(self) -> dict[str, int]:
         """The last sequence ids that are stored in the segment that ends, by producer."""
@@ -96,7 +96,7 @@ class Backlog:
     def take_back(self, entry_id: int) -> None:
         """Let the runs under way wait again: they are not stored, and the first entry under way has
         this id."""
-        producers = self._joining.shrink(self.under_way, entry_id)
+        producers = self._entry_limit.shrink(self.under_way, entry_id)
         for entry in reversed(self.under_way):
             self.waiting.extendleft(reversed(entry.runs))
         self.under_way.clear()
@@ -109,7 +109,9 @@ class Backlog:
         if not self._gone_producers:
             return
         ids = self.sequence_ids if self.deduplicates else None
-        self.waiting, dropped = without(self.waiting, self._gone_producers, ids, self.under_way)
+        self.waiting, dropped = without_gone(
+            self.waiting, self._gone_producers, ids, self.under_way
+        )
         self._recount()
         sent = [run.producer for entry in self.under_way for run in entry.runs]
         still_sent = (producer for producer in sent if producer in self._gone_producers)
@@ -121,7 +123,7 @@ class Backlog:
     def fail(self, error: errors.LedgerError) -> None:
         """Fail all runs, waiting or under way; the bookies may still store runs under way."""
         runs = [run for entry in self.under_way for run in entry.runs]
-        runs += [*self.waiting, *self.sequence_ids.take_again()]
+        runs += [*self.waiting, *self.sequence_ids.take_repeated()]
         for entry in self.under_way:
             entry.drop()
         self.under_way.clear()
@@ -145,7 +147,7 @@ class Backlog:
     def wake_waiters(self) -> None:
         """Wake the callers of `until_decided`: a run has its outcome, or the ledger that was
         undecided is sealed."""
-        self._outcomes.tell()
+        self._outcome_waiters.wake_all()
 
     async def until_decided(
         self, matches: Callable[[object], bool], is_undecided: Callable[[], bool]
@@ -155,11 +157,13 @@ class Backlog:
         failures = self._failures
 
         def is_decided() -> bool:
-            return self._failures != failures or not (is_undecided() or self._runs.has_any(matches))
+            return self._failures != failures or not (
+                is_undecided() or self.run_counts.has_any(matches)
+            )
 
-        await self._outcomes.until(is_decided)
+        await self._outcome_waiters.until(is_decided)
         return self._failures == failures
 
     def _recount(self) -> None:
         entries = (entry.runs for entry in self.under_way)
-        self._runs.count(*entries, self.waiting, self._late_runs)
+        self.run_counts.count(*entries, self.waiting, self._late_runs)

@@ -15,7 +15,7 @@ from spark_ledger import errors
 from spark_ledger.broker.log.holds import AskedSegments, SegmentHold
 from spark_ledger.broker.log.topic_commits import Next, TopicCommits
 from spark_ledger.broker.produce.step import LedgerCounts
-from spark_ledger.broker.produce.waiting import Chunk, EntryRuns, PendingEntry, parts_of_entry
+from spark_ledger.broker.produce.waiting import Chunk, EntryRuns, PendingEntry, encode_entry
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
@@ -57,7 +57,7 @@ class OpenLedger:
         if chunk is not None:
             runs[0].sent(offset)
             rowless = rowless.with_next(offset) if chunk is Chunk.EARLIER else rowless
-        parts = parts_of_entry(runs, size, share, now_ms, rowless, at_offset=self.reopened)
+        parts = encode_entry(runs, size, share, now_ms, rowless, at_offset=self.reopened)
         acked = writer.append(parts, rows)
         if acked.done() and isinstance(failure := acked.exception(), errors.LedgerError):
             writer.abandon(failure)  # else the next entry would get the id of the failed entry

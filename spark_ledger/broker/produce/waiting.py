@@ -1,11 +1,11 @@
 """Batches that wait to be stored in a partition, their outcome, and the last sequence ids of each
 producer.
 
-Always true: if a producer has sent a batch with the same last sequence id before, the batch is not
-sent to a ledger again. The producer gets the answer for a duplicate as soon as the first batch is
-stored (hazard 31). After batches have failed with unknown outcome, no batch counts as a duplicate
-until the log has shown which batches are stored. Of a message in chunks only the last chunk is
-recognised as a duplicate: earlier chunks are stored again, and belong to no message.
+Always true: a batch is a duplicate if its producer has sent its last sequence id, or a higher one,
+before. A duplicate is not sent to a ledger; its producer gets the answer for it as soon as the
+first batch is stored (hazard 31). After batches have failed with unknown outcome, no batch counts
+as a duplicate until the log has shown which batches are stored. Of a message in chunks only the
+last chunk is recognised as a duplicate: earlier chunks are stored again, and belong to no message.
 """
 
 import asyncio
@@ -129,8 +129,8 @@ def take_runs(queue: deque[WaitingRun], bytes_max: int) -> EntryRuns:
     return EntryRuns(runs, size, rows)
 
 
-class Joining:
-    """How many bytes of runs go into an entry. The number falls when a bookie refuses an entry as
+class EntryBytesLimit:
+    """How many bytes of runs go into an entry. The limit falls when a bookie refuses an entry as
     too large: the bookie's limit may be below this process' limit."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -157,7 +157,7 @@ class Joining:
         return [run.producer]
 
 
-def parts_of_entry(
+def encode_entry(
     runs: Sequence[WaitingRun],
     size: int,
     share: Share,
@@ -184,13 +184,13 @@ def parts_of_entry(
     return [head, *body]
 
 
-class Changes:
-    """A change for which several tasks wait."""
+class Waiters:
+    """Tasks that wait for conditions, which may hold after a change."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Event, None] = {}
 
-    def tell(self) -> None:
+    def wake_all(self) -> None:
         """Wake the waiting tasks after a change."""
         for change in self._waiting:
             change.set()
@@ -207,7 +207,7 @@ class Changes:
             del self._waiting[change]
 
 
-class Undecided:
+class RunCounts:
     """How many runs of each producer wait or are under way. The runs are counted, not searched: a
     queue may have thousands, and a writer asks for a producer's runs after each stored entry."""
 
@@ -234,7 +234,7 @@ class Undecided:
         return any(map(matches, self._counts))
 
 
-def without(
+def without_gone(
     queue: deque[WaitingRun],
     gone: Collection[object],
     ids: "SequenceIds | None",
@@ -246,7 +246,7 @@ def without(
     again after that producer's runs."""
     names: dict[str, None] = {}
     if ids is not None:
-        waiting = (*queue, *ids.again)
+        waiting = (*queue, *ids.repeated)
         names = dict.fromkeys(run.producer_name for run in waiting if run.producer in gone)
 
     def goes(run: WaitingRun) -> bool:
@@ -296,7 +296,7 @@ class SequenceIds:
         self._stored: dict[str, int] = {}
         self._sent: dict[str, int] = {}  # last sent id, of producers with runs under way
         self._new_bytes = 0  # of names that came after names were last forgotten
-        self.again: deque[WaitingRun] = deque()
+        self.repeated: deque[WaitingRun] = deque()
         """Runs that were sent again before the first sending was stored."""
         self._unsure = False
 
@@ -315,7 +315,7 @@ class SequenceIds:
         stored = self._stored.get(producer_name, -1)
         return stored if self._unsure else max(stored, self._sent.get(producer_name, -1))
 
-    def new_of(self, run: WaitingRun) -> list[WaitingRun]:
+    def new_part_of(self, run: WaitingRun) -> list[WaitingRun]:
         """The part of the run that was not sent before. The other batches are duplicates: they get
         their answer as soon as the first sending is stored."""
         name, last = run.producer_name, run.last_sequence_id
@@ -325,18 +325,20 @@ class SequenceIds:
             self._sent[name] = max(last, self._sent.get(name, last))
             return [run]
         if len(run.batches) > 1:
-            return [new for single in run.each() for new in self.new_of(single)]
+            return [new for single in run.each() for new in self.new_part_of(single)]
         if last <= self._stored.get(name, -1):
             run.duplicate()
         else:
-            self.again.append(run)
+            self.repeated.append(run)
         return []
 
-    def new_in(self, queue: Iterable[WaitingRun]) -> deque[WaitingRun]:
+    def still_new(self, queue: Iterable[WaitingRun]) -> deque[WaitingRun]:
         """The runs that are still new after `begin`, among these runs and the runs sent again."""
-        return deque(new for run in (*queue, *self.take_again()) for new in self.new_of(run))
+        return deque(
+            new for run in (*queue, *self.take_repeated()) for new in self.new_part_of(run)
+        )
 
-    def note(self, run: WaitingRun) -> None:
+    def note_stored(self, run: WaitingRun) -> None:
         """Note that the run is stored."""
         if run.chunk is Chunk.EARLIER:
             return
@@ -349,13 +351,13 @@ class SequenceIds:
             self._sent.pop(name, None)
         if self._new_bytes > NEW_BYTES_MAX:
             self._forget()
-        if self.again:
-            waiting, self.again = self.again, deque()
+        if self.repeated:
+            waiting, self.repeated = self.repeated, deque()
             for waiter in waiting:
                 if waiter.last_sequence_id <= self._stored.get(waiter.producer_name, -1):
                     waiter.duplicate()
                 else:
-                    self.again.append(waiter)
+                    self.repeated.append(waiter)
 
     def _forget(self) -> None:
         """Forget the producers that sent longest ago and have no run under way."""
@@ -372,8 +374,8 @@ class SequenceIds:
     ) -> list[WaitingRun]:
         """Set the sent ids of these names by the runs `under_way` alone. Takes the runs that `goes`
         selects out of the runs sent again, and returns them."""
-        dropped = [run for run in self.again if goes(run)]
-        self.again = deque(run for run in self.again if not goes(run))
+        dropped = [run for run in self.repeated if goes(run)]
+        self.repeated = deque(run for run in self.repeated if not goes(run))
         counted = [run for run in under_way if run.chunk is not Chunk.EARLIER]
         for name in names:
             sent = [run.last_sequence_id for run in counted if run.producer_name == name]
@@ -384,7 +386,7 @@ class SequenceIds:
                 self._sent.pop(name, None)
         return dropped
 
-    def take_again(self) -> list[WaitingRun]:
+    def take_repeated(self) -> list[WaitingRun]:
         """Take out the runs that were sent again: the caller fails them or adds them anew."""
-        waiting, self.again = list(self.again), deque()
+        waiting, self.repeated = list(self.repeated), deque()
         return waiting

@@ -296,7 +296,7 @@ def test_a_successor_asks_once_for_each_producer_after_a_change_whatever_is_queu
         assert all(one.offsets for one in here.sent)
         assert asked <= 4 * ALL
         await asyncio.gather(*(one.over.wait() for one in queued))
-        assert not here.partition.writer.backlog._runs.has_any(lambda _: True)
+        assert not here.partition.writer.backlog.run_counts.has_any(lambda _: True)
         await here.broker.close()
 
     play(act)

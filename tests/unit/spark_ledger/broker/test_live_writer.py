@@ -186,7 +186,7 @@ def test_what_a_defect_keeps_from_being_sent_has_failed(monkeypatch):
     async def act(stage):
         owner = await owner_of(stage)
         await owner.all_stored(owner.send([b"a"]))
-        monkeypatch.setattr(opening, "parts_of_entry", defect)
+        monkeypatch.setattr(opening, "encode_entry", defect)
         (sent,) = owner.send([b"b"])
         async with asyncio.timeout(10):
             await sent.over.wait()

@@ -142,7 +142,7 @@ def test_a_consumer_stays_at_a_foreign_entry_between_others_and_passes_over_it_b
         owner = await owner_of(stage)
         await owner.all_stored(owner.send([b"a"]))
         with monkeypatch.context() as patched:
-            patched.setattr(opening, "parts_of_entry", lambda *_, **__: [payload])
+            patched.setattr(opening, "encode_entry", lambda *_, **__: [payload])
             await owner.all_stored(owner.send([b"in its place is what is foreign"]))
         await owner.all_stored(owner.send([b"b"]))
         if is_sealed:

@@ -78,16 +78,16 @@ def test_of_a_run_that_came_before_in_part_only_the_rest_is_new(producer):
     ids = SequenceIds()
     ids.begin({"p": 2})
     first = sent(producer, 3, 4)
-    assert ids.new_of(first) == [first]
+    assert ids.new_part_of(first) == [first]
     again = sent(producer, 1, 2, 3, 5, 7)
-    assert numbers(ids.new_of(again)) == [(5, 5), (7, 7)]
+    assert numbers(ids.new_part_of(again)) == [(5, 5), (7, 7)]
     assert producer.connection.said == []  # two were stored before, after the first run's receipts
     first.stored(0)
     assert producer.connection.said == [3, 4, 1, 2]  # the third waits until the first run is noted
-    ids.note(first)
+    ids.note_stored(first)
     assert producer.connection.said == [3, 4, 1, 2, 3]
     ids.doubt()
-    assert ids.new_of(again) == [again]
+    assert ids.new_part_of(again) == [again]
 
 
 def test_a_client_is_answered_as_its_last_message_only_what_is_stored_where_others_have_failed(
@@ -95,7 +95,7 @@ def test_a_client_is_answered_as_its_last_message_only_what_is_stored_where_othe
 ):
     ids = SequenceIds()
     ids.begin({"p": 2})
-    ids.new_of(sent(producer, 3))
+    ids.new_part_of(sent(producer, 3))
     assert ids.last("p") == 3
     ids.doubt()
     assert ids.last("p") == 2

@@ -24,8 +24,8 @@ def run_of(name, number):
 
 def stores(ids, name, number=1):
     run = run_of(name, number)
-    assert ids.new_of(run) == [run]
-    ids.note(run)
+    assert ids.new_part_of(run) == [run]
+    ids.note_stored(run)
 
 
 @pytest.mark.parametrize("size", [1, 30, 1024])
@@ -64,7 +64,7 @@ def test_a_producer_that_has_something_on_its_way_stays(monkeypatch):
     ids.begin({})
     stores(ids, "slow", 4)
     run = run_of("slow", 5)
-    assert ids.new_of(run) == [run]
+    assert ids.new_part_of(run) == [run]
     for number in range(500):
         stores(ids, f"once-{number}")
     assert ids.last("slow") == 5
@@ -112,11 +112,11 @@ def test_what_counts_as_sent_before_is_what_it_was_without_a_limit(steps):
         if kind == "send":
             run = run_of(*of)
             is_new = model.is_new(*of)
-            assert ids.new_of(run) == ([run] if is_new else [])
+            assert ids.new_part_of(run) == ([run] if is_new else [])
             under_way += [run] if is_new else []
         elif kind == "store" and under_way:
             run = under_way.pop(0)
-            ids.note(run)
+            ids.note_stored(run)
             model.note(run.producer_name, run.last_sequence_id)
         elif kind == "drop":
             (name,) = of
@@ -125,7 +125,7 @@ def test_what_counts_as_sent_before_is_what_it_was_without_a_limit(steps):
             model.sent[name] = model.stored.get(name, -1)
         elif kind == "fail":
             under_way.clear()
-            ids.take_again()
+            ids.take_repeated()
             ids.doubt()
             model.unsure = True
         elif kind == "begin" and not under_way:
