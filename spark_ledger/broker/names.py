@@ -71,7 +71,7 @@ def message_id(ledger: int, offset: int, partition: int, batch_index: int = NO_B
     return id_
 
 
-def nothing(partition: int) -> MessageId:
+def id_of_no_message(partition: int) -> MessageId:
     """The id that names no message: the last message id of an empty partition."""
     return MessageId(ledgerId=NOWHERE, entryId=NOWHERE, partition=partition)
 

@@ -15,10 +15,10 @@ from spark_ledger.broker.admin.policies import (
     auto_creation_of,
     backlog_quota,
     check_clusters,
+    checked_bool,
     from_pulsar,
     message_ttl,
     quotas,
-    switch,
     to_pulsar,
     ttl_of,
 )
@@ -124,11 +124,11 @@ async def topics_of_namespace(call: Call) -> Any:
 
 
 async def set_deduplication(call: Call) -> None:
-    await _set(call, {"deduplication": switch(call.json())})
+    await _set_policies(call, {"deduplication": checked_bool(call.json())})
 
 
 async def unset_deduplication(call: Call) -> None:
-    await _set(call, {"deduplication": INHERIT})
+    await _set_policies(call, {"deduplication": INHERIT})
 
 
 async def backlog_quotas(call: Call) -> Any:
@@ -138,14 +138,14 @@ async def backlog_quotas(call: Call) -> Any:
 async def set_backlog_quota(call: Call) -> None:
     kind = call.request.query.get("backlogQuotaType") or STORAGE
     topics = (await _policies(call)).topics
-    await _set(call, backlog_quota(kind, call.json(), topics))
+    await _set_policies(call, backlog_quota(kind, call.json(), topics))
 
 
 async def unset_backlog_quota(call: Call) -> None:
     kind = call.request.query.get("backlogQuotaType") or STORAGE
     if kind not in QUOTAS:
         raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"there is no backlogQuotaType '{kind}'")
-    await _set(call, {QUOTAS[kind]: INHERIT})
+    await _set_policies(call, {QUOTAS[kind]: INHERIT})
 
 
 async def message_ttl_of(call: Call) -> HttpResponse:
@@ -153,11 +153,11 @@ async def message_ttl_of(call: Call) -> HttpResponse:
 
 
 async def set_message_ttl(call: Call) -> None:
-    await _set(call, message_ttl(call.json()))
+    await _set_policies(call, message_ttl(call.json()))
 
 
 async def unset_message_ttl(call: Call) -> None:
-    await _set(call, {"message_ttl_ms": INHERIT})
+    await _set_policies(call, {"message_ttl_ms": INHERIT})
 
 
 async def auto_topic_creation(call: Call) -> HttpResponse:
@@ -165,11 +165,11 @@ async def auto_topic_creation(call: Call) -> HttpResponse:
 
 
 async def set_auto_topic_creation(call: Call) -> None:
-    await _set(call, auto_creation(call.json()))
+    await _set_policies(call, auto_creation(call.json()))
 
 
 async def unset_auto_topic_creation(call: Call) -> None:
-    await _set(call, dict.fromkeys(NAMESPACE_NAMES, INHERIT))
+    await _set_policies(call, dict.fromkeys(NAMESPACE_NAMES, INHERIT))
 
 
 async def _policies(call: Call) -> NamespacePolicies:
@@ -177,6 +177,6 @@ async def _policies(call: Call) -> NamespacePolicies:
     return await call.client.topics.namespace(call.namespace) or NamespacePolicies()
 
 
-async def _set(call: Call, changes: dict[str, Any]) -> None:
+async def _set_policies(call: Call, changes: dict[str, Any]) -> None:
     await call.namespaces.check(call.namespace)
     await call.client.topics.set_namespace(call.namespace, changes)

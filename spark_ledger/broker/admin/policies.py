@@ -53,7 +53,7 @@ def from_pulsar(plain: Any, cluster: str) -> NamespacePolicies:
         elif name == "auth_policies":
             _check_grants(value)
         elif name == "deduplicationEnabled":
-            topics["deduplication"] = switch(value)
+            topics["deduplication"] = checked_bool(value)
         elif name == "message_ttl_in_seconds":
             topics |= message_ttl(value)
         elif name == "backlog_quota_map":
@@ -105,7 +105,7 @@ def check_clusters(clusters: Any, cluster: str) -> None:
         )
 
 
-def switch(value: Any) -> bool:
+def checked_bool(value: Any) -> bool:
     """Raises HttpRefusal."""
     if not isinstance(value, bool):
         raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"true or false is needed, not {value!r}")
@@ -194,7 +194,7 @@ def auto_creation_of(policies: NamespacePolicies) -> dict[str, Any] | None:
 def auto_creation(plain: Any) -> dict[str, Any]:
     """The changes to a namespace's policies. Raises HttpRefusal."""
     _object(plain)
-    changes: dict[str, Any] = {"auto_create": switch(plain.get("allowAutoTopicCreation"))}
+    changes: dict[str, Any] = {"auto_create": checked_bool(plain.get("allowAutoTopicCreation"))}
     kind, partitions = plain.get("topicType"), plain.get("defaultNumPartitions")
     if kind == "partitioned":
         if type(partitions) is not int or partitions < 1:

@@ -50,7 +50,7 @@ async def last_and_mark(dispatcher: Dispatcher) -> tuple[MessageId, MessageId]:
     last = await partition.last()
     number, ledger = partition.shown, partition.ledger
     if last is None:
-        last_id = names.nothing(number)
+        last_id = names.id_of_no_message(number)
     else:
         index = last.messages - 1 if last.batched else names.NO_BATCH
         last_id = message_id(ledger, last.offset, number, index)

@@ -113,7 +113,7 @@ class RollLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class NextLedger:
     """The ledger that is opened next, made under `intent`. The ledger is new, or it had live
     segments before. Then `extent` has its size, commit `after` opened its last segment, and its
     first segment was opened at `opened_s` of the loop's clock."""
@@ -316,7 +316,7 @@ class TopicCommits:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
-    def opening(self, partition: int, following: Next) -> OpenLive:
+    def opening(self, partition: int, following: NextLedger) -> OpenLive:
         """The action that opens the ledger `following` as the partition's live segment."""
         writer, extent = following.writer, following.extent
         return OpenLive(

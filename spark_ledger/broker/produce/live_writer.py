@@ -41,7 +41,7 @@ from spark_ledger.broker.log.topic_commits import (
     PAUSE_S,
     PAUSE_S_MAX,
     TAKES_NO_ROWS,
-    Next,
+    NextLedger,
     RollLimits,
     TopicCommits,
 )
@@ -268,7 +268,7 @@ class LiveWriter:
         committer, seals the segment and opens another in the same ledger."""
         ledger, live = self._current()
         assert self.open_end.end == live.origin + ledger.counts.rows, "nothing is under way"
-        stopped = ledger.stopped(live)
+        stopped = ledger.as_next(live)
         self._end_segment(WriterState.STOPPED, ledger.writer.version, stopped.extent, stopped)
 
     async def _leave(self) -> None:
@@ -302,7 +302,7 @@ class LiveWriter:
         self._end_segment(after, closed.version, extent)
 
     def _end_segment(
-        self, after: WriterState, version: int, extent: Extent, stopped: Next | None = None
+        self, after: WriterState, version: int, extent: Extent, stopped: NextLedger | None = None
     ) -> None:
         """End the open segment. `stopped`: the ledger, if it takes the next segment too."""
         ledger, live = self._current()
@@ -352,7 +352,7 @@ class LiveWriter:
         self.backlog.wake_waiters()
         await self._openings.drop_next()
 
-    def _begin_segment(self, live: LiveSegment, state: TopicState, following: Next) -> None:
+    def _begin_segment(self, live: LiveSegment, state: TopicState, following: NextLedger) -> None:
         """Begin the segment that was opened and read back. All earlier segments are sealed, even
         those of other owners, and a segment that this owner left undecided."""
         self.backlog.begin(state.partitions[self._number].producers)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from spark_ledger import errors
 from spark_ledger.broker.log.holds import AskedSegments, SegmentHold
-from spark_ledger.broker.log.topic_commits import Next, TopicCommits
+from spark_ledger.broker.log.topic_commits import NextLedger, TopicCommits
 from spark_ledger.broker.produce.step import LedgerCounts
 from spark_ledger.broker.produce.waiting import Chunk, EntryRuns, PendingEntry, encode_entry
 from spark_ledger.ledger.client import VersionedRecord
@@ -40,7 +40,7 @@ class OpenLedger:
     reopened: bool
 
     @staticmethod
-    def of(following: Next, now_s: float) -> "OpenLedger":
+    def of(following: NextLedger, now_s: float) -> "OpenLedger":
         """The open ledger made from `following`, whose opening was read back."""
         extent, reopened = following.extent, following.after != ANY_OPENING
         opened_s = following.opened_s if reopened else now_s
@@ -68,10 +68,10 @@ class OpenLedger:
         """Close the ledger; returns its CLOSED record. Raises errors.LedgerError, StoreError."""
         return VersionedRecord(await self.writer.close(), self.writer.version)
 
-    def stopped(self, live: LiveSegment) -> Next:
+    def as_next(self, live: LiveSegment) -> NextLedger:
         """This ledger, as the one that takes the next segment; all its entries are acknowledged."""
         extent = Extent(self.counts.entries, self.counts.rows, self.writer.confirmed_bytes)
-        return Next(self.writer, self.intent, extent, live.opened, self.opened_s)
+        return NextLedger(self.writer, self.intent, extent, live.opened, self.opened_s)
 
 
 class Opened(NamedTuple):
@@ -79,7 +79,7 @@ class Opened(NamedTuple):
 
     live: LiveSegment
     state: TopicState
-    following: Next
+    following: NextLedger
 
 
 class Openings:
@@ -91,7 +91,7 @@ class Openings:
         self._commits = commits
         self._number = number
         self._ended: SealLive | None = None  # the last segment's seal, until a commit has it
-        self._next: Next | None = None
+        self._next: NextLedger | None = None
 
     def ask(
         self, live: LiveSegment | None, ledger_id: int, opened: int, until_s: float, *, new: bool
@@ -108,7 +108,7 @@ class Openings:
             hold = self.asked.ask_next(ledger_id, opened, until_s, new=new)
         return hold if hold is not None and hold.ledger_id == ledger_id else None
 
-    def end(self, seal: SealLive, stopped: Next | None, *, goes_on: bool) -> None:
+    def end(self, seal: SealLive, stopped: NextLedger | None, *, goes_on: bool) -> None:
         """End the live segment: `seal` goes into the next commit. Committers that asked for the
         segment get the seal and, if the writer `goes_on`, the opening of the next segment in the
         `stopped` ledger."""
@@ -165,7 +165,7 @@ class Openings:
         assert following is not None and live.first_entry == following.extent.entries
         return Opened(live, state, following)
 
-    async def _next_ledger(self) -> Next:
+    async def _next_ledger(self) -> NextLedger:
         """A ledger of the topic's intent: the ledger that stopped, or the ledger of an earlier try,
         else a new ledger."""
         intent = await self._commits.intent()
@@ -173,7 +173,7 @@ class Openings:
         if following is not None and following.is_usable(intent):
             return following
         await self.drop_next()
-        self._next = Next(*await self._commits.new_ledger())
+        self._next = NextLedger(*await self._commits.new_ledger())
         return self._next
 
     async def drop_next(self) -> None:

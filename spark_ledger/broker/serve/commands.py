@@ -151,7 +151,7 @@ def _refuse_by(
     return refuse
 
 
-_error = _refuse_by("error")
+_refuse_by_error = _refuse_by("error")
 
 
 # -- where topics are ------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ async def _get_last_message_id(client: Caller, part: Any) -> None:
     _reply(client, part, "last_message_id_response", **fields)
 
 
-_OF_CONSUMER = (
+_CONSUMER_FIELDS = (
     *("msgRateOut", "msgThroughputOut", "msgRateRedeliver", "consumerName", "unackedMessages"),
     *("blockedConsumerOnUnackedMsgs", "address", "connectedSince"),
 )
@@ -394,7 +394,7 @@ _OF_CONSUMER = (
 async def _consumer_stats(client: Caller, part: Any) -> None:
     consumer, subscriptions, name = _consuming_of(client, part)
     stats = stats_of_consumer(subscriptions.named(name), consumer)
-    fields = {field: stats[field] for field in _OF_CONSUMER}
+    fields = {field: stats[field] for field in _CONSUMER_FIELDS}
     fields["availablePermits"] = max(0, stats["availablePermits"])
     fields |= {field: stats["subscription"][field] for field in ("type", "msgBacklog")}
     _reply(client, part, "consumer_stats_response", **fields)
@@ -498,35 +498,35 @@ def _not_built(what: str) -> Request:
     async def refuse(client: Caller, part: Any) -> None:
         raise Refusal(ServerError.NOT_ALLOWED, f"{what} are not built yet")
 
-    return Request(refuse, _error, right=None)
+    return Request(refuse, _refuse_by_error, right=None)
 
 
-_NO_PARTITIONS = _refuse_by("partitioned_metadata_response", response=1)
-_NO_BROKER = _refuse_by("lookup_response", response=LookupType.FAILED)
-_WHY = "error_code", "error_message"
-_NO_SCHEMA = _refuse_by("get_schema_response", *_WHY)
-_NO_NEW_SCHEMA = _refuse_by("get_or_create_schema_response", *_WHY)
-_NO_STATS = _refuse_by("consumer_stats_response", *_WHY)
+_REFUSE_PARTITIONS = _refuse_by("partitioned_metadata_response", response=1)
+_REFUSE_LOOKUP = _refuse_by("lookup_response", response=LookupType.FAILED)
+_REASON_FIELDS = "error_code", "error_message"
+_REFUSE_SCHEMA = _refuse_by("get_schema_response", *_REASON_FIELDS)
+_REFUSE_NEW_SCHEMA = _refuse_by("get_or_create_schema_response", *_REASON_FIELDS)
+_REFUSE_STATS = _refuse_by("consumer_stats_response", *_REASON_FIELDS)
 COMMANDS: dict[str, Request | AtOnce] = {
     "connect": AtOnce(_connect, right=None),
     "ping": AtOnce(_ping, right=None),
     "pong": AtOnce(_pong, right=None),
-    "partitioned_metadata": Request(_partitioned_metadata, _NO_PARTITIONS, Right.LOOK_UP),
-    "lookup": Request(_lookup, _NO_BROKER, Right.LOOK_UP),
-    "topics_of_namespace": Request(_topics_of_namespace, _error, Right.LOOK_UP),
-    "producer": Request(_producer, _error, Right.PRODUCE),
-    "close_producer": Request(_close_producer, _error, right=None),
-    "subscribe": Request(_subscribe, _error, Right.CONSUME),
-    "close_consumer": Request(_close_consumer, _error, right=None),
-    "unsubscribe": Request(_unsubscribe, _error, Right.CONSUME),
-    "seek": Request(_seek, _error, Right.CONSUME),
-    "get_last_message_id": Request(_get_last_message_id, _error, Right.CONSUME),
+    "partitioned_metadata": Request(_partitioned_metadata, _REFUSE_PARTITIONS, Right.LOOK_UP),
+    "lookup": Request(_lookup, _REFUSE_LOOKUP, Right.LOOK_UP),
+    "topics_of_namespace": Request(_topics_of_namespace, _refuse_by_error, Right.LOOK_UP),
+    "producer": Request(_producer, _refuse_by_error, Right.PRODUCE),
+    "close_producer": Request(_close_producer, _refuse_by_error, right=None),
+    "subscribe": Request(_subscribe, _refuse_by_error, Right.CONSUME),
+    "close_consumer": Request(_close_consumer, _refuse_by_error, right=None),
+    "unsubscribe": Request(_unsubscribe, _refuse_by_error, Right.CONSUME),
+    "seek": Request(_seek, _refuse_by_error, Right.CONSUME),
+    "get_last_message_id": Request(_get_last_message_id, _refuse_by_error, Right.CONSUME),
     "flow": AtOnce(_flow, Right.CONSUME),
     "ack": AtOnce(_ack, Right.CONSUME),
     "redeliver": AtOnce(_redeliver, Right.CONSUME),
-    "get_schema": Request(_get_schema, _NO_SCHEMA, Right.LOOK_UP),
-    "get_or_create_schema": Request(_get_or_create_schema, _NO_NEW_SCHEMA, Right.PRODUCE),
-    "consumer_stats": Request(_consumer_stats, _NO_STATS, Right.CONSUME),
+    "get_schema": Request(_get_schema, _REFUSE_SCHEMA, Right.LOOK_UP),
+    "get_or_create_schema": Request(_get_or_create_schema, _REFUSE_NEW_SCHEMA, Right.PRODUCE),
+    "consumer_stats": Request(_consumer_stats, _REFUSE_STATS, Right.CONSUME),
     "new_txn": _not_built("transactions"),
     "tc_client_connect": _not_built("transactions"),
     "watch_topic_list": _not_built("watches of topics"),

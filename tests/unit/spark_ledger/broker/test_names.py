@@ -63,6 +63,6 @@ def test_a_reader_and_a_seek_begin_at_the_message_that_their_id_names():
     within = positions.offset_named(partition, names.message_id(7, 500, 0, 3))
     assert (whole, within) == (500, 503)
     assert positions.offset_named(partition, names.message_id(7, 5, 0, 3)) == 100  # it was trimmed
-    assert positions.offset_named(partition, names.nothing(0)) == 100
+    assert positions.offset_named(partition, names.id_of_no_message(0)) == 100
     latest = MessageId(ledgerId=LATEST, entryId=LATEST)
     assert positions.offset_named(partition, latest) == 1000
