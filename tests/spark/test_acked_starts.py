@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pulsar
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
@@ -115,17 +116,25 @@ class Reads:
         read = self._spark.read.format("ledger").options(**self._options, **options)
         return [bytes(row.value).decode() for row in read.load(self._topic).collect()]
 
-    def stream(self, checkpoint, **options):
-        """The batches that a run to the end of the topic reads."""
+    def stream(self, checkpoint, fails_after=None, **options):
+        """The batches that a run to the end of the topic reads. `fails_after`: the run fails in the
+        batch after this number of batches."""
         self.batches = []
 
         def keep(rows, _):
+            if len(self.batches) == fails_after:
+                raise ValueError("the test ends the query")
             self.batches.append([bytes(row.value).decode() for row in rows.collect()])
 
         stream = self._spark.readStream.format("ledger").options(**self._options, **options)
         write = stream.load(self._topic).writeStream.foreachBatch(keep)
         write = write.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
-        assert write.start().awaitTermination(WAIT_MS / 1000)
+        query = write.start()
+        if fails_after is None:
+            assert query.awaitTermination(WAIT_MS / 1000)
+        else:
+            with pytest.raises(StreamingQueryException, match="the test ends the query"):
+                query.awaitTermination(WAIT_MS / 1000)
         return self.batches
 
 
@@ -261,6 +270,36 @@ def test_a_query_goes_on_behind_consumers_that_moved_its_subscription(
     assert in_order(batch) == [f"1:{n}" for n in range(2000, 2100) if f"1:{n}" not in acked]
     producer.send(b"1:2100")
     assert reads.stream(tmp_path / "one", **follows) == [["1:2100"]]
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+def test_consumers_after_a_query_get_neither_its_rows_nor_what_was_acknowledged_before(
+    client, by_hand, reads, sent, topic, tmp_path, queries
+):
+    acked = chosen(sent)
+    consume(client, topic, until=acked)
+    left = set(sent) - acked
+    for query in range(queries):
+        options = {"subscription": "theirs", "maxOffsetsPerTrigger": "1000"}
+        batches = reads.stream(tmp_path / f"{query}", fails_after=2, **options)
+        rows = {value for batch in batches for value in batch}
+        assert len(rows) == 2000
+        assert rows <= left
+        left -= rows
+        if query + 1 == queries:
+            assert eventually(lambda: is_let_go(client, topic))
+    consumer = client.subscribe(
+        *(topic, "theirs"),
+        consumer_type=SHARED,
+        batch_index_ack_enabled=True,
+        receiver_queue_size=ROWS,
+    )
+    while left:
+        message = consumer.receive(WAIT_MS)
+        left.remove(message.data().decode())
+        consumer.acknowledge(message)
+    assert eventually(lambda: acked_count(by_hand, topic) == ROWS)
+    consumer.close()
 
 
 def is_let_go(client, topic):

@@ -9,7 +9,7 @@ from typing import Protocol
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.cluster import ClusterGuard
-from spark_ledger.topic.acks.entries import AckKey
+from spark_ledger.topic.acks.entries import AckKey, AckState
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.topics import TopicInfo
 
@@ -41,15 +41,15 @@ class InlinePace:
 
 @dataclass(frozen=True, slots=True)
 class AckContext:
-    """The parts with which the acknowledgements of a topic are written. `is_current`: whether a
-    subscription has that key by the metadata store, as of the call. `lowest_position`: an offset
-    below which every subscription has acknowledged all messages of the partition; 0 without
-    subscriptions. `now_ms`: about the store's time."""
+    """The parts with which the acknowledgements of a topic are written. `is_needed`: whether
+    a subscription needs this state in a partition, by the metadata store as of the call.
+    `lowest_position`: an offset below which every subscription has acknowledged all messages of the
+    partition; 0 without subscriptions. `now_ms`: about the store's time."""
 
     ledgers: LedgerStore
     topic: TopicInfo
     make_ledger: Callable[[], Awaitable[MadeForAcks]]
-    is_current: Callable[[AckKey], Awaitable[bool]]
+    is_needed: Callable[[int, AckKey, AckState], Awaitable[bool]]
     lowest_position: Callable[[int], Awaitable[int]]
     now_ms: Callable[[], int]
     guard: ClusterGuard

@@ -59,6 +59,7 @@ from spark_ledger.topic.acks.steps import (
 
 VERIFIED_AT_ONCE = 16
 FORGET_EVERY_S = 600.0
+LOOKED_WITHIN_S = 5.0
 INFINITE = float("inf")
 MOVED = (errors.LedgerFenced, errors.LedgerClosed)  # also where a subscription was moved or deleted
 Receipt = Callable[[errors.LedgerError | None], None]
@@ -132,6 +133,7 @@ class PartitionAcks:
         self._times = AckTimes()
         self._forgot_s = LONG_AGO_S
         self._wake = asyncio.Event()
+        self._looked = asyncio.Event()
         self._beside = BackgroundTasks()
         self._task: asyncio.Task[None] | None = None
 
@@ -187,18 +189,16 @@ class PartitionAcks:
         return states
 
     async def check_node(self) -> None:
-        """Raises errors.Unavailable if another process wrote the node; the node is then read again,
-        so that a later call succeeds. Raises StoreError."""
+        """If another process wrote the node, returns once what it noted counts here. Raises
+        errors.Unavailable if that takes long, StoreError."""
         node = await self._nodes.get(self.partition)
         is_new = node is not None and node.version > self._node.version
         if is_new and node != self._nodes.last_put:
             self._doubt = True
+            self._looked.clear()
             self._start()
-            raise errors.Unavailable(f"subscriptions of {self._title} were moved: try again")
-
-    def has_state(self, key: AckKey) -> bool:
-        """Whether `state` returns a state."""
-        return key in self._states
+            if not await woken(self._looked, LOOKED_WITHIN_S):
+                raise errors.Unavailable(f"subscriptions of {self._title} were moved: try again")
 
     def serve(self, key: AckKey, served: Served, acks: AckedSet, *, is_state: bool) -> None:
         """Called when consumers begin to use the subscription; `acks` has its acknowledgements.
@@ -288,6 +288,7 @@ class PartitionAcks:
                 self._task.cancel()
             if self._ledger is not None:
                 self._ledger.writer.abandon()
+        self._looked.set()
         receipts = [*(self._under_way or ()), *self._receipts]
         self._receipts, self._under_way = [], None
         for _, receipt in receipts:
@@ -410,6 +411,7 @@ class PartitionAcks:
         users = list(self._users.values())
         await call_each(lambda user: user.served.verify(), users, VERIFIED_AT_ONCE)
         self._doubt = False
+        self._looked.set()
 
     def _take_successions(self, node: AckNode) -> None:
         """Applies the successions of the node, which another process noted as it moved
@@ -572,8 +574,10 @@ class PartitionAcks:
         is_large = self.delays.bytes > INLINE_BYTES_MAX
         lowest = await self._context.lowest_position(self.partition) if is_large else 0
         self.delays.forget_unused(self._context.now_ms(), lowest)
-        for key in list(self._states):
-            if not await self._context.is_current(key):
+        states, is_needed = dict(self._states), self._context.is_needed
+        unused = [k for k, state in states.items() if not await is_needed(self.partition, k, state)]
+        if unused and await self._nodes.get(self.partition) in (None, self._node):
+            for key in unused:  # else a succession in the node may begin with one of them
                 self._states.pop(key, None)
                 self._unwritten.pop(key, None)
 
@@ -584,15 +588,13 @@ def released(key: AckKey) -> errors.LedgerFenced:
 
 async def _given(ask: Callable[[Receipt], None]) -> None:
     """Calls `ask` with a receipt, and waits until the receipt is called. Raises its error."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[errors.LedgerError | None] = loop.create_future()
 
     def receipt(error: errors.LedgerError | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
+        if not future.done():
+            future.set_result(error)
 
     ask(receipt)
-    await future
+    if (error := await future) is not None:
+        raise error

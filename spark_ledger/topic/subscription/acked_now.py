@@ -13,9 +13,6 @@ only after the state's position is in its share.
 
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
-from typing import NamedTuple
-
-from pyroaring import BitMap64
 
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import MetadataStore
@@ -29,46 +26,33 @@ from spark_ledger.topic.acks.nodes import (
 )
 from spark_ledger.topic.subscription.nodes import (
     SubscriptionNodes,
+    acks_key_of,
     brokers_serving,
-    counted_acks,
-    key_of,
 )
-from spark_ledger.topic.subscription.present import present_positions
-from spark_ledger.topic.subscription.records import SubscriptionKind
+from spark_ledger.topic.subscription.present import PresentPositions, present_positions
+from spark_ledger.topic.subscription.records import has_acks
 
 AskOwners = Callable[[MetadataStore, str, str, Collection[str]], Awaitable[list[OwnedAcks]]]
 """As asking.ask_owners."""
 
 
-class AckedNow(NamedTuple):
-    """`positions`: by partition the first offset that is not consumed, without the partitions
-    of which nothing is written. `acked`: by partition the acknowledged offsets beyond the position,
-    without the partitions that have none."""
-
-    positions: dict[int, int]
-    acked: dict[int, BitMap64]
-
-
 async def acked_now(
     ledgers: LedgerStore, topic_id: str, name: str, ask: AskOwners = ask_owners
-) -> AckedNow:
-    """Raises errors.SubscriptionNotFound, errors.LedgerError."""
+) -> PresentPositions:
+    """Partitions of which nothing is written are left out. Raises errors.SubscriptionNotFound,
+    errors.LedgerError."""
     nodes = SubscriptionNodes(ledgers.metadata, topic_id)
     tries = Tries()
     with unavailable_while(f"reading what subscription '{name}' acknowledged"):
         while True:
             before = await nodes.get(name)
-            if before.record.kind is not SubscriptionKind.CONSUMER:
-                return AckedNow((await present_positions(ledgers, nodes, before)).positions, {})
+            if not has_acks(before.record):
+                return await present_positions(ledgers, nodes, before)
             states = await _states(ledgers, topic_id, name, ask)
             subscription = await nodes.get(name)
-            if key_of(subscription) == key_of(before):
-                break
+            if acks_key_of(subscription) == acks_key_of(before):
+                return await present_positions(ledgers, nodes, subscription, states)
             await tries.retry_or_raise(f"subscription '{name}' is moved again and again")
-    counted = counted_acks(subscription, states)
-    positions = {partition: state.position for partition, state in counted.items()}
-    acked = {partition: state.rows for partition, state in counted.items() if state.rows}
-    return AckedNow({**subscription.record.floor, **positions}, acked)
 
 
 async def _states(

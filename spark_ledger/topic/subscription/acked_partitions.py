@@ -72,7 +72,7 @@ class AckedPartitions:
         """The acknowledgements of a partition. Raises as TopicAcks.of, errors.Unavailable,
         StoreError."""
         partition_acks = await self.topic_acks.of(partition, epoch)
-        if self.key.epoch and not partition_acks.has_state(self.key):  # it was moved, maybe now
+        if self.key.epoch and partition_acks.state(self.key) is None:  # it was moved, maybe now
             await partition_acks.check_node()
         return partition_acks
 

@@ -20,7 +20,9 @@ Always true:
 - a step back is written with a new version of the subscriptions' node and of the subscription's
   record, so a trim that was planned before it fails, and no mark hides it (hazard 37);
 - consumers may take over a query's subscription once the query is over, and a query may take it
-  back once the consumers are gone; the position stays;
+  back once the consumers are gone; the position stays, and so does what consumers acknowledged
+  beyond it: the multi that makes the first share after a query notes the succession in the ack
+  nodes;
 - while a broker lives that does not read ack ledgers, a share is written a second after the
   positions in it are durable, as if there were no ack ledgers;
 - the next broker that opens the subscription moves the shares of brokers that are not alive into
@@ -50,7 +52,7 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.store_calls import Tries, pause_s, unavailable_while
 from spark_ledger.topic.acks.context import AckContext, InlinePace, MadeForAcks
-from spark_ledger.topic.acks.entries import AckKey
+from spark_ledger.topic.acks.entries import AckKey, AckState
 from spark_ledger.topic.acks.topic_acks import AckLooks, TopicAcks
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription import records
@@ -66,7 +68,9 @@ from spark_ledger.topic.subscription.nodes import (
     SubscriptionView,
     brokers_alive,
     key_of,
+    needs,
 )
+from spark_ledger.topic.subscription.present import moved_from_owners
 from spark_ledger.topic.subscription.records import (
     NO_PROPERTIES,
     SubscriptionKind,
@@ -139,9 +143,9 @@ class ConsumerCursors:
         opened with ack ledgers."""
         ledgers, nodes = self._subscriptions.ledgers, SubscriptionNodes(self._store, topic.id)
 
-        async def is_current(key: AckKey) -> bool:
+        async def is_needed(partition: int, key: AckKey, state: AckState) -> bool:
             subscription = await nodes.read(key.name)
-            return subscription is not None and key_of(subscription) == key
+            return subscription is not None and needs(subscription, partition, key, state)
 
         async def lowest_position(partition: int) -> int:
             unreadable: dict[str, errors.LedgerError] = {}
@@ -150,7 +154,7 @@ class ConsumerCursors:
             return 0 if unreadable else min(positions, default=0)
 
         context = AckContext(
-            *(ledgers, topic, make_ledger, is_current, lowest_position, now_ms),
+            *(ledgers, topic, make_ledger, is_needed, lowest_position, now_ms),
             *(self._guard, self._pace, self._rng),
         )
 
@@ -270,6 +274,10 @@ class ConsumerCursors:
         at = newest(subscription.record.epoch, (share for share, _ in own.values()))
         share = SubscriptionShare(subscription.record.epoch, True, at)
         path, value = nodes.share(subscription.name, self.broker_id), records.encode_share(share)
+        keeping: list[Operation] = []
+        if subscription.acked_before is not None:
+            moved = await moved_from_owners(self._subscriptions.ledgers, nodes, subscription)
+            keeping = moved.keeping(key_of(subscription), subscription.floor)
         if not is_on(self._store, connection):
             return None
         written = await self._multi(
@@ -281,6 +289,7 @@ class ConsumerCursors:
                     for broker, (_, version) in own.items()
                     if broker != self.broker_id
                 ),
+                *keeping,
             ]
         )
         version = 0 if mine is None else mine[1] + 1

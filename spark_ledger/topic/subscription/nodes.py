@@ -36,7 +36,7 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, names_in, read
 from spark_ledger.topic.acks.entries import AckKey, AckState
-from spark_ledger.topic.acks.nodes import States
+from spark_ledger.topic.acks.nodes import States, Succession
 from spark_ledger.topic.log.names import escape, unescape
 from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.subscription.records import (
@@ -73,6 +73,13 @@ class SubscriptionView:
         """The positions in the nodes: the subscription is at or after these positions."""
         shares = (share for share, _ in self.shares.values())
         return with_shares(self.record.floor, self.record.epoch, shares)
+
+    @property
+    def acked_before(self) -> AckKey | None:
+        """The key under which ack ledgers have what consumers acknowledged before the last
+        query; None once a broker has a share again."""
+        acked_by = None if self.shares else self.record.acked_by
+        return None if acked_by is None else AckKey(self.name, *acked_by)
 
     def used_by(self, brokers: Container[str]) -> bool:
         """Whether consumers are connected at one of these brokers."""
@@ -333,15 +340,22 @@ def counted_acks(
 ) -> dict[int, AckState]:
     """By partition what the subscription's consumers acknowledged: the state of the ack ledger; or
     the position in the shares, if an owner of a later epoch wrote the position (an owner with older
-    software, which writes no ack ledger). A partition without either is left out."""
-    key = key_of(subscription)
+    software, which writes no ack ledger). A partition without either is left out. What consumers
+    acknowledged before a query came counts from the position in the record on, unless the query has
+    gone back below it."""
+    key, is_before = acks_key_of(subscription), subscription.acked_before is not None
     shares = (share for share, _ in subscription.shares.values())
     counted = {
         partition: AckState(position, BitMap64(), epoch)
-        for partition, (epoch, position) in newest(key.epoch, shares).items()
+        for partition, (epoch, position) in newest(subscription.record.epoch, shares).items()
     }
     for partition, by_key in states.items():
         state, share = by_key.get(key), counted.get(partition)
+        if state is not None and is_before:
+            position = subscription.record.floor.get(partition, 0)
+            if state.position > position:
+                continue
+            state = Succession(key, key, position).state(state)
         if state is not None and (share is None or state.owner_epoch >= share.owner_epoch):
             counted[partition] = state
     return counted
@@ -349,6 +363,18 @@ def counted_acks(
 
 def key_of(subscription: SubscriptionView) -> AckKey:
     return AckKey(subscription.name, subscription.record.owner, subscription.record.epoch)
+
+
+def acks_key_of(subscription: SubscriptionView) -> AckKey:
+    """The key under which ack ledgers have what the subscription's consumers acknowledged."""
+    return subscription.acked_before or key_of(subscription)
+
+
+def needs(subscription: SubscriptionView, partition: int, key: AckKey, state: AckState) -> bool:
+    """Whether an owner must keep this state of the subscription. A state from before a query is not
+    needed once the query has passed it."""
+    is_passed = state.end <= subscription.record.floor.get(partition, 0)
+    return key == acks_key_of(subscription) and not (subscription.acked_before and is_passed)
 
 
 async def brokers_alive(store: MetadataStore) -> frozenset[str]:

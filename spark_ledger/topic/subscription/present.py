@@ -21,28 +21,32 @@ from spark_ledger.topic.subscription import cursor_ledger
 from spark_ledger.topic.subscription.nodes import (
     SubscriptionNodes,
     SubscriptionView,
+    acks_key_of,
     counted_acks,
-    key_of,
 )
-from spark_ledger.topic.subscription.records import Positions, SubscriptionKind
+from spark_ledger.topic.subscription.records import Positions, SubscriptionRecord, has_acks
 
 
 @dataclass(frozen=True, slots=True)
 class PresentPositions:
-    """`acked_beyond`: by partition the number of acknowledged rows beyond the position; without
-    partitions that have none."""
+    """`acked`: by partition the acknowledged rows beyond the position; without partitions that have
+    none."""
 
     positions: dict[int, int]
-    acked_beyond: Mapping[int, int] = field(default_factory=dict)
+    acked: Mapping[int, BitMap64] = field(default_factory=dict)
+
+    @property
+    def acked_beyond(self) -> dict[int, int]:
+        return {partition: len(rows) for partition, rows in self.acked.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class MovedPositions:
     """The positions of a subscription that is moved. `move` has its consumers' acknowledgements
-    (None: it is a query's subscription)."""
+    (None: there are none beyond the positions)."""
 
     subscription: SubscriptionView
-    positions: dict[int, int]
+    present: PresentPositions
     move: AckMove | None = None
 
     @property
@@ -53,20 +57,27 @@ class MovedPositions:
     @property
     def states(self) -> dict[int, AckState]:
         """By partition what is acknowledged."""
-        counted = {} if self.move is None else counted_acks(self.subscription, self.move.states)
         return {
-            number: counted.get(number) or AckState(position, BitMap64(), 0)
-            for number, position in self.positions.items()
+            number: AckState(position, self.present.acked.get(number, BitMap64()), 0)
+            for number, position in self.present.positions.items()
         }
+
+    def kept(self, record: SubscriptionRecord) -> tuple[SubscriptionRecord, list[Operation]]:
+        """The subscription's next record, and the operations with which ack ledgers have under that
+        record's key what is acknowledged beyond its positions. Raises errors.Unavailable."""
+        if not self.present.acked:
+            return replace(record, acked_by=None), self.operations
+        key = AckKey(self.subscription.name, record.owner, record.epoch)
+        return replace(record, acked_by=key[1:]), self.keeping(key, record.floor)
 
     def keeping(self, after: AckKey, positions: Positions) -> list[Operation]:
         """As `operations`; what is acknowledged beyond the new positions stays acknowledged, under
         the new key. Raises errors.Unavailable."""
-        before = key_of(self.subscription)
+        before = acks_key_of(self.subscription)
         successions = {
-            number: Succession(before, after, positions[number])
+            number: Succession(before, after, positions.get(number, 0))
             for number, state in self.states.items()
-            if state.rows and state.rows.max() >= positions[number]
+            if state.end > positions.get(number, 0)
         }
         return [] if self.move is None else self.move.operations(successions)
 
@@ -80,25 +91,26 @@ async def present_positions(
     """The subscription's present positions. `states` is the content of the topic's ack ledgers
     (None: they are read). Raises errors.LedgerError, StoreError."""
     for _ in range(TRIES_MAX):
-        if subscription.record.ledger_id is None:
+        record = subscription.record
+        if record.ledger_id is None:
             break
         try:
-            floor = await cursor_ledger.last_positions(ledgers, subscription.record, fence=False)
-            record = replace(subscription.record, floor=floor)
-            return PresentPositions(replace(subscription, record=record).floor)
+            floor = await cursor_ledger.last_positions(ledgers, record, fence=False)
+            subscription = replace(subscription, record=replace(record, floor=floor))
+            break
         except errors.NoSuchLedger:  # the owner went on in another ledger, or the ledger is lost
             reread = await nodes.get(subscription.name)
-            if reread.record.ledger_id == subscription.record.ledger_id:
+            if reread.record.ledger_id == record.ledger_id:
                 break
             subscription = reread
-    if subscription.record.kind is not SubscriptionKind.CONSUMER:
+    if not has_acks(subscription.record):
         return PresentPositions(subscription.floor)
     if states is None:
         states = await AckNodes(ledgers, nodes.topic_id).all_states()
     counted = counted_acks(subscription, states)
     positions = {partition: state.position for partition, state in counted.items()}
-    beyond = {partition: len(state.rows) for partition, state in counted.items() if state.rows}
-    return PresentPositions({**subscription.floor, **positions}, beyond)
+    acked = {partition: state.rows for partition, state in counted.items() if state.rows}
+    return PresentPositions({**subscription.floor, **positions}, acked)
 
 
 async def moved_from_owners(
@@ -111,10 +123,9 @@ async def moved_from_owners(
     partition that gives a receipt makes the multi with these operations fail; only for the
     partitions in `owned` the caller itself must give no receipt. Raises errors.LedgerError,
     StoreError."""
-    if subscription.record.kind is not SubscriptionKind.CONSUMER:
-        present: Positions = (await present_positions(ledgers, nodes, subscription)).positions
-        return MovedPositions(subscription, dict(present))
-    move = await AckNodes(ledgers, nodes.topic_id).move(owned)
-    counted = counted_acks(subscription, move.states)
-    positions = {partition: state.position for partition, state in counted.items()}
-    return MovedPositions(subscription, {**subscription.floor, **positions}, move)
+    move = None
+    if has_acks(subscription.record):
+        move = await AckNodes(ledgers, nodes.topic_id).move(owned)
+    states = {} if move is None else move.states
+    present = await present_positions(ledgers, nodes, subscription, states)
+    return MovedPositions(subscription, present, move)

@@ -22,7 +22,9 @@ floor.
     any -> RELEASED epoch+1            a user seeks; only by force if its owner is alive
 
 A subscription goes from a query to Pulsar's consumers and back in the same way: the new owner sets
-its kind, and its position stays the same.
+its kind, and its position stays the same. What consumers acknowledged beyond the position of the
+query that follows them stays acknowledged: `acked_by` names the state in the ack ledgers, until
+consumers use the subscription again.
 
 Only the owner of the current epoch writes without raising the epoch, so an earlier owner reads
 another epoch and writes nothing more. A position goes back only together with a new version of the
@@ -84,7 +86,9 @@ class SubscriptionRecord:
     of the last owner); `query_id`, `run_id` and `intent` identify the owner, "" if there was no
     owner yet. The first two are "" too after another process moved the subscription. `ledger_id` is
     the cursor ledger whose last entry has the position, if this is after `floor`; None: the
-    position is `floor`. `partitions` are the partitions that the owner reads (None: all)."""
+    position is `floor`. `partitions` are the partitions that the owner reads (None: all).
+    `acked_by`: the token and epoch under which ack ledgers have what consumers acknowledged before
+    the query came; None: nothing beyond the position."""
 
     kind: SubscriptionKind
     epoch: int = 0
@@ -97,6 +101,7 @@ class SubscriptionRecord:
     floor: Positions = field(default_factory=dict)
     partitions: tuple[int, ...] | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
+    acked_by: tuple[str, int] | None = None
 
     @property
     def live(self) -> bool:
@@ -159,12 +164,15 @@ def encode_subscription(record: SubscriptionRecord) -> bytes:
         plain["partitions"] = list(record.partitions)
     if record.properties:
         plain["properties"] = dict(record.properties)
+    if record.acked_by is not None:
+        plain["acked_by"] = list(record.acked_by)
     return _dump(plain)
 
 
 def decode_subscription(value: bytes) -> SubscriptionRecord:
     def build(plain: dict[str, Any]) -> SubscriptionRecord:
         cursor, partitions = plain["cursor"], plain.get("partitions")
+        acked_by = plain.get("acked_by")
         ledger = cursor.get("entries", cursor["ledger"])
         return SubscriptionRecord(
             kind=SubscriptionKind(plain["kind"]),
@@ -174,6 +182,7 @@ def decode_subscription(value: bytes) -> SubscriptionRecord:
             floor=_positions(cursor["floor"]),
             partitions=None if partitions is None else tuple(int(p) for p in partitions),
             properties={str(k): str(v) for k, v in plain.get("properties", {}).items()},
+            acked_by=None if acked_by is None else _acked_by(*acked_by),
             **{name: str(plain[name]) for name in _TEXTS},
         )
 
@@ -199,6 +208,10 @@ def decode_share(value: bytes) -> SubscriptionShare:
         return SubscriptionShare(int(plain["epoch"]), bool(plain["used"]), at)
 
     return load(value, "subscription's share", build)
+
+
+def _acked_by(token: str, epoch: int) -> tuple[str, int]:
+    return str(token), int(epoch)
 
 
 def _plain(positions: Positions) -> dict[str, int]:
@@ -287,7 +300,13 @@ def sought(record: SubscriptionRecord, owner: str, positions: Positions) -> Subs
         owner=owner,
         ledger_id=None,
         floor=storable(positions),
+        acked_by=None,
     )
+
+
+def has_acks(record: SubscriptionRecord) -> bool:
+    """Whether ack ledgers may have rows that the subscription acknowledged."""
+    return record.kind is SubscriptionKind.CONSUMER or record.acked_by is not None
 
 
 def inline(record: SubscriptionRecord, positions: Positions) -> SubscriptionRecord:

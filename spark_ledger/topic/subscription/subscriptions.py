@@ -36,7 +36,7 @@ from spark_ledger.metadata.store_calls import (
     unavailable_while,
 )
 from spark_ledger.process import LruCache
-from spark_ledger.topic.acks.entries import AckKey, AckState
+from spark_ledger.topic.acks.entries import AckState
 from spark_ledger.topic.acks.ledger import discard_ledger
 from spark_ledger.topic.acks.sets import run_end
 from spark_ledger.topic.log import records
@@ -280,16 +280,16 @@ class Subscriptions:
     ) -> dict[int, int]:
         """Sets the subscription to `target`, or to the first row kept if this is later. Returns its
         positions. If the subscription is in use, it is set only with `force`, which takes it from
-        its query.
+        its query. With an empty target it is not moved, and all acknowledgements stay.
 
         Raises errors.SubscriptionNotFound, errors.SubscriptionBusy, errors.OffsetsOutOfRange,
         errors.OffsetsNotAssigned, errors.TopicDeleted.
         """
 
         async def placed(moved: MovedPositions) -> dict[int, int]:
-            return {**moved.positions, **await self._resolve(topic_id, target)}
+            return {**moved.present.positions, **await self._resolve(topic_id, target)}
 
-        return await self._put(topic_id, name, placed, force=force)
+        return await self._put(topic_id, name, placed, force=force, keeps_acks=target == {})
 
     async def move_up(
         self, topic_id: str, name: str, to: Callable[[int, AckState], int]
@@ -326,9 +326,8 @@ class Subscriptions:
                 moved = await moved_from_owners(self.ledgers, nodes, subscription)
                 positions = _fitting(await placed(moved))
                 record = subscription_records.sought(subscription.record, self._token(), positions)
-                marks, after = await nodes.marks(name), AckKey(name, record.owner, record.epoch)
-                operations = nodes.step_back(name, marks, positions)
-                operations += moved.keeping(after, positions) if keeps_acks else moved.operations
+                record, acks = moved.kept(record) if keeps_acks else (record, moved.operations)
+                operations = nodes.step_back(name, await nodes.marks(name), positions) + acks
                 operations += await self._ending_owner(subscription.record)
                 sought = await nodes.write(subscription, record, *operations, unless_held=True)
                 if sought is not None:
@@ -468,8 +467,9 @@ class Subscriptions:
         operations = [nodes.touch(), check, *ending]
         if subscription.shares:
             moved = await moved_from_owners(self.ledgers, nodes, subscription)
-            record = replace(record, floor=_fitting(dict(moved.positions)))
-            operations += [*nodes.without_shares(subscription), *moved.operations]
+            record = replace(record, floor=_fitting(moved.present.positions))
+            record, acks = moved.kept(record)
+            operations += [*nodes.without_shares(subscription), *acks]
         return await nodes.write(subscription, record, *operations)
 
     async def _alive(self, record: SubscriptionRecord) -> bool:

@@ -53,7 +53,7 @@ class Owner:
 
     async def take_over(self):
         self.context = AckContext(
-            *(self.client.ledgers, self.stage.topic, self.make_ledger, self.is_current),
+            *(self.client.ledgers, self.stage.topic, self.make_ledger, self.is_needed),
             *(self.lowest_position, lambda: self.now_ms),
             *(ClusterGuard(self.client.store), InlinePace(), self.client.rng),
         )
@@ -74,7 +74,7 @@ class Owner:
     async def lowest_position(self, partition):
         return self.lowest
 
-    async def is_current(self, key):
+    async def is_needed(self, partition, key, state):
         return key not in self.moved
 
     def serve(self, key=KEY, mark=0):
