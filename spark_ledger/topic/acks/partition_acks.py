@@ -129,11 +129,11 @@ class PartitionAcks:
         self._under_way: list[tuple[Served | None, Receipt]] | None = None  # for the present write
         self._ledger: OpenAckLedger | None = None
         self._left: dict[int, None] = {}  # ledgers that the node must not name any more
-        self._doubt = False  # a call failed: the node must be read again
         self._times = AckTimes()
         self._forgot_s = LONG_AGO_S
         self._wake = asyncio.Event()
-        self._looked = asyncio.Event()
+        self._is_sure = asyncio.Event()  # not set: a call failed, and the node must be read again
+        self._is_sure.set()
         self._beside = BackgroundTasks()
         self._task: asyncio.Task[None] | None = None
 
@@ -191,13 +191,14 @@ class PartitionAcks:
     async def check_node(self) -> None:
         """If another process wrote the node, returns once what it noted counts here. Raises
         errors.Unavailable if that takes long, StoreError."""
-        node = await self._nodes.get(self.partition)
-        is_new = node is not None and node.version > self._node.version
-        if is_new and node != self._nodes.last_put:
-            self._doubt = True
-            self._looked.clear()
+        while self.failure is None:
+            node = await self._nodes.get(self.partition)
+            is_new = node is not None and node.version > self._node.version
+            if not is_new or node == self._nodes.last_put:
+                return
+            self._is_sure.clear()
             self._start()
-            if not await woken(self._looked, LOOKED_WITHIN_S):
+            if not await woken(self._is_sure, LOOKED_WITHIN_S):
                 raise errors.Unavailable(f"subscriptions of {self._title} were moved: try again")
 
     def serve(self, key: AckKey, served: Served, acks: AckedSet, *, is_state: bool) -> None:
@@ -288,7 +289,7 @@ class PartitionAcks:
                 self._task.cancel()
             if self._ledger is not None:
                 self._ledger.writer.abandon()
-        self._looked.set()
+        self._is_sure.set()  # no caller waits any longer
         receipts = [*(self._under_way or ()), *self._receipts]
         self._receipts, self._under_way = [], None
         for _, receipt in receipts:
@@ -327,7 +328,7 @@ class PartitionAcks:
         while self.failure is None:
             self._wake.clear()
             try:
-                if self._doubt:
+                if not self._is_sure.is_set():
                     await self._look()
                     if self.failure is not None:
                         return
@@ -338,7 +339,7 @@ class PartitionAcks:
                 failures = 0
             except (errors.LedgerError, StoreError) as error:
                 failures += 1
-                self._doubt = True
+                self._is_sure.clear()
                 if failures > 1 or not isinstance(error, MOVED):
                     _log.warning("acknowledgements of %s are written later: %s", self._title, error)
                 await asyncio.sleep(pause_s(self._context.rng, failures))
@@ -410,8 +411,7 @@ class PartitionAcks:
         self.looks += 1
         users = list(self._users.values())
         await call_each(lambda user: user.served.verify(), users, VERIFIED_AT_ONCE)
-        self._doubt = False
-        self._looked.set()
+        self._is_sure.set()
 
     def _take_successions(self, node: AckNode) -> None:
         """Applies the successions of the node, which another process noted as it moved

@@ -51,13 +51,17 @@ async def view(stage):
 
 
 async def seen_by_query(stage, *answering):
-    """(position, rows beyond it) of partition 0 at which a query would begin."""
+    """(position, rows beyond it) of partition 0 at which a query would begin, when these brokers
+    answer."""
+    asked = []
 
     async def ask(store, topic_id, name, brokers):
+        asked.append(name)
         return [owned for one in answering for owned in one.topic_acks.of_subscription(name)]
 
     client = await stage.another()
     now = await acked_now(client.ledgers, stage.topic.id, NAME, ask)
+    assert asked, "a ledger that is read without its owner may lack the last write"
     return now.positions[0], list(now.acked.get(0, ()))
 
 

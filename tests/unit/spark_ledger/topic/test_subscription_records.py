@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -32,6 +33,19 @@ GOLDEN = (
 def test_a_record_is_json_that_anybody_reads():
     assert records.encode_subscription(RECORD) == GOLDEN
     assert records.decode_subscription(GOLDEN) == RECORD
+
+
+def test_a_record_names_the_consumers_whose_acknowledgements_it_keeps():
+    kept = replace(RECORD, acked_by=("consumers", 3))
+    assert records.encode_subscription(kept) == GOLDEN[:-1] + b',"acked_by":["consumers",3]}'
+    assert records.decode_subscription(records.encode_subscription(kept)) == kept
+
+
+@pytest.mark.parametrize("acked_by", [[], ["token"], ["token", 1, 2], ["token", "x"], 7, {"a": 1}])
+def test_malformed_names_of_these_consumers_are_refused(acked_by):
+    plain = {**json.loads(GOLDEN), "acked_by": acked_by}
+    with pytest.raises(errors.UnsupportedFormat, match="not a subscription"):
+        records.decode_subscription(json.dumps(plain).encode())
 
 
 def test_a_record_of_an_earlier_version_is_read_and_names_its_ledger():
