@@ -1,9 +1,11 @@
 """The copies of a subscription's acknowledgements by which a streaming query plans, for one source.
 
-    {"_acked": {"flights": {"id": "<copy id>", "ends": {"0": 120}}}, "flights": {"0": 98}, ...}
+    {"_acked": {"flights": {"id": "<copy id>", "ends": {"0": 120}, "tokens": {"0": 1364195962}}},
+     "flights": {"0": 98}, ...}
 
 Always true: an offset names the copy of each topic by which the batch that begins there is planned;
-`ends` has, by partition, the end of the copy's offsets. A copy is durable before an offset that
+`ends` has, by partition, the end of the copy's offsets, and `tokens` the token of the commit that
+made the last row before this end, if the row was known. A copy is durable before an offset that
 names it is in Spark's checkpoint. A copy never changes, so a batch that is planned again leaves out
 the same rows. A batch that begins at or after all `ends` needs no copy. A run that plans batch 0
 again computes the query's first offset again, but stores no copy: the end of batch 0 names the
@@ -31,11 +33,16 @@ RENEWED_S = 86_400.0
 """How often a query renews its copies: upkeep deletes a copy after 30 days without renewal."""
 
 
+NO_TOKENS: Mapping[int, int] = {}
+
+
 class CopyName(NamedTuple):
-    """The id of a topic's copy, and by partition the end of the copy's offsets."""
+    """The id of a topic's copy, and by partition the end of the copy's offsets, and the token of
+    the commit that made the last row before this end."""
 
     id: str
     ends: Mapping[int, int]
+    tokens: Mapping[int, int] = NO_TOKENS
 
     def is_passed(self, positions: Mapping[int, int]) -> bool:
         """Whether no row of the copy is at or after the positions. A partition without a position
@@ -51,11 +58,23 @@ def with_names(offset: Mapping[str, Any], names: Names) -> dict[str, Any]:
     """The offset, with the names of these copies."""
     if not names:
         return dict(offset)
-    plain = {
-        key_of(topic): {"id": name.id, "ends": {str(p): end for p, end in name.ends.items()}}
-        for topic, name in sorted(names.items())
-    }
+    plain = {key_of(topic): _plain(name) for topic, name in sorted(names.items())}
     return dict(sorted({**offset, ACKED: plain}.items()))
+
+
+def _plain(name: CopyName) -> dict[str, Any]:
+    plain: dict[str, Any] = {"id": name.id, "ends": _by_text(name.ends)}
+    if name.tokens:
+        plain["tokens"] = _by_text(name.tokens)
+    return plain
+
+
+def _by_text(by_partition: Mapping[int, int]) -> dict[str, int]:
+    return {str(p): number for p, number in by_partition.items()}
+
+
+def _by_number(plain: Mapping[str, Any]) -> dict[int, int]:
+    return {int(p): int(number) for p, number in plain.items()}
 
 
 def names_in(offset: Mapping[str, Any]) -> Names:
@@ -64,12 +83,22 @@ def names_in(offset: Mapping[str, Any]) -> Names:
     try:
         return {
             parse_topic(key).short: CopyName(
-                str(name["id"]), {int(p): int(end) for p, end in name["ends"].items()}
+                str(name["id"]), _by_number(name["ends"]), _by_number(name.get("tokens", {}))
             )
             for key, name in plain.items()
         }
     except (AttributeError, LookupError, TypeError, ValueError):
         raise OffsetsMalformed(f"{IN_CHECKPOINT} has {json.dumps(plain)} for {ACKED!r}") from None
+
+
+def names_needed(offset: Mapping[str, Any], positions: Positions) -> Names:
+    """The copies that the batch from this offset on needs; `positions` are the offset's. Raises as
+    names_in."""
+    return {
+        topic: name
+        for topic, name in names_in(offset).items()
+        if topic in positions and not name.is_passed(positions[topic])
+    }
 
 
 class QueryCopies:
@@ -80,11 +109,12 @@ class QueryCopies:
         self._renewed_s: dict[str, float] = {}  # of durable copies, by id
         self._deleted: dict[str, None] = {}
 
-    def begin(self, acked: Acked) -> Names:
+    def begin(self, topics: TopicsRead, acked: Acked) -> Names:
         """The names of new copies, which are not durable yet."""
         names: Names = {}
         for topic, rows in acked.items():
-            names[topic] = CopyName(secrets.token_hex(16), rows.ends)
+            tokens = topics.tokens({topic: dict(rows.ends)}).get(topic, NO_TOKENS)
+            names[topic] = CopyName(secrets.token_hex(16), rows.ends, tokens)
             self._rows[names[topic].id] = rows
         return names
 
@@ -102,8 +132,7 @@ class QueryCopies:
         Raises CopyGone, LedgerError."""
         self.last = {
             topic: self._acked_rows(topics, topic, name)
-            for topic, name in names_in(offset).items()
-            if topic in positions and not name.is_passed(positions[topic])
+            for topic, name in names_needed(offset, positions).items()
         }
         return self.last
 

@@ -33,7 +33,7 @@ from spark_ledger.spark.options.options import FollowedSubscription, ReadOptions
 from spark_ledger.spark.options.start_positions import OFFSET_MAX, AtSubscription
 from spark_ledger.spark.options.table import CHECKPOINT, FAIL
 from spark_ledger.spark.read import tasks as read_tasks
-from spark_ledger.spark.read.copies import ACKED, QueryCopies, names_in, with_names
+from spark_ledger.spark.read.copies import ACKED, QueryCopies, names_in, names_needed, with_names
 from spark_ledger.spark.read.planning import Acked, ReadStart
 from spark_ledger.spark.read.topics_read import TopicsRead
 from spark_ledger.spark.rows.columns import check_projection
@@ -85,7 +85,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             topic_ends = topics.fresh_ends()
             start = topics.start(self.options.starting, topic_ends)
             encoded = offsets.encode(start.positions, topic_ends)
-            encoded = with_names(encoded, self._copies.begin(start.acked))
+            encoded = with_names(encoded, self._copies.begin(topics, start.acked))
             self._initial_offset = self._cursor.with_token(encoded)
             self._first_ends = topic_ends
         return self._initial_offset
@@ -221,12 +221,17 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Raises OffsetOfAnotherStore if the store now has other rows before the offset than when
         the offset was made: the metadata store went back in time. An offset that this run made
         needs no check until a topic's log becomes shorter."""
-        offset_and_logs = (offset, self._connected_topics().shorter_logs)
+        topics = self._connected_topics()
+        offset_and_logs = (offset, topics.shorter_logs)
         if self._checked_offset == offset_and_logs:
             return
         tokens = offsets.tokens_of(offset)
         if tokens:
-            self._connected_topics().check_tokens(positions, tokens, what)
+            topics.check_tokens(positions, tokens, what)
+        for topic, name in names_needed(offset, positions).items():
+            if name.tokens:
+                ends, tokens = {topic: dict(name.ends)}, {topic: dict(name.tokens)}
+                topics.check_tokens(ends, tokens, "the query's copy of acknowledgements")
         self._checked_offset = offset_and_logs
 
     # -- offsets --------------------------------------------------------------------------------
@@ -243,7 +248,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             names = self._copies.names_after(start)
             names = {t: name for t, name in names.items() if moved.positions[t] == positions[t]}
             offset = offsets.encode(moved.positions, topic_ends)
-            names |= self._copies.begin(moved.acked)
+            names |= self._copies.begin(self._connected_topics(), moved.acked)
             return with_names(offset, names), moved.positions
         if positions is not self._done_positions:
             self._done_positions = positions

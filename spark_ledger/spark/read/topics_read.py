@@ -145,8 +145,14 @@ class TopicsRead:
 
     def tokens(self, positions: Positions) -> Positions:
         """The tokens of the commits that made the last rows before the positions; only tokens that
-        are in memory."""
-        return planning.tokens_before(self._last_view.states, positions)
+        are in memory, of rows below the known ends."""
+        view = self._last_view
+        below = {
+            topic: {p: at for p, at in by_partition.items() if at <= view.ends[topic].ends[p]}
+            for topic, by_partition in positions.items()
+            if topic in view.ends
+        }
+        return planning.tokens_before(view.states, below)
 
     def check_tokens(self, positions: Positions, tokens: Positions, what: str) -> None:
         """Raises OffsetOfAnotherStore if the commit that made the last row before a position has

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from pyroaring import BitMap64
 
-from spark_ledger.errors import CopyGone, OffsetsMalformed
+from spark_ledger.errors import CopyGone, OffsetOfAnotherStore, OffsetsMalformed
 from spark_ledger.spark.options.limits import GivenCurve
 from spark_ledger.spark.options.offsets import TopicEnds
 from spark_ledger.spark.options.options import stream_read_options
@@ -33,7 +33,7 @@ class Topics:
         self.store, self.positions, self.seen = store, positions, ends
         self.acked = {"t": AckedRows({p: BitMap64(rows) for p, rows in acked.items()})}
         self.infos = {"t": SimpleNamespace(id="id-1", policies=None)}
-        self.shorter_logs, self.planned = 0, []
+        self.shorter_logs, self.planned, self.token = 0, [], None
         self.cluster = SimpleNamespace(client=self, run=lambda result: result)
 
     def ack_copies(self, topic_id):
@@ -69,7 +69,13 @@ class Topics:
         return ReadStart({"t": dict(self.positions)}, acked)
 
     def tokens(self, positions):
-        return {}
+        """Of rows that exist; partition 0 is in one live segment."""
+        is_there = self.token is not None and 0 < positions["t"].get(0, 0) <= self.seen[0]
+        return {"t": {0: self.token}} if is_there else {}
+
+    def check_tokens(self, positions, tokens, what):
+        if self.tokens(positions) != tokens:
+            raise OffsetOfAnotherStore(what)
 
     def curves(self, start, end, acked):
         def curve_of(topic, partition, lo, hi):
@@ -175,6 +181,33 @@ def test_a_run_that_starts_beyond_the_copy_needs_it_no_more_and_deletes_it():
     assert planned(once_more, end, last) == [(0, n) for n in range(40, 60)]
 
 
+def test_a_copy_of_rows_in_whose_place_are_others_ends_the_query():
+    """All copies of live rows were lost, acknowledged ones among them."""
+    store = Store()
+    topics = Topics(store, {0: 1}, EVERY_THIRD, 40)
+    topics.token = 7
+    run = run_of(topics, maxOffsetsPerTrigger="2")
+    start = logged(run.initialOffset())
+    end = poll(run, start)
+    del end["_commits"]  # the rows before the offset itself are the same
+    again = Topics(store, {0: 1}, {}, 40)
+    again.token = 7
+    assert poll(run_of(again, maxOffsetsPerTrigger="2"), end)["t"] == {"0": 7}
+    again.token = 8
+    for call in (lambda run: poll(run, end), lambda run: run.partitions(start, end)):
+        with pytest.raises(OffsetOfAnotherStore, match="copy of acknowledgements"):
+            call(run_of(again, maxOffsetsPerTrigger="2"))
+
+
+def test_no_row_is_compared_that_was_not_known_to_exist_when_the_copy_was_made():
+    store = Store()
+    topics = Topics(store, {0: 40}, {0: [41]}, 40)  # written and acknowledged just now
+    topics.token = 7
+    run = run_of(topics)
+    (name,) = names_in(logged(run.initialOffset())).values()
+    assert name == CopyName(name.id, {0: 42})
+
+
 def test_a_checkpoint_that_went_back_behind_done_batches_gets_a_clear_error():
     store, run = first_run(maxOffsetsPerTrigger="10")
     middle = poll(run, logged(run.initialOffset()))
@@ -233,7 +266,7 @@ def test_a_malformed_name_of_a_copy_is_refused(value):
 
 
 def test_names_of_copies_read_as_they_were_written():
-    names = {"t": CopyName("a1", {0: 5, 7: 9}), "_odd": CopyName("b2", {0: 1})}
+    names = {"t": CopyName("a1", {0: 5, 7: 9}, {7: 11}), "_odd": CopyName("b2", {0: 1})}
     offset = with_names({"t": {"0": 1}}, names)
     assert list(offset) == sorted(offset)
     assert names_in(logged(offset)) == names
