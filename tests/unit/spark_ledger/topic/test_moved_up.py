@@ -10,6 +10,7 @@ from pyroaring import BitMap64
 
 from spark_ledger import errors
 from spark_ledger.topic.acks import nodes
+from spark_ledger.topic.acks.nodes import AckNodes
 from spark_ledger.topic.acks.sets import after_missing
 from spark_ledger.topic.acks.steps import IDLE_S
 from spark_ledger.topic.subscription.seek_target import End
@@ -82,6 +83,37 @@ def test_the_owner_goes_on_with_what_was_acknowledged_beyond_and_with_other_subs
         assert await rows_after(b, 2) == (4, [7, 9])
         _, other_acks = await b.consume(2, name="other")
         assert (other_acks.mark, list(other_acks.rows)) == (0, [4, 5])
+
+    play_here(act)
+
+
+def test_consumers_that_come_while_the_owner_reads_an_older_node_keep_what_was_acknowledged(
+    monkeypatch,
+):
+    seen, coming = AckNodes.seen_by_owner, []
+
+    async def act(stage):
+        await fill(stage, 20)
+        a = await acking_broker(stage, "a")
+        cursor, acks = await a.consume(1)
+        other, other_acks = await a.consume(1, name="other")
+        await acknowledge(cursor, acks, 0, 7, 9)
+        await acknowledge(other, other_acks, 4)
+        await a.release(cursor)
+
+        async def seen_before(nodes, partition):
+            read = await seen(nodes, partition)
+            if not coming:
+                await skip(stage, 1)
+                coming.append(asyncio.create_task(a.consume(1)))
+                await asyncio.sleep(1)
+            return read
+
+        await skip(stage, 1)
+        monkeypatch.setattr(AckNodes, "seen_by_owner", seen_before)
+        await acknowledge(other, other_acks, 5)
+        _, acks = await coming[0]
+        assert (acks.mark, list(acks.rows)) == (3, [7, 9])
 
     play_here(act)
 
