@@ -189,6 +189,12 @@ class Broker:
 
     # -- partitions --------------------------------------------------------------------------
 
+    async def partitions_of(self, name: PartitionName, *, create: bool) -> int:
+        """As Catalog.partitions_of."""
+        topic = self._topics.named(name.topic)
+        served = None if topic is None else topic.info
+        return await self.catalog.partitions_of(name, create=create, served=served)
+
     async def lookup(self, name: PartitionName, *, authoritative: bool) -> tuple[str, bool]:
         """The URL of the broker that has the partition, and whether that is this broker. A lookup
         makes no topic. If the topic does not exist and clients may make it, the URL is this

@@ -59,15 +59,19 @@ class Catalog:
             raise Refusal(ServerError.TOPIC_NOT_FOUND, f"there is no topic '{name}'")
         return self.settings.auto_create_partitions if partitions is None else partitions
 
-    async def partitions_of(self, name: PartitionName, *, create: bool) -> int:
+    async def partitions_of(
+        self, name: PartitionName, *, create: bool, served: TopicInfo | None = None
+    ) -> int:
         """The number of partitions as clients count them: 0 for a topic that is not partitioned,
         and for the name of a partition. For a topic that does not exist the number is
         `partitions_when_made`. With `create` this method makes such a topic if it is to be
-        partitioned: its clients next open the partitions by their names. Raises Refusal,
-        errors.Unavailable."""
+        partitioned: its clients next open the partitions by their names. `served` is the topic of
+        this name that the broker has open: then one round trip to the store is enough. Raises
+        Refusal, errors.Unavailable."""
         if name.partition is not None:
             return 0
-        info = await self.client.topics.find(name.topic.full)
+        info = None if served is None else await self.client.topics.again(served)
+        info = info or await self.client.topics.find(name.topic.full)
         if info is None:
             if not await self.partitions_when_made(name.topic, create=create):
                 return 0

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from spark_ledger import net
 from spark_ledger.errors import BadConfig, Unavailable
-from spark_ledger.local.processes import HOST, Child, LocalProcess, free_port
+from spark_ledger.local.processes import HOST, PORT_TRIES, Child, LocalProcess, free_port
 
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 HEAP = "-Xmx256m"
@@ -27,7 +27,7 @@ JVM_OPTIONS = (  # for a small server that should start fast
     "-XX:+ExitOnOutOfMemoryError",
 )
 JARS = ("zookeeper", "slf4j-api", "log4j-", "netty-", "metrics-core", "snappy-java")
-START_TIMEOUT_S, PORT_TRIES, POLL_S = 30.0, 3, 0.02
+START_TIMEOUT_S, POLL_S = 30.0, 0.02
 CONFIG = """\
 dataDir={folder}
 clientPort={port}

@@ -10,6 +10,7 @@ a longer pause each time; after `kill` and `stop` only `start` starts it.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spark_ledger import net
@@ -31,6 +32,8 @@ LOG_QUOTED_LINES = 5
 
 HOST = "127.0.0.1"
 PORTS = range(20000, 32000)
+PORT_TRIES = 3
+"""How often a server starts with other ports: another process may take one before it listens."""
 
 
 def lock_path(path: Path, refusal: BadConfig, flags: int = os.O_RDWR | os.O_CREAT) -> int:
@@ -280,7 +283,7 @@ class LocalBroker(LocalProcess):
         super().__init__(log)
         self._service_url = service_url
         self._config = config
-        self._ports = {"--broker-port": port, "--admin-port": admin_port}
+        self._ports: dict[str, int | None] = {"--broker-port": port, "--admin-port": admin_port}
         self.url = ""
         """The URL for Pulsar's clients; "" before the first start."""
         self.admin_url = ""
@@ -291,9 +294,20 @@ class LocalBroker(LocalProcess):
         errors.Unavailable, which quotes its log."""
         if self.running:
             return
-        self._ports = {flag: port or free_port() for flag, port in self._ports.items()}
+        for attempt in range(1, PORT_TRIES + 1):
+            ports = {flag: port or free_port() for flag, port in self._ports.items()}
+            try:
+                self._run(ports)
+                break
+            except Unavailable as error:  # another process may have taken a port meanwhile
+                is_taken = ports != self._ports and os.strerror(errno.EADDRINUSE) in str(error)
+                if not is_taken or attempt == PORT_TRIES:
+                    raise
+        self._ports = dict(ports)
+
+    def _run(self, ports: Mapping[str, int]) -> None:
         options = ["--parent-pipe", "--service-url", self._service_url]
-        for flag, port in self._ports.items():
+        for flag, port in ports.items():
             options += [flag, str(port)]
         if self._config is not None:
             options += ["--config", str(self._config)]

@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,12 @@ import pytest
 
 from spark_ledger import LedgerClient
 from spark_ledger.errors import BadConfig, Unavailable
-from spark_ledger.local import LocalCluster
+from spark_ledger.local import LocalCluster, processes
 from tests.kit.processes import alive, descendants, eventually
 
 MAKES_A_CLUSTER_AND_HANGS = """
 import json, signal
-from spark_ledger.local import LocalCluster
+from spark_ledger.local import LocalCluster, processes
 cluster = LocalCluster(bookies=1)
 print(json.dumps({"folder": str(cluster.data_dir)}), flush=True)
 signal.pause()
@@ -200,6 +201,25 @@ def bookie_server(*arguments: str) -> "subprocess.CompletedProcess[str]":
         timeout=120,
         check=False,
     )
+
+
+def test_a_broker_takes_another_port_if_its_free_port_is_taken_before_it_listens(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    free_port = processes.free_port
+    with socket.create_server((processes.HOST, 0)) as taken:
+        ports = iter([free_port(), taken.getsockname()[1]])
+        monkeypatch.setattr(processes, "free_port", lambda: next(ports, None) or free_port())
+        broker = processes.LocalBroker(tmp_path / "broker.log", cluster.service_url)
+        try:
+            broker.start()
+            assert str(taken.getsockname()[1]) in (tmp_path / "broker.log").read_text()
+            url = broker.url
+            broker.kill()
+            broker.start()
+            assert broker.url == url
+        finally:
+            broker.kill()
 
 
 def test_a_wrong_setting_ends_a_bookie_with_status_2_and_one_line(tmp_path: Path):

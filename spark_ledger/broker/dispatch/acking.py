@@ -129,12 +129,11 @@ class Acking:
         ack_type = checked(AckType, part.ack_type, "type of acknowledgements")
         consumer, cost = consuming.consumer, 0
         unclear: Refusal | None = None
-        for at in range(0, len(part.message_id), ACK_STEPS_MAX):
-            ids = part.message_id[at : at + ACK_STEPS_MAX]
-            others = ids
+        for step in _steps_of(part):
+            others = step.message_id
             if ack_type is AckType.INDIVIDUAL:
-                others = consumer.dispatcher.acknowledge_lone(consumer, ids)
-                cost += len(ids) - len(others)
+                others = consumer.dispatcher.acknowledge_lone(consumer, step)
+                cost += len(step.message_id) - len(others)
                 if cost >= ACK_STEPS_MAX:
                     cost = 0
                     yield
@@ -165,3 +164,13 @@ class Acking:
             consumer.dispatcher.save_position()
             what = f"consumer {consumer.id} was sent away"
             raise Refusal(ServerError.CONSUMER_NOT_FOUND, what)
+
+
+def _steps_of(ack: Any) -> Iterator[Any]:
+    """The ACK, or ACKs of ACK_STEPS_MAX of its ids each."""
+    ids = ack.message_id
+    if len(ids) <= ACK_STEPS_MAX:
+        yield ack
+        return
+    for at in range(0, len(ids), ACK_STEPS_MAX):
+        yield command("ack", consumer_id=0, ack_type=0, message_id=ids[at : at + ACK_STEPS_MAX]).ack

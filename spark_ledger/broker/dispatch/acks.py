@@ -115,6 +115,17 @@ class Acks:
             self.memory.changed()
         return False
 
+    def add_each(self, offsets: Iterable[int]) -> None:
+        """Acknowledge these offsets."""
+        added = BitMap64(offsets)
+        added.remove_range(0, self.mark)
+        self.rows |= added
+        if self.keeps_changes:
+            self._added |= added
+        if self.mark in added:
+            self._raise_mark(self.mark)
+        self.memory.changed()
+
     def pass_over(self, start: int, end: int) -> None:
         """Note that the offsets [start, end) have no row to acknowledge."""
         if start <= self.mark:
@@ -447,14 +458,3 @@ def acked_in(
         bits[1 : max(1, acks.mark - start + 1)] = 1
     ends = (np.flatnonzero(np.diff(bits)) + start).tolist()
     return list(zip(ends[::2], ends[1::2], strict=True))
-
-
-def runs_of(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The ranges of rising offsets."""
-    lo = hi = offsets[0]
-    for offset in offsets:
-        if offset != hi:
-            yield lo, hi
-            lo = offset
-        hi = offset + 1
-    yield lo, hi

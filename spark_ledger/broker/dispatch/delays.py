@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
+from bookie_server.api.entry import Buffer
 from spark_ledger import errors
 from spark_ledger.broker.log.partition import READ_BYTES
 from spark_ledger.broker.log.tail import PLAIN_BEGIN, STEP_BATCHES_MAX, Stored
@@ -433,14 +434,11 @@ class HeldMessages:
 
 def is_plain_and_due(batch: Stored) -> bool:
     """Whether the batch is one message outside of batches, in one frame, that was never delayed."""
-    if batch.messages != 1 or batch.batched:
-        return False
     data, begin = batch.data, pulsar_batch.HEAD.size
-    head = bytes(data[:begin])
-    if not head.startswith(PLAIN_BEGIN):
+    if batch.messages != 1 or batch.batched or not data.startswith(PLAIN_BEGIN):
         return False
-    end = begin + int.from_bytes(head[-4:], "big")
-    return _TAG not in bytes(data[begin:end]) or not deliver_at_ms(batch)
+    end = begin + int.from_bytes(data[begin - 4 : begin], "big")
+    return data.find(_TAG, begin, end) < 0 or not deliver_at_ms(batch)
 
 
 def deliver_at_ms(batch: Stored) -> int:
@@ -448,7 +446,7 @@ def deliver_at_ms(batch: Stored) -> int:
     that cannot be decoded is delivered at once."""
     if batch.batched or batch.messages != 1:
         return 0
-    data = batch.data
+    data: Buffer = batch.data
     try:
         if pulsar_batch.is_last_chunk(data):
             data = pulsar_batch.chunk_in(data)

@@ -13,9 +13,9 @@ an incomplete message, and a client acknowledges only the last chunk.
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyroaring import BitMap64
 
@@ -188,10 +188,11 @@ class Dispatcher(ABC):
         Yields whether the step moved the mark. Raises Refusal for a message that was not sent: it
         is beyond the confirmed end, or its batch is not known."""
 
-    def acknowledge_lone(self, consumer: Consumer, ids: Iterable[MessageId]) -> list[MessageId]:
-        """Acknowledge one by one the messages outside of batches that are at the consumer, without
-        steps. Returns the ids that name others."""
-        return list(ids)
+    def acknowledge_lone(self, consumer: Consumer, ack: Any) -> Sequence[MessageId]:
+        """Acknowledge one by one the messages outside of batches that an ACK names and that are at
+        the consumer, without steps. Returns the ids that name others."""
+        ids: Sequence[MessageId] = ack.message_id
+        return ids
 
     def rewind(self) -> None:
         """Send the messages that are not acknowledged again."""

@@ -24,11 +24,11 @@ from pyroaring import BitMap64
 
 from bookie_server.api.entry import Buffer
 from spark_ledger.broker.dispatch.acks import BatchPart, part_of
-from spark_ledger.broker.dispatch.key_slots import KeyedBatch, KeyedBatches, keyed
+from spark_ledger.broker.dispatch.key_slots import KeyedBatch, KeyedBatches, keyed, slot_of_lone
 from spark_ledger.broker.dispatch.sharing import LoneTurn, Member
 from spark_ledger.broker.dispatch.slot_owners import SlotOwners, WaitingBySlot, first_waiting
 from spark_ledger.broker.log.tail import Stored
-from spark_ledger.topic.acks.sets import Range, bytes_of, next_row
+from spark_ledger.topic.acks.sets import Range, bytes_of, next_row, within
 
 STEP_COST, SLOT_COST = 5_000, 20
 """How many waiting rows are sorted in one step of the loop, and for how many rows a slot counts."""
@@ -147,7 +147,7 @@ class KeyChoice:
         """Whether the consumer gets the whole batch, as it owns every slot of the batch. (A client
         that does not acknowledge by index cannot acknowledge a batch with masked messages.)"""
         is_new = batch.offset not in member.pending and batch.offset not in self._cut_begins
-        return is_new and all(self._owners.owner_of(slot) is member for slot in of_batch.distinct)
+        return is_new and set(self._owners.owners_of(of_batch.distinct)) == {member}
 
     def _cut_parts(
         self, begin: int, ranges: Sequence[Range], slots: tuple[int, ...]
@@ -172,7 +172,7 @@ class KeyChoice:
         """Nothing to do: a key goes to its consumer, whichever batches are read together."""
 
     def slots_of_lone(self, batches: Sequence[Stored]) -> list[int]:
-        return [self._keyed_batches.of(batch).slots[0] for batch in batches]
+        return list(map(slot_of_lone, batches))
 
     def receiver_of(self, part: BatchPart) -> Member | None:
         slots = _firsts_of(part)
@@ -188,11 +188,13 @@ class KeyChoice:
         rooms = {member: room_of(member) for member in self._members}
         members_left = sum(room > 0 for room in rooms.values())
         turns: dict[Member | None, LoneTurn] = {}
-        for offset, slot in zip(offsets, slots, strict=True):
+        going: set[int] = set()  # slots whose rows may go, as their first row does
+        for offset, slot, owner in zip(offsets, slots, self._owners.owners_of(slots), strict=True):
             if not members_left:
                 break
-            owner = self._free_owner(slot, offset)
-            if owner is not None and rooms[owner]:
+            is_free = slot in going or self._may_get(owner, slot, offset)
+            if owner is not None and is_free and rooms[owner]:
+                going.add(slot)
                 rooms[owner] -= 1
                 members_left -= not rooms[owner]
             else:
@@ -208,13 +210,17 @@ class KeyChoice:
         """The owner of the slot, if it may get rows of the slot now, the first of which is
         `first`."""
         owner = self._owners.owner_of(slot)
+        return owner if self._may_get(owner, slot, first) else None
+
+    def _may_get(self, owner: Member | None, slot: int, first: int) -> bool:
+        """Whether the slot's owner, if it has an owner, may get rows of the slot now."""
         if owner is None or not self._in_order:
-            return owner
+            return owner is not None
         held = self._held.get(slot)
         if held is not None and held[0] is not owner:
-            return None
+            return False
         waiting = self._by_slot.first(slot) if self._waiting else None
-        return owner if waiting is None or first <= waiting else None
+        return waiting is None or first <= waiting
 
     def given(self, member: Member, part: BatchPart) -> None:
         if part.is_cut:
@@ -232,9 +238,8 @@ class KeyChoice:
                 self._held[slot] = (turn.member, count + 1)
 
     def taken(self, member: Member, part: BatchPart) -> None:
-        if not self._in_order:
-            return
-        self._let_go(_firsts_of(part))
+        if self._in_order:
+            self._let_go(_firsts_of(part))
 
     def taken_lone(self, slots: Iterable[int]) -> None:
         if self._in_order:
@@ -283,6 +288,10 @@ class KeyChoice:
             if member.is_available and (row := first_waiting(rows, self._waiting, at)) is not None
         ]
         return min(following, default=None)
+
+    def replays_in(self, lo: int, hi: int) -> Iterable[int]:
+        sets = [within(rows, lo, hi) for member, rows in self._ready.items() if member.is_available]
+        return BitMap64.union(NO_ROWS, *sets) & self._waiting
 
     def may_read_on(self) -> bool:
         return any(member.is_available for member in self._members)

@@ -17,7 +17,9 @@ from typing import NamedTuple
 import mmh3
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import DecodeError
 
+from bookie_server.api.entry import Buffer
 from spark_ledger import errors
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.topic.entry import pulsar_batch, pulsar_codecs
@@ -76,10 +78,10 @@ class KeyedBatch(NamedTuple):
 
 def keyed(batch: Stored) -> KeyedBatch:
     """The batch with its slots; a batch that cannot be decoded has one slot."""
-    data = batch.data
+    if batch.messages == 1 and not batch.batched and batch.is_plain:
+        return KeyedBatch((slot_of_lone(batch),))
+    data: Buffer = batch.data
     try:
-        if batch.messages == 1 and not batch.batched and batch.is_plain:  # the most frequent
-            return KeyedBatch((_slot_of_lone(pulsar_batch.metadata_of(data), batch.offset),))
         if not batch.is_plain:
             if pulsar_batch.is_earlier_chunk(data) or pulsar_batch.is_last_chunk(data):
                 data = pulsar_batch.chunk_in(data)
@@ -87,7 +89,7 @@ def keyed(batch: Stored) -> KeyedBatch:
         parsed = pulsar_batch.parse(memoryview(data))
         metadata = parsed.metadata
         if not batch.batched:
-            return KeyedBatch((_slot_of_lone(metadata, batch.offset),))
+            return KeyedBatch((_slot_by(metadata, batch.offset),))
         if not _has_rows(metadata):
             return KeyedBatch((slot_of(key_of(metadata)),))
         keys, ends = keys_in(parsed)
@@ -111,9 +113,19 @@ def _has_rows(metadata: MessageMetadata) -> bool:
     return is_of_spark and metadata.compression == pulsar_codecs.NONE
 
 
-def _slot_of_lone(metadata: MessageMetadata, offset: int) -> int:
-    """Of a message outside of a batch."""
-    if _has_rows(metadata) and not metadata.HasField("partition_key"):
+def slot_of_lone(batch: Stored) -> int:
+    """The slot of a message outside of batches, in one frame."""
+    data, begin = batch.data, pulsar_batch.HEAD.size
+    end = begin + int.from_bytes(data[begin - 4 : begin], "big")
+    try:
+        return _slot_by(MessageMetadata.FromString(data[begin:end]), batch.offset)
+    except DecodeError:
+        return slot_of(NO_KEY)
+
+
+def _slot_by(metadata: MessageMetadata, offset: int) -> int:
+    """The slot of a message outside of batches with this metadata."""
+    if not metadata.HasField("partition_key") and _has_rows(metadata):
         return slot_of_offset(offset)
     return slot_of(key_of(metadata))
 

@@ -5,8 +5,9 @@ Always true: a run changes nothing but the time; each message is a part of its o
 been sent alone.
 """
 
-from collections.abc import Iterable
 from functools import partial
+from itertools import compress
+from typing import Any
 
 from spark_ledger.broker.dispatch.delays import is_plain_and_due
 from spark_ledger.broker.dispatch.dispatcher import Consumer
@@ -20,6 +21,7 @@ from spark_ledger.broker.dispatch.sharing import (
 from spark_ledger.broker.log.partition import READ_BYTES
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import MessageId
+from spark_ledger.broker.wire.sends import entries_of
 
 RUN_MAX = 500
 """How many messages are sent in one step, some 5 us each."""
@@ -47,6 +49,25 @@ def lone_run(batches: list[Stored], at: int, position: int, sharing: Sharing) ->
     return batches[at : at + count] if count > 1 else []
 
 
+def replay_run(batches: list[Stored], at: int, sharing: Sharing) -> list[Stored]:
+    """The first messages outside of batches from index `at` on that wait, may be sent now, and were
+    not sent before as clients count it. Empty unless there are two at least."""
+    begin, run = batches[at].offset, list[Stored]()
+    if batches[at].batched or sharing.sent.redeliveries or sharing.is_full:
+        return run
+    end = begin + min(RUN_MAX, len(batches) - at)
+    for offset in sharing.choice.replays_in(begin, end):
+        batch = batches[at + offset - begin]
+        if (
+            batch.offset != offset
+            or offset in sharing.sent.masked  # other rows of an id may be at a consumer
+            or not is_plain_and_due(batch)
+        ):
+            break
+        run.append(batch)
+    return run if len(run) > 1 else []
+
+
 def _room(sharing: Sharing) -> int:
     """How many new messages may be sent to all consumers, or wait."""
     room = PENDING_PARTS_MAX - sharing.unacked.parts
@@ -72,8 +93,9 @@ def bytes_for(sharing: Sharing) -> int:
 
 
 def share_lone(sharing: Sharing, offsets: list[int], slots: list[int]) -> list[LoneTurn]:
-    """Give new messages, none of them acknowledged, to consumers, or let them wait, as far as that
-    is possible now. Returns the turns, which are to be sent: of the first messages."""
+    """Give messages, of which none is acknowledged, and all are new or all wait, to consumers, or
+    let them wait, as far as that is possible now. Returns the turns, which are to be sent: of the
+    first messages."""
     turns: list[LoneTurn] = []
     at, room_of = 0, partial(_room_of, sharing.unacked.limits)
     while at < len(offsets) and sharing.may_read_on():
@@ -84,7 +106,7 @@ def share_lone(sharing: Sharing, offsets: list[int], slots: list[int]) -> list[L
         for turn in more:
             if turn.member is not None:
                 sharing.give_lone(turn)
-            else:
+            elif turn.offsets[0] not in sharing.waiting:
                 sharing.wait_lone(dict(zip(turn.offsets, turn.slots, strict=True)))
             at += len(turn.offsets)
         turns += more
@@ -93,30 +115,37 @@ def share_lone(sharing: Sharing, offsets: list[int], slots: list[int]) -> list[L
 
 def send_lone(sharing: Sharing, run: list[Stored]) -> int:
     """Send the first messages of a run, or let them wait. Returns how many those are."""
-    begin = run[0].offset
-    offsets = list(range(begin, begin + len(run)))
-    turns = share_lone(sharing, offsets, sharing.choice.slots_of_lone(run))
+    messages_at = {batch.offset: batch.data for batch in run}
+    turns = share_lone(sharing, list(messages_at), sharing.choice.slots_of_lone(run))
     for member, sent_offsets, _ in turns:
         if member is not None:
             assert isinstance(member, Consumer)
-            messages = [run[offset - begin].data for offset in sent_offsets]
+            messages = map(messages_at.__getitem__, sent_offsets)
             member.link.send(member.messages.lone_frames(sent_offsets, messages))
     return sum(len(turn.offsets) for turn in turns)
 
 
-def acknowledge_lone(
-    sharing: Sharing, asker: Member, ids: Iterable[MessageId], ledger: int
-) -> list[MessageId]:
-    """Acknowledge the messages that are pending at the asker. Returns the ids that name others."""
-    entries: dict[int, MessageId] = {}
-    others: list[MessageId] = []
-    for message_id in ids:
-        is_whole = message_id.batch_index < 0 and not message_id.ack_set
-        if is_whole and message_id.ledgerId == ledger:
-            entries[message_id.entryId] = message_id
-        else:
-            others.append(message_id)
+def replay_lone(sharing: Sharing, run: list[Stored]) -> bool:
+    """As `send_lone`, for a `replay_run`. Returns whether any message was sent."""
+    parts = sharing.unacked.parts
+    send_lone(sharing, run)
+    return sharing.unacked.parts > parts
+
+
+def acknowledge_lone(sharing: Sharing, asker: Member, ack: Any, ledger: int) -> list[MessageId]:
+    """Acknowledge the messages of an ACK that are pending at the asker. Returns the ids that name
+    others."""
+    ids, others, entries = ack.message_id, list[MessageId](), entries_of(ack, ledger)
+    if not entries:
+        is_whole = [
+            message_id.batch_index < 0 and not message_id.ack_set and message_id.ledgerId == ledger
+            for message_id in ids
+        ]
+        others += [message_id for message_id, whole in zip(ids, is_whole, strict=True) if not whole]
+        ids = list(compress(ids, is_whole))
+        entries = [message_id.entryId for message_id in ids]
     slots = sharing.acknowledge_lone(asker, entries)
     if len(slots) < len(entries):
-        others += [entries[entry] for entry in entries.keys() - slots.keys()]
+        named = zip(ids, entries, strict=True)
+        others += [message_id for message_id, entry in named if entry not in slots]
     return others

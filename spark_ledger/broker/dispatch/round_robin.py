@@ -9,7 +9,7 @@ from bookie_server.api.entry import Buffer
 from spark_ledger.broker.dispatch.acks import BatchPart, part_of
 from spark_ledger.broker.dispatch.sharing import LoneTurn, Member
 from spark_ledger.broker.log.tail import Stored
-from spark_ledger.topic.acks.sets import Range, next_row
+from spark_ledger.topic.acks.sets import Range, next_row, within
 
 TURN_PARTS_MAX = 20
 """How many parts a consumer gets before the next consumer has its turn."""
@@ -120,6 +120,9 @@ class RoundRobin:
 
     def next_replay(self, at: int) -> int | None:
         return next_row(self._waiting, at) if self.may_read_on() else None
+
+    def replays_in(self, lo: int, hi: int) -> Iterable[int]:
+        return within(self._waiting, lo, hi)
 
     def awaits_new_rows(self) -> bool:
         return False  # each consumer may get the rows that wait

@@ -9,7 +9,8 @@ are kept here: rows that cannot be sent are read again, as a rule from the parti
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from pyroaring import BitMap64
 
@@ -26,7 +27,14 @@ from spark_ledger.broker.dispatch.dispatcher import (
     is_in_chunks,
     row_after,
 )
-from spark_ledger.broker.dispatch.lone import acknowledge_lone, bytes_for, lone_run, send_lone
+from spark_ledger.broker.dispatch.lone import (
+    acknowledge_lone,
+    bytes_for,
+    lone_run,
+    replay_lone,
+    replay_run,
+    send_lone,
+)
 from spark_ledger.broker.dispatch.policies import Policy
 from spark_ledger.broker.dispatch.sharing import ReceiverChoice, Sharing, UnackedLimits
 from spark_ledger.broker.log.partition import READ_BYTES, Partition
@@ -119,8 +127,8 @@ class SharedDispatcher(Dispatcher):
             return iter((False,))
         return self.sharing.acknowledge(consumer, message_id, offset, self.partition.end)
 
-    def acknowledge_lone(self, consumer: Consumer, ids: Iterable[MessageId]) -> list[MessageId]:
-        return acknowledge_lone(self.sharing, consumer, ids, self.partition.ledger)
+    def acknowledge_lone(self, consumer: Consumer, ack: Any) -> Sequence[MessageId]:
+        return acknowledge_lone(self.sharing, consumer, ack, self.partition.ledger)
 
     # -- sending -----------------------------------------------------------------------------
 
@@ -208,17 +216,18 @@ class SharedDispatcher(Dispatcher):
             if not batches:
                 await self._forget_hole(at)
                 return True
-            for batch in batches:
+            for index, batch in enumerate(batches):
                 if batch.end <= at:
                     continue
                 if batch.offset > at:
                     self._forget(at, batch.offset)
                     has_changed = True
-                has_changed |= self._replay_batch(batch, lossy)
+                run = replay_run(batches, index, self.sharing)
+                has_changed |= replay_lone(self.sharing, run) or self._replay_batch(batch, lossy)
                 self._sends += 1
-                if await self._is_rewound(rewinds):
+                if await self._is_rewound(rewinds, is_long=bool(run)):
                     return True
-                following = self.sharing.next_replay(max(at + 1, batch.end))
+                following = self.sharing.next_replay(max(at + 1, (run or [batch])[-1].end))
                 if following is None:
                     return has_changed
                 at = following
@@ -337,17 +346,15 @@ class SharedDispatcher(Dispatcher):
             sends = _send_chunks(self, consumer, batch, redeliveries, lossy)
             consumer.sending = asyncio.get_running_loop().create_task(sends)
             return None
-        rest, data = None, batch.data
+        rest = None
         if consumer.takes_rows and not part.slots and self._spark_batches.has_rows_of_spark(batch):
             part, rest = first_row_and_rest(part)
             batch = Stored(part.offset, 1, self._spark_batches.lone(batch, part.offset), False)
-            data = batch.data
         acks = ack_set(part.ranges, part.offset, part.messages) if batch.batched else ()
         frame = consumer.messages.command(part.offset, acks, sharing.sent.redeliveries[part.offset])
-        if part.is_cut:
-            self._sends += 1
-            data = sharing.choice.cut(batch, part, is_lone=consumer.takes_rows)
-        consumer.link.send(with_batch(frame, data))
+        self._sends += part.is_cut
+        cut = sharing.choice.cut(batch, part, is_lone=consumer.takes_rows) if part.is_cut else None
+        consumer.link.send(with_batch(frame, batch.data if cut is None else cut))
         sharing.give(consumer, part, part.unacked)
         return rest
 

@@ -32,7 +32,6 @@ from spark_ledger.broker.dispatch.acks import (
     is_unclear,
     never_sent,
     not_sent,
-    runs_of,
 )
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
@@ -200,8 +199,9 @@ class ReceiverChoice(Protocol):
     def lone_turns(
         self, offsets: list[int], slots: list[int], room_of: Callable[[Member], int]
     ) -> list[LoneTurn]:
-        """The consumers of the first of these new messages, which are outside of batches; empty if
-        none may be sent now. `room_of` is how many a consumer may get."""
+        """The consumers of the first of these messages, which are outside of batches, and new or
+        from `replays_in`; empty if none may be sent now. `room_of` is how many a consumer may
+        get."""
 
     def cut(self, batch: Stored, part: BatchPart, *, is_lone: bool) -> Buffer:
         """The bytes of a cut part: a new batch, or, if `is_lone`, a message outside of a batch."""
@@ -226,6 +226,9 @@ class ReceiverChoice(Protocol):
 
     def next_replay(self, at: int) -> int | None:
         """The first waiting row from `at` on that may be sent now."""
+
+    def replays_in(self, lo: int, hi: int) -> Iterable[int]:
+        """The waiting rows of [lo, hi) that may be sent now, in rising order."""
 
     def may_read_on(self) -> bool:
         """Whether new rows may be read, once no waiting row may be sent: a consumer may get
@@ -349,9 +352,11 @@ class Sharing:
         return self.choice.awaits_new_rows() and self.may_read_on()
 
     def give_lone(self, turn: LoneTurn) -> None:
-        """As `give`, for messages outside of batches, none of which waits."""
+        """As `give`, for messages outside of batches."""
         member, count = turn.member, len(turn.offsets)
         assert member is not None, "messages that wait have no consumer"
+        if self.waiting:
+            self.waiting.difference_update(BitMap64(turn.offsets))
         member.pending.add_lone(turn.offsets, turn.slots)
         member.permits -= count
         member.part_messages = 1 + (member.part_messages - 1) * (1 - _NEW_SIZE_SHARE) ** count
@@ -466,15 +471,14 @@ class Sharing:
         """Acknowledge those of the entries that are pending at the asker as messages outside of
         batches. Returns these, with their slots."""
         slots = asker.pending.take_lone(entries)
-        for lo, hi in runs_of(sorted(slots)) if slots else ():
-            self._acknowledge(lo, hi)
+        self.acks.add_each(slots)
         self._forget_lone(asker, slots)
         return slots
 
     def _forget_lone(self, member: Member, slots: Mapping[int, int]) -> None:
         """Messages outside of batches, which were pending at the consumer, are acknowledged."""
-        for lo, hi in runs_of(sorted(slots)) if slots and self.sent.redeliveries else ():
-            self.sent.redeliveries.forget(lo, hi)
+        for entry in slots if self.sent.redeliveries else ():
+            self.sent.redeliveries.forget(entry, entry + 1)
         self._count_taken(member, len(slots), len(slots))
         self.choice.taken_lone(slots.values())
         self._settle(member)

@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pyroaring import BitMap64
+from pyroaring import BitMap, BitMap64
 
 from spark_ledger.broker.dispatch.key_slots import SLOTS
 from spark_ledger.broker.wire.commands import Refusal, ServerError
@@ -46,6 +46,9 @@ class SlotOwners(Protocol[M]):
 
     def owner_of(self, slot: int) -> M | None: ...
 
+    def owners_of(self, slots: Sequence[int]) -> Sequence[M | None]:
+        """The owner of each slot."""
+
 
 class EvenSlots(Generic[M]):
     """The consumer that came first keeps its lowest slots."""
@@ -60,6 +63,11 @@ class EvenSlots(Generic[M]):
         if self._owners is UNDIVIDED:
             return next(iter(self._members.values()), None)
         return self._members[int(self._owners[slot])]
+
+    def owners_of(self, slots: Sequence[int]) -> Sequence[M | None]:
+        if self._owners is UNDIVIDED:
+            return [next(iter(self._members.values()), None)] * len(slots)
+        return list(map(self._members.__getitem__, self._owners[slots].tolist()))
 
     def join(self, member: M) -> None:
         """Add a consumer: it gets slots from all others, until all have equal shares."""
@@ -115,20 +123,22 @@ class WaitingBySlot:
         self._waiting = waiting
         self._lists: list[array[int] | None] = []
         """By slot its rows, less `_base`."""
+        self._slots = BitMap()
+        """The slots that have a list: a look at each of SLOTS took most of the time of a join."""
         self._bitmaps: dict[int, BitMap64] = {}
         self._base = 0
         self.bytes = 0
 
     def __contains__(self, slot: int) -> bool:
-        return bool(self._lists) and self._lists[slot] is not None
+        return slot in self._slots
 
     def __iter__(self) -> Iterator[int]:
-        """The slots that may have waiting rows now: found at once, since a look at each of SLOTS by
-        itself took most of the time of a join."""
-        return iter([slot for slot, rows in enumerate(self._lists) if rows is not None])
+        """The slots that may have waiting rows now."""
+        return iter(self._slots.to_array())
 
     def clear(self) -> None:
         self._lists = []
+        self._slots.clear()
         self._bitmaps.clear()
         self.bytes = 0
 
@@ -139,6 +149,7 @@ class WaitingBySlot:
         rows = self._lists[slot]
         if rows is None:
             rows = self._lists[slot] = array("I")
+            self._slots.add(slot)
             self.bytes += SLOT_BYTES
         begin, end = lo - self._base, hi - self._base
         follows = begin > rows[-1] if rows else begin >= 0
@@ -169,9 +180,7 @@ class WaitingBySlot:
 
     def first(self, slot: int) -> int | None:
         """The first waiting row of the slot."""
-        if not self._lists:
-            return None
-        rows = self._lists[slot]
+        rows = self._lists[slot] if slot in self._slots else None
         if rows is None:
             return None
         waiting, base, first = self._waiting, self._base, None
@@ -194,6 +203,7 @@ class WaitingBySlot:
                 first = of_bitmap
         if first is None:
             self._lists[slot] = None
+            self._slots.remove(slot)
             self.bytes -= SLOT_BYTES
         return first
 
@@ -245,6 +255,9 @@ class StickyRanges(Generic[R]):
 
     def owner_of(self, slot: int) -> R | None:
         return self._members[int(self._owners[slot])]
+
+    def owners_of(self, slots: Sequence[int]) -> Sequence[R | None]:
+        return list(map(self._members.__getitem__, self._owners[slots].tolist()))
 
 
 def check_ranges(ranges: Sequence[SlotRange], others: Iterable[SlotRange] = ()) -> None:

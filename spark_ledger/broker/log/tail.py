@@ -9,12 +9,11 @@ objects.
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
-from functools import cached_property
-from itertools import accumulate
+from collections.abc import Sequence
+from functools import cached_property, partial
+from itertools import accumulate, repeat
 from typing import NamedTuple, Protocol
 
-from bookie_server.api.entry import Buffer
 from spark_ledger.topic.entry import pulsar_batch
 
 STEP_BATCHES_MAX = 1000
@@ -35,7 +34,7 @@ class Stored(NamedTuple):
 
     offset: int
     messages: int
-    data: Buffer
+    data: bytes
     batched: bool
 
     @property
@@ -47,11 +46,15 @@ class Stored(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether `data` is one whole batch; otherwise `data` has chunks of a message."""
-        return bytes(self.data[:2]) == PLAIN_BEGIN
+        return self.data.startswith(PLAIN_BEGIN)
 
     @property
     def end(self) -> int:
         return self.offset + self.messages
+
+
+_stored = partial(tuple.__new__, Stored)
+"""Stored of a tuple with its fields: a block makes up to STEP_BATCHES_MAX for each read."""
 
 
 class BatchBlock:
@@ -63,11 +66,11 @@ class BatchBlock:
         self.first = self.end = first
         self.batched = batched
         self.counts: list[int] = []
-        self.batches: list[Buffer] = []
+        self.batches: list[bytes] = []
         self.began_at_bytes = began_at_bytes
         self.bytes = BLOCK_OVERHEAD_BYTES
 
-    def add(self, counts: Sequence[int], batches: Sequence[Buffer], size: int) -> None:
+    def add(self, counts: Sequence[int], batches: Sequence[bytes], size: int) -> None:
         self.counts += counts
         self.batches += batches
         self.end += sum(counts)
@@ -77,22 +80,29 @@ class BatchBlock:
         follows = (offset, batched) == (self.end, self.batched)
         return follows and len(self.batches) < STEP_BATCHES_MAX and self.bytes < BLOCK_BYTES_MAX
 
-    def since(self, offset: int) -> Iterator[Stored]:
-        """The batches from `offset` on; no batches if none begins at `offset`."""
+    def since(self, offset: int, bytes_max: int, count_max: int) -> list[Stored]:
+        """`count_max` batches at most from `offset` on, about `bytes_max` bytes; no batches if none
+        begins at `offset`."""
         if offset >= self.end:
-            return
+            return []
         at = offset - self.first
+        begins: Sequence[int] = range(offset, self.end)
         if self.end - self.first > len(self.counts):  # else each batch has one message
             begins = list(accumulate(self.counts, initial=self.first))
             at = bisect_left(begins, offset)
             if begins[at] != offset:
-                return
-        for i in range(at, len(self.counts)):
-            yield Stored(offset, self.counts[i], self.batches[i], self.batched)
-            offset += self.counts[i]
+                return []
+            begins = begins[at:]
+        end = at
+        for size in accumulate(map(len, self.batches[at : at + count_max])):
+            end += 1
+            if size >= bytes_max:
+                break
+        fields = zip(begins, self.counts[at:end], self.batches[at:end], repeat(self.batched))
+        return list(map(_stored, fields))
 
 
-def bytes_of(batches: Sequence[Buffer]) -> int:
+def bytes_of(batches: Sequence[bytes]) -> int:
     """The memory that the batches take."""
     return sum(map(len, batches)) + BATCH_OVERHEAD_BYTES * len(batches)
 
@@ -143,7 +153,7 @@ class Tail:
         self._newest: BatchBlock | None = None
 
     def add(
-        self, offset: int, counts: Sequence[int], batches: Sequence[Buffer], batched: bool
+        self, offset: int, counts: Sequence[int], batches: Sequence[bytes], batched: bool
     ) -> None:
         """Add batches that follow each other from `offset` on, with the message `counts` of
         each."""
@@ -188,15 +198,13 @@ class Tail:
         batches: list[Stored] = []
         size = 0
         while at := bisect_right(self._firsts, offset):
-            before = offset
-            for batch in self._blocks[at - 1].since(offset):
-                batches.append(batch)
-                offset = batch.end
-                size += len(batch.data)
-                if size >= bytes_max or len(batches) >= STEP_BATCHES_MAX:
-                    return batches
-            if offset == before:
+            left = STEP_BATCHES_MAX - len(batches)
+            run = self._blocks[at - 1].since(offset, bytes_max - size, left)
+            batches += run
+            size += sum([len(batch.data) for batch in run])
+            if not run or size >= bytes_max or len(batches) >= STEP_BATCHES_MAX:
                 break
+            offset = run[-1].end
         return batches
 
 

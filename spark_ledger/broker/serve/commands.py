@@ -173,7 +173,7 @@ def _asked_again() -> Iterator[None]:
 async def _partitioned_metadata(client: Caller, part: Any) -> None:
     create = part.metadata_auto_creation_enabled
     with _asked_again():
-        count = await client.broker.catalog.partitions_of(names.parse(part.topic), create=create)
+        count = await client.broker.partitions_of(names.parse(part.topic), create=create)
     _reply(client, part, "partitioned_metadata_response", partitions=count, response=0)
 
 

@@ -101,6 +101,14 @@ def _effective_policies(record: TopicRecord, namespace_node: Versioned | None) -
     return effective_policies(record.policies, record.own, _decode_namespace(namespace_node))
 
 
+def _info_of(
+    topic_id: str, name: TopicName, node: Versioned, namespace_node: Versioned | None
+) -> TopicInfo:
+    record = records.decode_topic(node.value)
+    policies = _effective_policies(record, namespace_node)
+    return TopicInfo(topic_id, name, record.partitions, policies)
+
+
 def _decode_namespace(namespace_node: Versioned | None) -> NamespacePolicies | None:
     return None if namespace_node is None else records.decode_namespace(namespace_node.value)
 
@@ -178,6 +186,16 @@ class Topics:
             if fresh:
                 await self.store.sync(topic.path)
             return await self._find(topic)
+
+    async def again(self, info: TopicInfo) -> TopicInfo | None:
+        """The topic with today's policies; None if another topic, or no topic, has its name by now.
+        Not synced, as `id_of`."""
+        nodes = [info.name.path, paths.topic(info.id), _namespace_of(info.name)]
+        with unavailable_while(f"opening topic '{info.name}'"):
+            pointer, node, namespace_node = await self.store.get_many(nodes)
+        if pointer is None or records.decode_topic_pointer(pointer.value) != info.id:
+            return None
+        return None if node is None else _info_of(info.id, info.name, node, namespace_node)
 
     async def id_of(self, topic: TopicName) -> str | None:
         """The id of the topic of this name, None if there is no such topic. Not synced: an answer
@@ -400,10 +418,7 @@ class Topics:
         if node is None:  # the name was read before the topic was removed
             await self.store.sync(topic.path)
             return await self._find(topic)
-        record = records.decode_topic(node.value)
-        return TopicInfo(
-            topic_id, topic, record.partitions, _effective_policies(record, namespace_node)
-        )
+        return _info_of(topic_id, topic, node, namespace_node)
 
     def _not_found(self, topic: TopicName, names: builtins.list[str]) -> errors.TopicNotFound:
         nearest = difflib.get_close_matches(topic.short, names, n=NEAREST_MAX)

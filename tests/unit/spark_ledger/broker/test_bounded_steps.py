@@ -32,7 +32,7 @@ def test_acknowledging_many_ids_is_done_in_bounded_steps_before_what_comes_after
                 redelivered.append(len(steps))
 
             dispatcher = SimpleNamespace(acknowledge=acknowledge, redeliver=redeliver)
-            dispatcher.acknowledge_lone = lambda _, ids: list(ids)
+            dispatcher.acknowledge_lone = lambda _, ack: ack.message_id
             dispatcher.save_position = lambda: moved.append(len(steps))
             dispatcher.when_durable = lambda receipt: receipt(None)
             consumer = SimpleNamespace(id=1, dispatcher=dispatcher)
@@ -123,7 +123,7 @@ def test_after_a_defect_in_an_ack_its_connection_is_read_again():
 
     async def main():
         dispatcher = SimpleNamespace(acknowledge=acknowledge)
-        dispatcher.acknowledge_lone = lambda _, ids: list(ids)
+        dispatcher.acknowledge_lone = lambda _, ack: ack.message_id
         consumer, idle = SimpleNamespace(id=1, dispatcher=dispatcher), asyncio.Event()
         acking = Acking({1: Consuming(consumer, None, "s")}, send, refusal_of, idle.set)
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)

@@ -3,7 +3,6 @@
 import asyncio
 import time
 import zlib
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -367,7 +366,7 @@ def test_a_client_whose_lookup_the_store_does_not_serve_keeps_its_connection(
                 raise error
 
             broker = connection.client.broker
-            broker.lookup, broker.catalog = refused, SimpleNamespace(partitions_of=refused)
+            broker.lookup = broker.partitions_of = refused
             connection.data_received(encode(command(kind, topic="t", request_id=7)))
             loop, reader, found = asyncio.get_running_loop(), PulsarFrameReader(), []
             async with asyncio.timeout(30):

@@ -25,7 +25,7 @@ from spark_ledger.broker.dispatch.key_slots import (
     slot_of,
     slots_of,
 )
-from spark_ledger.broker.dispatch.lone import acknowledge_lone, share_lone
+from spark_ledger.broker.dispatch.lone import acknowledge_lone, replay_run, share_lone
 from spark_ledger.broker.dispatch.sharing import Member, Sharing, UnackedLimits
 from spark_ledger.broker.dispatch.slot_owners import (
     LIST_ROWS_MAX,
@@ -36,12 +36,15 @@ from spark_ledger.broker.dispatch.slot_owners import (
     check_ranges,
 )
 from spark_ledger.broker.log.tail import Stored
-from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError
+from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, command
 from spark_ledger.topic.acks.sets import rows_in
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.message_batch import TYPES
 from spark_ledger.topic.entry.pulsar_columns import decode_batches
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
+from tests.kit.pulsar_batches import lone, message
+
+LONE = lone(message(b""))
 
 # -- slots -----------------------------------------------------------------------------------------
 
@@ -345,22 +348,6 @@ def waiting_in(sharing, ranges):
     return [gap for lo, hi in ranges for gap in rows_in(sharing.waiting, lo, hi)]
 
 
-def test_of_several_changes_of_owners_only_the_last_one_is_followed_by_a_whole_sort(monkeypatch):
-    monkeypatch.setattr(key_shared, "STEP_COST", 1)
-    sharing = Sharing(
-        Acks(0), UnackedLimits(0, 0), KeyChoice(EvenSlots(), in_order=True), lambda: None
-    )
-    sharing.join(Member("first", 0, lambda: True))
-    rows = 50
-    sharing.wait_lone({row: 1 + row for row in range(rows)})
-    for name in "abcdefgh":
-        sharing.join(Member(name, 0, lambda: True))
-    steps = 1
-    while sharing.work():
-        steps += 1
-    assert rows <= steps < 2 * rows
-
-
 class KeySharedSubscription(RuleBasedStateMachine):
     """Batches of rows, of one slot or of several; consumers join, leave, nack and acknowledge as
     they like; the model is driven as a dispatcher drives it."""
@@ -394,11 +381,20 @@ class KeySharedSubscription(RuleBasedStateMachine):
 
     @rule(slots=st.lists(st.sampled_from([300, 40_000, 65_535]), min_size=1, max_size=3))
     def store(self, slots):
-        batch = Stored(self.end, len(slots), b"", True)
+        self.add(slots)
+        self.dispatch()
+
+    @rule(slots=st.lists(st.sampled_from([300, 40_000, 65_535]), min_size=2, max_size=5))
+    def store_lone_messages(self, slots):
+        for slot in slots:
+            self.add([slot])
+        self.dispatch()
+
+    def add(self, slots):
+        batch = Stored(self.end, len(slots), LONE, len(slots) > 1)
         self.slots |= {self.end + i: slot for i, slot in enumerate(slots)}
         self.end = batch.end
         self.batches.append(batch)
-        self.dispatch()
 
     @precondition(lambda self: len(self.members) < 4)
     @rule(permits=st.sampled_from([0, 2, 6]))
@@ -438,7 +434,8 @@ class KeySharedSubscription(RuleBasedStateMachine):
 
     def acknowledge(self, member, entry):
         message_id = MessageId(ledgerId=1, entryId=entry)
-        if acknowledge_lone(self.sharing, member, [message_id], 1):
+        ack = command("ack", consumer_id=1, ack_type=0, message_id=[message_id]).ack
+        if acknowledge_lone(self.sharing, member, ack, 1):
             list(self.sharing.acknowledge(member, message_id, entry, self.end))
 
     @precondition(lambda self: self.members)
@@ -455,6 +452,13 @@ class KeySharedSubscription(RuleBasedStateMachine):
         at = self.sharing.next_replay()
         while at is not None:
             (batch,) = [b for b in self.batches if b.offset <= at < b.end]
+            run = replay_run(self.batches, self.batches.index(batch), self.sharing)
+            if run:
+                position = self.position
+                self.offer_lone([waiting.offset for waiting in run])
+                self.position = position
+                at = self.sharing.next_replay(run[-1].end)
+                continue
             missing = self.sharing.acks.missing(batch.offset, batch.end)
             for part in self.sharing.choice.parts_of(
                 batch, missing, waiting_in(self.sharing, missing)

@@ -512,3 +512,22 @@ def test_a_partition_that_comes_back_while_it_is_left_is_served_again():
         await b.close()
 
     play(act, partitions=PARTITIONS)
+
+
+def test_the_partitions_of_a_name_are_those_of_its_topic_today():
+    async def act(stage):
+        a = await Brokers(stage).new("a")
+        name, topics = names.parse("new"), stage.client.topics
+        await a.partition(name)
+        assert await a.partitions_of(name, create=False) == 0
+        await topics.change_policies("new", {"partitioned": True})
+        assert await a.partitions_of(name, create=False) == 1
+        deleted = await topics.delete("new")
+        with pytest.raises(Refusal):
+            await a.partitions_of(name, create=False)
+        await topics.create("new", 3, {"partitioned": True})
+        assert await a.partitions_of(name, create=False) == 3
+        assert await topics.again(deleted) is None
+        await a.close()
+
+    play(act)

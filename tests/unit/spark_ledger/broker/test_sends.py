@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from spark_ledger import errors
 from spark_ledger.broker.wire.commands import BaseCommand, MessageId, command
 from spark_ledger.broker.wire.frames import PulsarFrameReader, encode
-from spark_ledger.broker.wire.sends import Messages, Send, Shape, receipts
+from spark_ledger.broker.wire.sends import Messages, Send, Shape, entries_of, receipts
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_batch import varint
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
@@ -210,3 +210,35 @@ def test_lone_messages_with_the_version_of_a_schema_are_read_by_hand(version):
     cut = damaged(batch, [(batch.index(field) + 2, 0x40)])  # it says more than there is
     frame = encode(command("send", producer_id=3, sequence_id=1, num_messages=1), cut)
     assert read_of(Shape(3, 1, True, "p"), [frame]).batches == []
+
+
+IDS = st.builds(
+    MessageId,
+    ledgerId=st.sampled_from([8, 300, 2**40]),
+    entryId=st.one_of(st.integers(0, 2**21), st.sampled_from([2**63 - 1, 2**64 - 1])),
+    partition=st.sampled_from([-1, 0]) | st.none(),
+    batch_index=st.sampled_from([-1, 0]) | st.none(),
+    ack_set=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=1),
+)
+PLAIN_IDS = st.integers(1, 9).flatmap(
+    lambda width: st.lists(st.integers(2 ** (7 * width - 7), 2 ** (7 * width) - 1), min_size=10)
+)
+
+
+@settings(max_examples=300)
+@given(ids=st.lists(IDS, max_size=12), entries=PLAIN_IDS, consumer_id=NUMBERS, place=NUMBERS)
+def test_the_entries_of_an_ack_are_read_if_its_ids_have_nothing_else(
+    ids, entries, consumer_id, place
+):
+    def read(ids):
+        fields = {"consumer_id": consumer_id, "ack_type": 0, "request_id": 3}
+        return entries_of(command("ack", message_id=ids, **fields).ack, 300)
+
+    plain = [MessageId(ledgerId=300, entryId=entry) for entry in entries]
+    assert read(plain) == entries
+    place %= len(plain)
+    for id_ in ids:
+        only_entry = MessageId(ledgerId=300, entryId=id_.entryId)
+        expected = [*entries[:place], id_.entryId, *entries[place:]] if id_ == only_entry else []
+        assert read([*plain[:place], id_, *plain[place:]]) in ([], expected)
+    assert read(plain[:9]) == []

@@ -17,7 +17,7 @@ from spark_ledger.broker.dispatch.sharing import (
     UnackedLimits,
 )
 from spark_ledger.broker.log.tail import Stored
-from spark_ledger.broker.wire.commands import MessageId, Refusal
+from spark_ledger.broker.wire.commands import MessageId, Refusal, command
 from spark_ledger.topic.acks.sets import AckBudget, common, rows_in
 from tests.kit.pulsar_batches import batch_of, lone, message
 from tests.unit.spark_ledger.broker.shared_members import (
@@ -144,13 +144,27 @@ class SharedSubscription(RuleBasedStateMachine):
         if self.position <= offsets[-1]:
             assert not self.sharing.may_read_on()
 
+    @precondition(lambda self: self.members and self.sharing.next_replay() is not None)
+    @rule()
+    def replay_a_run_of_lone_messages(self):
+        first = end = self.sharing.next_replay()
+        while self.sizes.get(end) == 1:
+            end += 1
+        offsets = list(self.sharing.choice.replays_in(first, end))
+        assert offsets == sorted(self.waiting.intersection(range(first, end)))
+        if offsets:
+            for turn in share_lone(self.sharing, offsets, [0] * len(offsets)):
+                self.pending |= dict.fromkeys(turn.offsets, turn.member)
+                self.waiting.difference_update(turn.offsets)
+
     @precondition(lambda self: self.members)
     @rule(data=st.data())
     def acknowledge_lone_messages(self, data):
         asker = data.draw(st.sampled_from(self.members))
-        rows = data.draw(st.lists(st.integers(0, self.end - 1), unique=True, max_size=6))
+        rows = data.draw(st.lists(st.integers(0, self.end - 1), unique=True, max_size=30))
         ids = [MessageId(ledgerId=1, entryId=row) for row in rows]
-        others = acknowledge_lone(self.sharing, asker, ids, 1)
+        ack = command("ack", consumer_id=1, ack_type=0, message_id=ids).ack
+        others = acknowledge_lone(self.sharing, asker, ack, 1)
         lone = {row for row in rows if self.sizes.get(row) == 1}
         acked = lone & self.pending_of(asker)
         assert {other.entryId for other in others} == set(rows) - acked

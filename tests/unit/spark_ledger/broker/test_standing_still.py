@@ -16,7 +16,7 @@ from spark_ledger.broker.dispatch.lone import acknowledge_lone
 from spark_ledger.broker.dispatch.slot_owners import EvenSlots, WaitingBySlot
 from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.log.tail import Stored
-from spark_ledger.broker.wire.commands import AckType, SubscriptionType
+from spark_ledger.broker.wire.commands import AckType, SubscriptionType, command
 from spark_ledger.broker.wire.frames import PulsarFrameReader
 from spark_ledger.topic.entry.pulsar_batch import build_batch
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
@@ -89,7 +89,8 @@ def turn(consumer):
     ids, consumer.link.unacked = consumer.link.unacked, []
     dispatcher, sharing = consumer.dispatcher, consumer.dispatcher.sharing
     before = consumer.unacked
-    for id_ in acknowledge_lone(sharing, consumer, ids, LEDGER):
+    ack = command("ack", consumer_id=1, ack_type=0, message_id=ids).ack
+    for id_ in acknowledge_lone(sharing, consumer, ack, LEDGER):
         list(dispatcher.acknowledge(consumer, id_, AckType.INDIVIDUAL))
     dispatcher.flow(consumer, before - consumer.unacked)
 
