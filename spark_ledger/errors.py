@@ -315,6 +315,13 @@ class SchemaNotRegistered(LedgerError):
     )
 
 
+class SchemaUnreadable(LedgerError):
+    """A client declares a schema whose data is not what its type needs."""
+
+    error_class, sql_state = "LEDGER_SCHEMA.UNREADABLE", "22023"
+    remedy = "Declare a schema that the client's library made."
+
+
 class NullTopic(LedgerError):
     """A row to be written names no topic, and no option does."""
 

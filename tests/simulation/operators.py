@@ -26,7 +26,9 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.commit.draft import RowKind
 from spark_ledger.topic.log.topics import TopicInfo
-from spark_ledger.topic.schema.records import ClientSchema, Compatibility
+from spark_ledger.topic.schema.client_rules import Strategy
+from spark_ledger.topic.schema.client_schemas import ClientSchema, ClientSchemaType
+from spark_ledger.topic.schema.records import Compatibility
 from spark_ledger.topic.subscription.seek_target import End
 from spark_ledger.topic.upkeep import live_repair
 from spark_ledger.topic.upkeep.admin import TopicAdmin
@@ -250,10 +252,11 @@ class TopicOperator:
         await topics.schemas.for_write(info, SCHEMA)
         await topics.schemas.for_read([info])
         self.world.ghost.meet("schema registered")
-        await topics.schemas.register_clients(info, ClientSchema.STRING)
         if self._later.random() < 0.7:
             await topics.schemas.withdraw(info)
             self.world.ghost.meet("schema withdrawn")
+            whole_number = ClientSchema(ClientSchemaType.INT32)
+            await topics.schemas.register_client(info, whole_number, Strategy.FULL)
 
     async def _policies(self, client: Client, topics: TopicClient) -> None:
         changes = {"retention_ms": client.rng.choice((None, 2_000))}

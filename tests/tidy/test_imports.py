@@ -15,6 +15,7 @@ ONE_PLACE = {
     "grpc_reflection": ("bookie_server/serve/gateway.py",),
     "aiohttp": ("spark_ledger/http.py",),
     "rocksdict": ("bookie_server/logs/rocks_index.py",),
+    "avro": ("spark_ledger/topic/schema/",),
     "pyspark": ("spark_ledger/spark/", "pyspark_ledger/", "spark_ledger_demo/"),
     "delta": ("spark_ledger_demo/",),
     "matplotlib": ("spark_ledger_demo/",),

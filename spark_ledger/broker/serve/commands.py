@@ -24,6 +24,12 @@ from spark_ledger.broker.dispatch.positions import last_and_mark, start_of_reade
 from spark_ledger.broker.dispatch.subscriptions import Wish
 from spark_ledger.broker.produce.intake import Intake
 from spark_ledger.broker.produce.producer import Producer, ProducersLink
+from spark_ledger.broker.serve.schemas import (
+    check_consumer_schema,
+    declared_schema,
+    schema_of_version,
+    version_to_send,
+)
 from spark_ledger.broker.wire.commands import (
     NO_TRANSACTIONS,
     PROTOCOL_VERSION,
@@ -33,7 +39,6 @@ from spark_ledger.broker.wire.commands import (
     KeySharedMode,
     LookupType,
     Refusal,
-    SchemaType,
     ServerError,
     SubscriptionType,
     TopicsMode,
@@ -44,8 +49,7 @@ from spark_ledger.broker.wire.commands import (
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.broker.wire.link import ClientFacts, Link, all_properties
 from spark_ledger.metadata.store import StoreUnavailable
-from spark_ledger.topic.log.topics import TopicInfo
-from spark_ledger.topic.schema.records import ClientSchema
+from spark_ledger.topic.schema.client_schemas import ClientSchema, ClientSchemaType
 from spark_ledger.topic.subscription import nodes
 
 _TEXT_MAX = 1000
@@ -57,6 +61,8 @@ _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
     (errors.SubscriptionBusy, ServerError.CONSUMER_BUSY),
     (errors.SubscriptionNotFound, ServerError.SUBSCRIPTION_NOT_FOUND),
     (errors.OptionInvalid, ServerError.NOT_ALLOWED),
+    (errors.SchemaIncompatible, ServerError.INCOMPATIBLE_SCHEMA),
+    (errors.SchemaUnreadable, ServerError.INCOMPATIBLE_SCHEMA),
     (errors.UnsupportedFormat, ServerError.PERSISTENCE),
     (errors.RowsLost, ServerError.PERSISTENCE),
     (errors.Unauthorized, ServerError.PERSISTENCE),
@@ -209,12 +215,11 @@ async def _producer(client: Caller, part: Any) -> None:
     if part.initial_subscription_name:
         nodes.check_name(part.initial_subscription_name)
     mode = checked(AccessMode, part.producer_access_mode, "access mode")
-    _check_schema(part)
     if part.txn_enabled:
         raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
     topic, partition = await client.broker.partition(names.parse(part.topic), create=True)
     await topic.backlogs.check(partition.number)
-    schema_version = await _version_to_send(client.broker, topic.info, part)
+    schema_version = await version_to_send(client.broker, topic.info, part)
     if part.initial_subscription_name:
         await topic.subscriptions.make(part.initial_subscription_name)
     existing = client.intake.producers.get(part.producer_id)
@@ -251,14 +256,6 @@ async def _probe_clients(connections: Iterable[ProducersLink | Link]) -> None:
     await asyncio.gather(*(connection.answers() for connection in dict.fromkeys(connections)))
 
 
-def _check_schema(part: Any) -> None:
-    if part.HasField("schema") and part.schema.type not in iter(SchemaType):
-        raise Refusal(
-            ServerError.INCOMPATIBLE_SCHEMA,
-            f"schemas of type {part.schema.type} are not built yet: send bytes or strings",
-        )
-
-
 async def _close_producer(client: Caller, part: Any) -> None:
     existing = client.intake.producers.get(part.producer_id)
     if existing is not None:
@@ -292,11 +289,13 @@ async def _make_consumer(client: Caller, part: Any) -> None:
     names.check_name("consumer", part.consumer_name)
     if part.durable:
         nodes.check_name(part.subscription)
-    _check_schema(part)
+    declared = await declared_schema(part)
     wish = _wish_of(part)
     create = part.force_topic_creation
     topic, owned = await client.broker.partition(names.parse(part.topic), create=create)
     partition, subscriptions = owned.log, topic.subscriptions
+    if declared is not None:
+        await check_consumer_schema(client.broker, topic.info, partition, declared)
 
     async def start() -> int:
         return await start_of_reader(partition, part, client.broker.clock.now_ms())
@@ -403,52 +402,24 @@ async def _consumer_stats(client: Caller, part: Any) -> None:
 # -- schemas ---------------------------------------------------------------------------------------
 
 
-CLIENTS_VERSION = bytes(8)
-"""The version of the schema of text: the number 0 in 8 bytes, as in a message's metadata."""
-
-
-async def _version_to_send(broker: Broker, topic: TopicInfo, part: Any) -> bytes:
-    """The schema version for a client's messages. If the client sends text, the schema of text is
-    registered, and its version returned; if the client sends bytes, the version is empty. Raises
-    Refusal if the topic takes no bytes."""
-    registered = await broker.client.schemas.of(topic)
-    if not registered.head.takes_bytes:
-        raise Refusal(
-            ServerError.INCOMPATIBLE_SCHEMA,
-            f"topic {topic.name} has a schema in force: only Spark writes there",
-        )
-    if part.schema.type != SchemaType.STRING:
-        return b""
-    if registered.head.clients is None:
-        await broker.client.schemas.register_clients(topic, ClientSchema.STRING)
-    return CLIENTS_VERSION
-
-
 async def _get_schema(client: Caller, part: Any) -> None:
     """Answer with the schema of the requested version; without a version, with the latest schema.
     An empty version means the schema of bytes: messages from the client for Go have it."""
-    broker, name = client.broker, names.parse(part.topic)
-    topic = await broker.catalog.find(name.topic, create=False)
-    version, kind = part.schema_version, SchemaType.NONE
+    topic = await client.broker.catalog.find(names.parse(part.topic).topic, create=False)
+    version, schema = part.schema_version, ClientSchema(ClientSchemaType.NONE)
     if version or not part.HasField("schema_version"):
-        clients = (await broker.client.schemas.of(topic)).head.clients
-        if clients is None or version not in (b"", CLIENTS_VERSION):
-            missing = f"version {version.hex()} of its schema" if clients else "schema"
-            message = f"topic {topic.name} has no {missing} for Pulsar"
-            raise Refusal(ServerError.TOPIC_NOT_FOUND, message)
-        version, kind = CLIENTS_VERSION, SchemaType[clients.name]
-    response = command("get_schema_response", request_id=part.request_id)
-    fields = response.get_schema_response
-    fields.schema_version = version
-    schema = fields.schema
-    schema.name, schema.type, schema.schema_data = topic.name.name, kind, b""
+        version, schema = await schema_of_version(client.broker, topic, version)
+    response = command("get_schema_response", request_id=part.request_id, schema_version=version)
+    fields = response.get_schema_response.schema
+    fields.name, fields.type, fields.schema_data = topic.name.name, schema.kind, schema.data
+    for key, value in schema.properties.items():
+        fields.properties.add(key=key.encode(), value=value.encode())
     client.link.send(encode(response))
 
 
 async def _get_or_create_schema(client: Caller, part: Any) -> None:
-    _check_schema(part)
     topic = await client.broker.catalog.find(names.parse(part.topic).topic, create=False)
-    version = await _version_to_send(client.broker, topic, part)
+    version = await version_to_send(client.broker, topic, part)
     _reply(client, part, "get_or_create_schema_response", schema_version=version)
 
 

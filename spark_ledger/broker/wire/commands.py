@@ -76,13 +76,6 @@ class TopicsMode(IntEnum):
     ALL = 2
 
 
-class SchemaType(IntEnum):
-    """The schema types for plain bytes (NONE; clients send NONE for BYTES too) and for text."""
-
-    NONE = 0
-    STRING = 1
-
-
 class LookupType(IntEnum):
     REDIRECT = 0
     CONNECT = 1

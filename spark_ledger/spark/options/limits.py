@@ -263,8 +263,7 @@ class _Admission:
         is_first = True
         for partition in sorted(self._curves, key=by_wait):
             curve = self._curves[partition]
-            first_row = curve.end_by_rows(curve.lo, rows=0)  # behind a hole at the begin
-            to = min(curve.hi, first_row + 1)
+            to = curve.end_by_rows(curve.lo, rows=1)  # behind holes before and after the row
             fits = self._rows_left >= 1 and curve.bytes_to(to) <= self._bytes_left
             if fits or is_first:
                 self._move(partition, to)

@@ -163,7 +163,7 @@ class CommitViews:
         return view.schema
 
     async def schema_versions(self, topic_id: str, head: SchemaHead) -> dict[int, SchemaVersion]:
-        """All versions of the topic's schema by number, also proposed versions. Raises
+        """All versions of columns of the topic's schema by number, also proposed versions. Raises
         StoreUnavailable, errors.UnsupportedFormat."""
         numbers = range(1, head.last + 1)
         nodes = await self._store.get_many([paths.topic_schema(topic_id, n) for n in numbers])
@@ -174,7 +174,7 @@ class CommitViews:
                 f"the store has {len(versions)} of {len(numbers)} versions of the schema of topic"
                 f" id {topic_id}"
             )
-        return {version.number: version for version in versions}
+        return {v.number: v for v in versions if isinstance(v, SchemaVersion)}
 
     def forget_schema(self, topic_id: str) -> None:
         """Called after a write of this process changed the schema."""

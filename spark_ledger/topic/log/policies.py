@@ -34,15 +34,23 @@ ON_LOST_ROWS = ("pause", "skip")
 ACKNOWLEDGED = "acknowledged"
 RETENTIONS = ("limits", ACKNOWLEDGED)
 ON_BACKLOGS = ("hold", "exception", "eviction")
+SCHEMA_STRATEGIES = (
+    *("always_incompatible", "always_compatible", "backward", "forward", "full"),
+    *("backward_transitive", "forward_transitive", "full_transitive"),
+)
 CHOICES = {
     "durability": DURABILITIES,
     "on_lost_rows": ON_LOST_ROWS,
     "retention": RETENTIONS,
     "on_backlog": ON_BACKLOGS,
+    "schema_compatibility": SCHEMA_STRATEGIES,
 }
 TEXT_NAMES = tuple(CHOICES)
 SWITCH_VALUES = {"true": True, "false": False}
-SWITCH_NAMES = ("merging", "deduplication", "partitioned")
+SWITCH_NAMES = (
+    *("merging", "deduplication", "partitioned"),
+    *("schema_auto_update", "schema_validation_enforced"),
+)
 ENSEMBLE_SIZE = "ensemble_size"
 QUORUM_NAMES = (ENSEMBLE_SIZE, "write_quorum", "ack_quorum")
 ALWAYS_OWN = ("partitioned", "retention")
@@ -74,7 +82,11 @@ class TopicPolicies:
     ago. `backlog_bytes_max` and `backlog_ms_max`: how much of a partition a subscription may leave
     unread, and for how long. `on_backlog`: what a broker does when a subscription leaves more: it
     holds producers back (`hold`), refuses them (`exception`), or moves the slowest subscription
-    forward (`eviction`)."""
+    forward (`eviction`).
+
+    `schema_compatibility`: which schema Pulsar's clients may declare after another (schema/
+    client_rules.py). Without `schema_auto_update` a producer adds no version to a schema that is
+    there. With `schema_validation_enforced` a producer must declare a schema where there is one."""
 
     ensemble_size: int = 3
     write_quorum: int = 3
@@ -94,6 +106,9 @@ class TopicPolicies:
     backlog_bytes_max: int | None = None
     backlog_ms_max: int | None = None
     on_backlog: str = "hold"
+    schema_compatibility: str = "full"
+    schema_auto_update: bool = True
+    schema_validation_enforced: bool = False
 
     @property
     def trims(self) -> bool:

@@ -1,7 +1,6 @@
 """A topic's schema in the metadata store: all its versions, as JSON.
 
     /topic-ids/<id>/schema            {"current":2, "compatibility":"backward"}, and
-                                       "clients":"string" if Pulsar's clients send text,
                                        "in_force":false while the topic takes bytes,
                                        "proposed":[1] versions that no commit has used yet
     /topic-ids/<id>/schema/<n>        {"version":2, "fingerprint":"<sha-256>", "fields":[
@@ -9,6 +8,8 @@
                                          {"name":"tags", "type":{"list":<field, no name>}, ...},
                                          {"name":"at", "type":{"struct":[<field>, ...]}, ...},
                                          {"name":"m", "type":{"map":[<key>, <value>]}, ...}]}
+                                       or, of a version that Pulsar's client declared,
+                                       {"version":1, "client":{...}}  (client_schemas.py)
 
 Always true: versions count from 1 without gaps; a version never changes once it is written. Names
 are unique without regard to case, at every level. Types are those of `TYPES`, decimals, and nested
@@ -31,6 +32,8 @@ import pyarrow as pa
 from spark_ledger import errors
 from spark_ledger.topic.entry.arrow_arrays import BYTES, LISTS, TEXT, is_any
 from spark_ledger.topic.log.records import dump, load
+from spark_ledger.topic.schema import client_schemas
+from spark_ledger.topic.schema.client_schemas import ClientVersion
 
 VERSION_MAX = 1000  # of one topic; an entry's header has 16 bits for the number
 UNREGISTERED = 0  # the version of entries whose columns follow no schema of the topic
@@ -64,6 +67,7 @@ TYPES: Mapping[str, pa.DataType] = {
 """The types of columns by Arrow's own names, except decimal128(p, s) and nested types."""
 
 _TYPE_NAMES = {kind: name for name, kind in TYPES.items()}
+_TEXT = "string"
 _DECIMAL = re.compile(r"decimal128\((\d+), (\d+)\)")
 
 
@@ -76,23 +80,17 @@ class Compatibility(Enum):
     FULL = "full"
 
 
-class ClientSchema(Enum):
-    """The schemas that Pulsar's clients may declare for values that are bytes here."""
-
-    STRING = "string"
-
-
 @dataclass(frozen=True, slots=True)
 class SchemaHead:
     """/topic-ids/<id>/schema. `current` is the newest version, 0 before the first version.
     `proposed` are the numbers of versions that writes proposed and no commit has used yet: a
     proposed version has no rows, and is neither compared nor read. While the schema is `in_force`,
-    the topic takes no bytes."""
+    the topic takes no bytes. With `has_text` (a record of earlier software) version 0 is the schema
+    STRING, which Pulsar's clients declared."""
 
     current: int = 0
     compatibility: Compatibility = Compatibility.BACKWARD
-    clients: ClientSchema | None = None
-    """Version 0: the schema that Pulsar's clients declare. Entries do not record this version."""
+    has_text: bool = False
     in_force: bool = True
     proposed: frozenset[int] = frozenset()
 
@@ -104,6 +102,11 @@ class SchemaHead:
     def has(self, number: int) -> bool:
         """Whether the number is a version of the schema, not only a proposed version."""
         return 0 < number <= self.current and number not in self.proposed
+
+    @property
+    def first_for_clients(self) -> int:
+        """The topic's number of the version that is 0 for Pulsar's clients."""
+        return 0 if self.has_text else 1
 
     def with_version(self, number: int) -> "SchemaHead":
         """The head after the proposed version `number` became a version of the schema."""
@@ -150,12 +153,7 @@ def fingerprint(schema: pa.Schema) -> str:
 
 def version_of(number: int, schema: pa.Schema) -> SchemaVersion:
     """Raises errors.SchemaIncompatible if there are too many versions or columns."""
-    if number > VERSION_MAX:
-        raise errors.SchemaIncompatible(
-            f"the topic has {VERSION_MAX} versions of its schema, and cannot have more",
-            "Write to another topic.",
-        )
-    version = SchemaVersion(number, schema, fingerprint(schema))
+    version = SchemaVersion(checked_number(number), schema, fingerprint(schema))
     size = len(encode_version(version))
     if size > SCHEMA_BYTES_MAX:
         raise errors.SchemaIncompatible(
@@ -165,10 +163,20 @@ def version_of(number: int, schema: pa.Schema) -> SchemaVersion:
     return version
 
 
+def checked_number(number: int) -> int:
+    """The number of a new version. Raises errors.SchemaIncompatible if there are too many."""
+    if number > VERSION_MAX:
+        raise errors.SchemaIncompatible(
+            f"the topic has {VERSION_MAX} versions of its schema, and cannot have more",
+            "Write to another topic.",
+        )
+    return number
+
+
 def encode_head(head: SchemaHead) -> bytes:
     plain: dict[str, Any] = {"current": head.current, "compatibility": head.compatibility.value}
-    if head.clients is not None:
-        plain["clients"] = head.clients.value
+    if head.has_text:
+        plain["clients"] = _TEXT
     if head.proposed:
         plain["proposed"] = sorted(head.proposed)
     return dump(plain if head.in_force else {**plain, "in_force": False})
@@ -178,11 +186,12 @@ def decode_head(value: bytes) -> SchemaHead:
     """Raises errors.UnsupportedFormat."""
 
     def build(plain: dict[str, Any]) -> SchemaHead:
-        clients = plain.get("clients")
+        if plain.get("clients") not in (None, _TEXT):
+            raise ValueError(f"clients declare {plain['clients']!r}")
         return SchemaHead(
             int(plain["current"]),
             Compatibility(plain["compatibility"]),
-            clients=None if clients is None else ClientSchema(clients),
+            has_text="clients" in plain,
             in_force=bool(plain.get("in_force", True)),
             proposed=frozenset(map(int, plain.get("proposed", ()))),
         )
@@ -190,20 +199,27 @@ def decode_head(value: bytes) -> SchemaHead:
     return load(value, "topic's schema", build)
 
 
-def encode_version(version: SchemaVersion) -> bytes:
+def encode_version(version: SchemaVersion | ClientVersion) -> bytes:
+    if isinstance(version, ClientVersion):
+        client = client_schemas.to_json(version.schema)
+        return dump({"version": version.number, "client": client})
     fields = [_field_to_json(field) for field in version.schema]
     plain = {"version": version.number, "fingerprint": version.fingerprint, "fields": fields}
     return dump(plain)
 
 
-def decode_version(value: bytes) -> SchemaVersion:
+def decode_version(value: bytes) -> SchemaVersion | ClientVersion:
     """Raises errors.UnsupportedFormat, also if the fingerprint is not that of the fields."""
 
-    def build(plain: dict[str, Any]) -> SchemaVersion:
+    def build(plain: dict[str, Any]) -> SchemaVersion | ClientVersion:
+        if "client" in plain:
+            return ClientVersion(int(plain["version"]), client_schemas.from_json(plain["client"]))
         schema = pa.schema([_field_from_json(field) for field in plain["fields"]])
         return SchemaVersion(int(plain["version"]), schema, str(plain["fingerprint"]))
 
     version = load(value, "version of a schema", build)
+    if isinstance(version, ClientVersion):
+        return version
     actual = fingerprint(version.schema)
     if actual != version.fingerprint:
         raise errors.UnsupportedFormat(

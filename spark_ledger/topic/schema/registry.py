@@ -11,7 +11,7 @@ schema fails.
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -35,29 +35,39 @@ from spark_ledger.metadata.store_calls import Tries, call_each, look_up, read, u
 from spark_ledger.process import LruCache
 from spark_ledger.topic.log.records import TopicLife, decode_head
 from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.schema import client_rules
 from spark_ledger.topic.schema import records as schema_records
 from spark_ledger.topic.schema import rules as schema_rules
-from spark_ledger.topic.schema.records import (
-    ClientSchema,
-    Compatibility,
-    SchemaHead,
-    SchemaVersion,
-)
+from spark_ledger.topic.schema.client_rules import Strategy
+from spark_ledger.topic.schema.client_schemas import ClientSchema, ClientSchemaType, ClientVersion
+from spark_ledger.topic.schema.records import Compatibility, SchemaHead, SchemaVersion
 from spark_ledger.topic.schema.rules import SchemaMode
 
 CACHE_BYTES_MAX = 16 << 20  # of the records of versions, for all topics of a process
 READS_AT_ONCE = 32
+_TEXT = ClientSchema(ClientSchemaType.STRING)
+Judge = Callable[[ClientSchema, Sequence[ClientVersion], Strategy], Awaitable[str | None]]
+"""As client_rules.producer_misfit."""
+
+
+async def _judge_at_once(
+    schema: ClientSchema, versions: Sequence[ClientVersion], strategy: Strategy
+) -> str | None:
+    return client_rules.producer_misfit(schema, versions, strategy)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSchema:
-    """The registered `versions`, oldest first, and the versions that are only `proposed`.
-    `node_version` is the version of the head's node (None: there is no node)."""
+    """The registered `versions` of columns, oldest first, and the versions that are only
+    `proposed`. `node_version` is the version of the head's node (None: there is no node).
+    `client_versions` are those that Pulsar's clients declared, by the clients' numbers, oldest
+    first."""
 
     head: SchemaHead
     versions: tuple[SchemaVersion, ...]
     node_version: int | None
     proposed: tuple[SchemaVersion, ...] = ()
+    client_versions: tuple[ClientVersion, ...] = ()
 
     @property
     def union(self) -> pa.Schema | None:
@@ -151,7 +161,7 @@ class SchemaRegistry:
 
         def change(current: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
             nonlocal head
-            if not current.head.current:
+            if not current.versions:
                 raise not_registered(topic)
             head = replace(current.head, in_force=False)
             return None if head == current.head else (head, [])
@@ -171,16 +181,65 @@ class SchemaRegistry:
         with unavailable_while(f"setting the schema of topic '{topic.name}'"):
             await self._change(topic, change)
 
-    async def register_clients(self, topic: TopicInfo, schema: ClientSchema) -> None:
-        """Make the schema that Pulsar's clients declare for values version 0 of the topic's schema;
-        rows stay bytes. Raises errors.TopicDeleted."""
+    async def register_client(
+        self,
+        topic: TopicInfo,
+        schema: ClientSchema,
+        strategy: Strategy,
+        *,
+        may_add: bool = True,
+        judge: Judge = _judge_at_once,
+    ) -> ClientVersion:
+        """Make the schema that a client of Pulsar declares a version of the topic's schema, unless
+        it is a version; return the version, by the clients' number. Rows stay bytes. Without
+        `may_add` no version is added to one that is there. `judge` compares `schema`, which takes
+        up to a second for large schemas. Raises errors.SchemaIncompatible, errors.TopicDeleted."""
+        judged, misfit = (await self.of(topic)).client_versions, None
+        while (declared := _find_client_version(judged, schema)) is None:
+            misfit = await judge(schema, judged, strategy)
+            if misfit is None and judged and not may_add:
+                misfit = "the policy schema_auto_update lets no producer add a version"
+            if misfit is not None:
+                raise _takes_no_schema(topic, schema, misfit)
+            judged = await self._add_client_version(topic, schema, judged)
+        return declared
+
+    async def _add_client_version(
+        self, topic: TopicInfo, schema: ClientSchema, judged: Sequence[ClientVersion]
+    ) -> tuple[ClientVersion, ...]:
+        """Add `schema` if the clients' versions are those that were `judged`; return the clients'
+        versions after that. Raises errors.SchemaIncompatible, errors.TopicDeleted."""
+        versions: tuple[ClientVersion, ...] = ()
 
         def change(current: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
-            head = replace(current.head, clients=schema)
-            return None if head == current.head else (head, [])
+            nonlocal versions
+            versions, head = current.client_versions, current.head
+            if len(versions) != len(judged):
+                return None
+            if not head.takes_bytes:
+                raise _takes_no_schema(topic, schema, "its rows are columns that only Spark writes")
+            if head.last == 0 and schema == _TEXT:  # a record that earlier software reads too
+                versions = (ClientVersion(0, schema),)
+                return replace(head, has_text=True), []
+            number = schema_records.checked_number(head.last + 1)
+            record = schema_records.encode_version(ClientVersion(number, schema))
+            versions = (*versions, ClientVersion(number - head.first_for_clients, schema))
+            after = replace(head.with_version(number), in_force=False)
+            return after, [Create(paths.topic_schema(topic.id, number), record)]
 
         with unavailable_while(f"registering a schema of topic '{topic.name}'"):
             await self._change(topic, change)
+        return versions
+
+    async def client_version(self, topic: TopicInfo, number: int) -> ClientVersion | None:
+        """The version with this number of the clients, which never changes: out of memory if it was
+        read before."""
+        cached = self._cached(topic.id)
+        for version in cached.client_versions:
+            if version.number == number:
+                return version
+        versions = (await self.of(topic)).client_versions
+        return next((version for version in versions if version.number == number), None)
 
     async def _register(
         self,
@@ -287,8 +346,9 @@ class SchemaRegistry:
         versions = (*cached.versions, *map(schema_records.decode_version, values))
         cached = _CachedVersions(versions, cached.size + sum(map(len, values)), head)
         self._cache.put(topic_id, cached)
-        proposed = tuple(v for v in versions if v.number in head.proposed)
-        return TopicSchema(head, cached.registered, node.version, proposed)
+        proposed = tuple(v for v in cached.of_columns if v.number in head.proposed)
+        registered, of_clients = cached.registered, cached.client_versions
+        return TopicSchema(head, registered, node.version, proposed, of_clients)
 
     def _cached(self, topic_id: str) -> "_CachedVersions":
         return self._cache.get(topic_id) or _NO_VERSIONS
@@ -298,16 +358,42 @@ class SchemaRegistry:
 class _CachedVersions:
     """The cached records of a topic: versions 1, 2 ..., `size` bytes in all, and the head."""
 
-    versions: tuple[SchemaVersion, ...] = ()
+    versions: tuple[SchemaVersion | ClientVersion, ...] = ()
     size: int = 0
     head: SchemaHead = field(default_factory=SchemaHead)
 
     @property
+    def of_columns(self) -> tuple[SchemaVersion, ...]:
+        return tuple(v for v in self.versions if isinstance(v, SchemaVersion))
+
+    @property
     def registered(self) -> tuple[SchemaVersion, ...]:
-        return tuple(version for version in self.versions if self.head.has(version.number))
+        return tuple(version for version in self.of_columns if self.head.has(version.number))
+
+    @property
+    def client_versions(self) -> tuple[ClientVersion, ...]:
+        first = self.head.first_for_clients
+        declared = (v for v in self.versions if isinstance(v, ClientVersion))
+        counted = tuple(ClientVersion(v.number - first, v.schema) for v in declared)
+        return (ClientVersion(0, _TEXT), *counted) if self.head.has_text else counted
 
 
 _NO_VERSIONS = _CachedVersions()
+
+
+def _find_client_version(
+    versions: Iterable[ClientVersion], schema: ClientSchema
+) -> ClientVersion | None:
+    identity = schema.identity
+    same = (version for version in versions if version.schema.identity == identity)
+    return next(same, None)
+
+
+def _takes_no_schema(topic: TopicInfo, schema: ClientSchema, why: str) -> errors.SchemaIncompatible:
+    return errors.SchemaIncompatible(
+        f"topic '{topic.name}' takes no schema of type {schema.kind.name}: {why}",
+        "Declare a schema that fits, or set the topic's policy schema_compatibility.",
+    )
 
 
 def not_registered(topic: TopicInfo) -> errors.SchemaNotRegistered:

@@ -139,7 +139,11 @@ def committed_head(
             "Run the job again.",
         )
     schema = numbered_versions[number].schema
-    versions = [numbered_versions[n] for n in range(1, head.current + 1) if head.has(n)]
+    versions = [
+        numbered_versions[n]
+        for n in range(1, head.current + 1)
+        if head.has(n) and n in numbered_versions
+    ]
     misfit: Misfit | str | None = first_misfit(schema, versions, head.compatibility)
     if versions and not evolves:
         misfit = difference(schema, versions[-1].schema) or "a column that may be null is NOT NULL"

@@ -1,32 +1,48 @@
-"""What Pulsar's clients say of their values: kept as version 0 of the topic's schema, and told."""
+"""Schemas that Pulsar's clients declare: versions of the topic's schema, returned as declared."""
 
 import asyncio
+import json
 
 import pyarrow as pa
 import pytest
 
+from spark_ledger import errors
 from spark_ledger.broker.serve.commands import COMMANDS, refusal_of
 from spark_ledger.broker.wire.commands import ServerError, command
 from spark_ledger.broker.wire.frames import PulsarFrameReader
-from spark_ledger.topic.schema.records import ClientSchema
 from tests.unit.spark_ledger.broker.two_brokers import Brokers
 from tests.unit.spark_ledger.topic.stage import play
 
-TEXT, BYTES, JSON = 1, 0, 2
+TEXT, BYTES, JSON, AVRO, INT32, AUTO_CONSUME = 1, 0, 2, 4, 8, 21
 VERSION = bytes(8)
+A, C, B, B_OR_0 = (
+    {"name": "a", "type": "int"},
+    {"name": "c", "type": "int"},
+    {"name": "b", "type": "int"},
+    {"name": "b", "type": "int", "default": 0},
+)
+
+
+def number(version):
+    return version.to_bytes(8, "big")
+
+
+def fields(*fields):
+    return json.dumps({"type": "record", "name": "R", "fields": fields}).encode()
 
 
 class Client:
-    """A connection to the broker; `said` is what it was answered last."""
+    """A connection to the broker; `answer` is the last response."""
 
     def __init__(self, broker):
         self.link = self.intake = self
         self.broker, self.open = broker, True
-        self.producers, self.said = {}, None
+        self.producers, self.answer = {}, None
+        self.consumers, self.subscribing, self.ids = {}, {}, iter(range(100))
 
     def send(self, frame):
         (one,) = PulsarFrameReader().feed(frame)
-        self.said = one.command
+        self.answer = one.command
 
     def add(self, producer):
         self.producers[producer.id] = producer
@@ -37,18 +53,24 @@ class Client:
     def facts(self, metadata):
         """What statistics show of a client."""
 
+    def send_consumer_away(self, consumer):
+        """The consumer is not sent away here."""
+
     async def ask(self, name, **fields):
         """The answer, or the error by which it is refused."""
-        schema = fields.pop("schema", None)
+        schema, data = fields.pop("schema", None), fields.pop("data", b"")
+        properties = fields.pop("properties", {})
         asked = command(name, request_id=1, **fields)
         part = getattr(asked, name)
         if schema is not None:
-            part.schema.type = schema
+            part.schema.type, part.schema.schema_data = schema, data
+            for key, value in properties.items():
+                part.schema.properties.add(key=key.encode(), value=value.encode())
         try:
             await COMMANDS[name].carry_out(self, part)
         except Exception as error:
             return refusal_of(error).code
-        return self.said
+        return self.answer
 
 
 def test_text_that_a_producer_declares_is_version_0_of_the_topic_and_bytes_are_none():
@@ -75,7 +97,7 @@ def test_text_that_a_producer_declares_is_version_0_of_the_topic_and_bytes_are_n
         other = await client.ask("get_schema", topic="t", schema_version=b"\x00" * 7 + b"\x01")
         assert other == ServerError.TOPIC_NOT_FOUND
         registered = await stage.client.schemas.of(stage.topic)
-        assert (registered.head.clients, registered.versions) == (ClientSchema.STRING, ())
+        assert (registered.head.has_text, registered.versions) == (True, ())
         await client.broker.close()
 
     play(act)
@@ -87,7 +109,7 @@ def test_a_schema_is_made_and_told_without_a_producer():
         for schema, version in ((BYTES, b""), (TEXT, VERSION), (TEXT, VERSION)):
             made = await client.ask("get_or_create_schema", topic="t", schema=schema)
             assert made.get_or_create_schema_response.schema_version == version
-        refused = await client.ask("get_or_create_schema", topic="t", schema=JSON)
+        refused = await client.ask("get_or_create_schema", topic="t", schema=INT32)
         assert refused == ServerError.INCOMPATIBLE_SCHEMA
         for name in ("get_or_create_schema", "get_schema"):
             missing = await client.ask(
@@ -107,7 +129,7 @@ def test_where_rows_are_typed_no_schema_of_a_client_is_taken(schema):
         for name in ("producer", "get_or_create_schema"):
             refused = await client.ask(name, topic="t", schema=schema)
             assert refused == ServerError.INCOMPATIBLE_SCHEMA
-        assert (await stage.client.schemas.of(stage.topic)).head.clients is None
+        assert (await stage.client.schemas.of(stage.topic)).client_versions == ()
         await client.broker.close()
 
     play(act)
@@ -124,5 +146,161 @@ def test_both_sides_of_two_producers_register_once():
             assert made.get_or_create_schema_response.schema_version == VERSION
         for client in clients:
             await client.broker.close()
+
+    play(act)
+
+
+async def produced(client, schema=None, data=b"", **more):
+    """The version for messages of a new producer that declares this schema, or the refusal."""
+    answer = await client.ask(
+        "producer", topic="t", producer_id=next(client.ids), schema=schema, data=data, **more
+    )
+    return answer if isinstance(answer, ServerError) else answer.producer_success.schema_version
+
+
+def test_versions_count_from_0_and_a_schema_that_is_there_gets_its_old_version():
+    async def act(stage):
+        client = Client(await Brokers(stage).new("a"))
+        first, second = fields(A), fields(A, B_OR_0)
+        versions = [
+            await produced(client, AVRO, data, properties={"__jsr310": "true"})
+            for data in (first, second, first, json.dumps(json.loads(second), indent=2).encode())
+        ]
+        assert versions == [number(0), number(1), number(0), number(1)]
+        assert await produced(client, AVRO, fields(A, C)) == ServerError.INCOMPATIBLE_SCHEMA
+        assert await produced(client, AVRO, b"{") == ServerError.INCOMPATIBLE_SCHEMA
+        assert await produced(client, JSON, first) == ServerError.INCOMPATIBLE_SCHEMA
+        assert await produced(client, 99) == ServerError.NOT_ALLOWED
+        assert await produced(client, BYTES) == b""
+        for asked, version, data in (
+            ({}, number(1), second),
+            ({"schema_version": number(0)}, number(0), first),
+            ({"schema_version": number(1)}, number(1), second),
+        ):
+            answer = (await client.ask("get_schema", topic="t", **asked)).get_schema_response
+            assert (answer.schema_version, answer.schema.type) == (version, AVRO)
+            assert answer.schema.schema_data == data
+            assert answer.schema.properties[0].value == b"true"
+        for missing in (number(2), b"\xff" * 8, b"\x00"):
+            refused = await client.ask("get_schema", topic="t", schema_version=missing)
+            assert refused == ServerError.TOPIC_NOT_FOUND
+        await client.broker.close()
+
+    play(act)
+
+
+def test_text_is_version_0_and_later_versions_count_on():
+    async def act(stage):
+        await stage.client.topics.change_policies(
+            "t", {"schema_compatibility": "always_compatible"}
+        )
+        client = Client(await Brokers(stage).new("a"))
+        assert await produced(client, TEXT) == number(0)
+        assert await produced(client, INT32) == number(1)
+        assert await produced(client, AVRO, fields(A)) == number(2)
+        assert await produced(client, TEXT) == number(0)
+        await client.broker.close()
+
+    play(act)
+
+
+def test_two_brokers_give_two_schemas_two_versions_and_one_schema_one():
+    async def act(stage):
+        brokers = Brokers(stage)
+        clients = [Client(await brokers.new(name)) for name in "ab"]
+        declared = (fields(A), fields(A, B_OR_0))
+        requests = [
+            client.ask("get_or_create_schema", topic="t", schema=AVRO, data=data)
+            for client in clients
+            for data in declared * 2
+        ]
+        answers = await asyncio.gather(*requests)
+        versions = [answer.get_or_create_schema_response.schema_version for answer in answers]
+        assert versions[:2] * 4 == versions
+        assert set(versions) == {number(0), number(1)}
+        for client in clients:
+            await client.broker.close()
+
+    play(act)
+
+
+@pytest.mark.parametrize(
+    ("changes", "first", "second", "without"),
+    [
+        ({"schema_auto_update": False}, number(0), ServerError.INCOMPATIBLE_SCHEMA, b""),
+        ({"schema_compatibility": "backward"}, number(0), number(1), b""),
+        (
+            {"schema_compatibility": "always_incompatible"},
+            number(0),
+            ServerError.INCOMPATIBLE_SCHEMA,
+            b"",
+        ),
+        (
+            {"schema_validation_enforced": True},
+            number(0),
+            number(1),
+            ServerError.INCOMPATIBLE_SCHEMA,
+        ),
+    ],
+)
+def test_policies_decide_what_a_producer_may_declare(changes, first, second, without):
+    async def act(stage):
+        await stage.client.topics.change_policies("t", changes)
+        client = Client(await Brokers(stage).new("a"))
+        assert await produced(client) == b""
+        assert await produced(client, AVRO, fields(A)) == first
+        assert await produced(client, AVRO, fields(A, B_OR_0)) == second
+        assert await produced(client) == without
+        await client.broker.close()
+
+    play(act)
+
+
+def subscribed(client, schema=None, data=b""):
+    consumer_id = next(client.ids)
+    return client.ask(
+        "subscribe",
+        topic="t",
+        subscription=f"s{consumer_id}",
+        subType=0,
+        consumer_id=consumer_id,
+        schema=schema,
+        data=data,
+    )
+
+
+def test_a_consumers_schema_is_the_first_of_an_empty_topic_and_must_read_the_topics():
+    async def act(stage):
+        client = Client(await Brokers(stage).new("a"))
+        await subscribed(client, AUTO_CONSUME)
+        assert (await stage.client.schemas.of(stage.topic)).client_versions == ()
+        assert not isinstance(await subscribed(client, AVRO, fields(A, B)), ServerError)
+        assert await produced(client, AVRO, fields(A, B)) == number(0)
+        assert not isinstance(await subscribed(client, AVRO, fields(A)), ServerError)
+        for schema, data in ((INT32, b""), (AVRO, fields(A, C))):
+            assert await subscribed(client, schema, data) == ServerError.INCOMPATIBLE_SCHEMA
+        assert len((await stage.client.schemas.of(stage.topic)).client_versions) == 1
+        await client.broker.close()
+
+    play(act)
+
+
+def test_columns_of_spark_come_after_a_clients_version_and_then_clients_declare_no_more():
+    async def act(stage):
+        client = Client(await Brokers(stage).new("a"))
+        assert await produced(client, AVRO, fields(A)) == number(0)
+        schemas = stage.client.schemas
+        assert (await schemas.of(stage.topic)).union is None
+        with pytest.raises(errors.SchemaNotRegistered):
+            await schemas.withdraw(stage.topic)
+        version = await schemas.register(stage.topic, pa.schema([("a", pa.int32())]))
+        assert version.number == 2
+        assert await produced(client, AVRO, fields(A, B_OR_0)) == ServerError.INCOMPATIBLE_SCHEMA
+        current = await schemas.of(stage.topic)
+        assert [v.number for v in current.versions] == [2]
+        assert [v.number for v in current.client_versions] == [0]
+        await schemas.withdraw(stage.topic)
+        assert await produced(client, AVRO, fields(A, B_OR_0)) == number(2)
+        await client.broker.close()
 
     play(act)

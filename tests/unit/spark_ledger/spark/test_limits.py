@@ -303,6 +303,13 @@ def test_rows_that_are_left_out_count_nothing_on_a_curve(parts, hole, data):
     )
 
 
+def test_the_row_that_uses_up_a_limit_takes_the_acknowledged_rows_behind_it_along():
+    """Else the next batch has no row."""
+    rows = AckedRows({0: BitMap64([*range(18), 19])})
+    curve = GivenCurve(curve_of(held(segment(20, 100)), 0, 20), 0, rows)
+    assert taken({"t": [curve]}, Limits(rows_max=1)) == {"t": (20,)}
+
+
 @settings(deadline=None)
 @given(st.integers(20, 200), st.data(), st.integers(1, 50))
 def test_a_limit_on_rows_is_used_up_by_rows_that_are_given(total, data, limit):

@@ -6,7 +6,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.topic.schema import records as schema_records
-from spark_ledger.topic.schema.records import ClientSchema, Compatibility, SchemaHead
+from spark_ledger.topic.schema.records import Compatibility, SchemaHead
 
 EVERY_TYPE = pa.schema(
     [
@@ -66,8 +66,8 @@ def test_what_is_current_is_json_with_the_compatibility_by_name():
     assert schema_records.decode_head(value) == head
 
 
-def test_what_pulsars_clients_say_of_values_is_beside_what_is_current_and_only_where_they_do():
-    head = SchemaHead(0, Compatibility.BACKWARD, clients=ClientSchema.STRING)
+def test_text_that_clients_declare_is_beside_what_is_current_and_only_where_they_do():
+    head = SchemaHead(0, Compatibility.BACKWARD, has_text=True)
 
     value = schema_records.encode_head(head)
 

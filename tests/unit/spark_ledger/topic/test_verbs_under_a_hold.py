@@ -9,7 +9,9 @@ from spark_ledger.metadata import hold, paths, unrecorded
 from spark_ledger.metadata.cluster import Hold
 from spark_ledger.repair import decommission
 from spark_ledger.topic.log.topics import Topics
-from spark_ledger.topic.schema.records import ClientSchema, Compatibility
+from spark_ledger.topic.schema.client_rules import Strategy
+from spark_ledger.topic.schema.client_schemas import ClientSchema, ClientSchemaType
+from spark_ledger.topic.schema.records import Compatibility
 from spark_ledger.topic.schema.registry import SchemaRegistry
 from spark_ledger.topic.subscription.seek_target import End
 from spark_ledger.topic.subscription.subscriptions import Subscriptions
@@ -50,8 +52,8 @@ VERBS = {
     "SchemaRegistry.set_compatibility": lambda s: s.client.schemas.set_compatibility(
         s.topic, Compatibility.NONE
     ),
-    "SchemaRegistry.register_clients": lambda s: s.client.schemas.register_clients(
-        s.topic, ClientSchema.STRING
+    "SchemaRegistry.register_client": lambda s: s.client.schemas.register_client(
+        s.topic, ClientSchema(ClientSchemaType.INT32), Strategy.FULL
     ),
     "LedgerStore.delete": lambda s: s.client.ledgers.delete(s.closed),
     "decommission.forget": lambda s: decommission.forget(s.client.ledgers, "gone"),
@@ -81,7 +83,7 @@ READS = {
         "reserve",
         "close",
     },
-    "SchemaRegistry": {"of", "for_read", "forget"},
+    "SchemaRegistry": {"of", "for_read", "forget", "client_version"},
 }
 OF_A_HOLD = (paths.CLUSTER, paths.LEDGER_IDS, paths.INTENTS, paths.QUERIES, paths.TXNS)
 """What the hold itself writes, and intents, which end by themselves."""

@@ -1,0 +1,205 @@
+"""The schemas that Pulsar's clients declare for values, which are bytes here. Pure.
+
+    {"version":1, "client":{"type":"JSON", "name":"flight", "data":"<text>",
+                            "properties":{"key":"value"}}}
+
+is the record of a version that a client declared (beside the records of records.py). `data` is
+text, or {"base64":"..."} if the bytes are no UTF-8. Primitive types have no data, JSON and AVRO
+have a schema of Avro's in JSON, KEY_VALUE has the data of two schemas, each behind its length.
+
+Always true: schemas of one type with equal data are one schema; of JSON and AVRO the parsed JSON
+is compared, so that spaces make no new version. Sources: PIP-43, PIP-87; SchemaInfo of Pulsar's
+clients.
+"""
+
+import base64
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Any
+
+import avro.errors
+import avro.schema
+
+from spark_ledger import errors
+
+DATA_BYTES_MAX = 128 << 10
+"""The largest schema of a client; a version's record has room for it."""
+PROPERTIES_BYTES_MAX = 64 << 10
+NAME_CHARACTERS_MAX = 1024
+NESTING_MAX = 64  # lists and objects of a schema's JSON within each other
+LISTS_MAX = MappingProxyType({"fields": 1000, "symbols": 1000})
+BRANCHES_MAX = 100  # of a union
+_LENGTH = struct.Struct(">i")
+_KEY_TYPE, _VALUE_TYPE = "key.schema.type", "value.schema.type"
+
+
+class ClientSchemaType(IntEnum):
+    """The types by their numbers in Pulsar's protocol."""
+
+    NONE = 0
+    STRING = 1
+    JSON = 2
+    PROTOBUF = 3
+    AVRO = 4
+    BOOLEAN = 5
+    INT8 = 6
+    INT16 = 7
+    INT32 = 8
+    INT64 = 9
+    FLOAT = 10
+    DOUBLE = 11
+    DATE = 12
+    TIME = 13
+    TIMESTAMP = 14
+    KEY_VALUE = 15
+    INSTANT = 16
+    LOCAL_DATE = 17
+    LOCAL_TIME = 18
+    LOCAL_DATE_TIME = 19
+    PROTOBUF_NATIVE = 20
+    AUTO_CONSUME = 21
+
+
+_Type = ClientSchemaType
+UNDECLARED = frozenset((_Type.NONE, _Type.AUTO_CONSUME))
+"""What a client sends that declares no schema: bytes, or a consumer that takes the topic's."""
+AVRO_TYPES = frozenset((_Type.JSON, _Type.AVRO, _Type.PROTOBUF))
+"""The types whose data is a schema of Avro's in JSON."""
+WITH_DATA = AVRO_TYPES | {_Type.KEY_VALUE, _Type.PROTOBUF_NATIVE}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSchema:
+    """A schema as a client declared it."""
+
+    kind: ClientSchemaType
+    data: bytes = b""
+    properties: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    name: str = ""
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Equal for schemas for which the topic has one version."""
+        if self.kind is _Type.KEY_VALUE:
+            key, value = key_and_value(self)
+            return (self.kind, key.identity, value.identity)
+        if self.kind in AVRO_TYPES:
+            return (self.kind, json.dumps(json.loads(self.data), sort_keys=True))
+        return (self.kind, self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientVersion:
+    """A version of a topic's schema that a client declared. In a record `number` is the topic's
+    number, from 1; clients count from 0 (SchemaHead.number_for_clients)."""
+
+    number: int
+    schema: ClientSchema
+
+
+def check(schema: ClientSchema) -> None:
+    """Raises errors.SchemaUnreadable if a client must not declare the schema: it is too large, or
+    its data is not what its type needs."""
+    if len(schema.data) > DATA_BYTES_MAX:
+        raise errors.SchemaUnreadable(
+            f"a schema of {len(schema.data)} bytes is too large, at most {DATA_BYTES_MAX} fit"
+        )
+    properties = schema.properties.items()
+    size = sum(len(text.encode()) for names in properties for text in names)
+    if size > PROPERTIES_BYTES_MAX or len(schema.name) > NAME_CHARACTERS_MAX:
+        raise errors.SchemaUnreadable(
+            f"a schema with properties of {size} bytes and a name of {len(schema.name)} characters"
+            f" is too large, at most {PROPERTIES_BYTES_MAX} and {NAME_CHARACTERS_MAX} fit"
+        )
+    if schema.kind in AVRO_TYPES:
+        parsed(schema)
+    elif schema.kind is _Type.KEY_VALUE:
+        for part in key_and_value(schema):
+            check(part)
+
+
+def parsed(schema: ClientSchema) -> avro.schema.Schema:
+    """The schema of Avro's. Raises errors.SchemaUnreadable."""
+    try:
+        text = schema.data.decode()
+        _check_sizes(json.loads(text))
+        return avro.schema.parse(text, validate_names=False)
+    except (avro.errors.AvroException, *errors.MALFORMED) as error:
+        raise errors.SchemaUnreadable(
+            f"a schema of type {schema.kind.name} is no schema of Avro's in JSON: {error}"[:500]
+        ) from error
+
+
+def _check_sizes(plain: Any) -> None:
+    """Bounds what a comparison of two schemas takes, which grows with the square of a list's
+    length. Raises ValueError."""
+    level, depth = [{"schema": plain}], 0
+    while level:
+        depth += 1
+        if depth > NESTING_MAX:
+            raise ValueError(f"it is nested deeper than {NESTING_MAX} levels")
+        inner: list[Any] = []
+        for part in level:
+            if isinstance(part, dict):
+                for key, value in part.items():
+                    if isinstance(value, list) and len(value) > LISTS_MAX.get(key, BRANCHES_MAX):
+                        raise ValueError(f"{key!r} is a list of {len(value)}, which is too long")
+                    inner.append(value)
+            elif isinstance(part, list):
+                inner.extend(part)
+        level = inner
+
+
+def key_and_value(schema: ClientSchema) -> tuple[ClientSchema, ClientSchema]:
+    """The two schemas of a KEY_VALUE schema. Raises errors.SchemaUnreadable."""
+    try:
+        parts, rest = [], memoryview(schema.data)
+        for type_property in (_KEY_TYPE, _VALUE_TYPE):
+            type_name = schema.properties.get(type_property, "BYTES")
+            kind = _Type.NONE if type_name == "BYTES" else ClientSchemaType[type_name]
+            (length,) = _LENGTH.unpack_from(rest)
+            if length > len(rest) - _LENGTH.size:
+                raise ValueError(f"a length of {length} is beyond the end")
+            end = _LENGTH.size + max(0, length)
+            parts.append(ClientSchema(kind, bytes(rest[_LENGTH.size : end])))
+            rest = rest[end:]
+        if rest or any(part.kind is _Type.KEY_VALUE for part in parts):
+            raise ValueError(f"{len(rest)} bytes are left, or a key or value is KEY_VALUE itself")
+    except (ValueError, KeyError, struct.error) as error:
+        raise errors.SchemaUnreadable(
+            f"a schema of type KEY_VALUE has not the data of a key and a value: {error!r}"[:500]
+        ) from error
+    return parts[0], parts[1]
+
+
+def to_json(schema: ClientSchema) -> dict[str, Any]:
+    plain: dict[str, Any] = {"type": schema.kind.name}
+    if schema.data:
+        try:
+            plain["data"] = schema.data.decode()
+        except UnicodeDecodeError:
+            plain["data"] = {"base64": base64.b64encode(schema.data).decode()}
+    if schema.properties:
+        plain["properties"] = dict(schema.properties)
+    if schema.name:
+        plain["name"] = schema.name
+    return plain
+
+
+def from_json(plain: Mapping[str, Any]) -> ClientSchema:
+    """Raises one of errors.MALFORMED."""
+    data = plain.get("data", "")
+    properties = plain.get("properties", {})
+    texts = [*properties, *properties.values(), plain.get("name", "")]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("properties and names of a schema are texts")
+    return ClientSchema(
+        ClientSchemaType[plain["type"]],
+        data.encode() if isinstance(data, str) else base64.b64decode(data["base64"], validate=True),
+        MappingProxyType(dict(properties)),
+        plain.get("name", ""),
+    )

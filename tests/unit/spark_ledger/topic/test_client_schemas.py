@@ -1,0 +1,208 @@
+"""Schemas that Pulsar's clients declare: their records, what they must be, and which may follow
+which."""
+
+import json
+import struct
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.topic.schema import client_schemas
+from spark_ledger.topic.schema.client_rules import Strategy, consumer_misfit, producer_misfit
+from spark_ledger.topic.schema.client_schemas import ClientSchema, ClientSchemaType, ClientVersion
+from spark_ledger.topic.schema.records import decode_version, encode_version
+
+T = ClientSchemaType
+
+
+def record(*fields, kind=T.AVRO, **more):
+    plain = {"type": "record", "name": "Flight", "fields": list(fields), **more}
+    return ClientSchema(kind, json.dumps(plain).encode())
+
+
+def field(name, kind="int", **default):
+    return {"name": name, "type": kind, **default}
+
+
+def pair(key, value, encoding="INLINE"):
+    data = b"".join(struct.pack(">i", len(part.data)) + part.data for part in (key, value))
+    return ClientSchema(
+        T.KEY_VALUE,
+        data,
+        {
+            "key.schema.type": key.kind.name,
+            "value.schema.type": value.kind.name,
+            "kv.encoding.type": encoding,
+        },
+    )
+
+
+A, B = field("a"), field("b")
+B_OR_0 = field("b", default=0)
+ONE, TWO, TWO_DEFAULT = record(A), record(A, B), record(A, B_OR_0)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        ClientSchema(T.STRING),
+        ClientSchema(T.JSON, ONE.data, {"__alwaysAllowNull": "true"}, "flight"),
+        ClientSchema(T.PROTOBUF_NATIVE, b"\xff\x00\xfe"),
+        pair(ClientSchema(T.INT32), ONE),
+    ],
+)
+def test_a_version_that_a_client_declared_survives_its_record(schema):
+    version = ClientVersion(3, schema)
+    assert decode_version(encode_version(version)) == version
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        {},
+        {"type": "ROMAN"},
+        {"type": "JSON", "data": 5},
+        {"type": "JSON", "data": {"base64": "%"}},
+        {"type": "JSON", "properties": {"a": 1}},
+        {"type": "JSON", "name": ["a"]},
+        [],
+        None,
+    ],
+)
+def test_a_record_of_another_shape_is_an_unsupported_format(client):
+    value = json.dumps({"min_reader": 1, "min_writer": 1, "version": 1, "client": client}).encode()
+    with pytest.raises(errors.UnsupportedFormat):
+        decode_version(value)
+
+
+@pytest.mark.parametrize("kind", [T.JSON, T.AVRO, T.PROTOBUF])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"5",
+        b"null",
+        b"\xff",
+        b'{"type":"nope"}',
+        b'{"type":"record"}',
+        b'{"type":"record","name":"a","fields":5}',
+        b'{"type":["int","int"]}',
+        b"[" * 10_000,
+        b'{"type":' * 70 + b'"int"' + b"}" * 70,
+        json.dumps([{"type": "fixed", "name": f"a{i}", "size": 1} for i in range(101)]).encode(),
+        record(*(field(f"a{i}") for i in range(1001))).data,
+        json.dumps({"type": "enum", "name": "e", "symbols": ["a"] * (100 << 10)}).encode(),
+    ],
+)
+def test_data_that_is_no_schema_of_avro_is_refused_with_the_reason(kind, data):
+    with pytest.raises(errors.SchemaUnreadable, match="schema"):
+        client_schemas.check(ClientSchema(kind, data))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        ClientSchema(T.KEY_VALUE, b""),
+        ClientSchema(T.KEY_VALUE, struct.pack(">ii", 5, 0)),
+        ClientSchema(T.KEY_VALUE, struct.pack(">ii", 0, 0) + b"x"),
+        ClientSchema(T.KEY_VALUE, struct.pack(">ii", 0, 0), {"key.schema.type": "ROMAN"}),
+        ClientSchema(T.KEY_VALUE, struct.pack(">ii", 0, 0), {"key.schema.type": "KEY_VALUE"}),
+        pair(ClientSchema(T.INT32), ClientSchema(T.JSON, b"{")),
+        ClientSchema(T.STRING, bytes(200 << 10)),
+        ClientSchema(T.STRING, properties={"a": "b" * (70 << 10)}),
+        ClientSchema(T.STRING, name="n" * 2000),
+    ],
+)
+def test_a_key_and_value_that_are_not_whole_and_what_is_too_large_are_refused(schema):
+    with pytest.raises(errors.SchemaUnreadable):
+        client_schemas.check(schema)
+
+
+def test_a_length_of_minus_one_is_a_key_without_data():
+    schema = ClientSchema(T.KEY_VALUE, struct.pack(">ii", -1, 0), {"key.schema.type": "INT32"})
+    client_schemas.check(schema)
+    assert client_schemas.key_and_value(schema)[0] == ClientSchema(T.INT32)
+
+
+def test_schemas_that_differ_in_spaces_or_properties_are_one_schema():
+    plain = json.loads(ONE.data)
+    spaced = ClientSchema(T.AVRO, json.dumps(plain, indent=4).encode(), {"a": "b"})
+    assert spaced.identity == ONE.identity
+    assert spaced.identity != ClientSchema(T.JSON, ONE.data).identity
+    assert pair(ClientSchema(T.INT32), spaced).identity == pair(ClientSchema(T.INT32), ONE).identity
+    assert pair(ClientSchema(T.INT32), ONE).identity != pair(ClientSchema(T.INT64), ONE).identity
+    assert (
+        ClientSchema(T.PROTOBUF_NATIVE, b"a").identity != ClientSchema(T.PROTOBUF_NATIVE).identity
+    )
+
+
+STRATEGIES = {
+    # new after old: the strategies that take it, of the eight
+    "equal": (ONE, [ONE], "AC B F U BT FT UT"),
+    "a new field with a default": (TWO_DEFAULT, [ONE], "AC B F U BT FT UT"),
+    "a new field without a default": (TWO, [ONE], "AC F FT"),
+    "a field less, that had a default": (ONE, [TWO_DEFAULT], "AC B F U BT FT UT"),
+    "a field less, that had none": (ONE, [TWO], "AC B BT"),
+    "a wider number": (record(field("a", "long")), [ONE], "AC B BT"),
+    "a narrower number": (ONE, [record(field("a", "long"))], "AC F FT"),
+    "another type of field": (record(field("a", "string")), [ONE], "AC"),
+    "fits the latest, not the first": (TWO, [ONE, TWO_DEFAULT], "AC B F U FT"),
+    "another kind": (ClientSchema(T.JSON, ONE.data), [ONE], "AC"),
+    "a primitive after a record": (ClientSchema(T.INT32), [ONE], "AC"),
+    "the same primitive": (ClientSchema(T.INT32), [ClientSchema(T.INT32)], "AC B F U BT FT UT"),
+    "other bytes of protobuf": (
+        ClientSchema(T.PROTOBUF_NATIVE, b"a"),
+        [ClientSchema(T.PROTOBUF_NATIVE, b"b")],
+        "AC",
+    ),
+    "a value with a new field": (
+        pair(ClientSchema(T.STRING), TWO),
+        [pair(ClientSchema(T.STRING), ONE)],
+        "AC F FT",
+    ),
+    "another key": (pair(ClientSchema(T.INT32), ONE), [pair(ClientSchema(T.STRING), ONE)], "AC"),
+}
+SHORT = {
+    "AI": Strategy.ALWAYS_INCOMPATIBLE,
+    "AC": Strategy.ALWAYS_COMPATIBLE,
+    "B": Strategy.BACKWARD,
+    "F": Strategy.FORWARD,
+    "U": Strategy.FULL,
+    "BT": Strategy.BACKWARD_TRANSITIVE,
+    "FT": Strategy.FORWARD_TRANSITIVE,
+    "UT": Strategy.FULL_TRANSITIVE,
+}
+
+
+@pytest.mark.parametrize("case", STRATEGIES)
+def test_which_strategies_take_a_schema_after_others(case):
+    new, earlier, expected = STRATEGIES[case]
+    versions = [ClientVersion(number, schema) for number, schema in enumerate(earlier)]
+    takes = {
+        short for short, strategy in SHORT.items() if not producer_misfit(new, versions, strategy)
+    }
+    assert takes == set(expected.split())
+    assert all(producer_misfit(new, [], strategy) is None for strategy in Strategy)
+
+
+def test_the_reason_names_the_version_and_the_field():
+    versions = [ClientVersion(0, TWO_DEFAULT), ClientVersion(1, ONE)]
+    why = producer_misfit(TWO, versions, Strategy.FULL)
+    assert why is not None and "cannot read values of version 1" in why
+    assert "reader field missing default value" in why and "b" in why
+    why = producer_misfit(ONE, [ClientVersion(7, TWO)], Strategy.FORWARD)
+    assert why is not None and why.startswith("version 7 cannot read values of the new schema")
+
+
+def test_a_consumer_must_read_what_the_topic_has_and_may_lack_fields():
+    versions = [ClientVersion(0, ONE), ClientVersion(1, TWO)]
+    for strategy in (Strategy.FULL, Strategy.BACKWARD, Strategy.FORWARD):
+        assert consumer_misfit(ONE, versions, strategy) is None
+        assert consumer_misfit(TWO, versions, strategy) is None
+    assert consumer_misfit(TWO, versions, Strategy.FULL_TRANSITIVE) is not None
+    assert consumer_misfit(TWO, versions, Strategy.ALWAYS_COMPATIBLE) is None
+    assert consumer_misfit(TWO, versions, Strategy.ALWAYS_INCOMPATIBLE) is None
+    assert consumer_misfit(ONE, versions, Strategy.ALWAYS_INCOMPATIBLE) is not None
+    assert "of type AVRO" in (consumer_misfit(ClientSchema(T.INT8), versions, Strategy.FULL) or "")
+    assert consumer_misfit(ClientSchema(T.INT8), [], Strategy.FULL) is None
