@@ -307,7 +307,8 @@ def test_the_row_that_uses_up_a_limit_takes_the_acknowledged_rows_behind_it_alon
     """Else the next batch has no row."""
     rows = AckedRows({0: BitMap64([*range(18), 19])})
     curve = GivenCurve(curve_of(held(segment(20, 100)), 0, 20), 0, rows)
-    assert taken({"t": [curve]}, Limits(rows_max=1)) == {"t": (20,)}
+    (end,) = taken({"t": [curve]}, Limits(rows_max=1))["t"]
+    assert end == 20
 
 
 @settings(deadline=None)
