@@ -61,3 +61,14 @@ def test_what_does_not_fit_is_refused_at_the_producer_and_at_the_consumer(client
     with pytest.raises(pulsar.IncompatibleSchema):
         client.subscribe(name, "s", schema=JsonSchema(Other))
     client.create_producer(name).send(b"bytes go without a schema")
+
+
+def test_a_schema_of_300_fields_is_compared_beside_the_brokers_loop(client, name):
+    fields = {f"field{i}": Integer(required=True) for i in range(300)}
+    wide = type("Wide", (Record,), fields)
+    client.create_producer(name, schema=JsonSchema(wide))
+    wider = type("Wide", (Record,), {**fields, "more": Integer(required_default=True)})
+    client.create_producer(name, schema=JsonSchema(wider))
+    client.subscribe(name, "s", schema=JsonSchema(wide))
+    with pytest.raises(pulsar.IncompatibleSchema):
+        client.create_producer(name, schema=JsonSchema(type("Wide", (Record,), {"a": Integer()})))

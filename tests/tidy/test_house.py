@@ -71,7 +71,7 @@ FLOORS = {
         owner
         dispatch produce
         log
-        names settings
+        names schemas settings
         wire
     """,
     "spark_ledger.spark": """

@@ -10,6 +10,9 @@ from spark_ledger.broker.admin.call import Call
 from spark_ledger.broker.admin.policies import (
     ANONYMOUS,
     QUOTAS,
+    SCHEMA_AUTO_UPDATE,
+    SCHEMA_STRATEGY,
+    SCHEMA_VALIDATION,
     STORAGE,
     auto_creation,
     auto_creation_of,
@@ -19,6 +22,8 @@ from spark_ledger.broker.admin.policies import (
     from_pulsar,
     message_ttl,
     quotas,
+    schema_strategy_named,
+    schema_strategy_of,
     to_pulsar,
     ttl_of,
 )
@@ -170,6 +175,30 @@ async def set_auto_topic_creation(call: Call) -> None:
 
 async def unset_auto_topic_creation(call: Call) -> None:
     await _set_policies(call, dict.fromkeys(NAMESPACE_NAMES, INHERIT))
+
+
+async def schema_strategy(call: Call) -> HttpResponse:
+    return HttpResponse(schema_strategy_of(await _policies(call)))
+
+
+async def set_schema_strategy(call: Call) -> None:
+    await _set_policies(call, {SCHEMA_STRATEGY: schema_strategy_named(call.json())})
+
+
+async def schema_validation(call: Call) -> HttpResponse:
+    return HttpResponse((await _policies(call)).topics.get(SCHEMA_VALIDATION, False))
+
+
+async def set_schema_validation(call: Call) -> None:
+    await _set_policies(call, {SCHEMA_VALIDATION: checked_bool(call.json())})
+
+
+async def schema_auto_update(call: Call) -> HttpResponse:
+    return HttpResponse((await _policies(call)).topics.get(SCHEMA_AUTO_UPDATE, True))
+
+
+async def set_schema_auto_update(call: Call) -> None:
+    await _set_policies(call, {SCHEMA_AUTO_UPDATE: checked_bool(call.json())})
 
 
 async def _policies(call: Call) -> NamespacePolicies:

@@ -10,20 +10,17 @@ from http import HTTPStatus
 from typing import Any
 
 from spark_ledger.broker.admin.access import HttpRefusal
-from spark_ledger.topic.log.policies import NamespacePolicies
+from spark_ledger.topic.log.policies import INHERIT, SCHEMA_STRATEGIES, NamespacePolicies
 
 ANONYMOUS = "anonymous"
 UNSET: Mapping[str, tuple[Any, ...]] = {
     "deleted": (False,),
     "encryption_required": (False,),
     "migrated": (False,),
-    "schema_validation_enforced": (False,),
-    "is_allow_auto_update_schema": (True,),
     "offload_threshold": (-1, 0),
     "offload_threshold_in_seconds": (-1,),
     "antiAffinityGroup": ("",),
     "subscription_auth_mode": ("None", ""),
-    "schema_compatibility_strategy": ("UNDEFINED", ""),
     "schema_auto_update_compatibility_strategy": ("Full", ""),
 }
 """The values that a client sends for a policy that is not set, beside null and empty lists and
@@ -37,6 +34,8 @@ STORAGE, AGE = "destination_storage", "message_age"
 QUOTAS = {STORAGE: "backlog_bytes_max", AGE: "backlog_ms_max"}
 """The policy that has the limit of each type of quota."""
 NO_LIMIT = -1
+SCHEMA_STRATEGY, UNDEFINED = "schema_compatibility", "undefined"
+SCHEMA_AUTO_UPDATE, SCHEMA_VALIDATION = "schema_auto_update", "schema_validation_enforced"
 KEEPS_ALL = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
 NO_BUNDLES = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
 
@@ -59,6 +58,13 @@ def from_pulsar(plain: Any, cluster: str) -> NamespacePolicies:
         elif name == "backlog_quota_map":
             for kind, quota in _object(value).items():
                 topics |= backlog_quota(kind, quota, topics)
+        elif name == "schema_compatibility_strategy":
+            strategy = schema_strategy_named(value)
+            topics |= {} if strategy == INHERIT else {SCHEMA_STRATEGY: strategy}
+        elif name == "schema_validation_enforced":
+            topics[SCHEMA_VALIDATION] = checked_bool(value)
+        elif name == "is_allow_auto_update_schema":
+            topics[SCHEMA_AUTO_UPDATE] = checked_bool(value)
         elif name == "autoTopicCreationOverride":
             creation = auto_creation(value)
         elif not (name == "retention_policies" and value == KEEPS_ALL) and not any(
@@ -87,9 +93,26 @@ def to_pulsar(policies: NamespacePolicies, cluster: str) -> dict[str, Any]:
         "deleted": False,
         "encryption_required": False,
         "subscription_auth_mode": "None",
-        "schema_compatibility_strategy": "UNDEFINED",
-        "schema_validation_enforced": False,
+        "schema_compatibility_strategy": schema_strategy_of(policies),
+        "schema_validation_enforced": policies.topics.get(SCHEMA_VALIDATION, False),
+        "is_allow_auto_update_schema": policies.topics.get(SCHEMA_AUTO_UPDATE),
     }
+
+
+def schema_strategy_of(policies: NamespacePolicies) -> str:
+    return str(policies.topics.get(SCHEMA_STRATEGY, UNDEFINED)).upper()
+
+
+def schema_strategy_named(value: Any) -> str:
+    """The policy's value for one of Pulsar's names. Raises HttpRefusal."""
+    strategy = value.lower() if isinstance(value, str) else value
+    if strategy in ("", UNDEFINED):
+        return INHERIT
+    if strategy not in SCHEMA_STRATEGIES:
+        raise HttpRefusal(
+            HTTPStatus.BAD_REQUEST, f"there is no schemaCompatibilityStrategy {value!r}"[:200]
+        )
+    return str(strategy)
 
 
 def check_clusters(clusters: Any, cluster: str) -> None:

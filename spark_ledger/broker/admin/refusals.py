@@ -20,6 +20,7 @@ _STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
     (errors.TopicNameInvalid, HTTPStatus.PRECONDITION_FAILED),
     (errors.OptionInvalid, HTTPStatus.PRECONDITION_FAILED),
     (errors.OffsetsOutOfRange, HTTPStatus.PRECONDITION_FAILED),
+    (errors.SchemaUnreadable, HTTPStatus.UNPROCESSABLE_ENTITY),
     (errors.BadConfig, HTTPStatus.PRECONDITION_FAILED),
     (errors.CommitContended, HTTPStatus.CONFLICT),
     (errors.LedgerError, HTTPStatus.SERVICE_UNAVAILABLE),

@@ -24,7 +24,7 @@ from spark_ledger.broker.dispatch.positions import last_and_mark, start_of_reade
 from spark_ledger.broker.dispatch.subscriptions import Wish
 from spark_ledger.broker.produce.intake import Intake
 from spark_ledger.broker.produce.producer import Producer, ProducersLink
-from spark_ledger.broker.serve.schemas import (
+from spark_ledger.broker.serve.declared_schemas import (
     check_consumer_schema,
     declared_schema,
     schema_of_version,

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from spark_ledger.broker.admin import messages, namespaces, stats, subscriptions, topics
+from spark_ledger.broker.admin import messages, namespaces, schemas, stats, subscriptions, topics
 from spark_ledger.broker.admin.access import Access, HttpRefusal
 from spark_ledger.broker.admin.call import Call, not_built
 from spark_ledger.broker.admin.refusals import TEXT_MAX, refusal_of
@@ -48,6 +48,7 @@ _TENANT = f"{_V2}/tenants/{{tenant}}"
 _NAMESPACE = f"{_V2}/namespaces/{{tenant}}/{{namespace}}"
 _TOPICS = f"{_V2}/persistent/{{tenant}}/{{namespace}}"
 _TOPIC = f"{_TOPICS}/{{topic}}"
+_SCHEMAS = f"{_V2}/schemas/{{tenant}}/{{namespace}}/{{topic}}"
 _SUBSCRIPTION = f"{_TOPIC}/subscription/{{subscription}}"
 
 ROUTES = (
@@ -76,6 +77,18 @@ ROUTES = (
     RouteEntry("GET", f"{_NAMESPACE}/autoTopicCreation", namespaces.auto_topic_creation),
     RouteEntry("POST", f"{_NAMESPACE}/autoTopicCreation", namespaces.set_auto_topic_creation),
     RouteEntry("DELETE", f"{_NAMESPACE}/autoTopicCreation", namespaces.unset_auto_topic_creation),
+    RouteEntry("GET", f"{_NAMESPACE}/schemaCompatibilityStrategy", namespaces.schema_strategy),
+    RouteEntry("PUT", f"{_NAMESPACE}/schemaCompatibilityStrategy", namespaces.set_schema_strategy),
+    RouteEntry("GET", f"{_NAMESPACE}/schemaValidationEnforced", namespaces.schema_validation),
+    RouteEntry("POST", f"{_NAMESPACE}/schemaValidationEnforced", namespaces.set_schema_validation),
+    RouteEntry("GET", f"{_NAMESPACE}/isAllowAutoUpdateSchema", namespaces.schema_auto_update),
+    RouteEntry("POST", f"{_NAMESPACE}/isAllowAutoUpdateSchema", namespaces.set_schema_auto_update),
+    RouteEntry("GET", f"{_SCHEMAS}/schema", schemas.latest),
+    RouteEntry("GET", f"{_SCHEMAS}/schema/{{version}}", schemas.version),
+    RouteEntry("GET", f"{_SCHEMAS}/schemas", schemas.versions),
+    RouteEntry("POST", f"{_SCHEMAS}/schema", schemas.register),
+    RouteEntry("POST", f"{_SCHEMAS}/compatibility", schemas.compatibility),
+    RouteEntry("POST", f"{_SCHEMAS}/version", schemas.number_of),
     RouteEntry("GET", _TOPICS, topics.topics),
     RouteEntry("GET", f"{_TOPICS}/partitioned", topics.partitioned_topics),
     RouteEntry("PUT", _TOPIC, topics.create_topic),

@@ -1,6 +1,5 @@
 """The admin API's verbs, at a broker of a simulated cluster."""
 
-import json
 import re
 from unittest.mock import AsyncMock
 
@@ -10,58 +9,17 @@ from spark_ledger import errors
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.subscriptions import Wish
 from spark_ledger.broker.names import ledger_number
-from spark_ledger.broker.serve.routes import ROUTES, routes
-from spark_ledger.broker.settings import DEFAULTS
+from spark_ledger.broker.serve.routes import ROUTES
 from spark_ledger.broker.wire.commands import AccessMode, SubscriptionType
 from spark_ledger.broker.wire.link import ClientFacts
-from spark_ledger.http import HttpRequest
 from spark_ledger.topic.subscription.records import PROPERTIES_BYTES_MAX
 from tests.tidy.sources import ROOT
+from tests.unit.spark_ledger.broker.admin_requests import HEADERS, Asked, at_a_broker
 from tests.unit.spark_ledger.broker.consumers import Wire
 from tests.unit.spark_ledger.broker.two_brokers import Brokers, Producer, named
 from tests.unit.spark_ledger.topic.stage import play
 
-HEADERS = {"host": "127.0.0.1:8080", "content-type": "application/json"}
 T = "/admin/v2/persistent/public/default"
-
-
-class Asked:
-    """Asks one broker, as aiohttp would give it requests."""
-
-    def __init__(self, broker, **settings):
-        self.made = routes(lambda: broker, DEFAULTS.model_copy(update=settings))
-
-    async def __call__(self, method, path, body=None, *, peer="127.0.0.1", headers=HEADERS):
-        """The status and the JSON of the response."""
-        path, _, query = path.partition("?")
-        pairs = dict(pair.split("=") for pair in query.split("&") if pair)
-        content = b"" if body is None else body if isinstance(body, bytes) else _json(body)
-        for route in self.made:
-            pattern = re.sub(r"{(\w+)(:[^}]*)?}", _group, route.path)
-            match = re.fullmatch(pattern, path)
-            if match and route.method in (method, "*"):
-                asked = HttpRequest(
-                    method, path, match.groupdict(), pairs, headers, content, peer, "10.0.0.1"
-                )
-                response = await route.handle(asked)
-                return response.status, response.body
-        raise AssertionError(path)
-
-
-def _group(match):
-    return f"(?P<{match[1]}>.*)" if match[2] else f"(?P<{match[1]}>[^/]+)"
-
-
-def _json(body):
-    return json.dumps(body).encode()
-
-
-def at_a_broker(act, **settings):
-    async def main(stage):
-        broker = await Brokers(stage).new("a")
-        await act(Asked(broker, **settings), broker, stage)
-
-    play(main)
 
 
 def test_a_partitioned_topic_is_made_grown_listed_and_deleted():
@@ -242,6 +200,7 @@ def test_a_policy_that_is_taken_counts_and_one_that_is_not_built_is_refused():
             ("persistence", {"bookkeeperEnsemble": 3}, 501),
             ("max_producers_per_topic", 0, 501),
             ("what", 1, 501),
+            ("schema_compatibility_strategy", "SIDEWARD", 400),
             ("deleted", 0, 501),
             ("replication_clusters", ["other"], 412),
             ("auth_policies", {"namespace_auth": {"bob": ["produce"]}}, 501),

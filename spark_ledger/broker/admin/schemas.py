@@ -1,0 +1,98 @@
+"""Verbs on the schemas of a topic that Pulsar's clients declare."""
+
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any
+
+from spark_ledger import errors
+from spark_ledger.broker import schemas
+from spark_ledger.broker.admin.access import HttpRefusal
+from spark_ledger.broker.admin.call import Call
+from spark_ledger.topic.schema import client_schemas
+from spark_ledger.topic.schema.client_rules import producer_misfit
+from spark_ledger.topic.schema.client_schemas import ClientSchema, ClientSchemaType, ClientVersion
+
+
+async def latest(call: Call) -> Any:
+    return _to_json((await _versions(call))[-1])
+
+
+async def version(call: Call) -> Any:
+    number = call.request.parts["version"]
+    for declared in await _versions(call):
+        if str(declared.number) == number:
+            return _to_json(declared)
+    raise HttpRefusal(HTTPStatus.NOT_FOUND, f"the topic has no version {number!r} of its schema")
+
+
+async def versions(call: Call) -> Any:
+    return {"getSchemaResponses": [_to_json(declared) for declared in await _versions(call)]}
+
+
+async def register(call: Call) -> Any:
+    info, schema = await call.existing_topic(), await _schema_in_body(call)
+    try:
+        declared = await schemas.declare(call.client, info, schema)
+    except errors.SchemaIncompatible as error:
+        raise HttpRefusal(HTTPStatus.CONFLICT, str(error)) from error
+    return {"version": {"version": declared.number}}
+
+
+async def compatibility(call: Call) -> Any:
+    info, schema = await call.existing_topic(), await _schema_in_body(call)
+    declared = (await call.client.schemas.of(info)).client_versions
+    misfit = await schemas.misfit(info, schema, declared, producer_misfit)
+    strategy = info.policies.schema_compatibility.upper()
+    return {"compatibility": misfit is None, "schemaCompatibilityStrategy": strategy}
+
+
+async def number_of(call: Call) -> Any:
+    """The number of the version that is the schema in the body."""
+    schema = await _schema_in_body(call)
+    for declared in await _versions(call):
+        if declared.schema.identity == schema.identity:
+            return {"version": declared.number}
+    raise HttpRefusal(HTTPStatus.NOT_FOUND, "no version of the topic's schema is this schema")
+
+
+async def _versions(call: Call) -> tuple[ClientVersion, ...]:
+    """At least one version. Raises HttpRefusal, errors.TopicNotFound."""
+    info = await call.existing_topic()
+    declared = (await call.client.schemas.of(info)).client_versions
+    if not declared:
+        raise HttpRefusal(HTTPStatus.NOT_FOUND, f"topic {info.name} has no schema for Pulsar")
+    return declared
+
+
+async def _schema_in_body(call: Call) -> ClientSchema:
+    """Raises HttpRefusal, errors.SchemaUnreadable."""
+    plain = call.json()
+    if not isinstance(plain, dict) or not isinstance(plain.get("type"), str):
+        raise HttpRefusal(
+            HTTPStatus.BAD_REQUEST,
+            'a schema is {"type": "JSON", "schema": "...", "properties": {}}',
+        )
+    text, properties = plain.get("schema") or "", plain.get("properties") or {}
+    is_text = isinstance(text, str) and isinstance(properties, dict)
+    if not is_text or not all(isinstance(value, str) for value in properties.values()):
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, "`schema` is text, `properties` are texts")
+    kind = ClientSchemaType.__members__.get(plain["type"])
+    if kind is None or kind in client_schemas.UNDECLARED:
+        raise HttpRefusal(
+            HTTPStatus.UNPROCESSABLE_ENTITY, f"there is no type of schemas {plain['type'][:100]!r}"
+        )
+    data = b"" if kind not in client_schemas.WITH_DATA else text.encode()
+    schema = ClientSchema(kind, data, MappingProxyType(properties))
+    await schemas.check(schema)
+    return schema
+
+
+def _to_json(declared: ClientVersion) -> dict[str, Any]:
+    schema = declared.schema
+    return {
+        "version": declared.number,
+        "type": schema.kind.name,
+        "timestamp": 0,
+        "data": schema.data.decode(errors="replace"),
+        "properties": dict(schema.properties),
+    }

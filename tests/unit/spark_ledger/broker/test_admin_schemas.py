@@ -1,0 +1,115 @@
+"""The admin API's verbs on schemas, and the policies by which schemas are compared."""
+
+import json
+
+import pytest
+
+from spark_ledger.topic.log.policies import SCHEMA_STRATEGIES
+from tests.unit.spark_ledger.broker.admin_requests import at_a_broker
+
+S = "/admin/v2/schemas/public/default/t"
+N = "/admin/v2/namespaces/public/default"
+A = {"name": "a", "type": "int"}
+B = {"name": "b", "type": "int"}
+
+
+def schema(*fields, **more):
+    data = json.dumps({"type": "record", "name": "R", "fields": fields})
+    return {"type": "JSON", "schema": data, "properties": {"p": "q"}, **more}
+
+
+def test_a_schema_that_is_registered_is_returned_by_its_version():
+    async def act(ask, broker, stage):
+        for path in ("schema", "schema/0", "schemas"):
+            assert (await ask("GET", f"{S}/{path}"))[0] == 404
+        assert await ask("POST", f"{S}/compatibility", schema(A)) == (
+            200,
+            {"compatibility": True, "schemaCompatibilityStrategy": "FULL"},
+        )
+        assert await ask("POST", f"{S}/schema", schema(A)) == (200, {"version": {"version": 0}})
+        assert await ask("POST", f"{S}/schema", schema(A)) == (200, {"version": {"version": 0}})
+        status, body = await ask("GET", f"{S}/schema")
+        assert (status, body["version"], body["type"]) == (200, 0, "JSON")
+        assert body["data"] == schema(A)["schema"] and body["properties"] == {"p": "q"}
+        assert await ask("GET", f"{S}/schema/0") == (200, body)
+        assert await ask("GET", f"{S}/schemas") == (200, {"getSchemaResponses": [body]})
+        assert await ask("POST", f"{S}/version", schema(A)) == (200, {"version": 0})
+        status, why = await ask("POST", f"{S}/schema", schema(A, B))
+        assert status == 409 and "reader field missing default value" in why["reason"]
+        for path in ("schema/1", "schema/x", "schema/-1"):
+            assert (await ask("GET", f"{S}/{path}"))[0] == 404
+        assert (await ask("POST", f"{S}/version", schema(A, B)))[0] == 404
+        answer = await ask("POST", f"{S}/compatibility", schema(A, B))
+        assert answer[1]["compatibility"] is False
+
+    at_a_broker(act)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (5, 400),
+        ({}, 400),
+        ({"type": 5}, 400),
+        ({"type": "JSON", "schema": 5}, 400),
+        ({"type": "JSON", "schema": "{}", "properties": {"a": 1}}, 400),
+        ({"type": "JSON", "schema": "{}", "properties": [1]}, 400),
+        ({"type": "ROMAN", "schema": ""}, 422),
+        ({"type": "NONE", "schema": ""}, 422),
+        ({"type": "AUTO_CONSUME", "schema": ""}, 422),
+        ({"type": "JSON", "schema": "{}"}, 422),
+        ({"type": "AVRO", "schema": "[" * 1_500}, 422),
+    ],
+)
+def test_what_is_no_schema_is_refused_by_each_verb_and_nothing_is_registered(body, status):
+    async def act(ask, broker, stage):
+        for verb in ("schema", "compatibility", "version"):
+            answer = await ask("POST", f"{S}/{verb}", body)
+            assert answer[0] == status and answer[1]["reason"]
+        assert (await ask("GET", f"{S}/schemas"))[0] == 404
+
+    at_a_broker(act)
+
+
+def test_schemas_of_a_topic_or_namespace_that_is_not_there_are_404():
+    async def act(ask, broker, stage):
+        for topic in ("public/default/none", "public/none/t"):
+            for method, verb, body in (
+                ("GET", "schema", None),
+                ("GET", "schemas", None),
+                ("POST", "schema", schema(A)),
+                ("POST", "compatibility", schema(A)),
+            ):
+                answer = await ask(method, f"/admin/v2/schemas/{topic}/{verb}", body)
+                assert answer[0] == 404
+
+    at_a_broker(act)
+
+
+def test_the_policies_of_a_namespace_are_set_and_unset_and_count():
+    async def act(ask, broker, stage):
+        strategy = f"{N}/schemaCompatibilityStrategy"
+        assert await ask("GET", strategy) == (200, "UNDEFINED")
+        for name in SCHEMA_STRATEGIES:
+            assert (await ask("PUT", strategy, name.upper()))[0] == 204
+            assert await ask("GET", strategy) == (200, name.upper())
+        assert (await ask("PUT", strategy, "BACKWARD"))[0] == 204
+        assert (await ask("POST", f"{S}/schema", schema(A, B)))[0] == 200
+        assert (await ask("POST", f"{S}/schema", schema(A)))[0] == 200
+        assert (await ask("PUT", strategy, "UNDEFINED"))[0] == 204
+        assert (await ask("POST", f"{S}/schema", schema(A, B, type="AVRO")))[0] == 409
+        for bad in ("SIDEWARD", 5, None, ["FULL"], {}):
+            assert (await ask("PUT", strategy, bad))[0] == 400
+        for name, default in (
+            ("schemaValidationEnforced", False),
+            ("isAllowAutoUpdateSchema", True),
+        ):
+            assert await ask("GET", f"{N}/{name}") == (200, default)
+            assert (await ask("POST", f"{N}/{name}", not default))[0] == 204
+            assert await ask("GET", f"{N}/{name}") == (200, not default)
+            assert (await ask("POST", f"{N}/{name}", "yes"))[0] == 400
+        policies = (await ask("GET", N))[1]
+        assert policies["schema_validation_enforced"] is True
+        assert policies["is_allow_auto_update_schema"] is False
+
+    at_a_broker(act)
