@@ -71,6 +71,7 @@ READS = {
         "namespace",
         "namespaces",
         "in_namespace",
+        "again",
     },
     "TopicAdmin": {"describe"},
     "Subscriptions": {
