@@ -4,7 +4,7 @@ consumers."""
 from spark_ledger.broker.dispatch import key_shared
 from spark_ledger.broker.dispatch.acks import Acks
 from spark_ledger.broker.dispatch.key_shared import KeyChoice
-from spark_ledger.broker.dispatch.lone import replay_run, share_lone
+from spark_ledger.broker.dispatch.lone import replay_lone, replay_run, share_lone
 from spark_ledger.broker.dispatch.sharing import Member, Sharing, UnackedLimits
 from spark_ledger.broker.dispatch.slot_owners import EvenSlots
 from spark_ledger.broker.log.tail import Stored
@@ -83,3 +83,11 @@ def test_of_several_changes_of_owners_only_the_last_one_is_followed_by_a_whole_s
     while sharing.work():
         steps += 1
     assert rows <= steps < 2 * rows
+
+
+def test_a_run_of_which_nothing_is_sent_changes_nothing():
+    sharing, _ = waiting_lone(range(3), 0)
+    for other in sharing.members:
+        other.permits = 0
+    assert not replay_lone(sharing, [Stored(row, 1, LONE, False) for row in range(3)])
+    assert list(sharing.waiting) == [0, 1, 2]
