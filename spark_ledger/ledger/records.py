@@ -16,7 +16,6 @@ Always true:
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from spark_ledger.metadata.cluster import IDS_PER_EPOCH, ClusterGuard
 from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
 from spark_ledger.metadata.hold import FIRST_ID, decode_counter, encode_counter
 from spark_ledger.metadata.ledger_record import LedgerRecord, RecordState
+from spark_ledger.metadata.shared_multis import SharedMultis
 from spark_ledger.metadata.store import (
     ANY_VERSION,
     VALUE_BYTES_MAX,
@@ -55,7 +55,6 @@ from spark_ledger.metadata.store import (
     Watcher,
 )
 
-TOGETHER_MAX, TOGETHER_BYTES_MAX = 100, 256 * 1024  # writes of one multi
 NEW_RECORD_BYTES_MAX = 512 * 1024  # leaves room for more fragments below VALUE_BYTES_MAX
 
 
@@ -65,10 +64,6 @@ class VersionedRecord:
 
     record: LedgerRecord
     version: int
-
-
-_Waiting = tuple[Set, "asyncio.Future[int]"]
-"""A write, and the future of the version that it gives."""
 
 
 class MoveRefused(Exception):
@@ -94,8 +89,7 @@ class LedgerRecords:
 
     def __init__(self, metadata: MetadataStore) -> None:
         self.metadata = metadata
-        self._waiting: deque[_Waiting] = deque()
-        self._writing: asyncio.Task[None] | None = None
+        self._multis = SharedMultis(metadata)
         self._deletions = Deletions(metadata)
         self.guard = ClusterGuard(metadata)
 
@@ -196,12 +190,9 @@ class LedgerRecords:
         self,
         versioned: VersionedRecord,
         decide: Callable[[LedgerRecord], Move],
-        *,
-        share_multi: bool = False,
     ) -> VersionedRecord:
         """Make the move that `decide` computes from `versioned`; if the store has a newer record,
-        from that. With `share_multi` the move shares a multi with other such moves: all that come
-        while a multi is under way share the next one.
+        from that. Moves that come at once share a multi.
 
         Returns the record that the store has afterwards. Raises MoveRefused, NoSuchLedger,
         RecordTooBig; OutcomeUnresolved when the write may have been applied, Unavailable when it
@@ -217,7 +208,7 @@ class LedgerRecords:
             value = _encoded(move.record, VALUE_BYTES_MAX)
             try:
                 write = Set(paths.ledger(ledger_id), value, versioned.version)
-                version = await (self._set_together(write) if share_multi else self._set(write))
+                version = await self._set(write)
                 return VersionedRecord(move.record, version)
             except BadVersion:
                 versioned = _newer(versioned, await self._reread(ledger_id, outcome_unknown))
@@ -232,50 +223,11 @@ class LedgerRecords:
 
     async def _set(self, write: Set) -> int:
         """Returns the new version. Raises as MetadataStore.set."""
-        return await self.metadata.set(write.path, write.value, write.version)
-
-    async def _set_together(self, write: Set) -> int:
-        """As `_set`, in one multi with other writes that wait."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[int] = loop.create_future()
-        self._waiting.append((write, future))
-        if self._writing is None:
-            self._writing = loop.create_task(self._write_waiting())
-        return await future
-
-    async def _write_waiting(self) -> None:
         try:
-            while self._waiting:
-                batch, size = [self._waiting.popleft()], 0
-                while self._waiting and len(batch) < TOGETHER_MAX:
-                    size += len(self._waiting[0][0].value)
-                    if size > TOGETHER_BYTES_MAX:
-                        break
-                    batch.append(self._waiting.popleft())
-                await self._write_all(batch)
-        finally:
-            self._writing = None
-
-    async def _write_all(self, batch: Sequence["_Waiting"]) -> None:
-        outcomes: Sequence[int | BaseException]
-        try:
-            if len(batch) == 1:
-                outcomes = [await self._set(batch[0][0])]
-            else:
-                await self.metadata.multi([write for write, _ in batch])
-                outcomes = [write.version + 1 for write, _ in batch]
-        except MultiFailed:  # it changed nothing: try each write by itself
-            sets = (self._set(write) for write, _ in batch)
-            outcomes = await asyncio.gather(*sets, return_exceptions=True)
-        except Exception as error:
-            outcomes = [error] * len(batch)
-        for (_, future), outcome in zip(batch, outcomes, strict=True):
-            if future.done():
-                continue
-            if isinstance(outcome, BaseException):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
+            await self._multis.multi([write])
+        except MultiFailed as failed:
+            raise failed.cause from None
+        return write.version + 1
 
     async def delete(self, ledger_id: int, only_if: Sequence[Operation] = ()) -> bool:
         """Remove the record of a CLOSED ledger and name the ledger as deleted, in one multi that

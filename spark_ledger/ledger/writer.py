@@ -239,7 +239,7 @@ class AsyncLedgerWriter:
         end = transitions.LastEntry(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
         try:
             return await self._cluster.records.move(
-                self._versioned, lambda record: transitions.close(record, end), share_multi=True
+                self._versioned, lambda record: transitions.close(record, end)
             )
         except MoveRefused:
             recovered = await self._recover(self.ledger_id)

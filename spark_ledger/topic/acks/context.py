@@ -2,13 +2,15 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Protocol
 
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.cluster import ClusterGuard
+from spark_ledger.metadata.shared_multis import SharedMultis
 from spark_ledger.topic.acks.entries import AckKey, AckState
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.topics import TopicInfo
@@ -44,7 +46,9 @@ class AckContext:
     """The parts with which the acknowledgements of a topic are written. `is_needed`: whether
     a subscription needs this state in a partition, by the metadata store as of the call.
     `lowest_position`: an offset below which every subscription has acknowledged all messages of the
-    partition; 0 without subscriptions. `now_ms`: about the store's time."""
+    partition; 0 without subscriptions. `now_ms`: about the store's time. `multis` sends the writes
+    of the nodes. `looks` numbers reads of nodes and records, in the order in which they begin or
+    end."""
 
     ledgers: LedgerStore
     topic: TopicInfo
@@ -55,3 +59,5 @@ class AckContext:
     guard: ClusterGuard
     pace: InlinePace
     rng: random.Random
+    multis: SharedMultis
+    looks: Iterator[int] = field(default_factory=lambda: count(1))

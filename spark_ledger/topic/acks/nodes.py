@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
+from spark_ledger.metadata.shared_multis import SharedMultis
 from spark_ledger.metadata.store import ANY_VERSION as ANY
 from spark_ledger.metadata.store import (
     Check,
@@ -178,9 +179,12 @@ class AckNodes:
     """The nodes of one topic. All methods raise StoreUnavailable and OutcomeUnknown, except where
     their text describes another result."""
 
-    def __init__(self, ledgers: LedgerStore, topic_id: str) -> None:
+    def __init__(
+        self, ledgers: LedgerStore, topic_id: str, multis: SharedMultis | None = None
+    ) -> None:
         self._ledgers = ledgers
         self._store = ledgers.metadata
+        self._multis = multis or SharedMultis(self._store)
         self.topic_id = topic_id
         self.last_put: AckNode | None = None
         """The node that `put` wrote last, or may have written."""
@@ -240,7 +244,7 @@ class AckNodes:
         if version == NEW:
             write = [Set(self._folder, b"{}", ANY), Create(path, value)]
         try:
-            await self._store.multi([*checks, Check(self._moves, moves), *write])
+            await self._multis.multi([*checks, Check(self._moves, moves), *write])
         except (MultiFailed, OutcomeUnknown):
             return None
         return version + 1

@@ -114,10 +114,9 @@ class PartitionAcks:
         self.partition = partition
         self.epoch = epoch
         self.failure: errors.LedgerError | None = None
-        self.looks = 0
-        """How often the node was read again: older records of subscriptions may be outdated."""
+        self.looked = 0  # AckContext.looks at the last read of the node: older records are outdated
         self._context = context
-        self._nodes = AckNodes(context.ledgers, context.topic.id)
+        self._nodes = AckNodes(context.ledgers, context.topic.id, context.multis)
         self._node = AckNode(AckPointer(epoch), NEW)
         self._moves = 0
         self._states: dict[AckKey, AckState] = {}  # of subscriptions that no consumer uses
@@ -144,6 +143,7 @@ class PartitionAcks:
         made = PartitionAcks(context, partition, epoch)
         with unavailable_while(f"taking over the acknowledgements of {made._title}"):
             await made._take_over()
+        made.looked = next(context.looks)
         return made
 
     async def _take_over(self) -> None:
@@ -408,7 +408,7 @@ class PartitionAcks:
             return
         self._moves = moves
         self._node = AckNode(AckPointer(self.epoch), NEW) if node is None else node
-        self.looks += 1
+        self.looked = next(self._context.looks)
         users = list(self._users.values())
         await call_each(lambda user: user.served.verify(), users, VERIFIED_AT_ONCE)
         self._is_sure.set()

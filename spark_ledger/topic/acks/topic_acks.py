@@ -7,15 +7,13 @@ left while it took the acknowledgements over.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from spark_ledger import errors
 from spark_ledger.async_tasks import SharedTasks
 from spark_ledger.topic.acks.asking import OwnedAcks
 from spark_ledger.topic.acks.context import AckContext
 from spark_ledger.topic.acks.partition_acks import PartitionAcks
-
-AckLooks = Mapping[int, tuple[PartitionAcks, int]]
 
 
 class TopicAcks:
@@ -52,11 +50,9 @@ class TopicAcks:
         if acks is not None:
             acks.drop(errors.LedgerFenced(f"partition {partition} was given up"))
 
-    def looks(self) -> AckLooks:
-        """By partition, acknowledgements that were taken over, and how often their node was read
-        again since: a record of a subscription that is read from now on is as new."""
-        kept = {partition: self._open.kept(partition) for partition in self._open}
-        return {partition: (acks, acks.looks) for partition, acks in kept.items() if acks}
+    def look(self) -> int:
+        """The number of a read that begins now (AckContext.looks)."""
+        return next(self._context.looks)
 
     @property
     def partitions(self) -> list[int]:

@@ -12,12 +12,13 @@ from typing import Protocol
 from pyroaring import BitMap64
 
 from spark_ledger import errors
-from spark_ledger.metadata.store import Check, MetadataStore, Operation, SessionState, Set
+from spark_ledger.metadata.shared_multis import is_on
+from spark_ledger.metadata.store import Check, Operation, Set, Watcher
 from spark_ledger.metadata.store_calls import unavailable_while
 from spark_ledger.topic.acks.delayed import DelaySource
 from spark_ledger.topic.acks.entries import AckState
 from spark_ledger.topic.acks.partition_acks import AckedSet, Receipt
-from spark_ledger.topic.acks.topic_acks import AckLooks, TopicAcks
+from spark_ledger.topic.acks.topic_acks import TopicAcks
 from spark_ledger.topic.subscription import records
 from spark_ledger.topic.subscription.acked_partitions import AckedPartitions, floor_of
 from spark_ledger.topic.subscription.nodes import SubscriptionNodes, SubscriptionView, key_of
@@ -42,9 +43,12 @@ class SharesOfBroker(Protocol):
 
     def acks_of(self, topic_id: str) -> TopicAcks | None: ...
 
+    def record_watch(self, path: str) -> Watcher: ...
+
 
 class ConsumerCursor:
-    """A subscription at one broker. Made by ConsumerCursors.open."""
+    """A subscription at one broker. Made by ConsumerCursors.open, which has set a watch on the
+    record."""
 
     def __init__(
         self,
@@ -53,7 +57,7 @@ class ConsumerCursor:
         subscription: SubscriptionView,
         share: SubscriptionShare,
         version: int,
-        looks: AckLooks,
+        read_number: int,
     ) -> None:
         self.name = subscription.name
         self.failure: errors.LedgerError | None = None
@@ -62,15 +66,14 @@ class ConsumerCursor:
         self.doubt = False  # a write failed: the nodes must be read again
         self.changes = 0  # how often the position or `used` changed
         self.durable = 0  # how many of these changes are durable
-        self.looked_s = float("-inf")
-        self.written_s = asyncio.get_running_loop().time()
-        self._watching = False  # a watch is set on the record
+        self.looked_s = self.written_s = asyncio.get_running_loop().time()
+        self._watching = True  # a watch is set on the record
         self._cursors = cursors
         self._nodes = nodes
         self._subscription = subscription
         self._written = share
         self._version = version
-        self._looks = looks  # as `subscription` was read
+        self._read_number = read_number  # of the read of `subscription`: AckContext.looks
         self.history: History = one_history
         self.opened_in = 0
         self._compared = -1  # the connection to the store on which the history was last compared
@@ -105,12 +108,12 @@ class ConsumerCursor:
             return AckState(position, BitMap64(), epoch)
         while True:
             acks = await self.acked.partition_acks(partition, epoch)
-            looks, subscription = acks.looks, self._subscription
+            looked, subscription = acks.looked, self._subscription
             self.check()
-            if self._looks.get(partition) == (acks, looks):
+            if looked < self._read_number:
                 break  # the subscription was read after the acknowledgements were taken over
             subscription = await self._present()
-            if acks.failure is None and acks.looks == looks:
+            if acks.failure is None and acks.looked == looked:
                 break
         floor = floor_of(subscription, self._at, partition)
         state = self.acked.adopt(acks, floor)
@@ -270,7 +273,7 @@ class ConsumerCursor:
 
     async def look(self) -> None:
         """Reads the nodes. Raises StoreError."""
-        watch = None if self._watching else self._record_changed
+        watch = None if self._watching else self._cursors.record_watch(self.path)
         self._watching = True
         try:
             subscription = await self._nodes.read(self.name, watch=watch)
@@ -284,7 +287,8 @@ class ConsumerCursor:
             self._subscription, self.doubt = subscription, False
         self.looked_s = asyncio.get_running_loop().time()
 
-    def _record_changed(self) -> None:
+    def record_changed(self) -> None:
+        """Called when the watch on the record has fired."""
         self._watching = False
         self.doubt = True
         self._cursors.changed()
@@ -327,11 +331,6 @@ class ConsumerCursor:
             self.failure = error
             self.release_acks()
             self.on_failure()
-
-
-def is_on(store: MetadataStore, connection: int) -> bool:
-    """Whether a write that begins now is sent on this connection."""
-    return store.session_state is SessionState.CONNECTED and store.connections == connection
 
 
 def do_nothing() -> None:

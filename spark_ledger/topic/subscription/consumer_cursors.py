@@ -34,11 +34,13 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from spark_ledger import errors
 from spark_ledger.async_tasks import cancel, woken
 from spark_ledger.metadata.cluster import ClusterGuard
+from spark_ledger.metadata.shared_multis import SharedMultis, is_on
 from spark_ledger.metadata.store import (
     Check,
     Create,
@@ -49,18 +51,18 @@ from spark_ledger.metadata.store import (
     OutcomeUnknown,
     Set,
     StoreError,
+    Watcher,
 )
 from spark_ledger.metadata.store_calls import Tries, pause_s, unavailable_while
 from spark_ledger.topic.acks.context import AckContext, InlinePace, MadeForAcks
 from spark_ledger.topic.acks.entries import AckKey, AckState
-from spark_ledger.topic.acks.topic_acks import AckLooks, TopicAcks
+from spark_ledger.topic.acks.topic_acks import TopicAcks
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription import records
 from spark_ledger.topic.subscription.consumer_cursor import (
     ConsumerCursor,
     History,
     do_nothing,
-    is_on,
     one_history,
 )
 from spark_ledger.topic.subscription.nodes import (
@@ -92,6 +94,27 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
+class _Opening:
+    """A call of `open`."""
+
+    has_record_changed: bool = False
+
+    def record_changed(self) -> None:
+        self.has_record_changed = True
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordWatch:
+    """The watches on a record are equal, so the store keeps one however often it is set."""
+
+    changed: Callable[[str], None]
+    path: str
+
+    def __call__(self) -> None:
+        self.changed(self.path)
+
+
 class ConsumerCursors:
     """The cursors of one broker. The broker's id is the name of its ephemeral node below
     /brokers/alive."""
@@ -105,19 +128,23 @@ class ConsumerCursors:
     ) -> None:
         self.broker_id = broker_id
         self.has_older_brokers = False
-        self._store = store
         self._subscriptions = subscriptions
         self._rng = rng
         self._guard = ClusterGuard(store)
+        self._multis = SharedMultis(store)
         self._store_epoch: int | None = None
         self._pace = InlinePace()
         self._acks: dict[str, TopicAcks] = {}  # by topic id
         self._late = ""  # why nothing was written in the last round
         self._open: dict[str, ConsumerCursor] = {}  # by the subscription's node
-        self._opening: dict[str, object] = {}  # the last call of `open` under way, by node
+        self._opening: dict[str, _Opening] = {}  # the last call of `open` under way, by node
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def _store(self) -> MetadataStore:
+        return self._multis.store
 
     def changed(self) -> None:
         self._changed.set()
@@ -155,7 +182,7 @@ class ConsumerCursors:
 
         context = AckContext(
             *(ledgers, topic, make_ledger, is_needed, lowest_position, now_ms),
-            *(self._guard, self._pace, self._rng),
+            *(self._guard, self._pace, self._rng, self._multis),
         )
 
         def ended(acks: TopicAcks) -> None:
@@ -192,7 +219,7 @@ class ConsumerCursors:
         errors.TopicDeleted, errors.OptionInvalid, errors.Unavailable."""
         nodes = SubscriptionNodes(self._store, topic.id)
         path = nodes.path(name)
-        turn = self._opening[path] = object()
+        turn = self._opening[path] = _Opening()
         if path in self._open:  # before the share is read: later writes of the old cursor fail
             self._open.pop(path).end("is opened again at this broker")
         try:
@@ -206,11 +233,22 @@ class ConsumerCursors:
                         raise errors.LedgerFenced(text, subscription=name)
                     if opened is not None:
                         opened.history, opened.opened_in = history, opened_in
+                        if turn.has_record_changed:
+                            opened.record_changed()
                         return self._opened(path, opened)
                     await tries.retry_or_raise(f"subscription '{name}' changes again and again")
         finally:
             if self._opening.get(path) is turn:
                 del self._opening[path]
+
+    def record_watch(self, path: str) -> Watcher:
+        """The watch on the record of a subscription, whichever cursor the subscription has."""
+        return _RecordWatch(self._record_changed, path)
+
+    def _record_changed(self, path: str) -> None:
+        for each in (self._opening.get(path), self._open.get(path)):
+            if each is not None:
+                each.record_changed()
 
     def _opened(self, path: str, cursor: ConsumerCursor) -> ConsumerCursor:
         self._open[path] = cursor
@@ -228,8 +266,8 @@ class ConsumerCursors:
         properties: Mapping[str, str],
     ) -> ConsumerCursor | None:
         connection, acks = self._store.connections, self._acks.get(topic.id)
-        looks = {} if acks is None else acks.looks()
-        subscription = await nodes.read(name)
+        number = 0 if acks is None else acks.look()
+        subscription = await nodes.read(name, watch=self.record_watch(nodes.path(name)))
         if subscription is None:
             subscription = await self._subscriptions.create_for_consumers(
                 topic.id, name, await start(), self.broker_id, properties
@@ -237,7 +275,7 @@ class ConsumerCursors:
             if subscription is None or not is_on(self._store, connection):
                 return None
             share, version = subscription.shares[self.broker_id]
-            return ConsumerCursor(self, nodes, subscription, share, version, looks)
+            return ConsumerCursor(self, nodes, subscription, share, version, number)
         if subscription.record.kind is SubscriptionKind.QUERY or subscription.record.live:
             with suppress(errors.LedgerFenced):  # another broker takes it over at the same time
                 await self._take_from_cursor(topic, name)
@@ -246,7 +284,7 @@ class ConsumerCursors:
             raise too_many(name)
         if not subscription.shares:
             await nodes.ensure_shares(name)
-        return await self._with_share(nodes, subscription, connection, looks)
+        return await self._with_share(nodes, subscription, connection, number)
 
     async def _take_from_cursor(self, topic: TopicInfo, name: str) -> None:
         """Takes over a subscription that a query, or a single broker, owned: puts the position in
@@ -266,7 +304,7 @@ class ConsumerCursors:
         nodes: SubscriptionNodes,
         subscription: SubscriptionView,
         connection: int,
-        looks: AckLooks,
+        number: int,
     ) -> ConsumerCursor | None:
         alive, shares = await brokers_alive(self._store), subscription.shares
         mine = shares.get(self.broker_id)
@@ -278,8 +316,6 @@ class ConsumerCursors:
         if subscription.acked_before is not None:
             moved = await moved_from_owners(self._subscriptions.ledgers, nodes, subscription)
             keeping = moved.keeping(key_of(subscription), subscription.floor)
-        if not is_on(self._store, connection):
-            return None
         written = await self._multi(
             [
                 Check(nodes.path(subscription.name), subscription.version),
@@ -290,17 +326,18 @@ class ConsumerCursors:
                     if broker != self.broker_id
                 ),
                 *keeping,
-            ]
+            ],
+            connection,
         )
         version = 0 if mine is None else mine[1] + 1
-        made = ConsumerCursor(self, nodes, subscription, share, version, looks)
+        made = ConsumerCursor(self, nodes, subscription, share, version, number)
         return made if written else None
 
-    async def _multi(self, operations: Sequence[Operation]) -> bool:
-        """Whether all operations were applied. False: no operation was, or the outcome is unknown
-        until the nodes are read again."""
+    async def _multi(self, operations: Sequence[Operation], connection: int) -> bool:
+        """Whether all operations were applied. False: no operation was (`connection` has ended, or
+        an operation failed), or the outcome is unknown until the nodes are read again."""
         with suppress(MultiFailed, OutcomeUnknown):
-            await self._store.multi(operations)
+            await self._multis.multi(operations, on=connection)
             return True
         return False
 
@@ -478,7 +515,7 @@ class ConsumerCursors:
                 return
             if not all(cursor.is_compared for cursor, *_ in part):
                 return
-            if await self._multi(operations):
+            if await self._multi(operations, self._store.connections):
                 for cursor, share, changes, back in part:
                     cursor.doubt = False
                     cursor.was_written(share, changes, back=back)

@@ -7,6 +7,7 @@ from spark_ledger import errors
 from spark_ledger.broker.dispatch.acks import Acks
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.cluster import ClusterGuard
+from spark_ledger.metadata.shared_multis import SharedMultis
 from spark_ledger.topic.acks.context import AckContext, InlinePace
 from spark_ledger.topic.acks.entries import AckKey
 from spark_ledger.topic.acks.nodes import AckNodes
@@ -56,6 +57,7 @@ class Owner:
             *(self.client.ledgers, self.stage.topic, self.make_ledger, self.is_needed),
             *(self.lowest_position, lambda: self.now_ms),
             *(ClusterGuard(self.client.store), InlinePace(), self.client.rng),
+            SharedMultis(self.client.store),
         )
         self.acks = await PartitionAcks.opened(self.context, 0, self.epoch)
         return self

@@ -172,13 +172,13 @@ def test_of_two_openings_at_a_broker_at_once_the_later_one_has_the_subscription(
         async def overtaken(operations):
             await multi(operations)
             store.multi = multi
-            if not first:
-                first.append(await a.open())
+            first.append(asyncio.ensure_future(a.open()))
+            await asyncio.sleep(0)  # it has begun
 
         store.multi = overtaken
         with pytest.raises(errors.LedgerFenced, match="opened again"):
             await a.open()
-        (later,) = first
+        (later,) = await asyncio.gather(*first)
         await later.adopt(0, 1)
         later.advance(0, 9)
         await a.cursors.written(later, 5)
@@ -241,6 +241,49 @@ def test_one_that_nobody_moves_is_looked_at_and_fails_after_its_deletion():
         await stage.client.subscriptions.delete(stage.topic.id, NAME, force=True)
         await asyncio.sleep(30)
         assert isinstance(at_a.failure, errors.SubscriptionNotFound)
+
+    play_here(act)
+
+
+def test_a_subscription_that_was_opened_is_not_read_again_until_its_record_changes():
+    async def act(stage):
+        a = await broker(stage, "a")
+        await a.cursors.release(await a.open(), 5)
+        cursor = await a.open()
+        get, read = a.client.store.get, []
+
+        async def counted(path, *options):
+            read.append(path)
+            return await get(path, *options)
+
+        a.client.store.get = counted
+        await asyncio.sleep(30)
+        assert cursor.path not in read
+        await stage.client.subscriptions.seek(stage.topic.id, NAME, End.EARLIEST, force=True)
+        await asyncio.sleep(5)
+        assert cursor.path in read
+        assert isinstance(cursor.failure, errors.LedgerFenced)
+
+    play_here(act)
+
+
+def test_a_subscription_that_is_sought_while_a_broker_opens_it_is_opened_again():
+    async def act(stage):
+        a = await broker(stage, "a")
+        await a.cursors.release(await a.open(), 5)
+        multi = a.client.store.multi
+
+        async def sought_after(operations):
+            a.client.store.multi = multi
+            await multi(operations)
+            await stage.client.subscriptions.seek(stage.topic.id, NAME, End.EARLIEST, force=True)
+            await asyncio.sleep(1)  # the watch fires meanwhile
+
+        a.client.store.multi = sought_after
+        cursor = await a.open()
+        assert cursor.failure is None
+        await asyncio.sleep(5)
+        assert isinstance(cursor.failure, errors.LedgerFenced)
 
     play_here(act)
 
