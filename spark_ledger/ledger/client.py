@@ -29,7 +29,7 @@ from spark_ledger.ledger.placement import Placement, choose
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import IdSpent, LedgerIds, LedgerRecords, VersionedRecord
-from spark_ledger.ledger.recovery import recover
+from spark_ledger.ledger.recovery import Recovered, recover
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.autorecovery import draining_bookies
 from spark_ledger.metadata.cluster import ClusterGuard
@@ -170,13 +170,11 @@ class LedgerStore:
         self, created: VersionedRecord, tokens: Tokens, announce_lac: bool
     ) -> AsyncLedgerWriter:
         """The writer of a ledger that was just made."""
-        writer = AsyncLedgerWriter(
-            self.cluster,
-            created,
-            tokens,
-            lambda own: recover(self.cluster, own, tokens),
-            announce_lac,
-        )
+
+        async def recovered(ledger_id: int) -> VersionedRecord:
+            return (await recover(self.cluster, ledger_id, tokens)).versioned
+
+        writer = AsyncLedgerWriter(self.cluster, created, tokens, recovered, announce_lac)
         self._writers[writer.ledger_id] = writer
         return writer
 
@@ -187,18 +185,20 @@ class LedgerStore:
         recover: bool,
         password: bytes = b"",
         min_version: int | None = None,
+        short: bool = False,
     ) -> AsyncLedgerReader:
         """A reader of the ledger. With `recover` the ledger is fenced and closed first: its
         writer can add nothing more, and the reader sees every entry that the ledger will ever have.
+        `short`: it probably has few and small entries, which are then read with the fence.
 
         Without `recover` the record is not older than this call or, with `min_version`, than that
         version. Raises what `recover` and `record` raise.
         """
         if recover:
-            versioned = await self.recover(ledger_id, password=password)
+            versioned, last_entry = await self._recovered(ledger_id, derive(password), short=short)
         else:
-            versioned = await self._record_since(ledger_id, min_version)
-        return AsyncLedgerReader(self.cluster, versioned, derive(password))
+            versioned, last_entry = await self._record_since(ledger_id, min_version), None
+        return AsyncLedgerReader(self.cluster, versioned, derive(password), last_entry)
 
     async def recover(
         self,
@@ -217,8 +217,13 @@ class LedgerStore:
         Raises DataUnavailable when the end cannot be decided now (the ledger stays IN_RECOVERY: try
         again), NotEnoughBookies, Unauthorized, NoSuchLedger, Unavailable.
         """
+        return (await self._recovered(ledger_id, tokens or derive(password), gone)).versioned
+
+    async def _recovered(
+        self, ledger_id: int, tokens: Tokens, gone: Set[str] = frozenset(), *, short: bool = False
+    ) -> Recovered:
         with self._while_open():
-            return await recover(self.cluster, ledger_id, tokens or derive(password), gone)
+            return await recover(self.cluster, ledger_id, tokens, gone, short=short)
 
     async def record(self, ledger_id: int, *, fresh: bool = False) -> VersionedRecord:
         """The ledger's record; with `fresh` not older than this call.

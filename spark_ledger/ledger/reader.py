@@ -54,10 +54,18 @@ EntriesOrErrors = AsyncGenerator[tuple[int, Entry | LedgerError], None]
 
 
 class AsyncLedgerReader:
-    """Reads one ledger, open or closed. Made by LedgerStore.open."""
+    """Reads one ledger, open or closed. Made by LedgerStore.open. `last_entry`: the ledger's last
+    entry, if a recovery has read it."""
 
-    def __init__(self, cluster: Cluster, versioned: VersionedRecord, tokens: Tokens) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        versioned: VersionedRecord,
+        tokens: Tokens,
+        last_entry: Entry | None = None,
+    ) -> None:
         self.ledger_id = versioned.record.ledger_id
+        self._last_entry = last_entry
         self._cluster = cluster
         self._view = LedgerView(cluster, versioned, tokens.read)
         self._news_listener = NewsListener(self._view)
@@ -152,6 +160,8 @@ class AsyncLedgerReader:
 
     async def read_entry(self, entry_id: int, *, known_confirmed: int | None = None) -> Entry:
         """One entry. Raises as `read`."""
+        if self._last_entry is not None and self._last_entry.header.entry_id == entry_id:
+            return self._last_entry
         async with aclosing(
             self.read(entry_id, entry_id, known_confirmed=known_confirmed)
         ) as entries:

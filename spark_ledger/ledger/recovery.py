@@ -25,12 +25,13 @@ decides its end, and the others adopt that.
 """
 
 import asyncio
-from collections.abc import Mapping, Set
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence, Set
 from contextlib import aclosing
+from typing import Any, NamedTuple
 
 from bookie_server.api.codec import encode_add
 from bookie_server.api.entry import NO_ENTRY, Buffer, Entry, pack_header
-from bookie_server.api.messages import Add, ReadResponse
+from bookie_server.api.messages import Add, ReadLacResponse, ReadResponse
 from bookie_server.api.status import Meaning, Status, meaning
 from spark_ledger.errors import (
     DataUnavailable,
@@ -54,6 +55,7 @@ from spark_ledger.ledger.transitions import LastEntry
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, allows
 
 WINDOW_FIRST, WINDOW_MAX = 16, 512
+SHORT_BYTES = 16 * 1024  # of the first entries that are read with the fence of a short ledger
 LATE_POSITIVE_S = 1.0  # after enough negatives, the wait for a positive among the other responses
 LAST_RESPONSES_S = 1.0  # the longest wait of a recovery for the responses to confirmed adds
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 3.0  # between attempts
@@ -77,13 +79,26 @@ _LASTING_STATUSES = (
 )
 
 
+class Recovered(NamedTuple):
+    """The CLOSED record, and the ledger's last entry if the recovery has read it."""
+
+    versioned: VersionedRecord
+    last_entry: Entry | None = None
+
+
 async def recover(
-    cluster: Cluster, ledger_id: int, tokens: Tokens, gone: Set[str] = frozenset()
-) -> VersionedRecord:
-    """Close the ledger at its true end, whatever its writer does; returns the CLOSED record.
+    cluster: Cluster,
+    ledger_id: int,
+    tokens: Tokens,
+    gone: Set[str] = frozenset(),
+    *,
+    short: bool = False,
+) -> Recovered:
+    """Close the ledger at its true end, whatever its writer does.
 
     `gone`: ids of the bookies that an operator declared gone. If the end cannot be decided
-    otherwise, entries at the end that only these bookies have are given up.
+    otherwise, entries at the end that only these bookies have are given up. `short`: the ledger
+    probably has few and small entries, so they are read with the fence.
 
     While bookies do not respond, it repeats the attempt, with pauses, for recovery_timeout_s. Then
     it raises the error of the last attempt: DataUnavailable if the end cannot be decided (nothing
@@ -101,7 +116,7 @@ async def recover(
         async with asyncio.timeout(timeout_s):
             while True:
                 try:
-                    return await _attempt(cluster, ledger_id, tokens, gone)
+                    return await _attempt(cluster, ledger_id, tokens, gone, short)
                 except (DataUnavailable, NotEnoughBookies) as failure:
                     if failure.facts.get("lasting"):
                         raise
@@ -113,18 +128,18 @@ async def recover(
 
 
 async def _attempt(
-    cluster: Cluster, ledger_id: int, tokens: Tokens, gone: Set[str]
-) -> VersionedRecord:
-    """One attempt, from the record as it is now; the closed ledger's record."""
+    cluster: Cluster, ledger_id: int, tokens: Tokens, gone: Set[str], short: bool
+) -> Recovered:
+    """One attempt, from the record as it is now."""
     versioned = await cluster.records.read(ledger_id, fresh=True)
     if not tokens.repair and not allows(versioned.record.verifiers, "recover", tokens.recover):
         raise Unauthorized(f"wrong password for ledger {ledger_id}", ledger_id=ledger_id)
     versioned = await cluster.records.move(versioned, transitions.mark_in_recovery)
     if versioned.record.closed:
-        return versioned
-    recovery = Recovery(cluster, versioned, tokens, gone)
+        return Recovered(versioned)
+    recovery = Recovery(cluster, versioned, tokens, gone, short)
     try:
-        return await recovery.run()
+        return Recovered(await recovery.run(), recovery.last_entry)
     finally:
         await recovery.stop()
 
@@ -138,6 +153,7 @@ class Recovery:
         versioned: VersionedRecord,
         tokens: Tokens,
         gone: Set[str] = frozenset(),
+        short: bool = False,
     ) -> None:
         self._cluster = cluster
         self._versioned = versioned
@@ -147,19 +163,25 @@ class Recovery:
         self._ensemble = versioned.record.last_fragment.ensemble  # frozen: reads go there
         self._gone = {slot for slot, bookie in enumerate(self._ensemble) if bookie in gone}
         self._quorum = Quorum.of(versioned.record)
+        self._first = versioned.record.last_fragment.first_entry
+        self._short = short
+        self._read_first: dict[int, ReadResponse] = {}
+        """By slot the entries from `_first` on that came with the responses to the fence."""
+        self.last_entry: Entry | None = None  # if it was read
         self._pipeline: AddPipeline | None = None
         self._change: EnsembleChange | None = None
 
     async def run(self) -> VersionedRecord:
-        lac = await self._fence()
-        start = max(lac, self._record.last_fragment.first_entry - 1)
+        start, tail = await self._fence()
+        if tail.is_end_after and not tail.entries:
+            return await self._close(self._record, await self._read_counts_of(start))
         pipeline = self._begin_writing_back(start)
-        await self._write_back_tail(pipeline, start)
+        await self._write_back_tail(pipeline, start, tail)
         last = pipeline.pending.last_add_confirmed
         end = LastEntry(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
         if last == start:
             end = await self._read_counts_of(start)
-        return await self._close(pipeline, end)
+        return await self._close(pipeline.record, end)
 
     async def stop(self) -> None:
         """End the adds and the ensemble change, whether or not `run` succeeded."""
@@ -171,20 +193,19 @@ class Recovery:
 
     # -- fencing ------------------------------------------------------------------------------
 
-    async def _fence(self) -> int:
-        """Fence bookies of the last fragment until the fenced bookies cover its ensemble; returns
-        the highest LAC among their responses.
+    async def _fence(self) -> tuple[int, "TailWindow"]:
+        """Fence bookies of the last fragment until the fenced bookies cover its ensemble. Returns
+        the highest LAC among their responses, or the entry before the fragment if that is higher;
+        and what the entries that came with the responses decide about the entries after it.
 
         Raises as soon as so many bookies have failed to respond that this is impossible.
         """
-        requests = [
-            self._cluster.bookies.read_lac(bookie, self._ledger_id, fence=True, token=self._token)
-            for bookie in self._ensemble
-        ]
-        silent, lac = (1 << len(requests)) - 1, NO_ENTRY
+        silent, lac = (1 << len(self._ensemble)) - 1, self._first - 1
         unknown, reasons = 0, dict[int, DeliveryFailure]()
-        async with aclosing(responses_on_arrival(requests)) as responses:
+        async with aclosing(responses_on_arrival(self._fences())) as responses:
             async for slot, response in responses:
+                if isinstance(response, ReadResponse):
+                    self._read_first[slot] = response
                 if meaning(response.status) is Meaning.UNKNOWN and slot not in self._gone:
                     reasons[slot] = DeliveryFailure.of(response)
                     unknown |= 1 << slot
@@ -194,8 +215,39 @@ class Recovery:
                 silent &= ~(1 << slot)
                 lac = max(lac, response.last_add_confirmed)
                 if self._quorum.covers_ensemble(silent):
-                    return lac
+                    window = self._first + WINDOW_FIRST - 1 - lac if self._short else 0
+                    tail = self._tail(lac + 1, window, asked_from=self._first)
+                    for read in self._read_first.items():
+                        tail.take_response(*read)
+                    await _await_decision(tail, responses)
+                    return lac, tail
         raise self._undecidable_error("it cannot be fenced", reasons)
+
+    def _fences(self) -> Sequence[Coroutine[Any, Any, ReadResponse | ReadLacResponse]]:
+        if self._short:
+            last = min(self._first + WINDOW_FIRST - 1, ENTRY_ID_MAX)
+            return self._fencing_reads(self._first, last, SHORT_BYTES)
+        return [
+            self._cluster.bookies.read_lac(bookie, self._ledger_id, fence=True, token=self._token)
+            for bookie in self._ensemble
+        ]
+
+    def _fencing_reads(
+        self, first: int, last: int, bytes_max: int
+    ) -> list[Coroutine[Any, Any, ReadResponse]]:
+        """A read for each member of the ensemble."""
+        return [
+            self._cluster.bookies.read(
+                *(bookie, self._ledger_id, first, last),
+                max_bytes=bytes_max,
+                fence=True,
+                token=self._token,
+            )
+            for bookie in self._ensemble
+        ]
+
+    def _tail(self, first: int, window: int, asked_from: int) -> "TailWindow":
+        return TailWindow(self._quorum, self._ledger_id, first, window, self._gone, asked_from)
 
     # -- the tail -----------------------------------------------------------------------------
 
@@ -213,20 +265,22 @@ class Recovery:
         assert self._pipeline is not None
         return transitions.with_replacements(self._pipeline.record, replacements, first_entry)
 
-    async def _write_back_tail(self, pipeline: AddPipeline, start: int) -> None:
-        """Read and write back the entries after `start`, up to the end of the ledger, until all are
-        confirmed."""
-        next_entry, window, ended = start + 1, WINDOW_FIRST, False
-        while not ended and next_entry <= ENTRY_ID_MAX:
-            left = ENTRY_ID_MAX - next_entry + 1
-            entries, ended = await self._read_window(next_entry, min(window, left))
-            for entry in entries:
+    async def _write_back_tail(self, pipeline: AddPipeline, start: int, tail: "TailWindow") -> None:
+        """Write back the entries after `start`, up to the end of the ledger, until all are
+        confirmed. `tail`: what is decided already; the other entries are read."""
+        next_entry, window = start + 1, WINDOW_FIRST
+        while True:
+            for entry in tail.entries:
                 if pipeline.failure is None:
                     pipeline.push(self._write_back(entry, start))
-            next_entry += len(entries)
-            window = min(2 * window, WINDOW_MAX)
+            next_entry += len(tail.entries)
             await pipeline.room()
             self._raise_failure_of(pipeline)
+            if tail.is_end_after or next_entry > ENTRY_ID_MAX:
+                break
+            left = ENTRY_ID_MAX - next_entry + 1
+            tail = await self._read_window(next_entry, min(window, left))
+            window = min(2 * window, WINDOW_MAX)
         await pipeline.wait_until_drained()
         self._raise_failure_of(pipeline)
         await pipeline.wait_for_responses(LAST_RESPONSES_S)
@@ -255,36 +309,17 @@ class Recovery:
         if failure is not None:
             raise failure
 
-    async def _read_window(self, first: int, window: int) -> tuple[list[Entry], bool]:
-        """The entries from `first` on that are to be recovered, and whether the ledger ends after
-        them (with no entry: before `first`). Raises DataUnavailable if no entry and no end can be
-        decided."""
-        requests = [
-            self._cluster.bookies.read(
-                *(bookie, self._ledger_id, first, first + window - 1),
-                max_bytes=self._cluster.config.read_request_bytes,
-                fence=True,
-                token=self._token,
-            )
-            for bookie in self._ensemble
-        ]
-        tail = TailWindow(self._quorum, self._ledger_id, first, window, self._gone)
-        late: float | None = None  # when to stop the wait for a late positive
+    async def _read_window(self, first: int, window: int) -> "TailWindow":
+        """What bookies respond about the entries from `first` on. Raises DataUnavailable if no
+        entry and no end can be decided."""
+        bytes_max = self._cluster.config.read_request_bytes
+        requests = self._fencing_reads(first, first + window - 1, bytes_max)
+        tail = self._tail(first, window, asked_from=first)
         async with aclosing(responses_on_arrival(requests)) as responses:
-            while True:
-                if tail.is_end_after and late is None:
-                    late = asyncio.get_running_loop().time() + LATE_POSITIVE_S
-                try:
-                    async with asyncio.timeout_at(late if tail.is_end_after else None):
-                        slot, response = await anext(responses)
-                except (StopAsyncIteration, TimeoutError):
-                    break
-                tail.take_response(slot, response)
-                if tail.is_decided:
-                    break
+            await _await_decision(tail, responses)
         if not tail.entries and not tail.is_end_after:
             raise self._undecidable_error(f"entry {first} cannot be decided", tail.reasons())
-        return tail.entries, tail.is_end_after
+        return tail
 
     # -- closing ------------------------------------------------------------------------------
 
@@ -295,6 +330,14 @@ class Recovery:
             return LastEntry(NO_ENTRY, 0, 0)
         ensemble = self._record.fragment_of(last).ensemble
         slots = self._quorum.write_set(last)
+        for slot in slots if last >= self._first else ():
+            judged = None
+            if slot in self._read_first:
+                judged = judge_response(
+                    self._read_first[slot], self._ledger_id, last - self._first, last
+                )
+            if judged is not None and isinstance(judged[1], Entry):
+                return self._end_at(judged[1])
         requests = [
             self._cluster.bookies.read(
                 *(ensemble[slot], self._ledger_id, last, last),
@@ -309,14 +352,18 @@ class Recovery:
                 judged = judge_response(response, self._ledger_id, 0, last)
                 delivered = CUT_SHORT if judged is None else judged[1]
                 if isinstance(delivered, Entry):
-                    header = delivered.header
-                    return LastEntry(last, header.cumulative_bytes, header.cumulative_rows)
+                    return self._end_at(delivered)
                 reasons[slots[index]] = delivered
         raise self._undecidable_error(f"its last entry {last} cannot be read", reasons, ensemble)
 
-    async def _close(self, pipeline: AddPipeline, end: LastEntry) -> VersionedRecord:
+    def _end_at(self, entry: Entry) -> LastEntry:
+        self.last_entry, header = entry, entry.header
+        return LastEntry(header.entry_id, header.cumulative_bytes, header.cumulative_rows)
+
+    async def _close(self, record: LedgerRecord, end: LastEntry) -> VersionedRecord:
+        """Close the ledger with the last fragments of `record`."""
         began = self._record.last_fragment
-        tail = pipeline.record.fragments[len(self._record.fragments) - 1 :]
+        tail = record.fragments[len(self._record.fragments) - 1 :]
         try:
             return await self._cluster.records.move(
                 self._versioned,
@@ -349,10 +396,28 @@ class Recovery:
         return DataUnavailable(text, remedy, ledger_id=self._ledger_id, lasting=lasting)
 
 
+async def _await_decision(
+    tail: "TailWindow", responses: AsyncIterator[tuple[int, ReadResponse | ReadLacResponse]]
+) -> None:
+    """Take responses until they decide, or no further response comes. If the ledger ends, waits a
+    moment for another response: it may have an entry."""
+    late: float | None = None  # when to stop the wait for a late positive
+    while not tail.is_decided:
+        if tail.is_end_after and late is None:
+            late = asyncio.get_running_loop().time() + LATE_POSITIVE_S
+        try:
+            async with asyncio.timeout_at(late if tail.is_end_after else None):
+                slot, response = await anext(responses)
+        except (StopAsyncIteration, TimeoutError):
+            return
+        if isinstance(response, ReadResponse):
+            tail.take_response(slot, response)
+
+
 class TailWindow:
-    """Judges the responses to one recovery read of a range, entry by entry in order. `entries`: the
-    entries to recover. `is_end_after`: the ledger ends after them. `is_decided`: no further
-    response is needed."""
+    """Judges the responses to one recovery read, entry by entry in order: `window` entries from
+    `first` on, of a read from `asked_from` on. `entries`: the entries to recover. `is_end_after`:
+    the ledger ends after them. `is_decided`: no further response is needed."""
 
     def __init__(
         self,
@@ -361,14 +426,16 @@ class TailWindow:
         first: int,
         window: int,
         gone: Set[int] = frozenset(),
+        asked_from: int | None = None,
     ) -> None:
         self.entries: list[Entry] = []
         self.is_end_after = False
-        self.is_decided = False
+        self.is_decided = window <= 0
         self._quorum = quorum
         self._ledger_id = ledger_id
         self._first = first
         self._window = window
+        self._asked_from = first if asked_from is None else asked_from
         self._gone = gone
         self._responses: dict[int, ReadResponse] = {}
 
@@ -403,7 +470,7 @@ class TailWindow:
         response = self._responses.get(slot)
         if response is None:
             return None, NO_RESPONSE
-        judged = judge_response(response, self._ledger_id, entry_id - self._first, entry_id)
+        judged = judge_response(response, self._ledger_id, entry_id - self._asked_from, entry_id)
         if judged is None:
             return Meaning.UNKNOWN, CUT_SHORT
         if judged[0] is Meaning.UNKNOWN and slot in self._gone:

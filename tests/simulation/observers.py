@@ -179,6 +179,7 @@ class Observers:
         copied = (exchange.caller, bookie_id, entry_id) in ledger.copied
         if add.recovery and not copied:
             invariants.recovery_stays_in_the_last_fragment(ghost, ledger, entry_id, "wrote")
+            self._judge_fences(ledger, ledger.recovery(exchange.caller))
         else:
             invariants.a_copy_goes_to_its_write_set(ghost, ledger, entry_id, bookie_id)
         if status is Status.BUSY and not add.recovery:
@@ -227,7 +228,7 @@ class Observers:
         if request.fence:
             self._fencing[exchange.ended] = (request, response)
             if not contents.is_of_repair(ledger, request):
-                self._recovery_reads(exchange, ledger, request.first_entry)
+                self._recovery_reads(ledger, request.first_entry)
             if meaning(response.status) is not Meaning.UNKNOWN:
                 bookie.fence_replied.setdefault(ledger.ledger_id, exchange.ended)
         self._lac_said(ledger, response.last_add_confirmed, request.bookie_id)
@@ -251,15 +252,10 @@ class Observers:
                     bookie.fenced_negatives.setdefault(key, exchange.ended)
                     bookie.denied.setdefault(ledger.ledger_id, exchange.ended)
 
-    def _recovery_reads(self, exchange: Exchange, ledger: LedgerGhost, entry_id: int) -> None:
+    def _recovery_reads(self, ledger: LedgerGhost, entry_id: int) -> None:
         if ledger.recovered_from is None:
             raise Violation("18", f"ledger {ledger.ledger_id} is read as IN_RECOVERY, but is not")
-        ghost, told = self.ghost, ledger.recovery(exchange.caller)
-        invariants.recovery_stays_in_the_last_fragment(ghost, ledger, entry_id, "read")
-        if told.refused:
-            self._judge_refusals(ledger, told, told.fenced, range(ledger.record.ensemble_size))
-        if not told.said:
-            invariants.recovery_decides_by_every_ack_quorum(ghost, ledger, None, told.fenced)
+        invariants.recovery_stays_in_the_last_fragment(self.ghost, ledger, entry_id, "read")
 
     def _read_lac(
         self,
@@ -314,10 +310,10 @@ class Observers:
         told, bookie_id = ledger.recovery(exchange.caller), request.bookie_id
         if response.status is Status.UNAUTHORIZED:
             told.refused[bookie_id] = None
+        if meaning(response.status) is not Meaning.UNKNOWN:
+            lac = response.last_add_confirmed
+            told.fenced[bookie_id] = max(lac, told.fenced.get(bookie_id, lac))
         if isinstance(response, m.ReadLacResponse):
-            if meaning(response.status) is not Meaning.UNKNOWN:
-                lac = response.last_add_confirmed
-                told.fenced[bookie_id] = max(lac, told.fenced.get(bookie_id, lac))
             return
         assert isinstance(request, m.ReadRequest)
         for entry_id, result in contents.results(request, response, len(ledger.submitted)):
@@ -464,11 +460,20 @@ class Observers:
         denied = invariants.who_counts_as_lacking(ledger, end, told)
         if any(denied[bookie] is Meaning.TORN for bookie in denied):
             ghost.meet("recovery decided by a torn limbo")
+        self._judge_fences(ledger, told)
         self._judge_refusals(ledger, told, denied, [end])
         invariants.recovery_decides_by_every_ack_quorum(ghost, ledger, end, denied)
         invariants.recovery_ends_before_the_first_that_nobody_has(
             ghost, ledger, after.last_entry, told
         )
+
+    def _judge_fences(self, ledger: LedgerGhost, told: RecoveryGhost) -> None:
+        """Enough bookies had answered a fence before the recoverer decided something."""
+        if ledger.recovered_from is None:
+            return
+        if told.refused:
+            self._judge_refusals(ledger, told, told.fenced, range(ledger.record.ensemble_size))
+        invariants.recovery_decides_by_every_ack_quorum(self.ghost, ledger, None, told.fenced)
 
     def _judge_refusals(
         self,

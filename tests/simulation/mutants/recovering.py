@@ -79,7 +79,7 @@ def refusal_is_negative(ask: Any) -> Any:
 
 
 def closes_at_what_was_heard(write_back_tail: Any) -> Any:
-    async def nothing(self: Any, pipeline: Any, start: int) -> None:
+    async def nothing(self: Any, pipeline: Any, start: int, tail: Any) -> None:
         return
 
     return nothing
@@ -89,14 +89,17 @@ def starts_at_what_was_heard(begin: Any) -> Any:
     """Not in the last fragment: what was heard may lie before it, or be nothing at all."""
 
     async def run(self: Any) -> Any:
-        start = await self._fence()
+        self._first, first = 0, self._first
+        start, _ = await self._fence()
+        self._first = first
+        tail = await self._read_window(start + 1, recovery.WINDOW_FIRST)
         pipeline = self._begin_writing_back(start)
-        await self._write_back_tail(pipeline, start)
+        await self._write_back_tail(pipeline, start, tail)
         last = pipeline.pending.last_add_confirmed
         end = transitions.LastEntry(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
         if last == start:
             end = await self._read_counts_of(start)
-        return await self._close(pipeline, end)
+        return await self._close(pipeline.record, end)
 
     return run
 
@@ -140,11 +143,11 @@ def length_of_what_was_heard(end_at: Any) -> Any:
 
 
 def never_joins(recover: Any) -> Any:
-    async def alone(cluster: Any, ledger_id: int, *more: Any) -> Any:
+    async def alone(cluster: Any, ledger_id: int, *more: Any, **options: Any) -> Any:
         known = await cluster.records.read(ledger_id, fresh=True)
         if known.record.state is RecordState.IN_RECOVERY:
             raise DataUnavailable(f"somebody else recovers ledger {ledger_id}")
-        return await recover(cluster, ledger_id, *more)
+        return await recover(cluster, ledger_id, *more, **options)
 
     return alone
 
