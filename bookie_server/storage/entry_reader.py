@@ -228,8 +228,8 @@ class EntryReader:
 
     async def last_entry(self, ledger_id: int) -> int | None:
         """The highest stored entry id of the ledger. Raises DiskFailed."""
-        stored = [await store.index.last(ledger_id) for store in self._stores_of(ledger_id)]
-        stored.append(self._cache.last(ledger_id))
+        stored = [self._cache.last(ledger_id)]  # first: a flush moves entries into the index
+        stored += [await store.index.last(ledger_id) for store in self._stores_of(ledger_id)]
         return max((entry_id for entry_id in stored if entry_id is not None), default=None)
 
     # -- ahead of readers ---------------------------------------------------------------------

@@ -141,6 +141,25 @@ def test_of_two_directories_that_hold_an_entry_the_later_is_read_first():
     reading(test)
 
 
+def test_an_entry_that_a_flush_moves_into_the_index_meanwhile_is_the_last_entry_all_the_time():
+    async def test(r: Reading) -> None:
+        r.cache.active.put(1, 5, entry(1, 5, b"new"))
+        index = r.stores[0].index
+        last_of_index = index.last
+
+        async def last_before_the_flush(ledger_id: int) -> int | None:
+            last = await last_of_index(ledger_id)
+            await r.store_entries((1, 5), payload=b"new")
+            r.cache.swap()
+            r.cache.drop_flushed()
+            return last
+
+        index.last = last_before_the_flush
+        assert await r.reader.last_entry(1) == 5
+
+    reading(test)
+
+
 @pytest.mark.parametrize("bad", [[0], [1], [0, 1]], ids=["first", "second", "both"])
 def test_an_entry_in_two_directories_is_undeliverable_only_if_both_copies_are(bad):
     async def test(r: Reading) -> None:

@@ -24,8 +24,8 @@ class Asked:
         self.consumers = {1: Consuming(self, None, "s")}
         self.acking = Acking(self.consumers, self._send, refusal_of, lambda: None)
 
-    def acknowledge_lone(self, consumer, ids):
-        return list(ids)
+    def acknowledge_lone(self, consumer, ack):
+        return ack.message_id
 
     def acknowledge(self, *_):
         self.turns.append(self.turn)
