@@ -62,7 +62,15 @@ class LostRows:
         number, end = log.number, log.end
         acks = await self._acks.of(number, self._commits.epochs[number])
         acks.delays.forget_from(end)
-        beyond = {key.name for key, state in acks.states().items() if state.end > end}
+        beyond = {key: state for key, state in acks.states().items() if state.end > end}
+        names, of_consumers = {key.name for key in beyond}, {info.name for info in infos}
         for info in infos:
-            if info.name in beyond or info.positions.get(number, 0) > end:
+            if info.name in names or info.positions.get(number, 0) > end:
                 await self._subscriptions.adopt(info.name, log)
+        # of a query's subscription: consumers that come after the query do not count these rows
+        kept = {key: state for key, state in beyond.items() if key.name not in of_consumers}
+        if any(state.rows for state in kept.values()):
+            present = (await self._commits.state()).partitions[number].end_offset
+            for state in kept.values():
+                state.rows.remove_range(max(end, present), state.end)
+            await acks.rewritten(kept)

@@ -92,6 +92,10 @@ class AckState:
         return max(self.position, self.rows.max() + 1) if self.rows else self.position
 
 
+def released(key: AckKey) -> errors.LedgerFenced:
+    return errors.LedgerFenced(f"subscription '{key.name}' was released", subscription=key.name)
+
+
 @dataclass(frozen=True, slots=True)
 class AckRecord:
     """A whole state (`replaces`), or rows to add to a state and the state's new position."""

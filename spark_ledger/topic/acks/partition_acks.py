@@ -21,7 +21,7 @@ steps.py decides which step to take at which time.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -42,10 +42,11 @@ from spark_ledger.topic.acks.entries import (
     WriteKind,
     encode,
     record_bytes,
+    released,
     state_records,
 )
 from spark_ledger.topic.acks.ledger import OpenAckLedger, discard_ledger
-from spark_ledger.topic.acks.nodes import NEW, AckNode, AckNodes, AckPointer
+from spark_ledger.topic.acks.nodes import NEW, SUCCESSIONS_MAX, AckNode, AckNodes, AckPointer
 from spark_ledger.topic.acks.sets import AckChanges
 from spark_ledger.topic.acks.steps import (
     INLINE_BYTES_MAX,
@@ -261,9 +262,13 @@ class PartitionAcks:
         else:
             receipt(user.served.failure)
 
+    async def rewritten(self, keys: Iterable[AckKey]) -> None:
+        """Returns once changes in these `states` without consumers are durable, as `durable`."""
+        self._unwritten |= dict.fromkeys(keys, True)
+        await _given(self._when_released_durable)
+
     async def durable(self, key: AckKey) -> None:
-        """Waits until the present acknowledgements of the subscription are durable. Raises the
-        error because of which they cannot become durable."""
+        """Waits until the acknowledgements are durable. Raises why they cannot become durable."""
         await _given(lambda receipt: self.when_durable(key, receipt))
 
     def _when_released_durable(self, receipt: Receipt) -> None:
@@ -363,9 +368,8 @@ class PartitionAcks:
 
     def _situation(self) -> AckSituation:
         now_s, ledger = asyncio.get_running_loop().time(), self._ledger
-        has_released_dirty = self._has_released_dirty
         is_dirty = any(user.is_dirty for user in self._users.values()) or bool(self._receipts)
-        is_dirty |= has_released_dirty or self.delays.is_dirty
+        is_dirty |= self._has_released_dirty or self.delays.is_dirty
         fragments_max = self._context.ledgers.config.fragments_max
         size = None if ledger is None else ledger.size
         is_judged_by_size = is_dirty is (ledger is None)
@@ -377,7 +381,7 @@ class PartitionAcks:
             open=size is not None,
             full=size is not None and size.is_full(now_s, fragments_max),
             long=size is not None and size.is_long,
-            whole=has_released_dirty,
+            whole=self._has_released_dirty,
         )
 
     def _is_small(self) -> bool:
@@ -420,11 +424,12 @@ class PartitionAcks:
         mine, states = self._node.pointer, self.states()
         if replace(node.pointer, successions=mine.successions) != mine:
             raise errors.LedgerFenced(f"another owner wrote the node of {self._title}")
+        is_long = len(node.pointer.successions) > SUCCESSIONS_MAX // 2  # then a write replaces them
         for succession in node.pointer.successions[len(mine.successions) :]:
             if (before := states.get(succession.before)) is not None:
                 after = states[succession.after] = succession.state(before)
                 self._states[succession.after] = after
-                self._unwritten[succession.after] = False
+                self._unwritten[succession.after] = is_long
 
     def _check_epoch(self, node: AckNode) -> None:
         if node.pointer.epoch > self.epoch:
@@ -582,14 +587,9 @@ class PartitionAcks:
                 self._unwritten.pop(key, None)
 
 
-def released(key: AckKey) -> errors.LedgerFenced:
-    return errors.LedgerFenced(f"subscription '{key.name}' was released", subscription=key.name)
-
-
 async def _given(ask: Callable[[Receipt], None]) -> None:
     """Calls `ask` with a receipt, and waits until the receipt is called. Raises its error."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[errors.LedgerError | None] = loop.create_future()
+    future = asyncio.Future[errors.LedgerError | None]()
 
     def receipt(error: errors.LedgerError | None) -> None:
         if not future.done():

@@ -144,6 +144,29 @@ def test_rows_acknowledged_beyond_a_gap_are_forgotten_with_the_rows():
     play(act)
 
 
+@pytest.mark.parametrize("comes_back", ["after", "before"])
+def test_rows_acknowledged_before_a_query_came_are_forgotten_with_the_rows(comes_back):
+    async def act(stage):
+        await page_cache(stage)
+        lost, cursor = await acknowledged_before_the_loss(stage, 2, 5, 7)
+        await lost.release(cursor)
+        query = await stage.client.subscriptions.open(stage.topic, "s", "query", "run")
+        if comes_back == "after":
+            await query.release()
+        brokers = Brokers(stage)
+        a = await brokers.new("a")
+        await lost.die()
+        await a.lookup(named(0), authoritative=True)
+        topic, partition = await stored(a, 12)
+        if comes_back == "before":
+            await query.release()
+        consumer = await subscribed(topic, partition, link=LINK)
+        assert (consumer.dispatcher.acks.mark, [*consumer.dispatcher.acks.rows]) == (0, [])
+        await a.close()
+
+    play(act)
+
+
 def test_a_position_in_a_commit_that_the_owner_has_not_read_stays(monkeypatch):
     async def act(stage):
         await page_cache(stage)

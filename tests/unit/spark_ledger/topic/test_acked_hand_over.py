@@ -7,7 +7,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.topic.acks import partition_acks
+from spark_ledger.topic.acks import nodes, partition_acks
 from spark_ledger.topic.acks.nodes import AckNodes
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.subscription.acked_now import acked_now
@@ -102,6 +102,21 @@ def test_what_is_acknowledged_after_a_query_adds_to_it_for_later_owners():
         await a.die()
         b = await acking_broker(stage, "b")
         assert await rows_at(b, 2) == (5, [6, 9])
+
+    play_here(act)
+
+
+def test_a_node_does_not_fill_with_the_moves_of_a_partition_without_acknowledgements(monkeypatch):
+    async def act(stage):
+        monkeypatch.setattr(nodes, "SUCCESSIONS_MAX", 6)
+        monkeypatch.setattr(partition_acks, "SUCCESSIONS_MAX", 6)
+        a = await acked_by_consumers(stage, 4)
+        for run in range(8):
+            await read_by_query(stage, 2, run=f"r{run}")
+            cursor, acks = await a.consume(1)
+            assert list(acks.rows) == [4]
+            await asyncio.sleep(2)
+            await a.release(cursor)
 
     play_here(act)
 
