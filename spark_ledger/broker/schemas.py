@@ -8,18 +8,18 @@ from typing import TypeVar
 
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.topics import TopicInfo
-from spark_ledger.topic.schema import client_rules, client_schemas
+from spark_ledger.topic.schema import client_schemas, registry
 from spark_ledger.topic.schema.client_rules import Strategy
 from spark_ledger.topic.schema.client_schemas import ClientSchema, ClientVersion
 
 AT_ONCE_BYTES_MAX = 2 << 10
-"""A schema with more data is judged in a thread: 100 fields (3 KiB) take some 8 ms."""
+"""More bytes of schemas are compared in a thread: 100 fields (3 KiB) take some 8 ms."""
 R = TypeVar("R")
 
 
 async def check(schema: ClientSchema) -> None:
     """As client_schemas.check: raises errors.SchemaUnreadable."""
-    await _aside(schema, partial(client_schemas.check, schema))
+    await _aside(schema.size, partial(client_schemas.check, schema))
 
 
 async def declare(
@@ -29,7 +29,7 @@ async def declare(
     is there, or the first one. Raises errors.SchemaIncompatible, errors.TopicDeleted."""
     strategy = Strategy(topic.policies.schema_compatibility)
     return await client.schemas.register_client(
-        topic, schema, strategy, may_add=may_add, judge=_judge
+        topic, schema, strategy, may_add=may_add, aside=_aside
     )
 
 
@@ -41,14 +41,15 @@ async def misfit(
 ) -> str | None:
     """Why the rule refuses the schema, by the topic's strategy; None if it does not."""
     strategy = Strategy(topic.policies.schema_compatibility)
-    return await _aside(schema, partial(rule, schema, versions, strategy))
+    size = schema.size + registry.size_of(versions)
+    return await _aside(size, partial(rule, schema, versions, strategy))
 
 
-async def _judge(
-    schema: ClientSchema, versions: Sequence[ClientVersion], strategy: Strategy
-) -> str | None:
-    return await _aside(schema, partial(client_rules.producer_misfit, schema, versions, strategy))
+async def find(schema: ClientSchema, versions: Sequence[ClientVersion]) -> ClientVersion | None:
+    """The version that is the schema."""
+    size = schema.size + registry.size_of(versions)
+    return await _aside(size, partial(registry.find_client_version, versions, schema))
 
 
-async def _aside(schema: ClientSchema, work: Callable[[], R]) -> R:
-    return work() if len(schema.data) <= AT_ONCE_BYTES_MAX else await asyncio.to_thread(work)
+async def _aside(size: int, work: Callable[[], R]) -> R:
+    return work() if size <= AT_ONCE_BYTES_MAX else await asyncio.to_thread(work)

@@ -49,9 +49,9 @@ async def compatibility(call: Call) -> Any:
 async def number_of(call: Call) -> Any:
     """The number of the version that is the schema in the body."""
     schema = await _schema_in_body(call)
-    for declared in await _versions(call):
-        if declared.schema.identity == schema.identity:
-            return {"version": declared.number}
+    declared = await schemas.find(schema, await _versions(call))
+    if declared is not None:
+        return {"version": declared.number}
     raise HttpRefusal(HTTPStatus.NOT_FOUND, "no version of the topic's schema is this schema")
 
 

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from enum import Enum
 
 from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
+from avro.errors import AvroException
 
+from spark_ledger import errors
 from spark_ledger.topic.schema.client_schemas import (
     ClientSchema,
     ClientSchemaType,
@@ -75,9 +77,7 @@ def consumer_misfit(
         return None
     if strategy is Strategy.ALWAYS_INCOMPATIBLE:
         is_latest = bool(versions) and declared.identity == versions[-1].schema.identity
-        return (
-            None if is_latest else "the topic's strategy ALWAYS_INCOMPATIBLE takes no other schema"
-        )
+        return None if is_latest else _ALWAYS
     looks_back = strategy in (Strategy.BACKWARD_TRANSITIVE, Strategy.FULL_TRANSITIVE)
     backward = Strategy.BACKWARD_TRANSITIVE if looks_back else Strategy.BACKWARD
     return producer_misfit(declared, versions, backward)
@@ -99,8 +99,11 @@ def _unreadable(reader: ClientSchema, writer: ClientSchema) -> str | None:
     if reader.kind not in _AVRO_RULES:
         is_equal = reader.identity == writer.identity
         return None if is_equal else "the data of the two schemas are not equal"
-    checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
-    result = checker.get_compatibility(parsed(reader), parsed(writer))
+    try:
+        checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
+        result = checker.get_compatibility(parsed(reader), parsed(writer))
+    except (AvroException, *errors.MALFORMED) as error:  # such as a record of the type `error`
+        return f"the two cannot be compared: {error}"[:500]
     if result.compatibility is SchemaCompatibilityType.compatible:
         return None
     kinds = sorted(kind.value.replace("_", " ") for kind in result.incompatibilities)

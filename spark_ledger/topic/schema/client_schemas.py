@@ -82,6 +82,12 @@ class ClientSchema:
     name: str = ""
 
     @property
+    def size(self) -> int:
+        """About the bytes that it takes in memory."""
+        texts = (*self.properties, *self.properties.values(), self.name)
+        return len(self.data) + sum(map(len, texts))
+
+    @property
     def identity(self) -> tuple[Any, ...]:
         """Equal for schemas for which the topic has one version."""
         if self.kind is _Type.KEY_VALUE:

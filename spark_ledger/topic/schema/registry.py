@@ -11,8 +11,10 @@ schema fails.
 """
 
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -45,15 +47,21 @@ from spark_ledger.topic.schema.rules import SchemaMode
 
 CACHE_BYTES_MAX = 16 << 20  # of the records of versions, for all topics of a process
 READS_AT_ONCE = 32
+CLIENT_RECORD_BYTES_MAX, CLIENT_BYTES_MAX = 512 << 10, 4 << 20
+"""Of the record of a version that a client declares, which the metadata store must take; and of all
+these versions of a topic, with each of which a new schema is compared."""
 _TEXT = ClientSchema(ClientSchemaType.STRING)
-Judge = Callable[[ClientSchema, Sequence[ClientVersion], Strategy], Awaitable[str | None]]
-"""As client_rules.producer_misfit."""
+R = TypeVar("R")
 
 
-async def _judge_at_once(
-    schema: ClientSchema, versions: Sequence[ClientVersion], strategy: Strategy
-) -> str | None:
-    return client_rules.producer_misfit(schema, versions, strategy)
+class Aside(Protocol):
+    """Does work that takes the longer the more bytes of schemas it compares."""
+
+    async def __call__(self, size: int, work: Callable[[], R]) -> R: ...
+
+
+async def _at_once(size: int, work: Callable[[], R]) -> R:
+    return work()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,21 +196,23 @@ class SchemaRegistry:
         strategy: Strategy,
         *,
         may_add: bool = True,
-        judge: Judge = _judge_at_once,
+        aside: Aside = _at_once,
     ) -> ClientVersion:
         """Make the schema that a client of Pulsar declares a version of the topic's schema, unless
         it is a version; return the version, by the clients' number. Rows stay bytes. Without
-        `may_add` no version is added to one that is there. `judge` compares `schema`, which takes
+        `may_add` no version is added to one that is there. `aside` does the comparisons, which take
         up to a second for large schemas. Raises errors.SchemaIncompatible, errors.TopicDeleted."""
-        judged, misfit = (await self.of(topic)).client_versions, None
-        while (declared := _find_client_version(judged, schema)) is None:
-            misfit = await judge(schema, judged, strategy)
+        judged = (await self.of(topic)).client_versions
+        while True:
+            compare = partial(_found_or_misfit, judged, schema, strategy)
+            declared, misfit = await aside(size_of(judged) + schema.size, compare)
+            if declared is not None:
+                return declared
             if misfit is None and judged and not may_add:
                 misfit = "the policy schema_auto_update lets no producer add a version"
             if misfit is not None:
                 raise _takes_no_schema(topic, schema, misfit)
             judged = await self._add_client_version(topic, schema, judged)
-        return declared
 
     async def _add_client_version(
         self, topic: TopicInfo, schema: ClientSchema, judged: Sequence[ClientVersion]
@@ -223,6 +233,10 @@ class SchemaRegistry:
                 return replace(head, has_text=True), []
             number = schema_records.checked_number(head.last + 1)
             record = schema_records.encode_version(ClientVersion(number, schema))
+            if len(record) > CLIENT_RECORD_BYTES_MAX or size_of(versions) > CLIENT_BYTES_MAX:
+                why = f"its record has {len(record)} bytes, earlier versions {size_of(versions)}"
+                limits = f"at most {CLIENT_RECORD_BYTES_MAX} and {CLIENT_BYTES_MAX} fit"
+                raise _takes_no_schema(topic, schema, f"{why}: {limits}")
             versions = (*versions, ClientVersion(number - head.first_for_clients, schema))
             after = replace(head.with_version(number), in_force=False)
             return after, [Create(paths.topic_schema(topic.id, number), record)]
@@ -381,12 +395,27 @@ class _CachedVersions:
 _NO_VERSIONS = _CachedVersions()
 
 
-def _find_client_version(
+def find_client_version(
     versions: Iterable[ClientVersion], schema: ClientSchema
 ) -> ClientVersion | None:
+    """The version that is the schema. Takes long if the versions are large."""
     identity = schema.identity
     same = (version for version in versions if version.schema.identity == identity)
     return next(same, None)
+
+
+def size_of(versions: Iterable[ClientVersion]) -> int:
+    return sum(version.schema.size for version in versions)
+
+
+def _found_or_misfit(
+    versions: Sequence[ClientVersion], schema: ClientSchema, strategy: Strategy
+) -> tuple[ClientVersion | None, str | None]:
+    """The version that is the schema, or why the schema cannot be the next version."""
+    declared = find_client_version(versions, schema)
+    if declared is not None:
+        return declared, None
+    return None, client_rules.producer_misfit(schema, versions, strategy)
 
 
 def _takes_no_schema(topic: TopicInfo, schema: ClientSchema, why: str) -> errors.SchemaIncompatible:

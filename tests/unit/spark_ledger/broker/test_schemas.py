@@ -10,6 +10,7 @@ from spark_ledger import errors
 from spark_ledger.broker.serve.commands import COMMANDS, refusal_of
 from spark_ledger.broker.wire.commands import ServerError, command
 from spark_ledger.broker.wire.frames import PulsarFrameReader
+from spark_ledger.topic.schema import registry
 from tests.unit.spark_ledger.broker.two_brokers import Brokers
 from tests.unit.spark_ledger.topic.stage import play
 
@@ -184,6 +185,50 @@ def test_versions_count_from_0_and_a_schema_that_is_there_gets_its_old_version()
         for missing in (number(2), b"\xff" * 8, b"\x00"):
             refused = await client.ask("get_schema", topic="t", schema_version=missing)
             assert refused == ServerError.TOPIC_NOT_FOUND
+        await client.broker.close()
+
+    play(act)
+
+
+@pytest.fixture
+def aside(monkeypatch):
+    """The work that is done in threads, of which the simulation has none."""
+    done = []
+
+    async def at_once(work):
+        done.append(work)
+        return work()
+
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+    return done
+
+
+def test_versions_are_bounded_by_bytes_and_large_ones_are_compared_in_a_thread(aside, monkeypatch):
+    async def act(stage):
+        monkeypatch.setattr(registry, "CLIENT_BYTES_MAX", 5_000)
+        names = {"schema_compatibility": "always_compatible"}
+        await stage.client.topics.change_policies("t", names)
+        client = Client(await Brokers(stage).new("a"))
+        large = fields({**A, "doc": "d" * 6_000})
+        assert await produced(client, AVRO, large) == number(0)
+        aside.clear()
+        assert await produced(client, AVRO, large) == number(0)
+        assert len(aside) == 2, "the check, and the comparison"
+        aside.clear()
+        assert await produced(client, AVRO, fields(A)) == ServerError.INCOMPATIBLE_SCHEMA
+        assert len(aside) == 1, "a small schema is compared with a large one"
+        await client.broker.close()
+
+    play(act)
+
+
+def test_a_schema_whose_record_the_metadata_store_would_not_take_is_refused(aside):
+    async def act(stage):
+        client = Client(await Brokers(stage).new("a"))
+        texts = {"p": "\x01" * 60_000}
+        answer = await produced(client, TEXT, b"\x01" * 120_000, properties=texts)
+        assert answer == ServerError.INCOMPATIBLE_SCHEMA
+        assert await produced(client, TEXT) == number(0)
         await client.broker.close()
 
     play(act)

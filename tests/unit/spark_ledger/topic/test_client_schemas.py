@@ -206,3 +206,15 @@ def test_a_consumer_must_read_what_the_topic_has_and_may_lack_fields():
     assert consumer_misfit(ONE, versions, Strategy.ALWAYS_INCOMPATIBLE) is not None
     assert "of type AVRO" in (consumer_misfit(ClientSchema(T.INT8), versions, Strategy.FULL) or "")
     assert consumer_misfit(ClientSchema(T.INT8), [], Strategy.FULL) is None
+
+
+@pytest.mark.parametrize(
+    "odd", [{"type": "error", "name": "Flight", "fields": []}, record(field("a", aliases=[{}]))]
+)
+def test_schemas_that_cannot_be_compared_do_not_fit(odd):
+    if isinstance(odd, dict):
+        odd = ClientSchema(T.AVRO, json.dumps(odd).encode())
+    client_schemas.check(odd)
+    other = record()
+    for new, old in ((odd, other), (other, odd)):
+        assert producer_misfit(new, [ClientVersion(0, old)], Strategy.FULL)
