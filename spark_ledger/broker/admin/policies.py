@@ -11,6 +11,7 @@ from typing import Any
 
 from spark_ledger.broker.admin.access import HttpRefusal
 from spark_ledger.topic.log.policies import INHERIT, SCHEMA_STRATEGIES, NamespacePolicies
+from spark_ledger.topic.log.topics import PARTITIONS_MAX
 
 ANONYMOUS = "anonymous"
 UNSET: Mapping[str, tuple[Any, ...]] = {
@@ -144,7 +145,7 @@ def _object(plain: Any) -> dict[str, Any]:
 def message_ttl(seconds: Any) -> dict[str, Any]:
     """The changes to a namespace's policies for this TTL; 0: messages do not expire. Raises
     HttpRefusal."""
-    if type(seconds) is not int or seconds < 0:
+    if type(seconds) is not int or not 0 <= seconds < 2**31:
         raise HttpRefusal(
             HTTPStatus.PRECONDITION_FAILED, f"Invalid value for message TTL: {seconds!r}"
         )
@@ -220,7 +221,7 @@ def auto_creation(plain: Any) -> dict[str, Any]:
     changes: dict[str, Any] = {"auto_create": checked_bool(plain.get("allowAutoTopicCreation"))}
     kind, partitions = plain.get("topicType"), plain.get("defaultNumPartitions")
     if kind == "partitioned":
-        if type(partitions) is not int or partitions < 1:
+        if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
             raise HttpRefusal(
                 HTTPStatus.NOT_ACCEPTABLE, f"defaultNumPartitions must not be {partitions!r}"
             )

@@ -12,6 +12,7 @@ from spark_ledger.broker.names import ledger_number
 from spark_ledger.broker.serve.routes import ROUTES
 from spark_ledger.broker.wire.commands import AccessMode, SubscriptionType
 from spark_ledger.broker.wire.link import ClientFacts
+from spark_ledger.topic.log.topics import PARTITIONS_MAX
 from spark_ledger.topic.subscription.records import PROPERTIES_BYTES_MAX
 from tests.tidy.sources import ROOT
 from tests.unit.spark_ledger.broker.admin_requests import HEADERS, Asked, at_a_broker
@@ -477,7 +478,7 @@ def test_expiry_and_the_creation_of_topics_are_policies_of_the_namespace():
         assert await ask("POST", f"{path}/messageTTL", 60) == (204, None)
         assert (await policies_of(broker)).message_ttl_ms == 60_000
         assert await ask("GET", f"{path}/messageTTL") == (200, 60)
-        for bad in (-1, "x", None, True):
+        for bad in (-1, "x", None, True, 2**31):
             assert (await ask("POST", f"{path}/messageTTL", bad))[0] == 412
         assert await ask("POST", f"{path}/messageTTL", 0) == (204, None)
         assert await ask("GET", f"{path}/messageTTL") == (200, 0)
@@ -498,7 +499,7 @@ def test_expiry_and_the_creation_of_topics_are_policies_of_the_namespace():
         assert (await ask("GET", may))[0] == 200
         for bad in ({"topicType": "x"}, [], {"allowAutoTopicCreation": 1}):
             assert (await ask("POST", f"{path}/autoTopicCreation", bad))[0] == 400
-        for partitions in (0, -1, True, None, "2"):
+        for partitions in (0, -1, True, None, "2", PARTITIONS_MAX + 1):
             bad = {"allowAutoTopicCreation": True, "topicType": "partitioned"}
             bad |= {"defaultNumPartitions": partitions}
             assert (await ask("POST", f"{path}/autoTopicCreation", bad))[0] == 406
