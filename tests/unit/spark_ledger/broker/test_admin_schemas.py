@@ -54,6 +54,8 @@ def test_a_schema_that_is_registered_is_returned_by_its_version():
         ({"type": "JSON", "schema": 5}, 400),
         ({"type": "JSON", "schema": "{}", "properties": {"a": 1}}, 400),
         ({"type": "JSON", "schema": "{}", "properties": [1]}, 400),
+        ({"type": "JSON", "schema": "\ud800"}, 400),
+        ({"type": "STRING", "properties": {"\ud800": "\ud800"}}, 400),
         ({"type": "ROMAN", "schema": ""}, 422),
         ({"type": "NONE", "schema": ""}, 422),
         ({"type": "AUTO_CONSUME", "schema": ""}, 422),
