@@ -301,6 +301,21 @@ def test_policies_decide_what_a_producer_may_declare(changes, first, second, wit
     play(act)
 
 
+def test_a_changed_policy_of_schemas_counts_for_the_next_client_of_a_topic_that_is_served():
+    async def act(stage):
+        client = Client(await Brokers(stage).new("a"))
+        assert await produced(client, AVRO, fields(A)) == number(0)
+        assert await produced(client, AVRO, fields(A, B)) == ServerError.INCOMPATIBLE_SCHEMA
+        changes = {"schema_compatibility": "always_compatible", "schema_validation_enforced": True}
+        await stage.client.topics.change_policies("t", changes)
+        assert not isinstance(await subscribed(client, AVRO, fields(A, B)), ServerError)
+        assert await produced(client, AVRO, fields(A, B)) == number(1)
+        assert await produced(client) == ServerError.INCOMPATIBLE_SCHEMA
+        await client.broker.close()
+
+    play(act)
+
+
 def subscribed(client, schema=None, data=b""):
     consumer_id = next(client.ids)
     return client.ask(
