@@ -20,6 +20,7 @@ offsets may belong to other rows now.
 
 import base64
 import json
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -50,7 +51,11 @@ LEDGERS_AT_ONCE = 64
 SUCCESSIONS_MAX = 200
 """How many successions, of some 250 bytes each, a node may have until an owner writes the node
 again."""
+MOVE_BYTES_MAX = 600_000
+"""Of the nodes that a move writes; the metadata store takes multis of VALUE_BYTES_MAX."""
 NEW = -1  # the version of a node that does not exist yet
+
+_log = logging.getLogger(__name__)
 
 States = Mapping[AckKey, AckState]
 
@@ -149,15 +154,24 @@ class AckMove:
 
     def operations(self, successions: Mapping[int, Succession] = NO_SUCCESSIONS) -> list[Operation]:
         """The operations for the multi with which the process moves a subscription. `successions`:
-        by partition the succession to note in the node. Raises errors.Unavailable if a node has too
+        by partition the succession to note in the node. Those that do not fit into the multi are
+        left out: what their states have comes again. Raises errors.Unavailable if a node has too
         many successions."""
-        return [
-            *self.nodes.checks(self.seen),
-            *(
-                self._checked(number, fenced.node, successions.get(number))
-                for number, fenced in self.fenced.items()
-            ),
-        ]
+        operations, left = self.nodes.checks(self.seen), MOVE_BYTES_MAX
+        for number, fenced in self.fenced.items():
+            succession = successions.get(number)
+            operation = self._checked(number, fenced.node, succession)
+            size = len(operation.value) if isinstance(operation, Set) else 0
+            if succession is not None and size > left:
+                _log.warning(
+                    "what subscription '%s' acknowledged beyond its position in partition %d comes"
+                    " again: the metadata store does not take so much at once",
+                    *(succession.after.name, number),
+                )
+                size, operation = 0, self._checked(number, fenced.node, None)
+            left -= size
+            operations.append(operation)
+        return operations
 
     def _checked(self, partition: int, node: AckNode, succession: Succession | None) -> Operation:
         path = self.nodes.path(partition)

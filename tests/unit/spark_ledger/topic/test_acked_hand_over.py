@@ -138,6 +138,26 @@ def test_each_partition_keeps_its_own_acknowledgements():
     play_here(act)
 
 
+def test_what_does_not_fit_into_the_multi_comes_again_and_stops_no_query(monkeypatch, caplog):
+    async def act(stage):
+        a = await acked_by_consumers(stage, 4, 9)
+        await fill(stage, 100, partition=1)
+        cursor, acks = await a.consume(1, partition=1)
+        await acknowledge(cursor, acks, 0, 8, partition=1)
+        await a.release(cursor)
+        await asyncio.sleep(400)  # the states are in the nodes now
+        size = len(stage.world.store.peek(paths.acks(stage.topic.id, 0)).value)
+        monkeypatch.setattr(nodes, "MOVE_BYTES_MAX", size + 300)  # with the succession
+        await read_by_query(stage, 2)
+        assert "partition 1 comes again" in caplog.text and "partition 0" not in caplog.text
+        monkeypatch.setattr(nodes, "MOVE_BYTES_MAX", 10_000)
+        assert await rows_at(a, 1) == (2, [4, 9])
+        b = await acking_broker(stage, "b")
+        assert await rows_at(b, 2, partition=1) == (1, [])
+
+    play_here(act)
+
+
 def test_several_runs_and_queries_pass_it_on():
     async def act(stage):
         a = await acked_by_consumers(stage, 0, 9, 30)
