@@ -264,11 +264,18 @@ def consume(
 async def _consume(
     client: "TopicClient", topic: str, cursor: "Cursor", count: int, follow: bool, json: bool
 ) -> None:
+    from spark_ledger.topic.subscription.acked_now import acked_now
+
     printed = 0
-    positions = await cursor.recovered()
+    info = await client.topics.open(topic)
+    now = await acked_now(client.ledgers, info.id, cursor.name)
+    recovered = await cursor.recovered()
+    positions = {p: max(at, now.positions.get(p, at)) for p, at in recovered.items()}
     async with aclosing(rows_from(client, topic, positions, follow=follow)) as rows:  # type: ignore[type-var]
         async for row in rows:
             cursor.check()  # raises if the subscription was taken over or deleted
+            if row.offset in now.acked.get(row.partition, ()):
+                continue
             print_row(row, json)
             cursor.advance({row.partition: row.offset + 1})
             printed += 1

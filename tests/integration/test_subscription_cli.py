@@ -2,6 +2,7 @@
 
 import json
 
+import pulsar
 import pytest
 
 from spark_ledger.local import LocalCluster
@@ -128,6 +129,26 @@ def test_lines_are_produced_and_consumed_each_once(cli):
     assert {json.loads(row)["value"], json.loads(rest)["value"]} == {"four", "five"}
     assert "LEDGER_TOPIC.NOT_FOUND" in fails("produce", "cli-gone", "x", *url)
     assert "LEDGER_TOPIC.NOT_FOUND" in fails("consume", "cli-gone", "-s", "x", *url)
+
+
+def test_a_pass_over_a_subscription_leaves_out_what_its_consumers_acknowledged_one_by_one(
+    cli, client
+):
+    name = "cli-gaps"
+    producer = client.create_producer(name)
+    consumer = client.subscribe(name, "s", pulsar.ConsumerType.Shared)
+    for number in range(6):
+        producer.send(b"%d" % number)
+    messages = [consumer.receive(TIMEOUT_MS) for _ in range(6)]
+    for number in (0, 2, 4, 5):
+        consumer.acknowledge(messages[number])
+    consumer.close()
+    one_pass = ("consume", name, "-s", "s", "--no-follow", "--service-url", cli.url)
+    values = [succeeds(*one_pass, "--count", 1).split()[3] for _ in range(2)]
+    assert values == ["1", "3"] and succeeds(*one_pass) == ""
+    consumer = client.subscribe(name, "s", pulsar.ConsumerType.Shared)
+    producer.send(b"new")
+    assert consumer.receive(TIMEOUT_MS).data() == b"new"
 
 
 def test_without_a_broker_lag_has_the_age_of_the_position(fresh_cluster):
