@@ -184,9 +184,11 @@ async def _partitioned_metadata(client: Caller, part: Any) -> None:
 
 
 def check_listener(name: str) -> None:
-    """Raises Refusal if a client asks for the address of a named listener: brokers have none."""
+    """Raises Refusal if a client asks for the address of a named listener: brokers have none. The
+    words are those by which Pulsar's client for C++ sees that it need not try again."""
     if name:
-        raise Refusal(ServerError.SERVICE_NOT_READY, f"the brokers have no listener '{name}'")
+        reason = f"the broker do not have {name} listener"
+        raise Refusal(ServerError.SERVICE_NOT_READY, reason)
 
 
 async def _lookup(client: Caller, part: Any) -> None:

@@ -115,7 +115,11 @@ def test_a_topic_is_looked_up_its_partitions_counted_and_those_of_a_namespace_li
         (get("/lookup/v2/topic/persistent/public/default/away"), 503, "did not answer"),
         (get("/lookup/v2/topic/persistent/public/default/defect"), 500, "a defect of the broker"),
         (get("/lookup/v2/topic/non-persistent/public/default/t"), 412, "persistent here"),
-        (get("/lookup/v2/topic/persistent/public/default/t?listenerName=out"), 503, "'out'"),
+        (
+            get("/lookup/v2/topic/persistent/public/default/t?listenerName=out"),
+            503,
+            "have out listener",
+        ),
         (get("//[x/lookup"), 404, "nothing at"),
         (get("/admin/v2/brokers/standalone"), 501, "GET /admin/v2/brokers/standalone is not built"),
         (get("/admin/v2/x").replace(b"GET", b"PUT"), 501, "PUT /admin/v2/x is not built"),
