@@ -132,7 +132,10 @@ def parsed(schema: ClientSchema) -> avro.schema.Schema:
     """The schema of Avro's. Raises errors.SchemaUnreadable."""
     try:
         text = schema.data.decode()
-        _check_sizes(json.loads(text))
+        plain = json.loads(text)
+        if plain == []:
+            raise ValueError("a union without branches describes no value")
+        _check_sizes(plain)
         return avro.schema.parse(text, validate_names=False)
     except (avro.errors.AvroException, *errors.MALFORMED) as error:
         raise errors.SchemaUnreadable(

@@ -83,6 +83,7 @@ def test_a_record_of_another_shape_is_an_unsupported_format(client):
         b"{",
         b"5",
         b"null",
+        b"[]",
         b"\xff",
         b'{"type":"nope"}',
         b'{"type":"record"}',
