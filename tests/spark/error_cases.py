@@ -22,6 +22,7 @@ ELSEWHERE = {
     "LEDGER_UNAVAILABLE": "it takes long: test_faults.py, in a batch and in a stream",
     "LEDGER_OPTION.NEWER_SPARK_NEEDED": "Spark 4.1 raises it: ../spark41/test_spark41.py",
     "LEDGER_CLIENT.CLOSED": "a query closes no client",
+    "LEDGER_SCHEMA.UNREADABLE": "a client of Pulsar declares it: unit broker/test_schemas.py",
     "LEDGER_WRITE.CLOSED": "a task goes on in another ledger",
     "LEDGER_WRITE.TIMEOUT": "bookies that do not answer are not enough bookies before that:"
     " unit ledger/test_add_pipeline.py",
