@@ -32,7 +32,8 @@ class _Waiting(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return sum(len(each.value) for each in self.operations if isinstance(each, Create | Set))
+        writes = (write for write in self.operations if isinstance(write, Create | Set))
+        return sum(len(write.value) for write in writes)
 
 
 class SharedMultis:
@@ -78,7 +79,7 @@ class SharedMultis:
         if not sent:
             return
         try:
-            await self._send([each for waiting in sent for each in waiting.operations])
+            await self._send([operation for waiting in sent for operation in waiting.operations])
         except MultiFailed as failed:
             if len(sent) == 1:
                 _end(sent, failed)

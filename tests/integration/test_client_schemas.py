@@ -36,11 +36,13 @@ def test_objects_of_two_versions_come_back_as_objects(client, cluster, name):
     second = client.create_producer(name, schema=JsonSchema(FlightLater))
     first.send(Flight(number=1, carrier="AA"))
     second.send(FlightLater(number=2, carrier="UA", stops=["EWR"], delays={"EWR": 5}))
-    with connected(cluster.broker_url) as other:
-        consumer = other.subscribe(name, "s", schema=JsonSchema(Flight), initial_position=EARLIEST)
+    with connected(cluster.broker_url) as second_client:
+        consumer = second_client.subscribe(
+            name, "s", schema=JsonSchema(Flight), initial_position=EARLIEST
+        )
         messages = [consumer.receive(TIMEOUT_MS) for _ in range(2)]
         assert [(m.value().number, m.value().carrier) for m in messages] == [(1, "AA"), (2, "UA")]
-        later = other.subscribe(
+        later = second_client.subscribe(
             name, "later", schema=JsonSchema(FlightLater), initial_position=EARLIEST
         )
         values = [later.receive(TIMEOUT_MS).value() for _ in range(2)]

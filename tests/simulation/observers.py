@@ -307,17 +307,17 @@ class Observers:
         assert isinstance(request, m.ReadRequest | m.ReadLacRequest)
         assert isinstance(response, m.ReadResponse | m.ReadLacResponse)
         ledger = self.ghost.ledgers[request.ledger_id]
-        told, bookie_id = ledger.recovery(exchange.caller), request.bookie_id
+        recovery, bookie_id = ledger.recovery(exchange.caller), request.bookie_id
         if response.status is Status.UNAUTHORIZED:
-            told.refused[bookie_id] = None
+            recovery.refused[bookie_id] = None
         if meaning(response.status) is not Meaning.UNKNOWN:
             lac = response.last_add_confirmed
-            told.fenced[bookie_id] = max(lac, told.fenced.get(bookie_id, lac))
+            recovery.fenced[bookie_id] = max(lac, recovery.fenced.get(bookie_id, lac))
         if isinstance(response, m.ReadLacResponse):
             return
         assert isinstance(request, m.ReadRequest)
         for entry_id, result in contents.results(request, response, len(ledger.submitted)):
-            told.hear(entry_id, bookie_id, recovery_meaning(result.status))
+            recovery.hear(entry_id, bookie_id, recovery_meaning(result.status))
 
     def _compared(self, client: str, request: m.ReadRequest, response: m.ReadResponse) -> None:
         ledger = self.ghost.ledgers[request.ledger_id]
@@ -467,13 +467,14 @@ class Observers:
             ghost, ledger, after.last_entry, told
         )
 
-    def _judge_fences(self, ledger: LedgerGhost, told: RecoveryGhost) -> None:
+    def _judge_fences(self, ledger: LedgerGhost, recovery: RecoveryGhost) -> None:
         """Enough bookies had answered a fence before the recoverer decided something."""
         if ledger.recovered_from is None:
             return
-        if told.refused:
-            self._judge_refusals(ledger, told, told.fenced, range(ledger.record.ensemble_size))
-        invariants.recovery_decides_by_every_ack_quorum(self.ghost, ledger, None, told.fenced)
+        if recovery.refused:
+            slots = range(ledger.record.ensemble_size)
+            self._judge_refusals(ledger, recovery, recovery.fenced, slots)
+        invariants.recovery_decides_by_every_ack_quorum(self.ghost, ledger, None, recovery.fenced)
 
     def _judge_refusals(
         self,

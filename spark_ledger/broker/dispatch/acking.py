@@ -130,15 +130,15 @@ class Acking:
         consumer, cost = consuming.consumer, 0
         unclear: Refusal | None = None
         for step in _steps_of(part):
-            others = step.message_id
+            ids_left = step.message_id
             if ack_type is AckType.INDIVIDUAL:
-                others = consumer.dispatcher.acknowledge_lone(consumer, step)
-                cost += len(step.message_id) - len(others)
+                ids_left = consumer.dispatcher.acknowledge_lone(consumer, step)
+                cost += len(step.message_id) - len(ids_left)
                 if cost >= ACK_STEPS_MAX:
                     cost = 0
                     yield
                     self._check_is_there(consumer)
-            for message_id in others:
+            for message_id in ids_left:
                 cost += len(message_id.ack_set) // _WORDS_PER_STEP
                 steps = consumer.dispatcher.acknowledge(consumer, message_id, ack_type)
                 is_refused = False

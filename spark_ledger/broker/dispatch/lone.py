@@ -134,18 +134,19 @@ def replay_lone(sharing: Sharing, run: list[Stored]) -> bool:
 
 def acknowledge_lone(sharing: Sharing, asker: Member, ack: Any, ledger: int) -> list[MessageId]:
     """Acknowledge the messages of an ACK that are pending at the asker. Returns the ids that name
-    others."""
-    ids, others, entries = ack.message_id, list[MessageId](), entries_of(ack, ledger)
+    other messages."""
+    ids, ids_left, entries = ack.message_id, list[MessageId](), entries_of(ack, ledger)
     if not entries:
         is_whole = [
             message_id.batch_index < 0 and not message_id.ack_set and message_id.ledgerId == ledger
             for message_id in ids
         ]
-        others += [message_id for message_id, whole in zip(ids, is_whole, strict=True) if not whole]
+        named = zip(ids, is_whole, strict=True)
+        ids_left += [message_id for message_id, whole in named if not whole]
         ids = list(compress(ids, is_whole))
         entries = [message_id.entryId for message_id in ids]
     slots = sharing.acknowledge_lone(asker, entries)
     if len(slots) < len(entries):
-        named = zip(ids, entries, strict=True)
-        others += [message_id for message_id, entry in named if entry not in slots]
-    return others
+        pairs = zip(ids, entries, strict=True)
+        ids_left += [message_id for message_id, entry in pairs if entry not in slots]
+    return ids_left

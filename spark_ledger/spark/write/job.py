@@ -110,7 +110,7 @@ async def check_bookies(client: TopicClient, options: WriteOptions, name: str) -
 
 
 async def check_values(client: TopicClient, options: WriteOptions, topic: WrittenTopic) -> None:
-    """Checks that the topic takes rows of bytes, unless schemaMode is none or this write has only
+    """Checks that the topic takes rows of bytes, unless schemaMode is `none` or this write has only
     typed rows for the topic (bad records are rows of bytes). Reads the metadata store without a
     sync: for a fresh read call `look_up(..., fresh=True)` before. Raises SchemaIncompatible."""
     name = topic.info.name.short

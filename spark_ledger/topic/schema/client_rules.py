@@ -92,8 +92,8 @@ def _unreadable(reader: ClientSchema, writer: ClientSchema) -> str | None:
         parts = zip(names, key_and_value(reader), key_and_value(writer), strict=True)
         reasons = (
             f"the {name}: {why}"
-            for name, part, other in parts
-            if (why := _unreadable(part, other)) is not None
+            for name, reader_part, writer_part in parts
+            if (why := _unreadable(reader_part, writer_part)) is not None
         )
         return next(reasons, None)
     if reader.kind not in _AVRO_RULES:

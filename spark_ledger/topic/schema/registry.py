@@ -400,8 +400,8 @@ def find_client_version(
 ) -> ClientVersion | None:
     """The version that is the schema. Takes long if the versions are large."""
     identity = schema.identity
-    same = (version for version in versions if version.schema.identity == identity)
-    return next(same, None)
+    equal_versions = (version for version in versions if version.schema.identity == identity)
+    return next(equal_versions, None)
 
 
 def size_of(versions: Iterable[ClientVersion]) -> int:

@@ -246,9 +246,9 @@ class ConsumerCursors:
         return _RecordWatch(self._record_changed, path)
 
     def _record_changed(self, path: str) -> None:
-        for each in (self._opening.get(path), self._open.get(path)):
-            if each is not None:
-                each.record_changed()
+        for cursor in (self._opening.get(path), self._open.get(path)):
+            if cursor is not None:
+                cursor.record_changed()
 
     def _opened(self, path: str, cursor: ConsumerCursor) -> ConsumerCursor:
         self._open[path] = cursor

@@ -43,7 +43,7 @@ class PresentPositions:
 @dataclass(frozen=True, slots=True)
 class MovedPositions:
     """The positions of a subscription that is moved. `move` has its consumers' acknowledgements
-    (None: there are none beyond the positions)."""
+    (None: nothing is acknowledged beyond the positions)."""
 
     subscription: SubscriptionView
     present: PresentPositions

@@ -232,5 +232,5 @@ def no_delayed_message_is_early(
 ) -> None:
     """A consumer that shares a subscription is not given a delayed message before its time, by the
     store's clock."""
-    what = f"{consumer} gets offset {offset} {due_ms - now_ms} ms before its time"
-    require(now_ms >= due_ms, "B25", what)
+    fault = f"{consumer} gets offset {offset} {due_ms - now_ms} ms before its time"
+    require(now_ms >= due_ms, "B25", fault)

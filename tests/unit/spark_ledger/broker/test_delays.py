@@ -279,8 +279,8 @@ def test_what_became_due_is_held_no_more_and_an_end_leaves_nothing_in_the_index(
 def test_what_an_index_had_counts_as_added_for_a_ledger_that_lacks_it():
     index = index_of({5: 9})
     assert index.take_added().offsets.tolist() == [5]
-    nothing = np.empty(0, np.int64)
-    assert index.load(DelayedRows(nothing, nothing))
+    no_rows = np.empty(0, np.int64)
+    assert index.load(DelayedRows(no_rows, no_rows))
     assert index.take_added().offsets.tolist() == [5]
 
 

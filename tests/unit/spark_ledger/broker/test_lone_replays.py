@@ -20,13 +20,13 @@ def waiting_lone(rows, permits, slot=7):
     that wait."""
     choice = KeyChoice(EvenSlots(), in_order=True)
     sharing = Sharing(Acks(0), UnackedLimits(0, 0), choice, lambda: None)
-    member, other = (Member(name, 0, lambda: True) for name in "ab")
-    for joining in (member, other):
+    first, second = (Member(name, 0, lambda: True) for name in "ab")
+    for joining in (first, second):
         sharing.join(joining)
-    sharing.flow(member, permits)
-    sharing.flow(other, 1)
+    sharing.flow(first, permits)
+    sharing.flow(second, 1)
     sharing.wait_lone(dict.fromkeys(rows, slot))
-    return sharing, member
+    return sharing, first
 
 
 def test_of_the_rows_that_were_ready_only_those_that_wait_still_are_sent_again():
@@ -87,7 +87,7 @@ def test_of_several_changes_of_owners_only_the_last_one_is_followed_by_a_whole_s
 
 def test_a_run_of_which_nothing_is_sent_changes_nothing():
     sharing, _ = waiting_lone(range(3), 0)
-    for other in sharing.members:
-        other.permits = 0
+    for member in sharing.members:
+        member.permits = 0
     assert not replay_lone(sharing, [Stored(row, 1, LONE, False) for row in range(3)])
     assert list(sharing.waiting) == [0, 1, 2]

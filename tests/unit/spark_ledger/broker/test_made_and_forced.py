@@ -83,11 +83,11 @@ def test_a_client_does_not_delete_a_subscription_that_another_uses_in_another_pa
         link = ClientLink()
         mine = await subscribed(topic, first, "s", SHARED, link=link)
         also_mine = await subscribed(topic, second, "s", SHARED, link=link)
-        other = await subscribed(topic, second, "s", SHARED, link=ClientLink())
+        consumer_of_another = await subscribed(topic, second, "s", SHARED, link=ClientLink())
         with pytest.raises(Refusal) as refused:
             await topic.subscriptions.unsubscribe("s", mine)
         assert refused.value.code is ServerError.METADATA
-        topic.subscriptions.leave("s", other)
+        topic.subscriptions.leave("s", consumer_of_another)
         for consumer in (mine, also_mine):
             await topic.subscriptions.unsubscribe("s", consumer)
         assert await listed(stage) == []

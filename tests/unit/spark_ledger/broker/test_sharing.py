@@ -164,10 +164,10 @@ class SharedSubscription(RuleBasedStateMachine):
         rows = data.draw(st.lists(st.integers(0, self.end - 1), unique=True, max_size=30))
         ids = [MessageId(ledgerId=1, entryId=row) for row in rows]
         ack = command("ack", consumer_id=1, ack_type=0, message_id=ids).ack
-        others = acknowledge_lone(self.sharing, asker, ack, 1)
+        ids_left = acknowledge_lone(self.sharing, asker, ack, 1)
         lone = {row for row in rows if self.sizes.get(row) == 1}
         acked = lone & self.pending_of(asker)
-        assert {other.entryId for other in others} == set(rows) - acked
+        assert {message_id.entryId for message_id in ids_left} == set(rows) - acked
         self.acked |= acked
         for row in acked:
             del self.pending[row]

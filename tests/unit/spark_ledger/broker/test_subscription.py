@@ -184,12 +184,12 @@ def test_a_cumulative_ack_ends_where_its_id_says(found, end):
 
 def test_a_cumulative_ack_beyond_the_end_is_refused_and_acknowledges_nothing():
     async def act(made):
-        one = consumer_of(Subscription("s", EXCLUSIVE, None), Batches(3, 3, 1))
-        made.append(one)
+        consumer = consumer_of(Subscription("s", EXCLUSIVE, None), Batches(3, 3, 1))
+        made.append(consumer)
         beyond = MessageId(ledgerId=LEDGER, entryId=7)
         with pytest.raises(Refusal):
-            list(one.dispatcher.acknowledge(one, beyond, AckType.CUMULATIVE))
-        assert one.dispatcher.acks.mark == 0
+            list(consumer.dispatcher.acknowledge(consumer, beyond, AckType.CUMULATIVE))
+        assert consumer.dispatcher.acks.mark == 0
 
     play(act)
 

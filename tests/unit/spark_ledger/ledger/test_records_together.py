@@ -25,7 +25,7 @@ SEVERAL = range(7, 17)
 
 async def several_closed(records, knowns):
     return await asyncio.gather(
-        *(records.move(one, CLOSE[1]) for one in knowns), return_exceptions=True
+        *(records.move(versioned, CLOSE[1]) for versioned in knowns), return_exceptions=True
     )
 
 

@@ -71,7 +71,7 @@ async def test_the_length_comes_from_the_last_entry_itself_when_nothing_is_recov
     cluster, ledgers = await cluster_of(3)
     ledger_id = await ledger_on(cluster, ledgers)
     put(cluster, ledger_id, 0, "abc")
-    cluster.bookies["a"].lac[ledger_id] = 0  # told by an explicit LAC
+    cluster.bookies["a"].lac[ledger_id] = 0  # by an explicit LAC
     record = (await ledgers.recover(ledger_id)).record
     assert (record.last_entry, record.length_bytes, record.rows) == (0, 2, 1)
 
@@ -82,12 +82,14 @@ async def test_a_short_ledger_is_recovered_and_its_last_entry_read_by_one_reques
     ledger_id = await ledger_on(cluster, ledgers)
     put(cluster, ledger_id, 0, "abc")
     put(cluster, ledger_id, 1, "abc", lac=0)
-    cluster.bookies["a"].lac[ledger_id] = 1  # told by an explicit LAC
+    cluster.bookies["a"].lac[ledger_id] = 1  # by an explicit LAC
     reader = await ledgers.open(ledger_id, recover=True, short=True)
     assert (reader.last_add_confirmed, reader.record.rows) == (1, 2)
     assert (await reader.read_entry(1)).header.entry_id == 1
     requests = [bookie.requests for bookie in cluster.bookies.values()]
-    assert [[type(each) for each in of_one] for of_one in requests] == [[m.ReadRequest]] * 3
+    assert [[type(request) for request in of_bookie] for of_bookie in requests] == [
+        [m.ReadRequest]
+    ] * 3
 
 
 @pytest.mark.parametrize("last", [14, 15, 16, 40])

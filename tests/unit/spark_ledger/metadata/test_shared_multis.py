@@ -98,11 +98,11 @@ async def test_a_multi_for_a_connection_that_has_ended_is_not_sent():
     multis = SharedMultis(store)
     first = begun(multis, "/a")
     await turned()
-    late, other = begun(multis, "/late", on=FIRST), begun(multis, "/other")
+    late, in_time = begun(multis, "/late", on=FIRST), begun(multis, "/other")
     await turned()
     store.connections += 1
     store.ending.set()
-    await asyncio.gather(first, other)
+    await asyncio.gather(first, in_time)
     with pytest.raises(OutcomeUnknown):
         await late
     assert store.sent == [["/a"], ["/other"]]

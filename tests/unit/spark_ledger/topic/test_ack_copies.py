@@ -93,12 +93,12 @@ def test_any_process_reads_a_copy_until_it_is_deleted(acked):
     async def act(stage):
         await made(stage, acked)
         assert (await ledger_of(stage) is None) is (acked is SMALL)
-        other = (await stage.another()).ack_copies(stage.topic.id)
-        assert await other.read("a1") == acked
-        await other.delete("a1")
+        from_another_process = (await stage.another()).ack_copies(stage.topic.id)
+        assert await from_another_process.read("a1") == acked
+        await from_another_process.delete("a1")
         with pytest.raises(errors.CopyGone, match=r"COPY_GONE.*copy a1 .* is gone"):
-            await other.read("a1")
-        await other.delete("a1")
+            await from_another_process.read("a1")
+        await from_another_process.delete("a1")
 
     play_here(act)
 
@@ -154,8 +154,8 @@ def test_a_copy_renewed_while_it_is_removed_stays():
         delete = store.delete
 
         async def renewed_before(path, version):
-            other = (await stage.another()).ack_copies(stage.topic.id)
-            await other.renew("a1")
+            from_another_process = (await stage.another()).ack_copies(stage.topic.id)
+            await from_another_process.renew("a1")
             await delete(path, version)
 
         store.delete = renewed_before

@@ -57,7 +57,7 @@ async def seen_by_query(stage, *answering):
 
     async def ask(store, topic_id, name, brokers):
         asked.append(name)
-        return [owned for one in answering for owned in one.topic_acks.of_subscription(name)]
+        return [owned for broker in answering for owned in broker.topic_acks.of_subscription(name)]
 
     client = await stage.another()
     now = await acked_now(client.ledgers, stage.topic.id, NAME, ask)
@@ -299,13 +299,13 @@ def test_an_owner_keeps_it_until_the_query_has_passed_it(monkeypatch):
 
     async def act(stage):
         a = await acked_by_consumers(stage, 0, 9)
-        other, other_acks = await a.consume(1, name="other")
+        other_cursor, other_acks = await a.consume(1, name="other")
         query = await opened(stage)
         for n, at in enumerate((2, 9, 10)):
             query.advance({0: at})
             await query.durable()
             await asyncio.sleep(400)  # the ledger is left: the next write begins another
-            await acknowledge(other, other_acks, n)
+            await acknowledge(other_cursor, other_acks, n)
             assert len(states_of(a)) == (at < 10)
         await query.release()
         assert await rows_at(a, 1) == (10, [])
@@ -316,7 +316,7 @@ def test_an_owner_keeps_it_until_the_query_has_passed_it(monkeypatch):
 def test_an_owner_that_forgets_states_just_as_a_query_takes_over_keeps_this_one(monkeypatch):
     async def act(stage):
         a = await acked_by_consumers(stage, 0, 9)
-        other, other_acks = await a.consume(1, name="other")
+        other_cursor, other_acks = await a.consume(1, name="other")
         read, taken = SubscriptionNodes.read, []
 
         async def first_taken(self, name, **options):
@@ -328,7 +328,7 @@ def test_an_owner_that_forgets_states_just_as_a_query_takes_over_keeps_this_one(
         monkeypatch.setattr(partition_acks, "FORGET_EVERY_S", 0)
         await asyncio.sleep(400)
         monkeypatch.setattr(SubscriptionNodes, "read", first_taken)
-        await acknowledge(other, other_acks, 0)
+        await acknowledge(other_cursor, other_acks, 0)
         assert taken
         assert await rows_at(a, 1) == (2, [9])
         await a.die()

@@ -111,8 +111,10 @@ def test_a_broker_that_outlives_an_accept_takes_acknowledgements_over_at_its_sec
         a, b = await acking_broker(stage, "a"), await acking_broker(stage, "b")
         cursor, acks = await a.consume(1)
         await acknowledge(cursor, acks, 0, 4)
-        other, other_acks = await b.consume(1, name="t", partition=1)
-        await acknowledge(other, other_acks, 0, partition=1)  # b has read the cluster's record
+        other_cursor, other_acks = await b.consume(1, name="t", partition=1)
+        await acknowledge(
+            other_cursor, other_acks, 0, partition=1
+        )  # b has read the cluster's record
         await a.die()
         await accepted(stage)
         with pytest.raises(errors.Unavailable, match="changed meanwhile"):

@@ -70,14 +70,14 @@ def test_the_owner_goes_on_with_what_was_acknowledged_beyond_and_with_other_subs
         await fill(stage, 20)
         a, b = await acking_broker(stage, "a"), await acking_broker(stage, "b")
         cursor, acks = await a.consume(1)
-        other, other_acks = await a.consume(1, name="other")
+        other_cursor, other_acks = await a.consume(1, name="other")
         await acknowledge(cursor, acks, 0, 7, 9)
-        await acknowledge(other, other_acks, 4)
+        await acknowledge(other_cursor, other_acks, 4)
         await asyncio.sleep(idle_s)
         assert (await skip(stage, 2))[0] == 3
         cursor, acks = await a.consume(1)
         assert (acks.mark, list(acks.rows)) == (3, [7, 9])
-        await acknowledge(other, other_acks, 5)
+        await acknowledge(other_cursor, other_acks, 5)
         await acknowledge(cursor, acks, 3)
         await a.die()
         assert await rows_after(b, 2) == (4, [7, 9])
@@ -96,9 +96,9 @@ def test_consumers_that_come_while_the_owner_reads_an_older_node_keep_what_was_a
         await fill(stage, 20)
         a = await acking_broker(stage, "a")
         cursor, acks = await a.consume(1)
-        other, other_acks = await a.consume(1, name="other")
+        other_cursor, other_acks = await a.consume(1, name="other")
         await acknowledge(cursor, acks, 0, 7, 9)
-        await acknowledge(other, other_acks, 4)
+        await acknowledge(other_cursor, other_acks, 4)
         await a.release(cursor)
 
         async def seen_before(nodes, partition):
@@ -111,7 +111,7 @@ def test_consumers_that_come_while_the_owner_reads_an_older_node_keep_what_was_a
 
         await skip(stage, 1)
         monkeypatch.setattr(AckNodes, "seen_by_owner", seen_before)
-        await acknowledge(other, other_acks, 5)
+        await acknowledge(other_cursor, other_acks, 5)
         _, acks = await coming[0]
         assert (acks.mark, list(acks.rows)) == (3, [7, 9])
 

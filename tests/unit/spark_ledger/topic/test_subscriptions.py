@@ -249,7 +249,9 @@ def test_a_query_sees_that_its_subscription_was_moved_until_it_has_it_again():
     async def act(stage):
         await fill(stage, 10)
         subscriptions, topic_id = await of(stage), stage.topic.id
-        assert await subscriptions.is_of_query(topic_id, NAME, "q"), "there is none yet"
+        assert await subscriptions.is_of_query(topic_id, NAME, "q"), (
+            "no subscription has this name yet"
+        )
         cursor = await opened(stage)
         assert await subscriptions.is_of_query(topic_id, NAME, "q")
         await cursor.release()
