@@ -32,6 +32,7 @@ LOG_QUOTED_LINES = 5
 
 HOST = "127.0.0.1"
 PORTS = range(20000, 32000)
+_given_ports: set[int] = set()  # by `free_port`
 PORT_TRIES = 3
 """How often a server starts with other ports: another process may take one before it listens."""
 
@@ -383,8 +384,11 @@ class LocalAutorecovery(LocalProcess):
 
 def free_port() -> int:
     """A free port below the ports that the kernel gives to outgoing connections. If a server used
-    such a port and went down, a client that retries could get that port, and connect to itself."""
-    for port in random.sample(PORTS, len(PORTS)):
+    such a port and went down, a client that retries could get that port, and connect to itself. A
+    process gets no port twice, while there are others: its connection to a cluster that it stopped
+    would try to go on at the next cluster there."""
+    for port in sorted(random.sample(PORTS, len(PORTS)), key=_given_ports.__contains__):
         if net.is_free(HOST, port):
+            _given_ports.add(port)
             return port
     raise Unavailable(f"no port between {PORTS.start} and {PORTS.stop} is free")
