@@ -1,7 +1,7 @@
 """A consumer of an owned topic, for tests of the position and the users of a subscription."""
 
 from spark_ledger.broker.dispatch.dispatcher import Consumer
-from spark_ledger.broker.dispatch.subscriptions import Wish
+from spark_ledger.broker.dispatch.subscriptions import SubscribeRequest
 from spark_ledger.broker.wire.commands import SubscriptionType
 
 
@@ -23,7 +23,7 @@ async def subscribed(
     return await topic.subscriptions.subscribe(
         partition.log,
         name,
-        Wish(kind),
+        SubscribeRequest(kind),
         durable=durable,
         start=start_of_topic,
         make=lambda dispatcher: Consumer(link, 1, "c", 0, dispatcher, lambda _: end()),

@@ -227,7 +227,7 @@ def _stats_of_used(
         position=acks.mark,
         consumers=tuple(dispatcher.consumers),
         active=dispatcher.active,
-        pause=dispatcher.pause.why,
+        pause=dispatcher.pause.reason,
         properties=properties,
     )
     if isinstance(dispatcher, SharedDispatcher):

@@ -26,25 +26,26 @@ ACK_STEPS_MAX = 2000
 """How many ids, or ranges of their sets, are acknowledged in one step of the loop; a larger ACK
 takes several steps."""
 _WORDS_PER_STEP = 16  # unpacking 16 words of an id's set takes as long as one range
+_DONE = object()
 
 
-class Consuming(NamedTuple):
-    """A consumer of a connection, with the name of its subscription and all subscriptions of its
-    topic."""
+class ConnectedConsumer(NamedTuple):
+    """A consumer of a connection. `name` is the name of its subscription; `subscriptions` are all
+    subscriptions of its topic."""
 
     consumer: Consumer
     subscriptions: TopicSubscriptions
     name: str
 
 
-class Acking:
+class AckHandler:
     """`consumers` by their ids; `refusal_of` turns an exception into one of Pulsar's errors;
     `on_idle` is called when an ACK of several steps is done. `awaits_durable`: the receipt of an
     ACK is sent once its acknowledgements are durable; else once they are in memory."""
 
     def __init__(
         self,
-        consumers: Mapping[int, Consuming],
+        consumers: Mapping[int, ConnectedConsumer],
         send: Callable[[bytes], None],
         refusal_of: Callable[[Exception], Refusal],
         on_idle: Callable[[], None],
@@ -65,10 +66,10 @@ class Acking:
         """Whether an ACK is not done yet: no other ACK may be added meanwhile."""
         return self._steps is not None
 
-    def add(self, part: Any) -> None:
+    def add(self, ack: Any) -> None:
         """Carry an ACK out, at once if one step is enough."""
-        steps = self._answer_in_steps(part)
-        if next(steps, self) is not self:
+        steps = self._answer_in_steps(ack)
+        if next(steps, _DONE) is not _DONE:
             self._steps = steps
             self._task = asyncio.get_running_loop().create_task(self._finish(steps))
 
@@ -84,60 +85,61 @@ class Acking:
                 await asyncio.sleep(0)
                 if self._steps is not steps:
                     return
-        finally:  # also after a defect: else the connection would never be read again
+        finally:  # also after a defect: otherwise the connection would never be read again
             if self._steps is steps:
                 self._steps = None
                 self._on_idle()
 
-    def _answer_in_steps(self, part: Any) -> Iterator[None]:
-        consuming = self._consumers.get(part.consumer_id)
+    def _answer_in_steps(self, ack: Any) -> Iterator[None]:
+        connected = self._consumers.get(ack.consumer_id)
         refusal: Refusal | None = None
-        if consuming is None:  # e.g. a consumer that was sent away: its messages are sent again
-            text = f"there is no consumer {part.consumer_id}"
+        if connected is None:  # e.g. a consumer that was sent away: its messages are sent again
+            text = f"there is no consumer {ack.consumer_id}"
             refusal = Refusal(ServerError.CONSUMER_NOT_FOUND, text)
         else:
             try:
-                yield from self._acknowledge(part, consuming)
+                yield from self._acknowledge(ack, connected.consumer)
             except Exception as error:
                 refusal = self._refusal_of(error)
                 if isinstance(error, errors.LedgerFenced | errors.SubscriptionNotFound):
-                    consuming.consumer.end()  # the subscription is another broker's, or deleted
-        if part.HasField("request_id"):
-            if refusal is not None or consuming is None or not self._awaits_durable:
-                self._respond(part, refusal)
+                    connected.consumer.end()  # another broker serves it, or it is deleted
+        if ack.HasField("request_id"):
+            if refusal is not None or connected is None or not self._awaits_durable:
+                self._respond(ack, refusal)
             else:
-                consuming.consumer.dispatcher.when_durable(partial(self._receipt, part, consuming))
+                consumer = connected.consumer
+                consumer.dispatcher.when_durable(partial(self._receipt, ack, consumer))
 
-    def _receipt(self, part: Any, consuming: Consuming, error: Exception | None) -> None:
+    def _receipt(self, ack: Any, consumer: Consumer, error: Exception | None) -> None:
         """Answer an ACK whose acknowledgements are durable (`error` None) or cannot become
         durable."""
         if not self._is_dropped:
-            self._respond(part, None if error is None else self._refusal_of(error))
+            self._respond(ack, None if error is None else self._refusal_of(error))
             if error is not None:
-                consuming.consumer.end()
+                consumer.end()
 
-    def _respond(self, part: Any, refusal: Refusal | None) -> None:
-        response = command("ack_response", consumer_id=part.consumer_id, request_id=part.request_id)
+    def _respond(self, ack: Any, refusal: Refusal | None) -> None:
+        response = command("ack_response", consumer_id=ack.consumer_id, request_id=ack.request_id)
         if refusal is not None:
             response.ack_response.error = refusal.code
             response.ack_response.message = refusal.message
         self._send(encode(response))
 
-    def _acknowledge(self, part: Any, consuming: Consuming) -> Iterator[None]:
-        if part.HasField("txnid_most_bits"):
+    def _acknowledge(self, ack: Any, consumer: Consumer) -> Iterator[None]:
+        if ack.HasField("txnid_most_bits"):
             raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
-        ack_type = checked(AckType, part.ack_type, "type of acknowledgements")
-        consumer, cost = consuming.consumer, 0
-        unclear: Refusal | None = None
-        for step in _steps_of(part):
-            ids_left = step.message_id
+        ack_type = checked(AckType, ack.ack_type, "type of acknowledgements")
+        cost = 0
+        last_refusal: Refusal | None = None
+        for small_ack in _small_acks(ack):
+            ids_left = small_ack.message_id
             if ack_type is AckType.INDIVIDUAL:
-                ids_left = consumer.dispatcher.acknowledge_lone(consumer, step)
-                cost += len(step.message_id) - len(ids_left)
+                ids_left = consumer.dispatcher.acknowledge_lone(consumer, small_ack)
+                cost += len(small_ack.message_id) - len(ids_left)
                 if cost >= ACK_STEPS_MAX:
                     cost = 0
                     yield
-                    self._check_is_there(consumer)
+                    self._check_connected(consumer)
             for message_id in ids_left:
                 cost += len(message_id.ack_set) // _WORDS_PER_STEP
                 steps = consumer.dispatcher.acknowledge(consumer, message_id, ack_type)
@@ -148,26 +150,27 @@ class Acking:
                     except StopIteration:
                         break
                     except Refusal as refusal:  # the other ids still count
-                        unclear, is_refused = refusal, True
+                        last_refusal, is_refused = refusal, True
                     cost += 1
                     if cost >= ACK_STEPS_MAX:
                         cost = 0
                         yield
-                        self._check_is_there(consumer)
+                        self._check_connected(consumer)
         consumer.dispatcher.save_position()
-        if unclear is not None:
-            raise unclear
+        if last_refusal is not None:
+            raise last_refusal
 
-    def _check_is_there(self, consumer: Consumer) -> None:
-        """Raises Refusal if the consumer was sent away in the meantime, by a seek for example."""
+    def _check_connected(self, consumer: Consumer) -> None:
+        """Raises Refusal if the consumer was sent away between two steps, by a seek for
+        example."""
         if self._consumers.get(consumer.id, (None,))[0] is not consumer:
             consumer.dispatcher.save_position()
             what = f"consumer {consumer.id} was sent away"
             raise Refusal(ServerError.CONSUMER_NOT_FOUND, what)
 
 
-def _steps_of(ack: Any) -> Iterator[Any]:
-    """The ACK, or ACKs of ACK_STEPS_MAX of its ids each."""
+def _small_acks(ack: Any) -> Iterator[Any]:
+    """The ACK, cut into ACKs of at most ACK_STEPS_MAX ids each."""
     ids = ack.message_id
     if len(ids) <= ACK_STEPS_MAX:
         yield ack

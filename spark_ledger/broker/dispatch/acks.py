@@ -2,10 +2,10 @@
 batches that were sent to a consumer. Pure.
 
 Always true: every offset below `mark` is acknowledged or has no row; only `reset` moves `mark` and
-`durable` back. Which messages a client's id acknowledges is decided by the batch that was sent: the
-counts in the id are not used, so the work is bounded by the messages of that batch. For a batch
-that was not sent to the consumer (another broker sent it, for example) the id's set is ignored, and
-an id without a set acknowledges one message.
+`durable` back. The batch that was sent decides which messages a client's id acknowledges. The
+counts in the id are not used, so the number of messages in that batch bounds the work. If the batch
+was not sent to the consumer (another broker sent it, for example), the id's set is ignored, and an
+id without a set acknowledges one message.
 """
 
 from array import array
@@ -245,8 +245,9 @@ class SentBatches:
 
 
 class SentEntries(SentBatches):
-    """As SentBatches, with the entries of parts in which some messages were masked: an id without a
-    set does not name these messages; and with how often clients have asked for an entry again."""
+    """As SentBatches, with two more facts. `masked` has the entries of parts in which some messages
+    were masked: an id without a set does not name these messages. `redeliveries` counts how often
+    clients have asked for an entry again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -346,8 +347,8 @@ class PendingParts:
         self._parts.update(zip(offsets, slots, strict=True))
 
     def take_lone(self, entries: Iterable[int]) -> dict[int, int]:
-        """Take those of the entries out that are pending as messages of their own. Returns them,
-        with their slots (0: none)."""
+        """Remove those of the entries that are pending as messages outside of batches. Returns
+        these entries with their slots (0: no slot)."""
         parts, slots = self._parts, {}
         for entry in entries:
             slot = parts.get(entry)

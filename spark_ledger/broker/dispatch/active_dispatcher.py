@@ -23,7 +23,7 @@ from spark_ledger.broker.dispatch.acks import (
 )
 from spark_ledger.broker.dispatch.dispatcher import (
     ACKNOWLEDGED,
-    CROWDED_S,
+    MEMORY_WAIT_S,
     Consumer,
     Dispatcher,
     is_in_chunks,
@@ -41,12 +41,12 @@ from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
 FAILOVER_DELAY_S = 1.0
 ANNOUNCE_S = 0.5
-"""How long after a change the consumers hear which consumer is active. Go's client ignores an
+"""The broker announces the active consumer this long after a change. Go's client ignores an
 announcement that comes before it has handled the response to its SUBSCRIBE."""
 
 
 class ActiveDispatcher(Dispatcher):
-    """As Dispatcher: `rows` beyond the mark are acknowledged."""
+    """Arguments as Dispatcher's."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ActiveDispatcher(Dispatcher):
             self._announcement = loop.call_later(ANNOUNCE_S, self._announce)
 
     def _announce(self) -> None:
-        """Tell each consumer whether it is the active consumer."""
+        """Announce to each consumer whether it is the active consumer."""
         for consumer in self.consumers:
             is_active = consumer is self.active
             change = command("active_consumer_change", consumer_id=consumer.id, is_active=is_active)
@@ -132,7 +132,7 @@ class ActiveDispatcher(Dispatcher):
             yield hi <= partition.end and acks.add(lo, hi)
         if not ranges:
             yield False
-        if is_unclear(message_id, messages):  # how many messages it names
+        if is_unclear(message_id, messages):
             raise not_sent(entry)
 
     # -- sending -----------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class ActiveDispatcher(Dispatcher):
             if consumer is not self.active:
                 return False
             self._note_pause(ACKNOWLEDGED, self.acks.memory.budget.bytes)
-            await self._pause(CROWDED_S)
+            await self._wait_for_rewind(MEMORY_WAIT_S)
         self._note_pause("")
         await consumer.link.room()
         return consumer is self.active

@@ -1,11 +1,11 @@
 """When the delayed messages of a partition are due. Pure.
 
-Always true: the index is a hint that all subscriptions of the partition share. The messages
-themselves have the time, so what is missing from an index is found again by reading. A message is
-due once the lower bound of the store's clock has reached its time, so no message is early. Each
-subscription asks for what became due since it last asked (`due_between`), whatever other
+Always true: the index is a hint that all subscriptions of the partition share. Each message has its
+time in its own bytes, so a read finds a message that the index lacks. A message is due once the
+lower bound of the store's clock has reached its time, so no message is early. Each subscription
+asks for the messages that became due since it last asked (`due_between`), whatever other
 subscriptions have acknowledged. The partition's ack ledger has the index too (topic/acks): the next
-owner passes over what is not due without reading it.
+owner passes over messages that are not due, without reading them.
 
 A message takes 32 bytes: its place by offset, and its place by time in one of a few sorted runs.
 """
@@ -30,15 +30,16 @@ from spark_ledger.topic.entry import pulsar_batch
 MESSAGE_BYTES = 32
 INDEX_BYTES_MAX = 64 << 20
 """Of a partition: 2 million messages. Beyond it, or while all indexes of the broker take too many
-bytes, no subscription reads on until some are due, or below the marks of all subscriptions. An
-index of FREE_BYTES at most never waits for others."""
+bytes, no subscription reads on until some messages are due, or below the marks of all
+subscriptions. An index of at most FREE_BYTES never waits for other indexes."""
 FULL_WAIT_S = 1.0
-"""So often a subscription looks whether a full index has room again."""
+"""How often a subscription looks whether a full index has room again."""
 FORGOTTEN_EVERY_MS = 1_000
-"""How often messages that are due are forgotten: each time all are moved."""
+"""How often messages that are due are forgotten. Each time, all messages of the index are moved."""
 UNSORTED_MAX = 1_000
 _FORGOTTEN_SHARE = 64
-"""Messages below the marks are forgotten once they are one of so many: each time all are moved."""
+"""Messages below the marks are forgotten once they are 1/64 of the index. Each time, all messages
+of the index are moved."""
 WINDOW_ROWS = 1 << 14
 """How far ahead of a reader one step looks for messages that it need not read."""
 _TAG = b"\x98\x01"
@@ -60,9 +61,9 @@ class _Run(NamedTuple):
 
 
 class DueOrder:
-    """Messages in the order of their times: the last ones that were added in that order, the others
-    in sorted runs, each at least twice as long as the next. So adding a message costs the sorting
-    of few, and a look a search in some twenty runs."""
+    """Messages in the order of their times. The messages that were added last are not sorted yet;
+    the others are in sorted runs, each at least twice as long as the next. So an added message
+    costs the sorting of a few messages, and a look costs a search in some twenty runs."""
 
     def __init__(self) -> None:
         self._runs: list[_Run] = []
@@ -91,7 +92,7 @@ class DueOrder:
         return np.sort(np.concatenate([_NO_NUMBERS, *parts]))
 
     def next_ms(self, after_ms: int) -> int | None:
-        """The first time after `after_ms`."""
+        """The first time after `after_ms` at which a message is due; None without such a time."""
         self._sort_added()
         firsts = []
         for run in self._runs:
@@ -100,7 +101,7 @@ class DueOrder:
         return min(firsts, default=None)
 
     def forget(self, is_kept: Callable[[_Run], npt.NDArray[np.bool_]]) -> None:
-        """Keep of each run what `is_kept` has True for."""
+        """Keep of each run only the messages for which `is_kept` has True."""
         self._sort_added()
         kept = [(run, is_kept(run)) for run in self._runs]
         runs = [_Run(run.dues_ms[rows], run.offsets[rows]) for run, rows in kept]
@@ -123,13 +124,14 @@ class DelayIndex:
         self._dues_ms = array("q")
         self._order = DueOrder()
         self._added = BitMap64()
-        """Offsets that the partition's ack ledger lacks; some may be forgotten since."""
+        """Offsets that the partition's ack ledger lacks; some may have been forgotten since."""
         self._forgot_ms = 0
-        self.on_added: Callable[[], None] = _do_nothing
+        self.on_added: Callable[[], None] = lambda: None
         self.asked_ms: dict[object, int] = {}
-        """By subscription that holds messages the time up to which it has asked for what is due."""
+        """For each subscription that holds messages: it has asked for the messages that are due up
+        to this time."""
         self.marks: dict[object, int] = {}
-        """By subscription that reads the offset below which it holds no message."""
+        """For each subscription that reads: it holds no message below this offset."""
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -143,7 +145,7 @@ class DelayIndex:
         return self.bytes >= INDEX_BYTES_MAX or self._budget.is_over
 
     def drop(self) -> None:
-        """Give the memory back: this broker has the partition no more."""
+        """Give the memory back: this broker no longer has the partition."""
         self.forget_below(_NUMBER_MAX)
         self._budget = AckBudget(INDEX_BYTES_MAX)  # of a step that still runs
 
@@ -229,8 +231,8 @@ class DelayIndex:
         return rows
 
     def forget_due(self, until_ms: int) -> None:
-        """Forget the messages that are due at `until_ms`: every subscription has asked for them. It
-        takes as long as many messages there are, but once in a second only."""
+        """Forget the messages that are due at `until_ms`: every subscription has asked for them.
+        The time rises with the number of messages, so this is done at most once in a second."""
         if until_ms < self._forgot_ms + FORGOTTEN_EVERY_MS:
             return
         self._forgot_ms = until_ms
@@ -245,9 +247,9 @@ class DelayIndex:
         self._count()
 
     def forget_passed(self) -> None:
-        """If the index is half full, or the broker's are full: forget messages below the marks of
-        all subscriptions, unless they are too few to be worth it. A subscription without consumers
-        has no mark."""
+        """If the index is half full, or the broker's indexes are full: forget messages below the
+        marks of all subscriptions, unless these messages are too few. A subscription without
+        consumers has no mark."""
         if 2 * self.bytes < INDEX_BYTES_MAX and not self.is_full:
             return
         at = bisect_left(self._offsets, min(self.marks.values(), default=0))
@@ -264,10 +266,6 @@ class DelayIndex:
             self._count()
 
 
-def _do_nothing() -> None:
-    """Nothing keeps the index."""
-
-
 def _bitmap(offsets: Numbers) -> BitMap64:
     return BitMap64(array("Q", offsets.tobytes()))
 
@@ -282,8 +280,8 @@ def _kept(column: "array[int]", kept: npt.NDArray[np.bool_]) -> "array[int]":
 
 class HeldMessages:
     """The delayed messages that one subscription has met: `rows` are not due yet, `due` are due and
-    not sent. `earliest_ms` returns a time that the store's clock has passed for certain, None as
-    long as none is known: then no message is due."""
+    not sent. `earliest_ms` returns a time that the store's clock has passed for certain; None as
+    long as no such time is known: then no message is due."""
 
     def __init__(
         self,
@@ -298,7 +296,7 @@ class HeldMessages:
         self._earliest_ms = earliest_ms
         self._last_ms = 0
         self._next_ms: int | None = None
-        """None of `rows` is due earlier; None: that is not known."""
+        """No message of `rows` is due before this time; None: the time is not known."""
 
     @property
     def now_ms(self) -> int:
@@ -314,12 +312,13 @@ class HeldMessages:
         return bytes_of(self.rows) + bytes_of(self.due)
 
     def begin(self) -> None:
-        """The subscription reads from its mark on: what it has met before is forgotten."""
+        """Called when the subscription begins to read at its mark: the messages that it has met
+        before are forgotten."""
         self.end()
         self.index.marks[self] = 0
 
     def end(self) -> None:
-        """The subscription reads no more."""
+        """Called when the subscription stops reading."""
         self.rows.clear()
         self.due.clear()
         self.memory.measure()
@@ -327,7 +326,8 @@ class HeldMessages:
         self.index.marks.pop(self, None)
 
     def holds(self, batch: Stored) -> bool:
-        """Whether the batch is a message that is not due; the subscription has met it then."""
+        """Whether the batch is a message that is not due. Then the subscription holds it from now
+        on."""
         due_ms = deliver_at_ms(batch)
         if due_ms <= 0:
             return False
@@ -340,9 +340,9 @@ class HeldMessages:
         return True
 
     def pass_over(self, offset: int, acked: BitMap64) -> int:
-        """The end of the run of messages from `offset` on that need not be read, since they are
-        `acked` or known not to be due; the subscription holds the latter then. It looks no further
-        than the next multiple of WINDOW_ROWS."""
+        """The end of the run of messages from `offset` on that need not be read: each is `acked`,
+        or the index shows that it is not due, and the subscription holds it from now on. The run
+        ends at the next multiple of WINDOW_ROWS at the latest."""
         if not len(self.index):
             return offset
         now_ms, window_end = self.now_ms, (offset // WINDOW_ROWS + 1) * WINDOW_ROWS
@@ -358,12 +358,13 @@ class HeldMessages:
         return end
 
     def may_pass_on(self, begin: int, end: int) -> bool:
-        """Whether `pass_over`, from `begin` to `end`, may pass over more."""
+        """Whether `pass_over`, which came from `begin` to `end`, may pass over more if it is called
+        again."""
         return end > begin and not end % WINDOW_ROWS
 
     def read_bytes(self, offset: int, acked: BitMap64) -> int:
-        """How many bytes to read from `offset` on: one batch, unless most of the messages that
-        follow are to be read."""
+        """How many bytes to read from `offset` on: READ_BYTES if most of the next messages are to
+        be sent now, otherwise one batch."""
         if not len(self.index):
             return READ_BYTES
         end = offset + STEP_BATCHES_MAX
@@ -380,8 +381,8 @@ class HeldMessages:
         return is_known
 
     def _hold(self, now_ms: int, due_ms: int | None) -> None:
-        """Messages are to be held that are not due at `now_ms`: the first one is due at `due_ms`,
-        None if that is not known. Without rows so far, there was nothing to ask for."""
+        """Called before messages that are not due at `now_ms` are added to `rows`. The first of
+        them is due at `due_ms`; None: the time is not known."""
         self.memory.changed()
         if not self.rows:
             self.index.asked_ms[self] = now_ms
@@ -392,7 +393,8 @@ class HeldMessages:
             self._next_ms = min(self._next_ms, due_ms)
 
     def look(self, mark: int) -> None:
-        """Find out what became due; below `mark` the subscription gets nothing any more."""
+        """Find the messages that became due. The subscription gets no message below `mark` any
+        more."""
         index, now_ms = self.index, self.now_ms
         if mark != index.marks.get(self):
             self.drop(0, mark)
@@ -414,14 +416,15 @@ class HeldMessages:
         self._next_ms = self.index.next_due_ms(now_ms)
 
     def drop(self, lo: int, hi: int) -> None:
-        """Rows of [lo, hi) are acknowledged, sent, or do not exist any more."""
+        """No row of [lo, hi) is held any more: each is acknowledged or sent, or does not exist any
+        more."""
         for rows in (self.rows, self.due):
             if rows:
                 rows.remove_range(lo, hi)
 
     def wait_s(self) -> float | None:
-        """The time until a message that is held may be due, or a full index may have room; None if
-        there is nothing to wait for."""
+        """How long until a held message may be due, or a full index may have room; None if no such
+        time will come."""
         waits_s = [FULL_WAIT_S] if self.is_full else []
         if self.rows:
             now_ms = self.now_ms

@@ -45,9 +45,12 @@ from spark_ledger.topic.log.state import PartitionState
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
 RETRY_S, LOST_RETRY_S = 1.0, 60.0
-CROWDED_S = 1.0
+"""The first pause after a failed read, and the longest pause if rows cannot be read."""
+MEMORY_WAIT_S = 1.0
+"""How long a dispatcher whose sets take too much memory waits until it looks again."""
 LOG_EVERY_S = 600.0
-SOON_S = 0.01
+HOLE_WAIT_S = 0.01
+"""How long a dispatcher waits at a hole until it reads again."""
 _CHUNKED_BEGINS = [magic.to_bytes(2, "big") for magic in (CHUNKS_MAGIC, LAST_MAGIC)]
 
 _log = logging.getLogger(__name__)
@@ -73,7 +76,7 @@ class Consumer(Member):
         self.dispatcher = dispatcher
         self.sent = SentBatches()
         partition = dispatcher.partition
-        self.messages = Messages(consumer_id, partition.ledger, partition.shown)
+        self.messages = Messages(consumer_id, partition.ledger, partition.number_in_ids)
         self.messages.epoch = epoch
         self.sending: asyncio.Task[None] | None = None
         self.on_end = on_end
@@ -81,7 +84,7 @@ class Consumer(Member):
         """Whether the client has asked for messages: then it has handled the response to
         SUBSCRIBE."""
         self.has_reached_end = False
-        """Whether the client was told that it has all messages that the topic will ever have."""
+        """Whether the broker has sent the client REACHED_END_OF_TOPIC."""
         self.client: ClientFacts | None = None
 
     def end(self) -> None:
@@ -90,11 +93,11 @@ class Consumer(Member):
 
 
 class Pause(NamedTuple):
-    """Why a subscription reads no new messages: the sets of messages that are ACKNOWLEDGED beyond
-    gaps, or wait, take too much memory; or too many messages are DELAYED. "": it reads on.
-    `logged_s` is when a pause was logged last."""
+    """Why a subscription reads no new messages. ACKNOWLEDGED: the sets of messages that are
+    acknowledged beyond gaps, or wait, take too much memory. DELAYED: too many messages are delayed.
+    "": it reads on. `logged_s` is when a pause was logged last."""
 
-    why: str
+    reason: str
     logged_s: float
 
 
@@ -225,8 +228,8 @@ class Dispatcher(ABC):
             self.save_position()
 
     def announce_end(self) -> None:
-        """If the topic is terminated, and all its messages are acknowledged, tell each consumer
-        once."""
+        """If the topic is terminated, and all its messages are acknowledged, send each consumer
+        REACHED_END_OF_TOPIC once."""
         consumers = [c for c in self.consumers if c.has_asked and not c.has_reached_end]
         if self.acks.mark < self.partition.end or not consumers:
             return
@@ -258,9 +261,9 @@ class Dispatcher(ABC):
     async def _go_on(
         self, title: str, step: Callable[[bool], Awaitable[bool]], end: Callable[[], None]
     ) -> None:
-        """Take steps until one returns False. The argument of a step: whether its reads leave lost
-        rows out. A step that fails is taken again after a pause; `end` is called if no further step
-        can succeed."""
+        """Take steps until a step returns False. The argument of a step: whether its reads leave
+        lost rows out. A step that fails is taken again after a pause. If no further step can
+        succeed, `end` is called."""
         pause_s, lossy = RETRY_S, False
         while True:
             try:
@@ -280,23 +283,23 @@ class Dispatcher(ABC):
                 lossy = is_lost and not lossy and await self.partition.skips_lost()
                 self._log_failure(title, error, lossy)
                 if not lossy:
-                    await self._pause(pause_s)
+                    await self._wait_for_rewind(pause_s)
                     pause_s = min(2 * pause_s, LOST_RETRY_S)
 
-    def _note_pause(self, why: str, bytes_used: int = 0) -> None:
-        """Note why no new messages are read; "": they are. A pause is logged, LOG_EVERY_S after the
-        last one at the earliest."""
-        if not why and not self.pause.why:
+    def _note_pause(self, reason: str, bytes_used: int = 0) -> None:
+        """Note why no new messages are read ("": they are read). A pause is logged, LOG_EVERY_S
+        after the last logged pause at the earliest."""
+        if not reason and not self.pause.reason:
             return
         now_s, logged_s = asyncio.get_running_loop().time(), self.pause.logged_s
-        if why and now_s >= logged_s + LOG_EVERY_S:
+        if reason and now_s >= logged_s + LOG_EVERY_S:
             logged_s = now_s
             _log.warning(
                 "%s: a subscription pauses at offset %d: its %s messages take %d bytes. The first"
                 " message that is not acknowledged is at offset %d",
-                *(self.partition.title, self.position, why, bytes_used, self.acks.mark),
+                *(self.partition.title, self.position, reason, bytes_used, self.acks.mark),
             )
-        self.pause = Pause(why, logged_s)
+        self.pause = Pause(reason, logged_s)
 
     def _has_memory(self) -> bool:
         return self.acks.may_send(self.position)
@@ -311,9 +314,9 @@ class Dispatcher(ABC):
         """Give memory back: the dispatcher is not used any more."""
         self.acks.memory.drop()
 
-    async def _pause(self, seconds: float) -> None:
-        """Wait before a failed read is tried again; a rewind ends the pause. The consumer stays: if
-        it were sent away, its client would subscribe again at once."""
+    async def _wait_for_rewind(self, seconds: float) -> None:
+        """Wait for a rewind, at most for `seconds`. The consumer stays: if it were sent away, its
+        client would subscribe again at once."""
         self._rewind_event.clear()
         await woken(self._rewind_event, seconds)
 
@@ -335,11 +338,11 @@ class Dispatcher(ABC):
         )
 
     async def _pass_over_hole(self) -> None:
-        """Go on after a read without rows: there is a hole up to the confirmed end, or the log will
-        soon have a seal."""
+        """Go on after a read without rows. Either a hole reaches up to the confirmed end, or the
+        log does not have the seal of the live segment yet."""
         following = row_after(self.partition.held, self.position)
         if following is None:
-            await asyncio.sleep(SOON_S)
+            await asyncio.sleep(HOLE_WAIT_S)
         else:
             self._pass_over(following)
 
@@ -368,8 +371,8 @@ class Dispatcher(ABC):
     async def _send_message(
         self, consumer: Consumer, last: Stored, redeliveries: int, lossy: bool
     ) -> None:
-        """Send a message in its chunks, each of which takes a permit; `last` is the last chunk. All
-        chunks are sent, even without permits."""
+        """Send a message in its chunks; `last` is the last chunk. Each chunk takes a permit, but
+        all chunks are sent even if there are too few permits."""
         frame = consumer.messages.command(last.offset, (), redeliveries)
         if not is_last_chunk(last.data):
             first, *others = chunks_of(last.data)

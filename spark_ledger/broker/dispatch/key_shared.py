@@ -4,16 +4,17 @@ Always true, unless order is given up (`in_order` false): the rows of a slot tha
 acknowledged are at one consumer, the holder of the slot. If the owner of the slot changes, the new
 owner gets rows of the slot once the holder has no such row any more (PIP-379). While rows of a slot
 wait, no later row of the slot is sent. A consumer that can take no more messages stops only its own
-slots: their rows wait, and the other consumers' rows are read on, within a limit in bytes.
+slots: their rows wait, and the dispatcher reads on for the other consumers, within a limit in
+bytes.
 
-A consumer that owns all messages of a batch of Spark gets the batch; any other consumer gets its
-rows in batches of neighbouring rows, which are cut out: clients acknowledge a batch with masked
-messages only if they acknowledge by index, which is off by default. When messages of a cut batch
-are sent again, the new batch never has more messages than the cut one: a late acknowledgement would
-name messages that its client did not have.
+A consumer that owns all messages of a batch of Spark gets the batch. Any other consumer gets its
+neighbouring rows as a new batch that is cut out: clients acknowledge a batch with masked messages
+only if they acknowledge by index, which is off by default. When messages of a cut batch are sent
+again, the new batch never has more messages than the cut batch: otherwise a late acknowledgement
+would name messages that its client did not have.
 
 Waiting rows are kept twice: by slot, and by the consumer that may get them now. Rows leave these
-sets lazily: the model's set `waiting` decides which rows still wait.
+sets late: the set `Sharing.waiting` decides which rows still wait.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -103,51 +104,52 @@ class KeyChoice:
     def parts_of(
         self, batch: Stored, missing: list[Range], given: list[Range]
     ) -> Iterable[BatchPart]:
-        of_batch = self._keyed_batches.of(batch)
-        if len(of_batch.slots) == 1:
-            return (part_of(batch, missing, given)._replace(slots=of_batch.slots),)
-        return self._parts_of_rows(batch, of_batch, missing, given)
+        keyed_batch = self._keyed_batches.of(batch)
+        if len(keyed_batch.slots) == 1:
+            return (part_of(batch, missing, given)._replace(slots=keyed_batch.slots),)
+        return self._parts_of_rows(batch, keyed_batch, missing, given)
 
     def _parts_of_rows(
-        self, batch: Stored, of_batch: KeyedBatch, missing: list[Range], given: list[Range]
+        self, batch: Stored, keyed_batch: KeyedBatch, missing: list[Range], given: list[Range]
     ) -> Iterator[BatchPart]:
         """The parts of a batch whose messages have slots of their own."""
+        slots = keyed_batch.slots
         rows = _rows_of(given)
-        indices = of_batch.indices[rows - batch.offset]
-        firsts = np.full(len(of_batch.distinct), -1, dtype=np.int64)
+        indices = keyed_batch.indices[rows - batch.offset]
+        firsts = np.full(len(keyed_batch.distinct), -1, dtype=np.int64)
         firsts[indices[::-1]] = rows[::-1]
         receivers: list[Member | None] = [
-            self._free_owner(slot, first) if first >= 0 else None
-            for slot, first in zip(of_batch.distinct, firsts.tolist(), strict=True)
+            self._receiver_of_slot(slot, first) if first >= 0 else None
+            for slot, first in zip(keyed_batch.distinct, firsts.tolist(), strict=True)
         ]
         numbers = {member: number for number, member in enumerate(dict.fromkeys(receivers))}
-        by_row = np.array([numbers[member] for member in receivers])[indices]
+        number_by_row = np.array([numbers[member] for member in receivers])[indices]
         missing_rows = sum(hi - lo for lo, hi in missing)
         for member, number in numbers.items():
-            of_member = rows[by_row == number]
-            if not len(of_member):
+            member_rows = rows[number_by_row == number]
+            if not len(member_rows):
                 continue
-            ranges = _ranges_of(of_member)
-            whole = BatchPart(
-                *(batch.offset, batch.messages, ranges, len(of_member)),
-                is_masked=len(of_member) < missing_rows,
-                slots=of_batch.slots,
+            ranges = _ranges_of(member_rows)
+            part = BatchPart(
+                *(batch.offset, batch.messages, ranges, len(member_rows)),
+                is_masked=len(member_rows) < missing_rows,
+                slots=slots,
             )
             if member is None or not member.is_available:
-                yield whole  # it waits
+                yield part  # it waits
             elif member.takes_rows:
-                single_rows = [(row, row + 1) for row in of_member.tolist()]
-                yield from self._cut_parts(batch.offset, single_rows, of_batch.slots)
-            elif not whole.is_masked and self._gets_whole(member, batch, of_batch):
-                yield whole
+                single_rows = [(row, row + 1) for row in member_rows.tolist()]
+                yield from self._cut_parts(batch.offset, single_rows, slots)
+            elif not part.is_masked and self._gets_whole(member, batch, keyed_batch):
+                yield part
             else:
-                yield from self._cut_parts(batch.offset, ranges, of_batch.slots)
+                yield from self._cut_parts(batch.offset, ranges, slots)
 
-    def _gets_whole(self, member: Member, batch: Stored, of_batch: KeyedBatch) -> bool:
+    def _gets_whole(self, member: Member, batch: Stored, keyed_batch: KeyedBatch) -> bool:
         """Whether the consumer gets the whole batch, as it owns every slot of the batch. (A client
         that does not acknowledge by index cannot acknowledge a batch with masked messages.)"""
         is_new = batch.offset not in member.pending and batch.offset not in self._cut_begins
-        return is_new and set(self._owners.owners_of(of_batch.distinct)) == {member}
+        return is_new and set(self._owners.owners_of(keyed_batch.distinct)) == {member}
 
     def _cut_parts(
         self, begin: int, ranges: Sequence[Range], slots: tuple[int, ...]
@@ -155,12 +157,12 @@ class KeyChoice:
         """The ranges as cut batches; `slots` are the slots of the batch that begins at `begin`."""
         for lo, hi in ranges:
             while lo < hi:
-                before = next_row(self._cut_ends, lo + 1) if lo in self._cut_begins else None
-                end = hi if before is None else min(hi, before)
-                of_part = slots[lo - begin : end - begin]
-                if len(set(of_part)) == 1:
-                    of_part = of_part[:1]
-                yield BatchPart(lo, end - lo, [(lo, end)], end - lo, False, of_part, True)
+                cut_end = next_row(self._cut_ends, lo + 1) if lo in self._cut_begins else None
+                end = hi if cut_end is None else min(hi, cut_end)
+                part_slots = slots[lo - begin : end - begin]
+                if len(set(part_slots)) == 1:
+                    part_slots = part_slots[:1]
+                yield BatchPart(lo, end - lo, [(lo, end)], end - lo, False, part_slots, True)
                 lo = end
 
     def cut(self, batch: Stored, part: BatchPart, *, is_lone: bool) -> Buffer:
@@ -176,7 +178,7 @@ class KeyChoice:
 
     def receiver_of(self, part: BatchPart) -> Member | None:
         slots = _firsts_of(part)
-        receivers = {self._free_owner(slot, first) for slot, first in slots.items()}
+        receivers = {self._receiver_of_slot(slot, first) for slot, first in slots.items()}
         if len(receivers) != 1:
             return None
         (member,) = receivers
@@ -188,13 +190,13 @@ class KeyChoice:
         rooms = {member: room_of(member) for member in self._members}
         members_left = sum(room > 0 for room in rooms.values())
         turns: dict[Member | None, LoneTurn] = {}
-        going: set[int] = set()  # slots whose rows may go, as their first row does
+        sent_slots: set[int] = set()  # their first row is in a turn, so their next rows may be too
         for offset, slot, owner in zip(offsets, slots, self._owners.owners_of(slots), strict=True):
             if not members_left:
                 break
-            is_free = slot in going or self._may_get(owner, slot, offset)
-            if owner is not None and is_free and rooms[owner]:
-                going.add(slot)
+            may_get = slot in sent_slots or self._may_get(owner, slot, offset)
+            if owner is not None and may_get and rooms[owner]:
+                sent_slots.add(slot)
                 rooms[owner] -= 1
                 members_left -= not rooms[owner]
             else:
@@ -206,14 +208,14 @@ class KeyChoice:
             turn.slots.append(slot)
         return list(turns.values())
 
-    def _free_owner(self, slot: int, first: int) -> Member | None:
-        """The owner of the slot, if it may get rows of the slot now, the first of which is
-        `first`."""
+    def _receiver_of_slot(self, slot: int, first: int) -> Member | None:
+        """The owner of the slot; None if it may not get rows of the slot now. `first` is the first
+        of these rows."""
         owner = self._owners.owner_of(slot)
         return owner if self._may_get(owner, slot, first) else None
 
     def _may_get(self, owner: Member | None, slot: int, first: int) -> bool:
-        """Whether the slot's owner, if it has an owner, may get rows of the slot now."""
+        """Whether the slot has an owner, and the owner may get rows of the slot now."""
         if owner is None or not self._in_order:
             return owner is not None
         held = self._held.get(slot)
@@ -310,9 +312,8 @@ class KeyChoice:
         return owner if held is None or held[0] is owner else None
 
     def _make_ready(self, slot: int) -> int:
-        """Let the slot's owner get the waiting rows of the slot; returns how many rows that may be.
-        The time rises with this number: call this only if the owner could not get the rows
-        before."""
+        """Let the slot's owner get the waiting rows of the slot; returns their number, or more. A
+        call takes time by this number: make it only if the owner could not get the rows before."""
         receiver = self._receiver_now(slot)
         if receiver is None:
             return 0
@@ -322,7 +323,7 @@ class KeyChoice:
 
     def sort_waiting(self) -> Iterator[None]:
         """As ReceiverChoice. Rows of slots to which no step has come are not sent yet, unless they
-        begin to wait meanwhile; `_free_owner` keeps the order of their slot."""
+        begin to wait meanwhile; `_receiver_of_slot` keeps the order of their slot."""
         self._sorts += 1
         return self._sort(self._sorts)
 
@@ -330,7 +331,7 @@ class KeyChoice:
         cost = 0
         for slot in self._by_slot:
             if sort != self._sorts:
-                return  # after a later change of owners, a later sort begins anew
+                return  # owners have changed again: a later sort does the work
             if self._by_slot.first(slot) is not None:
                 cost += SLOT_COST + self._make_ready(slot)
             if cost >= STEP_COST:

@@ -62,8 +62,8 @@ def key_of(metadata: MessageMetadata) -> bytes:
 
 class KeyedBatch(NamedTuple):
     """`slots` has one slot for all messages, or one for each message. In the second case, `ends`
-    has the position in the payload at which each message ends, and `slots` is `distinct` at
-    `indices`."""
+    has the position in the payload at which each message ends, `distinct` has each slot once, and
+    `indices` has for each message the index of its slot in `distinct`."""
 
     slots: tuple[int, ...]
     ends: Sequence[int] = ()
@@ -108,7 +108,7 @@ def keyed(batch: Stored) -> KeyedBatch:
 
 
 def _has_rows(metadata: MessageMetadata) -> bool:
-    """Whether it is of rows of Spark, whose keys can be read."""
+    """Whether the batch with this metadata has rows of Spark whose keys can be read."""
     is_of_spark = metadata.producer_name == pulsar_batch.PRODUCER and not metadata.encryption_keys
     return is_of_spark and metadata.compression == pulsar_codecs.NONE
 
@@ -156,8 +156,8 @@ class Place(NamedTuple):
 
 
 class KeyedBatches:
-    """The batches that were used last, KEPT_ROWS_MAX rows at most: a batch whose rows go to several
-    consumers is used several times."""
+    """A cache of the batches that were used last, of KEPT_ROWS_MAX rows at most: a batch whose rows
+    go to several consumers is used several times."""
 
     def __init__(self, keyed: Callable[[Stored], KeyedBatch] = keyed) -> None:
         self._keyed = keyed
@@ -168,12 +168,12 @@ class KeyedBatches:
         if batch.messages == 1:
             return self._keyed(batch)
         place = Place(batch.offset, batch.messages, len(batch.data))
-        kept = self._kept.get(place)
-        if kept is None:
-            kept = self._keyed(batch)
-            if len(kept.slots) > 1:
-                self._keep(place, kept)
-        return kept
+        keyed_batch = self._kept.get(place)
+        if keyed_batch is None:
+            keyed_batch = self._keyed(batch)
+            if len(keyed_batch.slots) > 1:
+                self._keep(place, keyed_batch)
+        return keyed_batch
 
     def _keep(self, place: Place, batch: KeyedBatch) -> None:
         self._kept[place] = batch
@@ -184,16 +184,16 @@ class KeyedBatches:
 
     def cut(self, batch: Stored, offset: int, messages: int) -> bytes:
         """The messages from `offset` on as a new batch."""
-        whole = self.of(batch)
-        assert whole.metadata is not None, "only Spark's batches are cut"
-        at = offset - batch.offset
-        begin = whole.ends[at - 1] if at else 0
-        metadata = whole.metadata
-        metadata.sequence_id = whole.first_id + at
+        keyed_batch = self.of(batch)
+        metadata, ends = keyed_batch.metadata, keyed_batch.ends
+        assert metadata is not None, "only Spark's batches are cut"
+        index = offset - batch.offset
+        begin = ends[index - 1] if index else 0
+        metadata.sequence_id = keyed_batch.first_id + index
         metadata.highest_sequence_id = metadata.sequence_id + messages - 1
         metadata.num_messages_in_batch = messages
-        payload = memoryview(batch.data)[whole.payload_at :]
-        return pulsar_batch.build_batch(metadata, payload[begin : whole.ends[at + messages - 1]])
+        payload = memoryview(batch.data)[keyed_batch.payload_at :]
+        return pulsar_batch.build_batch(metadata, payload[begin : ends[index + messages - 1]])
 
     def has_rows_of_spark(self, batch: Stored) -> bool:
         """Whether the batch has several rows of Spark, which `lone` can turn into messages."""
@@ -201,13 +201,14 @@ class KeyedBatches:
 
     def lone(self, batch: Stored, offset: int) -> bytes:
         """The row at the offset as a message outside of a batch."""
-        whole = self.of(batch)
-        assert whole.metadata is not None, "only Spark's batches are taken apart"
-        at = offset - batch.offset
-        begin = whole.payload_at + (whole.ends[at - 1] if at else 0)
-        row = bytes(batch.data[begin : whole.payload_at + whole.ends[at]])
+        keyed_batch = self.of(batch)
+        metadata, ends = keyed_batch.metadata, keyed_batch.ends
+        assert metadata is not None, "only Spark's batches are taken apart"
+        index, payload_at = offset - batch.offset, keyed_batch.payload_at
+        begin = payload_at + (ends[index - 1] if index else 0)
+        row = bytes(batch.data[begin : payload_at + ends[index]])
         ((single, value_at),) = pulsar_batch.messages_in(row, 1)
         parts = (b"", single.SerializeToString(), row[value_at:])
-        written_ms, row_id = whole.metadata.publish_time, whole.first_id + at
-        (message,) = pulsar_batch.lone_message(parts, written_ms, row_id)
+        sequence_id = keyed_batch.first_id + index
+        (message,) = pulsar_batch.lone_message(parts, metadata.publish_time, sequence_id)
         return message

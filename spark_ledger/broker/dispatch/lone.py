@@ -1,8 +1,8 @@
-"""Messages outside of batches are shared, sent and acknowledged in runs: one at a time, each took
-four times as long.
+"""Lone messages (messages outside of batches) are shared, sent and acknowledged in runs. A message
+that is handled alone takes four times as long.
 
-Always true: a run changes nothing but the time; each message is a part of its own, as if it had
-been sent alone.
+Always true: a run saves time, and changes nothing else: each message is a part of its own, as if it
+had been sent alone.
 """
 
 from functools import partial
@@ -50,8 +50,8 @@ def lone_run(batches: list[Stored], at: int, position: int, sharing: Sharing) ->
 
 
 def replay_run(batches: list[Stored], at: int, sharing: Sharing) -> list[Stored]:
-    """The first messages outside of batches from index `at` on that wait, may be sent now, and were
-    not sent before as clients count it. Empty unless there are two at least."""
+    """The first messages outside of batches from index `at` on that wait, may be sent now, and have
+    a redelivery count of 0. Empty unless there are two at least."""
     begin, run = batches[at].offset, list[Stored]()
     if batches[at].batched or sharing.sent.redeliveries or sharing.is_full:
         return run
@@ -93,28 +93,28 @@ def bytes_for(sharing: Sharing) -> int:
 
 
 def share_lone(sharing: Sharing, offsets: list[int], slots: list[int]) -> list[LoneTurn]:
-    """Give messages, of which none is acknowledged, and all are new or all wait, to consumers, or
-    let them wait, as far as that is possible now. Returns the turns, which are to be sent: of the
-    first messages."""
+    """Give messages to consumers or let them wait, as far as that is possible now. No message is
+    acknowledged; either all are new or all wait. Returns the turns of the first messages; the
+    caller sends these messages."""
     turns: list[LoneTurn] = []
     at, room_of = 0, partial(_room_of, sharing.unacked.limits)
     while at < len(offsets) and sharing.may_read_on():
         end = at + _room(sharing)
-        more = sharing.choice.lone_turns(offsets[at:end], slots[at:end], room_of)
-        if not more:
+        next_turns = sharing.choice.lone_turns(offsets[at:end], slots[at:end], room_of)
+        if not next_turns:
             break
-        for turn in more:
+        for turn in next_turns:
             if turn.member is not None:
                 sharing.give_lone(turn)
             elif turn.offsets[0] not in sharing.waiting:
                 sharing.wait_lone(dict(zip(turn.offsets, turn.slots, strict=True)))
             at += len(turn.offsets)
-        turns += more
+        turns += next_turns
     return turns
 
 
 def send_lone(sharing: Sharing, run: list[Stored]) -> int:
-    """Send the first messages of a run, or let them wait. Returns how many those are."""
+    """Send the first messages of a run, or let them wait. Returns the number of these messages."""
     messages_at = {batch.offset: batch.data for batch in run}
     turns = share_lone(sharing, list(messages_at), sharing.choice.slots_of_lone(run))
     for member, sent_offsets, _ in turns:

@@ -2,7 +2,7 @@
 
 Always true: a policy decides by two things alone: the present consumers, in the order in which they
 came, and the partition's number. A policy remembers nothing. Exclusive and Failover give all
-messages to one consumer, the active consumer, whatever permits the others have. Shared and
+messages to one consumer, the active consumer; permits of other consumers do not count. Shared and
 Key_Shared have no active consumer: sharing.py and key_shared.py decide which consumer gets a
 message.
 """
@@ -30,7 +30,7 @@ C = TypeVar("C", bound=Receiver)
 
 
 class Policy(Protocol):
-    """`announces`: each consumer is told whether it is active."""
+    """`announces`: the broker announces to each consumer whether it is active."""
 
     announces: bool
 

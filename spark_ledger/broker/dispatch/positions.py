@@ -27,20 +27,21 @@ def offset_named(partition: Partition, id_: MessageId) -> int:
     return min(max(offset, partition.start), partition.end)
 
 
-async def start_of_reader(partition: Partition, part: Any, now_ms: int) -> int:
+async def start_of_reader(partition: Partition, subscribe: Any, now_ms: int) -> int:
     """The offset at which SUBSCRIBE lets a reader begin. Raises Refusal, and as Partition.since."""
-    if part.start_message_rollback_duration_sec:
-        return await partition.since(now_ms - part.start_message_rollback_duration_sec * 1000)
-    if part.HasField("start_message_id"):
-        return offset_named(partition, part.start_message_id)
-    return partition.start if part.initialPosition == InitialPosition.EARLIEST else partition.end
+    if subscribe.start_message_rollback_duration_sec:
+        return await partition.since(now_ms - subscribe.start_message_rollback_duration_sec * 1000)
+    if subscribe.HasField("start_message_id"):
+        return offset_named(partition, subscribe.start_message_id)
+    is_earliest = subscribe.initialPosition == InitialPosition.EARLIEST
+    return partition.start if is_earliest else partition.end
 
 
-async def target_of_seek(partition: Partition, part: Any) -> int:
+async def target_of_seek(partition: Partition, seek: Any) -> int:
     """The offset that SEEK asks for. Raises Refusal, and as Partition.since."""
-    if part.HasField("message_id"):
-        return offset_named(partition, part.message_id)
-    return await partition.since(part.message_publish_time)
+    if seek.HasField("message_id"):
+        return offset_named(partition, seek.message_id)
+    return await partition.since(seek.message_publish_time)
 
 
 async def last_and_mark(dispatcher: Dispatcher) -> tuple[MessageId, MessageId]:
@@ -48,7 +49,7 @@ async def last_and_mark(dispatcher: Dispatcher) -> tuple[MessageId, MessageId]:
     subscription's mark. Raises as Partition.last."""
     partition = dispatcher.partition
     last = await partition.last()
-    number, ledger = partition.shown, partition.ledger
+    number, ledger = partition.number_in_ids, partition.ledger
     if last is None:
         last_id = names.id_of_no_message(number)
     else:

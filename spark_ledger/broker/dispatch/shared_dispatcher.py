@@ -1,10 +1,10 @@
 """The dispatcher of a subscription whose consumers share its messages.
 
-Always true: rows that wait to be sent again go before rows that were not read yet, the oldest
-first; only a consumer whose rows do not wait gets new rows meanwhile. The model (sharing.py)
-decides which consumer gets which rows. One task reads and sends, and never waits for a single
-consumer: a message in chunks, which takes as long as its consumer needs, has its own task. No rows
-are kept here: rows that cannot be sent are read again, as a rule from the partition's memory.
+Always true: rows that wait to be sent again are sent before new rows, the oldest first. While rows
+wait, only a consumer that may get none of them gets new rows. The model (sharing.py) decides which
+consumer gets which rows. One task reads and sends, and never waits for a single consumer: a message
+in chunks, which takes as long as its consumer needs, has its own task. The dispatcher keeps no
+rows: rows that cannot be sent are read again, as a rule from the partition's memory.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from spark_ledger.broker.dispatch.acks import BatchPart, ack_set, first_row_and_
 from spark_ledger.broker.dispatch.delays import HeldMessages
 from spark_ledger.broker.dispatch.dispatcher import (
     ACKNOWLEDGED,
-    CROWDED_S,
     DELAYED,
-    SOON_S,
+    HOLE_WAIT_S,
+    MEMORY_WAIT_S,
     Consumer,
     Dispatcher,
     is_in_chunks,
@@ -46,20 +46,21 @@ from spark_ledger.topic.acks.sets import AckBudget, next_row, rows_in
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
 _DENSE_ROWS = STEP_BATCHES_MAX // 32
-"""If more than this number of the next STEP_BATCHES_MAX rows are waiting, they are read together,
-else batch by batch: a read of one batch costs as much as 30 batches of a larger read."""
+"""If more than this number of the next STEP_BATCHES_MAX rows wait, they are read together,
+otherwise batch by batch: a read of one batch costs as much as 30 batches of a larger read."""
 REPLAY_READS = 20
-"""How many reads of one batch with waiting rows follow each other while a consumer awaits new rows;
-of larger reads, one."""
+"""While a consumer awaits new rows, so many reads of one batch with waiting rows follow each other,
+or one larger read."""
 STEP_SENDS_MAX = 250
-"""How many batches are sent one by one or held, for some 30 us each, in one step of the loop; a
-batch that is cut out counts twice."""
+"""How many batches are sent or held in one step of the loop, except in a run: each takes some 30
+us, and a batch that is cut out counts twice."""
 
 _log = logging.getLogger(__name__)
 
 
 class SharedDispatcher(Dispatcher):
-    """As Dispatcher; `choice` decides which consumer gets a part."""
+    """Arguments as Dispatcher's. `choice` decides which consumer gets a part; `held` has the
+    delayed messages."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class SharedDispatcher(Dispatcher):
         self.held = held
         self.sharing = Sharing(self.acks, limits, choice, self._wake.set, partition.messages_at)
         self._sending: asyncio.Task[None] | None = None
-        self._failure: Exception | None = None  # of the last message in chunks that was sent
+        self._failure: Exception | None = None  # of a message in chunks; the next step raises it
         self._sends = 0  # in this step, as STEP_SENDS_MAX counts them
 
     def _has_joined(self, consumer: Consumer) -> None:
@@ -151,7 +152,7 @@ class SharedDispatcher(Dispatcher):
             if self._lacks_memory():
                 self._note_pause(ACKNOWLEDGED, self.acks.memory.budget.bytes)
                 if not has_sent:
-                    await woken(self._wake, CROWDED_S)
+                    await woken(self._wake, MEMORY_WAIT_S)
                 return True
             has_sent |= await self._read_on(lossy)
         if not has_sent and self.consumers and not lossy:
@@ -256,7 +257,7 @@ class SharedDispatcher(Dispatcher):
         if (following := row_after(self.partition.held, at)) is not None:
             self._forget(at, following)
         else:
-            await asyncio.sleep(SOON_S)
+            await asyncio.sleep(HOLE_WAIT_S)
 
     def _forget(self, lo: int, hi: int) -> None:
         """Forget the rows in [lo, hi), which do not exist any more."""
@@ -312,8 +313,8 @@ class SharedDispatcher(Dispatcher):
         return rewinds != self._rewinds
 
     def _send_batch(self, batch: Stored, start: int, lossy: bool) -> bool:
-        """Send the rows of a batch from `start` on, or let them wait; False if neither is possible
-        now."""
+        """Send the rows of a batch from `start` on, or let them wait. Returns False if neither is
+        possible now."""
         missing = given = self._missing(batch, batch.offset)
         if batch.offset < start:
             given = self._missing(batch, start)
@@ -336,7 +337,7 @@ class SharedDispatcher(Dispatcher):
         self, member: object, batch: Stored, part: BatchPart, lossy: bool
     ) -> BatchPart | None:
         """Send the part to the consumer. A consumer that takes rows of Spark one by one gets only
-        the first row: returns the rest of the part, else None."""
+        the first row. Returns the part with the other rows; None if there are no others."""
         assert isinstance(member, Consumer)
         consumer, sharing = member, self.sharing
         if is_in_chunks(batch):
@@ -366,7 +367,7 @@ async def _send_chunks(
     redeliveries: int,
     lossy: bool,
 ) -> None:
-    """Send a message in chunks, as long as its consumer takes."""
+    """Send a message in chunks, however long its consumer takes."""
     try:
         await dispatcher._send_message(consumer, last, redeliveries, lossy)
     except Exception as error:
@@ -378,7 +379,7 @@ async def _send_chunks(
 
 
 def _read_bytes(rows: BitMap64, at: int) -> int:
-    """How many bytes to read from `at` on, for those of the rows that follow."""
+    """How many bytes to read from `at` on, so that the next of the rows are read."""
     is_dense = rows.range_cardinality(at, at + STEP_BATCHES_MAX) > _DENSE_ROWS
     return READ_BYTES if is_dense else 1
 

@@ -3,11 +3,11 @@
 Always true: a row is pending at one consumer at most, in one part; a row that was read is
 acknowledged, pending, or waiting to be sent again. A consumer gets a part only while it has
 permits, is not blocked by its unacknowledged messages, and its connection has room; its permits
-fall below zero by less than the size of one part. When a consumer goes, its pending rows wait, and
-their redelivery counts do not change; when the last consumer goes, the whole state is forgotten,
-and the subscription begins at its mark.
+fall below zero by less than the size of one part. When a consumer leaves, its pending rows wait,
+and their redelivery counts do not change. When the last consumer leaves, the whole state is
+forgotten, and the subscription begins at its mark.
 
-A change of many parts takes several steps (`work`). A consumer whose parts come back gets nothing
+A change of many parts takes several steps (`work`). A consumer whose parts are given back gets none
 until its change is done. A consumer that leaves is not in `members` from the first step on. Parts
 that no step has reached yet still count as unacknowledged, and are not waiting; in Key_Shared they
 hold their slots, so no other consumer gets later rows of these slots before them.
@@ -39,12 +39,12 @@ from spark_ledger.broker.wire.commands import MessageId, signed
 from spark_ledger.topic.acks.sets import Measured, Range, bytes_of, common
 
 STEP_PARTS = 500
-"""How many parts come back, or are looked at again, in one step of the loop: up to 10 us each."""
+"""How many parts are given back or updated in one step of the loop: up to 10 us each."""
 PENDING_PARTS_MAX = 500_000
 """How many parts of a subscription may be pending in a partition: each takes 100 or 350 bytes,
-which no budget counts. Beyond it no more parts are sent; each acknowledgement is taken."""
+which no budget counts. Beyond it no more parts are sent, but acknowledgements still count."""
 MEMBERS_PER_STEP = 100
-"""At how many consumers an id is looked for in the time of one acknowledgement."""
+"""A search for an id at this number of consumers takes as long as one acknowledgement."""
 _NEW_SIZE_SHARE = 0.1
 """The weight of a new part in the average number of messages in its consumer's parts."""
 
@@ -65,10 +65,10 @@ class UnackedLimits(NamedTuple):
 class Member:
     """A consumer of a shared subscription. `has_room` returns whether its connection takes more
     frames. `is_busy`: a message in chunks is being sent to it. `kept_permits` came while it was
-    blocked. `returns` counts the changes under way by which its parts come back, as its client has
-    asked. `ranges` are the slots of keys that its client asks for, first and last; empty: the
-    client gives no ranges. `takes_rows`: the client's first FLOW was for one message, so the client
-    has no queue, and takes no batches."""
+    blocked. `returns` counts the changes under way that give its parts back because its client
+    asked for that. `ranges` are the slots of keys that its client asks for, first and last; empty:
+    the client gives no ranges. `takes_rows`: the client's first FLOW was for one message, so the
+    client has no queue, and takes no batches."""
 
     __slots__ = (
         "has_room",
@@ -104,8 +104,8 @@ class Member:
 
 
 class Unacked:
-    """The messages that are sent and not acknowledged, in how many parts, and whether they are so
-    many that no more are sent."""
+    """How many messages, in how many parts, are sent and not acknowledged. `is_blocked`: they are
+    so many that no more are sent."""
 
     def __init__(self, limits: UnackedLimits) -> None:
         self.messages = self.parts = 0
@@ -120,9 +120,9 @@ class Unacked:
         member.unacked += messages
         self.messages += messages
         self.parts += parts
-        most, most_of_all = self.limits
-        member.is_blocked = 0 < most <= member.unacked
-        if 0 < most_of_all <= self.messages or self.parts >= PENDING_PARTS_MAX:
+        consumer_max, subscription_max = self.limits
+        member.is_blocked = 0 < consumer_max <= member.unacked
+        if 0 < subscription_max <= self.messages or self.parts >= PENDING_PARTS_MAX:
             self.is_blocked = True
 
     def taken(self, member: Member, messages: int, parts: int) -> None:
@@ -151,8 +151,8 @@ class Unacked:
 
 
 class LoneTurn(NamedTuple):
-    """Messages outside of batches that a consumer gets together; without a consumer, they wait. By
-    message its offset, and its slot (0: none)."""
+    """Messages outside of batches that a consumer gets together; without a consumer, they wait.
+    `slots` has the slot of each message (0: no slot)."""
 
     member: Member | None
     offsets: list[int]
@@ -163,8 +163,8 @@ class ReceiverChoice(Protocol):
     """Decides which consumer gets a part. Its methods are called for each change of a part."""
 
     def watch(self, waiting: BitMap64) -> None:
-        """`waiting` has the rows that wait, from now on: rows enter it before `waits` is called,
-        and leave it when they are given, acknowledged, or gone."""
+        """From now on, `waiting` has the rows that wait. Rows enter it before `waits` is called,
+        and leave it when they are given or acknowledged, or do not exist any more."""
 
     @property
     def bytes(self) -> int:
@@ -188,7 +188,7 @@ class ReceiverChoice(Protocol):
         of the batch that are not acknowledged."""
 
     def begin_read(self) -> None:
-        """Note that a new read begins: its rows come apart from the rows before."""
+        """Note that a new read begins: its rows begin a new turn."""
 
     def receiver_of(self, part: BatchPart) -> Member | None:
         """The available consumer that gets the part; None if the part cannot be sent now."""
@@ -199,9 +199,9 @@ class ReceiverChoice(Protocol):
     def lone_turns(
         self, offsets: list[int], slots: list[int], room_of: Callable[[Member], int]
     ) -> list[LoneTurn]:
-        """The consumers of the first of these messages, which are outside of batches, and new or
-        from `replays_in`; empty if none may be sent now. `room_of` is how many a consumer may
-        get."""
+        """The consumers of the first of these messages; empty if no message may be sent now. The
+        messages are outside of batches, and new or from `replays_in`. `room_of` returns how many
+        messages a consumer may get."""
 
     def cut(self, batch: Stored, part: BatchPart, *, is_lone: bool) -> Buffer:
         """The bytes of a cut part: a new batch, or, if `is_lone`, a message outside of a batch."""
@@ -231,12 +231,11 @@ class ReceiverChoice(Protocol):
         """The waiting rows of [lo, hi) that may be sent now, in rising order."""
 
     def may_read_on(self) -> bool:
-        """Whether new rows may be read, once no waiting row may be sent: a consumer may get
-        rows."""
+        """Whether a consumer may get rows. Asked before new rows are read, when no waiting row may
+        be sent."""
 
     def awaits_new_rows(self) -> bool:
-        """Whether a consumer that may get rows can only get new ones: no waiting row is its
-        own."""
+        """Whether a consumer may get rows, but no waiting row."""
 
     def forget(self) -> None:
         """Forget all parts: no row is pending or waiting any more."""
@@ -347,8 +346,8 @@ class Sharing:
         return bool(self.waiting) and self.memory.budget.is_over
 
     def awaits_new_rows(self) -> bool:
-        """Whether new rows are to be read although waiting rows may be sent: a consumer can only
-        get new ones."""
+        """Whether to read new rows although waiting rows may be sent: a consumer may get only new
+        rows."""
         return self.choice.awaits_new_rows() and self.may_read_on()
 
     def give_lone(self, turn: LoneTurn) -> None:
@@ -410,7 +409,7 @@ class Sharing:
         self.memory.changed()
 
     def drop(self, lo: int, hi: int) -> None:
-        """Rows of [lo, hi) wait no more: they are acknowledged, or do not exist any more."""
+        """No row of [lo, hi) waits any more: each is acknowledged, or does not exist any more."""
         if self.waiting and self.waiting.range_cardinality(lo, hi):
             self.waiting.remove_range(lo, hi)
 
@@ -419,7 +418,7 @@ class Sharing:
         self.drop(0, mark)
         self._begin(_passing(self, mark))
 
-    # -- what comes back -----------------------------------------------------------------------
+    # -- acknowledged, or given back -------------------------------------------------------------
 
     def redeliver(self, member: Member, offsets: Iterable[int] | None) -> None:
         """Let these parts wait to be sent again, as the consumer's client asks; None: all its
@@ -460,7 +459,7 @@ class Sharing:
                 yield False
         finally:
             if owner is not None and part is not None:
-                if sent is self.sent:  # else all rows were forgotten meanwhile
+                if sent is self.sent:  # otherwise `forget` was called between two steps
                     self.update(owner, entry)
             elif self.sent.redeliveries and not self.acks.missing(entry, entry + (messages or 1)):
                 self.sent.redeliveries.forget(entry, entry + 1)
@@ -498,7 +497,7 @@ class Sharing:
         return has_moved
 
     def update(self, member: Member, entry: int) -> None:
-        """Look at a pending part again: rows of it may be acknowledged, maybe not by consumers."""
+        """Count the acknowledged rows of a pending part again."""
         part = member.pending.get(entry)
         if part is None:
             return

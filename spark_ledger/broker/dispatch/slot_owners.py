@@ -2,8 +2,8 @@
 Pure.
 
 Always true: a slot has one owner at most. If slots are shared out evenly (EvenSlots), every slot
-has an owner as long as there is a consumer, the numbers of two consumers' slots differ by one at
-most, and a join or a leave moves as few slots as possible. With ranges that clients give
+has an owner as long as there is a consumer, no consumer has more than one slot more than another,
+and a join or a leave moves as few slots as possible. With ranges that clients give
 (StickyRanges) no two consumers' ranges overlap, and a slot in no range has no owner. A waiting row
 takes 4 to 5 bytes in WaitingBySlot, as long as its slot has few rows: a bitmap for each slot took
 100 bytes for each row.
@@ -29,6 +29,7 @@ Range = tuple[int, int]
 """A range of offsets: the first one, and one past the last one."""
 Numbers = npt.NDArray[np.uint16]
 UNDIVIDED: Numbers = np.zeros(0, dtype=np.uint16)
+"""The owners' numbers of a subscription with one consumer or none: no table is needed."""
 LIST_ROWS_MAX = 4096
 """How many rows of a slot are in a list before they go into a bitmap."""
 RUN_ROWS_MAX = 16
@@ -102,29 +103,30 @@ class EvenSlots(Generic[M]):
         counts = np.bincount(self._owners, minlength=max(self._members) + 1).tolist()
         at = 0
         for other, quota in zip(self._members, quotas, strict=True):
-            more = max(0, quota - counts[other])
-            self._owners[free[at : at + more]] = other
-            at += more
+            count = max(0, quota - counts[other])
+            self._owners[free[at : at + count]] = other
+            at += count
 
 
 def _quotas(members: int) -> list[int]:
     """How many slots each consumer has."""
-    share, more = divmod(SLOTS, members)
-    return [share + (i < more) for i in range(members)]
+    share, remainder = divmod(SLOTS, members)
+    return [share + (index < remainder) for index in range(members)]
 
 
 class WaitingBySlot:
-    """The waiting rows of each slot. `waiting` has the rows of all slots that wait: rows that are
-    not in it any more leave this object later, when they are met. A slot's rows are in a list of 4
-    bytes each if they come in rising order, as new rows do, and else in a bitmap: rows that come
-    back, long runs, and rows of a slot that has many."""
+    """The waiting rows of each slot. The set `waiting` decides which rows wait: a row that is no
+    longer in `waiting` is removed here later, when a search meets it. A slot's rows that come in
+    rising order, as new rows do, are in a list of 4 bytes each. Other rows are in a bitmap: rows
+    that come back, long runs, and rows of a slot that has many."""
 
     def __init__(self, waiting: BitMap64) -> None:
         self._waiting = waiting
         self._lists: list[array[int] | None] = []
-        """By slot its rows, less `_base`."""
+        """By slot its rows, each as its distance from `_base`."""
         self._slots = BitMap()
-        """The slots that have a list: a look at each of SLOTS took most of the time of a join."""
+        """The slots that have a list. Without this set, a join would look at each of SLOTS, which
+        takes most of its time."""
         self._bitmaps: dict[int, BitMap64] = {}
         self._base = 0
         self.bytes = 0
@@ -189,18 +191,18 @@ class WaitingBySlot:
             if row in waiting:
                 first = row
             else:
-                gone = bisect_left(rows, next_in(waiting, row, OFFSETS_END) - base)
-                del rows[:gone]
-                self.bytes -= ROW_BYTES * gone
+                count = bisect_left(rows, next_in(waiting, row, OFFSETS_END) - base)
+                del rows[:count]
+                self.bytes -= ROW_BYTES * count
         bitmap = self._bitmaps.get(slot)
         if bitmap is not None:
-            before = bytes_of(bitmap)
-            of_bitmap = first_waiting(bitmap, waiting)
-            self.bytes += bytes_of(bitmap) - before
-            if of_bitmap is None:
+            bytes_before = bytes_of(bitmap)
+            first_of_bitmap = first_waiting(bitmap, waiting)
+            self.bytes += bytes_of(bitmap) - bytes_before
+            if first_of_bitmap is None:
                 del self._bitmaps[slot]
-            elif first is None or of_bitmap < first:
-                first = of_bitmap
+            elif first is None or first_of_bitmap < first:
+                first = first_of_bitmap
         if first is None:
             self._lists[slot] = None
             self._slots.remove(slot)
@@ -210,13 +212,13 @@ class WaitingBySlot:
     def rows(self, slot: int) -> BitMap64:
         """The waiting rows of the slot; some of them may not wait any more."""
         rows, bitmap = self._lists[slot], self._bitmaps.get(slot)
-        of_list = self._as_bitmap(rows) if rows else BitMap64()
-        return of_list if bitmap is None else of_list | bitmap
+        listed_rows = self._as_bitmap(rows) if rows else BitMap64()
+        return listed_rows if bitmap is None else listed_rows | bitmap
 
 
 def first_waiting(rows: BitMap64, waiting: BitMap64, at: int = 0) -> int | None:
-    """The first of the rows from `at` on that waits; rows before it that do not wait are taken out
-    of the set."""
+    """The first of the rows from `at` on that waits. Rows before it that do not wait are removed
+    from the set `rows`."""
     row = next_in(rows, at, OFFSETS_END)
     while row < OFFSETS_END and row not in waiting:
         rows.remove_range(row, next_in(waiting, row, OFFSETS_END))

@@ -46,20 +46,15 @@ RETURN_WAIT_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-def _unknown() -> int | None:
-    """No time is known."""
-    return None
-
-
 @dataclass(slots=True)
 class SharingRules:
-    """The settings that the Shared and Key_Shared subscriptions of a topic have in common: their
-    limits, the lower bound of the store's clock, the budget of all sets at this broker and the
-    bytes that those of one subscription may take, the index of delayed messages of each partition,
-    and the budget of all indexes at this broker."""
+    """What the Shared and Key_Shared subscriptions of a topic have in common. `earliest_ms` returns
+    a time that the store's clock has passed; None if no such time is known. `ack_budget` counts all
+    sets at this broker, and `delay_budget` all indexes; the sets of one subscription take at most
+    `ack_bytes_max`. `indexes` has the index of delayed messages of each partition."""
 
     limits: UnackedLimits = UnackedLimits()  # noqa: RUF009
-    earliest_ms: Callable[[], int | None] = _unknown
+    earliest_ms: Callable[[], int | None] = lambda: None
     ack_budget: AckBudget | None = None
     ack_bytes_max: int = ACK_BYTES_MAX
     indexes: dict[int, DelayIndex] = field(default_factory=dict)
@@ -71,10 +66,10 @@ class SharingRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """How a client wants to consume: the type of the subscription, the rules of a Key_Shared
-    subscription, and the slots of keys that the consumer has to get (empty: it gives no ranges).
-    `properties` are those of a new subscription."""
+class SubscribeRequest:
+    """What a client asks for with SUBSCRIBE: the type of the subscription, the rules of a
+    Key_Shared subscription, the slots of keys that the consumer has to get (empty: the client gives
+    no ranges), and the properties of the subscription if it is new."""
 
     kind: SubscriptionType
     keys: KeyShared | None = None
@@ -165,10 +160,10 @@ class Subscription:
         """The partition's dispatcher. A new dispatcher begins at `mark`, with `rows` acknowledged
         beyond the mark; a reader gets a new dispatcher if the present one has no consumers."""
         dispatcher = self._dispatchers.get(partition.number)
-        unused = dispatcher is not None and not (
+        is_unused = dispatcher is not None and not (
             dispatcher.awaits_consumers or dispatcher.consumers
         )
-        if dispatcher is None or (unused and not self.durable):
+        if dispatcher is None or (is_unused and not self.durable):
             if dispatcher is not None:
                 dispatcher.drop()
             choice, budget = self.policy.choice(), self._budget
@@ -196,23 +191,23 @@ class Subscription:
         active = None if dispatcher is None else dispatcher.active
         return [] if active is None else [active]
 
-    def check(self, wish: "Wish", partition: int) -> None:
-        """Raises Refusal if no further consumer with this wish may join."""
-        if self.used and wish.kind is not self.kind:
+    def check(self, request: SubscribeRequest, partition: int) -> None:
+        """Raises Refusal if no further consumer with this request may join."""
+        if self.used and request.kind is not self.kind:
             raise Refusal(
                 ServerError.CONSUMER_BUSY,
-                f"subscription '{self.name}' is used as {self.kind.name}, not {wish.kind.name}",
+                f"subscription '{self.name}' is used as {self.kind.name}, not {request.kind.name}",
             )
-        if self.used and wish.policy != self.policy:
+        if self.used and request.policy != self.policy:
             raise Refusal(
                 ServerError.CONSUMER_BUSY,
                 f"subscription '{self.name}' is used with other rules for keys: {self.policy}, not"
-                f" {wish.policy}",
+                f" {request.policy}",
             )
         dispatcher = self._dispatchers.get(partition)
-        if wish.needs_ranges:
+        if request.needs_ranges:
             others = () if dispatcher is None else dispatcher.consumers
-            check_ranges(wish.ranges, (taken for other in others for taken in other.ranges))
+            check_ranges(request.ranges, (slots for other in others for slots in other.ranges))
         if dispatcher is not None and not dispatcher.admits():
             raise Refusal(
                 ServerError.CONSUMER_BUSY,
@@ -236,7 +231,8 @@ class ServedTopic(Protocol):
         errors.Unavailable."""
 
     async def look_for_lost(self) -> None:
-        """Give up the partitions that other brokers have by now. Raises errors.Unavailable."""
+        """Read the record of owners, and give up the partitions that other brokers own now. Raises
+        errors.Unavailable."""
 
 
 class _Positions:
@@ -246,12 +242,13 @@ class _Positions:
         self._commits = commits
         self._cursors = cursors
 
-    async def adopted(
+    async def dispatcher_of(
         self, subscription: Subscription, number: int, partition: Callable[[], Partition]
     ) -> Dispatcher:
-        """The dispatcher of a durable subscription in the partition that `partition` returns. If
-        rows were lost with all copies, later rows get their offsets: what is acknowledged beyond
-        the end counts no longer. Raises as `partition`, `written` and ConsumerCursor.adopt."""
+        """The dispatcher of a durable subscription in the partition that `partition` returns; a new
+        dispatcher begins at the durable position. If rows were lost with all copies, later rows get
+        their offsets: then acknowledgements beyond the partition's end count no longer. Raises as
+        `partition`, `wait_written` and ConsumerCursor.adopt."""
         cursor = subscription.cursor
         assert cursor is not None
         if subscription.has_dispatcher(number):
@@ -261,8 +258,8 @@ class _Positions:
         end = acked_end = state.end
         if self._commits.may_lose_offsets and acked_end > partition().end:
             # after `adopt`: the position may be in a commit that the broker has not read
-            present = (await self._commits.state()).partitions[number].end_offset
-            end = min(acked_end, max(partition().end, present))
+            committed_end = (await self._commits.state()).partitions[number].end_offset
+            end = min(acked_end, max(partition().end, committed_end))
             state = await cursor.adopt(number, epoch)
         log = partition()
         state.rows.remove_range(end, acked_end)
@@ -274,10 +271,10 @@ class _Positions:
                 *(subscription.name, acked_end, log.title, end),
             )
             cursor.seek(number, mark)
-            await self.written(cursor, number)
+            await self.wait_written(cursor, number)
         return dispatcher
 
-    async def written(self, cursor: ConsumerCursor, number: int) -> None:
+    async def wait_written(self, cursor: ConsumerCursor, number: int) -> None:
         """Returns once a seek is durable, also for later owners of the partition. Raises Deposed,
         errors of the topic layer."""
         try:
@@ -337,7 +334,7 @@ class TopicSubscriptions:
         self,
         partition: Partition,
         name: str,
-        wish: Wish,
+        request: SubscribeRequest,
         *,
         durable: bool,
         start: Callable[[], Awaitable[int]],
@@ -349,25 +346,25 @@ class TopicSubscriptions:
         Raises Refusal, errors of the topic layer."""
         async with self._lock(name):
             subscription = self._by_name.get(name)
-            unused = subscription is None or not subscription.used
-            durable_alike = subscription is not None and subscription.durable is durable
-            if not unused and not durable_alike:
+            is_unused = subscription is None or not subscription.used
+            is_same_kind = subscription is not None and subscription.durable is durable
+            if not is_unused and not is_same_kind:
                 raise Refusal(
                     ServerError.NOT_ALLOWED,
                     f"subscription '{name}' is used by a {'reader' if durable else 'consumer'}:"
                     f" a {'consumer' if durable else 'reader'} cannot join it",
                 )
-            is_alike = subscription is not None and subscription.policy == wish.policy
-            if subscription is None or (unused and not (durable_alike and is_alike)):
+            has_policy = subscription is not None and subscription.policy == request.policy
+            if subscription is None or (is_unused and not (is_same_kind and has_policy)):
                 await self._release_locked(name)
                 if durable:
                     await self._take_acks_over(partition.number)
-                subscription = await self._opened(name, wish, durable, earliest)
+                subscription = await self._opened(name, request, durable, earliest)
                 self._by_name[name] = subscription
             try:
-                dispatcher = await self._dispatcher(subscription, wish, partition, start)
+                dispatcher = await self._dispatcher(subscription, request, partition, start)
                 consumer = make(dispatcher)
-                consumer.ranges = wish.ranges
+                consumer.ranges = request.ranges
                 dispatcher.join(consumer)
             finally:
                 if not subscription.used:  # release it, so that a query may use the name
@@ -375,8 +372,8 @@ class TopicSubscriptions:
             return consumer
 
     async def _take_acks_over(self, number: int) -> None:
-        """Take over the partition's acknowledgements before a subscription is read: then it is read
-        once."""
+        """Take over the partition's acknowledgements, before a subscription's record is read: in
+        this order the record is read once."""
         acks = self._cursors.acks_of(self._commits.topic.id)
         self._topic.readable_partition(number)  # raises Refusal if the partition is not here
         if acks is not None:
@@ -385,27 +382,28 @@ class TopicSubscriptions:
     async def _dispatcher(
         self,
         subscription: Subscription,
-        wish: Wish,
+        request: SubscribeRequest,
         partition: Partition,
         start: Callable[[], Awaitable[int]],
     ) -> Dispatcher:
         """The dispatcher that a further consumer of the subscription joins."""
         number = partition.number
-        subscription.check(wish, number)
+        subscription.check(request, number)
         self._topic.readable_partition(number)  # raises Refusal if the partition is not here
         if subscription.cursor is not None:
-            here = partial(self._topic.readable_partition, number)  # another broker may have it
-            return await self._positions.adopted(subscription, number, here)
+            # called again after each wait: another broker may have the partition by then
+            readable = partial(self._topic.readable_partition, number)
+            return await self._positions.dispatcher_of(subscription, number, readable)
         mark = await start()
         return subscription.dispatcher(self._topic.readable_partition(number), mark)
 
     async def _opened(
-        self, name: str, wish: Wish, durable: bool, earliest: bool | None
+        self, name: str, request: SubscribeRequest, durable: bool, earliest: bool | None
     ) -> Subscription:
         """Open the subscription, and make it if it does not exist. `earliest` None: raises
         errors.SubscriptionNotFound instead of making it."""
         if not durable:
-            return Subscription(name, wish.kind, None, self.sharing, wish.keys)
+            return Subscription(name, request.kind, None, self.sharing, request.keys)
 
         async def start() -> Mapping[int, int]:
             if earliest is None:
@@ -415,12 +413,12 @@ class TopicSubscriptions:
             return await self._topic.offsets(earliest=earliest)
 
         cursor = await self._cursors.open(
-            *(self._commits.topic, name, start, self._topic.history, wish.properties)
+            *(self._commits.topic, name, start, self._topic.history, request.properties)
         )
-        subscription = Subscription(name, wish.kind, cursor, self.sharing, wish.keys)
+        subscription = Subscription(name, request.kind, cursor, self.sharing, request.keys)
 
         def end() -> None:
-            if self._by_name.get(name) is subscription:  # else it was opened anew meanwhile
+            if self._by_name.get(name) is subscription:  # otherwise it was opened anew
                 del self._by_name[name]
                 subscription.drop()
             for consumer in subscription.consumers:
@@ -437,9 +435,9 @@ class TopicSubscriptions:
             self._background.start(self._release_unused(name))
 
     async def wait_released(self, name: str) -> None:
-        """Wait until a subscription without consumers here is written and released, CLOSE_WAIT_S at
-        most; the release may go on after this call. A subscription that awaits consumers after a
-        seek is kept."""
+        """If the subscription has no consumers here, wait until it is written and released,
+        CLOSE_WAIT_S at most; the release may go on after this call. A subscription that awaits
+        consumers after a seek is kept."""
         subscription = self._by_name.get(name)
         if subscription is not None and not subscription.used and not subscription.awaits_consumers:
             await asyncio.wait(
@@ -477,11 +475,11 @@ class TopicSubscriptions:
         subscription = self.named(name)
         dispatcher.seek(offset)
         if subscription.cursor is not None:
-            await self._positions.written(subscription.cursor, dispatcher.partition.number)
+            await self._positions.wait_written(subscription.cursor, dispatcher.partition.number)
 
     def marks(self) -> dict[str, dict[int, int]]:
-        """The first offset that consumers here have not acknowledged, by name of a durable
-        subscription, and by partition."""
+        """Of each durable subscription, by name: the first offset in each partition that consumers
+        here have not acknowledged."""
         durable = {name: s for name, s in self._by_name.items() if s.durable}
         return {name: subscription.marks() for name, subscription in durable.items()}
 
@@ -492,8 +490,8 @@ class TopicSubscriptions:
         not consumers use the subscription. Acknowledgements beyond this offset stay. With `durable`
         all this is durable on return. A subscription that was deleted stays deleted. Raises
         Refusal, errors of the topic layer."""
-        here = partial(self._topic.readable_partition, number)
-        await self._move_up(name, number, to, here, durable=durable)
+        readable = partial(self._topic.readable_partition, number)
+        await self._move_up(name, number, to, readable, durable=durable)
 
     async def adopt(self, name: str, partition: Partition) -> None:
         """Take the subscription over in a partition that clients do not use yet, so that it has
@@ -514,13 +512,13 @@ class TopicSubscriptions:
             subscription = self._by_name.get(name)
             if subscription is None:
                 with suppress(errors.SubscriptionNotFound, errors.SubscriptionBusy):
-                    wish = Wish(SubscriptionType.EXCLUSIVE)
-                    subscription = await self._opened(name, wish, True, None)
+                    request = SubscribeRequest(SubscriptionType.EXCLUSIVE)
+                    subscription = await self._opened(name, request, True, None)
             if subscription is None or subscription.cursor is None:
                 return
             self._by_name[name] = subscription
             try:
-                dispatcher = await self._positions.adopted(subscription, number, partition)
+                dispatcher = await self._positions.dispatcher_of(subscription, number, partition)
                 dispatcher.move_up(to(dispatcher.acks))
                 if durable:
                     await subscription.cursor.acks_durable(number)
@@ -540,8 +538,8 @@ class TopicSubscriptions:
                 raise Refusal(ServerError.NOT_ALLOWED, text)
             await self._release_locked(name)
             with suppress(errors.SubscriptionBusy):  # a query uses it
-                wish = Wish(SubscriptionType.EXCLUSIVE)
-                self._by_name[name] = await self._opened(name, wish, True, True)
+                request = SubscribeRequest(SubscriptionType.EXCLUSIVE)
+                self._by_name[name] = await self._opened(name, request, True, True)
                 await self._release_locked(name)
 
     async def unsubscribe(self, name: str, consumer: Consumer, *, force: bool = False) -> None:

@@ -103,7 +103,7 @@ class Partition:
     ) -> None:
         self.number = number
         self.title = f"partition {number} of topic {topic.name}"
-        self.shown = number if topic.policies.partitioned else names.NOT_PARTITIONED
+        self.number_in_ids = number if topic.policies.partitioned else names.NOT_PARTITIONED
         """The partition's number in its message ids."""
         self.ledger = names.ledger_number(topic.id)
         """The ledger number in the partition's message ids."""

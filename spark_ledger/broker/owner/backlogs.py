@@ -1,13 +1,13 @@
-"""The backlogs of a topic's subscriptions, judged by the topic's owner: expiry of messages, and the
-quota.
+"""Expiry of messages and the backlog quota, which a topic's owner applies.
 
 Always true: a broker judges only its own partitions, by the policies that the topic has now. An
 expired message counts as acknowledged, and so does a message that an eviction passes over; the
 positions of queries' subscriptions are never moved. While a partition is over a quota that holds or
 refuses producers, it takes no producer: the producers that it had are sent away, and are refused
 when they come back. A quota is judged every `look_s`, and whenever a producer comes. A broker
-notices a new quota within POLICIES_S. A partition or subscription that cannot be read stops the
-others in nothing: it is logged, expires nothing, and keeps the last judgement of its quota.
+notices a new quota within POLICIES_S. If a partition or subscription cannot be read, the broker
+logs that and judges the others. In that partition or subscription no message expires, and the last
+judgement of the quota stays.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from spark_ledger.topic.subscription.records import Positions, SubscriptionKind
 POLICIES_S = 300.0
 """How often the policies of a topic without a quota and without expiry are read again."""
 FRESH_S = 1.0
-"""A producer that comes within this time after a look is judged by that look."""
+"""A producer that comes within this time after a judgement is admitted or refused by it."""
 LOG_EVERY_S = 60.0
 """How often one partition or subscription that cannot be judged is logged, at most."""
 _FAILURES = (errors.LedgerError, StoreError, Refusal)
@@ -49,7 +49,7 @@ _FAILURES = (errors.LedgerError, StoreError, Refusal)
 _log = logging.getLogger(__name__)
 
 
-class MovedSubscriptions(Protocol):
+class MovableSubscriptions(Protocol):
     """The subscriptions of one topic, whose positions expiry and eviction move."""
 
     def marks(self) -> Mapping[str, Positions]:
@@ -64,7 +64,7 @@ class TopicWithBacklogs(Protocol):
     def info(self) -> TopicInfo: ...
 
     @property
-    def subscriptions(self) -> MovedSubscriptions: ...
+    def subscriptions(self) -> MovableSubscriptions: ...
 
     @property
     def partitions(self) -> Mapping[int, OwnedPartition]: ...
@@ -81,7 +81,8 @@ class Backlogs:
         self._refusals: dict[int, Refusal] = {}
         self._looked_s = float("-inf")
         self._logged_s: dict[str, float] = {}
-        """When a part of the topic that cannot be judged was logged last, by its title."""
+        """By title of a partition or subscription that cannot be judged: when that was logged
+        last."""
         self._looking = asyncio.Lock()
 
     async def go_on(self) -> None:
@@ -169,7 +170,7 @@ class Backlogs:
 
     @contextmanager
     def _alone(self, title: str) -> Iterator[None]:
-        """A failure inside of the block is logged, and ends nothing but the block."""
+        """Log a failure inside of the block; the code after the block goes on."""
         try:
             yield
         except _FAILURES as error:
@@ -178,8 +179,7 @@ class Backlogs:
             _log.exception("%s of topic %s is not judged: a defect", title, self._name)
 
     def _log_late(self, title: str, error: Exception) -> None:
-        """Log that this part of the topic is judged later, LOG_EVERY_S after the last time at the
-        earliest."""
+        """Log that a partition or subscription is judged later, at most once in LOG_EVERY_S."""
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._logged_s.get(title, float("-inf")) + LOG_EVERY_S:
             self._logged_s[title] = now_s

@@ -1,9 +1,10 @@
-"""Subscriptions at the take-over of partitions whose rows may be lost with all copies.
+"""At the take-over of a partition, its owner forgets acknowledgements of lost rows.
 
-Always true: a topic with page-cache durability that lost acknowledged rows gives their offsets to
-later rows. Before clients use a partition, what its subscriptions have acknowledged beyond its end
-counts no longer, and this is durable, also in the shares by which retention goes. So no later row
-counts as acknowledged. A subscription that cannot be read is logged, and stops no other.
+Always true: if a topic with page-cache durability lost acknowledged rows, later rows get their
+offsets. So, before clients use a partition, the owner removes what the subscriptions have
+acknowledged beyond the partition's end. The removal is durable, also in the shares that retention
+reads. So no later row counts as acknowledged. If a subscription cannot be read, the owner logs
+that, and goes on with the others.
 """
 
 import logging
@@ -24,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class LostRows:
-    """Of one topic at its owner."""
+    """The lost rows of one topic at its owner."""
 
     def __init__(
         self, commits: TopicCommits, subscriptions: TopicSubscriptions, acks: TopicAcks
@@ -40,7 +41,7 @@ class LostRows:
         Raises errors.Unavailable."""
         if not (opened and self._commits.may_lose_offsets):
             return list(opened)
-        infos, outcomes = await self._of_consumers(), list(opened)
+        infos, outcomes = await self._subscriptions_of_consumers(), list(opened)
         for at, owned in enumerate(opened):
             if isinstance(owned, OwnedPartition):
                 try:
@@ -49,7 +50,7 @@ class LostRows:
                     outcomes[at] = error
         return outcomes
 
-    async def _of_consumers(self) -> list[SubscriptionInfo]:
+    async def _subscriptions_of_consumers(self) -> list[SubscriptionInfo]:
         unreadable: dict[str, errors.LedgerError] = {}
         infos = await self._commits.client.subscriptions.list(
             self._commits.topic.id, unreadable=unreadable
@@ -63,14 +64,14 @@ class LostRows:
         acks = await self._acks.of(number, self._commits.epochs[number])
         acks.delays.forget_from(end)
         beyond = {key: state for key, state in acks.states().items() if state.end > end}
-        names, of_consumers = {key.name for key in beyond}, {info.name for info in infos}
+        names_beyond, names = {key.name for key in beyond}, {info.name for info in infos}
         for info in infos:
-            if info.name in names or info.positions.get(number, 0) > end:
+            if info.name in names_beyond or info.positions.get(number, 0) > end:
                 await self._subscriptions.adopt(info.name, log)
-        # of a query's subscription: consumers that come after the query do not count these rows
-        kept = {key: state for key, state in beyond.items() if key.name not in of_consumers}
-        if any(state.rows for state in kept.values()):
-            present = (await self._commits.state()).partitions[number].end_offset
-            for state in kept.values():
-                state.rows.remove_range(max(end, present), state.end)
-            await acks.rewritten(kept)
+        # queries' subscriptions: consumers that use them later must get the later rows
+        of_queries = {key: state for key, state in beyond.items() if key.name not in names}
+        if any(state.rows for state in of_queries.values()):
+            committed_end = (await self._commits.state()).partitions[number].end_offset
+            for state in of_queries.values():
+                state.rows.remove_range(max(end, committed_end), state.end)
+            await acks.rewritten(of_queries)

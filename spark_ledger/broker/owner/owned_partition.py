@@ -19,8 +19,7 @@ from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
 from spark_ledger.topic.log.topics import TopicInfo
 
 FENCED_S = 1.0
-"""How long a broker waits for bookies that it asks whether a ledger is fenced: a bookie may
-hang."""
+"""How long a broker waits for the bookies that it asks whether a ledger is fenced."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,8 +46,8 @@ class OwnedPartition:
         self.writer = writer
         self.refused = RefusedMessages()
         self.is_left = False
-        """Whether another broker owns the partition, or this broker has closed it. Whether batches
-        under way are stored is still decided."""
+        """Whether another broker owns the partition, or this broker has closed it. The writer may
+        still have to find out which batches under way are stored."""
         self._topic = topic
         self._start_task = start_task
         self._admission: Admission[Producer] = Admission(str(topic.name), epoch)
@@ -77,8 +76,8 @@ class OwnedPartition:
             self._displace(replaced)
 
     def _displace(self, producers: list[Producer]) -> None:
-        """Send these producers away, and drop their messages that are not stored yet: a producer
-        that may come back sends them again."""
+        """Send these producers away, and drop their messages that are not stored yet. A producer
+        that comes back sends these messages again."""
         for producer in producers:
             producer.send_away()
         if producers:
@@ -91,11 +90,11 @@ class OwnedPartition:
         batches under way may still be stored)."""
         present = self._admission.present
 
-        def has_gone(other: Any) -> bool:
-            is_alone = producer.mode is not AccessMode.SHARED
-            return other not in present and (is_alone or other.name == producer.name)
+        def is_earlier(other: Any) -> bool:
+            is_exclusive = producer.mode is not AccessMode.SHARED
+            return other not in present and (is_exclusive or other.name == producer.name)
 
-        is_decided = await self.writer.until_decided(has_gone)
+        is_decided = await self.writer.until_decided(is_earlier)
         if producer in present:
             if is_decided:
                 producer.ready()

@@ -1,9 +1,9 @@
 """A topic at a broker: the partitions of the topic that this broker owns, and the subscriptions.
 
 Always true: before a partition is served, the segment that an earlier owner left open is sealed.
-No subscription has then acknowledged offsets beyond the partition's end (lost_rows.py).
-When another broker has the partition, or the topic was deleted, the producers and consumers of the
-partition are sent away, to look it up again; those of other partitions stay.
+No subscription has then acknowledged offsets beyond the partition's end (lost_rows.py). When
+another broker has the partition, or the topic was deleted, this broker sends the producers and
+consumers of the partition away: they look the partition up again. Clients of other partitions stay.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ CATCH_UP_S, CERTAIN_S = 0.1, 5.0
 After a new connection to the store it waits CERTAIN_S until it is sure of the store's history."""
 LEDGERS_ASKED_AT_ONCE = 8
 DECIDE_S, UNDECIDED_S = 10.0, 0.5
-"""How long a partition that is given up waits, at most, until it is decided which batches under way
-are stored. UNDECIDED_S is for a broker without contact to the store."""
+"""How long a broker that gives a partition up waits, at most, until it is decided which batches
+under way are stored. UNDECIDED_S is for a broker without contact to the store."""
 ACKS_CLOSED_S = 5.0
 """How long a broker that stops waits, at most, until its consumers' acknowledgements are
 durable."""
@@ -212,8 +212,9 @@ class OwnedTopic:
         partition.is_left = True
 
     def give_up(self, error: Exception) -> None:
-        """End a topic that no broker has any more. All clients are sent away, once it is decided
-        which batches under way are stored (a producer sends the others again)."""
+        """End the topic at this broker because of `error`: the topic was deleted, for example.
+        Once it is decided which batches under way are stored, all clients are sent away; a producer
+        sends the other batches again."""
         if self.is_ended:
             return
         self.is_ended = True
@@ -242,7 +243,7 @@ class OwnedTopic:
         for task in self._background:
             if task is not asyncio.current_task():
                 task.cancel()
-        self._acks.end()  # nothing more is written
+        self._acks.end()  # stops its writes
         await self._commits.close()
         await self._on_closed(self)
 
@@ -251,7 +252,7 @@ class OwnedTopic:
         self.subscriptions.send_consumers_away(partition.number)
 
     async def seal(self) -> None:
-        """Take no more messages; store the waiting ones, and seal the live segments."""
+        """Take no more messages, store the waiting messages, and seal the live segments."""
         await asyncio.gather(*(owned.writer.close() for owned in list(self._partitions.values())))
 
     async def close(self) -> None:

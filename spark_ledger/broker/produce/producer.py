@@ -156,7 +156,7 @@ class Producer:
     def receipt(self, send: Send, offset: int) -> bytes:
         """The receipt of a SEND; with offset NOWHERE, of a message that was stored before."""
         ledger = NOWHERE if offset == NOWHERE else self.partition.log.ledger
-        return receipts([(send, offset)], ledger, self.partition.log.shown)
+        return receipts([(send, offset)], ledger, self.partition.log.number_in_ids)
 
     def error(self, sequence_id: int, refusal: Refusal) -> bytes:
         ids = {"producer_id": self.id, "sequence_id": sequence_id}
@@ -300,7 +300,7 @@ class Run:
     def _send_receipts(self, ledger: int, offsets: Iterable[int]) -> None:
         producer = self.producer
         sent: Iterable[tuple[Send, int]] = zip(self._sends, offsets, strict=False)
-        frames = receipts(sent, ledger, producer.partition.log.shown)
+        frames = receipts(sent, ledger, producer.partition.log.number_in_ids)
         producer.answer(self._number, len(self._sends), frames)
         producer.connection.stored(self.waiting_bytes)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from spark_ledger.async_tasks import BackgroundTasks
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.dispatch.acking import Acking, Consuming
+from spark_ledger.broker.dispatch.acking import AckHandler, ConnectedConsumer
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.produce.intake import Intake
 from spark_ledger.broker.serve.commands import COMMANDS, AtOnce, Request, refusal_of
@@ -49,9 +49,9 @@ class Client:
         self.connected = False
         self._version = ""
         self.intake = Intake(link, broker, broker.message_bytes_max)
-        self.consumers: dict[int, Consuming] = {}
+        self.consumers: dict[int, ConnectedConsumer] = {}
         self.subscribing: dict[int, int] = {}
-        self.acking = Acking(
+        self.ack_handler = AckHandler(
             *(self.consumers, link.send, refusal_of, link.go_on),
             awaits_durable=broker.settings.ack_receipt == "durable",
         )
@@ -66,7 +66,7 @@ class Client:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._requests) >= REQUESTS_MAX or self.acking.is_busy
+        return len(self._requests) >= REQUESTS_MAX or self.ack_handler.is_busy
 
     def end(self) -> None:
         """Forget the client's producers, consumers and requests: its connection is gone."""
@@ -75,7 +75,7 @@ class Client:
         for consuming in list(self.consumers.values()):
             self.forget_consumer(consuming.consumer)
         self._requests.cancel()
-        self.acking.drop()
+        self.ack_handler.drop()
 
     # -- commands ----------------------------------------------------------------------------
 

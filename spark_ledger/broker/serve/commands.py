@@ -17,11 +17,11 @@ from spark_ledger import __version__, errors
 from spark_ledger.broker import names
 from spark_ledger.broker.admin.stats import stats_of_consumer
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.dispatch.acking import Acking, Consuming
+from spark_ledger.broker.dispatch.acking import AckHandler, ConnectedConsumer
 from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
 from spark_ledger.broker.dispatch.policies import KeyShared
 from spark_ledger.broker.dispatch.positions import last_and_mark, start_of_reader, target_of_seek
-from spark_ledger.broker.dispatch.subscriptions import Wish
+from spark_ledger.broker.dispatch.subscriptions import SubscribeRequest
 from spark_ledger.broker.produce.intake import Intake
 from spark_ledger.broker.produce.producer import Producer, ProducersLink
 from spark_ledger.broker.serve.declared_schemas import (
@@ -77,8 +77,8 @@ class Caller(Protocol):
     link: Link
     broker: Broker
     intake: Intake
-    acking: Acking
-    consumers: dict[int, Consuming]
+    ack_handler: AckHandler
+    consumers: dict[int, ConnectedConsumer]
     subscribing: dict[int, int]
     """By consumer id, the request id of the SUBSCRIBE that is being carried out."""
 
@@ -292,7 +292,7 @@ async def _make_consumer(client: Caller, part: Any) -> None:
     if part.durable:
         nodes.check_name(part.subscription)
     declared = await declared_schema(part)
-    wish = _wish_of(part)
+    request = _subscribe_request(part)
     create = part.force_topic_creation
     topic, owned = await client.broker.partition(names.parse(part.topic), create=create)
     partition, subscriptions = owned.log, topic.subscriptions
@@ -313,12 +313,12 @@ async def _make_consumer(client: Caller, part: Any) -> None:
             part.consumer_epoch if part.HasField("consumer_epoch") else None,
         )
 
-    rivals = subscriptions.rivals(part.subscription, wish.kind, partition.number)
+    rivals = subscriptions.rivals(part.subscription, request.kind, partition.number)
     await _probe_clients(other.link for other in rivals if other.link is not client.link)
     consumer = await subscriptions.subscribe(
         partition,
         part.subscription,
-        wish,
+        request,
         durable=part.durable,
         start=start,
         make=make,
@@ -330,10 +330,12 @@ async def _make_consumer(client: Caller, part: Any) -> None:
         message = f"consumer {part.consumer_id} was closed before it was made"
         raise Refusal(ServerError.SERVICE_NOT_READY, message)
     consumer.client = client.facts(part.metadata)
-    client.consumers[part.consumer_id] = Consuming(consumer, subscriptions, part.subscription)
+    client.consumers[part.consumer_id] = ConnectedConsumer(
+        consumer, subscriptions, part.subscription
+    )
 
 
-def _wish_of(part: Any) -> Wish:
+def _subscribe_request(part: Any) -> SubscribeRequest:
     """How the client wants to consume. Raises Refusal, errors.OptionInvalid."""
     kind = checked(SubscriptionType, part.subType, "type of subscriptions")
     keys, meta = None, part.keySharedMeta
@@ -341,12 +343,12 @@ def _wish_of(part: Any) -> Wish:
         mode = checked(KeySharedMode, meta.keySharedMode, "mode of Key_Shared subscriptions")
         keys = KeyShared(mode is KeySharedMode.STICKY, not meta.allowOutOfOrderDelivery)
     ranges = tuple((given.start, given.end) for given in meta.hashRanges)
-    wish = Wish(kind, keys, ranges, all_properties(part.subscription_properties))
-    wish.check()
-    return wish
+    request = SubscribeRequest(kind, keys, ranges, all_properties(part.subscription_properties))
+    request.check()
+    return request
 
 
-def _consuming_of(client: Caller, part: Any) -> Consuming:
+def _connected_consumer(client: Caller, part: Any) -> ConnectedConsumer:
     consuming = client.consumers.get(part.consumer_id)
     if consuming is None:
         raise Refusal(ServerError.CONSUMER_NOT_FOUND, f"there is no consumer {part.consumer_id}")
@@ -365,14 +367,14 @@ async def _close_consumer(client: Caller, part: Any) -> None:
 
 
 async def _unsubscribe(client: Caller, part: Any) -> None:
-    consumer, subscriptions, name = _consuming_of(client, part)
+    consumer, subscriptions, name = _connected_consumer(client, part)
     await subscriptions.unsubscribe(name, consumer, force=part.force)
     client.forget_consumer(consumer)
     _reply(client, part, "success")
 
 
 async def _seek(client: Caller, part: Any) -> None:
-    consumer, subscriptions, name = _consuming_of(client, part)
+    consumer, subscriptions, name = _connected_consumer(client, part)
     if not (part.HasField("message_id") or part.HasField("message_publish_time")):
         raise Refusal(ServerError.METADATA, "SEEK names neither a message id nor a publish time")
     offset = await target_of_seek(consumer.dispatcher.partition, part)
@@ -381,7 +383,7 @@ async def _seek(client: Caller, part: Any) -> None:
 
 
 async def _get_last_message_id(client: Caller, part: Any) -> None:
-    last_id, mark = await last_and_mark(_consuming_of(client, part).consumer.dispatcher)
+    last_id, mark = await last_and_mark(_connected_consumer(client, part).consumer.dispatcher)
     fields = {"last_message_id": last_id, "consumer_mark_delete_position": mark}
     _reply(client, part, "last_message_id_response", **fields)
 
@@ -393,7 +395,7 @@ _CONSUMER_FIELDS = (
 
 
 async def _consumer_stats(client: Caller, part: Any) -> None:
-    consumer, subscriptions, name = _consuming_of(client, part)
+    consumer, subscriptions, name = _connected_consumer(client, part)
     stats = stats_of_consumer(subscriptions.named(name), consumer)
     fields = {field: stats[field] for field in _CONSUMER_FIELDS}
     fields["availablePermits"] = max(0, stats["availablePermits"])
@@ -449,7 +451,7 @@ def _flow(client: Caller, part: Any) -> None:
 
 
 def _ack(client: Caller, part: Any) -> None:
-    client.acking.add(part)
+    client.ack_handler.add(part)
 
 
 def _redeliver(client: Caller, part: Any) -> None:

@@ -63,7 +63,7 @@ MUTANTS = (
         *(delivers_at_once, SHARES),
     ),
     Mutant(
-        *("new rows before those that wait", "sharing by keys", KeyChoice, "_free_owner"),
+        *("new rows before those that wait", "sharing by keys", KeyChoice, "_receiver_of_slot"),
         *(passes_over_what_waits, BY_KEY),
     ),
     Mutant(

@@ -20,7 +20,7 @@ def changes_hands_at_once(free_owner: Any) -> Any:
 
 MUTANTS = (
     Mutant(
-        *("a slot changes hands at once", "sharing by keys", KeyChoice, "_free_owner"),
+        *("a slot changes hands at once", "sharing by keys", KeyChoice, "_receiver_of_slot"),
         *(changes_hands_at_once, BY_KEY),
     ),
 )

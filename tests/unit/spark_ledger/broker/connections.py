@@ -25,7 +25,7 @@ class Tail:
 
     def __init__(self):
         data = bytes(BATCH_BYTES)
-        self.number = self.shown = self.start = 0
+        self.number = self.number_in_ids = self.start = 0
         self.title = "partition 0 of topic t"
         self.ledger = 77
         self.is_terminated = False
@@ -112,7 +112,7 @@ class Partition:
     """And its writer. `runs`: what came, as its producer and the sequence ids of its batches."""
 
     def __init__(self, *, deduplication):
-        self.number, self.shown, self.ledger, self.deduplicates = 0, 0, 7, deduplication
+        self.number, self.number_in_ids, self.ledger, self.deduplicates = 0, 0, 7, deduplication
         self.refused = RefusedMessages()
         self.writer = self.log = self.backlog = self
         self.appended, self.came = [], asyncio.Event()

@@ -24,7 +24,7 @@ class Batches:
     """A partition whose batches have these sizes; 1 is a lone message."""
 
     def __init__(self, *sizes, number=0):
-        self.number = self.shown = number
+        self.number = self.number_in_ids = number
         self.title = f"partition {number} of topic t"
         self.ledger = LEDGER
         self.is_terminated = False

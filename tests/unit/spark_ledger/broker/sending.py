@@ -40,7 +40,7 @@ class Sending:
     def __init__(self, owner, name="p"):
         self.owner, self.link = owner, Link()
         deduplicates = owner.stage.topic.policies.deduplication
-        log = SimpleNamespace(shown=0, ledger=7, deduplicates=deduplicates)
+        log = SimpleNamespace(number_in_ids=0, ledger=7, deduplicates=deduplicates)
         partition = SimpleNamespace(number=0, log=log)
         partition.refused = vars(owner).setdefault("refused", RefusedMessages())
         mode = AccessMode.SHARED

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.dispatch.acking import ACK_STEPS_MAX, Acking, Consuming
+from spark_ledger.broker.dispatch.acking import ACK_STEPS_MAX, AckHandler, ConnectedConsumer
 from spark_ledger.broker.serve.commands import refusal_of
 from spark_ledger.broker.wire.commands import MessageId, ServerError, command
 from spark_ledger.broker.wire.frames import PulsarFrameReader
@@ -21,8 +21,8 @@ class Asked:
         self.dispatcher, self.failure = self, failure
         self.turn, self.turns, self.saved, self.ends, self.receipts = 0, [], [], 0, []
         self.answers = []
-        self.consumers = {1: Consuming(self, None, "s")}
-        self.acking = Acking(self.consumers, self._send, refusal_of, lambda: None)
+        self.consumers = {1: ConnectedConsumer(self, None, "s")}
+        self.ack_handler = AckHandler(self.consumers, self._send, refusal_of, lambda: None)
 
     def acknowledge_lone(self, consumer, ack):
         return ack.message_id
@@ -49,11 +49,11 @@ class Asked:
     def add(self, count, words=0):
         ids = [MessageId(ledgerId=7, entryId=i, ack_set=[1] * words) for i in range(count)]
         asked = command("ack", consumer_id=1, ack_type=0, request_id=3, message_id=ids)
-        self.acking.add(asked.ack)
+        self.ack_handler.add(asked.ack)
 
     async def done(self):
         async with asyncio.timeout(30):
-            while self.acking.is_busy:
+            while self.ack_handler.is_busy:
                 await asyncio.sleep(0)
                 self.turn += 1
 
@@ -105,6 +105,6 @@ def test_a_receipt_that_comes_after_the_connection_ended_is_sent_to_nobody(failu
     first, second = asked.receipts
     first(failure)
     assert len(asked.answers) == 1 and asked.ends == (failure is not None)
-    asked.acking.drop()
+    asked.ack_handler.drop()
     second(failure)
     assert len(asked.answers) == 1 and asked.ends == (failure is not None)

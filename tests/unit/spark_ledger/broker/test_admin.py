@@ -7,7 +7,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.broker.dispatch.dispatcher import Consumer
-from spark_ledger.broker.dispatch.subscriptions import Wish
+from spark_ledger.broker.dispatch.subscriptions import SubscribeRequest
 from spark_ledger.broker.names import ledger_number
 from spark_ledger.broker.serve.routes import ROUTES
 from spark_ledger.broker.wire.commands import AccessMode, SubscriptionType
@@ -335,7 +335,7 @@ def test_stats_show_who_is_connected_and_what_is_not_acknowledged():
         await topic.subscriptions.subscribe(
             partition.log,
             "s",
-            Wish(SubscriptionType.FAILOVER),
+            SubscribeRequest(SubscriptionType.FAILOVER),
             durable=True,
             start=start,
             make=make,

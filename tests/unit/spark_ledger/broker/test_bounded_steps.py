@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from types import SimpleNamespace
 
-from spark_ledger.broker.dispatch.acking import ACK_STEPS_MAX, Acking, Consuming
+from spark_ledger.broker.dispatch.acking import ACK_STEPS_MAX, AckHandler, ConnectedConsumer
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.serve.commands import refusal_of
@@ -36,7 +36,7 @@ def test_acknowledging_many_ids_is_done_in_bounded_steps_before_what_comes_after
             dispatcher.save_position = lambda: moved.append(len(steps))
             dispatcher.when_durable = lambda receipt: receipt(None)
             consumer = SimpleNamespace(id=1, dispatcher=dispatcher)
-            connection.client.consumers[1] = Consuming(consumer, None, "s")
+            connection.client.consumers[1] = ConnectedConsumer(consumer, None, "s")
             connection.client.connected = True
             asked = encode(command("redeliver", consumer_id=1))
             connection.data_received(encode(acks_of(given, 1)) + encode(acks_of(3, 2)) + asked)
@@ -66,7 +66,7 @@ def test_an_ack_whose_sets_have_many_stretches_is_carried_out_in_bounded_steps()
             dispatcher.partition.end = 1 << 40
             moved = []
             dispatcher.save_position = lambda: moved.append(len(steps))
-            connection.client.consumers[1] = Consuming(consumer, None, "s")
+            connection.client.consumers[1] = ConnectedConsumer(consumer, None, "s")
             connection.client.connected = True
             ack = command("ack", consumer_id=1, ack_type=AckType.INDIVIDUAL)
             for _ in range(3):
@@ -95,14 +95,14 @@ def test_an_ack_of_ids_that_acknowledge_nothing_is_carried_out_in_bounded_steps(
             consumer = Consumer(connection, 1, "a", 0, dispatcher, lambda _: None)
             looked, turns, plain = [], [0], consumer.sent.message_count
             consumer.sent.message_count = lambda *of: looked.append(turns[0]) or plain(*of)
-            connection.client.consumers[1] = Consuming(consumer, None, "s")
+            connection.client.consumers[1] = ConnectedConsumer(consumer, None, "s")
             connection.client.connected = True
             ack = command("ack", consumer_id=1, ack_type=AckType.INDIVIDUAL)
             for entry_id in range(5 * ACK_STEPS_MAX):
                 ack.ack.message_id.add(ledgerId=77, entryId=entry_id).ack_set.append(1)
             connection.data_received(encode(ack))
             async with asyncio.timeout(30):
-                while connection.client.acking.is_busy:
+                while connection.client.ack_handler.is_busy:
                     await asyncio.sleep(0)
                     turns[0] += 1
             assert len(looked) == 5 * ACK_STEPS_MAX
@@ -125,13 +125,15 @@ def test_after_a_defect_in_an_ack_its_connection_is_read_again():
         dispatcher = SimpleNamespace(acknowledge=acknowledge)
         dispatcher.acknowledge_lone = lambda _, ack: ack.message_id
         consumer, idle = SimpleNamespace(id=1, dispatcher=dispatcher), asyncio.Event()
-        acking = Acking({1: Consuming(consumer, None, "s")}, send, refusal_of, idle.set)
+        ack_handler = AckHandler(
+            {1: ConnectedConsumer(consumer, None, "s")}, send, refusal_of, idle.set
+        )
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        acking.add(acks_of(1, 1).ack)
-        assert acking.is_busy
+        ack_handler.add(acks_of(1, 1).ack)
+        assert ack_handler.is_busy
         async with asyncio.timeout(10):
             await idle.wait()
-        assert not acking.is_busy
+        assert not ack_handler.is_busy
 
     asyncio.run(main())
 

@@ -20,7 +20,7 @@ class Sending:
     """A producer that sends chunks; what is to be stored is in `appended`."""
 
     def __init__(self, deduplicates=True):
-        log = SimpleNamespace(shown=0, ledger=7, deduplicates=deduplicates)
+        log = SimpleNamespace(number_in_ids=0, ledger=7, deduplicates=deduplicates)
         partition = SimpleNamespace(number=0, log=log)
         partition.refused = RefusedMessages()
         self.link = Link()

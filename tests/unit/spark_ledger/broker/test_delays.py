@@ -309,16 +309,16 @@ def test_a_full_index_is_logged_and_shown_until_some_of_its_messages_are_due(mon
         (reads,) = shared_of(clock, partition, "a")
         made.append(reads)
         await settle()
-        assert reads.dispatcher.pause.why == ""  # nothing more is there to be read
+        assert reads.dispatcher.pause.reason == ""  # nothing more is there to be read
         partition.delay(0)
         for _ in range(3):
             await settle()
-        assert reads.dispatcher.pause.why == "delayed"
+        assert reads.dispatcher.pause.reason == "delayed"
         assert offsets(reads) == []
         assert caplog.text.count("pauses at offset 3: its delayed messages take 96 bytes") == 1
         await passes(clock, partition, 1000)
         await until(lambda: offsets(reads) == [0, 1, 2, 3])
-        assert reads.dispatcher.pause.why == ""
+        assert reads.dispatcher.pause.reason == ""
 
     play(act)
 

@@ -5,7 +5,7 @@ import asyncio
 
 from spark_ledger.broker import names
 from spark_ledger.broker.dispatch.dispatcher import Consumer
-from spark_ledger.broker.dispatch.subscriptions import Wish
+from spark_ledger.broker.dispatch.subscriptions import SubscribeRequest
 from spark_ledger.broker.log import topic_commits
 from spark_ledger.broker.log.probes import FRESH_S, Heard, Probes
 from spark_ledger.broker.settings import BrokerSettings
@@ -194,7 +194,7 @@ def test_readers_each_of_a_name_of_its_own_leave_nothing_at_the_topic():
             consumer = await topic.subscriptions.subscribe(
                 partition,
                 f"reader-{n}",
-                Wish(SubscriptionType.EXCLUSIVE),
+                SubscribeRequest(SubscriptionType.EXCLUSIVE),
                 durable=False,
                 start=start,
                 make=lambda dispatcher: Consumer(None, 1, "c", 0, dispatcher, lambda _: None),

@@ -18,7 +18,7 @@ SHARED, EXCLUSIVE = AccessMode.SHARED, AccessMode.EXCLUSIVE
 FENCING, WAITING = AccessMode.EXCLUSIVE_WITH_FENCING, AccessMode.WAIT_FOR_EXCLUSIVE
 UNDER_WAY, QUEUED = INFLIGHT_ENTRIES_MAX, 5
 ALL = UNDER_WAY + QUEUED
-SOON_S = 0.001
+HOLE_WAIT_S = 0.001
 
 
 class Serving:
@@ -58,14 +58,14 @@ class Serving:
             one.producer, one.producer_name = producer, producer.name
             self.partition.writer.append(one)
             found.append(one)
-            await asyncio.sleep(SOON_S)
+            await asyncio.sleep(HOLE_WAIT_S)
         return found
 
     async def comes(self, producer):
         """Ready or not."""
         if self.topic.partition(0).add_producer(producer):
             coming = asyncio.create_task(self.topic.partition(0).await_turn(producer))
-            await asyncio.sleep(SOON_S)
+            await asyncio.sleep(HOLE_WAIT_S)
             return coming
         return None
 
@@ -122,11 +122,11 @@ def test_who_waits_for_its_turn_is_let_in_after_what_the_one_before_has_stored(c
         here.topic.partition(0).remove_producer(here.first)
         if crashes:  # else it has closed, and its client waits for that
             here.partition.writer.backlog.drop([here.first])
-        await asyncio.sleep(SOON_S)
+        await asyncio.sleep(HOLE_WAIT_S)
         assert not new.is_ready
         here.go_on()
         await here.partition.writer.until_decided(lambda producer: producer is here.first)
-        await asyncio.sleep(SOON_S)
+        await asyncio.sleep(HOLE_WAIT_S)
         assert new.is_ready
         await here.sends(new, 0)
         assert await here.rows() == [*of_x(*range(UNDER_WAY + 1 if crashes else ALL)), "y0"]
@@ -289,7 +289,7 @@ def test_a_successor_asks_once_for_each_producer_after_a_change_whatever_is_queu
             return producer is here.first
 
         settling = asyncio.create_task(here.partition.writer.until_decided(has_gone))
-        await asyncio.sleep(SOON_S)
+        await asyncio.sleep(HOLE_WAIT_S)
         assert not settling.done()
         here.go_on()
         assert await settling

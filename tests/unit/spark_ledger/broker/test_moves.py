@@ -8,7 +8,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.broker import names
-from spark_ledger.broker.dispatch.subscriptions import Wish
+from spark_ledger.broker.dispatch.subscriptions import SubscribeRequest
 from spark_ledger.broker.log.ownership import Deposed
 from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
@@ -307,7 +307,7 @@ def test_who_subscribes_while_the_partition_goes_to_another_broker_is_told_to_lo
             await topic.subscriptions.subscribe(
                 partition,
                 "s",
-                Wish(SubscriptionType.EXCLUSIVE),
+                SubscribeRequest(SubscriptionType.EXCLUSIVE),
                 durable=True,
                 start=None,
                 make=None,

@@ -35,7 +35,7 @@ class Link:
 
 @pytest.fixture
 def producer():
-    log = SimpleNamespace(shown=0, ledger=7, deduplicates=False)
+    log = SimpleNamespace(number_in_ids=0, ledger=7, deduplicates=False)
     partition = SimpleNamespace(number=0, log=log)
     return Producer(Link(), 1, 1, "p", AccessMode.SHARED, 0, 0, partition, None)
 

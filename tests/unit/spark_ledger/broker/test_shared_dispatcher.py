@@ -267,7 +267,7 @@ def test_a_message_of_which_a_chunk_cannot_be_sent_comes_again(monkeypatch):
 def test_no_new_rows_are_read_for_want_of_memory_while_rows_that_wait_are_sent(monkeypatch):
     full = [False]
     monkeypatch.setattr(Sharing, "is_full", property(lambda _: full[0]))
-    monkeypatch.setattr(shared_dispatcher, "CROWDED_S", 0.001)
+    monkeypatch.setattr(shared_dispatcher, "MEMORY_WAIT_S", 0.001)
 
     async def act(made):
         partition = Batches(1)
@@ -276,12 +276,12 @@ def test_no_new_rows_are_read_for_want_of_memory_while_rows_that_wait_are_sent(m
         await until(lambda: offsets(a) == [0])
         full[0] = True
         partition.add(1)
-        await until(lambda: a.dispatcher.pause.why == "acknowledged")
+        await until(lambda: a.dispatcher.pause.reason == "acknowledged")
         a.dispatcher.redeliver(a, None)
         await until(lambda: offsets(a) == [0, 0])
         full[0] = False
         await until(lambda: offsets(a) == [0, 0, 1])
-        assert a.dispatcher.pause.why == ""
+        assert a.dispatcher.pause.reason == ""
 
     play(act)
 
@@ -417,7 +417,7 @@ def test_rows_that_expire_are_neither_pending_nor_sent_again():
 
 
 def test_new_messages_wait_while_the_acknowledged_sets_take_too_much(monkeypatch, caplog):
-    monkeypatch.setattr(shared_dispatcher, "CROWDED_S", 0.01)
+    monkeypatch.setattr(shared_dispatcher, "MEMORY_WAIT_S", 0.01)
 
     async def act(made):
         partition, subscription = Batches(1, 1), subscription_of()
@@ -428,11 +428,11 @@ def test_new_messages_wait_while_the_acknowledged_sets_take_too_much(monkeypatch
         a.dispatcher.flow(a, 9)
         await settle()
         assert offsets(a) == []
-        assert a.dispatcher.pause.why == "acknowledged"
+        assert a.dispatcher.pause.reason == "acknowledged"
         assert caplog.text.count("pauses at offset 0: its acknowledged messages take") == 1
         may_send += [0, 1]
         await until(lambda: offsets(a) == [0, 1])
-        await until(lambda: a.dispatcher.pause.why == "")
+        await until(lambda: a.dispatcher.pause.reason == "")
 
     play(act)
 
@@ -449,7 +449,7 @@ def test_a_subscription_over_its_budget_pauses_is_shown_takes_acknowledgements_a
     kind, monkeypatch, caplog
 ):
     for module in (shared_dispatcher, active_dispatcher):
-        monkeypatch.setattr(module, "CROWDED_S", 0.001)
+        monkeypatch.setattr(module, "MEMORY_WAIT_S", 0.001)
 
     async def act(made):
         partition = Batches(*[1] * 2)
@@ -459,7 +459,7 @@ def test_a_subscription_over_its_budget_pauses_is_shown_takes_acknowledgements_a
         made.append(a)
         dispatcher = a.dispatcher
         await until(lambda: offsets(a) == [0, 1])
-        assert dispatcher.pause.why == ""
+        assert dispatcher.pause.reason == ""
         scattered(dispatcher, 1_000_000)
         dispatcher.position = dispatcher.acks.end
         partition.stored = [Stored(dispatcher.position, 1, partition.stored[0].data, False)]
@@ -467,7 +467,7 @@ def test_a_subscription_over_its_budget_pauses_is_shown_takes_acknowledgements_a
         for listener in partition.listeners:
             listener.set()
         await until(lambda: caplog.records)
-        assert dispatcher.pause.why == "acknowledged" and offsets(a) == [0, 1]
+        assert dispatcher.pause.reason == "acknowledged" and offsets(a) == [0, 1]
         for _ in range(5):
             await asyncio.sleep(0.005)
         assert len(caplog.records) == 1, "at most one line in a minute"
@@ -475,7 +475,7 @@ def test_a_subscription_over_its_budget_pauses_is_shown_takes_acknowledgements_a
         assert dispatcher.acks.missing(0, 2) == [(0, 1)], "an acknowledgement is taken"
         dispatcher.acks.add(0, dispatcher.position)
         await until(lambda: len(offsets(a)) == 3)
-        assert dispatcher.pause.why == ""
+        assert dispatcher.pause.reason == ""
 
     with caplog.at_level(logging.WARNING):
         play(act)

@@ -6,7 +6,7 @@ import pytest
 
 from spark_ledger.broker.dispatch import active_dispatcher
 from spark_ledger.broker.dispatch.acks import acknowledged_ranges, cumulative_end
-from spark_ledger.broker.dispatch.subscriptions import Subscription, Wish
+from spark_ledger.broker.dispatch.subscriptions import SubscribeRequest, Subscription
 from spark_ledger.broker.log.tail import (
     BATCH_OVERHEAD_BYTES,
     BLOCK_OVERHEAD_BYTES,
@@ -226,10 +226,10 @@ def test_a_second_exclusive_consumer_and_another_type_are_busy():
         made.append(consumer_of(subscription, Batches(1)))
         for kind in (EXCLUSIVE, FAILOVER):
             with pytest.raises(Refusal) as refused:
-                subscription.check(Wish(kind), 0)
+                subscription.check(SubscribeRequest(kind), 0)
             assert refused.value.code is ServerError.CONSUMER_BUSY
         made[0].dispatcher.leave(made[0])
-        subscription.check(Wish(FAILOVER), 0)
+        subscription.check(SubscribeRequest(FAILOVER), 0)
 
     play(act)
 
