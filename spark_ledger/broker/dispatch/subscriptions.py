@@ -308,8 +308,8 @@ class TopicSubscriptions:
         self._background = background
         self.sharing = SharingRules()
         self._by_name: dict[str, Subscription] = {}
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """The lock of each subscription, only while a call holds it or waits for it: there are many
+        self._locks: WeakValueDictionary[object, asyncio.Lock] = WeakValueDictionary()
+        """The locks of each subscription, only while a call holds or awaits them: there are many
         names, as each reader has a new name."""
 
     def used_here(self) -> list[Subscription]:
@@ -344,6 +344,8 @@ class TopicSubscriptions:
         """Let a further consumer join, and return it. A reader begins at `start`; a new durable
         subscription begins at the first offset of each partition if `earliest`, else at the end.
         Raises Refusal, errors of the topic layer."""
+        async with self._lock(name, partition.number):
+            pass  # a client forgets what it gets before the response to its seek
         async with self._lock(name):
             subscription = self._by_name.get(name)
             is_unused = subscription is None or not subscription.used
@@ -453,12 +455,10 @@ class TopicSubscriptions:
             if subscription is not None and not subscription.used:
                 await self._release_locked(name)
 
-    def _lock(self, name: str) -> asyncio.Lock:
-        """The lock of calls that open, release or delete the subscription."""
-        lock = self._locks.get(name)
-        if lock is None:
-            lock = self._locks[name] = asyncio.Lock()
-        return lock
+    def _lock(self, name: str, seeks_in: int | None = None) -> asyncio.Lock:
+        """The lock of calls that open, release or delete the subscription; or of seeks in that
+        partition."""
+        return self._locks.setdefault((name, seeks_in), asyncio.Lock())
 
     async def _release_locked(self, name: str) -> None:
         subscription = self._by_name.pop(name, None)
@@ -475,7 +475,8 @@ class TopicSubscriptions:
         subscription = self.named(name)
         dispatcher.seek(offset)
         if subscription.cursor is not None:
-            await self._positions.wait_written(subscription.cursor, dispatcher.partition.number)
+            async with self._lock(name, number := dispatcher.partition.number):
+                await self._positions.wait_written(subscription.cursor, number)
 
     def marks(self) -> dict[str, dict[int, int]]:
         """Of each durable subscription, by name: the first offset in each partition that consumers

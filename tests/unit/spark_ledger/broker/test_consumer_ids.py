@@ -1,4 +1,5 @@
-"""SUBSCRIBE with the id of a consumer that the client has, or that is being made."""
+"""SUBSCRIBE with the id of a consumer that the client has, that is being made, or that a seek sent
+away."""
 
 import asyncio
 
@@ -58,6 +59,28 @@ def test_a_consumer_that_is_closed_while_it_is_made_leaves_nothing():
         await other.answer("success", "subscribe", request_id=2, **OF_S)
         for gone in (session, other):
             gone.connection.connection_lost(None)
+        await broker.seal()
+
+    play(main)
+
+
+def test_a_consumer_that_a_seek_sent_away_is_back_after_the_response_to_the_seek():
+    """A client forgets what came before this response: the messages would not come again."""
+
+    async def main(stage):
+        broker, session = await session_of(stage)
+        await session.answer("producer_success", "producer", topic=TOPIC, producer_id=1)
+        await session.answer("success", "subscribe", request_id=2, subType=1, **OF_S)
+        data = lone(message(b"x"), sequence_id=0)
+        await session.answer("send_receipt", "send", data, producer_id=1, num_messages=1)
+        session.ask("seek", consumer_id=1, request_id=3, message_publish_time=0)
+        await session.socket.answer("close_consumer")
+        session.ask("subscribe", request_id=4, subType=1, **OF_S)
+        answers = [await session.socket.answer("success") for _ in range(2)]
+        assert [answer.request_id for answer in answers] == [3, 4]
+        session.ask("flow", consumer_id=1, messagePermits=10)
+        await session.socket.answer("message")
+        session.connection.connection_lost(None)
         await broker.seal()
 
     play(main)
