@@ -83,7 +83,7 @@ class Watch:
             try:
                 if await self._broker.ownership.membership.keep():
                     _log.warning("other brokers took this broker for dead; it has registered again")
-                    self._broker.cursors.doubt_all()
+                    self._broker.cursors.reread_all()
                     for topic in self._broker.open_topics():
                         await topic.look()
                 await self._broker.clock.measure(self._broker.client)

@@ -1,4 +1,5 @@
-"""Asking the owners of a topic's partitions what the consumers of a subscription acknowledged.
+"""A request to the owners of a topic's partitions: what have a subscription's consumers
+acknowledged?
 
     GET /ledger/v1/acknowledged/<topic id>?subscription=NAME  ->
     {"partitions":{"0":{"epoch":7,"entries":["U0xB..."]}}}
@@ -58,8 +59,8 @@ def decode_answer(plain: Any) -> list[OwnedAcks]:
     """Raises BadAckEntry, errors.UnsupportedFormat."""
     try:
         return [
-            OwnedAcks(int(partition), int(of["epoch"]), _states(of["entries"]))
-            for partition, of in plain["partitions"].items()
+            OwnedAcks(int(partition), int(owned["epoch"]), _states(owned["entries"]))
+            for partition, owned in plain["partitions"].items()
         ]
     except errors.MALFORMED as error:
         raise BadAckEntry(f"an answer about acknowledgements: {error!r}") from error
@@ -84,7 +85,7 @@ async def ask_owners(
             path = f"{ACKNOWLEDGED}/{topic_id}?subscription={quote(name, safe='')}"
             return decode_answer(await http.ask(url + path))
         except (http.HttpFailure, BadAckEntry, errors.UnsupportedFormat) as error:
-            _log.warning("the broker at %s does not tell its acknowledgements: %s", url, error)
+            _log.warning("the broker at %s does not send its acknowledgements: %s", url, error)
             return []
 
     return [owned for answer in await call_each(ask, urls) for owned in answer]

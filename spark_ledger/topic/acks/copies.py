@@ -7,10 +7,10 @@ Always true: a copy never changes, so every plan, replay and restart of the quer
 same rows, whatever consumers acknowledge meanwhile. The node is made after the ledger that it names
 is durable. A copy belongs to its query, not to the subscription: the deletion of the subscription
 leaves it. It holds no row against retention. The query deletes it after the last batch that needs
-it. A query that ends before has no process to do so: each run of a query renews the node, and
-`expire` removes the copies that were not renewed for KEPT_MS, by the store's clock. `expire` runs
-in the upkeep of every topic; a renewal under way makes its deletion fail. The janitor counts what
-the node names as referred to.
+it. A query that ends before that leaves its copy: each run of a query renews the node, and `expire`
+removes the copies that were not renewed for KEPT_MS, by the store's clock. `expire` runs in the
+upkeep of every topic; a renewal under way makes its deletion fail. The janitor keeps the ledgers
+that the nodes name.
 
 The entries are those of one snapshot (entries.py, version 2); the name of a record is the
 partition's number in decimal digits, its token is empty, its epochs are 0.
@@ -69,8 +69,8 @@ from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.records import FIRST_VERSION, load
 
 KEPT_MS = 30 * 86_400_000
-"""How long a copy is kept after its query used it last. It takes a few bytes of a row's bit, so a
-query that was stopped for a vacation goes on."""
+"""How long a copy is kept after its query used it last. A copy is small, so it is kept long enough
+for a query that was stopped for a vacation."""
 COPIES_AT_ONCE = 16
 _PREFIX = "copy-"
 
@@ -91,8 +91,8 @@ def encode_pointer(pointer: CopyPointer) -> bytes:
     if pointer.stored is None:
         plain["inline"] = [base64.b64encode(entry).decode() for entry in pointer.inline]
     else:
-        at = pointer.stored
-        plain["ledger"] = [at.ledger_id, at.metadata_version, at.first, at.last]
+        stored = pointer.stored
+        plain["ledger"] = [stored.ledger_id, stored.metadata_version, stored.first, stored.last]
     return json.dumps(plain, separators=(",", ":")).encode()
 
 
@@ -204,13 +204,13 @@ class AckCopies:
         pointer = decode_pointer(node.value)
         if pointer.stored is None:
             return decode_copy(pointer.inline)
-        at = pointer.stored
+        stored = pointer.stored
         try:
             reader = await self._ledgers.open(
-                at.ledger_id, recover=False, min_version=at.metadata_version
+                stored.ledger_id, recover=False, min_version=stored.metadata_version
             )
-            read = reader.read(at.first, at.last, known_confirmed=at.last)
-            return decode_copy([entry.payload async for _, entry in read])
+            entries = reader.read(stored.first, stored.last, known_confirmed=stored.last)
+            return decode_copy([entry.payload async for _, entry in entries])
         except errors.NoSuchLedger:
             raise self._gone(copy_id) from None
 

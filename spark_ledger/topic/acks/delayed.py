@@ -66,8 +66,8 @@ class DelaySource(Protocol):
     def bytes(self) -> int: ...
 
     def load(self, rows: DelayedRows) -> bool:
-        """Take in these messages, which the ledger has. All other messages count as added; returns
-        whether there are others."""
+        """Add these messages, which the ledger has. All other messages of the index count as added
+        since the last write; returns whether there are others."""
 
     def take_added(self) -> DelayedRows:
         """The messages that were added since the last call."""
@@ -119,15 +119,16 @@ class DelayRecords:
             self._source.forget_unused(now_ms, lowest)
 
     def _carry(self, is_kept: Callable[[DelayedRows], npt.NDArray[np.bool_]]) -> bool:
-        """Carry on only messages for which `is_kept` is true. Returns whether others were there."""
+        """Carry on only messages for which `is_kept` is true. Returns whether a message was
+        dropped."""
         if not self._carried:
             return False
         rows = decoded(self._carried)
         kept = is_kept(rows)
         if kept.all():
             return False
-        left = DelayedRows(rows.offsets[kept], rows.dues_ms[kept])
-        self._carried = list(encoded(left, self._carried[0].owner_epoch))
+        kept_rows = DelayedRows(rows.offsets[kept], rows.dues_ms[kept])
+        self._carried = list(encoded(kept_rows, self._carried[0].owner_epoch))
         return True
 
     def changed(self) -> None:
@@ -137,7 +138,7 @@ class DelayRecords:
 
     @property
     def bytes(self) -> int:
-        """The memory that the index takes, about."""
+        """About how much memory the index takes."""
         carried = sum(len(record.key.token) for record in self._carried)
         return carried + (0 if self._source is None else self._source.bytes)
 

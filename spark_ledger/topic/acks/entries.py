@@ -118,7 +118,7 @@ class AckEntry:
 
     @property
     def is_whole_snapshot(self) -> bool:
-        """Whether what was before it does not count."""
+        """Whether the entry replaces all earlier states."""
         return self.kind is WriteKind.SNAPSHOT and self.parts == 1
 
 
@@ -159,9 +159,10 @@ def encode(
         raise ValueError(f"acknowledged sets of {parts} entries, {PARTS_MAX} at most")
     version = COMPRESSED_VERSION if compressed else VERSION
     encoded_entries = []
-    for part, held in enumerate(entries):
-        head = (MAGIC, version, kind, 0, owner_epoch, snapshot, part, parts, len(held), 0)
-        body = b"".join(held)
+    for part, encoded_records in enumerate(entries):
+        count = len(encoded_records)
+        head = (MAGIC, version, kind, 0, owner_epoch, snapshot, part, parts, count, 0)
+        body = b"".join(encoded_records)
         encoded_entries.append(
             _HEADER.pack(*head) + (zlib.compress(body, ZLIB_LEVEL) if compressed else body)
         )
@@ -212,10 +213,10 @@ def _pieces(record: AckRecord, bytes_max: int) -> Iterator[AckRecord]:
     if not record.rows:
         yield record
         return
-    first = True
+    is_first = True
     for rows in _split(record.rows, bytes_max):
-        yield replace(record, rows=rows, replaces=record.replaces and first)
-        first = False
+        yield replace(record, rows=rows, replaces=record.replaces and is_first)
+        is_first = False
 
 
 def _split(rows: BitMap64, bytes_max: int) -> Iterator[BitMap64]:
@@ -295,13 +296,12 @@ class AckFold:
 
     states: dict[AckKey, AckState] = field(default_factory=dict)
     only_rises: bool = False
-    """Whether a state is at or after each earlier state of the ledger, and each record has all of
-    its state: so what was read before a damage still counts."""
+    """Whether each state is at or after the earlier states of the ledger, and each record has its
+    whole state. Then the states before a damaged entry still count."""
     is_lost: bool = False
     """Whether an entry was damaged, and no complete snapshot came after it."""
-    _parts: list[AckEntry] = field(
-        default_factory=list
-    )  # of the write whose entries are not all added yet
+    _parts: list[AckEntry] = field(default_factory=list)
+    """The entries of a write of which some are still to come."""
 
     def add(self, entry: AckEntry) -> None:
         if entry.part != len(self._parts) or not self._continues(entry):

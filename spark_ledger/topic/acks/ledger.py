@@ -87,24 +87,24 @@ async def fold_ledger(
     reader = await ledgers.open(ledger_id, recover=fence, short=True)
     if not reader.is_closed:
         await reader.refresh_last_add_confirmed()
-    last, at = reader.last_add_confirmed, 0
-    good = await _last_good_entry(reader, last, decode)
-    if good is not None:
-        good_id, good_entry = good
+    last, next_id = reader.last_add_confirmed, 0
+    last_good = await _last_good_entry(reader, last, decode)
+    if last_good is not None:
+        good_id, good_entry = last_good
         if good_entry.is_whole_snapshot:
             fold.add(good_entry)
-            at = good_id + 1
+            next_id = good_id + 1
         elif NO_SNAPSHOT < good_entry.snapshot <= good_id:
-            at = good_entry.snapshot  # where the last snapshot before this entry begins
-    while at <= last:
+            next_id = good_entry.snapshot  # where the last snapshot before this entry begins
+    while next_id <= last:
         try:
-            async for entry_id, entry in reader.read(at, last):
+            async for entry_id, entry in reader.read(next_id, last):
                 add_entry(fold, entry.payload, f"{ledger_id}, entry {entry_id}", decode)
-                at = entry_id + 1
+                next_id = entry_id + 1
         except errors.DigestMismatch as error:
-            _log.error("ack ledger %d: entry %d is damaged: %s", ledger_id, at, error)
+            _log.error("ack ledger %d: entry %d is damaged: %s", ledger_id, next_id, error)
             fold.damaged()
-            at += 1
+            next_id += 1
 
 
 async def _last_good_entry(
@@ -141,15 +141,15 @@ async def is_of_this_store(ledgers: LedgerStore, ledger_id: int, epoch: int | No
 
 
 async def discard_ledger(
-    ledgers: LedgerStore, ledger_id: int, left: dict[int, None] | None = None
+    ledgers: LedgerStore, ledger_id: int, undeleted: dict[int, None] | None = None
 ) -> None:
     """Closes and deletes a ledger of positions or acknowledgements that no node names any more. If
-    that fails, the ledger is put into `left`, and the caller discards the ledgers of `left` later.
-    The janitor deletes the others after their intents have ended."""
+    that fails, the ledger is put into `undeleted`, for a caller that tries again; without
+    `undeleted` the janitor deletes it after its intent has ended."""
     try:
         await ledgers.recover(ledger_id)
         await ledgers.delete(ledger_id)
     except (errors.LedgerError, StoreError) as error:
         _log.info("ledger %d of positions is deleted later: %s", ledger_id, error)
-        if left is not None:
-            left[ledger_id] = None
+        if undeleted is not None:
+            undeleted[ledger_id] = None

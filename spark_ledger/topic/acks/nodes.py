@@ -154,22 +154,22 @@ class AckMove:
 
     def operations(self, successions: Mapping[int, Succession] = NO_SUCCESSIONS) -> list[Operation]:
         """The operations for the multi with which the process moves a subscription. `successions`:
-        by partition the succession to note in the node. Those that do not fit into the multi are
-        left out: what their states have comes again. Raises errors.Unavailable if a node has too
-        many successions."""
-        operations, left = self.nodes.checks(self.seen), MOVE_BYTES_MAX
+        by partition the succession to note in the node. Successions that do not fit into the multi
+        are left out: messages that their states have are sent again. Raises errors.Unavailable if a
+        node has too many successions."""
+        operations, bytes_left = self.nodes.checks(self.seen), MOVE_BYTES_MAX
         for number, fenced in self.fenced.items():
             succession = successions.get(number)
             operation = self._checked(number, fenced.node, succession)
             size = len(operation.value) if isinstance(operation, Set) else 0
-            if succession is not None and size > left:
+            if succession is not None and size > bytes_left:
                 _log.warning(
                     "what subscription '%s' acknowledged beyond its position in partition %d comes"
                     " again: the metadata store does not take so much at once",
                     *(succession.after.name, number),
                 )
                 size, operation = 0, self._checked(number, fenced.node, None)
-            left -= size
+            bytes_left -= size
             operations.append(operation)
         return operations
 
@@ -311,7 +311,7 @@ class AckNodes:
         return fold.states
 
     def checks(self, seen: AckNodesSeen) -> list[Operation]:
-        """The operations that make the multi of a move fail if an owner made a node since."""
+        """The operations by which the multi of a move fails if an owner has made a node since."""
         return [Set(self._moves, b"{}", seen.moves), Check(self._folder, seen.folder)]
 
     async def move(self, except_partitions: Collection[int] = ()) -> AckMove:

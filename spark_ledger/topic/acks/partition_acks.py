@@ -8,15 +8,15 @@ Always true:
   subscription is still served then: `verify` has seen its record since the node was read last;
 - the owner writes its epoch into the node, then fences the ledger that the node names, then reads
   the ledger. So an earlier owner adds nothing that this owner does not read. If a partition has no
-  node, the first write makes the node, and fails if another owner has made it. A node that this
-  object neither read at its take-over nor wrote is not written over: the acknowledgements are taken
-  over again, unless the node has nothing new but successions (nodes.py);
+  node, the first write makes the node, and fails if another owner has made it. This object never
+  replaces a node that it neither read at its take-over nor wrote: it fails, and the
+  acknowledgements are taken over again, unless only successions in the node are new (nodes.py);
 - a new ledger has a complete snapshot before the node names it; then the old ledger is deleted;
 - after any failure the node is read again, and then the record of every subscription served here;
-- the states of subscriptions that no consumer uses stay as long as they have gaps: a state without
-  gaps is in the broker's share. The acknowledgements of such a subscription before its release are
+- the state of a subscription that no consumer uses stays as long as it has gaps: a state without
+  gaps is in the broker's share. Acknowledgements from before the subscription's release are
   written, however late.
-steps.py decides which step to take at which time.
+steps.py decides which step to take, and when.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ VERIFIED_AT_ONCE = 16
 FORGET_EVERY_S = 600.0
 LOOKED_WITHIN_S = 5.0
 INFINITE = float("inf")
-MOVED = (errors.LedgerFenced, errors.LedgerClosed)  # also where a subscription was moved or deleted
+MOVED = (errors.LedgerFenced, errors.LedgerClosed)  # also if a move fenced the ledger
 Receipt = Callable[[errors.LedgerError | None], None]
 """Called with None once the acknowledgement is durable; with an error if it cannot become durable.
 """
@@ -141,11 +141,11 @@ class PartitionAcks:
     async def opened(context: AckContext, partition: int, epoch: int) -> "PartitionAcks":
         """Takes the partition's acknowledgements over. Raises errors.LedgerFenced (a later owner
         has them), errors.Unavailable or another errors.LedgerError (they cannot be read now)."""
-        made = PartitionAcks(context, partition, epoch)
-        with unavailable_while(f"taking over the acknowledgements of {made._title}"):
-            await made._take_over()
-        made.looked = next(context.looks)
-        return made
+        acks = PartitionAcks(context, partition, epoch)
+        with unavailable_while(f"taking over the acknowledgements of {acks._title}"):
+            await acks._take_over()
+        acks.looked = next(context.looks)
+        return acks
 
     async def _take_over(self) -> None:
         self._moves, node = await self._nodes.seen_by_owner(self.partition)
@@ -155,7 +155,7 @@ class PartitionAcks:
         pointer = replace(node.pointer, epoch=self.epoch)
         version = await self._put(pointer, node.version)
         if version is None:
-            await self._context.guard.refresh()  # an accepted store refuses the write, too
+            await self._context.guard.refresh()  # the guard refuses the write in an accepted store
             raise errors.Unavailable(f"the acknowledgements of {self._title} changed meanwhile")
         node = self._node = AckNode(pointer, version)
         store_epoch = self._context.guard.epoch  # `_put` has checked it
@@ -265,11 +265,11 @@ class PartitionAcks:
     async def rewritten(self, keys: Iterable[AckKey]) -> None:
         """Returns once changes in these `states` without consumers are durable, as `durable`."""
         self._unwritten |= dict.fromkeys(keys, True)
-        await _given(self._when_released_durable)
+        await _wait_for_receipt(self._when_released_durable)
 
     async def durable(self, key: AckKey) -> None:
         """Waits until the acknowledgements are durable. Raises why they cannot become durable."""
-        await _given(lambda receipt: self.when_durable(key, receipt))
+        await _wait_for_receipt(lambda receipt: self.when_durable(key, receipt))
 
     def _when_released_durable(self, receipt: Receipt) -> None:
         """As `when_durable`, for the subscriptions that no consumer uses any more."""
@@ -304,9 +304,8 @@ class PartitionAcks:
         """Writes the changes that are not durable, closes the ledger, and ends."""
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.gather(
-                    *map(self.durable, list(self._users)), _given(self._when_released_durable)
-                )
+                of_released = _wait_for_receipt(self._when_released_durable)
+                await asyncio.gather(*map(self.durable, list(self._users)), of_released)
                 if self._task is not None:
                     await cancel(self._task)
                 if self.failure is None:
@@ -385,12 +384,12 @@ class PartitionAcks:
         )
 
     def _is_small(self) -> bool:
-        now_s, left = asyncio.get_running_loop().time(), INLINE_BYTES_MAX
-        if self.delays.bytes > left and now_s >= self._times.refused_s + REFUSED_S:
+        now_s, bytes_left = asyncio.get_running_loop().time(), INLINE_BYTES_MAX
+        if self.delays.bytes > bytes_left and now_s >= self._times.refused_s + REFUSED_S:
             return False  # while ledgers are refused, delays are left out
         for record in state_records(self.states()):
-            left -= record_bytes(record)
-            if left < 0:
+            bytes_left -= record_bytes(record)
+            if bytes_left < 0:
                 return False
         return True
 
@@ -421,11 +420,11 @@ class PartitionAcks:
         """Applies the successions of the node, which another process noted as it moved
         subscriptions: their acknowledgements count for their new keys. Raises errors.LedgerFenced
         if another owner wrote the node."""
-        mine, states = self._node.pointer, self.states()
-        if replace(node.pointer, successions=mine.successions) != mine:
+        pointer, states = self._node.pointer, self.states()
+        if replace(node.pointer, successions=pointer.successions) != pointer:
             raise errors.LedgerFenced(f"another owner wrote the node of {self._title}")
         is_long = len(node.pointer.successions) > SUCCESSIONS_MAX // 2  # then a write replaces them
-        for succession in node.pointer.successions[len(mine.successions) :]:
+        for succession in node.pointer.successions[len(pointer.successions) :]:
             if (before := states.get(succession.before)) is not None:
                 after = states[succession.after] = succession.state(before)
                 self._states[succession.after] = after
@@ -521,7 +520,7 @@ class PartitionAcks:
             raise
         check = Check(paths.intent(made.intent.id), made.intent.version)
         try:
-            await self._name(AckPointer(self.epoch, made.writer.ledger_id), check)
+            await self._write_node(AckPointer(self.epoch, made.writer.ledger_id), check)
         except BaseException:
             made.writer.abandon()
             raise
@@ -532,20 +531,20 @@ class PartitionAcks:
         self._leave_ledger()
         entries = self._encoded(WriteKind.SNAPSHOT, NO_SNAPSHOT, INLINE_BYTES_MAX)
         has_states = bool(self._states or self._users or self.delays.bytes)
-        await self._name(AckPointer(self.epoch, None, tuple(entries) if has_states else ()))
+        await self._write_node(AckPointer(self.epoch, None, tuple(entries) if has_states else ()))
         for user in self._users.values():
             user.is_known = False
 
-    async def _name(self, pointer: AckPointer, *checks: Check) -> None:
+    async def _write_node(self, pointer: AckPointer, *checks: Check) -> None:
         """Writes the node. Raises errors.LedgerFenced if the node was not written, or the outcome
         is unknown."""
         version = await self._put(pointer, self._node.version, *checks)
         if version is None:
             raise errors.LedgerFenced(f"the node of {self._title} has changed, or its intent")
-        before, self._node = self._node.pointer.ledger_id, AckNode(pointer, version)
+        ledger_before, self._node = self._node.pointer.ledger_id, AckNode(pointer, version)
         self._times.node_s = asyncio.get_running_loop().time()
-        if before is not None:
-            self._left[before] = None
+        if ledger_before is not None:
+            self._left[ledger_before] = None
         for ledger_id in [left for left in self._left if left != pointer.ledger_id]:
             self._beside.start(discard_ledger(self._context.ledgers, ledger_id, self._left))
         self._left.clear()
@@ -587,7 +586,7 @@ class PartitionAcks:
                 self._unwritten.pop(key, None)
 
 
-async def _given(ask: Callable[[Receipt], None]) -> None:
+async def _wait_for_receipt(ask: Callable[[Receipt], None]) -> None:
     """Calls `ask` with a receipt, and waits until the receipt is called. Raises its error."""
     future = asyncio.Future[errors.LedgerError | None]()
 

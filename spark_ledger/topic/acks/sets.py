@@ -1,5 +1,5 @@
-"""Sets of acknowledged offsets as roaring bitmaps: their runs, how much memory they take, and how
-much memory all subscriptions of a broker may take. Pure.
+"""Sets of acknowledged offsets as roaring bitmaps: their runs, the memory that they take, and the
+memory that all subscriptions of a broker may take. Pure.
 
 Always true: a function here visits only the containers (of 65,536 offsets) of the requested range,
 and changes no set.
@@ -34,14 +34,14 @@ class AckChanges(NamedTuple):
 
 
 class AckBudget:
-    """How many bytes the sets of a subscription take at a broker, or those of all its subscriptions
-    (`whole`). If they take too many, the subscription sends no new messages, unless these fill gaps
-    below the end of its sets. No acknowledgement is refused or forgotten."""
+    """How many bytes the sets of a subscription take at a broker; `whole` counts the sets of all
+    its subscriptions. If they take too many bytes, the subscription sends only messages that fill
+    gaps below the end of its sets. No acknowledgement is refused or forgotten."""
 
     def __init__(self, bytes_max: int, whole: "AckBudget | None" = None) -> None:
         self.bytes = 0
         self.sets: dict[Measured, None] = {}
-        """In the order in which `measure_others` comes to them."""
+        """In the order in which `measure_others` measures them."""
         self._bytes_max = bytes_max
         self._whole = whole
 
@@ -84,8 +84,8 @@ class AckBudget:
 
 
 class Measured:
-    """The memory of some sets, as it counts in the budget. `measure` returns how many bytes they
-    take; it is called once in MEASURED_AFTER_CALLS changes, and never after `drop`."""
+    """The memory of some sets, as it counts in the budget. `measure` returns the bytes that the
+    sets take; it is called once in MEASURED_AFTER_CALLS changes, and never after `drop`."""
 
     def __init__(self, budget: AckBudget, measure: Callable[[], int]) -> None:
         self.bytes = 0

@@ -19,19 +19,19 @@ REFUSED_S = 10.0
 """How long, after a ledger could not be made or written, changes go into the node."""
 REFUSED_EVERY_S = 2.0
 IDLE_S = 120.0
-"""A ledger without a write for this time is left."""
+"""A ledger without a write for this time is left: later writes go elsewhere."""
 INLINE_BYTES_MAX = 32 << 10
 LEDGER_ENTRIES_MAX = 500_000
 ENTRIES_READ_MAX = 2_000
 BYTES_READ_MAX = 2 << 20
-"""After about this many entries or bytes since the last snapshot, the next snapshot is written: a
-reader of the ledger reads no more than these."""
+"""After about this many entries or bytes since the last snapshot, the next snapshot is written. So
+these numbers bound what a reader of the ledger reads."""
 
 
 @dataclass(slots=True)
 class AckTimes:
-    """By the loop's clock, of the last write, of the last write of the node, and of the last
-    failure of a ledger."""
+    """By the loop's clock, the times of the last write, of the last write of the node, and of the
+    last failure of a ledger."""
 
     written_s: float = float("-inf")
     node_s: float = float("-inf")
@@ -49,8 +49,8 @@ class AckStep(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AckSituation:
-    """What `next_ack_step` decides by. Times are by the loop's clock: of the last write, of the
-    last write of the node, and of the last failure of a ledger. `dirty`: a change is not durable.
+    """What `next_ack_step` decides by. The times are those of AckTimes. `dirty`: a change is not
+    durable.
     `urgent`: a receipt waits for this change. `small`: the states fit into the node. `open`: there
     is an open ledger; `full`: it takes no more entries; `long`: a snapshot is due. `whole`: the
     change needs a snapshot."""

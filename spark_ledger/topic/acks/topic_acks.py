@@ -77,5 +77,6 @@ class TopicAcks:
         self._on_end(self)
 
     async def close(self, timeout_s: float) -> None:
-        every = [acks for acks in map(self._open.kept, list(self._open)) if acks is not None]
-        await asyncio.gather(*(acks.close(timeout_s) for acks in every))
+        """Closes the acknowledgements of all partitions (PartitionAcks.close)."""
+        all_acks = [acks for acks in map(self._open.kept, list(self._open)) if acks is not None]
+        await asyncio.gather(*(acks.close(timeout_s) for acks in all_acks))

@@ -7,8 +7,8 @@ owner answers with what it has in memory. It counts only in the epoch that the p
 or in a later epoch: then no later owner had given a receipt before the call. The ledger of a
 partition without such an answer is fenced and read; a living owner then goes on in another ledger.
 The subscription is read before the answers and after them, and the answers count only if it was not
-moved between; its shares are those of the later read, because an owner forgets a state without gaps
-only after the state's position is in its share.
+moved between the two reads. The shares of the later read count, because an owner forgets a state
+without gaps only after the state's position is in its share.
 """
 
 from collections.abc import Awaitable, Callable, Collection

@@ -1,10 +1,10 @@
 """What a subscription's consumers acknowledged in the partitions that this broker owns: it connects
 the dispatchers, the partitions' ack ledgers and the broker's share.
 
-Always true: the share never shows more than an ack ledger has, or than a state without gaps, apart
-from a seek back that the share has not yet. So an owner of a later epoch that reads only the share
-loses no acknowledgement for which a receipt was given, and no row goes that the subscription needs
-if the owner dies during a seek.
+Always true: the share never shows more than an ack ledger has, or than a state without gaps. The
+only exception is a seek back that is not in the share yet. So an owner of a later epoch that reads
+only the share loses no acknowledgement for which a receipt was given; and if the owner dies during
+a seek, the rows that the subscription needs are still held.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,8 +48,10 @@ def floor_of(
     record = subscription.record
     shares = [share for share, _ in subscription.shares.values()]
     shares.append(SubscriptionShare(record.epoch, True, own))
-    best = newest(record.epoch, shares).get(partition)
-    return Floor(0, record.floor.get(partition, 0)) if best is None else Floor(*best)
+    newest_share = newest(record.epoch, shares).get(partition)
+    if newest_share is None:
+        return Floor(0, record.floor.get(partition, 0))
+    return Floor(*newest_share)
 
 
 class AckedPartitions:

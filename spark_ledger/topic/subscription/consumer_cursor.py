@@ -29,12 +29,12 @@ History = Callable[[], Awaitable[int]]
 """TopicLog.history_number of a topic, in the store of the present connection."""
 
 
-async def one_history() -> int:
+async def unchanging_history() -> int:
     return 0
 
 
 class SharesOfBroker(Protocol):
-    """What a cursor needs from ConsumerCursors, which has all cursors of its broker."""
+    """ConsumerCursors, as a cursor uses it: all cursors of a broker."""
 
     broker_id: str
     has_older_brokers: bool
@@ -63,7 +63,7 @@ class ConsumerCursor:
         self.failure: errors.LedgerError | None = None
         self.on_failure: Callable[[], None] = do_nothing
         self.used = True
-        self.doubt = False  # a write failed: the nodes must be read again
+        self.must_reread = False  # a write failed: the nodes must be read again
         self.changes = 0  # how often the position or `used` changed
         self.durable = 0  # how many of these changes are durable
         self.looked_s = self.written_s = asyncio.get_running_loop().time()
@@ -74,7 +74,7 @@ class ConsumerCursor:
         self._written = share
         self._version = version
         self._read_number = read_number  # of the read of `subscription`: AckContext.looks
-        self.history: History = one_history
+        self.history: History = unchanging_history
         self.opened_in = 0
         self._compared = -1  # the connection to the store on which the history was last compared
         self._at = dict(share.at)
@@ -98,8 +98,8 @@ class ConsumerCursor:
             raise self.failure
 
     async def adopt(self, partition: int, epoch: int) -> AckState:
-        """What the subscription's consumers acknowledged in a partition that this broker owns, in
-        this epoch of the owner. Raises as `check`, errors.Unavailable, and as TopicAcks.of."""
+        """What the subscription's consumers acknowledged in a partition that this broker owns in
+        `epoch`. Raises as `check`, errors.Unavailable, and as TopicAcks.of."""
         if self.acked is None:
             subscription = await self._present()
             position = floor_of(subscription, self._at, partition).position
@@ -135,8 +135,8 @@ class ConsumerCursor:
             self.acked.track(partition, self, acks)
 
     def keep_delays(self, partition: int, source: DelaySource) -> None:
-        """The partition's delay index, which goes on from what its ack ledger has, is durable with
-        what is tracked."""
+        """From now on `source` is the partition's delay index: it gets the messages that the ack
+        ledger has, and becomes durable together with the acknowledgements."""
         if self.acked is not None:
             self.acked.keep_delays(partition, source)
 
@@ -263,13 +263,13 @@ class ConsumerCursor:
         self.looked_s = self.written_s = asyncio.get_running_loop().time()
         if back:
             self._highest |= share.at
-            self.doubt = True  # the record has a version that was not read
+            self.must_reread = True  # the record has a version that was not read
 
     def is_to_be_read(self, late_s: float) -> bool:
         """Whether to read the nodes. A cursor that writes notices changes of others, because its
         write fails; a cursor without writes notices them only by its watch."""
         rests = self.failure is None and not self.is_due(asyncio.get_running_loop().time())
-        return self.doubt or (rests and not (self._watching and self.looked_s >= late_s))
+        return self.must_reread or (rests and not (self._watching and self.looked_s >= late_s))
 
     async def look(self) -> None:
         """Reads the nodes. Raises StoreError."""
@@ -284,13 +284,13 @@ class ConsumerCursor:
         self._judge(subscription)
         if subscription is not None and self.failure is None:
             self._written, self._version = subscription.shares[self._cursors.broker_id]
-            self._subscription, self.doubt = subscription, False
+            self._subscription, self.must_reread = subscription, False
         self.looked_s = asyncio.get_running_loop().time()
 
     def record_changed(self) -> None:
         """Called when the watch on the record has fired."""
         self._watching = False
-        self.doubt = True
+        self.must_reread = True
         self._cursors.changed()
 
     def _judge(self, subscription: SubscriptionView | None) -> None:
@@ -300,16 +300,14 @@ class ConsumerCursor:
             gone = f"subscription '{self.name}' was deleted"
             self.fail(errors.SubscriptionNotFound(gone, subscription=self.name))
             return
-        mine = subscription.shares.get(self._cursors.broker_id)
-        before = (self._subscription.record.epoch, self._subscription.record.owner)
-        if (subscription.record.epoch, subscription.record.owner) != before or mine is None:
-            why = "another broker took over its share" if mine is None else "it was sought"
-            self._open_again(why)
+        has_share = self._cursors.broker_id in subscription.shares
+        if key_of(subscription) != key_of(self._subscription) or not has_share:
+            self._open_again("it was sought" if has_share else "another broker took over its share")
 
     async def compare(self) -> None:
-        """Fails the cursor if the topic has another history than when the cursor was opened: its
-        offsets belong to rows of a metadata store that was given up, and the present store has
-        other rows at these offsets. Raises errors.Unavailable, errors.LedgerError as `history`."""
+        """Fails the cursor if the topic has another history than when the cursor was opened. Then
+        the metadata store was replaced by an older one, and the cursor's offsets may belong to
+        other rows there. Raises errors.Unavailable, errors.LedgerError as `history`."""
         connections = self._nodes.store.connections
         if connections != self._compared:
             if await self.history() != self.opened_in:

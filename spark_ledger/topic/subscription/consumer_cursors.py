@@ -63,7 +63,7 @@ from spark_ledger.topic.subscription.consumer_cursor import (
     ConsumerCursor,
     History,
     do_nothing,
-    one_history,
+    unchanging_history,
 )
 from spark_ledger.topic.subscription.nodes import (
     SubscriptionNodes,
@@ -135,7 +135,7 @@ class ConsumerCursors:
         self._store_epoch: int | None = None
         self._pace = InlinePace()
         self._acks: dict[str, TopicAcks] = {}  # by topic id
-        self._late = ""  # why nothing was written in the last round
+        self._round_failure = ""  # why nothing was written in the last round
         self._open: dict[str, ConsumerCursor] = {}  # by the subscription's node
         self._opening: dict[str, _Opening] = {}  # the last call of `open` under way, by node
         self._changed = asyncio.Event()
@@ -185,18 +185,18 @@ class ConsumerCursors:
             *(self._guard, self._pace, self._rng, self._multis),
         )
 
-        def ended(acks: TopicAcks) -> None:
-            if self._acks.get(topic.id) is acks:  # else the topic was opened again
+        def forget(acks: TopicAcks) -> None:
+            if self._acks.get(topic.id) is acks:  # otherwise the topic was opened again
                 del self._acks[topic.id]
 
-        made = self._acks[topic.id] = TopicAcks(context, ended)
-        return made
+        topic_acks = self._acks[topic.id] = TopicAcks(context, forget)
+        return topic_acks
 
-    def doubt_all(self) -> None:
+    def reread_all(self) -> None:
         """Called when another broker counted this broker as dead: it may have taken over this
         broker's shares."""
         for cursor in self._open.values():
-            cursor.doubt = True
+            cursor.must_reread = True
         self.changed()
 
     def fail_all(self, error: errors.LedgerError) -> None:
@@ -209,7 +209,7 @@ class ConsumerCursors:
         topic: TopicInfo,
         name: str,
         start: Callable[[], Awaitable[Mapping[int, int]]],
-        history: History = one_history,
+        history: History = unchanging_history,
         properties: Mapping[str, str] = NO_PROPERTIES,
     ) -> ConsumerCursor:
         """A cursor of the subscription, which is made at `start()`, with these properties, if it
@@ -219,7 +219,7 @@ class ConsumerCursors:
         errors.TopicDeleted, errors.OptionInvalid, errors.Unavailable."""
         nodes = SubscriptionNodes(self._store, topic.id)
         path = nodes.path(name)
-        turn = self._opening[path] = _Opening()
+        opening = self._opening[path] = _Opening()
         if path in self._open:  # before the share is read: later writes of the old cursor fail
             self._open.pop(path).end("is opened again at this broker")
         try:
@@ -227,18 +227,18 @@ class ConsumerCursors:
                 opened_in = await history()  # before the nodes, which may be of a later history
                 tries = Tries(self._rng)
                 while True:
-                    opened = await self._try_open(topic, nodes, name, start, properties)
-                    if self._opening.get(path) is not turn:
+                    cursor = await self._try_open(topic, nodes, name, start, properties)
+                    if self._opening.get(path) is not opening:
                         text = f"subscription '{name}' was opened again at this broker meanwhile"
                         raise errors.LedgerFenced(text, subscription=name)
-                    if opened is not None:
-                        opened.history, opened.opened_in = history, opened_in
-                        if turn.has_record_changed:
-                            opened.record_changed()
-                        return self._opened(path, opened)
+                    if cursor is not None:
+                        cursor.history, cursor.opened_in = history, opened_in
+                        if opening.has_record_changed:
+                            cursor.record_changed()
+                        return self._opened(path, cursor)
                     await tries.retry_or_raise(f"subscription '{name}' changes again and again")
         finally:
-            if self._opening.get(path) is turn:
+            if self._opening.get(path) is opening:
                 del self._opening[path]
 
     def record_watch(self, path: str) -> Watcher:
@@ -307,9 +307,10 @@ class ConsumerCursors:
         number: int,
     ) -> ConsumerCursor | None:
         alive, shares = await brokers_alive(self._store), subscription.shares
-        mine = shares.get(self.broker_id)
-        own = {b: had for b, had in shares.items() if b not in alive or b == self.broker_id}
-        at = newest(subscription.record.epoch, (share for share, _ in own.values()))
+        own_share = shares.get(self.broker_id)
+        # those of brokers that are not alive are moved into this broker's share
+        merged = {b: shares[b] for b in shares if b not in alive or b == self.broker_id}
+        at = newest(subscription.record.epoch, (share for share, _ in merged.values()))
         share = SubscriptionShare(subscription.record.epoch, True, at)
         path, value = nodes.share(subscription.name, self.broker_id), records.encode_share(share)
         keeping: list[Operation] = []
@@ -319,19 +320,19 @@ class ConsumerCursors:
         written = await self._multi(
             [
                 Check(nodes.path(subscription.name), subscription.version),
-                Create(path, value) if mine is None else Set(path, value, mine[1]),
+                Create(path, value) if own_share is None else Set(path, value, own_share[1]),
                 *(
                     Delete(nodes.share(subscription.name, broker), version)
-                    for broker, (_, version) in own.items()
+                    for broker, (_, version) in merged.items()
                     if broker != self.broker_id
                 ),
                 *keeping,
             ],
             connection,
         )
-        version = 0 if mine is None else mine[1] + 1
-        made = ConsumerCursor(self, nodes, subscription, share, version, number)
-        return made if written else None
+        version = 0 if own_share is None else own_share[1] + 1
+        cursor = ConsumerCursor(self, nodes, subscription, share, version, number)
+        return cursor if written else None
 
     async def _multi(self, operations: Sequence[Operation], connection: int) -> bool:
         """Whether all operations were applied. False: no operation was (`connection` has ended, or
@@ -403,15 +404,15 @@ class ConsumerCursors:
         Raises as ConsumerCursor.check, and errors.Unavailable after `timeout_s`."""
         changes = cursor.changes
 
-        def left() -> bool:
-            behind = cursor.failure is None and cursor.durable < changes
-            return behind and (cursor.dirty or cursor.doubt)
+        def is_behind() -> bool:
+            has_changes = cursor.failure is None and cursor.durable < changes
+            return has_changes and (cursor.dirty or cursor.must_reread)
 
         try:
             async with asyncio.timeout(timeout_s):
-                while left():
+                while is_behind():
                     await self._round([cursor])
-                    if left():
+                    if is_behind():
                         await asyncio.sleep(pause_s(self._rng, 5))
         except TimeoutError as error:
             raise errors.Unavailable(
@@ -420,8 +421,8 @@ class ConsumerCursors:
         cursor.check()
 
     async def close(self) -> None:
-        """Stops writing: the caller must release before the cursors that are still to be
-        written."""
+        """Stops writing: positions that are not durable are lost. The caller must release the
+        cursors before."""
         if self._task is not None:
             await cancel(self._task)
 
@@ -446,30 +447,30 @@ class ConsumerCursors:
             try:
                 for cursor in cursors:
                     if cursor.is_to_be_read(late_s):
-                        await _apart(cursor, cursor.look())
+                        await _isolated(cursor, cursor.look())
                 self._forget_failed(cursors)
                 now_s = asyncio.get_running_loop().time()
                 dirty = [cursor for cursor in cursors if cursor.is_due(now_s)]
                 for cursor in [cursor for cursor in dirty if cursor.goes_back]:
                     await self._write([cursor])
                 await self._write([cursor for cursor in dirty if not cursor.goes_back])
-                self._late = ""
+                self._round_failure = ""
             except (StoreError, errors.LedgerError) as error:
-                if self._late != (late := str(error)):
+                if self._round_failure != (late := str(error)):
                     _log.warning("the positions of consumers are written later: %s", late)
-                self._late = late
+                self._round_failure = late
             now_s = asyncio.get_running_loop().time()
             if any(cursor.is_due(now_s) or cursor.is_to_be_read(late_s) for cursor in cursors):
                 self.changed()
 
     async def _compare(self, cursor: ConsumerCursor) -> None:
         with suppress(StoreError, errors.Unavailable):  # written later
-            await _apart(cursor, cursor.compare())
+            await _isolated(cursor, cursor.compare())
 
     def _end_released(self, cursors: list[ConsumerCursor]) -> None:
         """Ends and forgets the cursors that are written and that no consumer uses."""
         for cursor in cursors:
-            if not (cursor.used or cursor.dirty or cursor.doubt):
+            if not (cursor.used or cursor.dirty or cursor.must_reread):
                 cursor.release_acks(is_written=True)
                 cursor.end("was released")
         self._forget_failed(cursors)
@@ -500,14 +501,14 @@ class ConsumerCursors:
             while at < len(cursors) and size < MULTI_BYTES_MAX and len(part) < MULTI_WRITES_MAX:
                 cursor, share = cursors[at], cursors[at].share()
                 write = (cursor, share, cursor.changes, cursor.goes_back)
-                added = await _apart(cursor, cursor.operations(share))
+                added = await _isolated(cursor, cursor.operations(share))
                 at += 1
                 if added is not None:
                     part.append(write)
                     size += sum(len(op.value) for op in added if isinstance(op, Set))
                     operations += added
             for cursor, *_ in part:
-                cursor.doubt = True
+                cursor.must_reread = True
             if not part:
                 continue
             operations = [*await self._guard.checks(), *operations]
@@ -517,7 +518,7 @@ class ConsumerCursors:
                 return
             if await self._multi(operations, self._store.connections):
                 for cursor, share, changes, back in part:
-                    cursor.doubt = False
+                    cursor.must_reread = False
                     cursor.was_written(share, changes, back=back)
                 continue
             await self._guard.refresh()
@@ -525,12 +526,12 @@ class ConsumerCursors:
                 return
             if len(part) > 1:
                 for cursor, *_ in part:
-                    await _apart(cursor, cursor.look())
+                    await _isolated(cursor, cursor.look())
                     if cursor.dirty:
                         await self._write([cursor])
 
 
-async def _apart(cursor: ConsumerCursor, doing: Coroutine[Any, Any, T]) -> T | None:
+async def _isolated(cursor: ConsumerCursor, doing: Coroutine[Any, Any, T]) -> T | None:
     """The result of `doing`. None if the subscription cannot be read, which fails only its cursor,
     or after a defect. Raises StoreError, errors.Unavailable."""
     try:
@@ -542,5 +543,5 @@ async def _apart(cursor: ConsumerCursor, doing: Coroutine[Any, Any, T]) -> T | N
         cursor.fail(error)
     except Exception:
         _log.exception("the position of subscription '%s' is not written: a defect", cursor.name)
-        cursor.doubt = True
+        cursor.must_reread = True
     return None

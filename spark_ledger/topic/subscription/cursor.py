@@ -1,5 +1,5 @@
-"""A subscription in the hands of its owner: a cursor takes the owner's positions and makes them
-durable in the background.
+"""The cursor of a subscription at its owner: it takes the owner's positions and makes them durable
+in the background.
 
     advance(position) ... at most once a second ... -> the record, or an entry of the cursor ledger
 
@@ -160,13 +160,13 @@ class Cursor:
         self._claim = claim
         self._intent = intent
         self._loop = asyncio.get_running_loop()
-        self._wanted: dict[int, int] = {}
-        self._unheard: Positions = {}  # positions of writes without a response
+        self._positions: dict[int, int] = {}
+        self._unconfirmed: Positions = {}  # positions of writes without a response
         self._starts: Mapping[int, int] = {}  # first rows kept, by the last fold
-        self._clip = new  # the position went back, and must be compared with the first rows kept
-        self._doubt = False  # a call failed: the record and the intent must be read again
+        self._must_clip = new  # the position went back: compare it with the first rows kept
+        self._must_reread = False  # a call failed: the record and the intent must be read again
         self._ledger: CursorLedger | None = None
-        self._left: dict[int, None] = {}  # our ledgers that the record must not name any more
+        self._left: dict[int, None] = {}  # this cursor's ledgers that the record must not name
         self._written_s = self._floor_s = self._refused_s = LONG_AGO_S
         self._looked_s = self._loop.time()
         self._changed = asyncio.Event()
@@ -180,9 +180,9 @@ class Cursor:
     def advance(self, positions: Positions) -> None:
         """Sets the subscription's positions in these partitions; they are written soon, and may go
         back. Never raises and never waits."""
-        advanced = {**self._wanted, **clipped(positions, self._starts)}
-        if advanced != self._wanted and self.failure is None:
-            self._wanted = advanced
+        advanced = {**self._positions, **clipped(positions, self._starts)}
+        if advanced != self._positions and self.failure is None:
+            self._positions = advanced
             self._durable.clear()
             self._changed.set()
 
@@ -210,7 +210,7 @@ class Cursor:
         try:
             async with asyncio.timeout(timeout_s):
                 while self.failure is None:
-                    if not await self._patiently(self._let_go()):
+                    if not await self._succeeds(self._write_release()):
                         await asyncio.sleep(self._context.rng.uniform(PAUSE_S, 2 * PAUSE_S))
         except TimeoutError:
             _log.warning("subscription '%s' could not be released in %s s", self.name, timeout_s)
@@ -227,7 +227,7 @@ class Cursor:
     async def _work(self) -> None:
         failures = 0
         while self.failure is None:
-            if await self._patiently(self._round()):
+            if await self._succeeds(self._round()):
                 failures = 0
                 await self._wait()
             else:
@@ -235,15 +235,15 @@ class Cursor:
                 pause_s = min(PAUSE_S_MAX, PAUSE_S * 2 ** min(failures, 20))
                 await asyncio.sleep(self._context.rng.uniform(0.5, 1.0) * pause_s)
 
-    async def _patiently(self, doing: Coroutine[Any, Any, None]) -> bool:
-        """Whether `doing` succeeded. If not, and we are still the owner, the caller tries again."""
+    async def _succeeds(self, doing: Coroutine[Any, Any, None]) -> bool:
+        """Whether `doing` succeeded. If not, and `failure` is not set, the caller tries again."""
         try:
             await doing
             return True
         except _Overtaken as overtaken:
             self._fail(overtaken.error)
         except (_LostRace, errors.LedgerError, StoreError) as error:
-            self._doubt = True
+            self._must_reread = True
             _log.warning("subscription '%s' is written later: %r", self.name, error)
         except Exception as error:  # a defect: it is logged, and nothing more is written
             _log.exception("the cursor of subscription '%s' ends", self.name)
@@ -276,17 +276,18 @@ class Cursor:
         """Makes sure that the record and the intent are up to date, and that the subscription's
         earlier position was read. Reads record and intent now and then, since others may count a
         silent owner as dead."""
-        if self._doubt or self._loop.time() >= self._looked_s + HEARTBEAT_S:
+        if self._must_reread or self._loop.time() >= self._looked_s + HEARTBEAT_S:
             await self._look()
         if not self._recovered.done():
             await self._recover()
-        if self._clip:
+        if self._must_clip:
             state = await self._context.log.fold(fresh=True)
-            self._starts, self._clip = state.start_offsets(), False
-            self._wanted = clipped({**self.confirmed, **self._wanted}, self._starts)
+            self._starts, self._must_clip = state.start_offsets(), False
+            self._positions = clipped({**self.confirmed, **self._positions}, self._starts)
 
     async def _look(self) -> None:
-        """Reads the nodes, and goes on under another intent if ours was condemned."""
+        """Reads the nodes, and goes on under another intent if this cursor's intent was
+        condemned."""
         context = self._context
         subscription = await context.nodes.read(self.name)
         if subscription is None:
@@ -297,11 +298,11 @@ class Cursor:
             raise _Overtaken(_fenced(self.name, subscription.record))
         self._subscription = subscription
         named = subscription.record.ledger_id
-        assert self._ledger is None or self._ledger.id == named, "we left it before we unnamed it"
+        assert self._ledger is None or self._ledger.id == named, "it is left before it is unnamed"
         intent = await context.intents.get(self._intent.id)
         if not intent.is_open:
             await self._renew_intent()
-        self._doubt, self._looked_s = False, self._loop.time()
+        self._must_reread, self._looked_s = False, self._loop.time()
 
     async def _renew_intent(self) -> None:
         context = self._context
@@ -330,15 +331,15 @@ class Cursor:
                 self._left[record.ledger_id] = None
                 await self._move(inline(record, recovered))
         self.confirmed = dict(recovered)
-        self._wanted = {**recovered, **self._wanted}
+        self._positions = {**recovered, **self._positions}
         self._recovered.set_result(dict(recovered))
 
     # -- writing ---------------------------------------------------------------------------
 
     async def _write(self, step: Step) -> None:
-        positions, highest = dict(self._wanted), self._highest()
+        positions, highest = dict(self._positions), self._highest()
         if step is not Step.LEAVE:
-            self._unheard = later(self._unheard, positions)
+            self._unconfirmed = later(self._unconfirmed, positions)
         if goes_back(positions, highest):
             await self._go_back(positions)
         elif step is Step.APPEND:
@@ -353,7 +354,7 @@ class Cursor:
         elif step is Step.LEAVE:
             await self._close_ledger()
             return
-        self.confirmed, self._unheard = positions, {}
+        self.confirmed, self._unconfirmed = positions, {}
         self._written_s = self._loop.time()
 
     async def _append(self, positions: Positions) -> None:
@@ -361,14 +362,14 @@ class Cursor:
         try:
             await self._ledger.append(self._subscription.record, positions)
         except errors.LedgerError:
-            self._leave_ledger()  # the record decides whether we may go on
+            self._leave_ledger()  # the record decides whether the cursor may go on
             self._refused_s = self._loop.time()
             raise
 
     async def _go_back(self, positions: Positions) -> None:
         nodes = self._context.nodes
         others = nodes.step_back(self.name, await nodes.marks(self.name), positions)
-        self._clip = True
+        self._must_clip = True
         if fits(positions):
             self._leave_ledger()
             await self._move(inline(self._subscription.record, positions), *others)
@@ -397,7 +398,7 @@ class Cursor:
         self._ledger = made
 
     async def _move(self, record: SubscriptionRecord, *others: Operation) -> None:
-        """Writes the record, if record and intent have not changed since we read them. Raises
+        """Writes the record, if record and intent have not changed since they were read. Raises
         _LostRace."""
         path, version = paths.intent(self._intent.id), self._intent.version
         await self._put(replace(record, intent=self._intent.id), Check(path, version), *others)
@@ -413,13 +414,13 @@ class Cursor:
             self._left[before] = None
         self._discard_left()
 
-    async def _let_go(self) -> None:
-        """Makes the cursor's last write."""
+    async def _write_release(self) -> None:
+        """Makes the cursor's last write, which releases the subscription."""
         await self._settle()
-        while goes_back(self._wanted, self._highest()):
+        while goes_back(self._positions, self._highest()):
             await self._write(Step.INLINE)
             await self._settle()
-        positions = dict(self._wanted)
+        positions = dict(self._positions)
         if fits(positions):
             self._leave_ledger()
             record = inline(self._subscription.record, positions)
@@ -460,11 +461,13 @@ class Cursor:
     # -- the state -------------------------------------------------------------------------
 
     def _is_dirty(self) -> bool:
-        return self._recovered.done() and (self._wanted != self.confirmed or bool(self._unheard))
+        return self._recovered.done() and (
+            self._positions != self.confirmed or bool(self._unconfirmed)
+        )
 
     def _highest(self) -> dict[int, int]:
         """The highest positions that any process may have read."""
-        return later(self.confirmed, self._unheard)
+        return later(self.confirmed, self._unconfirmed)
 
     def _situation(self) -> Situation:
         now_s, ledger = self._loop.time(), self._ledger
@@ -473,8 +476,8 @@ class Cursor:
             self._written_s,
             self._floor_s,
             dirty=self._is_dirty(),
-            behind=self._subscription.record.floor != self._wanted,
-            small=fits(self._wanted),
+            behind=self._subscription.record.floor != self._positions,
+            small=fits(self._positions),
             refused=now_s - self._refused_s < OFTEN_S,
             open=ledger is not None,
             full=ledger is not None and ledger.full(now_s),
@@ -494,7 +497,7 @@ class Cursor:
     async def _stop(self) -> None:
         """Stops the background work; writes that were under way may have been applied or not."""
         await cancel(self._task)
-        self._doubt = True
+        self._must_reread = True
 
     async def _end(self) -> None:
         if self.failure is None:
@@ -521,7 +524,7 @@ def _fenced(name: str, record: SubscriptionRecord) -> errors.LedgerFenced:
 
 
 class _Overtaken(Exception):
-    """The subscription is not ours any more."""
+    """The subscription has another owner, or was deleted."""
 
     def __init__(self, error: errors.LedgerError) -> None:
         super().__init__(str(error))
@@ -529,4 +532,4 @@ class _Overtaken(Exception):
 
 
 class _LostRace(Exception):
-    """The record or the intent has changed since we read it."""
+    """The record or the intent has changed since it was read."""

@@ -47,9 +47,9 @@ from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription.records import Positions, SubscriptionRecord, later
 
 CHANGES_MAX = 50
-"""What a reader reads after the last snapshot, at most."""
+"""How many entries a reader reads after the last snapshot, at most."""
 FEW = 4
-"""A part of the positions so small, one of FEW, is written as changes."""
+"""Moved positions are written as changes if they are at most 1/FEW of the positions."""
 NO_OWNER_EPOCH = 0  # of a partition: a query owns no partition
 
 
@@ -143,7 +143,7 @@ async def last_positions(
     positions = {
         int(key.name): state.position
         for key, state in fold.states.items()
-        if key.epoch <= record.epoch  # else the record is older than its ledger
+        if key.epoch <= record.epoch  # otherwise the record is older than its ledger
     }
     return later(record.floor, positions)
 

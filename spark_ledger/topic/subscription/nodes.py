@@ -2,7 +2,8 @@
 
 Always true: a record is written by compare-and-set on the version that was read, in one multi with
 all other checks. After a lost response the record is read again after a sync: every record has its
-owner's random token and its epoch, so equal bytes under the next version are ours. While the
+owner's random token and its epoch, so an equal record with the next version is the one that this
+process wrote. While the
 cluster is held no subscription is made, sought or deleted; an existing subscription stays in use,
 since no rows are lost if its position goes back.
 """
@@ -154,9 +155,9 @@ class SubscriptionNodes:
         for _ in range(TRIES_MAX):
             brokers = await names_in(self.store, self.share(name))
             nodes = await self.store.get_many([self.share(name, broker) for broker in brokers])
-            there = [node for node in nodes if node is not None]
-            if len(there) == len(brokers):
-                return dict(zip(brokers, there, strict=True))
+            present = [node for node in nodes if node is not None]
+            if len(present) == len(brokers):
+                return dict(zip(brokers, present, strict=True))
         raise StoreUnavailable(f"{self.share(name)} changed each time that it was read")
 
     async def ensure_shares(self, name: str) -> None:
@@ -271,8 +272,8 @@ class SubscriptionNodes:
         if number is not None:
             return [self.touch(), self.mark(name, number, positions)]
         following = marks[-1].number + 1
-        none = Delete(self._marks(name, following), ANY_VERSION)
-        return [self.touch(), self.mark(name, following, positions), none]
+        delete = Delete(self._marks(name, following), ANY_VERSION)
+        return [self.touch(), self.mark(name, following, positions), delete]
 
     def mark(self, name: str, number: int, positions: Positions) -> Operation:
         value = subscription_records.encode_mark(storable(positions))
@@ -326,10 +327,10 @@ class SubscriptionNodes:
             return None
         except OutcomeUnknown:
             current = await self.read(name)
-            mine = (
+            was_written = (
                 current is not None and current.record == record and current.version == version + 1
             )
-            return current if mine else None
+            return current if was_written else None
         if version == NEW:
             return await self.read(name, fresh=False)
         return SubscriptionView(name, record, version + 1, 0)

@@ -48,7 +48,7 @@ def in_seconds(number: int) -> bool:
 def needs_live_ends(state: TopicState, target: SeekTarget) -> bool:
     """Whether `exactly` needs the ends of live segments; committed offsets do not need these
     ends."""
-    if target is End.EARLIEST or all(held.live is None for held in state.partitions):
+    if target is End.EARLIEST or all(partition.live is None for partition in state.partitions):
         return False
     if isinstance(target, Mapping):
         ends = state.end_offsets()
@@ -60,7 +60,7 @@ def chunks_needed(state: TopicState, target: SeekTarget) -> list[TableChunk]:
     """The chunks whose tables `resolve` needs."""
     if not isinstance(target, CommittedSince):
         return []
-    intervals = (_first_since(held, target.ms) for held in state.partitions)
+    intervals = (_first_since(partition, target.ms) for partition in state.partitions)
     sources = (interval.source for interval in intervals if interval is not None)
     return list(dict.fromkeys(source for source in sources if isinstance(source, TableChunk)))
 
@@ -98,21 +98,23 @@ async def exactly(
     gone, errors.DataUnavailable."""
     positions = resolve(state, target, read, live_ends)
     if isinstance(target, CommittedSince):
-        for held in state.partitions:
-            rows = rows_around(held, target.ms, read)
-            if positions[held.number] == held.end_offset:  # all committed rows are earlier
-                rows = _live_rows(held, live_ends)
+        for partition in state.partitions:
+            rows = rows_around(partition, target.ms, read)
+            if (
+                positions[partition.number] == partition.end_offset
+            ):  # all committed rows are earlier
+                rows = _live_rows(partition, live_ends)
             if rows is not None:
-                positions[held.number] = await first_stored_since(ledgers, rows, target.ms)
+                positions[partition.number] = await first_stored_since(ledgers, rows, target.ms)
     return positions
 
 
-def offset_since(held: PartitionState, ms: int, read: Tables = NO_TABLES) -> int:
+def offset_since(partition: PartitionState, ms: int, read: Tables = NO_TABLES) -> int:
     """The first offset of the partition that was committed at or after `ms`, or the partition's
     end. If a segment born live has rows from before and after `ms`, the segment's first offset."""
-    first = _segment_since(held, ms, read)
+    first = _segment_since(partition, ms, read)
     if first is None:
-        return held.end_offset
+        return partition.end_offset
     interval, part = first
     if not len(part):
         return interval.hi
@@ -123,66 +125,64 @@ def offset_since(held: PartitionState, ms: int, read: Tables = NO_TABLES) -> int
     return max(interval.lo, base + int(rows[times < ms].sum()))
 
 
-def rows_around(held: PartitionState, ms: int, read: Tables = NO_TABLES) -> LiveRows | None:
-    """The rows of a segment born live that has the first row since `ms`, if only the segment's
-    entries show which row is the first; else None."""
-    first = _segment_since(held, ms, read)
+def rows_around(partition: PartitionState, ms: int, read: Tables = NO_TABLES) -> LiveRows | None:
+    """The rows of the segment that has the first row since `ms`, if the segment was born live and
+    only its entries show which row is the first; otherwise None."""
+    first = _segment_since(partition, ms, read)
     if first is None or not len(first[1]):
         return None
     interval, part = first
     if not part.counted[0] or int(part.min_ms[0]) >= ms:
         return None
-    return live_rows(part, 0, Span(held.number, interval.lo, interval.hi, 0, 1))
+    return live_rows(part, 0, Span(partition.number, interval.lo, interval.hi, 0, 1))
 
 
 def _segment_since(
-    held: PartitionState, ms: int, read: Tables
+    partition: PartitionState, ms: int, read: Tables
 ) -> tuple[Interval, SegmentTable] | None:
     """The first interval that may have a row since `ms`, and its first segment with such a row; an
     empty table if the interval was cut before such a segment."""
-    interval = _first_since(held, ms)
+    interval = _first_since(partition, ms)
     if interval is None:
         return None
     source = interval.source
     table = read[source] if isinstance(source, TableChunk) else source
     assert table is not None, "a hole has no row"
-    part = table.between(held.number, interval.lo, interval.hi)
+    part = table.between(partition.number, interval.lo, interval.hi)
     late = np.flatnonzero(part.commits_ms >= ms)[:1].tolist()
     return interval, part.part(late[0], late[0] + 1) if late else part.part(0, 0)
 
 
-def _first_since(held: PartitionState, ms: int) -> Interval | None:
-    for interval in held.intervals.between(held.start_offset, held.end_offset):
+def _first_since(partition: PartitionState, ms: int) -> Interval | None:
+    for interval in partition.intervals.between(partition.start_offset, partition.end_offset):
         if interval.source is not None and interval.last_ms >= ms:
             return interval
     return None
 
 
-def _end(held: PartitionState, live_ends: Mapping[int, LiveEnd]) -> int:
-    return held.end_offset + live_ends.get(held.number, EMPTY_END).rows
+def _end(partition: PartitionState, live_ends: Mapping[int, LiveEnd]) -> int:
+    return partition.end_offset + live_ends.get(partition.number, EMPTY_END).rows
 
 
-def _live_rows(held: PartitionState, live_ends: Mapping[int, LiveEnd]) -> LiveRows | None:
-    end = live_ends.get(held.number, EMPTY_END)
-    if held.live is None or not end.rows:
+def _live_rows(partition: PartitionState, live_ends: Mapping[int, LiveEnd]) -> LiveRows | None:
+    end = live_ends.get(partition.number, EMPTY_END)
+    if partition.live is None or not end.rows:
         return None
-    base = held.live.base
-    return LiveRows(held.live, base, base + end.rows, end.last_entry, end.rows)
+    base = partition.live.base
+    return LiveRows(partition.live, base, base + end.rows, end.last_entry, end.rows)
 
 
-def _within(
-    state: TopicState, partition: int, offset: int, live_ends: Mapping[int, LiveEnd]
-) -> int:
-    if not 0 <= partition < len(state.partitions):
+def _within(state: TopicState, number: int, offset: int, live_ends: Mapping[int, LiveEnd]) -> int:
+    if not 0 <= number < len(state.partitions):
         raise errors.OffsetsNotAssigned(
-            f"partition {partition} of {len(state.partitions)} was named", partition=partition
+            f"partition {number} of {len(state.partitions)} was named", partition=number
         )
-    held = state.partitions[partition]
-    end = _end(held, live_ends)
+    partition = state.partitions[number]
+    end = _end(partition, live_ends)
     if not 0 <= offset <= end:
         raise errors.OffsetsOutOfRange(
-            f"offset {offset} of partition {partition}, which ends at {end}",
-            partition=partition,
+            f"offset {offset} of partition {number}, which ends at {end}",
+            partition=number,
             offset=offset,
         )
-    return max(offset, held.start_offset)
+    return max(offset, partition.start_offset)

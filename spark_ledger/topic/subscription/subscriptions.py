@@ -241,8 +241,8 @@ class Subscriptions:
             record = SubscriptionRecord(
                 kind, owner=self._token(), floor=floor, properties=properties
             )
-            used = nodes.first_share(name, record, broker_id) if broker_id else []
-            made = await nodes.create(name, record, *used)
+            share = nodes.first_share(name, record, broker_id) if broker_id else []
+            made = await nodes.create(name, record, *share)
             is_at_start = made is not None and await self._clip(nodes, made) == record.floor
             return made if is_at_start and broker_id else None
 
@@ -263,14 +263,14 @@ class Subscriptions:
                         return
                     raise await nodes.not_found(name)
                 await self._check_free(topic_id, subscription, force)
-                gone = False
+                is_deleted = False
                 moved = await moved_from_owners(self.ledgers, nodes, subscription, owned)
                 ending = await self._ending_owner(subscription.record)
                 try:
-                    gone = await nodes.delete(subscription, *ending, *moved.operations)
+                    is_deleted = await nodes.delete(subscription, *ending, *moved.operations)
                 except OutcomeUnknown:
                     _log.info("subscription '%s' may be deleted: it is read again", name)
-                if gone:
+                if is_deleted:
                     await self._discard(subscription.record)
                     return
                 await tries.retry_or_raise(f"subscription '{name}' changes again and again")
@@ -286,10 +286,12 @@ class Subscriptions:
         errors.OffsetsNotAssigned, errors.TopicDeleted.
         """
 
-        async def placed(moved: MovedPositions) -> dict[int, int]:
+        async def new_positions(moved: MovedPositions) -> dict[int, int]:
             return {**moved.present.positions, **await self._resolve(topic_id, target)}
 
-        return await self._put(topic_id, name, placed, force=force, keeps_acks=target == {})
+        return await self._set_positions(
+            topic_id, name, new_positions, force=force, keeps_acks=target == {}
+        )
 
     async def move_up(
         self, topic_id: str, name: str, to: Callable[[int, AckState], int]
@@ -300,19 +302,19 @@ class Subscriptions:
         disconnected, as by a forced seek. Returns the subscription's positions. Raises as `seek`.
         """
 
-        async def placed(moved: MovedPositions) -> dict[int, int]:
+        async def new_positions(moved: MovedPositions) -> dict[int, int]:
             return {
                 number: run_end(state.rows, max(state.position, to(number, state)))
                 for number, state in moved.states.items()
             }
 
-        return await self._put(topic_id, name, placed, force=True, keeps_acks=True)
+        return await self._set_positions(topic_id, name, new_positions, force=True, keeps_acks=True)
 
-    async def _put(
+    async def _set_positions(
         self,
         topic_id: str,
         name: str,
-        placed: Callable[[MovedPositions], Awaitable[dict[int, int]]],
+        new_positions: Callable[[MovedPositions], Awaitable[dict[int, int]]],
         *,
         force: bool,
         keeps_acks: bool = False,
@@ -324,7 +326,7 @@ class Subscriptions:
                 subscription = await nodes.get(name)
                 await self._check_free(topic_id, subscription, force)
                 moved = await moved_from_owners(self.ledgers, nodes, subscription)
-                positions = _fitting(await placed(moved))
+                positions = _fitting(await new_positions(moved))
                 record = subscription_records.sought(subscription.record, self._token(), positions)
                 record, acks = moved.kept(record) if keeps_acks else (record, moved.operations)
                 operations = nodes.step_back(name, await nodes.marks(name), positions) + acks
@@ -350,12 +352,9 @@ class Subscriptions:
     async def used_by_consumers(self, topic_id: str, name: str) -> bool:
         """Whether consumers of the subscription are connected at a broker that has a partition of
         the topic."""
-        nodes = SubscriptionNodes(self.store, topic_id)
         with unavailable_while(f"reading subscription '{name}'"):
-            subscription = await nodes.read(name)
-            return subscription is not None and subscription.used_by(
-                await brokers_serving(self.store, topic_id)
-            )
+            subscription = await SubscriptionNodes(self.store, topic_id).read(name)
+            return subscription is not None and await self._has_consumers(topic_id, subscription)
 
     async def is_of_query(self, topic_id: str, name: str, query_id: str) -> bool:
         """Whether no other query or consumer has used the subscription since the query did, and no
@@ -523,13 +522,14 @@ class Subscriptions:
 
     async def _check_no_consumers(self, topic_id: str, subscription: SubscriptionView) -> None:
         """Raises errors.SubscriptionBusy."""
-        if subscription.shares and subscription.used_by(
-            await brokers_serving(self.store, topic_id)
-        ):
+        if subscription.shares and await self._has_consumers(topic_id, subscription):
             raise errors.SubscriptionBusy(
                 f"subscription '{subscription.name}' is used by consumers of a broker",
                 subscription=subscription.name,
             )
+
+    async def _has_consumers(self, topic_id: str, subscription: SubscriptionView) -> bool:
+        return subscription.used_by(await brokers_serving(self.store, topic_id))
 
     async def _discard(self, record: SubscriptionRecord) -> None:
         """Fences and deletes the record's ledger, which a newer record does not name any more."""

@@ -173,7 +173,7 @@ def rows_out_of_order(add: Any) -> Any:
 
 def confirms_before_it_writes(write: Any) -> Any:
     async def at_once(self: Any, step: Any) -> None:
-        self.confirmed = dict(self._wanted)
+        self.confirmed = dict(self._positions)
         self._durable.set()
         await write(self, step)
 

@@ -44,7 +44,7 @@ async def adopted(cursor, partition, epoch):
 
 async def written(*cursors):
     for _ in range(300):
-        if not any(one.dirty or one.doubt for one in cursors if one.failure is None):
+        if not any(one.dirty or one.must_reread for one in cursors if one.failure is None):
             return
         await asyncio.sleep(0.1)
     raise AssertionError("it is not written")

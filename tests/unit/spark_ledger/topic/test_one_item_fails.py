@@ -46,7 +46,7 @@ def test_a_subscription_that_cannot_be_read_stops_the_positions_of_no_other(what
             cursors[1].advance(0, 3)  # a step back, for which marks are read
         else:
             await store.create(paths.subscription_share(topic_id, "s1", "b"), b"[]")
-            cursors[1].doubt = True
+            cursors[1].must_reread = True
         for at in (20, 30):
             for one in (cursors[0], cursors[2]):
                 one.advance(0, at)
