@@ -10,6 +10,9 @@ from spark_ledger.broker.dispatch.acking import ACK_STEPS_MAX, AckHandler, Conne
 from spark_ledger.broker.serve.commands import refusal_of
 from spark_ledger.broker.wire.commands import MessageId, ServerError, command
 from spark_ledger.broker.wire.frames import PulsarFrameReader
+from tests.kit.pulsar_batches import lone, message
+from tests.unit.spark_ledger.broker.sessions import TOPIC, Session, session_of
+from tests.unit.spark_ledger.topic.stage import play
 
 
 class Asked:
@@ -108,3 +111,29 @@ def test_a_receipt_that_comes_after_the_connection_ended_is_sent_to_nobody(failu
     asked.ack_handler.drop()
     second(failure)
     assert len(asked.answers) == 1 and asked.ends == (failure is not None)
+
+
+@pytest.mark.parametrize("receipt", ["durable", "memory"])
+def test_a_receipt_waits_for_the_store_unless_the_broker_is_set_to_give_it_from_memory(receipt):
+    async def main(stage):
+        broker, before = await session_of(stage)
+        broker.settings = broker.settings.model_copy(update={"ack_receipt": receipt})
+        session = Session(broker)
+        await session.answer("connected", "connect", client_version="raw", protocol_version=19)
+        await session.answer("producer_success", "producer", topic=TOPIC, producer_id=1)
+        of_s = {"topic": TOPIC, "subscription": "s", "initialPosition": 1, "consumer_id": 1}
+        await session.answer("success", "subscribe", request_id=2, **of_s)
+        data = lone(message(b"x"), sequence_id=0)
+        await session.answer("send_receipt", "send", data, producer_id=1, num_messages=1)
+        session.ask("flow", consumer_id=1, messagePermits=1)
+        id_ = (await session.socket.answer("message")).message_id
+        asked_s = asyncio.get_running_loop().time()
+        asked = {"consumer_id": 1, "ack_type": 0, "message_id": [id_], "request_id": 3}
+        answer = await session.answer("ack_response", "ack", **asked)
+        assert not answer.HasField("error")
+        assert (asyncio.get_running_loop().time() == asked_s) is (receipt == "memory")
+        for gone in (before, session):
+            gone.connection.connection_lost(None)
+        await broker.seal()
+
+    play(main)
