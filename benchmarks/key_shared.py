@@ -32,7 +32,7 @@ LEDGER = 1
 class Rows:
     """A partition with rows of Spark; `run` neighbours have the same key."""
 
-    number = shown = start = 0
+    number = number_in_ids = start = 0
     ledger, title = LEDGER, "rows"
     held = SimpleNamespace(end_offset=0)
 

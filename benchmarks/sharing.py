@@ -38,7 +38,7 @@ KEYS, BLOCK, CONSUMERS = 100_000, 1 << 18, 20
 class Stock:
     """A partition whose batches are all in memory."""
 
-    number = shown = start = 0
+    number = number_in_ids = start = 0
     ledger, title, is_terminated = LEDGER, "messages", False
     held = SimpleNamespace(end_offset=0)
 
