@@ -28,6 +28,7 @@ from spark_ledger.broker.owner.owned_topic import REREAD_S, OwnedTopic
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.broker.store_contact import StoreClock, StoreContact
+from spark_ledger.broker.topic_lists import TopicLists
 from spark_ledger.broker.watch import Watch
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.ledger.client import LedgerStore
@@ -106,6 +107,7 @@ class Broker:
         self._phase = Phase.OPEN
         self._contact = StoreContact(ledgers.metadata)
         self.watch = Watch(self, ledgers.metadata, self._contact)
+        self.topic_lists = TopicLists()
 
     @property
     def catalog(self) -> Catalog:

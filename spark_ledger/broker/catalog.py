@@ -12,6 +12,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName
 from spark_ledger.topic.log.policies import NamespacePolicies
 from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.upkeep.namespaces import Namespaces
 
 
 class NamedPartition(NamedTuple):
@@ -20,6 +21,14 @@ class NamedPartition(NamedTuple):
     info: TopicInfo
     number: int
     partitions: int
+
+
+def names_of(info: TopicInfo) -> list[str]:
+    """The topic's name as clients have it in lists; the names of its partitions if it is
+    partitioned."""
+    if not info.policies.partitioned:
+        return [info.name.full]
+    return [f"{info.name.full}-partition-{number}" for number in range(info.partitions)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +90,12 @@ class Catalog:
         return len((await self.client.log(info.id).fold()).partitions)
 
     async def names_in(self, namespace: str) -> list[str]:
-        """The names of the topics of `tenant/namespace`. A partitioned topic appears by the name of
-        its first partition: clients cut the suffix off. A topic that cannot be read is left out."""
-        return [
-            f"{info.name.full}-partition-0" if info.policies.partitioned else info.name.full
-            for info in await self.client.topics.in_namespace(namespace)
-        ]
+        """The names of the topics of `tenant/namespace`. A partitioned topic appears by the names
+        of its partitions: a client that consumes by a pattern gives up the partitions that are not
+        listed. A topic that cannot be read is left out. Raises errors.NamespaceNotFound."""
+        await Namespaces(self.client.store, self.client.rng).check(namespace)
+        infos = await self.client.topics.in_namespace(namespace)
+        return [name for info in infos for name in names_of(info)]
 
     async def find_partition(self, name: PartitionName, *, create: bool) -> NamedPartition:
         """The partition; if the name has no number, the topic's only partition. Raises Refusal,

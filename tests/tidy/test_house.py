@@ -66,6 +66,7 @@ FLOORS = {
         serve
         admin
         broker
+        topic_lists
         catalog watch
         store_contact
         owner

@@ -122,10 +122,8 @@ async def delete_namespace(call: Call) -> None:
 
 
 async def topics_of_namespace(call: Call) -> Any:
-    await call.namespaces.check(call.namespace)
-    if call.request.query.get("mode") == "NON_PERSISTENT":
-        return []
-    return await call.broker.catalog.names_in(call.namespace)
+    topics = await call.broker.catalog.names_in(call.namespace)
+    return [] if call.request.query.get("mode") == "NON_PERSISTENT" else topics
 
 
 async def set_deduplication(call: Call) -> None:

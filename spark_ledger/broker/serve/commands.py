@@ -8,7 +8,7 @@ is refused by another code (`_asked_again`).
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -29,6 +29,12 @@ from spark_ledger.broker.serve.declared_schemas import (
     declared_schema,
     schema_of_version,
     version_to_send,
+)
+from spark_ledger.broker.topic_lists import (
+    PatternRefused,
+    TopicsPattern,
+    check_length,
+    topics_hash,
 )
 from spark_ledger.broker.wire.commands import (
     NO_TRANSACTIONS,
@@ -56,6 +62,7 @@ _TEXT_MAX = 1000
 _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
     (errors.TopicNotFound, ServerError.TOPIC_NOT_FOUND),
     (errors.TopicDeleted, ServerError.TOPIC_NOT_FOUND),
+    (errors.NamespaceNotFound, ServerError.TOPIC_NOT_FOUND),
     (errors.TopicTerminated, ServerError.TOPIC_TERMINATED),
     (errors.TopicNameInvalid, ServerError.NOT_ALLOWED),
     (errors.SubscriptionBusy, ServerError.CONSUMER_BUSY),
@@ -202,10 +209,20 @@ async def _lookup(client: Caller, part: Any) -> None:
 
 
 async def _topics_of_namespace(client: Caller, part: Any) -> None:
-    topics = []
-    if part.mode != TopicsMode.NON_PERSISTENT:
-        topics = await client.broker.catalog.names_in(part.namespace)
-    _reply(client, part, "topics_of_namespace_response", topics=topics, filtered=False)
+    mode = checked(TopicsMode, part.mode, "mode of lists of topics")
+    topics = await client.broker.catalog.names_in(part.namespace)
+    if mode is TopicsMode.NON_PERSISTENT:
+        topics = []
+    pattern = None
+    with suppress(PatternRefused):  # then the client filters the list by itself
+        pattern = TopicsPattern.parse(part.topics_pattern) if part.topics_pattern else None
+    if pattern is not None:
+        topics = await client.broker.topic_lists.matching(pattern, topics)
+    hash_ = topics_hash(topics)
+    changed = hash_ != part.topics_hash
+    topics = check_length(topics) if changed else []
+    fields = {"topics": topics, "filtered": pattern is not None, "changed": changed}
+    _reply(client, part, "topics_of_namespace_response", topics_hash=hash_, **fields)
 
 
 # -- producers -------------------------------------------------------------------------------------

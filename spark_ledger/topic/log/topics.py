@@ -10,7 +10,7 @@ import builtins
 import difflib
 import random
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +33,6 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import (
     TRIES_MAX,
     Tries,
-    call_each,
     ensure,
     names_in,
     read,
@@ -60,12 +59,13 @@ from spark_ledger.topic.log.records import Head, TopicLife, TopicRecord
 
 PARTITIONS_MAX = 100_000
 NEAREST_MAX = 3
+READ_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """`partitions` is the number of partitions at creation; the folded state has today's number,
-    which is never smaller."""
+    """`partitions` is the number of partitions at creation, or after a later growth
+    (`note_growth`); the folded state has today's number, which is never smaller."""
 
     id: str
     name: TopicName
@@ -233,17 +233,34 @@ class Topics:
     async def in_namespace(self, namespace: str) -> builtins.list[TopicInfo]:
         """The topics of a namespace, ordered by name. A topic that cannot be read is left out."""
         tenant, name = parse_namespace(namespace)
+        path = paths.namespace(tenant, name)
         with unavailable_while(f"listing the topics of namespace '{namespace}'"):
-            await self.store.sync(paths.namespace(tenant, name))
-            names = await names_in(self.store, paths.namespace(tenant, name))
+            await self.store.sync(path)
+            names = sorted(await names_in(self.store, path))
+            namespace_node = await read(self.store, path)
+            infos: builtins.list[TopicInfo] = []
+            for first in range(0, len(names), READ_AT_ONCE):
+                group = [TopicName(tenant, name, one) for one in names[first:][:READ_AT_ONCE]]
+                infos += await self._infos_of(group, namespace_node)
+        return infos
 
-            async def read_info(topic: str) -> TopicInfo | None:
-                with suppress(errors.UnsupportedFormat):
-                    return await self._find(TopicName(tenant, name, topic))
-                return None
-
-            infos = await call_each(read_info, sorted(names))
-        return [info for info in infos if info is not None]
+    async def _infos_of(
+        self, names: Sequence[TopicName], namespace_node: Versioned | None
+    ) -> builtins.list[TopicInfo]:
+        """Those of these topics of one namespace that exist and can be read."""
+        pointers = await self.store.get_many([name.path for name in names])
+        ids = {
+            records.decode_topic_pointer(pointer.value): name
+            for name, pointer in zip(names, pointers, strict=True)
+            if pointer is not None
+        }
+        nodes = await self.store.get_many([paths.topic(topic_id) for topic_id in ids])
+        infos = []
+        for (topic_id, name), node in zip(ids.items(), nodes, strict=True):
+            with suppress(errors.UnsupportedFormat):
+                if node is not None:
+                    infos.append(_info_of(topic_id, name, node, namespace_node))
+        return infos
 
     async def names(self) -> builtins.list[TopicName]:
         """Every topic's name, with one read for each namespace and no read for a topic."""
@@ -301,6 +318,23 @@ class Topics:
                     return replace(info, policies=_effective_policies(after, namespace_node))
                 await tries.retry_or_raise(f"others changed topic '{topic}' again and again")
                 await self.store.sync(topic.path)
+
+    async def note_growth(self, info: TopicInfo, partitions: int) -> None:
+        """Notes in the topic's record that a commit has given it this number of partitions, for
+        lists of many topics, which fold no log. Raises errors.CommitContended."""
+        with unavailable_while(f"noting the growth of topic '{info.name}'"):
+            tries = Tries(self._rng)
+            while (node := await read(self.store, paths.topic(info.id))) is not None:
+                record = records.decode_topic(node.value)
+                if record.partitions >= partitions:
+                    return
+                value = records.encode_topic(replace(record, partitions=partitions))
+                with suppress(MultiFailed, OutcomeUnknown):
+                    change = Set(paths.topic(info.id), value, node.version)
+                    await multi_unless_held(self.store, [change])
+                    return
+                await tries.retry_or_raise(f"others changed topic '{info.name}' again and again")
+                await self.store.sync(paths.topic(info.id))
 
     # -- namespaces --------------------------------------------------------------------------
 

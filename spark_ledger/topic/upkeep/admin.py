@@ -169,6 +169,7 @@ class TopicAdmin:
                 "Give a higher number: partitions only grow.",
             )
         await self._commit(info, "grow", [Grow(partitions)])
+        await self._client.topics.note_growth(info, partitions)
         return info
 
     async def terminate(self, name: str) -> TopicInfo:

@@ -213,6 +213,8 @@ def test_a_topic_grows_and_rows_stay_where_they_are():
         admin = await filled(stage)
         await admin.grow("t", 3)
 
+        (listed,) = await stage.client.topics.in_namespace("public/default")
+        assert (listed.name.name, listed.partitions) == ("t", 3)
         facts = await admin.describe("t")
         assert [one.end_offset for one in facts.partitions] == [30, 0, 0]
         with pytest.raises(errors.BadConfig, match="has 3 partitions, and cannot get 3"):

@@ -29,6 +29,7 @@ VERBS = {
     "Topics.create": lambda s: s.client.topics.create("new"),
     "Topics.delete": lambda s: s.client.topics.delete("t"),
     "Topics.change_policies": lambda s: s.client.topics.change_policies("t", QUORUM),
+    "Topics.note_growth": lambda s: s.client.topics.note_growth(s.topic, 2),
     "Topics.set_namespace": lambda s: s.client.topics.set_namespace("public/default", QUORUM),
     "TopicAdmin.create": lambda s: TopicAdmin(s.client).create("new"),
     "TopicAdmin.delete": lambda s: TopicAdmin(s.client).delete("t"),
