@@ -107,7 +107,7 @@ class Broker:
         self._phase = Phase.OPEN
         self._contact = StoreContact(ledgers.metadata)
         self.watch = Watch(self, ledgers.metadata, self._contact)
-        self.topic_lists = TopicLists()
+        self.topic_lists = TopicLists(self.client)
 
     @property
     def catalog(self) -> Catalog:
@@ -159,6 +159,7 @@ class Broker:
     async def _close(self) -> None:
         with suppress(StoreError, errors.LedgerError):
             await self.ownership.membership.leave()
+        self.topic_lists.stop()
         await self._topics.idle()
         closes = (topic.close() for topic in self.open_topics())
         for outcome in await asyncio.gather(*closes, return_exceptions=True):

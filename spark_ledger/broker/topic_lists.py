@@ -1,11 +1,15 @@
-"""Lists of topics as Pulsar's clients ask for them: filtered by a pattern, with a hash.
+"""Lists of topics as Pulsar's clients ask for them: filtered by a pattern, with a hash, once or
+followed as topics come and go.
 
-Always true: a pattern of a client cannot stop the broker. RE2 matches a pattern in a time that is
-linear in the lengths of name and pattern; `steps_of` bounds what repetitions make of the pattern;
-long lists are matched in a thread, one list at a time.
+Always true: there is one watch in the store for a namespace, however many clients watch its topics.
+After a change in the store, each list is brought up to date, and then its watches send the change.
+A pattern of a client cannot stop the broker: RE2 matches a name in a time that is linear in the
+lengths of name and pattern, `steps_of` bounds what repetitions make of the pattern, and long lists
+are matched in a thread, one list at a time.
 """
 
 import asyncio
+import logging
 import math
 import re
 from collections.abc import Sequence
@@ -15,8 +19,15 @@ import pyarrow as pa
 from pyarrow import compute
 
 from bookie_server.api.entry import crc32c
+from spark_ledger import errors
+from spark_ledger.async_tasks import woken
+from spark_ledger.broker.catalog import names_of
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.broker.wire.frames import MESSAGE_BYTES_MAX
+from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.log.names import TopicName, parse_namespace
+from spark_ledger.topic.upkeep.namespaces import Namespaces
 
 PATTERN_CHARS_MAX = 50
 """As Pulsar's default. A client with a longer pattern filters lists by itself."""
@@ -24,9 +35,15 @@ STEPS_MAX = 500
 """A pattern of 430 steps takes 0.1 ms a name at worst, a usual one 4 us."""
 MATCHED_AT_ONCE_MAX = 50
 """More names are matched in a thread."""
+WATCHES_MAX = 1_000
+NAMES_MAX = 2_000_000
+"""Of all watches of a broker, and of the lists of all their patterns (8 bytes a name, since the
+names are shared): beyond that clients ask for lists by themselves, as with a long pattern."""
+REREAD_S, READ_GAP_S, RETRY_S = 60.0, 0.2, 1.0
 _DOMAIN = re.compile(r"(non-)?persistent://")
 _REPETITION = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 _PARTITION = re.compile(r"-partition-\d+$")
+_log = logging.getLogger(__name__)
 
 
 class PatternRefused(Refusal):
@@ -71,11 +88,175 @@ class TopicsPattern:
         return [topic for topic, matches in zip(topics, mask.to_pylist(), strict=True) if matches]
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What happened to a list since the list `before`."""
+
+    before: list[str]
+    new: list[str]
+    deleted: list[str]
+
+
+class MatchingTopics:
+    """The topics of a namespace that match one pattern, for all watches with this pattern.
+    A change replaces `topics`. `watches` is the number of watches."""
+
+    def __init__(self, pattern: TopicsPattern, topics: list[str]) -> None:
+        self.pattern = pattern
+        self.topics = topics
+        self.watches = 0
+        self._changed = asyncio.Event()  # set by the next change
+        self._last = Change(topics, [], [])
+        self._hash: str | None = None
+
+    @property
+    def hash(self) -> str:
+        self._hash = self._hash or topics_hash(self.topics)
+        return self._hash
+
+    def change(self, new: list[str], deleted: frozenset[str]) -> None:
+        """`new` matches, `deleted` may have other topics too."""
+        gone = [topic for topic in self.topics if topic in deleted] if deleted else []
+        if not new and not gone:
+            return
+        self._last = Change(self.topics, new, gone)
+        self.topics = [topic for topic in self.topics if topic not in deleted] + new
+        self._hash = None
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def change_since(self, before: list[str]) -> Change:
+        """Wait until `topics` is another list than `before`; returns what happened since."""
+        while self.topics is before:
+            await self._changed.wait()
+        if self._last.before is before:
+            return self._last
+        old, now = frozenset(before), frozenset(self.topics)
+        return Change(before, sorted(now - old), sorted(old - now))
+
+
+class WatchedNamespace:
+    """The topics of a namespace that clients watch: one watch in the store, however many clients.
+
+    A topic that grew, and one that was made again within a moment, is noticed after REREAD_S."""
+
+    def __init__(self, client: TopicClient, lists: "TopicLists", namespace: str) -> None:
+        self.patterns: dict[str, MatchingTopics] = {}
+        self.topics: list[str] = []
+        """As clients have their names; a change replaces the list."""
+        self._client, self._lists, self._namespace = client, lists, namespace
+        self._names_of: dict[str, list[str]] = {}  # by topic
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Raises errors.NamespaceNotFound, errors.Unavailable."""
+        await Namespaces(self._client.store, self._client.rng).check(self._namespace)
+        await self._read(all_=True)
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def matching(self, pattern: TopicsPattern) -> MatchingTopics:
+        """The topics that match, which are kept up to date until `patterns` has them no more."""
+        while pattern.regex not in self.patterns:
+            topics = self.topics
+            matching = MatchingTopics(pattern, await self._lists.matching(pattern, topics))
+            if topics is self.topics:
+                self.patterns.setdefault(pattern.regex, matching)
+        return self.patterns[pattern.regex]
+
+    async def _follow(self) -> None:
+        while True:
+            is_change = await woken(self._changed, REREAD_S)
+            try:
+                await self._read(all_=not is_change)
+            except (errors.LedgerError, StoreError) as error:
+                _log.warning("the topics of %s cannot be listed now: %s", self._namespace, error)
+                self._changed.set()
+                await asyncio.sleep(RETRY_S)
+            except Exception:
+                _log.exception("the topics of %s cannot be listed now: a defect", self._namespace)
+                await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(READ_GAP_S)
+
+    async def _read(self, *, all_: bool) -> None:
+        """Read the names of topics, the records of new topics, and with `all_` all records."""
+        self._changed.clear()
+        tenant, namespace = parse_namespace(self._namespace)
+        names = await self._client.topics.names_in(self._namespace, self._changed.set)
+        unread = [name for name in names if all_ or name not in self._names_of]
+        infos = await self._client.topics.infos(
+            [TopicName(tenant, namespace, name) for name in unread]
+        )
+        read = {info.name.name: names_of(info) for info in infos}
+        before = self._names_of
+        self._names_of = {
+            name: read[name] if name in read else before[name]
+            for name in names
+            if name in read or name in before
+        }
+        old, self.topics = self.topics, [one for group in self._names_of.values() for one in group]
+        new = sorted(frozenset(self.topics).difference(old))
+        deleted = frozenset(old).difference(self.topics)
+        for matching in list(self.patterns.values()):
+            matching.change(await self._lists.matching(matching.pattern, new), deleted)
+            await asyncio.sleep(0)
+
+
 class TopicLists:
     """The lists of one broker."""
 
-    def __init__(self) -> None:
-        self._thread = asyncio.Lock()
+    def __init__(self, client: TopicClient) -> None:
+        self._client = client
+        self._thread, self._opening = asyncio.Lock(), asyncio.Lock()
+        self._namespaces: dict[str, WatchedNamespace] = {}
+        self._watches = 0
+
+    async def watch(self, namespace: str, pattern_text: str) -> MatchingTopics:
+        """The topics that match, followed until `leave`. Raises Refusal, errors.NamespaceNotFound,
+        errors.Unavailable."""
+        pattern = TopicsPattern.parse(pattern_text)
+        async with self._opening:
+            self._drop_unused()
+            if self._watches >= WATCHES_MAX or self._names_kept > NAMES_MAX:
+                raise PatternRefused(pattern_text, "is one of too many watches")
+            watched = self._namespaces.get(namespace)
+            if watched is None:
+                watched = WatchedNamespace(self._client, self, namespace)
+                await watched.start()
+                self._namespaces[namespace] = watched
+            matching = await watched.matching(pattern)
+            check_length(matching.topics)
+            matching.watches += 1
+            self._watches += 1
+            return matching
+
+    def leave(self, matching: MatchingTopics) -> None:
+        """A watch of these topics has ended."""
+        matching.watches -= 1
+        self._watches -= 1
+        if not self._opening.locked():  # else the next call of `watch` does this
+            self._drop_unused()
+
+    def _drop_unused(self) -> None:
+        for namespace, watched in list(self._namespaces.items()):
+            used = {regex: m for regex, m in watched.patterns.items() if m.watches}
+            watched.patterns = used
+            if not used:
+                watched.stop()
+                del self._namespaces[namespace]
+
+    @property
+    def _names_kept(self) -> int:
+        lists = (m.topics for w in self._namespaces.values() for m in w.patterns.values())
+        return sum(map(len, lists))
+
+    def stop(self) -> None:
+        for watched in self._namespaces.values():
+            watched.stop()
 
     async def matching(self, pattern: TopicsPattern, topics: Sequence[str]) -> list[str]:
         """As TopicsPattern.matching."""

@@ -17,6 +17,7 @@ from spark_ledger.broker.dispatch.acking import AckHandler, ConnectedConsumer
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.produce.intake import Intake
 from spark_ledger.broker.serve.commands import COMMANDS, AtOnce, Request, refusal_of
+from spark_ledger.broker.serve.topic_watches import TopicWatches
 from spark_ledger.broker.wire.commands import (
     SEND,
     Refusal,
@@ -51,6 +52,7 @@ class Client:
         self.intake = Intake(link, broker, broker.message_bytes_max)
         self.consumers: dict[int, ConnectedConsumer] = {}
         self.subscribing: dict[int, int] = {}
+        self.topic_watches = TopicWatches(link)
         self.ack_handler = AckHandler(
             *(self.consumers, link.send, refusal_of, link.go_on),
             awaits_durable=broker.settings.ack_receipt == "durable",
@@ -76,6 +78,7 @@ class Client:
             self.forget_consumer(consuming.consumer)
         self._requests.cancel()
         self.ack_handler.drop()
+        self.topic_watches.close_all()
 
     # -- commands ----------------------------------------------------------------------------
 

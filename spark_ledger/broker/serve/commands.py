@@ -30,6 +30,7 @@ from spark_ledger.broker.serve.declared_schemas import (
     schema_of_version,
     version_to_send,
 )
+from spark_ledger.broker.serve.topic_watches import TopicWatches
 from spark_ledger.broker.topic_lists import (
     PatternRefused,
     TopicsPattern,
@@ -41,6 +42,7 @@ from spark_ledger.broker.wire.commands import (
     PROTOCOL_VERSION,
     AccessMode,
     BaseCommand,
+    FeatureFlags,
     InitialPosition,
     KeySharedMode,
     LookupType,
@@ -85,6 +87,7 @@ class Caller(Protocol):
     broker: Broker
     intake: Intake
     ack_handler: AckHandler
+    topic_watches: TopicWatches
     consumers: dict[int, ConnectedConsumer]
     subscribing: dict[int, int]
     """By consumer id, the request id of the SUBSCRIBE that is being carried out."""
@@ -143,6 +146,7 @@ def connected(client_version: int, message_bytes_max: int) -> BaseCommand:
         server_version=f"Spark Ledger {__version__}",
         protocol_version=min(PROTOCOL_VERSION, client_version),
         max_message_size=message_bytes_max,
+        feature_flags=FeatureFlags(supports_topic_watchers=True),
     )
 
 
@@ -223,6 +227,18 @@ async def _topics_of_namespace(client: Caller, part: Any) -> None:
     topics = check_length(topics) if changed else []
     fields = {"topics": topics, "filtered": pattern is not None, "changed": changed}
     _reply(client, part, "topics_of_namespace_response", topics_hash=hash_, **fields)
+
+
+async def _watch_topic_list(client: Caller, part: Any) -> None:
+    matching = await client.topic_watches.open(client.broker.topic_lists, part)
+    is_new = matching.hash != part.topics_hash
+    fields = {"topic": matching.topics if is_new else [], "topics_hash": matching.hash}
+    _reply(client, part, "watch_topic_list_success", watcher_id=part.watcher_id, **fields)
+
+
+async def _watch_topic_list_close(client: Caller, part: Any) -> None:
+    client.topic_watches.close(part.watcher_id)
+    _reply(client, part, "success")
 
 
 # -- producers -------------------------------------------------------------------------------------
@@ -506,6 +522,8 @@ COMMANDS: dict[str, Request | AtOnce] = {
     "partitioned_metadata": Request(_partitioned_metadata, _REFUSE_PARTITIONS, Right.LOOK_UP),
     "lookup": Request(_lookup, _REFUSE_LOOKUP, Right.LOOK_UP),
     "topics_of_namespace": Request(_topics_of_namespace, _refuse_by_error, Right.LOOK_UP),
+    "watch_topic_list": Request(_watch_topic_list, _refuse_by_error, Right.LOOK_UP),
+    "watch_topic_list_close": Request(_watch_topic_list_close, _refuse_by_error, right=None),
     "producer": Request(_producer, _refuse_by_error, Right.PRODUCE),
     "close_producer": Request(_close_producer, _refuse_by_error, right=None),
     "subscribe": Request(_subscribe, _refuse_by_error, Right.CONSUME),
@@ -521,7 +539,6 @@ COMMANDS: dict[str, Request | AtOnce] = {
     "consumer_stats": Request(_consumer_stats, _REFUSE_STATS, Right.CONSUME),
     "new_txn": _not_built("transactions"),
     "tc_client_connect": _not_built("transactions"),
-    "watch_topic_list": _not_built("watches of topics"),
 }
 """The commands that a client may send, except SEND, which brings batches (produce/intake.py).
 `right` is the right that a command needs; no code checks rights yet."""

@@ -8,9 +8,9 @@ and refused. The enums of Pulsar's clients are IntEnums here.
 from enum import IntEnum
 from typing import Any, TypeVar
 
-from spark_ledger.broker.wire.commands_pb2 import BaseCommand, MessageId
+from spark_ledger.broker.wire.commands_pb2 import BaseCommand, FeatureFlags, MessageId
 
-__all__ = ["BaseCommand", "MessageId"]
+__all__ = ["BaseCommand", "FeatureFlags", "MessageId"]
 
 PROTOCOL_VERSION = 21
 NO_TRANSACTIONS = "there are no transactions here"
@@ -112,7 +112,7 @@ def command(name: str, **fields: Any) -> BaseCommand:
     part = getattr(base, name)
     part.SetInParent()
     for field, value in fields.items():
-        if isinstance(value, MessageId):
+        if isinstance(value, (MessageId, FeatureFlags)):
             getattr(part, field).CopyFrom(value)
         elif isinstance(value, (list, tuple)):
             getattr(part, field).extend(value)

@@ -29,6 +29,7 @@ from spark_ledger.metadata.store import (
     OutcomeUnknown,
     Set,
     Versioned,
+    Watcher,
 )
 from spark_ledger.metadata.store_calls import (
     TRIES_MAX,
@@ -59,7 +60,8 @@ from spark_ledger.topic.log.records import Head, TopicLife, TopicRecord
 
 PARTITIONS_MAX = 100_000
 NEAREST_MAX = 3
-READ_AT_ONCE = 1_000
+READ_AT_ONCE = 200
+"""So many records are decoded in one step of the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,21 +235,32 @@ class Topics:
     async def in_namespace(self, namespace: str) -> builtins.list[TopicInfo]:
         """The topics of a namespace, ordered by name. A topic that cannot be read is left out."""
         tenant, name = parse_namespace(namespace)
-        path = paths.namespace(tenant, name)
         with unavailable_while(f"listing the topics of namespace '{namespace}'"):
-            await self.store.sync(path)
-            names = sorted(await names_in(self.store, path))
-            namespace_node = await read(self.store, path)
-            infos: builtins.list[TopicInfo] = []
+            await self.store.sync(paths.namespace(tenant, name))
+        names = await self.names_in(namespace)
+        return await self.infos([TopicName(tenant, name, topic) for topic in names])
+
+    async def names_in(self, namespace: str, watch: Watcher | None = None) -> builtins.list[str]:
+        """The names of the topics in a namespace, sorted, without tenant and namespace. `watch` is
+        set before they are read, also where the namespace is missing. Not synced, as `id_of`."""
+        path = paths.namespace(*parse_namespace(namespace))
+        with unavailable_while(f"listing the topics of namespace '{namespace}'"):
+            try:
+                return await self.store.children(path, watch)
+            except NoNode:
+                await read(self.store, path, watch)
+                return await names_in(self.store, path)
+
+    async def infos(self, names: Sequence[TopicName]) -> builtins.list[TopicInfo]:
+        """Those of these topics of one namespace that exist and can be read. Not synced."""
+        infos: builtins.list[TopicInfo] = []
+        with unavailable_while("reading the records of topics"):
             for first in range(0, len(names), READ_AT_ONCE):
-                group = [TopicName(tenant, name, one) for one in names[first:][:READ_AT_ONCE]]
-                infos += await self._infos_of(group, namespace_node)
+                infos += await self._infos_of(names[first : first + READ_AT_ONCE])
         return infos
 
-    async def _infos_of(
-        self, names: Sequence[TopicName], namespace_node: Versioned | None
-    ) -> builtins.list[TopicInfo]:
-        """Those of these topics of one namespace that exist and can be read."""
+    async def _infos_of(self, names: Sequence[TopicName]) -> builtins.list[TopicInfo]:
+        namespace_node = await read(self.store, _namespace_of(names[0]))
         pointers = await self.store.get_many([name.path for name in names])
         ids = {
             records.decode_topic_pointer(pointer.value): name

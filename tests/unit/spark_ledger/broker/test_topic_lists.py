@@ -1,5 +1,7 @@
 """Which topics a client's pattern names, and the hash of a list."""
 
+import asyncio
+
 import pytest
 
 from spark_ledger.broker.topic_lists import (
@@ -12,6 +14,9 @@ from spark_ledger.broker.topic_lists import (
     topics_hash,
 )
 from spark_ledger.broker.wire.commands import Refusal, ServerError
+from spark_ledger.topic.upkeep.admin import TopicAdmin
+from tests.unit.spark_ledger.broker.sessions import session_of
+from tests.unit.spark_ledger.topic.stage import play
 
 A, B = "persistent://public/default/a-partition-0", "persistent://public/default/b"
 
@@ -56,7 +61,87 @@ def test_counted_repetitions_count_as_often_as_they_repeat():
     assert steps_of("a" * 9 + "{60}") > STEPS_MAX
 
 
+def watch(watcher_id=7, pattern="public/default/n.*", **fields):
+    names = {"namespace": "public/default", "topics_pattern": pattern}
+    return {"request_id": watcher_id, "watcher_id": watcher_id} | names | fields
+
+
+def test_a_watch_sees_what_comes_and_goes_and_what_grows_after_a_minute():
+    async def act(stage):
+        broker, session = await session_of(stage)
+        topics = broker.client.topics
+        await topics.create("n0", policies={"partitioned": False})
+        name = "watch_topic_list"
+        listed = await session.answer(f"{name}_success", name, **watch())
+        prefix = "persistent://public/default/"
+        assert listed.topic == [f"{prefix}n0"]
+        same = await session.answer(f"{name}_success", name, **watch(8, topics_hash="b"))
+        assert (same.topic, same.topics_hash) == (listed.topic, listed.topics_hash)
+        same = await session.answer(
+            f"{name}_success", name, **watch(8, topics_hash=listed.topics_hash)
+        )
+        assert same.topic == []
+        await session.answer("success", f"{name}_close", request_id=9, watcher_id=8)
+
+        await topics.create("x")
+        await topics.create("n1", 2)
+        update = await session.socket.answer("watch_topic_update")
+        new = [f"{prefix}n1-partition-0", f"{prefix}n1-partition-1"]
+        assert (update.watcher_id, update.new_topics, update.deleted_topics) == (7, new, [])
+        assert update.topics_hash == topics_hash([f"{prefix}n0", *new])
+        await topics.delete("n0")
+        update = await session.socket.answer("watch_topic_update")
+        assert (update.new_topics, update.deleted_topics) == ([], [f"{prefix}n0"])
+        await TopicAdmin(broker.client).grow("n1", 3)
+        update = await session.socket.answer("watch_topic_update")
+        assert update.new_topics == [f"{prefix}n1-partition-2"]
+
+        session.connection.connection_lost(None)
+        await asyncio.sleep(0.1)
+        assert not broker.topic_lists._namespaces and not broker.topic_lists._watches
+
+    play(act)
+
+
+def test_watches_beyond_the_limit_and_those_of_no_namespace_are_refused(monkeypatch):
+    async def act(stage):
+        _, session = await session_of(stage)
+        name = "watch_topic_list"
+        refused = await session.answer("error", name, **watch(pattern="x" * 51))
+        assert (refused.error, "51 characters" in refused.message) == (22, True)
+        refused = await session.answer("error", name, **watch(namespace="a/b"))
+        assert (refused.error, "no namespace 'a/b'" in refused.message) == (11, True)
+        monkeypatch.setattr("spark_ledger.broker.topic_lists.WATCHES_MAX", 1)
+        await session.answer(f"{name}_success", name, **watch())
+        refused = await session.answer("error", name, **watch(8))
+        assert (refused.error, "too many watches" in refused.message) == (22, True)
+        await session.answer("success", f"{name}_close", request_id=9, watcher_id=7)
+        await session.answer(f"{name}_success", name, **watch(8))
+
+    play(act)
+
+
+def test_a_client_without_room_gets_later_what_is_left_of_the_changes():
+    async def act(stage):
+        broker, session = await session_of(stage)
+        name, topics = "watch_topic_list", broker.client.topics
+        await session.answer(f"{name}_success", name, **watch())
+        session.connection.has_room.clear()
+        await topics.create("n1", policies={"partitioned": False})
+        await asyncio.sleep(1)
+        await topics.create("n2", policies={"partitioned": False})
+        await asyncio.sleep(1)
+        await topics.delete("n1")
+        await asyncio.sleep(1)
+        assert session.socket.answers.empty()
+        session.connection.has_room.set()
+        update = await session.socket.answer("watch_topic_update")
+        assert update.new_topics == ["persistent://public/default/n2"]
+
+    play(act)
+
+
 def test_a_list_that_no_client_takes_is_refused():
     assert check_length([A, B]) == [A, B]
-    with pytest.raises(Refusal, match="100000 topics have .* bytes"):
+    with pytest.raises(Refusal, match="the names of 100000 topics"):
         check_length([A + "x" * 20] * 100_000)
