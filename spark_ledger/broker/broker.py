@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 from spark_ledger import errors
@@ -107,11 +108,14 @@ class Broker:
         self._phase = Phase.OPEN
         self._contact = StoreContact(ledgers.metadata)
         self.watch = Watch(self, ledgers.metadata, self._contact)
-        self.topic_lists = TopicLists(self.client)
 
     @property
     def catalog(self) -> Catalog:
         return Catalog(self.client, self.settings)
+
+    @cached_property
+    def topic_lists(self) -> TopicLists:
+        return TopicLists(self.client)
 
     @property
     def incomplete(self) -> Counter:
@@ -198,10 +202,14 @@ class Broker:
         served = None if topic is None else topic.info
         return await self.catalog.partitions_of(name, create=create, served=served)
 
-    async def lookup(self, name: PartitionName, *, authoritative: bool) -> tuple[str, bool]:
+    async def lookup(self, name: PartitionName | None, *, authoritative: bool) -> tuple[str, bool]:
         """The URL of the broker that has the partition, and whether that is this broker. A lookup
-        makes no topic. If the topic does not exist and clients may make it, the URL is this
-        broker's. Raises Refusal, errors of the topic layer."""
+        makes no topic. If the topic does not exist and clients may make it, or for a pattern (None:
+        each broker has all lists of topics), the URL is this broker's. Raises Refusal, errors of
+        the topic layer."""
+        if name is None:
+            self._check_open()
+            return self.ownership.url, True
         if await self._owned_here(name) is not None:
             self._check_open()
             return self.ownership.url, True

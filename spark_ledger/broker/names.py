@@ -7,6 +7,7 @@ other message ids. The entry is the offset of the first message of the batch.
 Always true: offset = entry + max(batch index, 0).
 """
 
+import re
 from dataclasses import dataclass
 
 from spark_ledger import errors
@@ -16,7 +17,8 @@ from spark_ledger.topic.log.producers import PRODUCER_NAME_BYTES_MAX
 
 _LEDGER_BITS = 47
 _TEXT_MAX = 1000
-_NON_PERSISTENT = "non-persistent://"
+_PERSISTENT, _NON_PERSISTENT = "persistent://", "non-persistent://"
+_IS_PATTERN = re.compile(r"/.*[][(){}^$|*+?\\]")
 NO_BATCH = -1
 NOWHERE = unsigned(-1)
 """The ledger and entry of the id that names no message."""
@@ -41,6 +43,16 @@ def parse(text: str) -> PartitionName:
         # after InvalidTopicName the C++ client would repeat the request until it times out
         raise Refusal(ServerError.NOT_ALLOWED, str(error)[:_TEXT_MAX]) from error
     return PartitionName(*(parse_partition_name(topic) or (topic, None)))
+
+
+def parse_looked_up(text: str) -> PartitionName | None:
+    """As `parse`; None: the text is a pattern for topics of a namespace. A client looks a pattern
+    up to find a broker at which it watches these topics."""
+    tenant, _, rest = text.removeprefix(_PERSISTENT).partition("/")
+    if text.startswith(_PERSISTENT) and rest.count("/") == 1 and _IS_PATTERN.search(rest):
+        parse(f"{_PERSISTENT}{tenant}/{rest.partition('/')[0]}/t")
+        return None
+    return parse(text)
 
 
 def fault_of_name(kind: str, name: str | bytes) -> str | None:

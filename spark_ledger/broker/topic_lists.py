@@ -212,8 +212,9 @@ class TopicLists:
     def __init__(self, client: TopicClient) -> None:
         self._client = client
         self._thread, self._opening = asyncio.Lock(), asyncio.Lock()
-        self._namespaces: dict[str, WatchedNamespace] = {}
-        self._watches = 0
+        self.namespaces: dict[str, WatchedNamespace] = {}
+        """Those that clients watch."""
+        self.watches = 0
 
     async def watch(self, namespace: str, pattern_text: str) -> MatchingTopics:
         """The topics that match, followed until `leave`. Raises Refusal, errors.NamespaceNotFound,
@@ -221,41 +222,41 @@ class TopicLists:
         pattern = TopicsPattern.parse(pattern_text)
         async with self._opening:
             self._drop_unused()
-            if self._watches >= WATCHES_MAX or self._names_kept > NAMES_MAX:
+            if self.watches >= WATCHES_MAX or self._names_kept > NAMES_MAX:
                 raise PatternRefused(pattern_text, "is one of too many watches")
-            watched = self._namespaces.get(namespace)
+            watched = self.namespaces.get(namespace)
             if watched is None:
                 watched = WatchedNamespace(self._client, self, namespace)
                 await watched.start()
-                self._namespaces[namespace] = watched
+                self.namespaces[namespace] = watched
             matching = await watched.matching(pattern)
             check_length(matching.topics)
             matching.watches += 1
-            self._watches += 1
+            self.watches += 1
             return matching
 
     def leave(self, matching: MatchingTopics) -> None:
         """A watch of these topics has ended."""
         matching.watches -= 1
-        self._watches -= 1
+        self.watches -= 1
         if not self._opening.locked():  # else the next call of `watch` does this
             self._drop_unused()
 
     def _drop_unused(self) -> None:
-        for namespace, watched in list(self._namespaces.items()):
+        for namespace, watched in list(self.namespaces.items()):
             used = {regex: m for regex, m in watched.patterns.items() if m.watches}
             watched.patterns = used
             if not used:
                 watched.stop()
-                del self._namespaces[namespace]
+                del self.namespaces[namespace]
 
     @property
     def _names_kept(self) -> int:
-        lists = (m.topics for w in self._namespaces.values() for m in w.patterns.values())
+        lists = (m.topics for w in self.namespaces.values() for m in w.patterns.values())
         return sum(map(len, lists))
 
     def stop(self) -> None:
-        for watched in self._namespaces.values():
+        for watched in self.namespaces.values():
             watched.stop()
 
     async def matching(self, pattern: TopicsPattern, topics: Sequence[str]) -> list[str]:

@@ -63,6 +63,7 @@ def publisher_stats(producer: Producer) -> dict[str, Any]:
         "msgRateIn": 0.0,
         "msgThroughputIn": 0.0,
         "averageMsgSize": 0.0,
+        "encrypted": producer.client is not None and producer.client.encrypts,
         **_client_stats(producer.client),
     }
 

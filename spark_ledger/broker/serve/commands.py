@@ -9,7 +9,7 @@ is refused by another code (`_asked_again`).
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
 
@@ -205,7 +205,7 @@ def check_listener(name: str) -> None:
 async def _lookup(client: Caller, part: Any) -> None:
     check_listener(part.advertised_listener_name)
     with _asked_again():
-        name = names.parse(part.topic)
+        name = names.parse_looked_up(part.topic)
         url, is_here = await client.broker.lookup(name, authoritative=part.authoritative)
     kind = LookupType.CONNECT if is_here else LookupType.REDIRECT
     fields = {"brokerServiceUrl": url, "response": kind, "authoritative": True}
@@ -272,7 +272,7 @@ async def _producer(client: Caller, part: Any) -> None:
         partition.remove_producer,
         schema_version,
     )
-    producer.client = client.facts(part.metadata)
+    producer.client = replace(client.facts(part.metadata), encrypts=part.encrypted)
     await _probe_clients(other.connection for other in partition.producers_before(producer))
     may_send = partition.add_producer(producer)
     if not client.link.open:

@@ -18,7 +18,7 @@ from spark_ledger.broker.admin.access import Access, HttpRefusal
 from spark_ledger.broker.admin.call import Call, not_built
 from spark_ledger.broker.admin.refusals import TEXT_MAX, refusal_of
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.names import parse
+from spark_ledger.broker.names import parse_looked_up
 from spark_ledger.broker.serve.commands import check_listener
 from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.http import HttpRequest, HttpResponse, Route
@@ -36,9 +36,13 @@ class RouteEntry(NamedTuple):
     verb: Verb
 
 
+_LISTENER = "x-pulsar-listenername"
+
+
 async def _lookup(call: Call) -> Any:
-    check_listener(call.request.query.get("listenerName", ""))
-    name = parse("{domain}://{tenant}/{namespace}/{topic}".format(**call.request.parts))
+    listener = call.request.query.get("listenerName") or call.request.headers.get(_LISTENER, "")
+    check_listener(listener)
+    name = parse_looked_up("{domain}://{tenant}/{namespace}/{topic}".format(**call.request.parts))
     url, _ = await call.broker.lookup(name, authoritative=False)
     return {"brokerUrl": url, "nativeUrl": url, "brokerUrlTls": "", "httpUrl": ""}
 

@@ -51,12 +51,14 @@ class Link(Protocol):
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
     """What statistics show of the client of a producer or consumer. `since_ms`: when the producer
-    or consumer was made (ms since the epoch); `properties`: those that the client gave it."""
+    or consumer was made (ms since the epoch); `properties`: those that the client gave it;
+    `encrypts`: whether the client says that it encrypts its messages."""
 
     link: Link
     version: str = ""
     since_ms: int = 0
     properties: dict[str, str] = field(default_factory=dict)
+    encrypts: bool = False
 
 
 def all_properties(pairs: Iterable[Any]) -> dict[str, str]:

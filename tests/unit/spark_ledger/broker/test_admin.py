@@ -312,7 +312,7 @@ def test_a_get_makes_a_topic_only_where_a_client_may_and_never_for_a_web_page():
 def produced(partition):
     """A producer is connected to the partition."""
     producer = Producer("maker", AccessMode.SHARED)
-    producer.id, producer.client = 7, ClientFacts(Wire(), "v1", 5, {"k": "v"})
+    producer.id, producer.client = 7, ClientFacts(Wire(), "v1", 5, {"k": "v"}, True)
     producer.client.link.address = "/h:1"
     partition.add_producer(producer)
     return producer
@@ -347,6 +347,7 @@ def test_stats_show_who_is_connected_and_what_is_not_acknowledged():
         (publisher,) = stats["publishers"]
         assert publisher["producerName"] == "maker" and publisher["producerId"] == 7
         assert publisher["metadata"] == {"k": "v"} and publisher["address"] == "/h:1"
+        assert publisher["encrypted"] is True
         assert publisher["clientVersion"] == "v1" and publisher["accessMode"] == "Shared"
         assert publisher["connectedSince"] == "1970-01-01T00:00:00.005+00:00"
         used, idle = stats["subscriptions"]["s"], stats["subscriptions"]["idle"]

@@ -120,6 +120,13 @@ def test_a_topic_is_looked_up_its_partitions_counted_and_those_of_a_namespace_li
             503,
             "have out listener",
         ),
+        (
+            get("/lookup/v2/topic/persistent/public/default/t").replace(
+                b"\r\n\r\n", b"\r\nX-Pulsar-ListenerName: in\r\n\r\n"
+            ),
+            503,
+            "have in listener",
+        ),
         (get("//[x/lookup"), 404, "nothing at"),
         (get("/admin/v2/brokers/standalone"), 501, "GET /admin/v2/brokers/standalone is not built"),
         (get("/admin/v2/x").replace(b"GET", b"PUT"), 501, "PUT /admin/v2/x is not built"),

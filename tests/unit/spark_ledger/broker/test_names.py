@@ -7,7 +7,13 @@ import pytest
 
 from spark_ledger.broker import names
 from spark_ledger.broker.dispatch import positions
-from spark_ledger.broker.names import ledger_number, message_id, offset_of, parse
+from spark_ledger.broker.names import (
+    ledger_number,
+    message_id,
+    offset_of,
+    parse,
+    parse_looked_up,
+)
 from spark_ledger.broker.wire.commands import LATEST, MessageId, Refusal, ServerError
 
 
@@ -40,6 +46,19 @@ def test_a_name_that_is_none_is_refused_by_the_code_after_which_no_client_asks_a
         parse(text)
     assert refused.value.code is ServerError.NOT_ALLOWED
     assert len(refused.value.message) <= 1000
+
+
+def test_a_pattern_is_looked_up_by_its_namespace():
+    assert parse_looked_up("persistent://public/default/w-.*") is None
+    assert parse_looked_up("t-partition-3") == parse("t-partition-3")
+    for text in (
+        "persistent://public/de*/a",
+        "persistent://a/b/c/.*",
+        "persistent://a/b/c d",
+        "a*",
+    ):
+        with pytest.raises(Refusal):
+            parse_looked_up(text)
 
 
 def test_a_ledger_number_is_positive_and_the_topics_own():

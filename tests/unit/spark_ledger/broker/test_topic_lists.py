@@ -98,7 +98,7 @@ def test_a_watch_sees_what_comes_and_goes_and_what_grows_after_a_minute():
 
         session.connection.connection_lost(None)
         await asyncio.sleep(0.1)
-        assert not broker.topic_lists._namespaces and not broker.topic_lists._watches
+        assert not broker.topic_lists.namespaces and not broker.topic_lists.watches
 
     play(act)
 
