@@ -15,8 +15,9 @@ from typing import Any, cast
 import pyarrow as pa
 
 from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
+from spark_ledger.broker.dispatch.shared_dispatcher import SharingRules
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
-from spark_ledger.broker.dispatch.subscriptions import SharingRules, Subscription
+from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.log.partition import Partition
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import AckType, MessageId, SubscriptionType

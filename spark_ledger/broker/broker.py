@@ -18,8 +18,8 @@ from typing import NamedTuple
 from spark_ledger import errors
 from spark_ledger.async_tasks import SharedTasks
 from spark_ledger.broker.catalog import Catalog
+from spark_ledger.broker.dispatch.shared_dispatcher import SharingRules
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
-from spark_ledger.broker.dispatch.subscriptions import SharingRules
 from spark_ledger.broker.log.ownership import Owners, Ownership
 from spark_ledger.broker.log.tail import TailBudget
 from spark_ledger.broker.log.topic_commits import RollLimits, TopicCommits
@@ -306,7 +306,7 @@ class Broker:
             self._unfollow,
         )
         topic.subscriptions.sharing = SharingRules(
-            UnackedLimits.of(self.settings),
+            UnackedLimits.of(self.settings, info.policies),
             self.clock.earliest_ms,
             self._budgets.acks,
             self.settings.subscription_ack_bytes_max,

@@ -515,7 +515,7 @@ def change(
         list[str] | None,
         typer.Argument(
             metavar="[NAME=VALUE]...",
-            help="As in `topic set`; and auto_create, auto_create_partitions.",
+            help="As in `topic set`; and auto_create, auto_create_partitions, topics_max.",
         ),
     ] = None,
     json: JsonOption = False,
@@ -550,7 +550,9 @@ def list_namespaces(json: JsonOption = False, service_url: UrlOption = None) -> 
 
 def _print_namespace(policies: "NamespacePolicies", json: bool) -> None:
     creation = {name: getattr(policies, name) for name in ("auto_create", "auto_create_partitions")}
-    facts = {**creation, **policies.topics}
+    later = {"topics_max": policies.topics_max, "properties": policies.properties}
+    set_later = {name: value for name, value in later.items() if value is not None}
+    facts = {**creation, **set_later, **policies.topics}
     if json:
         print_json(facts)
     else:

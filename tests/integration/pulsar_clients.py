@@ -21,7 +21,7 @@ TIMEOUT_MS = 60_000
 @contextmanager
 def connected(url, **settings):
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-    client = pulsar.Client(url, logger=quiet, operation_timeout_seconds=30, **settings)
+    client = pulsar.Client(url, logger=quiet, **{"operation_timeout_seconds": 30, **settings})
     try:
         yield client
     finally:

@@ -72,7 +72,7 @@ FLOORS = {
         owner
         dispatch produce
         log
-        names schemas settings
+        limits names schemas settings
         wire
     """,
     "spark_ledger.spark": """

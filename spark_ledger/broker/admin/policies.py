@@ -1,17 +1,29 @@
-"""Policies of a namespace: from Pulsar's JSON to NamespacePolicies, and back. Pure.
+"""The table of Pulsar's policies that a broker takes: from Pulsar's JSON to the policies of a
+namespace or a topic (topic/log/policies.py), and back. Pure.
 
 Always true: an accepted policy is enforced. A policy that is not built is refused, unless it has
 the value that Pulsar uses for "not set": then there is nothing to enforce. Grants to `anonymous`
 are accepted but not stored: as long as there are no rights, every client may do everything.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 from spark_ledger.broker.admin.access import HttpRefusal
-from spark_ledger.topic.log.policies import INHERIT, SCHEMA_STRATEGIES, NamespacePolicies
-from spark_ledger.topic.log.topics import PARTITIONS_MAX
+from spark_ledger.topic.log.policies import (
+    ACKNOWLEDGED,
+    INHERIT,
+    PARTITIONS_MAX,
+    QUORUM_NAMES,
+    SCHEMA_STRATEGIES,
+    NamespacePolicies,
+    TopicPolicies,
+)
+
+Values = Mapping[str, Any]
+"""Values of policies by name (topic/log/policies.py); a policy that is not set is left out."""
 
 ANONYMOUS = "anonymous"
 UNSET: Mapping[str, tuple[Any, ...]] = {
@@ -35,177 +47,203 @@ STORAGE, AGE = "destination_storage", "message_age"
 QUOTAS = {STORAGE: "backlog_bytes_max", AGE: "backlog_ms_max"}
 """The policy that has the limit of each type of quota."""
 NO_LIMIT = -1
-SCHEMA_STRATEGY, UNDEFINED = "schema_compatibility", "undefined"
-SCHEMA_AUTO_UPDATE, SCHEMA_VALIDATION = "schema_auto_update", "schema_validation_enforced"
-KEEPS_ALL = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+UNDEFINED = "undefined"
 NO_BUNDLES = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
+MINUTE_MS, MIB = 60_000, 1 << 20
+INT_MAX, LONG_MAX = 2**31 - 1, 2**63 - 1
+RATE_MIN = 1.0
+"""Brokers write positions once a second, at most: a higher limit is kept whatever its value."""
+DEFAULTS = TopicPolicies()
 
 
-def from_pulsar(plain: Any, cluster: str) -> NamespacePolicies:
-    """Raises HttpRefusal."""
-    creation: dict[str, Any] = {}
-    topics: dict[str, Any] = {}
-    for name, value in _object({} if plain is None else plain).items():
-        if value is None or value == {} or value == [] or name == "bundles":
-            continue  # a namespace is not divided into bundles: each partition has its owner
-        if name == "replication_clusters":
-            check_clusters(value, cluster)
-        elif name == "auth_policies":
-            _check_grants(value)
-        elif name == "deduplicationEnabled":
-            topics["deduplication"] = checked_bool(value)
-        elif name == "message_ttl_in_seconds":
-            topics |= message_ttl(value)
-        elif name == "backlog_quota_map":
-            for kind, quota in _object(value).items():
-                topics |= backlog_quota(kind, quota, topics)
-        elif name == "schema_compatibility_strategy":
-            strategy = schema_strategy_named(value)
-            topics |= {} if strategy == INHERIT else {SCHEMA_STRATEGY: strategy}
-        elif name == "schema_validation_enforced":
-            topics[SCHEMA_VALIDATION] = checked_bool(value)
-        elif name == "is_allow_auto_update_schema":
-            topics[SCHEMA_AUTO_UPDATE] = checked_bool(value)
-        elif name == "autoTopicCreationOverride":
-            creation = auto_creation(value)
-        elif not (name == "retention_policies" and value == KEEPS_ALL) and not any(
-            value is unset or (type(value) is type(unset) and value == unset)
-            for unset in UNSET.get(name, ())
-        ):
-            raise HttpRefusal(
-                HTTPStatus.NOT_IMPLEMENTED, f"the policy {name} is not built yet: leave it out"
-            )
-    return NamespacePolicies(topics=topics).with_changes(creation)
+@dataclass(frozen=True, slots=True)
+class PulsarPolicy:
+    """A policy of Pulsar's, and how it is set.
+
+    `namespace` and `topic`: the last part of its path below a namespace and below a topic; "": it
+    is not set there. `ours`: the policies here that it consists of. `take` makes their values from
+    Pulsar's JSON, and raises HttpRefusal. `show` makes Pulsar's JSON from the values that are set;
+    None: the policy is not set. `record` is the name in the object of all policies of a namespace.
+    A namespace without the policy shows `unset`. `verbs` are those below a namespace; below a topic
+    there is always a DELETE."""
+
+    namespace: str
+    topic: str
+    ours: tuple[str, ...]
+    take: Callable[[Any], dict[str, Any]]
+    show: Callable[[Values], Any]
+    record: str
+    unset: Any = None
+    verbs: tuple[str, ...] = ("GET", "POST", "DELETE")
+
+    def of_namespace(self, values: Values) -> Any:
+        shown = self.show(values)
+        return self.unset if shown is None else shown
 
 
-def to_pulsar(policies: NamespacePolicies, cluster: str) -> dict[str, Any]:
-    return {
-        "auth_policies": {
-            "namespace_auth": {},
-            "destination_auth": {},
-            "subscription_auth_roles": {},
-        },
-        "replication_clusters": [cluster],
-        "bundles": NO_BUNDLES,
-        "backlog_quota_map": quotas(policies),
-        "message_ttl_in_seconds": ttl_of(policies),
-        "deduplicationEnabled": policies.topics.get("deduplication"),
-        "autoTopicCreationOverride": auto_creation_of(policies),
-        "deleted": False,
-        "encryption_required": False,
-        "subscription_auth_mode": "None",
-        "schema_compatibility_strategy": schema_strategy_of(policies),
-        "schema_validation_enforced": policies.topics.get(SCHEMA_VALIDATION, False),
-        "is_allow_auto_update_schema": policies.topics.get(SCHEMA_AUTO_UPDATE),
-    }
+def refused(status: HTTPStatus, reason: str) -> HttpRefusal:
+    return HttpRefusal(status, reason)
 
 
-def schema_strategy_of(policies: NamespacePolicies) -> str:
-    return str(policies.topics.get(SCHEMA_STRATEGY, UNDEFINED)).upper()
+def wrong_shape(reason: str) -> HttpRefusal:
+    return HttpRefusal(HTTPStatus.BAD_REQUEST, reason)
 
 
-def schema_strategy_named(value: Any) -> str:
-    """The policy's value for one of Pulsar's names. Raises HttpRefusal."""
-    strategy = value.lower() if isinstance(value, str) else value
-    if strategy in ("", UNDEFINED):
-        return INHERIT
-    if strategy not in SCHEMA_STRATEGIES:
-        raise HttpRefusal(
-            HTTPStatus.BAD_REQUEST, f"there is no schemaCompatibilityStrategy {value!r}"[:200]
-        )
-    return str(strategy)
-
-
-def check_clusters(clusters: Any, cluster: str) -> None:
-    """Raises HttpRefusal unless the list names this cluster alone."""
-    if not isinstance(clusters, list) or not all(isinstance(name, str) for name in clusters):
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"clusters are a list of names, not {clusters!r}")
-    others = [name for name in clusters if name != cluster]
-    if others:
-        raise HttpRefusal(
-            HTTPStatus.PRECONDITION_FAILED,
-            f"Cluster {others[0]} does not exist: this is cluster {cluster}, and there is no"
-            " replication to others",
-        )
+def checked_object(plain: Any) -> dict[str, Any]:
+    if not isinstance(plain, dict):
+        raise wrong_shape(f"an object is needed, not {plain!r}")
+    return plain
 
 
 def checked_bool(value: Any) -> bool:
     """Raises HttpRefusal."""
     if not isinstance(value, bool):
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"true or false is needed, not {value!r}")
+        raise wrong_shape(f"true or false is needed, not {value!r}")
     return value
 
 
-def _object(plain: Any) -> dict[str, Any]:
-    if not isinstance(plain, dict):
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"an object is needed, not {plain!r}")
-    return plain
+def whole_number(value: Any, name: str) -> int:
+    """Raises HttpRefusal."""
+    if type(value) is not int or not -INT_MAX <= value <= INT_MAX:
+        raise wrong_shape(f"{name} is a whole number, not {value!r}")
+    return value
 
 
-def message_ttl(seconds: Any) -> dict[str, Any]:
-    """The changes to a namespace's policies for this TTL; 0: messages do not expire. Raises
-    HttpRefusal."""
-    if type(seconds) is not int or not 0 <= seconds < 2**31:
-        raise HttpRefusal(
-            HTTPStatus.PRECONDITION_FAILED, f"Invalid value for message TTL: {seconds!r}"
-        )
+# -- switches and numbers --------------------------------------------------------------------------
+
+
+def _switch(ours: str, namespace: str, topic: str, record: str, **fields: Any) -> PulsarPolicy:
+    def take(plain: Any) -> dict[str, Any]:
+        return {ours: checked_bool(plain)}
+
+    def show(values: Values) -> Any:
+        return values.get(ours)
+
+    return PulsarPolicy(namespace, topic, (ours,), take, show, record, **fields)
+
+
+def _limit(
+    ours: str, namespace: str, topic: str, record: str, *, none: Any = None, unset: Any = None
+) -> PulsarPolicy:
+    """A number from 0 on; `none` is the value here for 0, which means no limit."""
+
+    def take(plain: Any) -> dict[str, Any]:
+        number = whole_number(plain, namespace)
+        if number < 0:
+            raise refused(HTTPStatus.PRECONDITION_FAILED, f"{namespace} must be 0 or more")
+        return {ours: number or none}
+
+    def show(values: Values) -> Any:
+        return None if ours not in values else values[ours] or 0
+
+    return PulsarPolicy(namespace, topic, (ours,), take, show, record, unset)
+
+
+# -- policies with a shape of their own ------------------------------------------------------------
+
+
+def _take_ttl(seconds: Any) -> dict[str, Any]:
+    """0: messages do not expire."""
+    if type(seconds) is not int or not 0 <= seconds <= INT_MAX:
+        raise refused(HTTPStatus.PRECONDITION_FAILED, f"Invalid value for message TTL: {seconds!r}")
     return {"message_ttl_ms": seconds * 1000 or None}
 
 
-def ttl_of(policies: NamespacePolicies) -> int | None:
-    """The TTL in seconds; 0: messages do not expire; None: the policy is not set."""
-    if "message_ttl_ms" not in policies.topics:
-        return None
-    return (policies.topics["message_ttl_ms"] or 0) // 1000
+def _show_ttl(values: Values) -> Any:
+    return None if "message_ttl_ms" not in values else _units(values["message_ttl_ms"] or 0, 1000)
 
 
-def backlog_quota(kind: str, plain: Any, topics: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes to a namespace's policies for this quota; `topics` has the present policies. In
-    `plain`, `limit` is an older name of `limitSize`; older clients send its value as text. Raises
-    HttpRefusal."""
-    if kind not in QUOTAS:
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"there is no backlogQuotaType '{kind}'")
-    quota = _object(plain)
-    on_backlog = ON_BACKLOG.get(str(quota.get("policy")))
-    if on_backlog is None:
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"there is no policy {quota.get('policy')!r}")
-    names = ("limitSize", "limit") if kind == STORAGE else ("limitTime",)
-    limit = next((quota[name] for name in names if name in quota), NO_LIMIT)
-    try:
-        number = int(limit)
-    except (ValueError, TypeError, OverflowError):
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"the limit {limit!r} is not a number") from None
-    others = [QUOTAS[other] for other in QUOTAS if other != kind]
-    if any(topics.get(other) is not None for other in others) and (
-        topics.get("on_backlog", "hold") != on_backlog
-    ):
-        raise HttpRefusal(
-            HTTPStatus.NOT_IMPLEMENTED,
-            f"{STORAGE} and {AGE} share one policy here, which is now {topics.get('on_backlog')}:"
-            " give the same policy for both",
+def _units(amount: int, unit: int) -> int:
+    """How many units the amount is, rounded up: 0 has a meaning of its own."""
+    return -(-amount // unit)
+
+
+def _take_retention(plain: Any) -> dict[str, Any]:
+    retention = checked_object(plain)
+    minutes = whole_number(retention.get("retentionTimeInMinutes"), "retentionTimeInMinutes")
+    size = retention.get("retentionSizeInMB")
+    if type(size) is not int or not NO_LIMIT <= size <= LONG_MAX // MIB or minutes < NO_LIMIT:
+        raise refused(
+            HTTPStatus.PRECONDITION_FAILED,
+            f"a retention of {minutes} minutes and {size!r} MB is refused: give whole numbers from"
+            " 1 on, or -1 for no limit",
         )
-    scale = 1 if kind == STORAGE else 1000
-    limited = None if number < 0 else number * scale
-    return {QUOTAS[kind]: limited, "on_backlog": on_backlog}
+    if (minutes == 0) != (size == 0):
+        raise refused(
+            HTTPStatus.PRECONDITION_FAILED,
+            "a retention of 0 minutes or of 0 MB alone is refused: give 0 for both, or -1 for no"
+            " limit",
+        )
+    return {
+        "retention": ACKNOWLEDGED if minutes == 0 else DEFAULTS.retention,
+        "retention_ms": minutes * MINUTE_MS if minutes > 0 else None,
+        "retention_bytes": size * MIB if size > 0 else None,
+    }
 
 
-def quotas(policies: NamespacePolicies) -> dict[str, Any]:
-    topics, plain = policies.topics, {}
-    pulsars = {ours: name for name, ours in ON_BACKLOG.items()}
-    for kind, name in QUOTAS.items():
-        limit = topics.get(name)
-        if limit is not None:
-            plain[kind] = {
-                "limit": limit if kind == STORAGE else NO_LIMIT,
-                "limitSize": limit if kind == STORAGE else NO_LIMIT,
-                "limitTime": limit // 1000 if kind == AGE else NO_LIMIT,
-                "policy": pulsars[topics.get("on_backlog", "hold")],
-            }
-    return plain
+def _show_retention(values: Values) -> Any:
+    age, size = values.get("retention_ms"), values.get("retention_bytes")
+    if age is None and size is None and values.get("retention") == ACKNOWLEDGED:
+        age = size = 0
+    elif "retention_ms" not in values and "retention_bytes" not in values:
+        return None
+    return {
+        "retentionTimeInMinutes": NO_LIMIT if age is None else _units(age, MINUTE_MS),
+        "retentionSizeInMB": NO_LIMIT if size is None else _units(size, MIB),
+    }
 
 
-def auto_creation_of(policies: NamespacePolicies) -> dict[str, Any] | None:
-    creates, partitions = policies.auto_create, policies.auto_create_partitions
+_PERSISTENCE = ("bookkeeperEnsemble", "bookkeeperWriteQuorum", "bookkeeperAckQuorum")
+_MARK_RATE = "managedLedgerMaxMarkDeleteRate"
+
+
+def _take_persistence(plain: Any) -> dict[str, Any]:
+    persistence = checked_object(plain)
+    rate = persistence.get(_MARK_RATE) or 0
+    if isinstance(rate, bool) or not isinstance(rate, int | float):
+        raise wrong_shape(f"{_MARK_RATE} is a number, not {rate!r}")
+    sizes = [whole_number(persistence.get(name), name) for name in _PERSISTENCE]
+    if not sizes[0] >= sizes[1] >= sizes[2] >= 1 or rate < 0:
+        raise refused(
+            HTTPStatus.PRECONDITION_FAILED,
+            f"Bookkeeper-Ensemble >= WriteQuorum >= AckQuorum >= 1 does not hold for {sizes}, or"
+            f" {_MARK_RATE} {rate} is below 0",
+        )
+    if 0 < rate < RATE_MIN:
+        raise refused(
+            HTTPStatus.NOT_IMPLEMENTED,
+            f"{_MARK_RATE} {rate} is refused: positions are written once a second, give 1 or more,"
+            " or 0 for no limit",
+        )
+    return dict(zip(QUORUM_NAMES, sizes, strict=True))
+
+
+def _show_persistence(values: Values) -> Any:
+    if not any(name in values for name in QUORUM_NAMES):
+        return None
+    sizes = [values.get(name, getattr(DEFAULTS, name)) for name in QUORUM_NAMES]
+    return {**dict(zip(_PERSISTENCE, sizes, strict=True)), _MARK_RATE: 0.0}
+
+
+def _take_creation(plain: Any) -> dict[str, Any]:
+    checked_object(plain)
+    changes: dict[str, Any] = {"auto_create": checked_bool(plain.get("allowAutoTopicCreation"))}
+    kind, partitions = plain.get("topicType"), plain.get("defaultNumPartitions")
+    if kind == "partitioned":
+        if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
+            raise refused(
+                HTTPStatus.NOT_ACCEPTABLE, f"defaultNumPartitions must not be {partitions!r}"
+            )
+        changes["auto_create_partitions"] = partitions
+    elif kind in ("non-partitioned", None):
+        changes["auto_create_partitions"] = 0
+    else:
+        raise refused(HTTPStatus.NOT_ACCEPTABLE, f"there is no topicType {kind!r}")
+    return changes
+
+
+def _show_creation(values: Values) -> Any:
+    creates, partitions = values.get("auto_create"), values.get("auto_create_partitions")
     if creates is None and partitions is None:
         return None
     return {
@@ -215,32 +253,268 @@ def auto_creation_of(policies: NamespacePolicies) -> dict[str, Any] | None:
     }
 
 
-def auto_creation(plain: Any) -> dict[str, Any]:
-    """The changes to a namespace's policies. Raises HttpRefusal."""
-    _object(plain)
-    changes: dict[str, Any] = {"auto_create": checked_bool(plain.get("allowAutoTopicCreation"))}
-    kind, partitions = plain.get("topicType"), plain.get("defaultNumPartitions")
-    if kind == "partitioned":
-        if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
-            raise HttpRefusal(
-                HTTPStatus.NOT_ACCEPTABLE, f"defaultNumPartitions must not be {partitions!r}"
+_ALLOWS = "allowAutoSubscriptionCreation"
+
+
+def _take_subscriptions(plain: Any) -> dict[str, Any]:
+    return {"auto_create_subscriptions": checked_bool(checked_object(plain).get(_ALLOWS))}
+
+
+def _show_subscriptions(values: Values) -> Any:
+    creates = values.get("auto_create_subscriptions")
+    return None if creates is None else {_ALLOWS: creates}
+
+
+def _take_strategy(value: Any) -> dict[str, Any]:
+    strategy = value.lower() if isinstance(value, str) else value
+    if strategy in ("", UNDEFINED):
+        return {"schema_compatibility": INHERIT}
+    if strategy not in SCHEMA_STRATEGIES:
+        raise wrong_shape(f"there is no schemaCompatibilityStrategy {value!r}"[:200])
+    return {"schema_compatibility": str(strategy)}
+
+
+def _show_strategy(values: Values) -> Any:
+    strategy = values.get("schema_compatibility")
+    return None if strategy is None else strategy.upper()
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+_RETENTION = ("retention_ms", "retention_bytes", "retention")
+POLICIES = (
+    _switch("deduplication", "deduplication", "deduplicationEnabled", "deduplicationEnabled"),
+    PulsarPolicy(
+        *("messageTTL", "messageTTL", ("message_ttl_ms",), _take_ttl, _show_ttl),
+        record="message_ttl_in_seconds",
+    ),
+    PulsarPolicy(
+        *("retention", "retention", _RETENTION, _take_retention, _show_retention),
+        record="retention_policies",
+    ),
+    PulsarPolicy(
+        *("persistence", "persistence", QUORUM_NAMES, _take_persistence, _show_persistence),
+        record="persistence",
+    ),
+    PulsarPolicy(
+        "autoTopicCreation",
+        "",
+        ("auto_create", "auto_create_partitions"),
+        *(_take_creation, _show_creation),
+        record="autoTopicCreationOverride",
+    ),
+    PulsarPolicy(
+        "autoSubscriptionCreation",
+        "autoSubscriptionCreation",
+        ("auto_create_subscriptions",),
+        *(_take_subscriptions, _show_subscriptions),
+        record="autoSubscriptionCreationOverride",
+    ),
+    PulsarPolicy(
+        "schemaCompatibilityStrategy",
+        "schemaCompatibilityStrategy",
+        ("schema_compatibility",),
+        *(_take_strategy, _show_strategy),
+        record="schema_compatibility_strategy",
+        unset=UNDEFINED.upper(),
+        verbs=("GET", "PUT"),
+    ),
+    _switch(
+        "schema_validation_enforced",
+        "schemaValidationEnforced",
+        "schemaValidationEnforced",
+        "schema_validation_enforced",
+        unset=False,
+        verbs=("GET", "POST"),
+    ),
+    _switch(
+        "schema_auto_update",
+        "isAllowAutoUpdateSchema",
+        "",
+        "is_allow_auto_update_schema",
+        unset=True,
+        verbs=("GET", "POST"),
+    ),
+    _limit("producers_max", "maxProducersPerTopic", "maxProducers", "max_producers_per_topic"),
+    _limit("consumers_max", "maxConsumersPerTopic", "maxConsumers", "max_consumers_per_topic"),
+    _limit(
+        "subscription_consumers_max",
+        "maxConsumersPerSubscription",
+        "maxConsumersPerSubscription",
+        "max_consumers_per_subscription",
+    ),
+    _limit(
+        "subscriptions_max",
+        "maxSubscriptionsPerTopic",
+        "maxSubscriptionsPerTopic",
+        "max_subscriptions_per_topic",
+    ),
+    _limit(
+        "consumer_unacked_max",
+        "maxUnackedMessagesPerConsumer",
+        "maxUnackedMessagesOnConsumer",
+        "max_unacked_messages_per_consumer",
+        none=0,
+    ),
+    _limit(
+        "subscription_unacked_max",
+        "maxUnackedMessagesPerSubscription",
+        "maxUnackedMessagesOnSubscription",
+        "max_unacked_messages_per_subscription",
+        none=0,
+    ),
+    _limit("topics_max", "maxTopicsPerNamespace", "", "max_topics_per_namespace", unset=0),
+)
+"""Every policy that is taken, except quotas, which a query parameter divides in two."""
+
+NOT_BUILT: Mapping[str, Any] = {
+    **dict.fromkeys(("compactionThreshold", "inactiveTopicPolicies", "delayedDelivery")),
+    **dict.fromkeys(("publishRate", "dispatchRate", "subscriptionDispatchRate")),
+    **dict.fromkeys(("subscribeRate", "replicatorDispatchRate", "offloadPolicies")),
+    **dict.fromkeys(("deduplicationSnapshotInterval", "entryFilters")),
+}
+"""Policies of namespaces and topics that cannot be set here, with the value that a policy has which
+is not set."""
+NOT_BUILT_OF_NAMESPACES: Mapping[str, Any] = {
+    "subscriptionExpirationTime": None,
+    "offloadThreshold": -1,
+    "offloadThresholdInSeconds": -1,
+    "offloadDeletionLagMs": None,
+}
+NOT_BUILT_OF_TOPICS: Mapping[str, Any] = {"maxMessageSize": None, "replication": None}
+
+
+# -- quotas ----------------------------------------------------------------------------------------
+
+
+def backlog_quota(kind: str, plain: Any, present: Values) -> dict[str, Any]:
+    """The changes for this quota; `present` has the policies that count now. In `plain`, `limit` is
+    an older name of `limitSize`; older clients send its value as text. Raises HttpRefusal."""
+    name, quota = quota_named(kind), checked_object(plain)
+    on_backlog = ON_BACKLOG.get(str(quota.get("policy")))
+    if on_backlog is None:
+        raise wrong_shape(f"there is no policy {quota.get('policy')!r}")
+    fields = ("limitSize", "limit") if kind == STORAGE else ("limitTime",)
+    limit = next((quota[field] for field in fields if field in quota), NO_LIMIT)
+    try:
+        number = int(limit) if type(limit) in (int, str) else None
+    except ValueError:
+        number = None
+    scale = 1 if kind == STORAGE else 1000
+    if number is None or abs(number) > LONG_MAX // scale:
+        raise wrong_shape(f"the limit {limit!r} is not a whole number"[:200])
+    if _other_quota(kind, present) is not None and present.get("on_backlog", "hold") != on_backlog:
+        raise refused(
+            HTTPStatus.NOT_IMPLEMENTED,
+            f"{STORAGE} and {AGE} share one policy here, which is now {present.get('on_backlog')}:"
+            " give the same policy for both",
+        )
+    return {name: None if number < 0 else number * scale, "on_backlog": on_backlog}
+
+
+def no_backlog_quota(kind: str, present: Values) -> dict[str, Any]:
+    """The changes that unset this quota. Raises HttpRefusal."""
+    name = quota_named(kind)
+    is_last = _other_quota(kind, present) is None
+    return dict.fromkeys((name, "on_backlog") if is_last else (name,), INHERIT)
+
+
+def quota_named(kind: str) -> str:
+    if kind not in QUOTAS:
+        raise wrong_shape(f"there is no backlogQuotaType '{kind}'")
+    return QUOTAS[kind]
+
+
+def _other_quota(kind: str, values: Values) -> Any:
+    return values.get(QUOTAS[AGE if kind == STORAGE else STORAGE])
+
+
+def quotas(values: Values) -> dict[str, Any]:
+    plain = {}
+    pulsars = {ours: name for name, ours in ON_BACKLOG.items()}
+    for kind, name in QUOTAS.items():
+        limit = values.get(name)
+        if limit is not None:
+            plain[kind] = {
+                "limit": limit if kind == STORAGE else NO_LIMIT,
+                "limitSize": limit if kind == STORAGE else NO_LIMIT,
+                "limitTime": _units(limit, 1000) if kind == AGE else NO_LIMIT,
+                "policy": pulsars[values.get("on_backlog", "hold")],
+            }
+    return plain
+
+
+# -- the object of all policies --------------------------------------------------------------------
+
+
+def from_pulsar(plain: Any, cluster: str) -> NamespacePolicies:
+    """Raises HttpRefusal, errors.BadConfig."""
+    taken = {policy.record: policy for policy in POLICIES}
+    changes: dict[str, Any] = {}
+    for name, value in checked_object({} if plain is None else plain).items():
+        if value is None or value == {} or value == [] or name == "bundles":
+            continue  # a namespace is not divided into bundles: each partition has its owner
+        if name in taken:
+            changes |= taken[name].take(value)
+        elif name == "replication_clusters":
+            check_clusters(value, cluster)
+        elif name == "auth_policies":
+            _check_grants(value)
+        elif name == "backlog_quota_map":
+            for kind, quota in checked_object(value).items():
+                changes |= backlog_quota(kind, quota, changes)
+        elif name == "properties":
+            changes[name] = checked_object(value)
+        elif not any(
+            value is unset or (type(value) is type(unset) and value == unset)
+            for unset in UNSET.get(name, ())
+        ):
+            raise refused(
+                HTTPStatus.NOT_IMPLEMENTED, f"the policy {name} is not built yet: leave it out"
             )
-        changes["auto_create_partitions"] = partitions
-    elif kind in ("non-partitioned", None):
-        changes["auto_create_partitions"] = 0
-    else:
-        raise HttpRefusal(HTTPStatus.NOT_ACCEPTABLE, f"there is no topicType {kind!r}")
-    return changes
+    return NamespacePolicies().with_changes(changes)
+
+
+def to_pulsar(values: Values, cluster: str) -> dict[str, Any]:
+    """The object of all policies of a namespace with these values."""
+    return {
+        "auth_policies": {
+            "namespace_auth": {},
+            "destination_auth": {},
+            "subscription_auth_roles": {},
+        },
+        "replication_clusters": [cluster],
+        "bundles": NO_BUNDLES,
+        "backlog_quota_map": quotas(values),
+        "deleted": False,
+        "encryption_required": False,
+        "subscription_auth_mode": "None",
+        "properties": values.get("properties") or {},
+        **{policy.record: policy.of_namespace(values) for policy in POLICIES},
+    }
+
+
+def check_clusters(clusters: Any, cluster: str) -> None:
+    """Raises HttpRefusal unless the list names this cluster alone."""
+    if not isinstance(clusters, list) or not all(isinstance(name, str) for name in clusters):
+        raise wrong_shape(f"clusters are a list of names, not {clusters!r}")
+    others = [name for name in clusters if name != cluster]
+    if others:
+        raise refused(
+            HTTPStatus.PRECONDITION_FAILED,
+            f"Cluster {others[0]} does not exist: this is cluster {cluster}, and there is no"
+            " replication to others",
+        )
 
 
 def _check_grants(plain: Any) -> None:
     grants = plain.get("namespace_auth") or {} if isinstance(plain, dict) else None
     if not isinstance(grants, dict):
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"grants are an object, not {plain!r}")
+        raise wrong_shape(f"grants are an object, not {plain!r}")
     roles = set(grants)
     others = {name: value for name, value in plain.items() if value and name != "namespace_auth"}
     if roles - {ANONYMOUS} or others:
-        raise HttpRefusal(
+        raise refused(
             HTTPStatus.NOT_IMPLEMENTED,
             f"rights are not built yet: only {ANONYMOUS} may have grants",
         )

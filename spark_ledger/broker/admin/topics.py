@@ -14,7 +14,8 @@ from spark_ledger.broker.admin.call import Call
 from spark_ledger.broker.admin.stats import HERE, ask_other_owners, is_in_use
 from spark_ledger.broker.names import ledger_number
 from spark_ledger.metadata.store_calls import call_each
-from spark_ledger.topic.log.topics import PARTITIONS_MAX, TopicInfo
+from spark_ledger.topic.log.policies import PARTITIONS_MAX
+from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 
 LIST_AT_ONCE = 64

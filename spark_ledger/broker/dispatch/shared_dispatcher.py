@@ -9,14 +9,15 @@ rows: rows that cannot be sent are read again, as a rule from the partition's me
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyroaring import BitMap64
 
 from spark_ledger.async_tasks import woken
 from spark_ledger.broker.dispatch.acks import BatchPart, ack_set, first_row_and_rest
-from spark_ledger.broker.dispatch.delays import HeldMessages
+from spark_ledger.broker.dispatch.delays import DelayIndex, HeldMessages
 from spark_ledger.broker.dispatch.dispatcher import (
     ACKNOWLEDGED,
     DELAYED,
@@ -42,7 +43,7 @@ from spark_ledger.broker.log.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.names import offset_of
 from spark_ledger.broker.wire.commands import AckType, MessageId
 from spark_ledger.broker.wire.frames import with_batch
-from spark_ledger.topic.acks.sets import AckBudget, next_row, rows_in
+from spark_ledger.topic.acks.sets import ACK_BYTES_MAX, AckBudget, next_row, rows_in
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 
 _DENSE_ROWS = STEP_BATCHES_MAX // 32
@@ -56,6 +57,25 @@ STEP_SENDS_MAX = 250
 us, and a batch that is cut out counts twice."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class SharingRules:
+    """What the Shared and Key_Shared subscriptions of a topic have in common. `earliest_ms` returns
+    a time that the store's clock has passed; None if no such time is known. `ack_budget` counts all
+    sets at this broker, and `delay_budget` all indexes; the sets of one subscription take at most
+    `ack_bytes_max`. `indexes` has the index of delayed messages of each partition."""
+
+    limits: UnackedLimits = UnackedLimits()  # noqa: RUF009
+    earliest_ms: Callable[[], int | None] = lambda: None
+    ack_budget: AckBudget | None = None
+    ack_bytes_max: int = ACK_BYTES_MAX
+    indexes: dict[int, DelayIndex] = field(default_factory=dict)
+    delay_budget: AckBudget | None = None
+
+    def held(self, partition: int, budget: AckBudget) -> HeldMessages:
+        index = self.indexes.setdefault(partition, DelayIndex(self.delay_budget))
+        return HeldMessages(index, self.earliest_ms, budget)
 
 
 class SharedDispatcher(Dispatcher):

@@ -37,6 +37,7 @@ from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.broker.wire.commands import MessageId, signed
 from spark_ledger.topic.acks.sets import Measured, Range, bytes_of, common
+from spark_ledger.topic.log.policies import TopicPolicies
 
 STEP_PARTS = 500
 """How many parts are given back or updated in one step of the loop: up to 10 us each."""
@@ -58,8 +59,13 @@ class UnackedLimits(NamedTuple):
     subscription_max: int = DEFAULTS.subscription_unacked_max
 
     @staticmethod
-    def of(settings: BrokerSettings) -> "UnackedLimits":
-        return UnackedLimits(settings.consumer_unacked_max, settings.subscription_unacked_max)
+    def of(settings: BrokerSettings, policies: TopicPolicies) -> "UnackedLimits":
+        """The limits of the topic's policies, or else of the settings."""
+        consumer_max, most_of_all = policies.consumer_unacked_max, policies.subscription_unacked_max
+        return UnackedLimits(
+            settings.consumer_unacked_max if consumer_max is None else consumer_max,
+            settings.subscription_unacked_max if most_of_all is None else most_of_all,
+        )
 
 
 class Member:

@@ -22,16 +22,16 @@ from spark_ledger import errors
 from spark_ledger.async_tasks import BackgroundTasks
 from spark_ledger.broker.dispatch.acks import Acks
 from spark_ledger.broker.dispatch.active_dispatcher import ActiveDispatcher
-from spark_ledger.broker.dispatch.delays import DelayIndex, HeldMessages
 from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
 from spark_ledger.broker.dispatch.policies import KeyShared, Policy, policy_of
-from spark_ledger.broker.dispatch.shared_dispatcher import SharedDispatcher
-from spark_ledger.broker.dispatch.sharing import UnackedLimits
+from spark_ledger.broker.dispatch.shared_dispatcher import SharedDispatcher, SharingRules
 from spark_ledger.broker.dispatch.slot_owners import SlotRange, check_ranges
+from spark_ledger.broker.limits import check_may_be_made, check_room
 from spark_ledger.broker.log.partition import Partition
 from spark_ledger.broker.log.topic_commits import TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError, SubscriptionType
-from spark_ledger.topic.acks.sets import ACK_BYTES_MAX, AckBudget
+from spark_ledger.topic.acks.sets import AckBudget
+from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 from spark_ledger.topic.subscription.records import check_properties
@@ -44,25 +44,6 @@ RETURN_WAIT_S = 10.0
 """How long a subscription waits, before its release, for consumers that a seek sent away."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class SharingRules:
-    """What the Shared and Key_Shared subscriptions of a topic have in common. `earliest_ms` returns
-    a time that the store's clock has passed; None if no such time is known. `ack_budget` counts all
-    sets at this broker, and `delay_budget` all indexes; the sets of one subscription take at most
-    `ack_bytes_max`. `indexes` has the index of delayed messages of each partition."""
-
-    limits: UnackedLimits = UnackedLimits()  # noqa: RUF009
-    earliest_ms: Callable[[], int | None] = lambda: None
-    ack_budget: AckBudget | None = None
-    ack_bytes_max: int = ACK_BYTES_MAX
-    indexes: dict[int, DelayIndex] = field(default_factory=dict)
-    delay_budget: AckBudget | None = None
-
-    def held(self, partition: int, budget: AckBudget) -> HeldMessages:
-        index = self.indexes.setdefault(partition, DelayIndex(self.delay_budget))
-        return HeldMessages(index, self.earliest_ms, budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +118,11 @@ class Subscription:
     def dispatcher_of(self, partition: int) -> Dispatcher | None:
         return self._dispatchers.get(partition)
 
+    def count_in(self, partition: int) -> int:
+        """How many consumers the subscription has in the partition."""
+        dispatcher = self._dispatchers.get(partition)
+        return 0 if dispatcher is None else len(dispatcher.consumers)
+
     def has_dispatcher(self, partition: int) -> bool:
         return partition in self._dispatchers
 
@@ -180,6 +166,8 @@ class Subscription:
                 if self.cursor is not None:
                     self.cursor.keep_delays(partition.number, held.index)
             self._dispatchers[partition.number] = dispatcher
+        if isinstance(dispatcher, SharedDispatcher):
+            dispatcher.sharing.unacked.limits = self._sharing.limits
         return dispatcher
 
     def rivals(self, kind: SubscriptionType, partition: int) -> list[Consumer]:
@@ -307,6 +295,7 @@ class TopicSubscriptions:
         self._positions = _Positions(commits, cursors)
         self._background = background
         self.sharing = SharingRules()
+        self.policies = TopicPolicies()  # as the last client met them
         self._by_name: dict[str, Subscription] = {}
         self._locks: WeakValueDictionary[object, asyncio.Lock] = WeakValueDictionary()
         """The locks of each subscription, only while a call holds or awaits them: there are many
@@ -320,9 +309,8 @@ class TopicSubscriptions:
         """Raises Refusal."""
         subscription = self._by_name.get(name)
         if subscription is None:
-            raise Refusal(
-                ServerError.SUBSCRIPTION_NOT_FOUND, f"subscription '{name}' is not used here"
-            )
+            text = f"subscription '{name}' is not used here"
+            raise Refusal(ServerError.SUBSCRIPTION_NOT_FOUND, text)
         return subscription
 
     def rivals(self, name: str, kind: SubscriptionType, partition: int) -> list[Consumer]:
@@ -364,6 +352,7 @@ class TopicSubscriptions:
                 subscription = await self._opened(name, request, durable, earliest)
                 self._by_name[name] = subscription
             try:
+                check_room(self.policies, partition.number, subscription, self.used_here())
                 dispatcher = await self._dispatcher(subscription, request, partition, start)
                 consumer = make(dispatcher)
                 consumer.ranges = request.ranges
@@ -409,9 +398,9 @@ class TopicSubscriptions:
 
         async def start() -> Mapping[int, int]:
             if earliest is None:
-                raise errors.SubscriptionNotFound(
-                    f"there is no subscription '{name}'", subscription=name
-                )
+                text = f"there is no subscription '{name}'"
+                raise errors.SubscriptionNotFound(text, subscription=name)
+            await check_may_be_made(self._commits, self.policies, name)
             return await self._topic.offsets(earliest=earliest)
 
         cursor = await self._cursors.open(
@@ -442,9 +431,8 @@ class TopicSubscriptions:
         consumers after a seek is kept."""
         subscription = self._by_name.get(name)
         if subscription is not None and not subscription.used and not subscription.awaits_consumers:
-            await asyncio.wait(
-                [self._background.start(self._release_unused(name))], timeout=CLOSE_WAIT_S
-            )
+            release = self._background.start(self._release_unused(name))
+            await asyncio.wait([release], timeout=CLOSE_WAIT_S)
 
     async def _release_unused(self, name: str) -> None:
         subscription = self._by_name.get(name)

@@ -281,7 +281,7 @@ class TopicCommits:
     async def _create_ledgers(
         self, intent: Intent, count: int, durability: str
     ) -> list[MadeLedger]:
-        policies = self.topic.policies
+        policies = (await self.client.topics.again(self.topic) or self.topic).policies
         while True:
             ids = [await self.client.intents.ledger_id(intent) for _ in range(count)]
             with suppress(IdSpent):

@@ -60,16 +60,16 @@ class OwnedPartition:
         """The producers on other connections because of which this producer is refused or waits."""
         return self._admission.blockers_of(producer)
 
-    def add_producer(self, producer: Producer) -> bool:
+    def add_producer(self, producer: Producer, producers_max: int | None = None) -> bool:
         """Returns whether the producer may send at once; if not, it waits for its turn, and then
-        gets a response. Raises Refusal."""
+        gets a response. Raises Refusal, also if there are `producers_max` producers."""
         if self.is_left:
             raise owned_elsewhere(self._topic, self.number)
         if self.log.is_terminated:
             raise Refusal(ServerError.TOPIC_TERMINATED, f"topic {self._topic.name} is terminated")
         replaced = self._admission.replace(producer)
         try:
-            admitted = self._admission.admit(producer)
+            admitted = self._admission.admit(producer, producers_max)
             self._displace(admitted.fenced)
             return admitted.may_send
         finally:

@@ -81,8 +81,8 @@ class Admission(Generic[P]):
             producers[:] = [other for other in producers if other not in replaced]
         return replaced
 
-    def admit(self, producer: P) -> Admitted[P]:
-        """Raises Refusal."""
+    def admit(self, producer: P, producers_max: int | None = None) -> Admitted[P]:
+        """Raises Refusal, also if `producers_max` producers are present."""
         has_exclusive = any(map(is_exclusive, self.present))
         if self.is_fenced(producer):
             raise self.refusal_of_fenced(producer)
@@ -100,6 +100,11 @@ class Admission(Generic[P]):
         if producer.mode is AccessMode.EXCLUSIVE and self.present:
             other = "an exclusive" if has_exclusive else "another"
             raise Refusal(ServerError.PRODUCER_FENCED, f"topic {self._topic} has {other} producer")
+        if producers_max is not None and len(self.present) >= producers_max:
+            raise Refusal(
+                ServerError.PRODUCER_BUSY,
+                f"Topic {self._topic} reached max producers limit: {producers_max}",
+            )
         self.present.append(producer)
         self._note_exclusive(producer)
         return Admitted(may_send=True, fenced=[])

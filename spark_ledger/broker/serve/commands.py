@@ -21,7 +21,9 @@ from spark_ledger.broker.dispatch.acking import AckHandler, ConnectedConsumer
 from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
 from spark_ledger.broker.dispatch.policies import KeyShared
 from spark_ledger.broker.dispatch.positions import last_and_mark, start_of_reader, target_of_seek
+from spark_ledger.broker.dispatch.sharing import UnackedLimits
 from spark_ledger.broker.dispatch.subscriptions import SubscribeRequest
+from spark_ledger.broker.owner.owned_topic import OwnedTopic
 from spark_ledger.broker.produce.intake import Intake
 from spark_ledger.broker.produce.producer import Producer, ProducersLink
 from spark_ledger.broker.serve.declared_schemas import (
@@ -57,6 +59,7 @@ from spark_ledger.broker.wire.commands import (
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.broker.wire.link import ClientFacts, Link, all_properties
 from spark_ledger.metadata.store import StoreUnavailable
+from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema.client_schemas import ClientSchema, ClientSchemaType
 from spark_ledger.topic.subscription import nodes
 
@@ -70,6 +73,7 @@ _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
     (errors.SubscriptionBusy, ServerError.CONSUMER_BUSY),
     (errors.SubscriptionNotFound, ServerError.SUBSCRIPTION_NOT_FOUND),
     (errors.OptionInvalid, ServerError.NOT_ALLOWED),
+    (errors.BadConfig, ServerError.NOT_ALLOWED),
     (errors.SchemaIncompatible, ServerError.INCOMPATIBLE_SCHEMA),
     (errors.SchemaUnreadable, ServerError.INCOMPATIBLE_SCHEMA),
     (errors.UnsupportedFormat, ServerError.PERSISTENCE),
@@ -254,7 +258,8 @@ async def _producer(client: Caller, part: Any) -> None:
         raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
     topic, partition = await client.broker.partition(names.parse(part.topic), create=True)
     await topic.backlogs.check(partition.number)
-    schema_version = await version_to_send(client.broker, topic.info, part)
+    info = await _with_policies_of_now(client.broker, topic)
+    schema_version = await version_to_send(client.broker, info, part)
     if part.initial_subscription_name:
         await topic.subscriptions.make(part.initial_subscription_name)
     existing = client.intake.producers.get(part.producer_id)
@@ -274,7 +279,7 @@ async def _producer(client: Caller, part: Any) -> None:
     )
     producer.client = replace(client.facts(part.metadata), encrypts=part.encrypted)
     await _probe_clients(other.connection for other in partition.producers_before(producer))
-    may_send = partition.add_producer(producer)
+    may_send = partition.add_producer(producer, info.policies.producers_max)
     if not client.link.open:
         partition.remove_producer(producer)
         return
@@ -283,6 +288,15 @@ async def _producer(client: Caller, part: Any) -> None:
         await partition.await_turn(producer)
     else:
         _reply(client, part, "producer_success", producer_name=producer.name, producer_ready=False)
+
+
+async def _with_policies_of_now(broker: Broker, topic: OwnedTopic) -> TopicInfo:
+    """The topic with its policies of now, where it keeps those with which it was opened. Their
+    limits count for the client that comes."""
+    info = await broker.client.topics.again(topic.info) or topic.info
+    topic.subscriptions.policies = info.policies
+    topic.subscriptions.sharing.limits = UnackedLimits.of(broker.settings, info.policies)
+    return info
 
 
 async def _probe_clients(connections: Iterable[ProducersLink | Link]) -> None:
@@ -329,8 +343,9 @@ async def _make_consumer(client: Caller, part: Any) -> None:
     create = part.force_topic_creation
     topic, owned = await client.broker.partition(names.parse(part.topic), create=create)
     partition, subscriptions = owned.log, topic.subscriptions
+    info = await _with_policies_of_now(client.broker, topic)
     if declared is not None:
-        await check_consumer_schema(client.broker, topic.info, partition, declared)
+        await check_consumer_schema(client.broker, info, partition, declared)
 
     async def start() -> int:
         return await start_of_reader(partition, part, client.broker.clock.now_ms())

@@ -32,17 +32,12 @@ async def declared_schema(part: Any) -> ClientSchema | None:
     return schema
 
 
-async def _with_policies_of_now(broker: Broker, topic: TopicInfo) -> TopicInfo:
-    """A served topic keeps the policies with which it was opened."""
-    return await broker.client.topics.again(topic) or topic
-
-
 async def version_to_send(broker: Broker, topic: TopicInfo, part: Any) -> bytes:
     """The schema version of a client's messages: that of the schema that the client declares, which
     becomes a version of the topic's schema. A client that declares none sends bytes, and gets an
-    empty version. Raises Refusal, errors.SchemaIncompatible, errors.SchemaUnreadable."""
-    schema, topic = await declared_schema(part), await _with_policies_of_now(broker, topic)
-    policies = topic.policies
+    empty version. `topic` has the policies of now. Raises Refusal, errors.SchemaIncompatible,
+    errors.SchemaUnreadable."""
+    schema, policies = await declared_schema(part), topic.policies
     if schema is not None:
         may_add = policies.schema_auto_update
         version = await schemas.declare(broker.client, topic, schema, may_add=may_add)
@@ -66,8 +61,7 @@ async def check_consumer_schema(
     broker: Broker, topic: TopicInfo, partition: Partition, schema: ClientSchema
 ) -> None:
     """A consumer's schema must read what the topic's schema describes. It becomes the first version
-    of a topic that has neither schema nor rows. Raises Refusal."""
-    topic = await _with_policies_of_now(broker, topic)
+    of a topic that has neither schema nor rows. `topic` has the policies of now. Raises Refusal."""
     registered = await broker.client.schemas.of(topic)
     versions = registered.client_versions
     misfit = await schemas.misfit(topic, schema, versions, consumer_misfit)

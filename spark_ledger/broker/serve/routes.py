@@ -9,13 +9,22 @@ gets 501 below /admin/v2, and 404 elsewhere.
 
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any
 
-from spark_ledger.broker.admin import messages, namespaces, schemas, stats, subscriptions, topics
+from spark_ledger.broker.admin import (
+    messages,
+    namespaces,
+    policy_verbs,
+    schemas,
+    stats,
+    subscriptions,
+    topics,
+)
 from spark_ledger.broker.admin.access import Access, HttpRefusal
 from spark_ledger.broker.admin.call import Call, not_built
+from spark_ledger.broker.admin.policy_verbs import RouteEntry, Verb
 from spark_ledger.broker.admin.refusals import TEXT_MAX, refusal_of
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.names import parse_looked_up
@@ -25,15 +34,6 @@ from spark_ledger.http import HttpRequest, HttpResponse, Route
 from spark_ledger.topic.acks.asking import ACKNOWLEDGED
 
 _log = logging.getLogger(__name__)
-
-Verb = Callable[[Call], Awaitable[Any]]
-"""A verb returns a response, or the JSON for a response; None: a response without content."""
-
-
-class RouteEntry(NamedTuple):
-    method: str
-    path: str
-    verb: Verb
 
 
 _LISTENER = "x-pulsar-listenername"
@@ -59,6 +59,7 @@ ROUTES = (
     RouteEntry("GET", "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}", _lookup),
     RouteEntry("GET", f"{ACKNOWLEDGED}/{{topic_id}}", subscriptions.acknowledged),
     RouteEntry("GET", f"{_V2}/clusters", namespaces.clusters),
+    RouteEntry("GET", f"{_V2}/clusters/{{cluster}}", namespaces.cluster),
     RouteEntry("GET", f"{_V2}/brokers/health", namespaces.health),
     RouteEntry("GET", f"{_V2}/tenants", namespaces.tenants),
     RouteEntry("GET", _TENANT, namespaces.tenant),
@@ -66,27 +67,19 @@ ROUTES = (
     RouteEntry("POST", _TENANT, namespaces.change_tenant),
     RouteEntry("DELETE", _TENANT, namespaces.delete_tenant),
     RouteEntry("GET", f"{_V2}/namespaces/{{tenant}}", namespaces.namespaces_of_tenant),
-    RouteEntry("GET", _NAMESPACE, namespaces.namespace),
+    RouteEntry("GET", _NAMESPACE, policy_verbs.all_policies),
     RouteEntry("PUT", _NAMESPACE, namespaces.create_namespace),
     RouteEntry("DELETE", _NAMESPACE, namespaces.delete_namespace),
     RouteEntry("GET", f"{_NAMESPACE}/topics", namespaces.topics_of_namespace),
-    RouteEntry("POST", f"{_NAMESPACE}/deduplication", namespaces.set_deduplication),
-    RouteEntry("DELETE", f"{_NAMESPACE}/deduplication", namespaces.unset_deduplication),
-    RouteEntry("GET", f"{_NAMESPACE}/backlogQuotaMap", namespaces.backlog_quotas),
-    RouteEntry("POST", f"{_NAMESPACE}/backlogQuota", namespaces.set_backlog_quota),
-    RouteEntry("DELETE", f"{_NAMESPACE}/backlogQuota", namespaces.unset_backlog_quota),
-    RouteEntry("GET", f"{_NAMESPACE}/messageTTL", namespaces.message_ttl_of),
-    RouteEntry("POST", f"{_NAMESPACE}/messageTTL", namespaces.set_message_ttl),
-    RouteEntry("DELETE", f"{_NAMESPACE}/messageTTL", namespaces.unset_message_ttl),
-    RouteEntry("GET", f"{_NAMESPACE}/autoTopicCreation", namespaces.auto_topic_creation),
-    RouteEntry("POST", f"{_NAMESPACE}/autoTopicCreation", namespaces.set_auto_topic_creation),
-    RouteEntry("DELETE", f"{_NAMESPACE}/autoTopicCreation", namespaces.unset_auto_topic_creation),
-    RouteEntry("GET", f"{_NAMESPACE}/schemaCompatibilityStrategy", namespaces.schema_strategy),
-    RouteEntry("PUT", f"{_NAMESPACE}/schemaCompatibilityStrategy", namespaces.set_schema_strategy),
-    RouteEntry("GET", f"{_NAMESPACE}/schemaValidationEnforced", namespaces.schema_validation),
-    RouteEntry("POST", f"{_NAMESPACE}/schemaValidationEnforced", namespaces.set_schema_validation),
-    RouteEntry("GET", f"{_NAMESPACE}/isAllowAutoUpdateSchema", namespaces.schema_auto_update),
-    RouteEntry("POST", f"{_NAMESPACE}/isAllowAutoUpdateSchema", namespaces.set_schema_auto_update),
+    *policy_verbs.of_namespaces(_NAMESPACE),
+    RouteEntry("GET", f"{_NAMESPACE}/replication", policy_verbs.replication),
+    RouteEntry("POST", f"{_NAMESPACE}/replication", policy_verbs.set_replication),
+    RouteEntry("GET", f"{_NAMESPACE}/properties", policy_verbs.properties),
+    RouteEntry("PUT", f"{_NAMESPACE}/properties", policy_verbs.put_properties),
+    RouteEntry("DELETE", f"{_NAMESPACE}/properties", policy_verbs.delete_properties),
+    RouteEntry("GET", f"{_NAMESPACE}/property/{{key}}", policy_verbs.show_property),
+    RouteEntry("DELETE", f"{_NAMESPACE}/property/{{key}}", policy_verbs.delete_property),
+    RouteEntry("PUT", f"{_NAMESPACE}/property/{{key}}/{{value}}", policy_verbs.put_property),
     RouteEntry("GET", f"{_SCHEMAS}/schema", schemas.latest),
     RouteEntry("GET", f"{_SCHEMAS}/schema/{{version}}", schemas.version),
     RouteEntry("GET", f"{_SCHEMAS}/schemas", schemas.versions),
@@ -106,6 +99,7 @@ ROUTES = (
     RouteEntry("GET", f"{_TOPIC}/ledger/{{ledger}}/entry/{{entry}}", messages.message),
     RouteEntry("GET", f"{_TOPIC}/stats", stats.topic_stats),
     RouteEntry("GET", f"{_TOPIC}/partitioned-stats", stats.partitioned_stats),
+    *policy_verbs.of_topics(_TOPIC),
     RouteEntry("GET", f"{_TOPIC}/subscriptions", subscriptions.subscriptions),
     RouteEntry("PUT", _SUBSCRIPTION, subscriptions.create_subscription),
     RouteEntry("DELETE", _SUBSCRIPTION, subscriptions.delete_subscription),

@@ -25,7 +25,7 @@ from spark_ledger.spark.options.values import (
     Zone,
 )
 from spark_ledger.topic.entry.routing import Routing
-from spark_ledger.topic.log.topics import PARTITIONS_MAX
+from spark_ledger.topic.log.policies import PARTITIONS_MAX
 from spark_ledger.units import MIB
 
 SPARK_OPTIONS = frozenset(

@@ -15,6 +15,9 @@ from typing import Any
 
 from spark_ledger import errors, units
 
+PARTITIONS_MAX = 100_000
+PROPERTIES_BYTES_MAX = 16 << 10
+"""How many bytes the names and values of a namespace's properties may take."""
 SYNCED, PAGE_CACHE = DURABILITIES = ("synced", "page-cache")
 DELETE_DELAY_MS = 24 * 3600 * 1000
 ROLL_AGE_S_MAX = 4 * 3600
@@ -28,8 +31,15 @@ NONE_MEANINGS = {
     "message_ttl_ms": "for messages that never expire",
     "backlog_bytes_max": "for no quota",
     "backlog_ms_max": "for no quota",
+    "producers_max": "for no limit",
+    "consumers_max": "for no limit",
+    "subscription_consumers_max": "for no limit",
+    "subscriptions_max": "for no limit",
+    "consumer_unacked_max": "for the broker's setting",
+    "subscription_unacked_max": "for the broker's setting",
 }
 """The policies that may be None, and what None means for each."""
+MAY_BE_0 = ("delete_delay_ms", "consumer_unacked_max", "subscription_unacked_max")
 ON_LOST_ROWS = ("pause", "skip")
 ACKNOWLEDGED = "acknowledged"
 RETENTIONS = ("limits", ACKNOWLEDGED)
@@ -49,7 +59,7 @@ TEXT_NAMES = tuple(CHOICES)
 SWITCH_VALUES = {"true": True, "false": False}
 SWITCH_NAMES = (
     *("merging", "deduplication", "partitioned"),
-    *("schema_auto_update", "schema_validation_enforced"),
+    *("schema_auto_update", "schema_validation_enforced", "auto_create_subscriptions"),
 )
 ENSEMBLE_SIZE = "ensemble_size"
 QUORUM_NAMES = (ENSEMBLE_SIZE, "write_quorum", "ack_quorum")
@@ -86,7 +96,13 @@ class TopicPolicies:
 
     `schema_compatibility`: which schema Pulsar's clients may declare after another (schema/
     client_rules.py). Without `schema_auto_update` a producer adds no version to a schema that is
-    there. With `schema_validation_enforced` a producer must declare a schema where there is one."""
+    there. With `schema_validation_enforced` a producer must declare a schema where there is one.
+
+    A broker lets in no more than `producers_max` producers and `consumers_max` consumers of a
+    partition, and `subscription_consumers_max` consumers of a subscription in it. Clients make no
+    subscription beyond `subscriptions_max` of the topic, and none without
+    `auto_create_subscriptions`. `consumer_unacked_max` and `subscription_unacked_max` count in
+    place of the broker's settings of these names; 0: no limit."""
 
     ensemble_size: int = 3
     write_quorum: int = 3
@@ -109,6 +125,13 @@ class TopicPolicies:
     schema_compatibility: str = "full"
     schema_auto_update: bool = True
     schema_validation_enforced: bool = False
+    producers_max: int | None = None
+    consumers_max: int | None = None
+    subscription_consumers_max: int | None = None
+    subscriptions_max: int | None = None
+    consumer_unacked_max: int | None = None
+    subscription_unacked_max: int | None = None
+    auto_create_subscriptions: bool = True
 
     @property
     def trims(self) -> bool:
@@ -131,10 +154,14 @@ class NamespacePolicies:
     """The policies of a namespace. `topics` has policies of its topics, by the policy's name; a
     topic's own policies override them. `auto_create`: whether a broker makes a missing topic that a
     client names, and `auto_create_partitions`: with how many partitions (0: a topic that is not
-    partitioned); if None, the broker's settings decide."""
+    partitioned); if None, the broker's settings decide. No topic is made beyond `topics_max`
+    partitions of all topics, as many as they had when they were made; None: no limit. `properties`
+    are texts of the user."""
 
     auto_create: bool | None = None
     auto_create_partitions: int | None = None
+    topics_max: int | None = None
+    properties: Mapping[str, str] | None = None
     topics: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -144,15 +171,23 @@ class NamespacePolicies:
                 f"auto_create must be true or false, got {self.auto_create!r}",
                 "Give auto_create=true or auto_create=false.",
             )
-        partitions = self.auto_create_partitions
-        if partitions is not None and (type(partitions) is not int or partitions < 0):
-            raise errors.BadConfig(
-                f"auto_create_partitions must not be {partitions!r}", "Give a number from 0 on."
-            )
+        for name, least in (("auto_create_partitions", 0), ("topics_max", 1)):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < least):
+                raise errors.BadConfig(
+                    f"{name} must not be {value!r}", f"Give a number from {least} on."
+                )
+        _check_properties(self.properties or {})
 
     def with_changes(self, changes: Mapping[str, Any]) -> "NamespacePolicies":
         """The policies after these changes (values by policy). Raises errors.BadConfig."""
         _check_names("a namespace", changes, (*NAMESPACE_NAMES, *POLICY_NAMES))
+        partitions = changes.get("auto_create_partitions")
+        if type(partitions) is int and partitions > PARTITIONS_MAX:  # no topic could have them
+            raise errors.BadConfig(
+                f"auto_create_partitions must not be {partitions}",
+                f"Give a number from 0 to {PARTITIONS_MAX}.",
+            )
         unset = [name for name, value in changes.items() if value == INHERIT]
         new_values = {name: value for name, value in changes.items() if value != INHERIT}
         own = {name: new_values.get(name) for name in NAMESPACE_NAMES if name in changes}
@@ -164,7 +199,21 @@ class NamespacePolicies:
         return replace(self, **own, topics=kept)
 
 
-NAMESPACE_NAMES = ("auto_create", "auto_create_partitions")
+def _check_properties(properties: Any) -> None:
+    is_mapping = isinstance(properties, Mapping)
+    if not is_mapping or not all(isinstance(v, str) for v in [*properties, *properties.values()]):
+        raise errors.BadConfig(
+            f"properties must not be {properties!r}"[:200], "Give texts by their names."
+        )
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
+    if size > PROPERTIES_BYTES_MAX:
+        raise errors.BadConfig(
+            f"the properties of a namespace take {size} bytes",
+            f"At most {PROPERTIES_BYTES_MAX} are kept: give fewer or shorter ones.",
+        )
+
+
+NAMESPACE_NAMES = ("auto_create", "auto_create_partitions", "topics_max", "properties")
 POLICY_NAMES = tuple(policy.name for policy in fields(TopicPolicies))
 
 
@@ -254,7 +303,7 @@ def _check(name: str, value: object) -> None:
 
 
 def _least_value(name: str) -> int:
-    return 0 if name == "delete_delay_ms" or name.endswith(("_quorum", "_size")) else 1
+    return 0 if name in MAY_BE_0 or name.endswith(("_quorum", "_size")) else 1
 
 
 def _allowed_values(name: str) -> str:
@@ -274,7 +323,7 @@ def value_of_text(name: str, text: str) -> Any:
         return INHERIT
     if name == "auto_create":
         return SWITCH_VALUES.get(text.lower(), text)
-    if name == "auto_create_partitions" and text.isdecimal():
+    if name in ("auto_create_partitions", "topics_max") and text.isdecimal():
         return int(text)
     if name in TEXT_NAMES or name not in POLICY_NAMES:
         return text

@@ -18,13 +18,20 @@ from typing import Any, TypeVar
 from spark_ledger import errors
 from spark_ledger.topic.log import actions, policies
 from spark_ledger.topic.log.actions import Action, OpenLive, SealLive
-from spark_ledger.topic.log.policies import POLICY_NAMES, NamespacePolicies, TopicPolicies
+from spark_ledger.topic.log.policies import (
+    NAMESPACE_NAMES,
+    POLICY_NAMES,
+    NamespacePolicies,
+    TopicPolicies,
+)
 from spark_ledger.topic.log.segment_table import BlobPointer
 
 T = TypeVar("T")
 
 TXN_BYTES_MAX = 64 * 1024
 _TXN_PLAIN = ("version", "run_id", "commit_id", "topic_id", "number")
+_LATER_OF_NAMESPACES = ("topics_max", "properties")
+"""Policies of a namespace that its record has only if they are set."""
 _COMMIT_PLAIN = ("commit_id", "app_id", "target", "version", "run_id", "intent", "min_writer")
 
 READER_VERSION = 3
@@ -206,13 +213,10 @@ def decode_topic(value: bytes) -> TopicRecord:
 
 
 def encode_namespace(namespace: NamespacePolicies) -> bytes:
-    return dump(
-        {
-            "auto_create": namespace.auto_create,
-            "auto_create_partitions": namespace.auto_create_partitions,
-            "topics": dict(namespace.topics),
-        }
-    )
+    own = {name: getattr(namespace, name) for name in NAMESPACE_NAMES}
+    later = {name: own.pop(name) for name in _LATER_OF_NAMESPACES}
+    set_later = {name: value for name, value in later.items() if value is not None}
+    return dump({**own, "topics": dict(namespace.topics), **set_later})
 
 
 def decode_namespace(value: bytes) -> NamespacePolicies:
@@ -221,7 +225,9 @@ def decode_namespace(value: bytes) -> NamespacePolicies:
 
     def build(plain: dict[str, Any]) -> NamespacePolicies:
         topics = {k: v for k, v in plain["topics"].items() if k in POLICY_NAMES}
-        return NamespacePolicies(plain["auto_create"], plain["auto_create_partitions"], topics)
+        later = {name: plain.get(name) for name in _LATER_OF_NAMESPACES}
+        creation = plain["auto_create"], plain["auto_create_partitions"]
+        return NamespacePolicies(*creation, topics=topics, **later)
 
     return load(value, "namespace", build) if value else NamespacePolicies()
 

@@ -48,6 +48,7 @@ from spark_ledger.topic.log.names import (
     parse_topic,
 )
 from spark_ledger.topic.log.policies import (
+    PARTITIONS_MAX,
     POLICY_NAMES,
     NamespacePolicies,
     TopicPolicies,
@@ -58,7 +59,6 @@ from spark_ledger.topic.log.policies import (
 )
 from spark_ledger.topic.log.records import Head, TopicLife, TopicRecord
 
-PARTITIONS_MAX = 100_000
 NEAREST_MAX = 3
 READ_AT_ONCE = 200
 """So many records are decoded in one step of the loop."""
@@ -115,6 +115,10 @@ def _decode_namespace(namespace_node: Versioned | None) -> NamespacePolicies | N
     return None if namespace_node is None else records.decode_namespace(namespace_node.value)
 
 
+def _inherited(namespace: NamespacePolicies | None) -> TopicPolicies:
+    return with_changes(TopicPolicies(), {} if namespace is None else namespace.topics)
+
+
 def _namespace_of(topic: TopicName) -> str:
     return paths.namespace(topic.tenant, topic.namespace)
 
@@ -146,7 +150,7 @@ class Topics:
         `makes_namespace` a missing namespace is made.
 
         Raises errors.TopicExists, errors.NamespaceNotFound, errors.BadConfig for partitions out of
-        1 .. PARTITIONS_MAX.
+        1 .. PARTITIONS_MAX, or beyond the namespace's topics_max.
         """
         topic = parse_topic(name)
         partition = parse_partition_name(topic)
@@ -158,12 +162,16 @@ class Topics:
             )
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise errors.BadConfig(f"partitions must be 1 to {PARTITIONS_MAX}, got {partitions}")
+        namespace = await self.namespace(f"{topic.tenant}/{topic.namespace}")
         if isinstance(policies, TopicPolicies):
             record = TopicRecord(topic.full, partitions, policies)
         else:
-            effective = with_changes(await self.inherited_policies(name), policies or {})
+            effective = with_changes(_inherited(namespace), policies or {})
             record = TopicRecord(topic.full, partitions, effective, own_names(policies or {}))
         with unavailable_while(f"creating topic '{topic}'"):
+            if namespace is not None and namespace.topics_max is not None:
+                is_new = await self._find(topic) is None
+                await self._check_room(topic, namespace, partitions if is_new else 0)
             created = await self._create(topic, record, makes_namespace)
             info = created or await self._find(topic)
         if created is None and not exist_ok:
@@ -198,6 +206,16 @@ class Topics:
         if pointer is None or records.decode_topic_pointer(pointer.value) != info.id:
             return None
         return None if node is None else _info_of(info.id, info.name, node, namespace_node)
+
+    async def own_policies(self, info: TopicInfo) -> dict[str, Any]:
+        """The values of the policies that were set on the topic, by name. Raises
+        errors.TopicNotFound."""
+        with unavailable_while(f"reading the policies of topic '{info.name}'"):
+            node = await read(self.store, paths.topic(info.id))
+        if node is None:
+            raise errors.TopicNotFound(f"there is no topic '{info.name}'", topic=info.name.full)
+        record = records.decode_topic(node.value)
+        return {name: getattr(record.policies, name) for name in record.own}
 
     async def id_of(self, topic: TopicName) -> str | None:
         """The id of the topic of this name, None if there is no such topic. Not synced: an answer
@@ -354,8 +372,7 @@ class Topics:
     async def inherited_policies(self, name: str) -> TopicPolicies:
         """The policies that a topic of this name has if it has no policy of its own."""
         topic = parse_topic(name)
-        namespace = await self.namespace(f"{topic.tenant}/{topic.namespace}")
-        return with_changes(TopicPolicies(), {} if namespace is None else namespace.topics)
+        return _inherited(await self.namespace(f"{topic.tenant}/{topic.namespace}"))
 
     async def namespace(self, namespace: str) -> NamespacePolicies | None:
         """The namespace's policies; None if there is no such namespace. Raises
@@ -365,6 +382,25 @@ class Topics:
             await self.store.sync(path)
             node = await read(self.store, path)
         return _decode_namespace(node)
+
+    async def check_room(self, topic: TopicName, more: int) -> None:
+        """Raises errors.BadConfig if the topic may not have so many more partitions, because of its
+        namespace's topics_max."""
+        namespace = await self.namespace(f"{topic.tenant}/{topic.namespace}")
+        if namespace is not None:
+            await self._check_room(topic, namespace, more)
+
+    async def _check_room(self, topic: TopicName, namespace: NamespacePolicies, more: int) -> None:
+        most, name = namespace.topics_max, f"{topic.tenant}/{topic.namespace}"
+        if most is None or more == 0:
+            return
+        count = sum(info.partitions for info in await self.in_namespace(name))
+        if count + more > most:
+            raise errors.BadConfig(
+                f"Exceed maximum number of topics in namespace: '{name}' has {count} partitions of"
+                f" topics, topics_max={most}, and topic '{topic}' would add {more}",
+                "Delete topics, or set another topics_max of the namespace.",
+            )
 
     async def set_namespace(self, namespace: str, changes: Mapping[str, Any]) -> NamespacePolicies:
         """Changes policies of the namespace: `changes` has their new values by name; the value

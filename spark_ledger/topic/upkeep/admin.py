@@ -21,9 +21,9 @@ from spark_ledger.topic.log.actions import Action, Grow, Terminate, Trim
 from spark_ledger.topic.log.holds import GRACE_MS
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.names import parse_topic
-from spark_ledger.topic.log.policies import ENSEMBLE_SIZE, INHERIT, with_changes
+from spark_ledger.topic.log.policies import ENSEMBLE_SIZE, INHERIT, PARTITIONS_MAX, with_changes
 from spark_ledger.topic.log.state import PartitionState, Tables, TopicState
-from spark_ledger.topic.log.topics import PARTITIONS_MAX, TopicInfo, read_policies
+from spark_ledger.topic.log.topics import TopicInfo, read_policies
 from spark_ledger.topic.subscription import seek_target
 from spark_ledger.topic.subscription.seek_target import SeekTarget
 from spark_ledger.topic.upkeep import retention
@@ -168,6 +168,7 @@ class TopicAdmin:
                 f"topic '{info.name}' has {current} partitions, and cannot get {partitions}",
                 "Give a higher number: partitions only grow.",
             )
+        await self._client.topics.check_room(info.name, partitions - current)
         await self._commit(info, "grow", [Grow(partitions)])
         await self._client.topics.note_growth(info, partitions)
         return info

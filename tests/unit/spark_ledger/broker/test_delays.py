@@ -13,8 +13,9 @@ from spark_ledger.broker.dispatch.delays import (
     HeldMessages,
 )
 from spark_ledger.broker.dispatch.dispatcher import Consumer
+from spark_ledger.broker.dispatch.shared_dispatcher import SharingRules
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
-from spark_ledger.broker.dispatch.subscriptions import SharingRules, Subscription
+from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.topic.acks.delayed import DelayedRows
 from spark_ledger.topic.acks.sets import AckBudget

@@ -6,31 +6,11 @@ import pytest
 
 from spark_ledger.broker.wire.commands import Refusal, ServerError, SubscriptionType
 from tests.kit.subscribing import subscribed
-from tests.unit.spark_ledger.broker.two_brokers import Brokers, named
+from tests.unit.spark_ledger.broker.owned_topics import ClientLink, listed, owned
+from tests.unit.spark_ledger.broker.two_brokers import named
 from tests.unit.spark_ledger.topic.stage import play
 
 SHARED = SubscriptionType.SHARED
-
-
-class ClientLink:
-    """One client's connection."""
-
-    def __init__(self):
-        self.has_room, self.room_listeners = asyncio.Event(), {}
-
-    def send(self, frame):
-        pass
-
-
-async def owned(stage, number=0):
-    broker = await Brokers(stage).new("a")
-    await broker.lookup(named(number), authoritative=True)
-    topic, partition = await broker.partition(named(number))
-    return broker, topic, partition
-
-
-async def listed(stage):
-    return [info.name for info in await stage.client.subscriptions.list(stage.topic.id)]
 
 
 def test_a_subscription_that_a_producer_makes_begins_at_the_first_message_and_is_kept():

@@ -1,8 +1,9 @@
 """Rows of Spark come to consumers of keys: cut out of their batch, or masked in it."""
 
 from spark_ledger.broker.dispatch.key_slots import slot_of
+from spark_ledger.broker.dispatch.shared_dispatcher import SharingRules
 from spark_ledger.broker.dispatch.sharing import UnackedLimits
-from spark_ledger.broker.dispatch.subscriptions import SharingRules, Subscription
+from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.wire.commands import AckType, MessageId, SubscriptionType
 from spark_ledger.broker.wire.frames import PulsarFrameReader
 from spark_ledger.topic.entry import pulsar_batch

@@ -11,8 +11,9 @@ from spark_ledger.broker.dispatch import active_dispatcher, shared_dispatcher
 from spark_ledger.broker.dispatch import dispatcher as dispatchers
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.lone import FEW_BYTES, FEW_MESSAGES
+from spark_ledger.broker.dispatch.shared_dispatcher import SharingRules
 from spark_ledger.broker.dispatch.sharing import Sharing, UnackedLimits
-from spark_ledger.broker.dispatch.subscriptions import SharingRules, Subscription
+from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.log.partition import READ_BYTES
 from spark_ledger.broker.log.tail import Stored
 from spark_ledger.broker.wire.commands import AckType, MessageId

@@ -6,6 +6,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION
+from spark_ledger.topic.log import records
 from spark_ledger.topic.log.policies import INHERIT, NamespacePolicies, TopicPolicies
 from spark_ledger.topic.log.topics import read_policies
 from tests.unit.spark_ledger.topic.stage import play
@@ -244,6 +245,15 @@ def test_a_namespace_that_topics_made_has_no_policies():
         ("acme/sales", {"auto_creat": True}, "Did you mean 'auto_create'"),
         ("acme/sales", {"auto_create": "maybe"}, "auto_create must be true or false"),
         ("acme/sales", {"auto_create_partitions": -1}, "auto_create_partitions must not be -1"),
+        ("acme/sales", {"auto_create_partitions": 100_001}, "must not be 100001"),
+        ("acme/sales", {"auto_create_partitions": 10**8}, "Give a number from 0 to 100000"),
+        ("acme/sales", {"topics_max": 0}, "topics_max must not be 0"),
+        ("acme/sales", {"topics_max": "x"}, "topics_max must not be 'x'"),
+        ("acme/sales", {"properties": "x"}, "properties must not be 'x'"),
+        ("acme/sales", {"properties": {"a": 1}}, "Give texts by their names"),
+        ("acme/sales", {"properties": {"a": "x" * (16 << 10)}}, "take 16385 bytes"),
+        ("acme/sales", {"producers_max": 0}, "producers_max must not be 0"),
+        ("acme/sales", {"consumer_unacked_max": -1}, "Give a number from 0 on"),
         ("acme/sales", {"ensemble_size": 1}, "quorums 1/3/2"),
         ("sales", {}, "'sales' is no namespace"),
     ],
@@ -255,3 +265,13 @@ def test_a_policy_of_a_namespace_that_does_not_hold_changes_nothing(namespace, c
         assert await stage.client.topics.namespaces() == ["public/default"]
 
     play(act)
+
+
+def test_a_namespace_that_an_earlier_version_gave_too_many_partitions_can_still_be_read():
+    creation = {"auto_create": None, "auto_create_partitions": 10**8}
+
+    read = records.decode_namespace(records.dump({**creation, "topics": {}}))
+
+    assert read.auto_create_partitions == 10**8
+    assert read.with_changes({"topics_max": 5, "properties": {"a": "b"}}).topics_max == 5
+    assert records.decode_namespace(records.encode_namespace(read)) == read

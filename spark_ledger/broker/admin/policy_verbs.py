@@ -1,0 +1,260 @@
+"""Verbs on the policies of namespaces and topics: one for each verb, whichever the policy.
+
+Always true: the namespace, or the topic, exists before a policy of it is shown or changed. What is
+set on a topic counts before what is set on its namespace.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Any, NamedTuple, Protocol
+
+from spark_ledger.broker.admin import policies
+from spark_ledger.broker.admin.call import Call
+from spark_ledger.broker.admin.policies import (
+    NOT_BUILT,
+    NOT_BUILT_OF_NAMESPACES,
+    NOT_BUILT_OF_TOPICS,
+    POLICIES,
+    STORAGE,
+    PulsarPolicy,
+    Values,
+    refused,
+    wrong_shape,
+)
+from spark_ledger.topic.log.policies import (
+    ACKNOWLEDGED,
+    INHERIT,
+    NAMESPACE_NAMES,
+    NamespacePolicies,
+)
+from spark_ledger.topic.upkeep.admin import TopicAdmin
+
+Verb = Callable[[Call], Awaitable[Any]]
+"""It returns a response, or the JSON for a response; None: a response without content."""
+
+
+class RouteEntry(NamedTuple):
+    method: str
+    path: str
+    verb: Verb
+
+
+class Level(Protocol):
+    """Where policies are set: on a namespace, or on a topic."""
+
+    async def values(self, call: Call) -> Values:
+        """The policies that are set there. Raises errors.NamespaceNotFound,
+        errors.TopicNotFound."""
+
+    async def present(self, call: Call) -> Values:
+        """The policies that count there."""
+
+    async def change(self, call: Call, changes: Values) -> None:
+        """Raises HttpRefusal, errors of the topic layer."""
+
+    def shown(self, policy: PulsarPolicy, values: Values) -> Any:
+        """The JSON for the policy."""
+
+
+class _Namespaces:
+    async def values(self, call: Call) -> Values:
+        await call.namespaces.check(call.namespace)
+        stored = await call.client.topics.namespace(call.namespace) or NamespacePolicies()
+        own = {name: getattr(stored, name) for name in NAMESPACE_NAMES}
+        return {
+            **stored.topics,
+            **{name: value for name, value in own.items() if value is not None},
+        }
+
+    present = values
+
+    async def change(self, call: Call, changes: Values) -> None:
+        await call.namespaces.check(call.namespace)
+        if changes.get("retention") == ACKNOWLEDGED:
+            raise refused(
+                HTTPStatus.NOT_IMPLEMENTED,
+                "topics that exist keep their retention=acknowledged or not: set 0 minutes and 0 MB"
+                " on each topic, or when the namespace is made",
+            )
+        await call.client.topics.set_namespace(call.namespace, changes)
+
+    def shown(self, policy: PulsarPolicy, values: Values) -> Any:
+        return policy.of_namespace(values)
+
+
+class _Topics:
+    async def values(self, call: Call) -> Values:
+        return await call.client.topics.own_policies(await call.existing_topic())
+
+    async def present(self, call: Call) -> Values:
+        counting = asdict((await call.existing_topic()).policies)
+        for name in ("consumer_unacked_max", "subscription_unacked_max"):
+            if counting[name] is None:
+                counting[name] = getattr(call.broker.settings, name)
+        return counting
+
+    async def change(self, call: Call, changes: Values) -> None:
+        if call.is_on("isGlobal"):
+            raise refused(
+                HTTPStatus.NOT_IMPLEMENTED, "there is one cluster: leave isGlobal out, or false"
+            )
+        name = (await call.existing_topic()).name.full
+        if changes.get("retention") == INHERIT:  # it is always a topic's own
+            retention = (await call.client.topics.inherited_policies(name)).retention
+            changes = {**changes, "retention": retention}
+        await TopicAdmin(call.client).change_policies(name, changes)
+
+    def shown(self, policy: PulsarPolicy, values: Values) -> Any:
+        return policy.show(values)
+
+
+NAMESPACES: Level = _Namespaces()
+TOPICS: Level = _Topics()
+
+
+async def _show(level: Level, policy: PulsarPolicy, call: Call) -> Any:
+    counting = level.present if call.is_on("applied") else level.values
+    return level.shown(policy, await counting(call))
+
+
+async def _set(level: Level, policy: PulsarPolicy, call: Call) -> None:
+    plain = call.json()
+    if plain is None and policy.namespace in call.request.query:  # the TTL of a topic
+        plain = _number_of(call.request.query[policy.namespace])
+    await level.change(call, policy.take(plain))
+
+
+def _number_of(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise wrong_shape(f"a whole number is needed, not {text!r}"[:200]) from None
+
+
+async def _unset(level: Level, policy: PulsarPolicy, call: Call) -> None:
+    await level.change(call, dict.fromkeys(policy.ours, INHERIT))
+
+
+async def _quotas(level: Level, call: Call) -> Any:
+    counting = level.present if call.is_on("applied") else level.values
+    return policies.quotas(await counting(call))
+
+
+async def _set_quota(level: Level, call: Call) -> None:
+    kind = call.request.query.get("backlogQuotaType") or STORAGE
+    present = await level.present(call)
+    await level.change(call, policies.backlog_quota(kind, call.json(), present))
+
+
+async def _unset_quota(level: Level, call: Call) -> None:
+    kind = call.request.query.get("backlogQuotaType") or STORAGE
+    await level.change(call, policies.no_backlog_quota(kind, await level.values(call)))
+
+
+async def _not_set(level: Level, unset: Any, call: Call) -> Any:
+    """Show a policy that cannot be set here, or unset it."""
+    await level.values(call)
+    return unset if call.request.method == "GET" else None
+
+
+_VERBS: dict[str, Callable[[Level, PulsarPolicy, Call], Awaitable[Any]]] = {
+    "GET": _show,
+    "POST": _set,
+    "PUT": _set,
+    "DELETE": _unset,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Below:
+    """The routes of one level, below this path."""
+
+    root: str
+    level: Level
+
+    def of(self, policy: PulsarPolicy, path: str, verbs: tuple[str, ...]) -> Iterator[RouteEntry]:
+        for method in verbs if path else ():
+            yield RouteEntry(
+                method, f"{self.root}/{path}", partial(_VERBS[method], self.level, policy)
+            )
+
+    def others(self, not_built: Values) -> Iterator[RouteEntry]:
+        yield RouteEntry("GET", f"{self.root}/backlogQuotaMap", partial(_quotas, self.level))
+        yield RouteEntry("POST", f"{self.root}/backlogQuota", partial(_set_quota, self.level))
+        yield RouteEntry("DELETE", f"{self.root}/backlogQuota", partial(_unset_quota, self.level))
+        for name, unset in {**NOT_BUILT, **not_built}.items():
+            for method in ("GET", "DELETE"):
+                yield RouteEntry(
+                    method, f"{self.root}/{name}", partial(_not_set, self.level, unset)
+                )
+
+
+def of_namespaces(root: str) -> Iterator[RouteEntry]:
+    """The routes of the policies of namespaces; `root` is the path of a namespace."""
+    below = _Below(root, NAMESPACES)
+    for policy in POLICIES:
+        yield from below.of(policy, policy.namespace, policy.verbs)
+    yield from below.others(NOT_BUILT_OF_NAMESPACES)
+
+
+def of_topics(root: str) -> Iterator[RouteEntry]:
+    """The routes of the policies of topics; `root` is the path of a topic."""
+    below = _Below(root, TOPICS)
+    for policy in POLICIES:
+        yield from below.of(policy, policy.topic, tuple(dict.fromkeys((*policy.verbs, "DELETE"))))
+    yield from below.others(NOT_BUILT_OF_TOPICS)
+
+
+async def all_policies(call: Call) -> Any:
+    """The object of all policies of the namespace."""
+    return policies.to_pulsar(await NAMESPACES.values(call), call.cluster)
+
+
+# -- properties and clusters of a namespace --------------------------------------------------------
+
+
+async def properties(call: Call) -> Any:
+    return (await NAMESPACES.values(call)).get("properties") or {}
+
+
+async def put_properties(call: Call) -> None:
+    """The given properties are added to those that are there."""
+    given = policies.checked_object(call.json())
+    if not all(isinstance(value, str) for value in given.values()):
+        raise wrong_shape("properties are texts by their names")
+    present = await properties(call)
+    await NAMESPACES.change(call, {"properties": {**present, **given}})
+
+
+async def delete_properties(call: Call) -> None:
+    await NAMESPACES.change(call, {"properties": INHERIT})
+
+
+async def show_property(call: Call) -> Any:
+    return (await properties(call)).get(call.request.parts["key"])
+
+
+async def put_property(call: Call) -> None:
+    parts = call.request.parts
+    present = await properties(call)
+    changed = {**present, parts["key"]: parts["value"]}
+    await NAMESPACES.change(call, {"properties": changed})
+
+
+async def delete_property(call: Call) -> Any:
+    present, key = dict(await properties(call)), call.request.parts["key"]
+    removed = present.pop(key, None)
+    await NAMESPACES.change(call, {"properties": present})
+    return removed
+
+
+async def replication(call: Call) -> Any:
+    await NAMESPACES.values(call)
+    return [call.cluster]
+
+
+async def set_replication(call: Call) -> None:
+    await NAMESPACES.values(call)
+    policies.check_clusters(call.json(), call.cluster)

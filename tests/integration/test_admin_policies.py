@@ -1,0 +1,110 @@
+"""Policies set by the admin API are enforced on clients: Pulsar's own client meets each of them."""
+
+import uuid
+
+import pulsar
+import pytest
+
+from spark_ledger import errors
+from tests.integration.pulsar_clients import TIMEOUT_MS, ask
+
+SHARED = pulsar.ConsumerType.Shared
+EARLIEST = pulsar.InitialPosition.Earliest
+SOON_MS = 1000
+
+
+@pytest.fixture
+def space(cluster):
+    """A namespace that no other test has, by its path."""
+    path = f"public/n{uuid.uuid4().hex}"
+    assert ask(cluster.admin_url, "PUT", f"namespaces/{path}") == (204, None)
+    return path
+
+
+def outcome(act):
+    """The name of Pulsar's error, or what `act` returns."""
+    try:
+        return act()
+    except pulsar.PulsarException as refused:
+        return type(refused).__name__
+
+
+@pytest.mark.parametrize("level", ["topic", "namespace"])
+def test_limits_hold_for_the_client_that_comes_next_and_end_with_their_policy(
+    cluster, client, space, level
+):
+    url, name = cluster.admin_url, f"persistent://{space}/t"
+    assert ask(url, "PUT", f"persistent/{space}/t") == (204, None)
+    client.create_producer(name).close()  # the broker has the topic open from now on
+
+    def path(of_topic, of_namespace):
+        of = {"topic": f"persistent/{space}/t/{of_topic}"}
+        return of.get(level, f"namespaces/{space}/{of_namespace}")
+
+    def limited(policy, body, act, error):
+        """`act` is refused while the policy counts."""
+        assert ask(url, "POST", policy, body) == (204, None)
+        assert outcome(act) == error
+        assert ask(url, "DELETE", policy) == (204, None)
+        return act()
+
+    def produce():
+        return client.create_producer(name)
+
+    def of(subscription):
+        return lambda: client.subscribe(name, subscription, SHARED)
+
+    produce()
+    limited(path("maxProducers", "maxProducersPerTopic"), 1, produce, "ProducerBusy")
+    of("s")()
+    each = path("maxConsumersPerSubscription", "maxConsumersPerSubscription")
+    limited(each, 1, of("s"), "ConsumerBusy")
+    assert ask(url, "POST", each, 2) == (204, None)
+    assert outcome(of("s")) == "ConsumerBusy"
+    client.subscribe(name, "other", SHARED)  # another subscription has its own limit
+    limited(path("maxConsumers", "maxConsumersPerTopic"), 3, of("other"), "ConsumerBusy")
+    subscriptions = path("maxSubscriptionsPerTopic", "maxSubscriptionsPerTopic")
+    limited(subscriptions, 2, of("third"), "NotAllowedError")
+
+
+def test_a_consumer_gets_no_more_messages_than_it_may_hold(cluster, client, name):
+    policy = f"persistent/public/default/{name}/maxUnackedMessagesOnConsumer"
+    producer = client.create_producer(name, batching_enabled=False)
+    client.subscribe(name, "s", SHARED, initial_position=EARLIEST).close()
+    for number in range(20):
+        producer.send(b"%d" % number)
+    assert ask(cluster.admin_url, "POST", policy, 4) == (204, None)
+    consumer = client.subscribe(name, "s", SHARED)
+    held = [consumer.receive(TIMEOUT_MS) for _ in range(4)]
+    assert outcome(lambda: consumer.receive(SOON_MS)) == "Timeout"
+    for message in held:
+        consumer.acknowledge(message)
+    assert consumer.receive(TIMEOUT_MS).data() == b"4"
+    assert ask(cluster.admin_url, "POST", policy, 0) == (204, None)
+    consumer.close()
+    consumer = client.subscribe(name, "s", SHARED)
+    assert {int(consumer.receive(TIMEOUT_MS).data()) for _ in range(16)} == set(range(4, 20))
+
+
+def test_no_client_and_no_query_makes_a_topic_beyond_its_namespaces_limit(
+    cluster, client, topics, space
+):
+    assert ask(cluster.admin_url, "POST", f"namespaces/{space}/maxTopicsPerNamespace", 1)[0] == 204
+    client.create_producer(f"persistent://{space}/one").send(b"x")
+    assert outcome(lambda: client.create_producer(f"persistent://{space}/two")) == "NotAllowedError"
+    with pytest.raises(errors.BadConfig, match="maximum number of topics"):
+        topics.run(topics.client.topics.create(f"{space}/three"))
+    assert ask(cluster.admin_url, "GET", f"persistent/{space}")[1] == [f"persistent://{space}/one"]
+
+
+def test_a_ledger_has_the_quorums_of_its_time(cluster, client, topics, name):
+    consumer = client.subscribe(name, "s")  # the broker has the topic open from now on
+    quorums = {"bookkeeperEnsemble": 1, "bookkeeperWriteQuorum": 1, "bookkeeperAckQuorum": 1}
+    path = f"persistent/public/default/{name}/persistence"
+    assert ask(cluster.admin_url, "POST", path, quorums) == (204, None)
+    client.create_producer(name).send(b"x")
+    consumer.receive(TIMEOUT_MS)
+    info = topics.run(topics.client.topics.open(name))
+    live = topics.run(topics.client.log(info.id).fold(fresh=True)).partitions[0].live
+    record = topics.run(topics.client.ledgers.record(live.ledger_id)).record
+    assert (record.ensemble_size, record.write_quorum, record.ack_quorum) == (1, 1, 1)
