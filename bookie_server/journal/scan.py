@@ -187,14 +187,11 @@ class Replay:
 
     def _is_damage(self, suspect: Suspect) -> bool:
         is_below = suspect.position < self._synced
+        end = suspect.position
         if suspect.why == _END_OF_READABLE:
-            return is_below and self._lacks_synced_bytes(suspect.position)
-        return is_below or suspect.position.file_id in self._damaged_segments
-
-    def _lacks_synced_bytes(self, end: Position) -> bool:
-        """Whether bytes after the readable bytes of a segment were synced. (The first batch of the
-        next segment shows how far a full segment was synced.)"""
-        return end.offset < self._synced_offsets.get(end.file_id, 0)
+            # the first batch of the next segment shows how far a full segment was synced
+            return is_below and end.offset < self._synced_offsets.get(end.file_id, 0)
+        return is_below or end.file_id in self._damaged_segments
 
     async def records(self) -> AsyncIterator[list[Record]]:
         """The whole records, batch by batch, in the order of writing. Raises DiskFailed.

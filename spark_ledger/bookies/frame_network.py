@@ -222,7 +222,8 @@ class Wire:
                 return _busy_response(method, request, unpack_wait(body))
             raise CallFailed(str(body, "utf-8", "replace"))
         except TooLate:
-            self._close_if_unheard_since(began)
+            if self._connection.received_at < began:
+                self._connection.close("nothing was heard for too long")
             raise
         except (BadFrame, codec.BadMessage) as error:
             raise CallFailed(f"a malformed response: {error}") from None
@@ -257,11 +258,6 @@ class Wire:
 
     def close(self) -> None:
         self._connection.close("the connections were closed")
-
-    def _close_if_unheard_since(self, since: float) -> None:
-        """Close the connection if no bytes have arrived since the time `since`."""
-        if self._connection.received_at < since:
-            self._connection.close("nothing was heard for too long")
 
     def _is_awaited(self, head: FrameHead) -> bool:
         """Whether a call or stream waits for the frame; frames of calls that were given up are

@@ -19,17 +19,17 @@ R = TypeVar("R")
 
 async def check(schema: ClientSchema) -> None:
     """As client_schemas.check: raises errors.SchemaUnreadable."""
-    await _aside(schema.size, partial(client_schemas.check, schema))
+    await _compare(schema.size, partial(client_schemas.check, schema))
 
 
 async def declare(
     client: TopicClient, topic: TopicInfo, schema: ClientSchema, *, may_add: bool = True
 ) -> ClientVersion:
-    """The version of the topic's schema for a checked schema; without `may_add` only a version that
-    is there, or the first one. Raises errors.SchemaIncompatible, errors.TopicDeleted."""
+    """The version of the topic's schema for a checked schema. Without `may_add` it is an existing
+    version, or the first version. Raises errors.SchemaIncompatible, errors.TopicDeleted."""
     strategy = Strategy(topic.policies.schema_compatibility)
     return await client.schemas.register_client(
-        topic, schema, strategy, may_add=may_add, aside=_aside
+        topic, schema, strategy, may_add=may_add, compare=_compare
     )
 
 
@@ -42,14 +42,14 @@ async def misfit(
     """Why the rule refuses the schema, by the topic's strategy; None if it does not."""
     strategy = Strategy(topic.policies.schema_compatibility)
     size = schema.size + registry.size_of(versions)
-    return await _aside(size, partial(rule, schema, versions, strategy))
+    return await _compare(size, partial(rule, schema, versions, strategy))
 
 
 async def find(schema: ClientSchema, versions: Sequence[ClientVersion]) -> ClientVersion | None:
-    """The version that is the schema."""
+    """The version with this schema; None if no version has it."""
     size = schema.size + registry.size_of(versions)
-    return await _aside(size, partial(registry.find_client_version, versions, schema))
+    return await _compare(size, partial(registry.find_client_version, versions, schema))
 
 
-async def _aside(size: int, work: Callable[[], R]) -> R:
-    return work() if size <= AT_ONCE_BYTES_MAX else await asyncio.to_thread(work)
+async def _compare(size: int, comparison: Callable[[], R]) -> R:
+    return comparison() if size <= AT_ONCE_BYTES_MAX else await asyncio.to_thread(comparison)

@@ -105,7 +105,7 @@ async def _replan(
     state, read = await _newest_state(client, task, remaining)
     starts = state.start_offsets()
     trimmed = [OffsetRange(p, lo, min(hi, starts[p])) for p, lo, hi in remaining if lo < starts[p]]
-    trimmed = [offsets for offsets in trimmed if task.acked.given(*offsets)]
+    trimmed = [offsets for offsets in trimmed if task.acked.unacked_count(*offsets)]
     if trimmed and not lossy:
         raise _rows_trimmed(task, trimmed)
     live = None
@@ -113,7 +113,7 @@ async def _replan(
         live = _live_part(state.partitions[task.live.live.partition], task.live)
         end_in_topic = _end_in_topic(state, task.live, live)
         lost = (task.live.live.partition, end_in_topic, task.live.end)
-        if task.acked.given(*lost) and not lossy:
+        if task.acked.unacked_count(*lost) and not lossy:
             raise _confirmed_lost(task, task.live, end_in_topic)
     spans, table = segments_in(state, _committed_part(state, remaining), read)
     return _without_ledger(replace(task, spans=spans, table=table, live=live), error, lossy)
@@ -182,7 +182,7 @@ def _end_in_topic(state: TopicState, live_rows: LiveRows, live: LiveRows | None)
 
 
 def _confirmed_lost(task: ReadTask, live: LiveRows, start: int) -> errors.RowsLost:
-    rows = task.acked.given(live.live.partition, start, live.end)
+    rows = task.acked.unacked_count(live.live.partition, start, live.end)
     return errors.RowsLost(
         f"{rows} confirmed rows are gone: offsets {start} to {live.end - 1} of"
         f" partition {live.live.partition} of topic {task.topic!r}, whose live segment ended"
@@ -192,7 +192,7 @@ def _confirmed_lost(task: ReadTask, live: LiveRows, start: int) -> errors.RowsLo
 
 
 def _rows_trimmed(task: ReadTask, trimmed: list[OffsetRange]) -> errors.RowsTrimmed:
-    rows = sum(task.acked.given(*offsets) for offsets in trimmed)
+    rows = sum(task.acked.unacked_count(*offsets) for offsets in trimmed)
     listed = [f"offsets {lo} to {hi - 1} of partition {p}" for p, lo, hi in trimmed[:LISTED_MAX]]
     more = ", ..." if len(trimmed) > LISTED_MAX else ""
     return errors.RowsTrimmed(
@@ -290,7 +290,10 @@ class _ChunkJoiner:
         for offset, row, data in chunks:
             try:
                 if pulsar_batch.is_earlier_chunk(data):
-                    self._keep_chunk(partition, offset, pulsar_batch.payload_of_chunk(data))
+                    payload = pulsar_batch.payload_of_chunk(data)
+                    self._earlier_chunks.put(
+                        (partition, offset), payload if self._needs_value else b""
+                    )
                     continue
                 needed_offsets = pulsar_batch.earlier_offsets(data)
                 if any(earlier >= offset for earlier in needed_offsets):
@@ -312,9 +315,6 @@ class _ChunkJoiner:
             else:
                 earlier_chunks[row] = earlier_payloads
         return replace(fetched, chunks=Chunks(earlier_chunks, faults))
-
-    def _keep_chunk(self, partition: int, offset: int, payload: Buffer) -> None:
-        self._earlier_chunks.put((partition, offset), payload if self._needs_value else b"")
 
     async def _earlier_payloads(
         self, fetched: FetchedEntry, partition: int, last: int, needed_offsets: Collection[int]

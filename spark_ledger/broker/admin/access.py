@@ -94,7 +94,7 @@ def _host_of(header: str) -> str:
 
 
 def _plain(address: str) -> str:
-    """The address in small letters; an IPv4 address that a socket for IPv6 gave as plain IPv4."""
+    """The address in lower case; of an IPv4 address that is mapped to IPv6, the IPv4 address."""
     return address.lower().removeprefix("::ffff:")
 
 

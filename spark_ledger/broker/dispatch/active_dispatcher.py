@@ -11,8 +11,6 @@ messages are sent twice.
 import asyncio
 from collections.abc import Iterable, Iterator
 
-from pyroaring import BitMap64
-
 from spark_ledger.broker.dispatch.acks import (
     ack_set,
     acknowledged_ranges,
@@ -29,15 +27,13 @@ from spark_ledger.broker.dispatch.dispatcher import (
     is_in_chunks,
 )
 from spark_ledger.broker.dispatch.key_slots import slots_of
-from spark_ledger.broker.dispatch.policies import Policy, may_get
+from spark_ledger.broker.dispatch.policies import may_get
 from spark_ledger.broker.dispatch.slot_owners import within
-from spark_ledger.broker.log.partition import Partition
 from spark_ledger.broker.log.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.names import offset_of
 from spark_ledger.broker.wire.commands import AckType, MessageId, command, signed
 from spark_ledger.broker.wire.frames import encode, with_batch
-from spark_ledger.topic.acks.sets import AckBudget, Range
-from spark_ledger.topic.subscription.consumer_cursor import ConsumerCursor
+from spark_ledger.topic.acks.sets import Range
 
 FAILOVER_DELAY_S = 1.0
 ANNOUNCE_S = 0.5
@@ -46,21 +42,9 @@ announcement that comes before it has handled the response to its SUBSCRIBE."""
 
 
 class ActiveDispatcher(Dispatcher):
-    """Arguments as Dispatcher's."""
-
-    def __init__(
-        self,
-        partition: Partition,
-        policy: Policy,
-        mark: int,
-        cursor: ConsumerCursor | None,
-        rows: BitMap64 | None = None,
-        budget: AckBudget | None = None,
-    ) -> None:
-        super().__init__(partition, policy, mark, cursor, rows, budget)
-        self._begin_s = 0.0
-        """The time from which on the active consumer gets messages, by the loop's clock."""
-        self._announcement: asyncio.TimerHandle | None = None
+    _begin_s = 0.0
+    """The time from which on the active consumer gets messages, by the loop's clock."""
+    _announcement: asyncio.TimerHandle | None = None
 
     def _has_joined(self, consumer: Consumer) -> None:
         self._choose()

@@ -18,6 +18,7 @@ slot of the key for Key_Shared (key_shared.py).
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from pyroaring import BitMap64
@@ -68,6 +69,7 @@ class UnackedLimits(NamedTuple):
         )
 
 
+@dataclass(slots=True, eq=False)
 class Member:
     """A consumer of a shared subscription. `has_room` returns whether its connection takes more
     frames. `is_busy`: a message in chunks is being sent to it. `kept_permits` came while it was
@@ -76,31 +78,19 @@ class Member:
     the client gives no ranges. `takes_rows`: the client's first FLOW was for one message, so the
     client has no queue, and takes no batches."""
 
-    __slots__ = (
-        "has_room",
-        "is_blocked",
-        "is_busy",
-        "kept_permits",
-        "name",
-        "part_messages",
-        "pending",
-        "permits",
-        "priority",
-        "ranges",
-        "returns",
-        "takes_rows",
-        "unacked",
-    )
-
-    def __init__(self, name: str, priority: int, has_room: Callable[[], bool]) -> None:
-        self.name = name
-        self.priority = priority
-        self.has_room = has_room
-        self.permits = self.kept_permits = self.unacked = self.returns = 0
-        self.is_busy = self.is_blocked = self.takes_rows = False
-        self.pending = PendingParts()
-        self.part_messages = 1.0
-        self.ranges: Sequence[tuple[int, int]] = ()
+    name: str
+    priority: int
+    has_room: Callable[[], bool]
+    permits: int = 0
+    kept_permits: int = 0
+    unacked: int = 0
+    returns: int = 0
+    is_busy: bool = False
+    is_blocked: bool = False
+    takes_rows: bool = False
+    pending: PendingParts = field(default_factory=PendingParts)
+    part_messages: float = 1.0
+    ranges: Sequence[tuple[int, int]] = ()
 
     @property
     def is_available(self) -> bool:

@@ -224,7 +224,8 @@ def admit(start: Positions, end: Positions, limits: Limits, make_curve: CurveOf)
         return end
     curves = {
         (topic, p): make_curve(topic, p, start[topic][p], end[topic][p])
-        for topic, p in _partitions_in(start)
+        for topic in sorted(start)
+        for p in sorted(start[topic])
         if start[topic][p] < end[topic][p]
     }
     admission = _Admission(curves, limits)
@@ -319,10 +320,6 @@ def _in_proportion(total: int, backlogs: Mapping[TopicPartition, int]) -> dict[T
     for key in sorted(backlogs, key=lambda key: (-(total * backlogs[key] % backlog), key))[:rest]:
         shares[key] += 1
     return shares
-
-
-def _partitions_in(positions: Positions) -> list[TopicPartition]:
-    return sorted((topic, p) for topic, by_partition in positions.items() for p in by_partition)
 
 
 def _sum_at(offset: int, edges: Longs, sums: Longs) -> int:

@@ -225,7 +225,8 @@ class Planner:
         start = self._after_trimmed(states, start, end, acked)
         rows_of = {
             topic: sum(
-                acked.get(topic, NO_ACKED).given(p, at, end[topic][p]) for p, at in starts.items()
+                acked.get(topic, NO_ACKED).unacked_count(p, at, end[topic][p])
+                for p, at in starts.items()
             )
             for topic, starts in start.items()
         }
@@ -257,7 +258,7 @@ class Planner:
                 last = end[topic][p]
                 first = min(max(at, states[topic].partitions[p].start_offset), last)
                 positions[topic][p] = first
-                rows = acked.get(topic, NO_ACKED).given(p, at, first)
+                rows = acked.get(topic, NO_ACKED).unacked_count(p, at, first)
                 if rows:
                     trimmed.append(TrimmedRange(topic, p, at, first, rows))
         if trimmed and not self._accepts_loss:

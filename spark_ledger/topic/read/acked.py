@@ -78,7 +78,7 @@ class AckedRows:
         offsets = self._offsets.get(partition)
         return 0 if offsets is None or lo >= hi else int(offsets.range_cardinality(lo, hi))
 
-    def given(self, partition: int, lo: int, hi: int) -> int:
+    def unacked_count(self, partition: int, lo: int, hi: int) -> int:
         """How many offsets in [lo, hi) are not acknowledged."""
         return max(0, hi - lo) - self.count(partition, lo, hi)
 
@@ -95,16 +95,17 @@ class AckedRows:
                 kept[partition] = kept[partition] | part if partition in kept else part
         return AckedRows(kept)
 
-    def runs_given(self, partition: int, lo: int, hi: int) -> list[tuple[int, int]]:
+    def unacked_runs(self, partition: int, lo: int, hi: int) -> list[tuple[int, int]]:
         """The runs [start, end) of [lo, hi) that are not acknowledged, in order."""
         if not self.count(partition, lo, hi):
             return [(lo, hi)] if lo < hi else []
         from spark_ledger.topic.acks.sets import ranges_of
 
-        return ranges_of(self.left(partition, lo, hi))
+        return ranges_of(self.unacked(partition, lo, hi))
 
-    def left(self, partition: int, lo: int, hi: int) -> "BitMap64":
-        """The offsets in [lo, hi) that are not acknowledged, if some in the partition are."""
+    def unacked(self, partition: int, lo: int, hi: int) -> "BitMap64":
+        """The offsets in [lo, hi) that are not acknowledged. The partition must have acknowledged
+        offsets."""
         from spark_ledger.topic.acks.sets import within
 
         offsets = within(self._offsets[partition], lo, hi)
@@ -114,17 +115,17 @@ class AckedRows:
     def without_long_runs(
         self, partition: int, lo: int, hi: int, tasks_min: int = 1
     ) -> list[tuple[int, int]]:
-        """[lo, hi) without the long runs of acknowledged offsets, in order; with few offsets
-        without any acknowledged offset. `tasks_min` tasks or more will share the result."""
+        """[lo, hi) without the long runs of acknowledged offsets, in order. If the offsets are few,
+        without all acknowledged offsets. `tasks_min` tasks or more will share the result."""
         if hi - lo <= CUT_WHOLE_ROWS or not self.count(partition, lo, hi):
-            return self.runs_given(partition, lo, hi)
-        left, at = [], lo
+            return self.unacked_runs(partition, lo, hi)
+        ranges, at = [], lo
         rows_min = (hi - lo) // max(RUNS_CUT_MAX, 2 * tasks_min)
         for start, end in _long_runs(self._offsets[partition], lo, hi, rows_min):
             if at < start:
-                left.append((at, start))
+                ranges.append((at, start))
             at = end
-        return [*left, (at, hi)] if at < hi else left
+        return [*ranges, (at, hi)] if at < hi else ranges
 
     def counts_below(self, partition: int, edges: Longs) -> Longs:
         """For each of the rising edges, how many offsets from the first edge up to it are
@@ -189,53 +190,57 @@ def _run_start(offsets: "BitMap64", lo: int, at: int) -> int:
 # -- in a task's entries ---------------------------------------------------------------------------
 
 
-def given_pieces(pieces: EntryPieces, acked: AckedRows) -> EntryPieces:
-    """The pieces of an entry without the acknowledged rows; the same object if all are given."""
-    parts = [_given_part(pieces[i : i + 1], acked) for i in range(len(pieces))]
+def unacked_pieces(pieces: EntryPieces, acked: AckedRows) -> EntryPieces:
+    """The pieces of an entry without the acknowledged rows; the same object if no row is
+    acknowledged."""
+    parts = [_unacked_part(pieces[i : i + 1], acked) for i in range(len(pieces))]
     if all(part is None for part in parts):
         return pieces
     kept = (pieces[i : i + 1] if part is None else part for i, part in enumerate(parts))
     return np.concatenate([*kept])
 
 
-def _given_part(piece: EntryPieces, acked: AckedRows) -> EntryPieces | None:
-    """The parts of an array of one piece that are not acknowledged; None: the whole piece."""
+def _unacked_part(piece: EntryPieces, acked: AckedRows) -> EntryPieces | None:
+    """The parts of the piece that are not acknowledged; None: the whole piece. `piece` is an array
+    with one element."""
     partition, _, skip, take, offset = piece.tolist()[0]
     if not acked.count(partition, offset, offset + take):
         return None
     from spark_ledger.topic.acks.sets import bounds_of
 
-    starts, ends = bounds_of(acked.left(partition, offset, offset + take))
+    starts, ends = bounds_of(acked.unacked(partition, offset, offset + take))
     part = np.repeat(piece, len(starts))
     part["skip"], part["take"], part["offset"] = skip + starts - offset, ends - starts, starts
     return part
 
 
-def given_slice(planned: Slice, acked: AckedRows) -> Slice | None:
+def unacked_slice(planned: Slice, acked: AckedRows) -> Slice | None:
     """The slice without the entries of which every row is acknowledged; None without an entry."""
     if isinstance(planned, CountedSlice):
-        rows = given_live(planned.rows, acked)
+        rows = unacked_live(planned.rows, acked)
         return None if rows is None else replace(planned, rows=rows)
-    is_given = [_is_given(entry, acked) for entry in planned.entries]
-    if all(is_given):
+    has_unacked = [_has_unacked_rows(entry, acked) for entry in planned.entries]
+    if all(has_unacked):
         return planned
-    entries = tuple(e for e, given in zip(planned.entries, is_given, strict=True) if given)
+    entries = tuple(e for e, is_kept in zip(planned.entries, has_unacked, strict=True) if is_kept)
     if not entries:
         return None
-    payloads = tuple(p for p, given in zip(planned.payloads, is_given, strict=False) if given)
+    payloads = tuple(
+        p for p, is_kept in zip(planned.payloads, has_unacked, strict=False) if is_kept
+    )
     size = planned.bytes * len(entries) // len(planned.entries)
     return replace(planned, entries=entries, payloads=payloads, bytes=size)
 
 
-def _is_given(entry: PlannedEntry, acked: AckedRows) -> bool:
+def _has_unacked_rows(entry: PlannedEntry, acked: AckedRows) -> bool:
     return any(
-        acked.given(partition, offset, offset + take)
+        acked.unacked_count(partition, offset, offset + take)
         for partition, _, _, take, offset in entry.pieces.tolist()
     )
 
 
-def given_live(live: LiveRows, acked: AckedRows) -> LiveRows | None:
+def unacked_live(live: LiveRows, acked: AckedRows) -> LiveRows | None:
     """The rows without the acknowledged rows at their begin and end; None if all are
     acknowledged."""
-    runs = acked.runs_given(live.live.partition, live.start, live.end)
+    runs = acked.unacked_runs(live.live.partition, live.start, live.end)
     return replace(live, start=runs[0][0], end=runs[-1][1]) if runs else None

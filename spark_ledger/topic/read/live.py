@@ -385,7 +385,7 @@ def live_rows_lost(
     if last is None or last >= live_rows.last_entry:
         return None
     start = max(live_rows.start, live_rows.live.origin + (record.rows or 0))
-    rows = acked.given(live_rows.live.partition, start, live_rows.end)
+    rows = acked.unacked_count(live_rows.live.partition, start, live_rows.end)
     if not rows:
         return None
     return errors.RowsLost(

@@ -71,8 +71,10 @@ class ReadTask:
 
     @property
     def rows(self) -> int:
-        live = 0 if self.live is None else _given_of(self.acked, self.live)
-        return live + _rows_given(self.spans, self.acked)
+        rows = _unacked_rows(self.spans, self.acked)
+        if (live := self.live) is not None:
+            rows += self.acked.unacked_count(live.live.partition, live.start, live.end)
+        return rows
 
     @property
     def bytes(self) -> int:
@@ -94,15 +96,11 @@ class Cutting:
 DEFAULT_CUTTING = Cutting()
 
 
-def _given_of(acked: AckedRows, live: LiveRows) -> int:
-    return acked.given(live.live.partition, live.start, live.end)
-
-
-def _rows_given(spans: Spans, acked: AckedRows) -> int:
+def _unacked_rows(spans: Spans, acked: AckedRows) -> int:
     """The rows of the spans that are not acknowledged."""
     if not acked:
         return rows_of(spans)
-    return sum(acked.given(span.partition, span.lo, span.hi) for span in spans)
+    return sum(acked.unacked_count(span.partition, span.lo, span.hi) for span in spans)
 
 
 def chunks_to_read(state: TopicState, ranges: Ranges) -> list[TableChunk]:
@@ -138,7 +136,7 @@ def plan_read(
             chunked=chunked,
             acked=acked.within((span.partition, span.lo, span.hi) for span in task_spans),
         )
-        for task_spans in _with_given_rows(_cut_spans(spans, table, cutting), acked, cutting)
+        for task_spans in _with_unacked_rows(_cut_spans(spans, table, cutting), acked, cutting)
     ]
 
 
@@ -157,14 +155,15 @@ def _without_long_runs(
     return tuple(cut)
 
 
-def _with_given_rows(tasks: list[Spans], acked: AckedRows, cutting: Cutting) -> list[Spans]:
-    """The tasks that have a row which is not acknowledged, cut further if these are too few."""
+def _with_unacked_rows(tasks: list[Spans], acked: AckedRows, cutting: Cutting) -> list[Spans]:
+    """The tasks that have rows that are not acknowledged; cut further if these tasks are too
+    few."""
     for _ in range(CUT_AGAIN_MAX if acked else 0):
-        given = [spans for spans in tasks if _rows_given(spans, acked)]
-        if len(given) == len(tasks) or len(given) >= cutting.tasks_min:
-            return given
-        tasks = _cut_to_count(given, cutting.tasks_min)
-    return [spans for spans in tasks if _rows_given(spans, acked)]
+        with_rows = [spans for spans in tasks if _unacked_rows(spans, acked)]
+        if len(with_rows) == len(tasks) or len(with_rows) >= cutting.tasks_min:
+            return with_rows
+        tasks = _cut_to_count(with_rows, cutting.tasks_min)
+    return [spans for spans in tasks if _unacked_rows(spans, acked)]
 
 
 def pack_tasks(
@@ -301,7 +300,7 @@ def _cut_by_rows(spans: Spans, rows_max: int) -> Iterator[Spans]:
 
 def _cut_to_count(tasks: list[Spans], tasks_min: int) -> list[Spans]:
     """The tasks; the task with most rows is cut in the middle, again and again, until there are
-    `tasks_min` tasks or each task has one row. By bytes alone one could not cut empty rows, or many
+    `tasks_min` tasks or each task has one row. A cut by bytes cannot divide empty rows, or many
     small rows beside a large row."""
     if len(tasks) >= tasks_min:
         return tasks

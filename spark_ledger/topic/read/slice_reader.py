@@ -31,13 +31,12 @@ from spark_ledger.topic.entry.key_filter import KeyFilters
 from spark_ledger.topic.entry.message_batch import (
     VALUE,
     Header,
-    Longs,
     decode_body_and_times,
     decode_header,
 )
 from spark_ledger.topic.entry.routing import Hashes
 from spark_ledger.topic.log.segments import INLINE, NO_ENTRY
-from spark_ledger.topic.read.acked import AckedRows, given_live, given_pieces, given_slice
+from spark_ledger.topic.read.acked import AckedRows, unacked_live, unacked_pieces, unacked_slice
 from spark_ledger.topic.read.bad_entries import BadEntries, BadRows, OnBadEntry
 from spark_ledger.topic.read.live import (
     EntryStarts,
@@ -163,7 +162,7 @@ class FetchedEntry:
         runs["ledger"], runs["entry"] = place.ledger_id, place.entry_id
         runs["written_ms"] = header.written_ms
         # a whole part is not copied, as a row may be large
-        is_whole_part = len(rows) == part.columns.num_rows and not _run_starts(rows).size
+        is_whole_part = len(rows) == part.columns.num_rows and bool(np.all(np.diff(rows) == 1))
         batch = part.columns if is_whole_part else _cut(part.columns, rows)
         return Block(runs, batch, times_ms=part.times_ms[rows])
 
@@ -271,11 +270,6 @@ def _batches_in(payload: Buffer, header: Header) -> list[tuple[int, memoryview]]
     return list(split_frames(memoryview(payload)[header.body_at :], header.rows))
 
 
-def _run_starts(places: Longs) -> Longs:
-    """The indices of places that do not follow directly on the place before."""
-    return np.flatnonzero(np.diff(places) != 1) + 1
-
-
 def _cut(batch: pa.RecordBatch, rows: "slice | npt.NDArray[np.int64]") -> pa.RecordBatch:
     if isinstance(rows, slice):
         return batch.slice(rows.start, rows.stop - rows.start)
@@ -309,8 +303,8 @@ async def fetch_task(
                 async with aclosing(source.runs) as runs:
                     async for run in runs:
                         fetched = source.pair(run)
-                        if given := _given(fetched, task.acked):
-                            yield given
+                        if unacked_entries := _unacked_entries(fetched, task.acked):
+                            yield unacked_entries
                         next_offsets.update(end for entry in fetched for end in _ends(entry.pieces))
                 assert next(source.remaining, None) is None, "a slice is read to its end"
             return
@@ -318,11 +312,11 @@ async def fetch_task(
             task = await replan(from_offsets(task, next_offsets), error)
 
 
-def _given(fetched: list[FetchedEntry], acked: AckedRows) -> list[FetchedEntry]:
+def _unacked_entries(fetched: list[FetchedEntry], acked: AckedRows) -> list[FetchedEntry]:
     """The entries without acknowledged rows, and without the entries that have no other row."""
     if not acked:
         return fetched
-    cut = [(entry, given_pieces(entry.pieces, acked)) for entry in fetched]
+    cut = [(entry, unacked_pieces(entry.pieces, acked)) for entry in fetched]
     return [replace(entry, pieces=pieces) for entry, pieces in cut if len(pieces)]
 
 
@@ -362,7 +356,7 @@ class _Fetching:
         """The steps in order; the caller fetches each step before it takes the next step."""
         yield from self._windows()
         live = self._task.live
-        if live is not None and (live := given_live(live, self._task.acked)) is not None:
+        if live is not None and (live := unacked_live(live, self._task.acked)) is not None:
             yield live
 
     async def begin(self, step: Step) -> _Source:
@@ -400,7 +394,7 @@ class _Fetching:
         by_filter = self._keys is not None
         acked = self._task.acked
         for whole in slices_of(self._task.table, self._task.spans, by_filter=by_filter):
-            planned = given_slice(whole, acked) if acked else whole
+            planned = unacked_slice(whole, acked) if acked else whole
             if planned is None:
                 continue
             if window and not self._fit([*window, planned]):

@@ -1,8 +1,9 @@
-"""Which schema that Pulsar's client declares may follow which, by Pulsar's strategies. Pure.
+"""Which schema a Pulsar client may declare for a topic with earlier versions, by Pulsar's
+strategies. Pure.
 
-Of JSON and AVRO schemas Avro's library decides whether values of a writer's schema can be read by a
-reader's. Schemas of other types fit if they are equal. Two types never fit, but for the strategy
-ALWAYS_COMPATIBLE.
+For JSON and AVRO schemas, Avro's library decides whether a reader's schema can read values of a
+writer's schema. Schemas of another type fit only if they are equal. Schemas of two types never fit,
+except with the strategy ALWAYS_COMPATIBLE.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from spark_ledger.topic.schema.client_schemas import (
     parsed,
 )
 
-_ALWAYS = "the topic's strategy ALWAYS_INCOMPATIBLE takes no other schema"
+_NO_OTHER = "the topic's strategy ALWAYS_INCOMPATIBLE takes no other schema"
 _AVRO_RULES = (ClientSchemaType.JSON, ClientSchemaType.AVRO)
 
 
@@ -57,7 +58,7 @@ def producer_misfit(
     if not versions or strategy is Strategy.ALWAYS_COMPATIBLE:
         return None
     if strategy is Strategy.ALWAYS_INCOMPATIBLE:
-        return _ALWAYS
+        return _NO_OTHER
     for version in reversed(versions) if strategy.is_transitive else versions[-1:]:
         earlier = version.schema
         if strategy.is_backward and (why := _unreadable(new, earlier)):
@@ -71,13 +72,13 @@ def consumer_misfit(
     declared: ClientSchema, versions: Sequence[ClientVersion], strategy: Strategy
 ) -> str | None:
     """Why a consumer that declares this schema cannot read the topic's values; None if it can. As
-    Pulsar does it: the consumer must read values of the latest version, with a transitive strategy
-    that looks back of all versions."""
+    with Pulsar, the consumer must be able to read values of the latest version. With
+    BACKWARD_TRANSITIVE or FULL_TRANSITIVE it must be able to read values of all versions."""
     if strategy is Strategy.ALWAYS_COMPATIBLE:
         return None
     if strategy is Strategy.ALWAYS_INCOMPATIBLE:
         is_latest = bool(versions) and declared.identity == versions[-1].schema.identity
-        return None if is_latest else _ALWAYS
+        return None if is_latest else _NO_OTHER
     looks_back = strategy in (Strategy.BACKWARD_TRANSITIVE, Strategy.FULL_TRANSITIVE)
     backward = Strategy.BACKWARD_TRANSITIVE if looks_back else Strategy.BACKWARD
     return producer_misfit(declared, versions, backward)

@@ -1,15 +1,16 @@
-"""The schemas that Pulsar's clients declare for values, which are bytes here. Pure.
+"""The schemas that Pulsar's clients declare for values; to the topic these values are bytes. Pure.
 
     {"version":1, "client":{"type":"JSON", "name":"flight", "data":"<text>",
                             "properties":{"key":"value"}}}
 
-is the record of a version that a client declared (beside the records of records.py). `data` is
-text, or {"base64":"..."} if the bytes are no UTF-8. Primitive types have no data, JSON and AVRO
-have a schema of Avro's in JSON, KEY_VALUE has the data of two schemas, each behind its length.
+is the record of a version that a client declared; records.py has the other records. `data` is
+text, or {"base64":"..."} if the bytes are not UTF-8. Primitive types have no data. The data of JSON
+and AVRO is an Avro schema in JSON. The data of KEY_VALUE is that of two schemas, each after its
+length.
 
-Always true: schemas of one type with equal data are one schema; of JSON and AVRO the parsed JSON
-is compared, so that spaces make no new version. Sources: PIP-43, PIP-87; SchemaInfo of Pulsar's
-clients.
+Always true: two schemas of one type with equal data are one schema. For JSON and AVRO the parsed
+JSON is compared, so other spaces make no new version. Sources: PIP-43, PIP-87; SchemaInfo of
+Pulsar's clients.
 """
 
 import base64
@@ -66,9 +67,9 @@ class ClientSchemaType(IntEnum):
 
 _Type = ClientSchemaType
 UNDECLARED = frozenset((_Type.NONE, _Type.AUTO_CONSUME))
-"""What a client sends that declares no schema: bytes, or a consumer that takes the topic's."""
+"""The types of a client that declares no schema: it takes bytes, or the topic's schema."""
 AVRO_TYPES = frozenset((_Type.JSON, _Type.AVRO, _Type.PROTOBUF))
-"""The types whose data is a schema of Avro's in JSON."""
+"""The types whose data is an Avro schema in JSON."""
 WITH_DATA = AVRO_TYPES | {_Type.KEY_VALUE, _Type.PROTOBUF_NATIVE}
 
 
@@ -83,13 +84,13 @@ class ClientSchema:
 
     @property
     def size(self) -> int:
-        """About the bytes that it takes in memory."""
+        """About how many bytes the schema takes in memory."""
         texts = (*self.properties, *self.properties.values(), self.name)
         return len(self.data) + sum(map(len, texts))
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Equal for schemas for which the topic has one version."""
+        """Schemas with equal identities are one version of a topic's schema."""
         if self.kind is _Type.KEY_VALUE:
             key, value = key_and_value(self)
             return (self.kind, key.identity, value.identity)
@@ -129,7 +130,7 @@ def check(schema: ClientSchema) -> None:
 
 
 def parsed(schema: ClientSchema) -> avro.schema.Schema:
-    """The schema of Avro's. Raises errors.SchemaUnreadable."""
+    """The data as a schema of Avro's library. Raises errors.SchemaUnreadable."""
     try:
         text = schema.data.decode()
         plain = json.loads(text)
@@ -139,13 +140,13 @@ def parsed(schema: ClientSchema) -> avro.schema.Schema:
         return avro.schema.parse(text, validate_names=False)
     except (avro.errors.AvroException, *errors.MALFORMED) as error:
         raise errors.SchemaUnreadable(
-            f"a schema of type {schema.kind.name} is no schema of Avro's in JSON: {error}"[:500]
+            f"a schema of type {schema.kind.name} is no Avro schema in JSON: {error}"[:500]
         ) from error
 
 
 def _check_sizes(plain: Any) -> None:
-    """Bounds what a comparison of two schemas takes, which grows with the square of a list's
-    length. Raises ValueError."""
+    """Bounds the time of a comparison of two schemas, which grows with the square of a list's
+    length. Raises ValueError for a schema beyond the limits."""
     level, depth = [{"schema": plain}], 0
     while level:
         depth += 1
@@ -180,7 +181,7 @@ def key_and_value(schema: ClientSchema) -> tuple[ClientSchema, ClientSchema]:
             raise ValueError(f"{len(rest)} bytes are left, or a key or value is KEY_VALUE itself")
     except (ValueError, KeyError, struct.error) as error:
         raise errors.SchemaUnreadable(
-            f"a schema of type KEY_VALUE has not the data of a key and a value: {error!r}"[:500]
+            f"a schema of type KEY_VALUE lacks the data of a key and a value: {error!r}"[:500]
         ) from error
     return parts[0], parts[1]
 

@@ -48,20 +48,20 @@ from spark_ledger.topic.schema.rules import SchemaMode
 CACHE_BYTES_MAX = 16 << 20  # of the records of versions, for all topics of a process
 READS_AT_ONCE = 32
 CLIENT_RECORD_BYTES_MAX, CLIENT_BYTES_MAX = 512 << 10, 4 << 20
-"""Of the record of a version that a client declares, which the metadata store must take; and of all
-these versions of a topic, with each of which a new schema is compared."""
+"""The largest record of a version that a client declares, which the metadata store must take; and
+the largest size of all these versions of a topic: a new schema is compared with each of them."""
 _TEXT = ClientSchema(ClientSchemaType.STRING)
 R = TypeVar("R")
 
 
-class Aside(Protocol):
-    """Does work that takes the longer the more bytes of schemas it compares."""
+class Compare(Protocol):
+    """Runs a comparison of `size` bytes of schemas, and returns its result."""
 
-    async def __call__(self, size: int, work: Callable[[], R]) -> R: ...
+    async def __call__(self, size: int, comparison: Callable[[], R]) -> R: ...
 
 
-async def _at_once(size: int, work: Callable[[], R]) -> R:
-    return work()
+async def _compare_here(size: int, comparison: Callable[[], R]) -> R:
+    return comparison()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,8 @@ class SchemaRegistry:
         self._cache = LruCache[str, _CachedVersions](CACHE_BYTES_MAX, lambda cached: cached.size)
 
     async def of(self, topic: TopicInfo, *, fresh: bool = True) -> TopicSchema:
-        """The schema of the topic; with `fresh` with all versions registered before this call."""
+        """The schema of the topic. With `fresh` it has all versions that were registered before
+        this call."""
         with unavailable_while(f"reading the schema of topic '{topic.name}'"):
             if fresh:
                 await self._store.sync(paths.topic_schema(topic.id))
@@ -125,10 +126,11 @@ class SchemaRegistry:
         """The version under which rows with these columns are written. When this returns, the
         version's number is durable: no other version gets the number.
 
-        Neither the order and case of columns matter, nor which columns may be null: the task that
-        writes rows checks them against the version's NOT NULL. The first write proposes a version,
-        unless a version `must_exist`. The first commit under the proposed version makes it a
-        version of the topic's schema, and puts the schema into force (topic/commit).
+        The order and case of columns do not matter. Nor does it matter which columns may be null:
+        the task that writes rows checks them against the version's NOT NULL. The first write
+        proposes a version, unless a version `must_exist`. The first commit under the proposed
+        version makes it a version of the topic's schema, and puts the schema into force
+        (topic/commit).
 
         Raises errors.SchemaIncompatible, errors.SchemaNotRegistered, errors.SchemaTypeMismatch,
         errors.SchemaReservedColumn, errors.TopicDeleted.
@@ -196,18 +198,19 @@ class SchemaRegistry:
         strategy: Strategy,
         *,
         may_add: bool = True,
-        aside: Aside = _at_once,
+        compare: Compare = _compare_here,
     ) -> ClientVersion:
         """Make the schema that a client of Pulsar declares a version of the topic's schema, unless
-        it is a version; return the version, by the clients' number. Rows stay bytes. Without
-        `may_add` no version is added to one that is there. `aside` does the comparisons, which take
-        up to a second for large schemas. Raises errors.SchemaIncompatible, errors.TopicDeleted."""
+        it is a version already; return the version, by the clients' number. Rows stay bytes.
+        Without `may_add`, only the first version may be added. `compare` runs the comparisons,
+        which take up to a second for large schemas. Raises errors.SchemaIncompatible,
+        errors.TopicDeleted."""
         judged = (await self.of(topic)).client_versions
         while True:
-            compare = partial(_found_or_misfit, judged, schema, strategy)
-            declared, misfit = await aside(size_of(judged) + schema.size, compare)
-            if declared is not None:
-                return declared
+            comparison = partial(_version_or_misfit, judged, schema, strategy)
+            version, misfit = await compare(size_of(judged) + schema.size, comparison)
+            if version is not None:
+                return version
             if misfit is None and judged and not may_add:
                 misfit = "the policy schema_auto_update lets no producer add a version"
             if misfit is not None:
@@ -246,8 +249,8 @@ class SchemaRegistry:
         return versions
 
     async def client_version(self, topic: TopicInfo, number: int) -> ClientVersion | None:
-        """The version with this number of the clients, which never changes: out of memory if it was
-        read before."""
+        """The version with this number of the clients; None if there is no such version. Versions
+        never change, so a cached version is returned without a call."""
         cached = self._cached(topic.id)
         for version in cached.client_versions:
             if version.number == number:
@@ -306,17 +309,17 @@ class SchemaRegistry:
                 changes = current.head, []
             if changes is None:
                 return
+            head, operations = changes
             topics_head = await self._head(topic)
-            value = schema_records.encode_head(changes[0])
-            node: Operation = Create(path, value)
+            value = schema_records.encode_head(head)
+            write: Operation = Create(path, value)
             if current.node_version is not None:
-                node = Set(path, value, current.node_version)
-            others = changes[1]
-            if current.head.takes_bytes and not changes[0].takes_bytes:
-                path_of_head = paths.topic_head(topic.id)
-                others = [*others, Set(path_of_head, topics_head.value, topics_head.version)]
+                write = Set(path, value, current.node_version)
+            if current.head.takes_bytes and not head.takes_bytes:
+                head_path = paths.topic_head(topic.id)
+                operations = [*operations, Set(head_path, topics_head.value, topics_head.version)]
             try:
-                await multi_unless_held(self._store, [node, *others])
+                await multi_unless_held(self._store, [write, *operations])
                 return
             except OutcomeUnknown:
                 pass
@@ -360,9 +363,9 @@ class SchemaRegistry:
         versions = (*cached.versions, *map(schema_records.decode_version, values))
         cached = _CachedVersions(versions, cached.size + sum(map(len, values)), head)
         self._cache.put(topic_id, cached)
-        proposed = tuple(v for v in cached.of_columns if v.number in head.proposed)
-        registered, of_clients = cached.registered, cached.client_versions
-        return TopicSchema(head, registered, node.version, proposed, of_clients)
+        proposed = tuple(v for v in cached.column_versions if v.number in head.proposed)
+        registered, client_versions = cached.registered, cached.client_versions
+        return TopicSchema(head, registered, node.version, proposed, client_versions)
 
     def _cached(self, topic_id: str) -> "_CachedVersions":
         return self._cache.get(topic_id) or _NO_VERSIONS
@@ -377,19 +380,19 @@ class _CachedVersions:
     head: SchemaHead = field(default_factory=SchemaHead)
 
     @property
-    def of_columns(self) -> tuple[SchemaVersion, ...]:
+    def column_versions(self) -> tuple[SchemaVersion, ...]:
         return tuple(v for v in self.versions if isinstance(v, SchemaVersion))
 
     @property
     def registered(self) -> tuple[SchemaVersion, ...]:
-        return tuple(version for version in self.of_columns if self.head.has(version.number))
+        return tuple(version for version in self.column_versions if self.head.has(version.number))
 
     @property
     def client_versions(self) -> tuple[ClientVersion, ...]:
         first = self.head.first_for_clients
         declared = (v for v in self.versions if isinstance(v, ClientVersion))
-        counted = tuple(ClientVersion(v.number - first, v.schema) for v in declared)
-        return (ClientVersion(0, _TEXT), *counted) if self.head.has_text else counted
+        versions = tuple(ClientVersion(v.number - first, v.schema) for v in declared)
+        return (ClientVersion(0, _TEXT), *versions) if self.head.has_text else versions
 
 
 _NO_VERSIONS = _CachedVersions()
@@ -398,7 +401,7 @@ _NO_VERSIONS = _CachedVersions()
 def find_client_version(
     versions: Iterable[ClientVersion], schema: ClientSchema
 ) -> ClientVersion | None:
-    """The version that is the schema. Takes long if the versions are large."""
+    """The version with this schema; None if no version has it. Takes long if versions are large."""
     identity = schema.identity
     equal_versions = (version for version in versions if version.schema.identity == identity)
     return next(equal_versions, None)
@@ -408,13 +411,13 @@ def size_of(versions: Iterable[ClientVersion]) -> int:
     return sum(version.schema.size for version in versions)
 
 
-def _found_or_misfit(
+def _version_or_misfit(
     versions: Sequence[ClientVersion], schema: ClientSchema, strategy: Strategy
 ) -> tuple[ClientVersion | None, str | None]:
-    """The version that is the schema, or why the schema cannot be the next version."""
-    declared = find_client_version(versions, schema)
-    if declared is not None:
-        return declared, None
+    """The version with this schema, or why the schema cannot be the next version."""
+    version = find_client_version(versions, schema)
+    if version is not None:
+        return version, None
     return None, client_rules.producer_misfit(schema, versions, strategy)
 
 

@@ -172,11 +172,8 @@ def matching(written: pa.Schema, versions: Sequence[SchemaVersion]) -> SchemaVer
 
 
 def _find_equal(schema: pa.Schema, versions: Sequence[SchemaVersion]) -> SchemaVersion | None:
-    wanted_fingerprint = fingerprint(schema)
-    return next(
-        (version for version in reversed(versions) if version.fingerprint == wanted_fingerprint),
-        None,
-    )
+    digest = fingerprint(schema)
+    return next((version for version in reversed(versions) if version.fingerprint == digest), None)
 
 
 def first_misfit(

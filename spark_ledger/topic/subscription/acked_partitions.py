@@ -124,11 +124,9 @@ class AckedPartitions:
     def without_gaps(self) -> Iterator[tuple[int, Floor]]:
         """The partitions without gaps whose position is durable, each with its floor."""
         for partition, (partition_acks, acks) in self._used.items():
-            if partition_acks.failure is None and self._is_written(partition_acks, acks):
+            is_written = not acks.rows and partition_acks.is_written(self.key)
+            if is_written and partition_acks.failure is None:
                 yield partition, Floor(partition_acks.epoch, acks.durable)
-
-    def _is_written(self, partition_acks: PartitionAcks, acks: AckedSet) -> bool:
-        return not acks.rows and partition_acks.is_written(self.key)
 
     def release(self, *, is_written: bool, is_gone: bool = False) -> None:
         """Called when no dispatcher of this broker uses the subscription any more. `is_written`:

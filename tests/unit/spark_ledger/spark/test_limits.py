@@ -318,6 +318,6 @@ def test_a_limit_on_rows_is_used_up_by_rows_that_are_given(total, data, limit):
     rows = AckedRows({0: BitMap64(acked)})
     curve = GivenCurve(curve_of(held(segment(total, 100)), 0, total), 0, rows)
     (at,) = taken({"t": [curve]}, Limits(rows_max=limit))["t"]
-    assert rows.given(0, 0, at) == min(limit, total - len(acked))
+    assert rows.unacked_count(0, 0, at) == min(limit, total - len(acked))
     if total - len(acked) <= limit:
         assert at == total

@@ -16,7 +16,7 @@ from spark_ledger.topic.log import state
 from spark_ledger.topic.log.actions import Append, Trim
 from spark_ledger.topic.log.records import Commit
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
-from spark_ledger.topic.read.acked import AckedRows, given_pieces
+from spark_ledger.topic.read.acked import AckedRows, unacked_pieces
 from spark_ledger.topic.read.live import LiveEnds
 from spark_ledger.topic.read.pieces import PIECE_DTYPE, LiveRows, pieces_of
 from spark_ledger.topic.read.plan import Cutting, LedgerEnd, ReadTask, lost_of, plan_read
@@ -106,7 +106,7 @@ def test_pieces_without_acknowledged_rows_have_each_other_row_at_its_place(parts
         skip, offset = skip + gap, offset + gap
         pieces.append((0, 7, skip, take, offset))
         skip, offset = skip + take, offset + take
-    left = given_pieces(np.array(pieces, dtype=PIECE_DTYPE), rows(acked))
+    left = unacked_pieces(np.array(pieces, dtype=PIECE_DTYPE), rows(acked))
     places = [(skip + n, offset + n) for _, _, skip, take, offset in pieces for n in range(take)]
     assert [
         (skip + n, offset + n)
@@ -119,7 +119,7 @@ def test_pieces_without_acknowledged_rows_have_each_other_row_at_its_place(parts
 def test_a_batch_of_messages_is_decoded_without_the_acknowledged_ones(acked):
     entry = of_batches((200, batch_of([message(b"v%d" % n, f"k{n}") for n in range(200)])))
     whole, _ = read(entry)
-    cut = given_pieces(entry.pieces, rows(acked, 2))
+    cut = unacked_pieces(entry.pieces, rows(acked, 2))
     rows_left, _ = read(type(entry)(entry.entry, cut))
     assert rows_left == [row for row in whole if row[0] not in acked]
 

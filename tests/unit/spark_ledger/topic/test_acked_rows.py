@@ -37,10 +37,10 @@ def test_counts_and_runs_are_those_of_a_plain_set(offsets, limits):
     lo, hi = limits
     given_offsets = set(range(lo, hi)) - offsets
     acked_rows = rows(offsets)
-    assert acked_rows.given(3, lo, hi) == len(given_offsets)
+    assert acked_rows.unacked_count(3, lo, hi) == len(given_offsets)
     assert acked_rows.count(3, lo, hi) == hi - lo - len(given_offsets)
-    assert acked_rows.runs_given(3, lo, hi) == runs_of(given_offsets)
-    assert acked_rows.given(2, lo, hi) == hi - lo
+    assert acked_rows.unacked_runs(3, lo, hi) == runs_of(given_offsets)
+    assert acked_rows.unacked_count(2, lo, hi) == hi - lo
     assert acked_rows.within([(3, lo, hi), (2, 0, 9)]) == rows(offsets & set(range(lo, hi)))
 
 
