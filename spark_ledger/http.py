@@ -48,11 +48,13 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """`body` is sent unchanged if it is bytes, else as JSON; not at all with status NO_CONTENT."""
+    """`body` is sent unchanged if it is bytes, else as JSON; not at all with status NO_CONTENT.
+    `media` is the type of a body of bytes."""
 
     body: Any = None
     status: HTTPStatus = HTTPStatus.OK
     headers: Mapping[str, str] = field(default_factory=dict)
+    media: str = "application/octet-stream"
 
 
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
@@ -174,7 +176,7 @@ def _encoded(response: HttpResponse) -> web.Response:
         return web.Response(status=response.status, headers=headers)
     kind, body = "application/json", response.body
     if isinstance(body, bytes):
-        kind = "application/octet-stream"
+        kind = response.media
     else:
         body = json.dumps(body).encode()
     return web.Response(status=response.status, headers=headers, body=body, content_type=kind)

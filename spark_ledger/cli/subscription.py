@@ -199,9 +199,10 @@ def expire(
 
     async def work(client: "TopicClient") -> dict[int, int]:
         from spark_ledger.metadata.store_calls import store_now_ms
+        from spark_ledger.topic.subscription.seek_target import CommittedSince
 
         before_ms = await store_now_ms(client.store) - age_ms
-        return await (await _moves(client, topic)).expire(name, before_ms)
+        return await (await _moves(client, topic)).expire(name, CommittedSince(before_ms))
 
     _print_positions(topic, name, with_topics(service_url, work), json)
 

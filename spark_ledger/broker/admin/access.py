@@ -20,12 +20,14 @@ _TEXT_MAX = 1000
 
 
 class HttpRefusal(Exception):
-    """The broker refuses a request with this status, and the reason in words."""
+    """The broker refuses a request with this status, and the reason in words. `location` is the
+    URL at which another broker answers the request."""
 
-    def __init__(self, status: HTTPStatus, reason: str) -> None:
+    def __init__(self, status: HTTPStatus, reason: str, location: str = "") -> None:
         super().__init__(reason)
         self.status = status
         self.reason = reason[:_TEXT_MAX]
+        self.headers = {"Location": location} if location else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,23 @@
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from spark_ledger import errors
 from spark_ledger.broker import names
 from spark_ledger.broker.admin.access import HttpRefusal, json_of
 from spark_ledger.broker.broker import Broker
+from spark_ledger.broker.log.membership import brokers_alive
 from spark_ledger.broker.names import PartitionName
+from spark_ledger.broker.owner.owned_partition import OwnedPartition
+from spark_ledger.broker.owner.owned_topic import OwnedTopic
 from spark_ledger.http import HttpRequest
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.names import TopicName
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.upkeep.namespaces import Namespaces
+
+DIGITS_MAX = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,10 @@ class Call:
         """Whether the query has flag=true."""
         return self.request.query.get(flag, "").lower() == "true"
 
+    def number(self, name: str) -> int:
+        """The number in the part `name` of the path. Raises HttpRefusal."""
+        return number_of(self.request.parts[name], name)
+
     def json(self) -> Any:
         """The body. Raises HttpRefusal."""
         return json_of(self.request)
@@ -79,10 +89,58 @@ class Call:
         info = await self.client.topics.find(name.topic.full)
         if info is None:
             raise errors.TopicNotFound(f"there is no topic '{name.topic}'")
+        if name.partition is not None:
+            log = self.client.log(info.id)
+            if name.partition >= len((await log.fold()).partitions) and (
+                name.partition >= len((await log.fold(fresh=True)).partitions)
+            ):
+                raise errors.TopicNotFound(f"topic '{info.name}' has no partition {name.partition}")
         return info
 
-    def not_built(self) -> HttpRefusal:
-        return not_built(self.request)
+    async def one_partition(self, info: TopicInfo, what: str) -> None:
+        """Checks that the name means one partition of the topic. Raises HttpRefusal: `what` is done
+        with one partition."""
+        if self.name.partition is None:
+            count = len((await self.client.log(info.id).fold()).partitions)
+            if count > 1:
+                raise HttpRefusal(
+                    HTTPStatus.METHOD_NOT_ALLOWED,
+                    f"{what} on a partitioned topic is not allowed: topic {info.name} has {count}"
+                    f" partitions, name one as {info.name.name}-partition-0",
+                )
+
+    async def owned(self, info: TopicInfo, what: str) -> tuple[OwnedTopic, OwnedPartition]:
+        """The partition, if this broker owns it. Raises HttpRefusal, which sends the client to the
+        owner if another broker owns the partition; Refusal."""
+        await self.one_partition(info, what)
+        url, is_here = await self.broker.lookup(self.name, authoritative=False)
+        if is_here:
+            return await self.broker.partition(self.name, create=False)
+        path = quote(self.request.path)
+        path += f"?{urlencode(self.request.query)}" if self.request.query else ""
+        raise HttpRefusal(
+            HTTPStatus.TEMPORARY_REDIRECT,
+            f"the broker at {url} has the partition",
+            await self.admin_url_of(url) + path,
+        )
+
+    async def admin_url_of(self, url: str) -> str:
+        """The address for HTTP of the broker that clients reach at `url`. Raises HttpRefusal."""
+        for broker in (await brokers_alive(self.client.store)).values():
+            if broker.url == url and broker.admin_url:
+                return broker.admin_url
+        raise HttpRefusal(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            f"the broker at {url} has the partition, and registers no address for HTTP: ask that"
+            " broker",
+        )
+
+
+def number_of(text: str, name: str) -> int:
+    """The number that `text` is. Raises HttpRefusal."""
+    if not (text.isascii() and text.isdecimal()) or len(text) > DIGITS_MAX:
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"'{text}', given as {name}, is not a number")
+    return int(text)
 
 
 def not_built(request: HttpRequest) -> HttpRefusal:

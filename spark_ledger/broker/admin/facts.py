@@ -12,6 +12,42 @@ from spark_ledger.broker.wire.link import ClientFacts
 from spark_ledger.topic.log.topics import TopicInfo
 
 _RATES = {"msgRateOut": 0.0, "msgThroughputOut": 0.0}
+_OF_SENT = {
+    **_RATES,
+    **dict.fromkeys(("bytesOutCounter", "msgOutCounter"), 0),
+    **dict.fromkeys(("msgRateRedeliver", "messageAckRate", "chunkedMessageRate"), 0.0),
+    **dict.fromkeys(("lastConsumedFlowTimestamp", "lastConsumedTimestamp"), 0),
+    **dict.fromkeys(("lastAckedTimestamp", "drainingHashesCount"), 0),
+    **dict.fromkeys(("drainingHashesClearedTotal", "drainingHashesUnackedMessages"), 0),
+}
+_OF_SUBSCRIPTION = {
+    **_OF_SENT,
+    **dict.fromkeys(("msgRateExpired",), 0.0),
+    **dict.fromkeys(("msgInReplay", "msgExpired", "totalMsgExpired", "lastExpireTimestamp"), 0),
+    **dict.fromkeys(("lastMarkDeleteAdvancedTimestamp", "delayedMessageIndexSizeInBytes"), 0),
+    **dict.fromkeys(("nonContiguousDeletedMessagesRanges", "filterProcessedMsgCount"), 0),
+    **dict.fromkeys(("nonContiguousDeletedMessagesRangesSerializedSize",), 0),
+    **dict.fromkeys(("filterAcceptedMsgCount", "filterRejectedMsgCount"), 0),
+    **dict.fromkeys(("filterRescheduledMsgCount",), 0),
+}
+_OF_TOPIC = {
+    **_RATES,
+    **dict.fromkeys(("msgRateIn", "msgThroughputIn"), 0.0),
+    **dict.fromkeys(("bytesOutCounter", "msgOutCounter", "bytesOutInternalCounter"), 0),
+    **dict.fromkeys(("systemTopicBytesInCounter", "publishRateLimitedTimes"), 0),
+    **dict.fromkeys(("offloadedStorageSize", "lastOffloadLedgerId"), 0),
+    **dict.fromkeys(("lastOffloadSuccessTimeStamp", "lastOffloadFailureTimeStamp"), 0),
+    **dict.fromkeys(("ongoingTxnCount", "abortedTxnCount", "committedTxnCount"), 0),
+    **dict.fromkeys(("nonContiguousDeletedMessagesRanges", "waitingPublishers"), 0),
+    **dict.fromkeys(("nonContiguousDeletedMessagesRangesSerializedSize",), 0),
+    **dict.fromkeys(("delayedMessageIndexSizeInBytes",), 0),
+}
+"""The numbers of Pulsar's JSON that are not measured here. They are there because programs expect
+them."""
+_NO_COMPACTION = {
+    **dict.fromkeys(("lastCompactionRemovedEventCount", "lastCompactionSucceedTimestamp"), 0),
+    **dict.fromkeys(("lastCompactionFailedTimestamp", "lastCompactionDurationTimeInMills"), 0),
+}
 _TYPES = {
     "EXCLUSIVE": "Exclusive",
     "FAILOVER": "Failover",
@@ -27,8 +63,14 @@ _MODES = {
 
 
 class PartitionSize(NamedTuple):
+    """The rows that a partition keeps, from offset `start` to `end`; `last_ms`: when the last one
+    was stored (0: not known)."""
+
     rows: int
     bytes: int
+    start: int = 0
+    end: int = 0
+    last_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +79,8 @@ class SubscriptionFacts:
     consumer is connected. `backlog` counts the messages that are not acknowledged, `unacked` those
     of them that were sent, `redelivered` the entries that a client asked for again. `is_blocked`:
     so many messages are unacknowledged that no message is sent. `position` is the first offset that
-    is not acknowledged. `pause`: why no new message is read ("": messages are read). `active` is
+    is not acknowledged, and `since_ms` the time of the first message from there on (0: there is
+    none). `pause`: why no new message is read ("": messages are read). `active` is
     the consumer that gets all messages; None if several consumers share them."""
 
     type: str
@@ -45,6 +88,7 @@ class SubscriptionFacts:
     backlog: int
     backlog_bytes: int
     position: int
+    since_ms: int = 0
     unacked: int = 0
     redelivered: int = 0
     delayed: int = 0
@@ -64,6 +108,8 @@ def publisher_stats(producer: Producer) -> dict[str, Any]:
         "msgThroughputIn": 0.0,
         "averageMsgSize": 0.0,
         "encrypted": producer.client is not None and producer.client.encrypts,
+        "chunkedMessageRate": 0.0,
+        "supportsPartialProducer": False,
         **_client_stats(producer.client),
     }
 
@@ -71,11 +117,10 @@ def publisher_stats(producer: Producer) -> dict[str, Any]:
 def _client_stats(client: ClientFacts | None) -> dict[str, Any]:
     if client is None:
         return {"address": "", "clientVersion": "", "connectedSince": "", "metadata": {}}
-    since = datetime.fromtimestamp(client.since_ms / 1000, UTC)
     return {
         "address": client.link.address,
         "clientVersion": client.version,
-        "connectedSince": since.isoformat(timespec="milliseconds"),
+        "connectedSince": time_text(client.since_ms),
         "metadata": client.properties,
     }
 
@@ -87,12 +132,13 @@ def subscription_stats(facts: SubscriptionFacts) -> dict[str, Any]:
         return facts.unacked if consumer is facts.active else consumer.unacked
 
     return {
-        **_RATES,
-        "msgRateRedeliver": 0.0,
-        "msgRateExpired": 0.0,
+        **_OF_SUBSCRIPTION,
+        "consumersAfterMarkDeletePosition": {},
         "msgBacklog": facts.backlog,
         "msgBacklogNoDelayed": facts.backlog - facts.delayed,
         "backlogSize": facts.backlog_bytes,
+        "earliestMsgPublishTimeInBacklog": facts.since_ms,
+        "lastConsumedFlowTimestamp": max((c.asked_ms for c in facts.consumers), default=0),
         "msgDelayed": facts.delayed,
         "unackedMessages": facts.unacked,
         "redeliveredMessages": facts.redelivered,
@@ -107,8 +153,9 @@ def subscription_stats(facts: SubscriptionFacts) -> dict[str, Any]:
         "pausedBy": facts.pause,
         "consumers": [
             {
-                **_RATES,
-                "msgRateRedeliver": 0.0,
+                **_OF_SENT,
+                "avgMessagesPerEntry": 0,
+                "lastConsumedFlowTimestamp": consumer.asked_ms,
                 "consumerName": consumer.name,
                 "availablePermits": consumer.permits,
                 "unackedMessages": unacked_of(consumer),
@@ -126,16 +173,27 @@ def partition_stats(
     publishers: list[dict[str, Any]],
     subscriptions: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
+    """`firstOffset` and `endOffset` are fields that Pulsar's JSON lacks."""
+    since = (sub["earliestMsgPublishTimeInBacklog"] for sub in subscriptions.values())
     return {
-        **_RATES,
-        "msgRateIn": 0.0,
-        "msgThroughputIn": 0.0,
+        **_OF_TOPIC,
+        "bytesInCounter": size.bytes,
+        "msgInCounter": size.rows,
         "averageMsgSize": size.bytes / size.rows if size.rows else 0.0,
         "storageSize": size.bytes,
         "backlogSize": max((sub["backlogSize"] for sub in subscriptions.values()), default=0),
+        "backlogQuotaLimitSize": info.policies.backlog_bytes_max or -1,
+        "backlogQuotaLimitTime": (info.policies.backlog_ms_max or -1000) // 1000,
+        "earliestMsgPublishTimeInBacklogs": min(filter(None, since), default=0),
+        "msgChunkPublished": False,
+        "firstOffset": size.start,
+        "endOffset": size.end,
+        "lastPublishTimeStamp": size.last_ms,
+        "topicCreationTimeStamp": info.created_ms,
         "publishers": publishers,
         "subscriptions": subscriptions,
         "replication": {},
+        "compaction": _NO_COMPACTION,
         "deduplicationStatus": "Enabled" if info.policies.deduplication else "Disabled",
     }
 
@@ -143,8 +201,10 @@ def partition_stats(
 SUMMED = (
     *("msgRateIn", "msgThroughputIn", "msgRateOut", "msgThroughputOut", "msgRateRedeliver"),
     *("msgRateExpired", "msgBacklog", "msgBacklogNoDelayed", "backlogSize", "msgDelayed"),
-    *("unackedMessages", "redeliveredMessages", "storageSize"),
+    *("unackedMessages", "redeliveredMessages", "storageSize", "bytesInCounter", "msgInCounter"),
 )
+LATEST = ("lastPublishTimeStamp", "lastConsumedFlowTimestamp")
+EARLIEST = ("earliestMsgPublishTimeInBacklog", "earliestMsgPublishTimeInBacklogs")
 
 
 def merged(stats: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -153,10 +213,15 @@ def merged(stats: Iterable[dict[str, Any]]) -> dict[str, Any]:
     that is not empty; any other field has the first partition's value."""
     parts = list(stats)
     whole: dict[str, Any] = dict(parts[0]) if parts else {}
-    whole.pop("position", None)
-    for name in SUMMED:
-        if name in whole:
-            whole[name] = sum(part[name] for part in parts)
+    for name in ("position", "firstOffset", "endOffset", "ownerBroker"):
+        whole.pop(name, None)
+    for name in whole.keys() & {*SUMMED, *LATEST, *EARLIEST}:
+        # the owner of a partition may be of a version that does not give this number
+        values = [part.get(name, 0) for part in parts]
+        if name in SUMMED:
+            whole[name] = sum(values)
+        else:
+            whole[name] = max(values) if name in LATEST else min(filter(None, values), default=0)
     for name in ("publishers", "consumers"):
         if name in whole:
             whole[name] = [client for part in parts for client in part[name]]
@@ -172,3 +237,106 @@ def merged(stats: Iterable[dict[str, Any]]) -> dict[str, Any]:
             for name in names
         }
     return whole
+
+
+def without(
+    stats: Mapping[str, Any], *, publishers: bool, consumers: bool, times: bool
+) -> dict[str, Any]:
+    """The statistics of a partition or topic without its publishers, consumers, or times of the
+    backlog."""
+    shown = dict(stats)
+    if publishers:
+        shown["publishers"] = []
+    if times:
+        shown["earliestMsgPublishTimeInBacklogs"] = 0
+    less: dict[str, Any] = {"consumers": []} if consumers else {}
+    less |= {"earliestMsgPublishTimeInBacklog": 0} if times else {}
+    shown["subscriptions"] = {name: sub | less for name, sub in stats["subscriptions"].items()}
+    return shown
+
+
+# -- internal statistics ---------------------------------------------------------------------------
+
+
+def internal_stats(ledger: int, stats: Mapping[str, Any], *, terminated: bool) -> dict[str, Any]:
+    """Of a partition, as if it were the one ledger that its message ids name."""
+    rows, size, end = stats["msgInCounter"], stats["storageSize"], stats["endOffset"]
+    return {
+        "entriesAddedCounter": end,
+        "numberOfEntries": rows,
+        "totalSize": size,
+        "currentLedgerEntries": rows,
+        "currentLedgerSize": size,
+        "lastLedgerCreatedTimestamp": time_text(stats["topicCreationTimeStamp"]),
+        "waitingCursorsCount": 0,
+        "pendingAddEntriesCount": 0,
+        "lastConfirmedEntry": f"{ledger}:{end - 1}",
+        "state": "Terminated" if terminated else "LedgerOpened",
+        "ledgers": [_ledger(ledger, rows, size)],
+        "cursors": {
+            name: _cursor(ledger, subscription)
+            for name, subscription in stats["subscriptions"].items()
+        },
+        "properties": {},
+        "schemaLedgers": [],
+        "compactedLedger": _ledger(-1, -1, -1),
+    }
+
+
+def _ledger(ledger: int, rows: int, size: int) -> dict[str, Any]:
+    of_size = {"ledgerId": ledger, "entries": rows, "size": size}
+    return of_size | {"offloaded": False, "underReplicated": False}
+
+
+def _cursor(ledger: int, subscription: Mapping[str, Any]) -> dict[str, Any]:
+    position, unacked = subscription["position"], subscription["unackedMessages"]
+    return {
+        "markDeletePosition": f"{ledger}:{position - 1}",
+        "readPosition": f"{ledger}:{position + unacked}",
+        "waitingReadOp": False,
+        "pendingReadOps": 0,
+        "messagesConsumedCounter": position,
+        "cursorLedger": -1,
+        "cursorLedgerLastEntry": -1,
+        "individuallyDeletedMessages": "[]",
+        "lastLedgerSwitchTimestamp": "",
+        "state": "Open",
+        "active": bool(subscription["consumers"]),
+        "numberOfEntriesSinceFirstNotAckedMessage": subscription["msgBacklog"],
+        "totalNonContiguousDeletedMessagesRange": 0,
+        "subscriptionHavePendingRead": False,
+        "subscriptionHavePendingReplayRead": False,
+        "properties": {},
+    }
+
+
+def internal_info(ledger: int, stats: Mapping[str, Any]) -> dict[str, Any]:
+    created = time_text(stats["topicCreationTimeStamp"])
+    dates = {"creationDate": created, "modificationDate": created}
+    return {
+        "version": 0,
+        **dates,
+        "ledgers": [
+            {
+                "ledgerId": ledger,
+                "entries": stats["msgInCounter"],
+                "size": stats["storageSize"],
+                "timestamp": stats["lastPublishTimeStamp"],
+                "isOffloaded": False,
+            }
+        ],
+        "cursors": {
+            name: {
+                "version": 0,
+                **dates,
+                "cursorsLedgerId": -1,
+                "markDelete": {"ledgerId": ledger, "entryId": subscription["position"] - 1},
+            }
+            for name, subscription in stats["subscriptions"].items()
+        },
+    }
+
+
+def time_text(ms: int) -> str:
+    """The time in ISO 8601, of a time that this software noted."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")

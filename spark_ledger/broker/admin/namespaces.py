@@ -26,11 +26,6 @@ async def cluster(call: Call) -> Any:
     return {"serviceUrl": ownership.membership.admin_url, "brokerServiceUrl": ownership.url}
 
 
-async def health(call: Call) -> Any:
-    """The response shows that this broker takes requests."""
-    return "ok"
-
-
 # -- tenants ---------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ requests that any client may send.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -19,16 +19,20 @@ from spark_ledger.broker.admin.call import Call
 from spark_ledger.broker.admin.facts import (
     PartitionSize,
     SubscriptionFacts,
+    internal_info,
+    internal_stats,
     merged,
     partition_stats,
     publisher_stats,
     subscription_stats,
+    without,
 )
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.shared_dispatcher import SharedDispatcher
 from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.log.membership import brokers_alive
+from spark_ledger.broker.names import ledger_number
 from spark_ledger.broker.owner.owned_partition import OwnedPartition
 from spark_ledger.broker.owner.owned_topic import OwnedTopic
 from spark_ledger.http import HttpFailure
@@ -54,24 +58,82 @@ async def topic_stats(call: Call) -> Any:
             f"topic '{info.name}' is partitioned", "Ask for .../partitioned-stats."
         )
     by_partition = await _stats_of_all(call.broker, info)
-    if (number or 0) not in by_partition:
-        raise errors.TopicNotFound(f"topic '{info.name}' has no partition {number}")
-    return by_partition[number or 0]
+    return _asked_for(call, by_partition[number or 0])
+
+
+def _asked_for(call: Call, stats: Stats) -> Stats:
+    return without(
+        stats,
+        publishers=call.is_on("excludePublishers"),
+        consumers=call.is_on("excludeConsumers"),
+        times=not call.is_on("getEarliestTimeInBacklog"),
+    )
 
 
 async def partitioned_stats(call: Call) -> Any:
-    info = await call.existing_topic()
     if call.is_on(HERE):
+        info = await call.existing_topic()
         return {"partitions": _named(info, await _stats_here(call.broker, info))}
-    if not info.policies.partitioned or call.name.partition is not None:
-        raise errors.TopicNotFound(f"topic '{info.name}' is not partitioned", "Ask for .../stats.")
+    info = await _partitioned(call)
     by_partition = await _stats_of_all(call.broker, info)
-    whole = merged(by_partition.values())
-    whole["metadata"] = {"partitions": len(by_partition), "deleted": False}
+    whole = _asked_for(call, merged(by_partition.values()))
+    whole["metadata"] = _metadata(by_partition)
     whole["partitions"] = {}
     if call.request.query.get("perPartition", "true").lower() == "true":
-        whole["partitions"] = _named(info, by_partition)
+        shown = {number: _asked_for(call, part) for number, part in by_partition.items()}
+        whole["partitions"] = _named(info, shown)
     return whole
+
+
+async def _partitioned(call: Call) -> TopicInfo:
+    info = await call.existing_topic()
+    if not info.policies.partitioned or call.name.partition is not None:
+        raise errors.TopicNotFound(f"topic '{info.name}' is not partitioned", "Ask for .../stats.")
+    return info
+
+
+def _metadata(by_partition: Mapping[int, Stats]) -> Stats:
+    return {"partitions": len(by_partition), "deleted": False}
+
+
+async def internal(call: Call) -> Any:
+    info = await call.existing_topic()
+    await call.one_partition(info, "Get internal stats")
+    return (await _internal_of_all(call.broker, info))[call.name.partition or 0]
+
+
+async def partitioned_internal(call: Call) -> Any:
+    info = await _partitioned(call)
+    by_partition = await _internal_of_all(call.broker, info)
+    return {"metadata": _metadata(by_partition), "partitions": _named(info, by_partition)}
+
+
+async def _internal_of_all(broker: Broker, info: TopicInfo) -> dict[int, Stats]:
+    ledger = ledger_number(info.id)
+    by_partition = await _stats_of_all(broker, info)
+    terminated = (await broker.client.log(info.id).fold()).terminated
+    return {
+        number: internal_stats(ledger, stats, terminated=terminated)
+        for number, stats in by_partition.items()
+    }
+
+
+async def internal_info_of(call: Call) -> Any:
+    info, number = await call.existing_topic(), call.name.partition
+    by_partition = await _stats_of_all(call.broker, info)
+    ledger = ledger_number(info.id)
+    shown = {at: internal_info(ledger, stats) for at, stats in by_partition.items()}
+    if number is None and info.policies.partitioned:
+        return {"version": 0, "partitions": _named(info, shown)}
+    return shown[number or 0]
+
+
+async def bytes_since(broker: Broker, owned: OwnedPartition, info: TopicInfo, offset: int) -> int:
+    """The bytes of the partition's rows from the offset on."""
+    state = await broker.client.log(info.id).fold()
+    live_ends = await _live_ends(broker, state, [state.partitions[owned.number]])
+    live = live_ends.get(owned.number, EMPTY_END)
+    return _Sizes(owned.log.held, live, owned.log.end, now_ms=0).lag(offset).bytes
 
 
 def stats_of_consumer(subscription: Subscription, consumer: Consumer) -> Stats:
@@ -148,6 +210,11 @@ async def ask_other_owners(broker: Broker, info: TopicInfo, path: str, method: s
     a broker does not carry the request out."""
     owners = await broker.ownership.owners(info.id, fresh=True)
     others = {owner.broker for owner in owners.by_partition.values()} - {broker.id}
+    await ask_brokers(broker, others, path, method)
+
+
+async def ask_brokers(broker: Broker, others: Set[str], path: str, method: str) -> None:
+    """As `ask_other_owners`, those of these brokers that live."""
     registered = await brokers_alive(broker.client.store) if others else {}
     for id_ in sorted(others & registered.keys()):
         try:
@@ -225,6 +292,7 @@ def _stats_of_used(
         backlog_bytes=lag.bytes,
         unacked=unacked,
         position=acks.mark,
+        since_ms=sizes.since_ms(lag),
         consumers=tuple(dispatcher.consumers),
         active=dispatcher.active,
         pause=dispatcher.pause.reason,
@@ -251,6 +319,7 @@ def _stats_from_records(sizes: "_Sizes", subscription: SubscriptionInfo) -> Stat
         backlog=max(0, lag.rows - subscription.acked_beyond.get(number, 0)),
         backlog_bytes=lag.bytes,
         position=lag.position,
+        since_ms=sizes.since_ms(lag),
         properties=subscription.properties,
     )
     return subscription_stats(facts)
@@ -269,8 +338,14 @@ class _Sizes:
 
     @property
     def whole(self) -> PartitionSize:
-        lag = self.lag(self.held.start_offset)
-        return PartitionSize(lag.rows, lag.bytes)
+        start = self.held.start_offset
+        lag = self.lag(start)
+        last_ms = max((interval.last_ms for interval in self.held.intervals.last()), default=0)
+        return PartitionSize(lag.rows, lag.bytes, start, lag.end, self._live.last_ms or last_ms)
+
+    def since_ms(self, lag: PartitionLag) -> int:
+        """The time of the first row of the lag; 0: there is no such row."""
+        return self._now_ms - lag.millis if lag.rows else 0
 
 
 async def _durable_subscriptions(broker: Broker, info: TopicInfo) -> dict[str, SubscriptionInfo]:

@@ -1,11 +1,13 @@
 """Verbs on subscriptions of a topic.
 
-Always true: a subscription is of the whole topic, so a verb on one partition is refused. When a
-subscription is moved or deleted, its consumers are sent away, and come back by themselves. Its
-consumers stay only if the broker that owns the whole topic moves the subscription forward. A verb
-that would change a subscription of a running Spark query is refused.
+Always true: a subscription is of the whole topic, so it is not made or deleted in one partition.
+With the name of a partition a subscription is moved in this partition only. When a subscription is
+moved or deleted, its consumers are sent away, and come back by themselves. Its consumers stay only
+if the broker that owns the partitions moves the subscription forward. A verb that would change a
+subscription of a running Spark query is refused.
 """
 
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
@@ -15,6 +17,7 @@ from spark_ledger import errors
 from spark_ledger.broker import names
 from spark_ledger.broker.admin.access import HttpRefusal
 from spark_ledger.broker.admin.call import Call
+from spark_ledger.broker.admin.stats import bytes_since
 from spark_ledger.broker.dispatch.acks import Acks, after_unacknowledged
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owner.owned_topic import OwnedTopic
@@ -27,7 +30,6 @@ from spark_ledger.topic.upkeep.subscription_moves import SubscriptionMoves
 
 LATEST_LEDGER = 2**63 - 1
 EARLIEST_LEDGER = -1
-DIGITS_MAX = 15
 
 
 async def subscriptions(call: Call) -> Any:
@@ -40,11 +42,12 @@ async def subscriptions(call: Call) -> Any:
 async def create_subscription(call: Call) -> None:
     info, name = await _subscription_of(call)
     plain = call.json()
-    given = plain.get("properties") if isinstance(plain, dict) else None
+    given = properties_of(plain.get("properties") if isinstance(plain, dict) else None)
+    check_properties(given)
     await call.client.subscriptions.create(
         *(info.id, name, _target_of(plain, info)),
         kind=SubscriptionKind.CONSUMER,
-        properties=_properties_of(given or {}),
+        properties=given,
     )
 
 
@@ -56,16 +59,18 @@ async def properties(call: Call) -> Any:
 async def set_properties(call: Call) -> None:
     """The given properties replace all properties."""
     info, name = await _subscription_of(call)
-    given = _properties_of(call.json() or {})
+    given = properties_of(call.json())
+    check_properties(given)
     await SubscriptionMoves(call.client, info.id).set_properties(name, given)
 
 
-def _properties_of(plain: Any) -> dict[str, str]:
-    """Raises HttpRefusal, errors.OptionInvalid."""
+def properties_of(plain: Any) -> dict[str, str]:
+    """The properties in a body; null: none. Raises HttpRefusal."""
+    if plain is None:
+        return {}
     if not isinstance(plain, dict) or not all(isinstance(value, str) for value in plain.values()):
         text = f"properties are an object of names with texts, not {plain!r}"
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, text)
-    check_properties(plain)
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, text[:200])
     return plain
 
 
@@ -77,39 +82,115 @@ async def delete_subscription(call: Call) -> None:
         await call.client.subscriptions.delete(info.id, name)
 
 
+# -- moves -----------------------------------------------------------------------------------------
+
+
 async def skip_all(call: Call) -> None:
-    info, name = await _subscription_of(call)
-    await SubscriptionMoves(call.client, info.id).clear(name)
+    info, name = await call.existing_topic(), call.request.parts["subscription"]
+    await SubscriptionMoves(call.client, info.id).reset(name, End.LATEST, call.name.partition)
 
 
 async def skip(call: Call) -> None:
-    info, name = await _subscription_of(call)
-    count, moves = _number_of(call, "count"), SubscriptionMoves(call.client, info.id)
-    topic = await _topic_if_owned_whole(call, info)
-    if topic is None or info.partitions > 1:
-        await moves.skip(name, count)
+    info, name = await call.existing_topic(), call.request.parts["subscription"]
+    await call.one_partition(info, "Skip messages")
+    number, count = call.name.partition or 0, call.number("count")
+    moves, topic = SubscriptionMoves(call.client, info.id), await _topic_if_owned(call, info)
+    if topic is None:
+        await moves.skip(name, count, number)
         return
     await moves.check_no_query(name)
-    end = topic.readable_partition(0).end
+    end = topic.readable_partition(number).end
     new_position = partial(after_unacknowledged, count=count, end=end)
-    await topic.subscriptions.move_up(name, 0, new_position, durable=True)
+    await topic.subscriptions.move_up(name, number, new_position, durable=True)
 
 
 async def expire(call: Call) -> None:
-    info, name = await _subscription_of(call)
-    before_ms = call.broker.clock.now_ms() - _number_of(call, "seconds") * 1000
-    moves, topic = SubscriptionMoves(call.client, info.id), await _topic_if_owned_whole(call, info)
+    info = await call.existing_topic()
+    await _expire(call, info, call.request.parts["subscription"])
+
+
+async def expire_all(call: Call) -> None:
+    """In all subscriptions that consumers use."""
+    info = await call.existing_topic()
+    for subscription in await call.client.subscriptions.list(info.id, unreadable={}):
+        if subscription.kind is SubscriptionKind.CONSUMER:
+            with suppress(errors.SubscriptionNotFound):  # it was deleted meanwhile
+                await _expire(call, info, subscription.name)
+
+
+async def _expire(call: Call, info: TopicInfo, name: str) -> None:
+    before_ms = call.broker.clock.now_ms() - call.number("seconds") * 1000
+    target = CommittedSince(before_ms)
+
+    async def first_kept(topic: OwnedTopic, number: int) -> int:
+        return await topic.readable_partition(number).since(before_ms)
+
+    await _move_up(call, info, name, target, first_kept)
+
+
+async def expire_to_message(call: Call) -> None:
+    """The message that the id names expires too."""
+    info = await call.existing_topic()
+    await call.one_partition(info, "Expire messages at a position")
+    target = _target_of(_id_in(call), info, call.name.partition or 0)
+    if isinstance(target, Mapping):
+        target = {number: offset + 1 for number, offset in target.items()}
+
+    async def offset_in(topic: OwnedTopic, number: int) -> int:
+        partition = topic.readable_partition(number)
+        if isinstance(target, Mapping):
+            return min(target[number], partition.end)
+        return partition.end if target is End.LATEST else partition.start
+
+    await _move_up(call, info, call.request.parts["subscription"], target, offset_in)
+
+
+async def _move_up(
+    call: Call,
+    info: TopicInfo,
+    name: str,
+    target: SeekTarget,
+    offset_in: Callable[[OwnedTopic, int], Awaitable[int]],
+) -> None:
+    """Move the subscription forward to the target, in the partition that the call names or in all.
+    `offset_in` is what the target means in a partition of this broker."""
+    moves, topic = SubscriptionMoves(call.client, info.id), await _topic_if_owned(call, info)
+    number = call.name.partition
     if topic is None:
-        await moves.expire(name, before_ms)
+        await moves.expire(name, target, number)
         return
     await moves.check_no_query(name)
-    for number in range(info.partitions):
-        first = await topic.readable_partition(number).since(before_ms)  # the first row that stays
-        await topic.subscriptions.move_up(name, number, partial(_at_least, first), durable=True)
+    for at in list(topic.partitions) if number is None else [number]:
+        offset = await offset_in(topic, at)
+        await topic.subscriptions.move_up(name, at, partial(_at_least, offset), durable=True)
 
 
 def _at_least(offset: int, acks: Acks) -> int:
     return max(offset, acks.mark)
+
+
+async def reset_to_message(call: Call) -> None:
+    info, name = await call.existing_topic(), call.request.parts["subscription"]
+    number = call.name.partition
+    target = _target_of(call.json(), info, number)
+    await SubscriptionMoves(call.client, info.id).reset(name, target, number)
+
+
+async def reset_to_time(call: Call) -> None:
+    info, name = await call.existing_topic(), call.request.parts["subscription"]
+    target = CommittedSince(call.number("ms"))
+    await SubscriptionMoves(call.client, info.id).reset(name, target, call.name.partition)
+
+
+async def backlog_size(call: Call) -> Any:
+    """The bytes of the messages after the message that the id names."""
+    info = await call.existing_topic()
+    target = _target_of(_id_in(call), info, call.name.partition or 0)
+    _, owned = await call.owned(info, "Calculate backlog size")
+    offset = owned.log.end if target is End.LATEST else owned.log.start
+    if isinstance(target, Mapping):
+        offset = target[owned.number] + 1
+    return await bytes_since(call.broker, owned, info, offset)
 
 
 async def acknowledged(call: Call) -> Any:
@@ -119,36 +200,20 @@ async def acknowledged(call: Call) -> Any:
     return encode_answer([] if topic_acks is None else topic_acks.of_subscription(name))
 
 
-async def _topic_if_owned_whole(call: Call, info: TopicInfo) -> OwnedTopic | None:
-    """The topic, if this broker owns all its partitions. Then the broker can move a subscription
-    forward: acknowledgements beyond the new position are kept, and consumers stay. None: other
-    brokers own partitions, so the caller moves the subscription in the metadata store."""
-    if info.partitions == 1:
-        number = 0 if info.policies.partitioned else None
+async def _topic_if_owned(call: Call, info: TopicInfo) -> OwnedTopic | None:
+    """The topic, if this broker owns the partition that the call names, or all partitions. Then the
+    broker can move a subscription forward: acknowledgements beyond the new position are kept, and
+    consumers stay. None: other brokers own partitions, so the caller moves the subscription in the
+    metadata store."""
+    number = call.name.partition
+    if number is not None or info.partitions == 1:
+        number = number or 0 if info.policies.partitioned else None
         with suppress(Refusal):  # another broker owns the partition
             owned, _ = await call.broker.partition(PartitionName(info.name, number), create=False)
             return owned
     topics = (topic for topic in call.broker.open_topics() if topic.info.id == info.id)
     topic = next(topics, None)
     return topic if topic is not None and len(topic.partitions) == info.partitions else None
-
-
-async def reset_to_message(call: Call) -> None:
-    info, name = await _subscription_of(call)
-    await SubscriptionMoves(call.client, info.id).reset(name, _target_of(call.json(), info))
-
-
-async def reset_to_time(call: Call) -> None:
-    info, name = await _subscription_of(call)
-    target = CommittedSince(_number_of(call, "ms"))
-    await SubscriptionMoves(call.client, info.id).reset(name, target)
-
-
-def _number_of(call: Call, name: str) -> int:
-    text = call.request.parts[name]
-    if not (text.isascii() and text.isdecimal()) or len(text) > DIGITS_MAX:
-        raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"'{text}', given as {name}, is not a number")
-    return int(text)
 
 
 async def _subscription_of(call: Call) -> tuple[TopicInfo, str]:
@@ -162,8 +227,17 @@ async def _subscription_of(call: Call) -> tuple[TopicInfo, str]:
     return info, call.request.parts["subscription"]
 
 
-def _target_of(plain: Any, info: TopicInfo) -> SeekTarget:
-    """The position of a message id; without an id, the end. Raises HttpRefusal."""
+def _id_in(call: Call) -> Any:
+    """The body. Raises HttpRefusal without a body."""
+    plain = call.json()
+    if plain is None:
+        raise HttpRefusal(HTTPStatus.BAD_REQUEST, "a message id is needed in the body")
+    return plain
+
+
+def _target_of(plain: Any, info: TopicInfo, number: int | None = None) -> SeekTarget:
+    """The position of a message id; without an id, the end. `number` is the partition that the
+    request names. Raises HttpRefusal."""
     if plain is None or plain == "latest":
         return End.LATEST
     if plain == "earliest":
@@ -171,7 +245,7 @@ def _target_of(plain: Any, info: TopicInfo) -> SeekTarget:
     try:
         ledger, entry = signed(int(plain["ledgerId"])), signed(int(plain["entryId"]))
         batch_index = max(0, int(plain.get("batchIndex", 0)))
-        partition = max(0, int(plain.get("partitionIndex", 0)))
+        partition = max(0, int(plain.get("partitionIndex", 0))) if number is None else number
         after = 1 if plain.get("isExcluded") else 0
     except (*errors.MALFORMED, OverflowError) as error:
         raise HttpRefusal(HTTPStatus.BAD_REQUEST, f"{plain!r} is not a message id") from error

@@ -11,14 +11,21 @@ from typing import Any
 from spark_ledger import errors
 from spark_ledger.broker.admin.access import HttpRefusal, check_no_page
 from spark_ledger.broker.admin.call import Call
-from spark_ledger.broker.admin.stats import HERE, ask_other_owners, is_in_use
-from spark_ledger.broker.names import ledger_number
+from spark_ledger.broker.admin.messages import shown_id
+from spark_ledger.broker.admin.stats import HERE, ask_brokers, ask_other_owners, is_in_use
+from spark_ledger.broker.admin.subscriptions import properties_of
+from spark_ledger.broker.log.membership import brokers_alive
+from spark_ledger.broker.names import ledger_number, parse
+from spark_ledger.broker.owner.owned_topic import OwnedTopic
+from spark_ledger.http import HttpResponse
 from spark_ledger.metadata.store_calls import call_each
 from spark_ledger.topic.log.policies import PARTITIONS_MAX
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 
 LIST_AT_ONCE = 64
+WHOLE_NAMESPACE = "0x00000000_0xffffffff"
+"""The one bundle of every namespace."""
 UNPROCESSABLE = HTTPStatus.UNPROCESSABLE_ENTITY
 
 
@@ -31,21 +38,39 @@ async def partitions(call: Call) -> Any:
     create = call.is_on("checkAllowAutoCreation")
     if create:
         check_no_page(call.request)
-    return {"partitions": await call.broker.catalog.partitions_of(call.name, create=create)}
+    count = await call.broker.catalog.partitions_of(call.name, create=create)
+    shown: dict[str, Any] = {"partitions": count, "deleted": False}
+    info = await call.client.topics.find(call.name.topic.full, fresh=False) if count else None
+    if info is not None and info.properties:
+        shown["properties"] = dict(info.properties)
+    return shown
 
 
 async def create_partitioned(call: Call) -> None:
-    topic, count = await call.whole_topic(), _count_of(call)
-    policies = {"partitioned": True}
-    await call.client.topics.create(topic.full, count, policies, makes_namespace=False)
+    topic, (count, properties) = await call.whole_topic(), _partitions_in(call)
+    await call.client.topics.create(
+        topic.full, count, {"partitioned": True}, makes_namespace=False, properties=properties
+    )
+
+
+async def create_missed(call: Call) -> None:
+    """Nothing is missed: a topic is made with all its partitions, and grows by one commit."""
+    await _partitioned_topic(call, HTTPStatus.NOT_FOUND)
+
+
+async def _partitioned_topic(call: Call, status: HTTPStatus) -> TopicInfo:
+    """Raises HttpRefusal with this status if there is no such partitioned topic."""
+    topic = await call.whole_topic()
+    info = await call.client.topics.find(topic.full)
+    if info is None or not info.policies.partitioned:
+        raise HttpRefusal(status, f"there is no partitioned topic {topic}")
+    return info
 
 
 async def grow(call: Call) -> None:
-    count = _count_of(call)
-    topic = await call.whole_topic()
-    info = await call.existing_topic()
-    if not info.policies.partitioned:
-        raise HttpRefusal(HTTPStatus.CONFLICT, f"topic {topic} is not partitioned")
+    count, _ = _partitions_in(call)
+    info = await _partitioned_topic(call, HTTPStatus.CONFLICT)
+    topic = info.name
     current = await _count(call, info)
     if count < current:
         raise HttpRefusal(
@@ -59,17 +84,17 @@ async def delete_partitioned(call: Call) -> None:
     await call.whole_topic()
     info = await call.existing_topic()
     if not info.policies.partitioned:
-        raise errors.TopicNotFound(
-            f"topic '{info.name}' is not partitioned", "Delete it as .../{topic}."
+        raise HttpRefusal(
+            HTTPStatus.CONFLICT, f"topic {info.name} is not partitioned: delete it as .../{{topic}}"
         )
     await _delete(call, info)
 
 
-def _count_of(call: Call) -> int:
+def _partitions_in(call: Call) -> tuple[int, dict[str, str]]:
     """The number of partitions in the body, alone or with properties. Raises HttpRefusal."""
-    count = call.json()
+    count, properties = call.json(), {}
     if isinstance(count, dict):
-        _check_properties(count.get("properties"))
+        properties = properties_of(count.get("properties"))
         count = count.get("partitions")
     if type(count) is not int:
         raise HttpRefusal(
@@ -79,27 +104,20 @@ def _count_of(call: Call) -> int:
         raise HttpRefusal(
             HTTPStatus.NOT_ACCEPTABLE, f"partitions must be 1 to {PARTITIONS_MAX}, not {count}"
         )
-    return count
-
-
-def _check_properties(properties: Any) -> None:
-    if properties:
-        raise HttpRefusal(
-            HTTPStatus.NOT_IMPLEMENTED, "properties of topics are not built yet: leave them out"
-        )
+    return count, properties
 
 
 # -- topics that are not partitioned ---------------------------------------------------------------
 
 
 async def create_topic(call: Call) -> None:
-    _check_properties(call.json())
-    name = call.name
+    properties, name = properties_of(call.json()), call.name
     if name.partition is not None and await _has_partition(call, name.partition):
         raise errors.TopicExists(f"there is a topic '{call.request.parts['topic']}' already")
     topic = await call.whole_topic()
-    policies = {"partitioned": False}
-    await call.client.topics.create(topic.full, 1, policies, makes_namespace=False)
+    await call.client.topics.create(
+        topic.full, 1, {"partitioned": False}, makes_namespace=False, properties=properties
+    )
 
 
 async def delete_topic(call: Call) -> None:
@@ -109,10 +127,10 @@ async def delete_topic(call: Call) -> None:
             HTTPStatus.NOT_IMPLEMENTED,
             "one partition cannot be deleted: DELETE .../partitions removes the topic",
         )
-    if name.partition is not None or info.policies.partitioned:
-        raise errors.TopicNotFound(
-            f"there is no topic '{call.request.parts['topic']}' without partitions",
-            "A topic with partitions is deleted as .../partitions.",
+    if info.policies.partitioned:
+        raise HttpRefusal(
+            HTTPStatus.CONFLICT,
+            f"topic {info.name} is partitioned: delete it as .../{{topic}}/partitions",
         )
     await _delete(call, info)
 
@@ -138,24 +156,88 @@ async def terminate(call: Call) -> Any:
         raise HttpRefusal(
             HTTPStatus.METHOD_NOT_ALLOWED, "Termination of a partitioned topic is not allowed"
         )
+    return (await _terminated(call, info))[0] | {"partitionIndex": -1}
+
+
+async def terminate_partitioned(call: Call) -> Any:
+    """End the topic; returns the ids of the last messages by partition."""
+    await call.whole_topic()
+    info = await call.existing_topic()
+    if not info.policies.partitioned:
+        raise HttpRefusal(
+            HTTPStatus.METHOD_NOT_ALLOWED,
+            f"topic {info.name} is not partitioned: end it by .../{{topic}}/terminate",
+        )
+    return {str(id_["partitionIndex"]): id_ for id_ in await _terminated(call, info)}
+
+
+async def _terminated(call: Call, info: TopicInfo) -> list[dict[str, Any]]:
     await TopicAdmin(call.client).terminate(info.name.full)
     state = await call.client.log(info.id).fold(fresh=True)
-    end = state.partitions[0].end_offset
-    return {"ledgerId": ledger_number(info.id), "entryId": end - 1, "partitionIndex": -1}
+    ledger = ledger_number(info.id)
+    return [shown_id(ledger, held.end_offset - 1, held.number) for held in state.partitions]
 
 
 async def unload(call: Call) -> None:
     """Send the topic's clients away, at every broker; the clients come back by themselves."""
     info = await call.existing_topic()
-    topic = call.broker.open_topic(info.id)
-    numbers = [] if topic is None else list(topic.partitions)
-    if call.name.partition is not None:
-        numbers = [number for number in numbers if number == call.name.partition]
-    for number in numbers:
-        assert topic is not None, "numbers come from an open topic"
-        topic.send_clients_away(number)
+    topic, number = call.broker.open_topic(info.id), call.name.partition
+    if topic is not None:
+        _send_clients_away(topic, number)
     if not call.is_on(HERE):
         await ask_other_owners(call.broker, info, f"{call.request.path}?{HERE}=true", "PUT")
+
+
+async def unload_namespace(call: Call) -> None:
+    """As `unload`, the topics of the namespace. A bundle is the whole namespace."""
+    bundle = call.request.parts.get("bundle", WHOLE_NAMESPACE)
+    await call.namespaces.check(call.namespace)
+    if bundle != WHOLE_NAMESPACE:
+        raise HttpRefusal(
+            HTTPStatus.PRECONDITION_FAILED,
+            f"there is no bundle {bundle}: a namespace is one bundle, {WHOLE_NAMESPACE}",
+        )
+    for topic in call.broker.open_topics():
+        if f"{topic.info.name.tenant}/{topic.info.name.namespace}" == call.namespace:
+            _send_clients_away(topic, None)
+    if not call.is_on(HERE):
+        path = f"{call.request.path}?{HERE}=true"
+        others = (await brokers_alive(call.client.store)).keys() - {call.broker.id}
+        await ask_brokers(call.broker, others, path, "PUT")
+
+
+def _send_clients_away(topic: OwnedTopic, number: int | None) -> None:
+    for at in [at for at in topic.partitions if number in (None, at)]:
+        topic.send_clients_away(at)
+
+
+async def bundles(call: Call) -> Any:
+    await call.namespaces.check(call.namespace)
+    return {"boundaries": WHOLE_NAMESPACE.split("_"), "numBundles": 1}
+
+
+async def bundle_of_topic(call: Call) -> Any:
+    parse("{domain}://{tenant}/{namespace}/{topic}".format(**call.request.parts))
+    return HttpResponse(WHOLE_NAMESPACE.encode(), media="text/plain")
+
+
+# -- properties ------------------------------------------------------------------------------------
+
+
+async def properties(call: Call) -> Any:
+    return dict((await call.existing_topic()).properties)
+
+
+async def set_properties(call: Call) -> None:
+    """Adds these properties to those of the topic."""
+    info, given = await call.existing_topic(), properties_of(call.json())
+    await call.client.topics.change_properties(info.name.full, given)
+
+
+async def remove_property(call: Call) -> None:
+    info = await call.existing_topic()
+    if key := call.request.query.get("key"):
+        await call.client.topics.change_properties(info.name.full, {key: None})
 
 
 # -- lists -----------------------------------------------------------------------------------------

@@ -83,6 +83,8 @@ class Consumer(Member):
         self.has_asked = False
         """Whether the client has asked for messages: then it has handled the response to
         SUBSCRIBE."""
+        self.asked_ms = 0
+        """When the client asked for messages last, by the store's clock; 0: it has not asked."""
         self.has_reached_end = False
         """Whether the broker has sent the client REACHED_END_OF_TOPIC."""
         self.client: ClientFacts | None = None

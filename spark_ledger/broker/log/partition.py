@@ -259,11 +259,11 @@ class Partition:
         batches = self._recent.since(offset, 1)
         return batches[0].messages if batches else None
 
-    async def last(self) -> Stored | None:
-        """The last batch with a confirmed row; None: the partition is empty. Raises
-        errors.LedgerError."""
+    async def last(self, before: int | None = None) -> Stored | None:
+        """The last batch with a confirmed row, of those that end at the offset `before` or earlier;
+        None: there is none. Raises errors.LedgerError."""
         await self._forget_other_history()
-        until = end = self.end
+        until = end = self.end if before is None else before
         last = self._recent.last_before(end)
         if last is not None and not self._is_removed(last.end):
             return last
@@ -273,7 +273,8 @@ class Partition:
                 continue
             batches = [batch for batch in await self._read_at(end - 1) if batch.offset < end]
             if batches and batches[-1].has_rows:
-                self._recent.note_last(batches[-1], until)
+                if before is None:
+                    self._recent.note_last(batches[-1], until)
                 return batches[-1]
             end = batches[-1].offset if batches else self._before_hole(end)
         return None

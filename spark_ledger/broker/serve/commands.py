@@ -495,6 +495,7 @@ def _pong(client: Caller, _: Any) -> None:
 def _flow(client: Caller, part: Any) -> None:
     if part.consumer_id in client.consumers:
         consumer = client.consumers[part.consumer_id].consumer
+        consumer.asked_ms = client.broker.clock.now_ms()
         consumer.dispatcher.flow(consumer, part.messagePermits)
 
 

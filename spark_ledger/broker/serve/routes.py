@@ -4,7 +4,7 @@ verbs of the admin API that are built.
 Always true: the response to a refused request has the status by which Pulsar's clients recognise
 the error, and the reason in words. A verb gets only requests that access.py admits. A GET changes
 nothing, except that some verbs make a topic that a client may make. A request that is not in ROUTES
-gets 501 below /admin/v2, and 404 elsewhere.
+gets 501 below /admin, and 404 elsewhere.
 """
 
 import logging
@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from spark_ledger.broker.admin import (
+    brokers,
     messages,
     namespaces,
     policy_verbs,
@@ -27,6 +28,7 @@ from spark_ledger.broker.admin.call import Call, not_built
 from spark_ledger.broker.admin.policy_verbs import RouteEntry, Verb
 from spark_ledger.broker.admin.refusals import TEXT_MAX, refusal_of
 from spark_ledger.broker.broker import Broker
+from spark_ledger.broker.log.membership import brokers_alive
 from spark_ledger.broker.names import parse_looked_up
 from spark_ledger.broker.serve.commands import check_listener
 from spark_ledger.broker.settings import BrokerSettings
@@ -44,23 +46,48 @@ async def _lookup(call: Call) -> Any:
     check_listener(listener)
     name = parse_looked_up("{domain}://{tenant}/{namespace}/{topic}".format(**call.request.parts))
     url, _ = await call.broker.lookup(name, authoritative=False)
-    return {"brokerUrl": url, "nativeUrl": url, "brokerUrlTls": "", "httpUrl": ""}
+    registered = await brokers_alive(call.client.store)
+    admin_url = next((broker.admin_url for broker in registered.values() if broker.url == url), "")
+    tls = dict.fromkeys(("brokerUrlTls", "brokerUrlSsl", "httpUrlTls"), "")
+    return {"brokerUrl": url, "nativeUrl": url, "httpUrl": admin_url, **tls}
 
 
-_V2 = "/admin/v2"
+async def _not_built(call: Call) -> Any:
+    raise not_built(call.request)
+
+
+_ADMIN, _V2 = "/admin", "/admin/v2"
+_BROKERS = f"{_V2}/brokers"
 _TENANT = f"{_V2}/tenants/{{tenant}}"
 _NAMESPACE = f"{_V2}/namespaces/{{tenant}}/{{namespace}}"
 _TOPICS = f"{_V2}/persistent/{{tenant}}/{{namespace}}"
 _TOPIC = f"{_TOPICS}/{{topic}}"
 _SCHEMAS = f"{_V2}/schemas/{{tenant}}/{{namespace}}/{{topic}}"
 _SUBSCRIPTION = f"{_TOPIC}/subscription/{{subscription}}"
+_LOOKUP = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}"
 
 ROUTES = (
-    RouteEntry("GET", "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}", _lookup),
+    RouteEntry("GET", "/status.html", brokers.status),
+    RouteEntry("GET", _LOOKUP, _lookup),
+    RouteEntry("GET", f"{_LOOKUP}/bundle", topics.bundle_of_topic),
     RouteEntry("GET", f"{ACKNOWLEDGED}/{{topic_id}}", subscriptions.acknowledged),
     RouteEntry("GET", f"{_V2}/clusters", namespaces.clusters),
     RouteEntry("GET", f"{_V2}/clusters/{{cluster}}", namespaces.cluster),
-    RouteEntry("GET", f"{_V2}/brokers/health", namespaces.health),
+    RouteEntry("GET", f"{_BROKERS}/health", brokers.health),
+    RouteEntry("GET", f"{_BROKERS}/ready", brokers.health),
+    RouteEntry("GET", f"{_BROKERS}/version", brokers.version),
+    RouteEntry("GET", f"{_BROKERS}/leaderBroker", brokers.leader),
+    RouteEntry("GET", f"{_BROKERS}/configuration", brokers.dynamic_settings),
+    RouteEntry("GET", f"{_BROKERS}/configuration/runtime", brokers.settings),
+    RouteEntry("GET", f"{_BROKERS}/configuration/values", brokers.dynamic_values),
+    RouteEntry("POST", f"{_BROKERS}/configuration/{{name}}/{{value}}", brokers.set_dynamic),
+    RouteEntry("DELETE", f"{_BROKERS}/configuration/{{name}}", brokers.set_dynamic),
+    RouteEntry("GET", f"{_BROKERS}/internal-configuration", brokers.stores),
+    RouteEntry("GET", _BROKERS, brokers.active),
+    RouteEntry("GET", f"{_BROKERS}/{{cluster}}", brokers.active),
+    RouteEntry(
+        "GET", f"{_BROKERS}/{{cluster}}/{{address}}/ownedNamespaces", brokers.owned_namespaces
+    ),
     RouteEntry("GET", f"{_V2}/tenants", namespaces.tenants),
     RouteEntry("GET", _TENANT, namespaces.tenant),
     RouteEntry("PUT", _TENANT, namespaces.create_tenant),
@@ -71,6 +98,9 @@ ROUTES = (
     RouteEntry("PUT", _NAMESPACE, namespaces.create_namespace),
     RouteEntry("DELETE", _NAMESPACE, namespaces.delete_namespace),
     RouteEntry("GET", f"{_NAMESPACE}/topics", namespaces.topics_of_namespace),
+    RouteEntry("GET", f"{_NAMESPACE}/bundles", topics.bundles),
+    RouteEntry("PUT", f"{_NAMESPACE}/unload", topics.unload_namespace),
+    RouteEntry("PUT", f"{_NAMESPACE}/{{bundle}}/unload", topics.unload_namespace),
     *policy_verbs.of_namespaces(_NAMESPACE),
     RouteEntry("GET", f"{_NAMESPACE}/replication", policy_verbs.replication),
     RouteEntry("POST", f"{_NAMESPACE}/replication", policy_verbs.set_replication),
@@ -94,11 +124,25 @@ ROUTES = (
     RouteEntry("PUT", f"{_TOPIC}/partitions", topics.create_partitioned),
     RouteEntry("POST", f"{_TOPIC}/partitions", topics.grow),
     RouteEntry("DELETE", f"{_TOPIC}/partitions", topics.delete_partitioned),
+    RouteEntry("POST", f"{_TOPIC}/createMissedPartitions", topics.create_missed),
+    RouteEntry("GET", f"{_TOPIC}/properties", topics.properties),
+    RouteEntry("PUT", f"{_TOPIC}/properties", topics.set_properties),
+    RouteEntry("DELETE", f"{_TOPIC}/properties", topics.remove_property),
     RouteEntry("POST", f"{_TOPIC}/terminate", topics.terminate),
+    RouteEntry("POST", f"{_TOPIC}/terminate/partitions", topics.terminate_partitioned),
     RouteEntry("PUT", f"{_TOPIC}/unload", topics.unload),
+    RouteEntry("GET", f"{_TOPIC}/compaction", _not_built),
+    RouteEntry("PUT", f"{_TOPIC}/compaction", _not_built),
     RouteEntry("GET", f"{_TOPIC}/ledger/{{ledger}}/entry/{{entry}}", messages.message),
+    RouteEntry("GET", f"{_TOPIC}/examinemessage", messages.examine),
+    RouteEntry("GET", f"{_TOPIC}/messageid/{{ms}}", messages.id_since),
+    RouteEntry("GET", f"{_TOPIC}/lastMessageId", messages.last_id),
+    RouteEntry("PUT", f"{_TOPIC}/backlogSize", subscriptions.backlog_size),
     RouteEntry("GET", f"{_TOPIC}/stats", stats.topic_stats),
     RouteEntry("GET", f"{_TOPIC}/partitioned-stats", stats.partitioned_stats),
+    RouteEntry("GET", f"{_TOPIC}/internalStats", stats.internal),
+    RouteEntry("GET", f"{_TOPIC}/partitioned-internalStats", stats.partitioned_internal),
+    RouteEntry("GET", f"{_TOPIC}/internal-info", stats.internal_info_of),
     *policy_verbs.of_topics(_TOPIC),
     RouteEntry("GET", f"{_TOPIC}/subscriptions", subscriptions.subscriptions),
     RouteEntry("PUT", _SUBSCRIPTION, subscriptions.create_subscription),
@@ -108,15 +152,15 @@ ROUTES = (
     RouteEntry("GET", f"{_SUBSCRIPTION}/position/{{position}}", messages.peek),
     RouteEntry("POST", f"{_SUBSCRIPTION}/skip_all", subscriptions.skip_all),
     RouteEntry("POST", f"{_SUBSCRIPTION}/skip/{{count}}", subscriptions.skip),
+    RouteEntry("POST", f"{_SUBSCRIPTION}/expireMessages", subscriptions.expire_to_message),
     RouteEntry("POST", f"{_SUBSCRIPTION}/expireMessages/{{seconds}}", subscriptions.expire),
+    RouteEntry(
+        "POST", f"{_TOPIC}/all_subscription/expireMessages/{{seconds}}", subscriptions.expire_all
+    ),
     RouteEntry("POST", f"{_SUBSCRIPTION}/resetcursor", subscriptions.reset_to_message),
     RouteEntry("POST", f"{_SUBSCRIPTION}/resetcursor/{{ms}}", subscriptions.reset_to_time),
 )
 """Every request that a verb answers; docs/pulsar.md lists the same requests."""
-
-
-async def _not_built(call: Call) -> Any:
-    raise not_built(call.request)
 
 
 async def _not_found(call: Call) -> Any:
@@ -143,7 +187,7 @@ def routes(broker: Callable[[], Broker], settings: BrokerSettings) -> list[Route
         return Route(method, path, handle)
 
     rest: Sequence[RouteEntry] = (
-        RouteEntry("*", f"{_V2}/{{rest:.*}}", _not_built),
+        RouteEntry("*", f"{_ADMIN}/{{rest:.*}}", _not_built),
         RouteEntry("*", "/{rest:.*}", _not_found),
     )
     return [route(*entry) for entry in (*ROUTES, *rest)]
@@ -161,7 +205,7 @@ def access_of(settings: BrokerSettings) -> Access:
 def _response_to(error: Exception) -> HttpResponse:
     refusal = refusal_of(error)
     if refusal is not None:
-        return HttpResponse({"reason": refusal.reason}, refusal.status)
+        return HttpResponse({"reason": refusal.reason}, refusal.status, refusal.headers)
     _log.error("a request by HTTP has failed", exc_info=error)
     reason = f"a defect of the broker: {error!r}"[:TEXT_MAX]
     return HttpResponse({"reason": reason}, HTTPStatus.INTERNAL_SERVER_ERROR)

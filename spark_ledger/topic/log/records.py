@@ -64,12 +64,13 @@ class IntentState(Enum):
 class TopicRecord:
     """/topic-ids/<id>: `name`, and `partitions` at the topic's creation (the log has later growth).
     `own` names the policies that were set on the topic. The other values in `policies` are copies
-    of the namespace's values at that time, and do not count."""
+    of the namespace's values at that time, and do not count. `properties` are texts of the user."""
 
     name: str
     partitions: int
     policies: TopicPolicies = field(default_factory=TopicPolicies)
     own: tuple[str, ...] = POLICY_NAMES
+    properties: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,8 @@ class IdBlock:
 def encode_topic(record: TopicRecord) -> bytes:
     plain = {"name": record.name, "partitions": record.partitions}
     own = {} if record.own == POLICY_NAMES else {"own": list(record.own)}
-    return dump({**plain, "policies": policies.to_json(record.policies), **own})
+    texts = {"properties": dict(record.properties)} if record.properties else {}
+    return dump({**plain, "policies": policies.to_json(record.policies), **own, **texts})
 
 
 def decode_topic(value: bytes) -> TopicRecord:
@@ -207,7 +209,8 @@ def decode_topic(value: bytes) -> TopicRecord:
         own = POLICY_NAMES
         if "own" in plain:
             own = policies.own_names(name for name in plain["own"] if name in POLICY_NAMES)
-        return TopicRecord(plain["name"], plain["partitions"], recorded, own)
+        properties = plain.get("properties", {})
+        return TopicRecord(plain["name"], plain["partitions"], recorded, own, properties)
 
     return load(value, "topic", build)
 

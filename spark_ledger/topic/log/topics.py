@@ -10,9 +10,10 @@ import builtins
 import difflib
 import random
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from spark_ledger import errors
@@ -62,17 +63,23 @@ from spark_ledger.topic.log.records import Head, TopicLife, TopicRecord
 NEAREST_MAX = 3
 READ_AT_ONCE = 200
 """So many records are decoded in one step of the loop."""
+TOPIC_PROPERTIES_BYTES_MAX = 16 << 10
+"""How many bytes the names and values of a topic's properties may take."""
+NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
     """`partitions` is the number of partitions at creation, or after a later growth
-    (`note_growth`); the folded state has today's number, which is never smaller."""
+    (`note_growth`); the folded state has today's number, which is never smaller. `properties` are
+    texts of the user. `created_ms`: when the topic was made, by the store's clock."""
 
     id: str
     name: TopicName
     partitions: int
     policies: TopicPolicies
+    properties: Mapping[str, str] = field(default_factory=dict, hash=False)
+    created_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +115,8 @@ def _info_of(
 ) -> TopicInfo:
     record = records.decode_topic(node.value)
     policies = _effective_policies(record, namespace_node)
-    return TopicInfo(topic_id, name, record.partitions, policies)
+    created_ms = node.created_ms
+    return TopicInfo(topic_id, name, record.partitions, policies, record.properties, created_ms)
 
 
 def _decode_namespace(namespace_node: Versioned | None) -> NamespacePolicies | None:
@@ -121,6 +129,16 @@ def _inherited(namespace: NamespacePolicies | None) -> TopicPolicies:
 
 def _namespace_of(topic: TopicName) -> str:
     return paths.namespace(topic.tenant, topic.namespace)
+
+
+def _checked_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
+    if size > TOPIC_PROPERTIES_BYTES_MAX:
+        raise errors.BadConfig(
+            f"the properties of a topic take {size} bytes",
+            f"At most {TOPIC_PROPERTIES_BYTES_MAX} are kept: give fewer or shorter ones.",
+        )
+    return properties
 
 
 def namespace_not_found(namespace: str) -> errors.NamespaceNotFound:
@@ -143,6 +161,7 @@ class Topics:
         *,
         exist_ok: bool = False,
         makes_namespace: bool = True,
+        properties: Mapping[str, str] = NO_PROPERTIES,
     ) -> TopicInfo:
         """Makes a topic. With `exist_ok` an existing topic is returned unchanged. If `policies` is
         a mapping, its policies are the topic's own, and the topic's other policies follow its
@@ -168,6 +187,7 @@ class Topics:
         else:
             effective = with_changes(_inherited(namespace), policies or {})
             record = TopicRecord(topic.full, partitions, effective, own_names(policies or {}))
+        record = replace(record, properties=_checked_properties(properties))
         with unavailable_while(f"creating topic '{topic}'"):
             if namespace is not None and namespace.topics_max is not None:
                 is_new = await self._find(topic) is None
@@ -177,7 +197,10 @@ class Topics:
         if created is None and not exist_ok:
             raise errors.TopicExists(f"there is a topic '{topic}' already", topic=topic.full)
         return info or await self.create(
-            *(name, partitions, policies), exist_ok=exist_ok, makes_namespace=makes_namespace
+            *(name, partitions, policies),
+            exist_ok=exist_ok,
+            makes_namespace=makes_namespace,
+            properties=properties,
         )
 
     async def open(self, name: str, *, fresh: bool = True) -> TopicInfo:
@@ -329,24 +352,45 @@ class Topics:
 
         Raises errors.TopicNotFound, errors.BadConfig, errors.CommitContended.
         """
-        topic = parse_topic(name)
-        info = await self.open(name)
+
+        def changed(record: TopicRecord, namespace: NamespacePolicies | None) -> TopicRecord:
+            values, own = with_own_changes(record.policies, record.own, namespace, changes)
+            return replace(record, policies=values, own=own)
+
+        return await self._change(await self.open(name), changed)
+
+    async def change_properties(self, name: str, changes: Mapping[str, str | None]) -> TopicInfo:
+        """Changes properties of the topic; None removes a property. Raises errors.TopicNotFound,
+        errors.BadConfig, errors.CommitContended."""
+
+        def changed(record: TopicRecord, _: NamespacePolicies | None) -> TopicRecord:
+            after = {**record.properties, **changes}
+            kept = {key: value for key, value in after.items() if value is not None}
+            return replace(record, properties=_checked_properties(kept))
+
+        return await self._change(await self.open(name), changed)
+
+    async def _change(
+        self,
+        info: TopicInfo,
+        changed: Callable[[TopicRecord, NamespacePolicies | None], TopicRecord],
+    ) -> TopicInfo:
+        """Change the topic's record, which is read again after each lost race."""
+        topic = info.name
         with unavailable_while(f"changing topic '{topic}'"):
             tries = Tries(self._rng)
             while True:
                 node = await self.store.get(paths.topic(info.id))
                 record = records.decode_topic(node.value)
                 namespace_node = await read(self.store, _namespace_of(topic))
-                values, own = with_own_changes(
-                    record.policies, record.own, _decode_namespace(namespace_node), changes
-                )
-                after = replace(record, policies=values, own=own)
+                after = changed(record, _decode_namespace(namespace_node))
                 with suppress(MultiFailed, OutcomeUnknown):  # if the response is lost, read again
                     if after != record:
                         value = records.encode_topic(after)
                         change = Set(paths.topic(info.id), value, node.version)
                         await multi_unless_held(self.store, [change])
-                    return replace(info, policies=_effective_policies(after, namespace_node))
+                    policies = _effective_policies(after, namespace_node)
+                    return replace(info, policies=policies, properties=after.properties)
                 await tries.retry_or_raise(f"others changed topic '{topic}' again and again")
                 await self.store.sync(topic.path)
 

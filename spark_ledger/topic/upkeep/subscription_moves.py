@@ -22,7 +22,7 @@ from spark_ledger.topic.read.live import ends_of
 from spark_ledger.topic.subscription import seek_target
 from spark_ledger.topic.subscription.nodes import SubscriptionNodes
 from spark_ledger.topic.subscription.records import SubscriptionKind
-from spark_ledger.topic.subscription.seek_target import CommittedSince, End, SeekTarget
+from spark_ledger.topic.subscription.seek_target import End, SeekTarget
 
 Offsets = dict[int, int]
 
@@ -36,10 +36,12 @@ class SubscriptionMoves:
         self._client = client
         self._topic_id = topic_id
 
-    async def reset(self, name: str, target: SeekTarget) -> Offsets:
-        """To the target, forward or back. Raises also errors.OffsetsOutOfRange,
-        errors.OffsetsNotAssigned."""
+    async def reset(self, name: str, target: SeekTarget, partition: int | None = None) -> Offsets:
+        """To the target, forward or back; in one partition only, if it is given. Raises also
+        errors.OffsetsOutOfRange, errors.OffsetsNotAssigned."""
         await self.check_no_query(name)
+        if partition is not None:
+            target = await self._offsets(target, partition)
         return await self._client.subscriptions.seek(self._topic_id, name, target, force=True)
 
     async def clear(self, name: str) -> Offsets:
@@ -73,13 +75,10 @@ class SubscriptionMoves:
         await self.check_no_query(name)
         return await self._client.subscriptions.move_up(self._topic_id, name, target_offset)
 
-    async def expire(self, name: str, before_ms: int) -> Offsets:
-        """Moves past the messages that were stored before this time, by the store's clock."""
-        target = CommittedSince(before_ms)
-        state = await self._client.log(self._topic_id).fold(fresh=True)
-        read = await self._client.chunks.load(seek_target.chunks_needed(state, target))
-        live_ends = await ends_of(self._client.ledgers, state)
-        targets = await seek_target.exactly(self._client.ledgers, state, target, read, live_ends)
+    async def expire(self, name: str, target: SeekTarget, partition: int | None = None) -> Offsets:
+        """Moves past the messages before the target, in all partitions or one; it moves no position
+        back. Raises also errors.OffsetsOutOfRange, errors.OffsetsNotAssigned."""
+        targets = await self._offsets(target, partition)
         positions = await self._client.subscriptions.positions(self._topic_id, name)
         await self.check_no_query(name)
         if all(offset <= positions.get(number, 0) for number, offset in targets.items()):
@@ -87,6 +86,18 @@ class SubscriptionMoves:
         return await self._client.subscriptions.move_up(
             self._topic_id, name, lambda number, _: targets.get(number, 0)
         )
+
+    async def _offsets(self, target: SeekTarget, partition: int | None) -> Offsets:
+        """The target's offset in each partition, or in this one only."""
+        state = await self._client.log(self._topic_id).fold(fresh=True)
+        read = await self._client.chunks.load(seek_target.chunks_needed(state, target))
+        live_ends = await ends_of(self._client.ledgers, state)
+        targets = await seek_target.exactly(self._client.ledgers, state, target, read, live_ends)
+        if partition is None:
+            return targets
+        if partition not in targets:
+            raise errors.TopicNotFound(f"the topic has no partition {partition}")
+        return {partition: targets[partition]}
 
     async def properties(self, name: str) -> dict[str, str]:
         nodes = SubscriptionNodes(self._client.store, self._topic_id)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
 from spark_ledger.broker import names
-from spark_ledger.broker.admin import messages
+from spark_ledger.broker.admin import call, messages
 from spark_ledger.broker.serve.routes import routes
 from spark_ledger.broker.settings import DEFAULTS
 from spark_ledger.http import HttpRequest
@@ -73,7 +73,7 @@ def test_a_broker_without_the_partition_sends_the_request_on_to_its_owner(monkey
         ledger = names.ledger_number(stage.topic.id)
         assert (await read(broker, ledger, 0)).status == 503, "it has no address for HTTP"
         owner = SimpleNamespace(url="pulsar://b:1", admin_url="http://b:2")
-        monkeypatch.setattr(messages, "brokers_alive", AsyncMock(return_value={"b": owner}))
+        monkeypatch.setattr(call, "brokers_alive", AsyncMock(return_value={"b": owner}))
         found = await read(broker, ledger, 0)
         path = f"/admin/v2/persistent/public/default/t-partition-0/ledger/{ledger}/entry/0"
         assert (found.status, found.headers["Location"]) == (307, f"http://b:2{path}")

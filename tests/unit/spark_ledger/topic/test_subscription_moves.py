@@ -3,7 +3,7 @@
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic.subscription.seek_target import End
+from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 from spark_ledger.topic.upkeep.subscription_moves import SubscriptionMoves
 from tests.unit.spark_ledger.topic.stage import play
 
@@ -49,10 +49,10 @@ def test_what_is_older_expires_and_no_position_goes_back():
     async def act(stage):
         moves = await with_rows(stage, [b"a", b"b"], [b"c"])
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
-        assert await moves.expire("s", 0) == {}
-        assert await moves.expire("s", state.commit_ms) == {0: 2}
-        assert await moves.expire("s", state.commit_ms + 1) == {0: 3}
-        assert await moves.expire("s", 0) == {}
+        assert await moves.expire("s", CommittedSince(0)) == {}
+        assert await moves.expire("s", CommittedSince(state.commit_ms)) == {0: 2}
+        assert await moves.expire("s", CommittedSince(state.commit_ms + 1)) == {0: 3}
+        assert await moves.expire("s", CommittedSince(0)) == {}
         assert await stage.client.subscriptions.positions(stage.topic.id, "s") == {0: 3}
 
     play(act)
@@ -65,7 +65,7 @@ def test_a_query_keeps_its_subscription_and_a_missing_one_is_said():
         for verb in (
             lambda name: moves.clear(name),
             lambda name: moves.skip(name, 1),
-            lambda name: moves.expire(name, 0),
+            lambda name: moves.expire(name, CommittedSince(0)),
             lambda name: moves.reset(name, End.EARLIEST),
             lambda name: moves.delete(name),
         ):
