@@ -16,7 +16,7 @@ def main() -> None:
     acks, most, began_s = Acks(0), 0, time.process_time()
     for offset in offsets:
         acks.add(offset, offset + 1)
-        most = max(most, acks.bytes)
+        most = max(most, acks.memory.bytes)
     spent_s = time.process_time() - began_s
     assert acks.mark == MESSAGES
     mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) / 1024
