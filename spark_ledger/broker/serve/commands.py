@@ -218,9 +218,10 @@ async def _lookup(client: Caller, part: Any) -> None:
 
 async def _topics_of_namespace(client: Caller, part: Any) -> None:
     mode = checked(TopicsMode, part.mode, "mode of lists of topics")
-    topics = await client.broker.catalog.names_in(part.namespace)
-    if mode is TopicsMode.NON_PERSISTENT:
-        topics = []
+    topics: list[str] = []
+    if mode is not TopicsMode.NON_PERSISTENT:
+        with suppress(errors.NamespaceNotFound):  # Pulsar's broker responds with an empty list, too
+            topics = await client.broker.catalog.names_in(part.namespace)
     pattern = None
     with suppress(PatternRefused):  # then the client filters the list by itself
         pattern = TopicsPattern.parse(part.topics_pattern) if part.topics_pattern else None

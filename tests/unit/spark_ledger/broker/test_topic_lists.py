@@ -145,3 +145,17 @@ def test_a_list_that_no_client_takes_is_refused():
     assert check_length([A, B]) == [A, B]
     with pytest.raises(Refusal, match="the names of 100000 topics"):
         check_length([A + "x" * 20] * 100_000)
+
+
+def test_a_namespace_that_does_not_exist_has_no_topics():
+    async def main(stage):
+        broker, session = await session_of(stage)
+        asked = {"namespace": "no/where", "request_id": 3}
+        answer = await session.answer(
+            "topics_of_namespace_response", "topics_of_namespace", **asked
+        )
+        assert list(answer.topics) == []
+        session.connection.connection_lost(None)
+        await broker.seal()
+
+    play(main)
